@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import warnings
 from abc import abstractmethod
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -14,6 +16,7 @@ from sklearn.exceptions import ConvergenceWarning
 from daskml_dist._base import BaseOnRows
 from daskml_dist._checks import check_class_weight, check_steps, seed_of
 from daskml_dist._run import Run
+from daskml_dist.callbacks.eval_monitor import eval_monitors
 from daskml_dist.compression import Compressor
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.row_checks import check_row_shape
@@ -143,6 +146,8 @@ class BaseSteps(BaseOnRows):
         y: Any,
         sample_weight: Any = None,
         *,
+        eval_set: Any = None,
+        scoring: Any = None,
         policy: str | Policy | None = None,
         client: Any = None,
     ) -> Self:
@@ -159,6 +164,9 @@ class BaseSteps(BaseOnRows):
         sample_weight : like `y`, or a float, or None
             Weights of the rows, >= 0. In the mean they equal repeated rows; batches of a
             stochastic fit differ, so coefficients agree with repeated rows only for full batches.
+        eval_set, scoring : tuple and str or callable, optional
+            Rows of your own to score after each pass, (X, y) or (X, y, sample_weight), and how: see
+            :class:`daskml_dist.callbacks.EvalMonitor`.
         policy : str or Policy, optional
             For this fit only.
         client : distributed.Client, optional
@@ -177,7 +185,16 @@ class BaseSteps(BaseOnRows):
             When the fit cannot go on, for instance because a worker was lost.
         """
         settings = self._settings(policy)
-        self._train(X, y, sample_weight, settings=settings, client=client, go_on=self._goes_on())
+        self._train(
+            X,
+            y,
+            sample_weight,
+            settings=settings,
+            client=client,
+            go_on=self._goes_on(),
+            eval_set=eval_set,
+            scoring=scoring,
+        )
         return self
 
     def _train(
@@ -191,11 +208,13 @@ class BaseSteps(BaseOnRows):
         classes: Any = None,
         go_on: bool,
         start: Any = None,
+        eval_set: Any = None,
+        scoring: Any = None,
     ) -> None:
         """Fit from zero or from parameters that the user gives, or go on from the last state."""
         if go_on:
             settings = self._as_before(settings)
-        callbacks = self._callbacks(settings.max_iter)
+        callbacks = self._callbacks(settings.max_iter, first=eval_monitors(eval_set, scoring))
         collection = self._collection(X, y, sample_weight, reset=not go_on)
         run, weighted = settings.run, sample_weight is not None
         with open_engine(collection, client, run.memory_budget, run.device) as engine:
@@ -210,6 +229,7 @@ class BaseSteps(BaseOnRows):
                 initial = self._begin_at(start, model, settings, rows)
             fit = self._plan(settings, model, rows, initial, engine)
             fit = self._ready(engine, fit.working(step_callbacks=callbacks.of_steps))
+            callbacks.fitted = partial(self._fitted_with, fit.steps.model, rows)
             result = self._trained(engine, fit, callbacks)
             self._keep(fit.steps.model, result, rows, more=more)
             self._tell(settings, fit, result, engine)
@@ -255,9 +275,17 @@ class BaseSteps(BaseOnRows):
 
     def _trained(self, engine: Engine, fit: FitSpec, callbacks: CallbackList) -> FitResult:
         checkpoint = self._params()["checkpoint"]
-        if checkpoint is None:
+        if checkpoint is None and not callbacks.need_parameters:
             return engine.train(fit, callbacks)
         return train_in_parts(engine, fit, callbacks, checkpoint)
+
+    def _fitted_with(self, model: StepModel, rows: Rows, state: ShardState) -> Self:
+        """A copy of this estimator, fitted with the parameters of a state."""
+        fitted = copy.copy(self)
+        fitted._state, fitted._last_model = state, model
+        fitted._set_parameters(state.final, model, rows)
+        fitted._set_row_shape(rows.survey.row_shape)
+        return fitted
 
     def _over_lanes(self, settings: Settings, rows: Rows, lanes: list[LaneSpec]) -> Settings:
         """Settings for these lanes; as they are, unless overridden."""
@@ -274,7 +302,7 @@ class BaseSteps(BaseOnRows):
                 "zero. Scaling input data with StandardScaler or MinMaxScaler might help. "
                 "Scale the features and the targets."
             )
-        self._set_parameters(state.w if state.average is None else state.average, model, rows)
+        self._set_parameters(state.final, model, rows)
         self._set_row_shape(rows.survey.row_shape)
         self._state, self._last_model = state, model
         self.n_iter_ = len(result.records)

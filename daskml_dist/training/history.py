@@ -26,6 +26,8 @@ RECORD_KEYS = {
     "staleness_mean": "mean staleness (versions)",
     "staleness_max": "largest staleness (versions)",
     "val_score": "validation score",
+    "eval_score": "score of the eval_set",
+    "eval_seconds": "time of that score (s)",
 }
 
 
@@ -46,7 +48,9 @@ class History:
         - ``bytes_pushed``, ``bytes_pulled``: traffic between trainers and servers;
         - ``staleness_mean``, ``staleness_max``: versions between a pull and the apply of its
           gradient;
-        - ``val_score``: score on the held-out rows, None without early stopping.
+        - ``val_score``: score on the held-out rows, None without early stopping;
+        - ``eval_score``, ``eval_seconds``: where ``fit`` was given an `eval_set`: its score, and
+          the seconds that this took.
     extra : dict
         Facts of the whole fit: policy, number of lanes and servers, ``partial_rows``, the rows
         applied after the last whole pass, and ``streamed``, whether rows were read in each pass.
@@ -172,9 +176,10 @@ class History:
         if key not in RECORD_KEYS:
             valid = ", ".join([*RECORD_KEYS, "rows_per_second"])
             raise InvalidParameterError(f"History has no {key!r}; choose one of {valid}")
-        values = [record[key] for record in self]
+        values = [record.get(key) for record in self]
         if values and all(value is None for value in values):
             raise InvalidParameterError(
-                f"this fit recorded no {key!r}; fit with early_stopping=True to have it"
+                f"this fit recorded no {key!r}; val_score needs early_stopping=True, eval_score "
+                "fit(..., eval_set=(X, y))"
             )
         return [float("nan") if value is None else value for value in values]
