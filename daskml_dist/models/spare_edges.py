@@ -66,7 +66,7 @@ def _entry(below: Edges, first: int, end: int) -> tuple[float, int, int]:
 
 
 def _middle(below: Edges, first: int, end: int) -> int:
-    """Where a bin's second half begins; both halves have a value."""
+    """First value of a bin's second half; both halves have one."""
     half = (below[first] + below[end]) / 2
     at = int(np.searchsorted(below, half))
     if half - below[at - 1] <= below[at] - half:
