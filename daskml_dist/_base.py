@@ -159,6 +159,12 @@ class BaseOnRows(Exported, BaseEstimator):
             interrupted=result.interrupted is not None,
         )
 
+    def _html_repr(self) -> str:
+        """scikit-learn's diagram; after a fit with its history below."""
+        diagram: str = super()._html_repr()
+        history = getattr(self, "history_", None)
+        return diagram if history is None else f"{diagram}{history._repr_html_()}"
+
     # -- functions of rows ---------------------------------------------------------------------
 
     def _check_fitted(self, X: Any = None) -> None:

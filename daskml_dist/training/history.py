@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, overload
 
 from daskml_dist.errors import DaskMLDistError, InvalidParameterError
+from daskml_dist.training.history_html import history_html
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.axes import Axes
 
-__all__ = ["RECORD_KEYS", "History"]
+__all__ = ["EVAL_KEYS", "RECORD_KEYS", "History"]
 
 #: What a record holds, with the label of its axis in a plot.
 RECORD_KEYS = {
@@ -26,9 +27,9 @@ RECORD_KEYS = {
     "staleness_mean": "mean staleness (versions)",
     "staleness_max": "largest staleness (versions)",
     "val_score": "validation score",
-    "eval_score": "score of the eval_set",
-    "eval_seconds": "time of that score (s)",
 }
+#: What it holds where ``fit`` was given an `eval_set`.
+EVAL_KEYS = {"eval_score": "score of the eval_set", "eval_seconds": "time of that score (s)"}
 
 
 @dataclass(repr=False)
@@ -103,6 +104,9 @@ class History:
         end = ", interrupted" if self.interrupted else ""
         return f"<History: {', '.join(parts)}, {seconds:.3g} s{end}>"
 
+    def _repr_html_(self) -> str:
+        return history_html(self)
+
     @property
     def rows_per_second(self) -> list[float]:
         """Rows per second of wall time, for each pass; NaN where the pass took no time."""
@@ -166,14 +170,14 @@ class History:
         # A marker, since the line of a single pass has no length.
         ax.plot([record["pass"] for record in self], values, marker=".", label=y)
         ax.set_xlabel(RECORD_KEYS["pass"])
-        ax.set_ylabel(RECORD_KEYS.get(y, "rows per second"))
+        ax.set_ylabel((RECORD_KEYS | EVAL_KEYS).get(y, "rows per second"))
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         return ax
 
     def _column(self, key: str) -> list[float]:
         if key == "rows_per_second":
             return self.rows_per_second
-        if key not in RECORD_KEYS:
+        if key not in RECORD_KEYS | EVAL_KEYS:
             valid = ", ".join([*RECORD_KEYS, "rows_per_second"])
             raise InvalidParameterError(f"History has no {key!r}; choose one of {valid}")
         values = [record.get(key) for record in self]
