@@ -374,7 +374,6 @@ def _labels(splits: Splits, collection: Collection) -> NDArray[Any]:
 def _joined(classes: NDArray[Any] | None, targets: Any, codes: Ints) -> NDArray[np.float64]:
     """Targets (numbers of their labels) and codes counted from 1, so that none is 0."""
     values = np.asarray(targets)
-    out = np.empty((len(values), 2))
-    out[:, 0] = values if classes is None else np.searchsorted(classes, values)
-    out[:, 1] = codes + 1
-    return out
+    if classes is not None:
+        values = np.searchsorted(classes, values)
+    return np.column_stack([values, codes + 1]).astype(np.float64, copy=False)
