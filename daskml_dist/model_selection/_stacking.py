@@ -374,5 +374,6 @@ def _labels(splits: Splits, collection: Collection) -> NDArray[Any]:
 def _joined(classes: NDArray[Any] | None, targets: Any, codes: Ints) -> NDArray[np.float64]:
     """Targets (numbers of their labels) and codes counted from 1, so that none is 0."""
     values = np.asarray(targets)
-    found = values if classes is None else np.searchsorted(classes, values)
-    return np.column_stack([found, codes + 1]).astype(np.float64, copy=False)
+    if classes is not None:
+        values = np.searchsorted(classes, values)
+    return np.column_stack([values, codes + 1]).astype(np.float64, copy=False)
