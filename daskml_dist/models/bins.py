@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Bins", "edges_of"]
+__all__ = ["Bins", "edges_of", "values_there"]
 
 Edges = NDArray[np.float64]
 
@@ -86,11 +86,7 @@ def edges_of(values: NDArray[Any], weight: NDArray[np.float64] | None, max_bins:
     weight : ndarray of shape (n,) or None
     max_bins : int
     """
-    there = ~np.isnan(values)
-    if weight is not None:
-        there &= weight != 0
-        weight = weight[there]
-    values = values[there]
+    values, weight = values_there(values, weight)
     if weight is None:
         values = np.sort(values).astype(np.float64)
     else:
@@ -109,6 +105,17 @@ def edges_of(values: NDArray[Any], weight: NDArray[np.float64] | None, max_bins:
         else:
             edges = np.unique(_weighted_quantiles(values, shares, weight))
     return np.asarray(np.minimum(edges, np.finfo(np.float64).max))
+
+
+def values_there(
+    values: NDArray[Any], weight: NDArray[np.float64] | None
+) -> tuple[NDArray[Any], NDArray[np.float64] | None]:
+    """Values that are there and weigh something, and their weights."""
+    there = ~np.isnan(values)
+    if weight is not None:
+        there &= weight != 0
+        weight = weight[there]
+    return values[there], weight
 
 
 def _quantiles(values: Edges, shares: Edges) -> Edges:
