@@ -11,7 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+<<<<<<< HEAD
 __all__ = ["forest_edges_of", "levels"]
+=======
+from daskml_dist.models.bins import values_there
+
+__all__ = ["forest_edges_of"]
+>>>>>>> eebbb08
 
 Edges = NDArray[np.float64]
 
@@ -42,11 +48,8 @@ def forest_edges_of(
     weight : ndarray of shape (n,) or None
     max_bins : int
     """
-    there = ~np.isnan(values)
-    if weight is not None:
-        there &= weight != 0
-        weight = weight[there]
-    values = values[there].astype(np.float64)
+    values, weight = values_there(values, weight)
+    values = values.astype(np.float64)
     if weight is None:
         distinct, mass = np.unique(values, return_counts=True)
     else:
