@@ -15,13 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-<<<<<<< HEAD
 from daskml_dist.models.spare_edges import with_spare_edges
 
-__all__ = ["Bins", "edges_of"]
-=======
 __all__ = ["Bins", "edges_of", "values_there"]
->>>>>>> eebbb08
 
 Edges = NDArray[np.float64]
 
