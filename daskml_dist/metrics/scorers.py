@@ -12,6 +12,7 @@ from sklearn.base import is_classifier
 
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors.nearest import nearest
 from daskml_dist.metrics import (
     classification,
     deviances,
@@ -288,7 +289,7 @@ def get_scorer(scoring: str | Callable[..., Any]) -> Callable[..., Any]:
         raise InvalidParameterError(
             f"{scoring!r} is not a valid scoring value: it is no name of a score. Use one of "
             f"{sorted(SCORERS)}, or another of sklearn.metrics.get_scorer_names() where rows are "
-            "in memory."
+            f"in memory.{nearest(scoring, sklearn.metrics.get_scorer_names())}"
         )
     return Scorer.of(sklearn.metrics.get_scorer(scoring), scoring)
 
