@@ -28,6 +28,8 @@ __all__ = [
     "check_one_of",
     "check_run",
     "check_steps",
+    "has_sklearns_callbacks",
+    "refuse_sklearns_callbacks",
     "seed_of",
 ]
 
@@ -187,4 +189,23 @@ def check_steps(params: dict[str, Any]) -> None:
         raise InvalidParameterError(
             f"checkpoint={checkpoint!r}: use Checkpoint(path, every=1) from "
             "daskml_dist.training.checkpoint, or None."
+        )
+
+
+def has_sklearns_callbacks(estimator: Any) -> bool:
+    """Whether scikit-learn's ``set_callbacks`` (1.9) has given an estimator any."""
+    return bool(getattr(estimator, "_skl_callbacks", None))
+
+
+def refuse_sklearns_callbacks(estimator: Any) -> None:
+    """Refuse scikit-learn's callbacks where its own ``fit``, which calls them, is not the one.
+
+    Raises
+    ------
+    InvalidParameterError
+    """
+    if has_sklearns_callbacks(estimator):
+        raise InvalidParameterError(
+            f"set_callbacks: {type(estimator).__name__} calls scikit-learn's callbacks for rows in "
+            "memory, where its fit is scikit-learn's. Take them off: set_callbacks()."
         )

@@ -22,7 +22,12 @@ from daskml_dist.data.collection import take_columns
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.metrics.scorers import get_scorers
-from daskml_dist.model_selection._checks import check_splitter, codes_of_indices, rows_of
+from daskml_dist.model_selection._checks import (
+    check_splitter,
+    codes_of_indices,
+    rows_of,
+    splits_in_memory,
+)
 from daskml_dist.model_selection._failures import Told, tell_failures
 from daskml_dist.model_selection._roles import TEST, TRAIN, Roles
 from daskml_dist.model_selection._routing import weighed_scores
@@ -105,7 +110,7 @@ class Splits:
             self._rows = rows_of(splitter, self.inputs, y, groups)
             self.roles: Roles = self._rows.roles
         else:
-            self._splits = list(splitter.split(X, y, groups))
+            self._splits = splits_in_memory(splitter, X, y, groups)
             self.codes, self.roles = codes_of_indices(self._splits, n_rows_of(X))
         self.n_splits = self.roles.n_splits
 

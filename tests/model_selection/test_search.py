@@ -285,6 +285,23 @@ def test_wrong_arguments_name_the_remedy(options: dict[str, Any], text: str) -> 
         search.fit(rows, labels)
 
 
+@pytest.mark.parametrize(
+    ("cv", "refit", "kind", "text"),
+    [
+        (2, lambda results: None, TypeError, "best_index_ returned is not an integer"),
+        (2, lambda results: 1, IndexError, "best_index_ index out of range"),
+        (2, lambda results: -1, IndexError, "best_index_ index out of range"),
+        ([], True, ValueError, "Was the CV iterator empty"),
+    ],
+)
+def test_what_users_functions_say_is_checked(cv: Any, refit: Any, kind: Any, text: str) -> None:
+    search = model_selection.GridSearchCV(
+        linear_model.Ridge(), {"alpha": [1.0]}, cv=cv, refit=refit
+    )
+    with pytest.raises(kind, match=text):
+        search.fit(X, BINARY == BINARY[0])
+
+
 class Killer:
     """Kills the worker of a trainer in the middle of a stack, once."""
 
