@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist._base import survey_of
-from daskml_dist._stacks import Asked, TargetSurvey
+from daskml_dist._stacks import Asked, NotStackedError, TargetSurvey
 from daskml_dist.data.block_info import BlockInfo, inspect_block
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.reduce import reduce_parts
-from daskml_dist.errors import DaskMLDistError, DivergedError
+from daskml_dist.errors import DivergedError
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.models.stacked import TRAIN, Roles, StackedLinear
 from daskml_dist.models.wide import WideLinear
@@ -31,7 +31,6 @@ from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.ps.stacked_optimizer import StackedOptimizer
 from daskml_dist.schedules import Schedule
 from daskml_dist.solvers.by_class import OnePass
-from daskml_dist.solvers.of_splits import CodeWeights
 from daskml_dist.solvers.stacked_scores import StackedScores
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.history import History
@@ -43,14 +42,10 @@ from daskml_dist.training.settings import Settings
 from daskml_dist.training.spec import FitSpec
 from daskml_dist.training.survey import Survey
 
-__all__ = ["NotStackedError", "StepColumn", "StepStack"]
+__all__ = ["StepColumn", "StepStack"]
 
 #: Columns that are trained together at most, so that caches hold them.
 _MOST_COLUMNS = 1024
-
-
-class NotStackedError(DaskMLDistError):
-    """Steps of these fits on these rows are no steps of a stack. Never seen by the user."""
 
 
 @dataclass(eq=False)
@@ -171,7 +166,7 @@ class StepStack:
                 [self._own_plan(settings, split) for split in range(self.roles.n_splits)]
                 for settings in self._settings
             ]
-            weights = self._asked(self._stacked, OnePass(CodeWeights())).w
+            weights = self._asked.split_weights(self._stacked).sum(axis=1)
             self._scales = tuple((rows.survey.n_rows / weights).tolist())
             yield [
                 StepColumn(

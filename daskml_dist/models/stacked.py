@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.backends.namespace import cast, namespace
 from daskml_dist.models.base import Model
 from daskml_dist.models.linear import LinearModel
 
@@ -108,6 +109,13 @@ class StackedLinear(Model):
     def n_targets(self) -> int:
         """Columns of the targets."""
         return self.each.n_targets or 1
+
+    def label_codes(self, y: Any) -> Any:
+        """Numbers of the rows' labels, of targets as each model reads them."""
+        xp = namespace(y)
+        if y.ndim == 2:  # signs, one a class
+            return xp.argmax(y, axis=1)
+        return cast(y if self.each.n_classes > 2 else y > 0, xp.int64)
 
     def parted(self, y: Any) -> tuple[Any, Any]:
         """Targets as each model reads them, and the roles, of what :meth:`encode` made."""
