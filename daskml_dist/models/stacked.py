@@ -13,7 +13,7 @@ from daskml_dist.backends.namespace import cast, namespace
 from daskml_dist.models.base import Model
 from daskml_dist.models.linear import LinearModel
 
-__all__ = ["NEITHER", "TEST", "TRAIN", "Roles", "StackedLinear", "WithAll"]
+__all__ = ["NEITHER", "TEST", "TRAIN", "OnlyOne", "Roles", "StackedLinear", "WithAll"]
 
 #: What a row is to a split.
 NEITHER, TRAIN, TEST = 0, 1, 2
@@ -55,6 +55,29 @@ class WithAll(Roles):
         if split == self.each.n_splits:
             return np.full(len(codes), TRAIN, np.int8)
         return self.each.played(codes, split)
+
+
+@dataclass(frozen=True, eq=False)
+class OnlyOne(Roles):
+    """Roles of one split alone.
+
+    Parameters
+    ----------
+    each : Roles
+    split : int
+    """
+
+    each: Roles
+    split: int
+
+    @property
+    def n_splits(self) -> int:  # type: ignore[override]
+        """One."""
+        return 1
+
+    def played(self, codes: NDArray[np.int64], split: int) -> NDArray[np.int8]:
+        """As in :class:`Roles`."""
+        return self.each.played(codes, self.split)
 
 
 @dataclass(frozen=True, eq=False)
