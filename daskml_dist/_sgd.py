@@ -149,7 +149,7 @@ class BaseSGD(BaseSteps, BaseLinear):
         )
 
     def _calibrated(
-        self, fit: FitSpec, settings: Settings, rows: Rows, lanes: list[LaneSpec], engine: Engine
+        self, fit: FitSpec, settings: Settings, lanes: list[LaneSpec], engine: Engine
     ) -> FitSpec:
         """The fit with the start and the rates that a pilot on a sample finds."""
         return calibrated(fit, settings, lanes, engine)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import dask.array as da
 import numpy as np
 import sklearn.metrics
+from numpy.typing import NDArray
 from sklearn.base import is_classifier
 
 from daskml_dist.data.lazy import is_dask
@@ -61,6 +64,7 @@ class Scorer(_Theirs):
         super().__init__(score_func, sign, kwargs or {}, response_method)
         self._needs_labels = needs_labels
         self._name: str | None = None
+        self._labels: NDArray[Any] | None = None
 
     @classmethod
     def of(cls, theirs: Any, name: str | None = None) -> Scorer:
@@ -72,8 +76,10 @@ class Scorer(_Theirs):
 
     def _score(self, method_caller: Any, estimator: Any, X: Any, y_true: Any, **kwargs: Any) -> Any:
         if not is_dask(X) and not is_dask(y_true):
+            kwargs = self._of_known_labels(self) | kwargs
             return super()._score(method_caller, estimator, X, y_true, **kwargs)
         if self._name is None:
+            kwargs = self._of_known_labels(self) | kwargs
             return self._lazily(estimator, X, y_true, **kwargs)
         if self._name not in SCORERS:
             raise InvalidParameterError(
@@ -81,7 +87,27 @@ class Scorer(_Theirs):
                 f"{sorted(SCORERS)}, make_scorer of a metric of daskml_dist.metrics, or rows in "
                 "memory."
             )
-        return SCORERS[self._name]._lazily(estimator, X, y_true, **kwargs)
+        twin = SCORERS[self._name]
+        return twin._lazily(estimator, X, y_true, **self._of_known_labels(twin), **kwargs)
+
+    def of_rows_lacking(self, labels: NDArray[Any]) -> Scorer:
+        """The same score of rows that need not have all of these labels, the sorted ones of a fit.
+
+        Metrics that take `labels` are told of them.
+        """
+        found = copy.copy(self)
+        found._labels = labels
+        return found
+
+    def _of_known_labels(self, scorer: Scorer) -> dict[str, Any]:
+        """Arguments of a scorer's metric."""
+        takes = () if self._labels is None else inspect.signature(scorer._score_func).parameters
+        if self._labels is None or "labels" not in takes:
+            return {}
+        found: dict[str, Any] = {"labels": self._labels}
+        if len(self._labels) == 2 and "pos_label" in takes and "pos_label" not in scorer._kwargs:
+            found["pos_label"] = self._labels[1]
+        return found
 
     @property
     def of_labels(self) -> bool:
