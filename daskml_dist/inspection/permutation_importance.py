@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 from sklearn.utils import Bunch
 
+from daskml_dist._accepted import check_value
 from daskml_dist._checks import check_count, seed_of
 from daskml_dist._transformer import check_fitted
 from daskml_dist.data.collection import Collection, as_collection, take_columns
@@ -33,6 +34,7 @@ def permutation_importance(
     *,
     scoring: Any = None,
     n_repeats: int = 5,
+    n_jobs: int | None = None,
     random_state: Any = None,
     sample_weight: Any = None,
     max_samples: float | int = 1.0,
@@ -60,6 +62,8 @@ def permutation_importance(
         Of rows in memory also a function of (estimator, X, y), which scikit-learn then calls.
     n_repeats : int, default=5
         Permutations; each is used for all features.
+    n_jobs : int or None, default=None
+        Accepted for scikit-learn's interface; no effect: the workers' threads score the blocks.
     random_state : int, RandomState instance or None, default=None
         Of the permutations.
     sample_weight : array-like, dask Array or dask Series of shape (n_rows,), or None
@@ -100,6 +104,7 @@ def permutation_importance(
     """
     check_fitted(estimator)
     check_count("n_repeats", n_repeats)
+    check_value("permutation_importance", "n_jobs", n_jobs)
     score = score_of(estimator, scoring)
     X, y, sample_weight = take_columns(X, y, sample_weight)
     if y is None:
@@ -167,7 +172,8 @@ def _drawn(given: Any, n: int) -> int:
     if isinstance(given, Real) and not isinstance(given, Integral) and 0 < float(given) <= 1:
         return max(int(float(given) * n), 1)
     raise InvalidParameterError(
-        f"max_samples={given!r}: use a share of (0, 1], or an integer from 1 to the {n} rows."
+        f"max_samples={given!r}: use a share of (0, 1], or an integer from 1 to the {n} rows "
+        "(max_samples must be <= n_samples)."
     )
 
 
