@@ -68,7 +68,10 @@ def _calibrated(
     n_sample = _sample_size(n_rows, model)
     block = sample_rows(engine, lanes, n_sample, settings.seed, settings.validation_fraction)
     # Whoever trains on it says where it is.
-    if block.n_rows == 0 or not _has_squares(block.rows) or len(work.rule.groups) > 1:
+    if block.n_rows == 0 or len(work.rule.groups) > 1:
+        return fit
+    largest = _largest(block.rows)
+    if not largest * largest * n_rows * block.rows.shape[1] < np.inf:
         return fit
     block = replace(block, rows=_stored(block.rows, fit))
     columns = _touched(block.rows, model)
@@ -89,7 +92,7 @@ def _calibrated(
     # A loss that is nothing for nothing tells of no rate, and one that is infinite of no start.
     if not 0 < unit < np.inf:
         return fit
-    rule, stopping = _in_units(work.rule, block), work.stopping
+    rule, stopping = _in_units(work.rule, largest), work.stopping
     optimizer, before = rule.only.optimizer, work.rule.only.optimizer
     base = work.rule.schedule(1, 0.0)
     base *= optimizer.default_learning_rate / before.default_learning_rate
@@ -130,14 +133,12 @@ def _touched(X: Any, model: LinearModel) -> Any:
     return np.append(np.unique(X.indices), np.arange(model.n_features, model.shape[0]))
 
 
-def _in_units(rule: UpdateRule, block: Block) -> UpdateRule:
+def _in_units(rule: UpdateRule, largest: float) -> UpdateRule:
     """The rule, of Adagrad in the units of each feature where these are far apart."""
     if type(rule.only.optimizer) is not Adagrad:
         return rule
-    sizes = block_scales(block).largest
-    sizes = sizes[sizes > 0]
     # A small column among others matters little; a large one is all that matters.
-    if not len(sizes) or 1 / _FAR <= sizes.max() <= _FAR:
+    if not largest or 1 / _FAR <= largest <= _FAR:
         return rule
     return replace(rule, groups=(replace(rule.only, optimizer=NAG()),))
 
@@ -177,8 +178,8 @@ class _Start:
             w, settled = pilot.minimum(begin, max(n_iter, 1))[0], False
         w, tried = w.astype(begin.dtype), tried.astype(begin.dtype)
         rate = pilot.calm_rate if settled else pilot.best_rate
-        own = self._warmed(tried, slots) or slots
-        return w, self._warmed(w, slots), rate(self.optimizer, tried, own, self.base, self.batch)
+        own = self._warmed(w, slots)
+        return w, own, rate(self.optimizer, tried, own or slots, self.base, self.batch)
 
     def _warmed(self, w: Any, slots: dict[str, Any]) -> dict[str, Any]:
         # Sums of squares, but no moments, can be those of steps that never were.
@@ -197,11 +198,10 @@ def _slots(optimizer: Optimizer, w: Any, block: Block, model: LinearModel) -> di
     return optimizer.init_scaled(w, scales.largest, scales.norm)
 
 
-def _has_squares(X: Any) -> bool:
-    """Whether features, and their squares, are finite."""
-    values = X.data if sparse.issparse(X) else X.ravel()
-    with np.errstate(all="ignore"):
-        return bool(np.isfinite(np.einsum("i,i->", values, values, dtype=np.float64)))
+def _largest(X: Any) -> float:
+    """The largest absolute value; NaN where there is one."""
+    values = X.data if sparse.issparse(X) else X
+    return max(float(values.max()), -float(values.min())) if values.size else 0.0
 
 
 def _sample_size(n_rows: int, model: LinearModel) -> int:
