@@ -34,6 +34,8 @@ _WORK = 1 << 22
 _SHARE = 1 / 8
 #: Rows of a sample at most, and its entries: they are brought to the client.
 _ROWS, _MOST = 1 << 16, 1 << 23
+#: Rows that are plenty, and for each parameter: what more would tell, the first steps do.
+_PLENTY, _EACH = 1 << 14, 256
 #: Parameters that a sample may touch at most.
 _PARAMETERS = 1 << 21
 #: Largest value of all features, or its inverse, from which their units count.
@@ -43,7 +45,11 @@ _ITERATIONS = 200
 
 
 def calibrated(
-    fit: FitSpec, settings: Settings, lanes: Sequence[LaneSpec], engine: Engine
+    fit: FitSpec,
+    settings: Settings,
+    lanes: Sequence[LaneSpec],
+    engine: Engine,
+    rarity: float = 1.0,
 ) -> FitSpec:
     """The fit with a start, rates and a measure of progress that suit its rows.
 
@@ -54,18 +60,20 @@ def calibrated(
     settings : Settings
     lanes : sequence of LaneSpec
     engine : Engine
+    rarity : float
+        How many times fewer rows the rarest label has than if all had as many.
     """
     with np.errstate(all="ignore"):
-        return _calibrated(fit, settings, lanes, engine)
+        return _calibrated(fit, settings, lanes, engine, rarity)
 
 
 def _calibrated(
-    fit: FitSpec, settings: Settings, lanes: Sequence[LaneSpec], engine: Engine
+    fit: FitSpec, settings: Settings, lanes: Sequence[LaneSpec], engine: Engine, rarity: float
 ) -> FitSpec:
     work, model = fit.steps, fit.steps.model
     assert isinstance(model, LinearModel)
     n_rows = sum(_lane_rows(fit))
-    n_sample = _sample_size(n_rows, model)
+    n_sample = _sample_size(n_rows, model, rarity)
     block = sample_rows(engine, lanes, n_sample, settings.seed, settings.validation_fraction)
     # Whoever trains on it says where it is.
     if block.n_rows == 0 or len(work.rule.groups) > 1:
@@ -204,13 +212,14 @@ def _largest(X: Any) -> float:
     return max(float(values.max()), -float(values.min())) if values.size else 0.0
 
 
-def _sample_size(n_rows: int, model: LinearModel) -> int:
+def _sample_size(n_rows: int, model: LinearModel, rarity: float) -> int:
     """Rows of the sample of a fit: as many as a pilot can go through in a tenth of its time."""
     d = model.n_features
     entries = d if model.touches is None or d <= FEW else 2 * model.touches
     work = entries * (1 + model.width / 8) + 10 * model.width
     most = max(_WORK / work, n_rows * _SHARE)
-    return max(1, int(min(n_rows, most, max(_MOST / entries, 1024), _ROWS)))
+    plenty = min(max(_PLENTY, _EACH * d * model.width) * rarity, _ROWS)
+    return max(1, int(min(n_rows, most, max(_MOST / entries, 1024), plenty)))
 
 
 def _rows_of_a_step(fit: FitSpec) -> int:
