@@ -32,7 +32,7 @@ from daskml_dist.training.run_settings import RunSettings
 from daskml_dist.training.spec import FitSpec
 from daskml_dist.training.survey import Survey
 
-__all__ = ["BaseOnRows"]
+__all__ = ["BaseOnRows", "survey_of"]
 
 
 class BaseOnRows(Exported, BaseEstimator):
@@ -92,11 +92,16 @@ class BaseOnRows(Exported, BaseEstimator):
         """Settings of the run that the user asked for, checked."""
         return check_run(self.run, self.device, name=type(self).__name__, used=self._run_used)
 
-    def _callbacks(self, max_iter: int | None, aside: tuple[type, ...] = ()) -> CallbackList:
-        """The user's callbacks, but for those of some classes."""
+    def _callbacks(
+        self,
+        max_iter: int | None,
+        aside: tuple[type, ...] = (),
+        first: Sequence[object] = (),
+    ) -> CallbackList:
+        """The user's callbacks, but for those of some classes, after those of `fit` itself."""
         params = self._params()
         given = params["callbacks"]
-        callbacks = list(given) if isinstance(given, list | tuple) else [given]
+        callbacks = [*first, *(given if isinstance(given, list | tuple) else [given])]
         if params["verbose"]:
             callbacks.append(Progress(max_iter=max_iter))
         return CallbackList([c for c in callbacks if c is not None and not isinstance(c, aside)])
@@ -132,13 +137,7 @@ class BaseOnRows(Exported, BaseEstimator):
         self, engine: Engine, run: RunSettings, classes: Any, class_weight: Any, weighted: bool
     ) -> Rows:
         """Look at the rows; `classes` are those that the user names."""
-        survey = Survey(engine.survey(run.n_lanes))
-        survey.check_devices()
-        if survey.n_rows == 0:
-            raise InvalidDataError(
-                "X holds 0 sample(s) in all its blocks, while a minimum of 1 is required. "
-                "Check the filter or the path that made the collection."
-            )
+        survey = survey_of(engine, run)
         return Rows.of(survey, self._classes_in(survey, classes), class_weight, weighted)
 
     def _classes_in(self, survey: Survey, classes: Any) -> NDArray[Any] | None:
@@ -159,6 +158,12 @@ class BaseOnRows(Exported, BaseEstimator):
             },
             interrupted=result.interrupted is not None,
         )
+
+    def _html_repr(self) -> str:
+        """scikit-learn's diagram; after a fit with its history below."""
+        diagram: str = super()._html_repr()
+        history = getattr(self, "history_", None)
+        return diagram if history is None else f"{diagram}{history._repr_html_()}"
 
     # -- functions of rows ---------------------------------------------------------------------
 
@@ -239,6 +244,18 @@ class BaseOnRows(Exported, BaseEstimator):
                 "filter or the path that made the collection."
             )
         return total
+
+
+def survey_of(engine: Engine, run: RunSettings) -> Survey:
+    """A look at the rows of a fit, of which there must be some."""
+    survey = Survey(engine.survey(run.n_lanes))
+    survey.check_devices()
+    if survey.n_rows == 0:
+        raise InvalidDataError(
+            "X holds 0 sample(s) in all its blocks, while a minimum of 1 is required. "
+            "Check the filter or the path that made the collection."
+        )
+    return survey
 
 
 def _total(parts: Sequence[Any]) -> Any:

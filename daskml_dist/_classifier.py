@@ -72,14 +72,14 @@ class BaseClassifier(ClassifierMixin, Supervised):
                 )
             return self.classes_
         labels = np.unique(classes)
-        if not first and not np.array_equal(np.sort(classes), self.classes_):
-            raise InvalidParameterError(
-                f"`classes={classes!r}` is not the same as on last call to partial_fit, was: "
-                f"{self.classes_!r}. Leave it out, or start with a new estimator."
-            )
         if len(labels) != len(classes):
             raise InvalidParameterError(
                 f"`classes={classes!r}` names a label twice. Name each once: np.unique(classes)."
+            )
+        if not first and not np.array_equal(labels, self.classes_):
+            raise InvalidParameterError(
+                f"`classes={classes!r}` is not the same as on last call to partial_fit, was: "
+                f"{self.classes_!r}. Leave it out, or start with a new estimator."
             )
         return labels
 

@@ -49,7 +49,7 @@ class LinearClassifier(BaseClassifier, BaseLinear):
         ndarray or lazy dask Array of shape (n_rows,) or (n_rows, n_classes)
         """
         self._check_fitted(X)
-        n_rows = self.coef_.shape[0]
+        n_rows = len(np.atleast_1d(self.intercept_))
         n_outputs = None if n_rows == 1 else n_rows
         return self._map(None, X, self.coef_.dtype, n_outputs)
 

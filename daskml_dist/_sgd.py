@@ -13,6 +13,7 @@ from daskml_dist._linear import BaseLinear
 from daskml_dist._sgd_params import check_sgd_params, resolved, start_of
 from daskml_dist._steps import BaseSteps
 from daskml_dist.data.batches import LaneSpec
+from daskml_dist.errors import InvalidParameterError
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.optimizers import NAG, Adagrad
 from daskml_dist.policies import Policy
@@ -40,6 +41,8 @@ class BaseSGD(BaseSteps, BaseLinear):
         *,
         coef_init: Any = None,
         intercept_init: Any = None,
+        eval_set: Any = None,
+        scoring: Any = None,
         policy: str | Policy | None = None,
         client: Any = None,
     ) -> Self:
@@ -60,6 +63,9 @@ class BaseSGD(BaseSteps, BaseLinear):
             Coefficients to start from, with the optimizer's state anew; also with `warm_start`.
         intercept_init : array-like of the shape of `intercept_`, optional
             Intercepts to start from.
+        eval_set, scoring : tuple and str or callable, optional
+            Rows of your own to score after each pass, (X, y) or (X, y, sample_weight), and how: see
+            :class:`daskml_dist.callbacks.EvalMonitor`.
         policy : str or Policy, optional
             For this fit only.
         client : distributed.Client, optional
@@ -86,6 +92,8 @@ class BaseSGD(BaseSteps, BaseLinear):
             client=client,
             go_on=self._goes_on() and not given,
             start=(coef_init, intercept_init) if given else None,
+            eval_set=eval_set,
+            scoring=scoring,
         )
         return self
 
@@ -111,6 +119,11 @@ class BaseSGD(BaseSteps, BaseLinear):
     def _trained(self, engine: Engine, fit: FitSpec, callbacks: CallbackList) -> FitResult:
         rate = self.get_params(deep=False).get("learning_rate")
         if isinstance(rate, str) and rate == "adaptive":
+            if callbacks.need_parameters:
+                raise InvalidParameterError(
+                    'learning_rate="adaptive" makes a fit of parts by rate, and not one a pass: '
+                    "leave eval_set and callbacks that need parameters out, or use another rate."
+                )
             return train_adaptively(engine, fit, callbacks)
         return super()._trained(engine, fit, callbacks)
 

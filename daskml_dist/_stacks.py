@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist._base import BaseOnRows
+from daskml_dist._base import survey_of
 from daskml_dist._linear import BaseLinear
 from daskml_dist._rounds import _SHARE, BaseRounds
 from daskml_dist.data.batches import LaneSpec
@@ -153,30 +153,13 @@ def open_stack(
     ------
     Stack
     """
-    rows = _Rows(estimator)
-    run = rows._run_settings()
+    run = estimator._run_settings()
     with open_engine(collection, client, run.memory_budget, run.device) as engine:
-        seen = rows._rows(engine, run, None, None, weighted)
+        seen = Rows.of(survey_of(engine, run), None, None, weighted)
         lanes = engine.lanes(run.n_lanes, share=_SHARE, passes=100)
         survey = TargetSurvey(seen.survey.infos, n_columns=n_targets)
         asked = replace(seen, survey=survey, classes=classes)
         yield Stack(engine, lanes, seen, asked, roles, run, callbacks or CallbackList([]))
-
-
-class _Rows(BaseOnRows):
-    """Rows as another estimator has them."""
-
-    _multi_output = True
-
-    def __init__(self, estimator: Any) -> None:
-        self.run, self.device, self.verbose = estimator.run, estimator.device, estimator.verbose
-        self._run_used = type(estimator)._run_used  # type: ignore[misc]
-
-    def _raw(self) -> Any:
-        raise NotImplementedError
-
-    def _params(self) -> dict[str, Any]:
-        return dict(self._defaults)
 
 
 class Asked:
@@ -229,7 +212,7 @@ class Stack(Asked):
 
     @property
     def engine(self) -> Engine:
-        """Where the fits run."""
+        """Engine of the fits."""
         return self._engine
 
     def model(self, each: LinearModel, class_weight: Any = None) -> StackedLinear:

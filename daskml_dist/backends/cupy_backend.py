@@ -202,8 +202,7 @@ class CupyBackend(Backend):
         if kernel not in kernels.LOSSES or w.shape[1] > 1:
             return None
         arrays = [array for array in (y, weight, w) if array is not None]
-        dtype = arithmetic_dtype(X)
-        if any(array.dtype != dtype for array in arrays):
+        if any(array.dtype != arithmetic_dtype(X) for array in arrays):
             return None
         if not all(array.flags.c_contiguous for array in (*arrays, out)):
             return None
@@ -222,10 +221,11 @@ class CupyBackend(Backend):
         return self.calls.rows(X, y, weight)
 
     def _fused_softmax(self, w: Any, X: Any, y: Any, weight: Any, out: Any) -> Any:
-        """Two products, and one launch between them."""
+        """Two products, and one launch between them, which reads `y` and `weight` as neighbours."""
         d = _matrix(X).shape[1]
         if y.dtype != np.int32 or (weight is not None and weight.dtype != w.dtype):
             return None
+        y, weight = (None if a is None else self._cp.ascontiguousarray(a) for a in (y, weight))
         raw = self._cp.ascontiguousarray(self.dot(X, w[:d]))
         if w.shape[0] > d:
             raw += w[d]

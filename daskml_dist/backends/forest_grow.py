@@ -24,6 +24,7 @@ from daskml_dist.backends.forest_cuts import (
     MISSING,
     OUTPUTS,
     D,
+    any_missing,
     best_cut,
     occupied,
     random_cut,
@@ -136,7 +137,6 @@ def _split(
     """
     missing, d, m = facts[MISSING], facts[D], facts[FEATURES]
     best, best_feature, spreads, k = -np.inf, -1, False, 0
-    n_sums = len(sums) - 2
     while k < d and (k < m or not spreads):
         j = draw_feature(path, k, features, swaps)
         k += 1
@@ -145,10 +145,7 @@ def _split(
         else:
             add_rows(rows, lines, j, hist)
             n = occupied(hist, missing, places)
-        there = False
-        for v in range(n_sums):
-            there = there or hist[missing, v] != 0
-        if n + there > 1:
+        if n + any_missing(hist, missing) > 1:
             spreads = True
             new = cut_of(
                 facts, hist, places, n, sums, signs[j], bounds, low, high, path, j, best, found,
@@ -253,14 +250,19 @@ def grow(
         depths[n_nodes] = depths[n_nodes + 1] = depths[node] + 1
         if len(between):
             halve(facts, sums[node], of_left, signs[j], own, work, between[n_nodes : n_nodes + 2])
-        for side in (1, 0):
-            stack[n_stack, 0] = n_nodes + side
-            stack[n_stack, 1] = start if side == 0 else start + n_left
-            stack[n_stack, 2] = start + n_left if side == 0 else stop
-            paths[n_stack] = child_of(path, side)
-            n_stack += 1
+        middle_line = start + n_left
+        _wait(stack, paths, n_stack, n_nodes + 1, middle_line, stop, child_of(path, 1))
+        _wait(stack, paths, n_stack + 1, n_nodes, start, middle_line, child_of(path, 0))
+        n_stack += 2
         n_nodes += 2
     return n_nodes
+
+
+@_exact
+def _wait(stack: Any, paths: Any, at: Any, node: Any, start: Any, stop: Any, path: Any) -> None:
+    """Let a node wait in a place of the stack."""
+    stack[at, 0], stack[at, 1], stack[at, 2] = node, start, stop
+    paths[at] = path
 
 
 @_exact

@@ -79,16 +79,11 @@ def median_split(
 
     See `forest_grow.grow` for the parameters.
     """
-    n, n_outputs = len(lines), (lines.shape[1] - 3) // 2
-    missing, d, m = facts[MISSING], facts[D], facts[FEATURES]
-    orders, ranks = np.zeros((n_outputs, n), np.int64), np.zeros((n_outputs, n), np.int64)
-    targets = np.zeros((n_outputs, n))
-    for k in range(n_outputs):
-        orders[k], ranks[k], targets[k] = _sorted(lines, k, n_outputs)
-    counts, seen = np.zeros((2, n + 1), np.int64), np.zeros((256, 1), np.int64)
-    places, ends = np.zeros(256, np.int64), np.zeros(258, np.int64)
-    sequence = np.zeros(n, np.int64)
-    errors, packed = np.zeros((2, 257)), np.zeros(257, np.int64)
+    n, missing, d, m = len(lines), facts[MISSING], facts[D], facts[FEATURES]
+    targets = _all_sorted(lines, (lines.shape[1] - 3) // 2)
+    seen, places = np.zeros((256, 1), np.int64), np.zeros(256, np.int64)
+    ends, sequence = np.zeros(258, np.int64), np.zeros(n, np.int64)
+    work = np.zeros((2, n + 1), np.int64), np.zeros((2, 257)), np.zeros(257, np.int64)
     best, best_feature, spreads, tried = -np.inf, -1, False, 0
     while tried < d and (tried < m or not spreads):
         j = draw_feature(path, tried, features, swaps)
@@ -102,47 +97,76 @@ def median_split(
             continue
         spreads = True
         _in_order(rows, lines, j, places, n_places, missing, seen, ends, sequence)
-        sides, only, at = 2 if n_missing else 1, -1, np.nan
+        sides, first, last, at = (0, 2 if n_missing else 1), 0, n_places, np.nan
         if facts[ANYWHERE]:
             draw = hash_of(hash_of(path ^ np.uint64(0xD1B54A32D192ED03)) + np.uint64(j))
-            only, at = drawn_cut(low[j], high[j], places, n_places, draw)
-            first = np.int64(draw & np.uint64(1)) if n_missing and n_places > 1 else 0
-        for turn in range(sides):
-            side: Any = turn
-            if facts[ANYWHERE]:
-                if turn:
-                    break
-                side = first
-            # Left of a cut come the bins up to it, and missing values on their side.
-            errors[:] = 0.0
-            packed[0] = 0
-            if side:
-                for q in range(ends[n_places], ends[n_places + 1]):
-                    packed[0] += lines[sequence[q], 1]
-            for c in range(n_places):
-                packed[c + 1] = packed[c]
-                for q in range(ends[c], ends[c + 1]):
-                    packed[c + 1] += lines[sequence[q], 1]
-            for k in range(n_outputs):
-                _one_side(facts, scale, lines, orders[k], ranks[k], targets[k], k, sequence, ends,
-                          n_places, side == 1, True, counts, errors[0])  # fmt: skip
-                _one_side(facts, scale, lines, orders[k], ranks[k], targets[k], k, sequence, ends,
-                          n_places, side == 0, False, counts, errors[1])  # fmt: skip
-            for c in range(n_places if n_missing and side == 0 else n_places - 1):
-                if only >= 0 and c != only:
-                    continue
-                if not _large_enough(facts, packed[c + 1], total - packed[c + 1]):
-                    continue
-                value = -(errors[0, c + 1] + errors[1, c + 1])
-                if value > best:
-                    best, best_feature = value, j
-                    found[0] = places[c]
-                    found[1] = places[c + 1] if c + 1 < n_places else -1
-                    found[2] = side
-                    threshold[0] = at
+            first, at = drawn_cut(low[j], high[j], places, n_places, draw)
+            left = n_missing > 0 and n_places > 1 and (draw & np.uint64(1)) != 0
+            sides, last = (1, 2) if left else (0, 1), first + 1
+        for side in range(*sides):
+            _both_sides(facts, scale, lines, targets, sequence, ends, n_places, side, work)
+            # Missing values alone may be on the right.
+            end = min(last, n_places if n_missing and side == 0 else n_places - 1)
+            value, c = _best_of(facts, work, total, first, end)
+            if value > best:
+                best, best_feature = value, j
+                found[0], found[2] = places[c], side
+                found[1] = places[c + 1] if c + 1 < n_places else -1
+                threshold[0] = at
     for q in range(tried - 1, -1, -1):
         swap_back(features, q, swaps)
     return best_feature, best
+
+
+@_exact
+def _both_sides(
+    facts: Any, scale: Any, lines: Any, targets: Any, sequence: Any, ends: Any, n_places: Any,
+    side: Any, work: Any,
+) -> None:  # fmt: skip
+    """Write the errors on both sides of each cut of a feature, and what is packed on the left.
+
+    Left of a cut come the bins up to it, and missing values on their side.
+    """
+    orders, ranks, values = targets
+    counts, errors, packed = work
+    errors[:] = 0.0
+    packed[0] = 0
+    if side:
+        for q in range(ends[n_places], ends[n_places + 1]):
+            packed[0] += lines[sequence[q], 1]
+    for c in range(n_places):
+        packed[c + 1] = packed[c]
+        for q in range(ends[c], ends[c + 1]):
+            packed[c + 1] += lines[sequence[q], 1]
+    for k in range(len(orders)):
+        for right in range(2):
+            _one_side(
+                facts, scale, lines, orders[k], ranks[k], values[k], k, sequence, ends, n_places,
+                side != right, right == 0, counts, errors[right],
+            )  # fmt: skip
+
+
+@_exact
+def _best_of(facts: Any, work: Any, total: Any, first: Any, end: Any) -> tuple[float, int]:
+    """Minus the errors of the best of some cuts whose sides are large enough, and which it is."""
+    _, errors, packed = work
+    best, best_cut = -np.inf, -1
+    for c in range(first, end):
+        value = -(errors[0, c + 1] + errors[1, c + 1])
+        if value > best and _large_enough(facts, packed[c + 1], total - packed[c + 1]):
+            best, best_cut = value, c
+    return best, best_cut
+
+
+@_exact
+def _all_sorted(lines: Any, n_outputs: Any) -> Any:
+    """Orders, places and sorted targets of all outputs, as `_sorted` makes them of one."""
+    n = len(lines)
+    orders, ranks = np.zeros((n_outputs, n), np.int64), np.zeros((n_outputs, n), np.int64)
+    values = np.zeros((n_outputs, n))
+    for k in range(n_outputs):
+        orders[k], ranks[k], values[k] = _sorted(lines, k, n_outputs)
+    return orders, ranks, values
 
 
 @_exact

@@ -236,16 +236,16 @@ class BaseBoosting(BaseRounds):
                 rows = replace(rows, class_weight=balanced)
         return rows if rows.weight_scale is None else replace(rows, weight_scale=1.0)
 
-    def _problem(self, rows: Rows) -> tuple[Any, Any]:
-        p, d = self._params(), rows.survey.n_features
-        loss = self._boost_loss(rows)
-        signs = signs_of(self, p["monotonic_cst"], d, loss.n_outputs)
+    def _growth(self, d: int, n_outputs: int) -> Growth:
+        """Bounds of the growth of trees on rows of so many features."""
+        p = self._params()
+        signs = signs_of(self, p["monotonic_cst"], d, n_outputs)
         if self._mask is not None and (signs[self._mask] != 0).any():
             raise InvalidParameterError(
                 "Categorical features cannot have monotonic constraints: they have no order. Set "
                 "those of monotonic_cst to 0."
             )
-        growth = Growth(
+        return Growth(
             max_leaf_nodes=p["max_leaf_nodes"],
             max_depth=p["max_depth"],
             min_samples_leaf=int(p["min_samples_leaf"]),
@@ -254,6 +254,11 @@ class BaseBoosting(BaseRounds):
             signs=signs,
             groups=groups_of(p["interaction_cst"], d),
         )
+
+    def _problem(self, rows: Rows) -> tuple[Any, Any]:
+        p, d = self._params(), rows.survey.n_features
+        loss = self._boost_loss(rows)
+        growth = self._growth(d, loss.n_outputs)
         begin = self._begin(loss, rows)
         if begin is None:
             self._seed = seed_of(self.random_state)

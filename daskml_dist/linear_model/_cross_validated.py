@@ -61,7 +61,7 @@ class CrossValidated(BaseLinear):
         )  # fmt: skip
 
     def _scorer(self) -> Any:
-        """What scores, of rows in memory and of Dask collections."""
+        """Scorer of rows in memory and of Dask collections; None for the estimator's own score."""
         from daskml_dist.metrics.scorers import get_scorer
 
         if self.scoring is not None and not (

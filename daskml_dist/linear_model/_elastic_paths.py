@@ -31,7 +31,7 @@ _VECTORS = 24
 
 @dataclass(frozen=True)
 class Settings:
-    """What is asked of the paths.
+    """Parameters of the paths.
 
     Parameters
     ----------

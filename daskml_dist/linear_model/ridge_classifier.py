@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from numpy.typing import NDArray
+
 from daskml_dist._checks import check_class_weight
 from daskml_dist._linear_classifier import LinearClassifier
 from daskml_dist._rounds import BaseRounds
@@ -29,6 +31,13 @@ class SignedClassifier(LinearClassifier):
 
     def _model(self, rows: Rows) -> LinearModel:
         return _signed(rows, bool(self.fit_intercept))
+
+    def _set_coef(
+        self, w: NDArray[Any], model: LinearModel, classes: NDArray[Any] | None, remedy: str
+    ) -> None:
+        super()._set_coef(w, model, classes, remedy)
+        if len(self.coef_) == 1:  # As of a regression to the one target, and of scikit-learn's.
+            self.coef_ = self.coef_[0]
 
 
 def _signed(rows: Rows, fit_intercept: bool) -> LinearModel:
@@ -63,7 +72,7 @@ class RidgeClassifier(SignedClassifier, BaseRounds):
     Attributes
     ----------
     classes_ : ndarray of shape (n_classes,)
-    coef_ : ndarray of shape (1, n_features), or (n_classes, n_features) for more than two
+    coef_ : ndarray of shape (n_features,), or (n_classes, n_features) for more than two
     intercept_ : ndarray of shape (1,) or (n_classes,)
     n_iter_ : None
         As in scikit-learn, where the solver does not iterate.

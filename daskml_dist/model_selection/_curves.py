@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.metrics.scorers import get_scorers
 from daskml_dist.model_selection._roles import TEST, TRAIN
+from daskml_dist.model_selection._routing import weighed_scores
 from daskml_dist.model_selection._stacking import stacked_fits, stacks
 from daskml_dist.model_selection._validation import Fitted, Splits
 
@@ -65,7 +66,7 @@ def validation_curve(
     """
     fit_params = dict(params or {})
     candidates = [clone(estimator).set_params(**{param_name: value}) for value in param_range]
-    if _is_sklearns(candidates[:1], scoring, X, y, groups, *fit_params.values()):
+    if _is_sklearns(candidates[:1], scoring, fit_params, X, y, groups):
         found: tuple[Any, Any] = model_selection.validation_curve(
             estimator, X, y, param_name=param_name, param_range=param_range, groups=groups, cv=cv,
             scoring=scoring, n_jobs=n_jobs, pre_dispatch=pre_dispatch, verbose=verbose,
@@ -73,7 +74,7 @@ def validation_curve(
         )  # fmt: skip
         return found
     splits = Splits(estimator, X, y, groups, fit_params, cv)
-    fits = _fits(candidates, splits, scoring, error_score)
+    fits = _fits(candidates, splits, scoring, fit_params, error_score)
     train, test = (
         np.array([[getattr(fit, side)["score"] for fit in row] for row in fits])
         for side in ("train", "test")
@@ -132,14 +133,13 @@ def learning_curve(
     InvalidParameterError, InvalidDataError
     """
     fit_params = dict(params or {})
-    given = X, y, groups, *fit_params.values()
-    lazy = any(map(is_dask, given))
+    lazy = any(map(is_dask, (X, y, groups, *fit_params.values())))
     if exploit_incremental_learning and lazy:
         raise InvalidParameterError(
             "exploit_incremental_learning=True is for rows in memory. Leave it out: sizes of a "
             "linear model are one fit, and others are fitted one by one."
         )
-    if exploit_incremental_learning or _is_sklearns([estimator], scoring, *given):
+    if exploit_incremental_learning or _is_sklearns([estimator], scoring, fit_params, X, y, groups):
         found: tuple[Any, ...] = model_selection.learning_curve(
             estimator, X, y, groups=groups, train_sizes=train_sizes, cv=cv, scoring=scoring,
             exploit_incremental_learning=exploit_incremental_learning, n_jobs=n_jobs,
@@ -155,7 +155,7 @@ def learning_curve(
         folds = [(rng.permutation(train), test) for train, test in folds]
     sized = [(train[:size], test) for train, test in folds for size in sizes]
     splits = Splits(estimator, X, y, None, fit_params, sized)
-    (fits,) = _fits([estimator], splits, scoring, error_score)
+    (fits,) = _fits([estimator], splits, scoring, fit_params, error_score)
 
     def of_sizes(values: list[float]) -> NDArray[np.float64]:
         return np.array(values).reshape(-1, len(sizes)).T
@@ -168,23 +168,34 @@ def learning_curve(
     return sizes, *scores
 
 
-def _is_sklearns(estimators: Sequence[Any], scoring: Any, *given: Any) -> bool:
+def _is_sklearns(
+    estimators: Sequence[Any], scoring: Any, params: Mapping[str, Any], *given: Any
+) -> bool:
     """Whether rows are in memory, and fits no stack of ours."""
-    if any(map(is_dask, given)):
+    if any(map(is_dask, (*given, *params.values()))):
         return False
-    return isinstance(scoring, list | tuple | set | dict) or not stacks(estimators)
+    several = isinstance(scoring, list | tuple | set | dict)
+    return several or bool(params) or not stacks(estimators)
 
 
 def _fits(
-    estimators: Sequence[Any], splits: Splits, scoring: Any, error_score: Any
-) -> list[list[Fitted]]:
-    """Fits with scores of both sides: a stack, where they are one."""
+    estimators: Sequence[Any], splits: Splits, scoring: Any, params: Mapping[str, Any],
+    error_score: Any,
+) -> list[list[Fitted]]:  # fmt: skip
+    """Fits with scores of both sides: a stack, where they are one.
+
+    Scores of a stack count the weights of rows, which here, as in scikit-learn, scores do not.
+    """
     if scoring is not None and not isinstance(scoring, str) and not callable(scoring):
         raise InvalidParameterError(f"scoring={scoring!r}: one score is asked for. Name one.")
     scorers = get_scorers(estimators[0], scoring)
+    weigh = weighed_scores(estimators[0], scorers, params, False)
     options = {"train_score": True, "error_score": error_score}
-    found = stacked_fits(estimators, splits, {"score": scoring}, scorers, **options)
-    return splits.fits(estimators, scorers, **options) if found is None else found[0]
+    if not params:
+        found = stacked_fits(estimators, splits, {"score": scoring}, scorers, **options)
+        if found is not None:
+            return found[0]
+    return splits.fits(estimators, scorers, **options, weigh_scores=weigh)
 
 
 def _rows_of_folds(splits: Splits) -> list[tuple[NDArray[np.intp], NDArray[np.intp]]]:

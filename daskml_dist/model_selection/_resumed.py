@@ -169,7 +169,7 @@ def pass_over(model: Model, X: Any, y: Any, params: dict[str, Any], classes: Any
 
 
 def failed(model: Model, names: Sequence[str], train_score: bool, error_score: Any) -> Fitted:
-    """What a model that failed scores."""
+    """Scores of a model that failed."""
     assert model.error is not None
     if error_score == "raise":
         raise model.error

@@ -15,6 +15,7 @@ from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.metrics.scorers import get_scorers
 from daskml_dist.model_selection._results import table_of
+from daskml_dist.model_selection._routing import is_routed, weighed_scores
 from daskml_dist.model_selection._stacking import stacked_fits, stacks
 from daskml_dist.model_selection._validation import Fitted, Splits, fitted_on
 
@@ -55,13 +56,18 @@ class SearchOnDask(Exported):
         InvalidParameterError, InvalidDataError
         """
         lazy = any(map(is_dask, (X, y, groups, *params.values())))
-        if not lazy and not self._stacks():
+        if not lazy and (is_routed(params) or not self._stacks()):
             given = params if groups is None else {**params, "groups": groups}
             found: Self = super().fit(X, y, **given)  # type: ignore[misc]
             return found
         self._check_refit_on_dask()
         scorers = get_scorers(self.estimator, self.scoring)
         self.multimetric_ = list(scorers) != ["score"]
+        if not weighed_scores(self.estimator, scorers, params, True):
+            raise InvalidParameterError(
+                "Scores of a search over Dask collections count the weights of rows. Request them: "
+                "set_score_request(sample_weight=True) of the estimator, or of each scorer."
+            )
         splits = Splits(self.estimator, X, y, groups, params, self.cv)
         self.n_splits_ = splits.n_splits
         self.cv_results_ = self._searched(splits, scorers)

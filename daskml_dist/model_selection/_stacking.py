@@ -125,7 +125,7 @@ class FailedFit:
     seconds: float
 
     def scored(self, names: Iterable[str], train_score: bool, error_score: Any) -> Fitted:
-        """What a failed fit scores."""
+        """Scores of a failed fit."""
         if error_score == "raise":
             raise self.error
         scores = dict.fromkeys(names, float(error_score))
@@ -159,7 +159,7 @@ def _fit_step_stacks(
 def fits_of_columns(
     stack: StepStack, columns: Sequence[StepColumn], train_score: bool, pairs: bool
 ) -> list[StackedFit | FailedFit]:
-    """What columns have come to, with sums of their scores."""
+    """Fits that columns have come to, with sums of their scores."""
     roles = (TEST, TRAIN) if train_score else (TEST,)
     sums = {role: stack.scores(columns, role, pairs) for role in roles}
     fits: list[StackedFit | FailedFit] = []
@@ -374,7 +374,6 @@ def _labels(splits: Splits, collection: Collection) -> NDArray[Any]:
 def _joined(classes: NDArray[Any] | None, targets: Any, codes: Ints) -> NDArray[np.float64]:
     """Targets (numbers of their labels) and codes counted from 1, so that none is 0."""
     values = np.asarray(targets)
-    out = np.empty((len(values), 2))
-    out[:, 0] = values if classes is None else np.searchsorted(classes, values)
-    out[:, 1] = codes + 1
-    return out
+    if classes is not None:
+        values = np.searchsorted(classes, values)
+    return np.column_stack([values, codes + 1]).astype(np.float64, copy=False)

@@ -25,6 +25,7 @@ from daskml_dist.metrics.scorers import get_scorers
 from daskml_dist.model_selection._checks import check_splitter, codes_of_indices, rows_of
 from daskml_dist.model_selection._failures import Told, tell_failures
 from daskml_dist.model_selection._roles import TEST, TRAIN, Roles
+from daskml_dist.model_selection._routing import weighed_scores
 from daskml_dist.model_selection._split_rows import RowsOfSplits, chosen, n_rows_of
 
 __all__ = [
@@ -278,8 +279,9 @@ def cross_validate(
     scorers = get_scorers(estimator, scoring)
     splits = Splits(estimator, X, y, groups, fit_params, cv)
     (fits,) = splits.fits(
-        [estimator], scorers, train_score=return_train_score, error_score=error_score
-    )
+        [estimator], scorers, train_score=return_train_score, error_score=error_score,
+        weigh_scores=weighed_scores(estimator, scorers, fit_params, False),
+    )  # fmt: skip
     result: dict[str, Any] = {
         "fit_time": np.array([fit.fit_time for fit in fits]),
         "score_time": np.array([fit.score_time for fit in fits]),
@@ -379,6 +381,7 @@ def cross_val_predict(
             estimator, X, y, groups=groups, cv=cv, n_jobs=n_jobs, verbose=verbose, params=params,
             pre_dispatch=pre_dispatch, method=method,
         )  # fmt: skip
+    weighed_scores(estimator, {}, fit_params, False)
     splits = Splits(estimator, X, y, groups, fit_params, cv)
     predicted = []
     for split in range(splits.n_splits):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["forest_edges_of"]
+__all__ = ["forest_edges_of", "levels"]
 
 Edges = NDArray[np.float64]
 
@@ -20,7 +20,7 @@ Edges = NDArray[np.float64]
 _MOST = 64
 
 
-def _levels() -> tuple[Edges, Edges]:
+def levels() -> tuple[Edges, Edges]:
     """Shares of rows, and what share of the edges lies below: half of these evenly over the rows,
     half by the arcsine law, whose density rises towards both ends.
     """
@@ -65,10 +65,10 @@ def forest_edges_of(
 
 def _chosen(below: Edges, max_bins: int) -> NDArray[np.intp]:
     """Last values of all bins but the highest: as many as there may be."""
-    shares, levels = _levels()
+    shares, of_edges = levels()
 
     def ends(n: int) -> NDArray[np.intp]:
-        asked = np.interp(np.arange(1, n) / n, levels, shares)
+        asked = np.interp(np.arange(1, n) / n, of_edges, shares)
         found = np.unique(np.searchsorted(below, asked))
         return found[found < len(below) - 1]
 

@@ -169,9 +169,14 @@ class UpdateRule:
 
     @property
     def only(self) -> Group:
-        """The group that holds all parameters, but for sums."""
-        (group,) = (group for group in self.groups if not group.additive)
+        """The group that holds all parameters, but for sums beside it."""
+        (group,) = self._not_beside
         return group
+
+    @property
+    def _not_beside(self) -> tuple[Group, ...]:
+        """All groups but the sums that stand beside others."""
+        return tuple(group for group in self.groups if not group.additive) or self.groups
 
     @property
     def slot_names(self) -> tuple[str, ...]:
@@ -220,9 +225,7 @@ class UpdateRule:
     @property
     def steps_alone(self) -> bool:
         """Whether several steps may be made at once."""
-        if sum(not group.additive for group in self.groups) > 1 or self.clip is not None:
-            return False
-        if self.only.rate != 1:
+        if len(self._not_beside) > 1 or self.clip is not None or self.only.rate != 1:
             return False
         return self.average_after is None
 

@@ -91,20 +91,20 @@ class StackedScores(Statistic):
     def _by_arrays(
         self, model: StackedLinear, raw: Any, rows: BatchRows, some: Some, backend: Backend
     ) -> Any:
-        xp = namespace(rows.y)
-        mask = xp.take(rows.y[:, 1:] == self.role, backend.to_device(some.splits), axis=1)
+        xp, (y, roles) = namespace(rows.y), model.parted(rows.y)
+        mask = xp.take(roles == self.role, backend.to_device(some.splits), axis=1)
         weight = cast(mask, xp.float64)
         if rows.weight is not None:
             weight = weight * cast(rows.weight, xp.float64)[:, None]
         predicted = None
         if model.each.n_classes:
-            each, predicted = self._of_labels(model, raw, rows.y[:, 0])
+            each, predicted = self._of_labels(model, raw, y)
         else:
-            each = self._of_numbers(model, raw, rows.y[:, 0])
+            each = self._of_numbers(model, raw, y)
         sums = xp.stack([total(xp.where(mask, v, 0.0) * weight, axis=0) for v in each], axis=1)
         if predicted is None or not self.pairs:
             return sums
-        return xp.concat([sums, _pairs(model.each, predicted, rows.y[:, 0], weight)], axis=1)
+        return xp.concat([sums, _pairs(model.each, predicted, y, weight)], axis=1)
 
     def _of_labels(self, model: StackedLinear, raw: Any, y: Any) -> tuple[list[Any], Any]:
         """Values to be summed, and predicted numbers of labels."""

@@ -26,7 +26,7 @@ from daskml_dist.training.sample import sample_rows
 from daskml_dist.training.settings import Settings
 from daskml_dist.training.spec import FitSpec
 
-__all__ = ["calibrated"]
+__all__ = ["calibrated", "calibrated_on", "drawn_sample"]
 
 #: Work of a reading of the sample: about so many nanoseconds.
 _WORK = 1 << 22
@@ -63,23 +63,51 @@ def calibrated(
     rarity : float
         How many times fewer rows the rarest label has than if all had as many.
     """
+    sample = drawn_sample(fit, settings, lanes, engine, rarity)
+    return calibrated_on(fit, sample, settings.seed)
+
+
+def drawn_sample(
+    fit: FitSpec,
+    settings: Settings,
+    lanes: Sequence[LaneSpec],
+    engine: Engine,
+    rarity: float = 1.0,
+) -> Block:
+    """Rows on which a fit is calibrated, drawn once for any number of fits like it."""
+    n_sample = _sample_size(sum(_lane_rows(fit)), _linear(fit), rarity)
+    return sample_rows(engine, lanes, n_sample, settings.seed, settings.validation_fraction)
+
+
+def calibrated_on(fit: FitSpec, block: Block, seed: int) -> FitSpec:
+    """The fit with what a pilot on a sample of its rows finds.
+
+    Parameters
+    ----------
+    fit : FitSpec
+        As of :func:`calibrated`.
+    block : Block
+        Of :func:`drawn_sample`.
+    seed : int
+        That of the fit.
+    """
     with np.errstate(all="ignore"):
-        return _calibrated(fit, settings, lanes, engine, rarity)
+        return _calibrated(fit, block, seed)
 
 
-def _calibrated(
-    fit: FitSpec, settings: Settings, lanes: Sequence[LaneSpec], engine: Engine, rarity: float
-) -> FitSpec:
-    work, model = fit.steps, fit.steps.model
+def _linear(fit: FitSpec) -> LinearModel:
+    model = fit.steps.model
     assert isinstance(model, LinearModel)
-    n_rows = sum(_lane_rows(fit))
-    n_sample = _sample_size(n_rows, model, rarity)
-    block = sample_rows(engine, lanes, n_sample, settings.seed, settings.validation_fraction)
+    return model
+
+
+def _calibrated(fit: FitSpec, block: Block, seed: int) -> FitSpec:
+    work, model = fit.steps, _linear(fit)
     # Whoever trains on it says where it is.
     if block.n_rows == 0 or len(work.rule.groups) > 1:
         return fit
     largest = _largest(block.rows)
-    if not largest * largest * n_rows * block.rows.shape[1] < np.inf:
+    if not largest * largest * block.rows.size < np.inf:
         return fit
     block = replace(block, rows=_stored(block.rows, fit))
     columns = _touched(block.rows, model)
@@ -94,7 +122,7 @@ def _calibrated(
     pilot = Pilot(
         small, X.astype(fit.rows.dtype, copy=False),
         model.encode(block.y, fit.rows.classes, fit.rows.dtype), fit.rows.weights(block),
-        work.rule.only.penalty, settings.seed,
+        work.rule.only.penalty, seed,
     )  # fmt: skip
     unit = abs(pilot.value(state.w[columns]))
     # A loss that is nothing for nothing tells of no rate, and one that is infinite of no start.
@@ -107,7 +135,9 @@ def _calibrated(
     slots = state.slots or _slots(optimizer, state.w, block, model)
     found = _Start(pilot, optimizer, _rows_of_a_step(fit), base)
     w, own, factor = found.of(
-        state.w[columns], {k: v[columns] for k, v in slots.items()}, block.n_rows == n_rows
+        state.w[columns],
+        {k: v[columns] for k, v in slots.items()},
+        block.n_rows == sum(_lane_rows(fit)),
     )
     if not (np.isfinite(w).all() and all(np.isfinite(slot).all() for slot in own.values())):
         return fit

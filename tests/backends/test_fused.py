@@ -60,7 +60,7 @@ def test_fused_softmax(backend: Backend, container: Any, weighted: bool) -> None
     w, start = draw_floats(P + 1, 3), draw_floats(P + 2, 3)[1:]
     weight = np.abs(draw_floats(17)) if weighted else None
     out = backend.to_device(start.copy())
-    moved = [None if a is None else backend.to_device(a) for a in (w, y, weight)]
+    moved = [backend.to_device(w), *(_column(backend, a) for a in (y, weight))]
     found = backend.add_fused(loss.kernel, moved[0], batch, moved[1], moved[2], out)
     if found is None:
         assert backend.name == "numpy"
@@ -70,6 +70,11 @@ def test_fused_softmax(backend: Backend, container: Any, weighted: bool) -> None
     gradient = np.vstack([X[3:20].T @ g, g.sum(axis=0)])
     assert float(found) == pytest.approx(values.sum(), rel=1e-12)
     np.testing.assert_allclose(backend.to_numpy(out), start + gradient, rtol=1e-11, atol=1e-13)
+
+
+def _column(backend: Backend, values: Any) -> Any:
+    """Values as a column of a matrix, which lie apart."""
+    return None if values is None else backend.to_device(np.c_[values, values + 1])[:, 0]
 
 
 def test_fused_steps(backend: Backend) -> None:

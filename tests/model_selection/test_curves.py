@@ -49,6 +49,18 @@ def test_learning_curves(rows: tuple[Any, Any], sizes: list[Any], shuffle: bool)
         np.testing.assert_allclose(one, other, atol=1e-6)
 
 
+def test_weights_are_for_fits_alone(rows: tuple[Any, Any]) -> None:
+    weights = RNG.integers(0, 5, size=N).astype(float)
+    given = weights if rows[0] is X else da.from_array(weights, chunks=250)
+    values = VALUES | {"param_range": [0.01, 1.0]}
+    found = model_selection.validation_curve(OURS, *rows, params={"sample_weight": given}, **values)
+    expected = truth.validation_curve(
+        THEIRS, X, LABELS, params={"sample_weight": weights}, **values
+    )
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
 def test_estimators_that_do_not_stack(rows: tuple[Any, Any]) -> None:
     found = model_selection.learning_curve(GaussianNB(), *rows, train_sizes=[60, 200], cv=2)
     expected = truth.learning_curve(GaussianNB(), X, LABELS, train_sizes=[60, 200], cv=2)

@@ -19,6 +19,7 @@ from daskml_dist.solvers.by_class import ClassCounts, ClassMoments
 from daskml_dist.solvers.categories import CategoryCounts, NumberOfCategories
 from daskml_dist.solvers.em import DrawnMoments, ExpectedMoments, NearestMoments
 from daskml_dist.solvers.huber import HuberSums
+from daskml_dist.solvers.leave_one_out import LeftOut
 from daskml_dist.solvers.lloyd import Assignment, Farthest
 from daskml_dist.solvers.moments import Moments
 from daskml_dist.solvers.multiplicative import MultiplicativeStep, StepWeights
@@ -26,7 +27,8 @@ from daskml_dist.solvers.newton import LossHessian
 from daskml_dist.solvers.nmf import LeastSquaresWeights
 from daskml_dist.solvers.nonnegative import HalfNorms, Totals
 from daskml_dist.solvers.objective import LossGradient
-from daskml_dist.solvers.of_splits import CodeWeights, OfSplits
+from daskml_dist.solvers.of_splits import CodeWeights, LabelWeights, OfSplits
+from daskml_dist.solvers.path_scores import PathSums, SignedHits
 from daskml_dist.solvers.power import GramProducts
 from daskml_dist.solvers.scatter import Scatter
 from daskml_dist.solvers.seeds import CandidateWeights, Seeds
@@ -257,12 +259,13 @@ class _Thirds(Roles):
         return np.where(codes == split, TEST, TRAIN).astype(np.int8)
 
 
-def _stacked(make: Callable[[Any, Any], Statistic]) -> dict[str, Sample]:
+def _stacked(make: Callable[[Any, Any], Statistic], *tasks: str) -> dict[str, Sample]:
     """Samples of seven columns; `make` takes their parameters and splits."""
     found = {}
-    for task, name in (("two", "log_loss"), ("three", "log_loss"), ("number", "squared_error")):
-        n_classes, _, y = TASKS[task]
-        each = LinearModel(LOSSES[name](), N_FEATURES, n_classes, True)
+    for task in tasks or ("two", "three", "number"):
+        n_classes, n_targets, y = TASKS[task]
+        loss = LOSSES["log_loss" if n_classes else "squared_error"]()
+        each = LinearModel(loss, N_FEATURES, n_classes, True, n_targets)
         splits = np.array([0, 0, 1, 1, 1, 2, 2])
         w = np.random.default_rng(1).normal(size=(len(splits), *each.shape)) / 3
         codes = (y > 0) * 1 if task == "two" else y
@@ -272,7 +275,36 @@ def _stacked(make: Callable[[Any, Any], Statistic]) -> dict[str, Sample]:
     return found
 
 
+def _of_paths(make: Callable[[Any], Statistic], task: str = "numbers") -> dict[str, Sample]:
+    """Samples of three penalties a split; `make` takes their parameters."""
+    return _stacked(lambda w, splits: make(np.stack([w[:3], w[2:5], w[4:]])), task)
+
+
+def _left_out() -> dict[str, Sample]:
+    found, rng = {}, np.random.default_rng(2)
+    for task in ("number", "numbers"):
+        _, n_targets, y = TASKS[task]
+        model = LinearModel(LOSSES["squared_error"](), N_FEATURES, 0, True, n_targets)
+        w, basis = rng.normal(size=(3, *model.shape)), rng.normal(size=(N_FEATURES, 4))
+        shrunk = rng.random((3, 4)) / 1_000
+        found[task] = model, LeftOut(w, X.mean(axis=0), basis, shrunk, 1 / N_ROWS), y
+    return found
+
+
 SAMPLES |= {
+    LeftOut: _left_out(),
+    PathSums: {
+        f"{task}-{'absolute' if absolute else 'squared'}": sample
+        for absolute in (False, True)
+        for name in ("number", "numbers")
+        for task, sample in _of_paths(lambda w, a=absolute: PathSums(w, TEST, a), name).items()
+    },
+    SignedHits: {
+        task: sample
+        for name in ("number", "numbers")
+        for task, sample in _of_paths(lambda w: SignedHits(w, TEST), name).items()
+    },
+    LabelWeights: _stacked(lambda w, splits: LabelWeights(), "two", "three"),
     StackedGradient: _stacked(StackedGradient),
     StackedScores: _stacked(lambda w, splits: StackedScores(w, splits, TEST, pairs=True)),
     CodeWeights: _stacked(lambda w, splits: CodeWeights()),
