@@ -26,9 +26,7 @@ def _run(name: str, *arguments: str) -> str:
 
 
 @pytest.fixture
-def here(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., str]:
+def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """What an example prints that runs in this process, whose clusters fork their workers."""
 
     def run(name: str, *arguments: str) -> str:
