@@ -20,6 +20,7 @@ from daskml_dist._stackable import step_stacks
 from daskml_dist._stacks import NotStackedError, StackedFit, can_stack, fit_stack
 from daskml_dist._step_stacks import StepColumn, StepStack
 from daskml_dist.data.collection import Collection, as_collection
+from daskml_dist.data.conversion import check_dtype
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 from daskml_dist.metrics.scorers import SCORERS, Scorer
@@ -283,9 +284,18 @@ def class_factors(
     ------
     InvalidParameterError
         A label is none of the classes.
+    InvalidDataError
+        Weights are to be balanced, and the rows of a class have none.
     """
     if isinstance(class_weight, str):
         of_class = sums()
+        if not (of_class.min() >= 0 and np.isfinite(of_class).all()):
+            return np.ones(len(classes))  # a fit names the row of such a weight
+        if not of_class.all():
+            raise InvalidDataError(
+                f'class_weight="balanced": the weights of the rows of {classes[of_class == 0]} '
+                "sum to zero. Leave these rows out, or name the weight of each class."
+            )
         return np.asarray(of_class.sum() / (len(classes) * of_class), np.float64)
     known = classes.tolist()
     if unknown := [label for label in class_weight if label not in known]:
@@ -342,4 +352,5 @@ def _joined(classes: NDArray[Any] | None, targets: Any, codes: Ints) -> NDArray[
     values = np.asarray(targets)
     if classes is not None:
         values = np.searchsorted(classes, values)
+    check_dtype(values.dtype, "y")
     return np.column_stack([values, codes + 1]).astype(np.float64, copy=False)

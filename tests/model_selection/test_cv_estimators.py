@@ -291,6 +291,21 @@ def test_targets_that_do_not_suit_are_refused() -> None:
         linear_model.LassoCV().fit(X, TARGETS)
     with pytest.raises(InvalidDataError, match="one class"):
         linear_model.RidgeClassifierCV(cv=3).fit(X, np.ones(N, int))
+    for rows, words in (
+        (X, THREE.astype(str)),
+        (da.from_array(X), da.from_array(THREE.astype(str))),
+    ):
+        with pytest.raises(InvalidDataError, match="y is not numeric"):
+            linear_model.LassoCV(cv=3).fit(rows, words)
+
+
+@pytest.mark.parametrize("name", ["LogisticRegressionCV", "RidgeClassifierCV"])
+def test_weights_that_cannot_be_balanced_are_named(name: str) -> None:
+    model = getattr(linear_model, name)(cv=3, class_weight="balanced")
+    for weight, text in ((THREE > 0, "sum to zero"), (THREE - 9.0, "Negative"),
+                         (np.where(THREE > 0, 1, np.nan), "contains NaN")):  # fmt: skip
+        with pytest.raises(InvalidDataError, match=text):
+            model.fit(X, THREE, weight.astype(float))
 
 
 class Killer:
