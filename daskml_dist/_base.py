@@ -108,11 +108,16 @@ class BaseOnRows(Exported, BaseEstimator):
         """Settings of the run that the user asked for, checked."""
         return check_run(self.run, self.device, name=type(self).__name__, used=self._run_used)
 
-    def _callbacks(self, max_iter: int | None, aside: tuple[type, ...] = ()) -> CallbackList:
-        """The user's callbacks, but for those of some classes."""
+    def _callbacks(
+        self,
+        max_iter: int | None,
+        aside: tuple[type, ...] = (),
+        first: Sequence[object] = (),
+    ) -> CallbackList:
+        """The user's callbacks, but for those of some classes, after those of `fit` itself."""
         params = self._params()
         given = params["callbacks"]
-        callbacks = list(given) if isinstance(given, list | tuple) else [given]
+        callbacks = [*first, *(given if isinstance(given, list | tuple) else [given])]
         if params["verbose"]:
             callbacks.append(Progress(max_iter=max_iter))
         return CallbackList([c for c in callbacks if c is not None and not isinstance(c, aside)])
@@ -169,6 +174,12 @@ class BaseOnRows(Exported, BaseEstimator):
             },
             interrupted=result.interrupted is not None,
         )
+
+    def _html_repr(self) -> str:
+        """scikit-learn's diagram; after a fit with its history below."""
+        diagram: str = super()._html_repr()
+        history = getattr(self, "history_", None)
+        return diagram if history is None else f"{diagram}{history._repr_html_()}"
 
     # -- functions of rows ---------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from daskml_dist._run import Run
 from daskml_dist.backends.devices import DEVICES, STORED
 from daskml_dist.compression import get_compressor
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors.nearest import nearest
 from daskml_dist.training.checkpoint import Checkpoint
 from daskml_dist.training.run_settings import RunSettings
 
@@ -90,7 +91,9 @@ def _as_run(run: Any) -> Run:
 def check_one_of(name: str, value: Any, valid: Collection[Any]) -> None:
     """Check that a parameter is one of a few values."""
     if not any(value is one or (isinstance(value, str) and value == one) for one in valid):
-        raise InvalidParameterError(f"{name}={value!r}: use one of {list(valid)}.")
+        raise InvalidParameterError(
+            f"{name}={value!r}: use one of {list(valid)}.{nearest(value, valid)}"
+        )
 
 
 def check_count(name: str, value: Any, also: str = "", least: int = 1) -> None:

@@ -13,6 +13,7 @@ from daskml_dist._linear import BaseLinear
 from daskml_dist._sgd_params import check_sgd_params, resolved, start_of
 from daskml_dist._steps import BaseSteps
 from daskml_dist.data.batches import LaneSpec
+from daskml_dist.errors import InvalidParameterError
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.optimizers import NAG, Adagrad
 from daskml_dist.policies import Policy
@@ -40,6 +41,8 @@ class BaseSGD(BaseSteps, BaseLinear):
         *,
         coef_init: Any = None,
         intercept_init: Any = None,
+        eval_set: Any = None,
+        scoring: Any = None,
         policy: str | Policy | None = None,
         client: Any = None,
     ) -> Self:
@@ -60,6 +63,9 @@ class BaseSGD(BaseSteps, BaseLinear):
             Coefficients to start from, with the optimizer's state anew; also with `warm_start`.
         intercept_init : array-like of the shape of `intercept_`, optional
             Intercepts to start from.
+        eval_set, scoring : tuple and str or callable, optional
+            Rows of your own to score after each pass, (X, y) or (X, y, sample_weight), and how: see
+            :class:`daskml_dist.callbacks.EvalMonitor`.
         policy : str or Policy, optional
             For this fit only.
         client : distributed.Client, optional
@@ -86,6 +92,8 @@ class BaseSGD(BaseSteps, BaseLinear):
             client=client,
             go_on=self._goes_on() and not given,
             start=(coef_init, intercept_init) if given else None,
+            eval_set=eval_set,
+            scoring=scoring,
         )
         return self
 
@@ -111,6 +119,11 @@ class BaseSGD(BaseSteps, BaseLinear):
     def _trained(self, engine: Engine, fit: FitSpec, callbacks: CallbackList) -> FitResult:
         rate = self.get_params(deep=False).get("learning_rate")
         if isinstance(rate, str) and rate == "adaptive":
+            if callbacks.need_parameters:
+                raise InvalidParameterError(
+                    'learning_rate="adaptive" makes a fit of parts by rate, and not one a pass: '
+                    "leave eval_set and callbacks that need parameters out, or use another rate."
+                )
             return train_adaptively(engine, fit, callbacks)
         return super()._trained(engine, fit, callbacks)
 
@@ -139,7 +152,7 @@ class BaseSGD(BaseSteps, BaseLinear):
         self, fit: FitSpec, settings: Settings, rows: Rows, lanes: list[LaneSpec], engine: Engine
     ) -> FitSpec:
         """The fit with the start and the rates that a pilot on a sample finds."""
-        return calibrated(fit, settings, lanes, engine)
+        return calibrated(fit, settings, lanes, engine, _rarity(rows))
 
     def _as_before(self, settings: Settings) -> Settings:
         """Settings to go on by: in the units of each feature, where the fit before was so."""
@@ -158,3 +171,12 @@ class BaseSGD(BaseSteps, BaseLinear):
     def _set_parameters(self, w: NDArray[Any], model: LinearModel, rows: Rows) -> None:
         remedy = "Lower learning_rate, or scale the features (StandardScaler)."
         self._set_coef(model.uncentred(w), model, rows.classes, remedy)
+
+
+def _rarity(rows: Rows) -> float:
+    """Rows of a label in the mean over those of the rarest one."""
+    if rows.classes is None:
+        return 1.0
+    counts = rows.survey.label_weights(rows.classes)
+    counts = counts[counts > 0]
+    return float(counts.mean() / counts.min()) if len(counts) else 1.0

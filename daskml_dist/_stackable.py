@@ -35,7 +35,7 @@ def step_stacks(estimators: Sequence[Any]) -> list[list[int]] | None:
 
 
 def _key(estimator: Any) -> tuple[str, ...] | None:
-    """What must be alike in a stack; None of an estimator that is part of none."""
+    """Key of what must be alike in a stack; None of an estimator that is part of none."""
     if not isinstance(estimator, BaseSGD):
         return None
     params = estimator._params()
@@ -70,5 +70,6 @@ def _alike(params: dict[str, Any], settings: Settings, loss: Any) -> tuple[str, 
         repr(settings.policy),
         repr(settings.optimizer),
         str(settings.penalty.l1 > 0),
+        str(settings.auto_rate),
     )
     return (loss.name, repr(loss.parameters), *own, *(repr(params.get(name)) for name in names))

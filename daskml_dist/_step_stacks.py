@@ -6,24 +6,21 @@ E. R. Sparks et al., "Automating model search for large scale machine learning" 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist._base import survey_of
-from daskml_dist._stacks import Asked, TargetSurvey
-from daskml_dist.data.block_info import BlockInfo, inspect_block
-from daskml_dist.data.blocks import Block
+from daskml_dist._stacks import Asked, NotStackedError
+from daskml_dist._step_plans import OwnPlans, optimizer_of
 from daskml_dist.data.collection import Collection
-from daskml_dist.data.reduce import reduce_parts
-from daskml_dist.errors import DaskMLDistError, DivergedError
+from daskml_dist.errors import DivergedError
 from daskml_dist.models.linear import LinearModel
-from daskml_dist.models.stacked import TRAIN, Roles, StackedLinear
+from daskml_dist.models.stacked import Roles, StackedLinear
 from daskml_dist.models.wide import WideLinear
 from daskml_dist.penalties import Penalty
 from daskml_dist.ps.ledger import StoppingRule
@@ -31,7 +28,6 @@ from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.ps.stacked_optimizer import StackedOptimizer
 from daskml_dist.schedules import Schedule
 from daskml_dist.solvers.by_class import OnePass
-from daskml_dist.solvers.of_splits import CodeWeights
 from daskml_dist.solvers.stacked_scores import StackedScores
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.history import History
@@ -41,16 +37,11 @@ from daskml_dist.training.rows import Rows
 from daskml_dist.training.run import open_engine
 from daskml_dist.training.settings import Settings
 from daskml_dist.training.spec import FitSpec
-from daskml_dist.training.survey import Survey
 
-__all__ = ["NotStackedError", "StepColumn", "StepStack"]
+__all__ = ["StepColumn", "StepStack"]
 
 #: Columns that are trained together at most, so that caches hold them.
 _MOST_COLUMNS = 1024
-
-
-class NotStackedError(DaskMLDistError):
-    """Steps of these fits on these rows are no steps of a stack. Never seen by the user."""
 
 
 @dataclass(eq=False)
@@ -102,26 +93,6 @@ class _PassesDone(Schedule):
         return cls()
 
 
-def _looked_at(roles: Roles, block: Block) -> list[BlockInfo]:
-    """Facts of a block, as fits to the training rows of each split know it."""
-    assert block.y is not None
-    codes = block.y[:, 1].astype(np.int64) - 1
-    given = 1.0 if block.sample_weight is None else block.sample_weight
-    found = []
-    for split in range(roles.n_splits):
-        weight = ((roles.played(codes, split) == TRAIN) * given).astype(block.rows.dtype)
-        found.append(inspect_block(replace(block, y=block.y[:, 0], sample_weight=weight)))
-    return found
-
-
-def _look(make: Callable[..., Block], look: Callable[[Block], Any], i: int, *part: Any) -> Any:
-    return [look(make(i, *part))]
-
-
-def _joined(parts: Sequence[list[Any]]) -> list[Any]:
-    return [one for part in parts for one in part]
-
-
 class StepStack:
     """Fits of linear models by gradient steps, all in the same steps; used in :meth:`opened`.
 
@@ -163,22 +134,21 @@ class StepStack:
             self._engine, self._whole = engine, rows
             self._lanes = engine.lanes(run.n_lanes, share=None, passes=passes)
             self._asked = Asked(engine, self._lanes, rows, run)
-            self._rows_of = self._rows_of_splits(collection)
+            own = OwnPlans(engine, self._lanes, rows, self.roles, self.classes)
+            self._rows_of = own.rows_of_splits(collection)
             #: Of each split: these differ in where their parameters begin.
             self._models = [self.estimators[0]._model(some, None) for some in self._rows_of]
             self._model: LinearModel = self._models[0]
-            self._plans = [
-                [self._own_plan(settings, split) for split in range(self.roles.n_splits)]
-                for settings in self._settings
-            ]
-            weights = self._asked(self._stacked, OnePass(CodeWeights())).w
+            weights = self._asked.split_weights(self._stacked).sum(axis=1)
             self._scales = tuple((rows.survey.n_rows / weights).tolist())
+            self._plans = own.of(self._settings, self._models, self._rows_of, self._scales)
+            self._optimizer = optimizer_of([plan for row in self._plans for plan in row])
             yield [
                 StepColumn(
                     number, split, StoppingRule(s.max_iter, s.tol, s.n_iter_no_change)
                 )
-                for number, s in enumerate(self._settings)
-                for split in range(self.roles.n_splits)
+                for number, plans in enumerate(self._plans)
+                for split, s in enumerate(plan.steps.stopping for plan in plans)
             ]  # fmt: skip
 
     @property
@@ -188,36 +158,6 @@ class StepStack:
     @property
     def _stacked(self) -> StackedLinear:
         return StackedLinear(self._model, self.roles, self._codes)
-
-    def _rows_of_splits(self, collection: Collection) -> list[Rows]:
-        """Facts of the rows, as each split's fits know them."""
-        rows, n_splits = self._whole, self.roles.n_splits
-        if self.classes is not None:
-            survey = TargetSurvey(rows.survey.infos)
-            return [replace(rows, survey=survey, classes=self.classes)] * n_splits
-        # Targets of the training rows tell where parameters begin, and their units.
-        look = partial(_looked_at, self.roles)
-        if self._engine.streaming is None:
-            of_blocks = self._engine.ask(look)
-        else:
-            make = collection.block_maker
-            of_blocks = reduce_parts(collection, partial(_look, make, look), _joined)
-        return [
-            replace(rows, survey=Survey([of_block[split] for of_block in of_blocks]))
-            for split in range(n_splits)
-        ]
-
-    def _own_plan(self, settings: Settings, split: int) -> FitSpec:
-        """Plan of a candidate's own fit, whose rates and batches a column has."""
-        engine = self._engine
-        plan = make_fit(
-            settings, self._models[split], self._rows_of[split], self._lanes, None,
-            engine.streaming, None, engine.on_one_host,
-        )  # fmt: skip
-        work = plan.steps
-        if work.coordinates or work.in_turn or len(work.rule.groups) > 2:
-            raise NotStackedError("Its steps are in few of the parameters.")
-        return plan
 
     # -- training ------------------------------------------------------------------------------
 
@@ -260,15 +200,18 @@ class StepStack:
     def _fit_of(self, columns: list[StepColumn], done: int, until: int) -> FitSpec:
         """The fit of some columns, from the pass behind `done` on."""
         width, engine = self._model.width, self._engine
-        settings = replace(self._settings[columns[0].candidate], max_iter=until, tol=None)
+        plans = [self._plans[column.candidate][column.split] for column in columns]
+        settings = replace(
+            self._settings[columns[0].candidate], max_iter=until, tol=None,
+            optimizer=self._optimizer,
+        )  # fmt: skip
         splits = tuple(column.split for column in columns)
         model = WideLinear(self._model, self.roles, self._codes, splits, self._scales)
         of_rows = replace(self._whole, classes=None)
         fit = make_fit(
-            settings, model, of_rows, self._lanes, self._state_of(columns, settings),
+            settings, model, of_rows, self._lanes, self._state_of(columns, plans, settings),
             engine.streaming, None, engine.on_one_host,
         )  # fmt: skip
-        plans = [self._plans[column.candidate][column.split] for column in columns]
         if fit.work.n_steps != plans[0].work.n_steps:
             raise NotStackedError("Its batches are of another size.")
         rule = fit.steps.rule
@@ -278,7 +221,7 @@ class StepStack:
             if schedule not in schedules:
                 schedules.append(schedule)
         optimizer = StackedOptimizer(
-            settings.optimizer,
+            self._optimizer,
             tuple(schedules),
             np.repeat([schedules.index(plan.steps.rule.schedule) for plan in plans], width),
             np.repeat([penalty.l1 for penalty in penalties], width),
@@ -293,8 +236,10 @@ class StepStack:
         rule = replace(rule, groups=groups, schedule=_PassesDone())
         return fit.working(rule=rule, first_pass=done)
 
-    def _state_of(self, columns: list[StepColumn], settings: Settings) -> ShardState:
-        """What the columns have come to; or as each split's models begin."""
+    def _state_of(
+        self, columns: list[StepColumn], plans: list[FitSpec], settings: Settings
+    ) -> ShardState:
+        """State that the columns have come to, or that their own fits begin with."""
         first = columns[0]
         dtype = settings.dtype_of(self._whole.survey)
 
@@ -303,11 +248,11 @@ class StepStack:
             return np.concatenate([side_by_side, np.zeros_like(side_by_side[:1])])
 
         if first.w is None:
-            begun = [
-                self._model.moved(model.init(settings.seed, dtype), model.origin())
-                for model in self._models
-            ]
-            return ShardState(joined([begun[column.split] for column in columns]), {})
+            begun = [plan.steps.start_state(dtype) for plan in plans]
+            models = [self._models[column.split] for column in columns]
+            w = [self._model.moved(s.w, m.origin()) for s, m in zip(begun, models, strict=True)]
+            slots = {name: joined([s.slots[name] for s in begun]) for name in begun[0].slots}
+            return ShardState(joined(w), slots)
         slots = {name: joined([c.slots[name] for c in columns]) for name in first.slots}
         return ShardState(joined([c.w for c in columns]), slots, first.step, first.rows)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import warnings
 from abc import abstractmethod
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -12,24 +14,21 @@ from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 
 from daskml_dist._base import BaseOnRows
-from daskml_dist._checks import check_class_weight, check_steps, seed_of
+from daskml_dist._checks import check_steps
 from daskml_dist._run import Run
-from daskml_dist.compression import Compressor
+from daskml_dist._step_settings import step_settings
+from daskml_dist.callbacks.eval_monitor import eval_monitors
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.row_checks import check_row_shape
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 from daskml_dist.models.base import StepModel
-from daskml_dist.optimizers import Optimizer, get_optimizer
-from daskml_dist.penalties import Penalty, get_penalty
-from daskml_dist.policies import POLICIES, Pipeline, Policy, get_policy
+from daskml_dist.policies import Policy
 from daskml_dist.ps.outer import OuterStep
 from daskml_dist.ps.shard_state import ShardState
-from daskml_dist.schedules import Schedule, get_schedule
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.engine import Engine, FitResult
 from daskml_dist.training.in_parts import train_in_parts
 from daskml_dist.training.interrupts import raise_interrupt
-from daskml_dist.training.model_parallel import check_columns
 from daskml_dist.training.plan import make_fit
 from daskml_dist.training.rows import Rows
 from daskml_dist.training.run import open_engine
@@ -101,39 +100,7 @@ class BaseSteps(BaseOnRows):
         """Check every parameter, before any work is started."""
         params = self._params()
         check_steps(params)
-        early, average, rate = (
-            params[name] for name in ("early_stopping", "average", "learning_rate")
-        )
-        policy = get_policy(params["policy"] if policy is None else policy)
-        penalty, optimizer = _descent(params, policy)
-        run = self._run_settings()
-        _check_pushes(run.compression, policy)
-        settings = Settings(
-            penalty=penalty,
-            optimizer=optimizer,
-            schedule=_schedule(params, optimizer),
-            policy=policy,
-            max_iter=int(params["max_iter"]),
-            tol=params["tol"],
-            n_iter_no_change=int(params["n_iter_no_change"]),
-            shuffle=bool(params["shuffle"]),
-            batch_size=params["batch_size"],
-            validation_fraction=float(params["validation_fraction"]) if early else 0.0,
-            average=int(average) if average else None,
-            class_weight=check_class_weight(params["class_weight"]),
-            seed=seed_of(params["random_state"]),
-            auto_rate=isinstance(rate, str) and rate == "auto",
-            calibrates=True,
-            run=run,
-            clip=params["clip"],
-            micro_batch=params["micro_batch_size"],
-            groups=params["groups"],
-            pipeline=_pipeline(params["pipeline"]),
-            dtype=None if params["dtype"] is None else str(np.dtype(params["dtype"])),
-        )
-        if run.shard == "features":
-            check_columns(settings)
-        return settings
+        return step_settings(params, policy, self._run_settings())
 
     # -- fitting -------------------------------------------------------------------------------
 
@@ -143,6 +110,8 @@ class BaseSteps(BaseOnRows):
         y: Any,
         sample_weight: Any = None,
         *,
+        eval_set: Any = None,
+        scoring: Any = None,
         policy: str | Policy | None = None,
         client: Any = None,
     ) -> Self:
@@ -159,6 +128,9 @@ class BaseSteps(BaseOnRows):
         sample_weight : like `y`, or a float, or None
             Weights of the rows, >= 0. In the mean they equal repeated rows; batches of a
             stochastic fit differ, so coefficients agree with repeated rows only for full batches.
+        eval_set, scoring : tuple and str or callable, optional
+            Rows of your own to score after each pass, (X, y) or (X, y, sample_weight), and how: see
+            :class:`daskml_dist.callbacks.EvalMonitor`.
         policy : str or Policy, optional
             For this fit only.
         client : distributed.Client, optional
@@ -177,7 +149,16 @@ class BaseSteps(BaseOnRows):
             When the fit cannot go on, for instance because a worker was lost.
         """
         settings = self._settings(policy)
-        self._train(X, y, sample_weight, settings=settings, client=client, go_on=self._goes_on())
+        self._train(
+            X,
+            y,
+            sample_weight,
+            settings=settings,
+            client=client,
+            go_on=self._goes_on(),
+            eval_set=eval_set,
+            scoring=scoring,
+        )
         return self
 
     def _train(
@@ -191,11 +172,13 @@ class BaseSteps(BaseOnRows):
         classes: Any = None,
         go_on: bool,
         start: Any = None,
+        eval_set: Any = None,
+        scoring: Any = None,
     ) -> None:
         """Fit from zero or from parameters that the user gives, or go on from the last state."""
         if go_on:
             settings = self._as_before(settings)
-        callbacks = self._callbacks(settings.max_iter)
+        callbacks = self._callbacks(settings.max_iter, first=eval_monitors(eval_set, scoring))
         collection = self._collection(X, y, sample_weight, reset=not go_on)
         run, weighted = settings.run, sample_weight is not None
         with open_engine(collection, client, run.memory_budget, run.device) as engine:
@@ -210,6 +193,7 @@ class BaseSteps(BaseOnRows):
                 initial = self._begin_at(start, model, settings, rows)
             fit = self._plan(settings, model, rows, initial, engine)
             fit = self._ready(engine, fit.working(step_callbacks=callbacks.of_steps))
+            callbacks.fitted = partial(self._fitted_with, fit.steps.model, rows)
             result = self._trained(engine, fit, callbacks)
             self._keep(fit.steps.model, result, rows, more=more)
             self._tell(settings, fit, result, engine)
@@ -255,9 +239,17 @@ class BaseSteps(BaseOnRows):
 
     def _trained(self, engine: Engine, fit: FitSpec, callbacks: CallbackList) -> FitResult:
         checkpoint = self._params()["checkpoint"]
-        if checkpoint is None:
+        if checkpoint is None and not callbacks.need_parameters:
             return engine.train(fit, callbacks)
         return train_in_parts(engine, fit, callbacks, checkpoint)
+
+    def _fitted_with(self, model: StepModel, rows: Rows, state: ShardState) -> Self:
+        """A copy of this estimator, fitted with the parameters of a state."""
+        fitted = copy.copy(self)
+        fitted._state, fitted._last_model = state, model
+        fitted._set_parameters(state.final, model, rows)
+        fitted._set_row_shape(rows.survey.row_shape)
+        return fitted
 
     def _over_lanes(self, settings: Settings, rows: Rows, lanes: list[LaneSpec]) -> Settings:
         """Settings for these lanes; as they are, unless overridden."""
@@ -274,7 +266,7 @@ class BaseSteps(BaseOnRows):
                 "zero. Scaling input data with StandardScaler or MinMaxScaler might help. "
                 "Scale the features and the targets."
             )
-        self._set_parameters(state.w if state.average is None else state.average, model, rows)
+        self._set_parameters(state.final, model, rows)
         self._set_row_shape(rows.survey.row_shape)
         self._state, self._last_model = state, model
         self.n_iter_ = len(result.records)
@@ -359,40 +351,3 @@ class BaseSteps(BaseOnRows):
         if self._params()["average"] is False:
             return ShardState(w, slots, state.step, state.rows)
         return dataclasses.replace(state, w=w, slots=slots)
-
-
-def _descent(params: dict[str, Any], policy: Policy) -> tuple[Penalty, Optimizer]:
-    """The penalty, and the optimizer that goes with it."""
-    penalty = get_penalty(params["penalty"], params["alpha"], params["l1_ratio"])
-    optimizer = get_optimizer(params["optimizer"])
-    # Threads that race would lose the account that is kept of the penalty.
-    if penalty.l1 and not policy.uses_threads:
-        optimizer = optimizer.under_l1()
-    return penalty, optimizer
-
-
-def _schedule(params: dict[str, Any], optimizer: Optimizer) -> Schedule:
-    return get_schedule(
-        params["learning_rate"],
-        default=optimizer.default_learning_rate,
-        alpha=params["alpha"],
-        max_iter=params["max_iter"],
-    )
-
-
-def _pipeline(pipeline: Any) -> Pipeline | None:
-    if pipeline is None or isinstance(pipeline, Pipeline):
-        return pipeline
-    raise InvalidParameterError(
-        f"pipeline={pipeline!r}: give a Pipeline, such as Pipeline(stages=2), or None."
-    )
-
-
-def _check_pushes(compressor: Compressor | None, policy: Policy) -> None:
-    if compressor is None or policy.pushes_gradients:
-        return
-    names = [name for name, kind in POLICIES.items() if kind().pushes_gradients]
-    raise InvalidParameterError(
-        f"compression={compressor.name!r} is for pushes of gradients to servers, and the policy "
-        f"{policy.name!r} makes none. Use one of the policies {names}, or compression=None."
-    )

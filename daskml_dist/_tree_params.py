@@ -55,6 +55,17 @@ def check_tree_params(p: Mapping[str, Any], classification: bool) -> None:
         )
     if CRITERIA[p["criterion"]].needs_rows:
         _check_together(p)
+    _check_bounds(p)
+    check_one_of("decomposition", p["decomposition"], ("auto", "functional", "data"))
+    check_one_of("device", p["device"], DEVICES)
+    weights = p["class_weight"]
+    for weight in weights if isinstance(weights, list) else [weights]:
+        if not (isinstance(weight, str) and weight == "balanced_subsample") or "bootstrap" not in p:
+            check_class_weight(weight)
+
+
+def _check_bounds(p: Mapping[str, Any]) -> None:
+    """Check what bounds the growth of trees."""
     for name, least in (("max_leaf_nodes", 2), ("max_depth", 1)):
         value = p[name]
         if value is not None and (not is_count(value) or value < least):
@@ -74,12 +85,6 @@ def check_tree_params(p: Mapping[str, Any], classification: bool) -> None:
             f"max_bins={p['max_bins']!r}: use an integer from 2 to 255: a bin is a byte, and one "
             "is for missing values."
         )
-    check_one_of("decomposition", p["decomposition"], ("auto", "functional", "data"))
-    check_one_of("device", p["device"], DEVICES)
-    weights = p["class_weight"]
-    for weight in weights if isinstance(weights, list) else [weights]:
-        if not (isinstance(weight, str) and weight == "balanced_subsample") or "bootstrap" not in p:
-            check_class_weight(weight)
 
 
 def _check_together(p: Mapping[str, Any]) -> None:
@@ -94,11 +99,6 @@ def _check_together(p: Mapping[str, Any]) -> None:
         raise InvalidParameterError(
             f'{why}: a trainer needs the bins of all rows. Use decomposition="functional" or '
             '"auto", or criterion="squared_error".'
-        )
-    if p["monotonic_cst"] is not None:
-        raise InvalidParameterError(
-            f"{why}, by which monotonic_cst bounds children. Use "
-            'criterion="squared_error", or monotonic_cst=None.'
         )
 
 

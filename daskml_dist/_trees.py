@@ -108,12 +108,10 @@ class BaseTrees(BaseRounds):
             return (rows.classes,)
         return tuple(labels for labels, _ in rows.survey.label_columns)
 
-    def _problem(self, rows: Rows) -> tuple[Any, Any]:
+    def _growth(self, rows: Rows, n_classes: tuple[int, ...]) -> ForestGrowth:
+        """Bounds of the growth of trees on some rows."""
         p, d, n = self._params(), rows.survey.n_features, rows.survey.n_rows
-        leaf = rows_of(p["min_samples_leaf"], n)
-        columns = self._columns(rows)
-        n_classes = tuple(len(labels) for labels in columns)
-        n_outputs = rows.survey.n_targets or 1
+        leaf, n_outputs = rows_of(p["min_samples_leaf"], n), rows.survey.n_targets or 1
         growth = ForestGrowth(
             criterion=CRITERIA[p["criterion"]],
             classes=n_classes,
@@ -136,6 +134,11 @@ class BaseTrees(BaseRounds):
                 'class_weight="balanced_subsample" weighs the classes of one output in the rows '
                 'that each tree draws, and y has several. Use class_weight="balanced".'
             )
+        return growth
+
+    def _problem(self, rows: Rows) -> tuple[Any, Any]:
+        p, columns = self._params(), self._columns(rows)
+        growth = self._growth(rows, tuple(len(labels) for labels in columns))
         begin = self._begin(growth.n_values)
         if begin is None:
             self._seed = seed_of(self.random_state)
@@ -149,7 +152,7 @@ class BaseTrees(BaseRounds):
             begin=begin,
             class_weight=self._of_outputs,
         )
-        return Grown(d, columns if n_outputs > 1 else ()), solver
+        return Grown(rows.survey.n_features, columns if growth.n_outputs > 1 else ()), solver
 
     def _signs(self, d: int, n_classes: tuple[int, ...], n_outputs: int) -> NDArray[np.int8]:
         given = self.monotonic_cst

@@ -22,6 +22,7 @@ import dask
 import pytest
 from distributed import Client, LocalCluster, futures_of
 
+import daskml_dist
 from daskml_dist.backends import Backend, get_backend
 from daskml_dist.backends.devices import STORED, gpu_problem, stored_dtype
 from daskml_dist.errors import DeviceUnavailableError
@@ -35,10 +36,14 @@ DATA_VARIABLE = "DASKML_DIST_DATA"
 def pytest_configure(config: pytest.Config) -> None:
     """Hide GPUs from all but ``pytest -m gpu``, so that ``device="auto"`` is the CPU elsewhere.
 
-    Before anything asks CUDA; processes that tests start inherit it.
+    Before anything asks CUDA; processes that tests start inherit it. Nor do they load machine code
+    of other sources.
     """
     from tests.forked_workers import fork_workers
+    from tests.machine_code import drop_stale
 
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        drop_stale(Path(daskml_dist.__file__).parent)
     if not re.search(r"(?<!not )\bgpu\b", config.option.markexpr):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         fork_workers()  # which CUDA does not bear

@@ -29,6 +29,7 @@ def _compile(*arguments):
         "g++",
         "-std=c++20",
         "-O1",
+        "-ffp-contract=off",
         "-U_FORTIFY_SOURCE",
         "-fPIC",
         "-Wno-unknown-pragmas",

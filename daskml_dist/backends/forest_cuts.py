@@ -26,6 +26,7 @@ __all__ = [
     "MISSING",
     "OUTPUTS",
     "D",
+    "any_missing",
     "best_cut",
     "drawn_cut",
     "occupied",
@@ -63,6 +64,27 @@ def occupied(hist: Any, missing: Any, places: Any) -> Any:
                 n += 1
                 break
     return n
+
+
+@_exact
+def any_missing(hist: Any, missing: Any) -> Any:
+    """Test of a feature: some rows miss its value."""
+    for v in range(hist.shape[1]):
+        if hist[missing, v] != 0:
+            return True
+    return False
+
+
+@_exact
+def _note(
+    places: Any, k: Any, n: Any, side: Any, left: Any, l_total: Any, found: Any, left_found: Any
+) -> None:
+    """Write the cut behind the k-th bin that holds rows."""
+    found[0] = places[k]
+    found[1] = places[k + 1] if k + 1 < n else -1
+    found[2] = side
+    left_found[: len(left)] = left
+    left_found[len(left)] = l_total
 
 
 @_exact
@@ -113,11 +135,9 @@ def best_cut(
         Sums of the left child, and its packed total.
     work : ndarray of int64 of shape (2, n_sums)
     """
-    missing, n_sums = facts[MISSING], len(sums)
+    missing, n_sums, kind, bits = facts[MISSING], len(sums), facts[KIND], facts[BITS]
     left, right = work[0], work[1]
-    there = False
-    for v in range(n_sums):
-        there = there or hist[missing, v] != 0
+    there = any_missing(hist, missing)
     for side in range(2 if there else 1):
         l_total = np.int64(0)
         left[:] = 0
@@ -135,16 +155,10 @@ def best_cut(
             r_total = total - l_total
             if not _fits(facts, left, l_total, right, r_total, sign, bounds):
                 continue
-            value = worth(facts[KIND], left, l_total, facts[BITS]) + worth(
-                facts[KIND], right, r_total, facts[BITS]
-            )
+            value = worth(kind, left, l_total, bits) + worth(kind, right, r_total, bits)
             if value > best:
                 best = value
-                found[0] = b
-                found[1] = places[k + 1] if k + 1 < n else -1
-                found[2] = side
-                left_found[:n_sums] = left
-                left_found[n_sums] = l_total
+                _note(places, k, n, side, left, l_total, found, left_found)
     return best
 
 
@@ -185,11 +199,9 @@ def random_cut(
     threshold : ndarray of float64 of shape (1,)
         Where the drawn value goes; NaN where the cut is to lie between two bins.
     """
-    missing, n_sums = facts[MISSING], len(sums)
+    missing, n_sums, kind, bits = facts[MISSING], len(sums), facts[KIND], facts[BITS]
     left, right = work[0], work[1]
-    there = False
-    for v in range(n_sums):
-        there = there or hist[missing, v] != 0
+    there = any_missing(hist, missing)
     cut, at = drawn_cut(low, high, places, n, draw)
     side = np.int64(draw & np.uint64(1)) if there and n > 1 else 0
     for v in range(n_sums):
@@ -205,15 +217,9 @@ def random_cut(
     r_total = total - l_total
     if not _fits(facts, left, l_total, right, r_total, sign, bounds):
         return best
-    value = worth(facts[KIND], left, l_total, facts[BITS]) + worth(
-        facts[KIND], right, r_total, facts[BITS]
-    )
+    value = worth(kind, left, l_total, bits) + worth(kind, right, r_total, bits)
     if value > best:
         best = value
         threshold[0] = at
-        found[0] = places[cut]
-        found[1] = places[cut + 1] if cut + 1 < n else -1
-        found[2] = side
-        left_found[:n_sums] = left
-        left_found[n_sums] = l_total
+        _note(places, cut, n, side, left, l_total, found, left_found)
     return best

@@ -24,6 +24,7 @@ from daskml_dist.backends.forest_cuts import (
     MISSING,
     OUTPUTS,
     D,
+    any_missing,
     best_cut,
     occupied,
     random_cut,
@@ -136,7 +137,6 @@ def _split(
     """
     missing, d, m = facts[MISSING], facts[D], facts[FEATURES]
     best, best_feature, spreads, k = -np.inf, -1, False, 0
-    n_sums = len(sums) - 2
     while k < d and (k < m or not spreads):
         j = draw_feature(path, k, features, swaps)
         k += 1
@@ -145,10 +145,7 @@ def _split(
         else:
             add_rows(rows, lines, j, hist)
             n = occupied(hist, missing, places)
-        there = False
-        for v in range(n_sums):
-            there = there or hist[missing, v] != 0
-        if n + there > 1:
+        if n + any_missing(hist, missing) > 1:
             spreads = True
             new = cut_of(
                 facts, hist, places, n, sums, signs[j], bounds, low, high, path, j, best, found,
@@ -203,7 +200,7 @@ def grow(
     places, work = np.zeros(256, np.int64), np.zeros((2, n_sums), np.int64)
     found, of_left, at = np.zeros(3, np.int64), np.zeros(n_sums + 1, np.int64), np.zeros(1)
     features, swaps, reach = np.arange(d), np.zeros(d, np.int64), np.zeros(2 * facts[OUTPUTS])
-    own = bounds.copy()
+    own, medians = bounds.copy(), np.zeros(2)
     # Nodes that wait: number, first line, last line.
     stack = np.zeros((64, 3), np.int64)
     paths = np.zeros(64, np.uint64)
@@ -230,7 +227,7 @@ def grow(
         if scale is not None:
             j, best = median_split(
                 facts, scale, rows, some, sums[node, n_sums], path, low, high, features, swaps,
-                found, at,
+                found, at, signs, own, medians,
             )  # fmt: skip
             before = -sums[node, n_sums + 1 :].view(np.float64)[0]
         else:
@@ -251,30 +248,43 @@ def grow(
             stack = np.concatenate((stack, np.zeros_like(stack)))
             paths = np.concatenate((paths, np.zeros_like(paths)))
         depths[n_nodes] = depths[n_nodes + 1] = depths[node] + 1
-        if len(between):
+        if len(between) and scale is not None:
+            _bound(signs[j], own, medians[0], medians[1], between[n_nodes : n_nodes + 2])
+        elif len(between):
             halve(facts, sums[node], of_left, signs[j], own, work, between[n_nodes : n_nodes + 2])
-        for side in (1, 0):
-            stack[n_stack, 0] = n_nodes + side
-            stack[n_stack, 1] = start if side == 0 else start + n_left
-            stack[n_stack, 2] = start + n_left if side == 0 else stop
-            paths[n_stack] = child_of(path, side)
-            n_stack += 1
+        middle_line = start + n_left
+        _wait(stack, paths, n_stack, n_nodes + 1, middle_line, stop, child_of(path, 1))
+        _wait(stack, paths, n_stack + 1, n_nodes, start, middle_line, child_of(path, 0))
+        n_stack += 2
         n_nodes += 2
     return n_nodes
+
+
+@_exact
+def _wait(stack: Any, paths: Any, at: Any, node: Any, start: Any, stop: Any, path: Any) -> None:
+    """Let a node wait in a place of the stack."""
+    stack[at, 0], stack[at, 1], stack[at, 2] = node, start, stop
+    paths[at] = path
 
 
 @_exact
 def halve(facts: Any, sums: Any, left: Any, sign: Any, own: Any, work: Any, children: Any) -> None:
     """Write the bounds of what two children may answer."""
     n_sums = len(sums) - 2
-    children[0] = own[:2]
-    children[1] = own[:2]
-    if sign == 0:
-        return
     work[0] = left[:n_sums]
     work[1] = sums[:n_sums] - left[:n_sums]
     a = middle(facts[KIND], work[0], left[n_sums], facts[BITS])
     b = middle(facts[KIND], work[1], sums[n_sums] - left[n_sums], facts[BITS])
+    _bound(sign, own, a, b, children)
+
+
+@_exact
+def _bound(sign: Any, own: Any, a: Any, b: Any, children: Any) -> None:
+    """Write the bounds of two children that answer a and b."""
+    children[0] = own[:2]
+    children[1] = own[:2]
+    if sign == 0:
+        return
     half = (a + b) / 2
     # Of a rising feature the left child stays below, the right one above.
     children[0 if sign > 0 else 1, 1] = half

@@ -192,7 +192,7 @@ callable, default="k-means||"
 
     # -- fitting -------------------------------------------------------------------------------
 
-    def fit(
+    def fit(  # type: ignore[override]
         self,
         X: Any,
         y: None = None,
@@ -347,7 +347,7 @@ callable, default="k-means||"
             settled = Settled(model, self._tolerance)
             result = train_in_parts(engine, fit, callbacks, None, settled)
         else:
-            result = engine.train(fit, callbacks)
+            result = super()._trained(engine, fit, callbacks)
         losses = [record["loss"] for record in result.records]
         if losses and not np.isfinite(losses).all():
             raise DivergedError(OVERFLOW)

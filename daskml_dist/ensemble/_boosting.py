@@ -62,6 +62,8 @@ class BaseBoosting(BaseRounds):
     _held: tuple[Any, Any, Any] | None = None
     _of_fit: FitRows | None = None
     _is_numbered: bool = False
+    #: Whether rows were weighted, which counts of nodes do not tell.
+    _has_weights: bool = False
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -175,6 +177,7 @@ class BaseBoosting(BaseRounds):
         try:
             self._forget()
             self._fit(X, y, sample_weight, client)
+            self._has_weights |= sample_weight is not None
         finally:
             self.__dict__.pop("_held", None)
             self.__dict__.pop("_of_fit", None)
@@ -184,6 +187,7 @@ class BaseBoosting(BaseRounds):
     def _forget(self) -> None:
         if not self.warm_start:
             self.__dict__.pop("_trees", None)
+            self.__dict__.pop("_has_weights", None)
 
     def _check_params(self) -> None:
         p = self._params()
@@ -236,16 +240,16 @@ class BaseBoosting(BaseRounds):
                 rows = replace(rows, class_weight=balanced)
         return rows if rows.weight_scale is None else replace(rows, weight_scale=1.0)
 
-    def _problem(self, rows: Rows) -> tuple[Any, Any]:
-        p, d = self._params(), rows.survey.n_features
-        loss = self._boost_loss(rows)
-        signs = signs_of(self, p["monotonic_cst"], d, loss.n_outputs)
+    def _growth(self, d: int, n_outputs: int) -> Growth:
+        """Bounds of the growth of trees on rows of so many features."""
+        p = self._params()
+        signs = signs_of(self, p["monotonic_cst"], d, n_outputs)
         if self._mask is not None and (signs[self._mask] != 0).any():
             raise InvalidParameterError(
                 "Categorical features cannot have monotonic constraints: they have no order. Set "
                 "those of monotonic_cst to 0."
             )
-        growth = Growth(
+        return Growth(
             max_leaf_nodes=p["max_leaf_nodes"],
             max_depth=p["max_depth"],
             min_samples_leaf=int(p["min_samples_leaf"]),
@@ -254,6 +258,11 @@ class BaseBoosting(BaseRounds):
             signs=signs,
             groups=groups_of(p["interaction_cst"], d),
         )
+
+    def _problem(self, rows: Rows) -> tuple[Any, Any]:
+        p, d = self._params(), rows.survey.n_features
+        loss = self._boost_loss(rows)
+        growth = self._growth(d, loss.n_outputs)
         begin = self._begin(loss, rows)
         if begin is None:
             self._seed = seed_of(self.random_state)

@@ -66,6 +66,8 @@ def validation_curve(
     """
     fit_params = dict(params or {})
     candidates = [clone(estimator).set_params(**{param_name: value}) for value in param_range]
+    if not candidates:
+        raise InvalidParameterError("param_range is empty. Name at least one value.")
     if _is_sklearns(candidates[:1], scoring, fit_params, X, y, groups):
         found: tuple[Any, Any] = model_selection.validation_curve(
             estimator, X, y, param_name=param_name, param_range=param_range, groups=groups, cv=cv,
@@ -212,8 +214,12 @@ def _rows_of_folds(splits: Splits) -> list[tuple[NDArray[np.intp], NDArray[np.in
 
 def _sizes(given: NDArray[Any], most: int) -> NDArray[np.int64]:
     """Numbers of training rows, each once."""
-    if np.issubdtype(given.dtype, np.floating):
-        if given.min() <= 0 or given.max() > 1:
+    if given.ndim != 1 or not len(given) or given.dtype.kind not in "iuf":
+        raise InvalidParameterError(
+            f"train_sizes={given.tolist()}: give a sequence of shares or numbers of training rows."
+        )
+    if given.dtype.kind == "f":
+        if not (given.min() > 0 and given.max() <= 1):
             raise InvalidParameterError(
                 f"train_sizes={given.tolist()}: shares of the training rows must be within (0, 1]."
             )

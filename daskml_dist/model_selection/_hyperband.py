@@ -130,7 +130,7 @@ multimetric_
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What a fit will do: ``n_models``, ``partial_fit_calls`` at most, and ``brackets``."""
+        """Plan of a fit: ``n_models``, ``partial_fit_calls`` at most, and ``brackets``."""
         brackets = self._brackets()
         return {
             "n_models": sum(bracket.n_models for bracket in brackets),

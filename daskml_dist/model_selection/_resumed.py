@@ -15,7 +15,8 @@ from sklearn.base import clone
 from sklearn.exceptions import FitFailedWarning
 
 from daskml_dist._stackable import step_stacks
-from daskml_dist._step_stacks import NotStackedError, StepColumn, StepStack
+from daskml_dist._stacks import NotStackedError
+from daskml_dist._step_stacks import StepColumn, StepStack
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.model_selection._roles import TEST, TRAIN
 from daskml_dist.model_selection._stacking import (
@@ -169,7 +170,7 @@ def pass_over(model: Model, X: Any, y: Any, params: dict[str, Any], classes: Any
 
 
 def failed(model: Model, names: Sequence[str], train_score: bool, error_score: Any) -> Fitted:
-    """What a model that failed scores."""
+    """Scores of a model that failed."""
     assert model.error is not None
     if error_score == "raise":
         raise model.error

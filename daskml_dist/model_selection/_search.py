@@ -21,6 +21,7 @@ from daskml_dist.errors import (
     NoCandidateError,
 )
 from daskml_dist.metrics.scorers import get_scorers
+from daskml_dist.model_selection._pipelines import pipelines_stack, stacked_pipelines
 from daskml_dist.model_selection._results import table_of
 from daskml_dist.model_selection._routing import is_routed, weighed_scores
 from daskml_dist.model_selection._stacking import stacked_fits, stacks
@@ -122,7 +123,8 @@ class SearchOnDask(Exported):
         names = self._names()
         if names is not None:
             try:
-                found = stacked_fits(
+                fit = stacked_pipelines if pipelines_stack(estimators) else stacked_fits
+                found = fit(
                     estimators, splits, names, scorers, train_score=train_score,
                     error_score=self.error_score,
                 )  # fmt: skip
@@ -143,7 +145,8 @@ class SearchOnDask(Exported):
 
         Asked of the estimator alone: candidates that are drawn are drawn once.
         """
-        return self._names() is not None and stacks([self.estimator])
+        alone = [self.estimator]
+        return self._names() is not None and (stacks(alone) or pipelines_stack(alone))
 
     def _names(self) -> dict[str, Any] | None:
         """Names of the scores; None where one is a function of several scores."""

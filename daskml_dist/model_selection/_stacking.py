@@ -17,9 +17,10 @@ from sklearn.exceptions import FitFailedWarning
 from daskml_dist._classifier import BaseClassifier
 from daskml_dist._regressor import BaseRegressor
 from daskml_dist._stackable import step_stacks
-from daskml_dist._stacks import StackedFit, can_stack, fit_stack
-from daskml_dist._step_stacks import NotStackedError, StepColumn, StepStack
+from daskml_dist._stacks import NotStackedError, StackedFit, can_stack, fit_stack
+from daskml_dist._step_stacks import StepColumn, StepStack
 from daskml_dist.data.collection import Collection, as_collection
+from daskml_dist.data.conversion import check_dtype
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 from daskml_dist.metrics.scorers import SCORERS, Scorer
@@ -84,29 +85,17 @@ def stacked_fits(
     if not rounds and of_steps is None:
         return None
     collection, classes = targets_of(splits, estimators[0]._classification)
-    if classes is not None and not _all_labels_met(collection, splits.roles, len(classes)):
-        return None  # such fits know fewer labels than the others
     weighted = collection.parts[0][2] is not None
     known = {name: of_sums(estimators[0], given) for name, given in scoring.items()}
-    found: list[list[StackedFit | FailedFit]] | None
-    if rounds:
-        found = [
-            list(row)
-            for row in fit_stack(
-                estimators,
-                collection,
-                splits.roles,
-                classes,
-                weighted,
-                train_score,
-                counts_pairs(known),
-            )
-        ]
-    else:
-        found = _fit_step_stacks(estimators, of_steps or [], collection, splits, classes, weighted,
-                                 train_score, counts_pairs(known))  # fmt: skip
-        if found is None:
-            return None
+    given = collection, splits.roles, classes, weighted, train_score, counts_pairs(known)
+    found: list[list[StackedFit | FailedFit]]
+    try:
+        if rounds:
+            found = [list(row) for row in fit_stack(estimators, *given)]
+        else:
+            found = _fit_step_stacks(estimators, of_steps or [], *given)
+    except NotStackedError:
+        return None
     scored = ScoresOfStacks(splits, collection, known, scorers, train_score, error_score)
     return [list(map(scored, row, range(len(row)))) for row in found], len(of_steps or [0])
 
@@ -138,28 +127,25 @@ class FailedFit:
 
 
 def _fit_step_stacks(
-    estimators: Sequence[Any], stacks: list[list[int]], collection: Collection, splits: Splits,
+    estimators: Sequence[Any], stacks: list[list[int]], collection: Collection, roles: Roles,
     classes: Any, weighted: bool, train_score: bool, pairs: bool,
-) -> list[list[StackedFit | FailedFit]] | None:  # fmt: skip
-    """Fits by gradient steps, each stack one fit; None where their steps do not stack."""
+) -> list[list[StackedFit | FailedFit]]:  # fmt: skip
+    """Fits by gradient steps, each stack one fit."""
     found: dict[int, list[StackedFit | FailedFit]] = {}
     for numbers in stacks:
-        stack = StepStack([estimators[number] for number in numbers], splits.roles, classes)
-        try:
-            with stack.opened(collection, weighted) as columns:
-                stack.advance(columns, max(column.stopping.max_iter for column in columns))
-                fits = fits_of_columns(stack, columns, train_score, pairs)
-        except NotStackedError:
-            return None
+        stack = StepStack([estimators[number] for number in numbers], roles, classes)
+        with stack.opened(collection, weighted) as columns:
+            stack.advance(columns, max(column.stopping.max_iter for column in columns))
+            fits = fits_of_columns(stack, columns, train_score, pairs)
         for k, number in enumerate(numbers):
-            found[number] = fits[k * splits.n_splits : (k + 1) * splits.n_splits]
+            found[number] = fits[k * roles.n_splits : (k + 1) * roles.n_splits]
     return [found[number] for number in range(len(estimators))]
 
 
 def fits_of_columns(
     stack: StepStack, columns: Sequence[StepColumn], train_score: bool, pairs: bool
 ) -> list[StackedFit | FailedFit]:
-    """Fits of columns, with sums of their scores."""
+    """Fits that columns have come to, with sums of their scores."""
     roles = (TEST, TRAIN) if train_score else (TEST,)
     sums = {role: stack.scores(columns, role, pairs) for role in roles}
     fits: list[StackedFit | FailedFit] = []
@@ -298,9 +284,18 @@ def class_factors(
     ------
     InvalidParameterError
         A label is none of the classes.
+    InvalidDataError
+        Weights are to be balanced, and the rows of a class have none.
     """
     if isinstance(class_weight, str):
         of_class = sums()
+        if not (of_class.min() >= 0 and np.isfinite(of_class).all()):
+            return np.ones(len(classes))  # a fit names the row of such a weight
+        if not of_class.all():
+            raise InvalidDataError(
+                f'class_weight="balanced": the weights of the rows of {classes[of_class == 0]} '
+                "sum to zero. Leave these rows out, or name the weight of each class."
+            )
         return np.asarray(of_class.sum() / (len(classes) * of_class), np.float64)
     known = classes.tolist()
     if unknown := [label for label in class_weight if label not in known]:
@@ -335,25 +330,6 @@ def _weighed(classes: Any, factors: Any, targets: Any, given: Any) -> Any:
     return of_labels if given is None else of_labels * np.asarray(given)
 
 
-def _all_labels_met(collection: Collection, roles: Roles, n_classes: int) -> bool:
-    """Whether the training rows of every split have all labels."""
-    targets = replace(collection, parts=[(None, part[1], None) for part in collection.parts])
-    met: NDArray[np.bool_] = reduce_parts(targets, partial(_met, roles, n_classes), _any)
-    return bool(met.all())
-
-
-def _met(roles: Roles, n_classes: int, index: int, X: Any, targets: Any, w: Any) -> Any:
-    labels, codes = targets[:, 0].astype(np.int64), targets[:, -1].astype(np.int64) - 1
-    met = np.zeros((roles.n_splits, n_classes), bool)
-    for split in range(roles.n_splits):
-        met[split, labels[roles.played(codes, split) == TRAIN]] = True
-    return met
-
-
-def _any(parts: list[NDArray[np.bool_]]) -> NDArray[np.bool_]:
-    return np.asarray(np.any(parts, axis=0))
-
-
 def _labels(splits: Splits, collection: Collection) -> NDArray[Any]:
     """Sorted labels; of a splitter that has counted them, without another pass."""
     if collection.kind == "memory":
@@ -374,5 +350,7 @@ def _labels(splits: Splits, collection: Collection) -> NDArray[Any]:
 def _joined(classes: NDArray[Any] | None, targets: Any, codes: Ints) -> NDArray[np.float64]:
     """Targets (numbers of their labels) and codes counted from 1, so that none is 0."""
     values = np.asarray(targets)
-    found = values if classes is None else np.searchsorted(classes, values)
-    return np.column_stack([found, codes + 1]).astype(np.float64, copy=False)
+    if classes is not None:
+        values = np.searchsorted(classes, values)
+    check_dtype(values.dtype, "y")
+    return np.column_stack([values, codes + 1]).astype(np.float64, copy=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ from daskml_dist.model_selection._failures import Told, tell_failures
 from daskml_dist.model_selection._roles import TEST, TRAIN, Roles
 from daskml_dist.model_selection._routing import weighed_scores
 from daskml_dist.model_selection._split_rows import RowsOfSplits, chosen, n_rows_of
+from daskml_dist.models.stacked import OnlyOne
 
 __all__ = [
     "Fitted",
@@ -131,6 +133,17 @@ class Splits:
             )
         return X, y, _with_weight(self.plain, weight)
 
+    def of_split(self, split: int, X: Any) -> Splits:
+        """One of the splits alone, of what a function of rows has made of X."""
+        found = copy.copy(self)
+        found.inputs, found.n_splits = (X, *self.inputs[1:]), 1
+        found.roles = OnlyOne(self.roles, split)
+        if self._rows is not None:
+            found._rows = self._rows.of_rows(X, found.roles)
+        else:
+            found._splits = [self._splits[split]]
+        return found
+
     def fits(
         self, estimators: Sequence[Any], scorers: dict[str, Any], *, train_score: bool,
         error_score: Any, weigh_scores: bool = False,
@@ -143,7 +156,7 @@ class Splits:
         """
         options = {"train_score": train_score, "error_score": error_score, "weigh": weigh_scores}
         every = [(e, split) for e in estimators for split in range(self.n_splits)]
-        if all(map(knows_dask, estimators)):
+        if self._rows is None or all(map(knows_dask, estimators)):
             found = [
                 _fit_and_score(
                     e, self.side(split, TRAIN), partial(self.side, split, TEST), scorers, **options
@@ -344,8 +357,7 @@ def cross_val_score(
         estimator, X, y, groups=groups, scoring=scoring, cv=cv, n_jobs=n_jobs, verbose=verbose,
         params=params, pre_dispatch=pre_dispatch, error_score=error_score,
     )  # fmt: skip
-    scores: NDArray[np.float64] = found["test_score"]
-    return scores
+    return np.asarray(found["test_score"])
 
 
 def cross_val_predict(

@@ -2,7 +2,8 @@
 
 References
 ----------
-Those of scikit-learn's ``HistGradientBoosting``, so that both find the same bins in the same rows.
+Those of scikit-learn's ``HistGradientBoosting``, so that both find the same bins in the same rows,
+and finer ones here where many rows have the same value (`spare_edges`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Bins", "edges_of"]
+from daskml_dist.models.spare_edges import with_spare_edges
+
+__all__ = ["Bins", "edges_of", "values_there"]
 
 Edges = NDArray[np.float64]
 
@@ -77,7 +80,8 @@ class Bins:
 def edges_of(values: NDArray[Any], weight: NDArray[np.float64] | None, max_bins: int) -> Edges:
     """Edges of a feature's bins.
 
-    Midpoints where there are few distinct values, else quantiles ("averaged inverted cdf").
+    Midpoints where there are few distinct values, else quantiles ("averaged inverted cdf"). Where
+    quantiles fall on the same values, edges are left over: these go between the others.
 
     Parameters
     ----------
@@ -86,17 +90,14 @@ def edges_of(values: NDArray[Any], weight: NDArray[np.float64] | None, max_bins:
     weight : ndarray of shape (n,) or None
     max_bins : int
     """
-    there = ~np.isnan(values)
-    if weight is not None:
-        there &= weight != 0
-        weight = weight[there]
-    values = values[there]
+    values, weight = values_there(values, weight)
     if weight is None:
         values = np.sort(values).astype(np.float64)
     else:
         order = np.argsort(values, kind="stable")
         values, weight = values[order].astype(np.float64), weight[order]
-    distinct = values[np.append(True, values[1:] != values[:-1])] if len(values) else values
+    first = np.flatnonzero(np.append(True, values[1:] != values[:-1])[: len(values)])
+    distinct = values[first]
     if len(distinct) <= 1:
         return np.empty(0)
     if len(distinct) <= max_bins:
@@ -108,7 +109,21 @@ def edges_of(values: NDArray[Any], weight: NDArray[np.float64] | None, max_bins:
             edges = np.unique(_quantiles(values, shares))
         else:
             edges = np.unique(_weighted_quantiles(values, shares, weight))
+        edges = np.minimum(edges, np.finfo(np.float64).max)
+        rows = np.ones_like(values) if weight is None else weight
+        edges = with_spare_edges(edges, distinct, np.add.reduceat(rows, first), max_bins)
     return np.asarray(np.minimum(edges, np.finfo(np.float64).max))
+
+
+def values_there(
+    values: NDArray[Any], weight: NDArray[np.float64] | None
+) -> tuple[NDArray[Any], NDArray[np.float64] | None]:
+    """Values that are there and weigh something, and their weights."""
+    there = ~np.isnan(values)
+    if weight is not None:
+        there &= weight != 0
+        weight = weight[there]
+    return values[there], weight
 
 
 def _quantiles(values: Edges, shares: Edges) -> Edges:

@@ -126,6 +126,8 @@ class BaseMLP(BaseNetwork, BaseRounds):
         y: Any,
         sample_weight: Any = None,
         *,
+        eval_set: Any = None,
+        scoring: Any = None,
         policy: str | Policy | None = None,
         client: Any = None,
     ) -> Self:
@@ -133,7 +135,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
 
         Parameters
         ----------
-        X, y, sample_weight, policy, client
+        X, y, sample_weight, eval_set, scoring, policy, client
             As in :meth:`daskml_dist.linear_model.SGDClassifier.fit`; `y` may have columns.
 
         Returns
@@ -148,9 +150,23 @@ class BaseMLP(BaseNetwork, BaseRounds):
             When the fit cannot go on.
         """
         if self._is_adaptive:
-            return self._fit_adaptively(X, y, sample_weight, policy, client)
+            watch = {"eval_set": eval_set, "scoring": scoring}
+            return self._fit_adaptively(X, y, sample_weight, policy, client, watch)
         if not self._by_rounds:
-            return super().fit(X, y, sample_weight, policy=policy, client=client)
+            return super().fit(
+                X,
+                y,
+                sample_weight,
+                eval_set=eval_set,
+                scoring=scoring,
+                policy=policy,
+                client=client,
+            )
+        if eval_set is not None or scoring is not None:
+            raise InvalidParameterError(
+                'solver="lbfgs" has no parameters to score before it ends: leave eval_set and '
+                'scoring out, or use solver="adam".'
+            )
         if policy is not None:
             raise InvalidParameterError(
                 'solver="lbfgs" asks for sums over all rows, under no policy. Leave it out, '
@@ -166,7 +182,13 @@ class BaseMLP(BaseNetwork, BaseRounds):
         return own and (params["solver"], params["learning_rate"]) == ("sgd", "adaptive")
 
     def _fit_adaptively(
-        self, X: Any, y: Any, sample_weight: Any, policy: str | Policy | None, client: Any
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any,
+        policy: str | Policy | None,
+        client: Any,
+        watch: dict[str, Any],
     ) -> Self:
         """Fit again and again from where the fit before ended, each at a fifth of its rate."""
         settings, go_on = self._settings(policy), self._goes_on()
@@ -183,7 +205,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
                 max_iter=left,
                 seed=settings.seed + len(records),
             )
-            self._train(X, y, sample_weight, settings=now, client=client, go_on=go_on)
+            self._train(X, y, sample_weight, settings=now, client=client, go_on=go_on, **watch)
             records += self.history_.records
             left, rate, go_on = settings.max_iter - len(records), rate / 5, True
         for number, record in enumerate(records, start=1):

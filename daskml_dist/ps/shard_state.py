@@ -25,6 +25,15 @@ class ShardState:
     average: NDArray[Any] | None = None
     n_averaged: int = 0
 
+    @property
+    def final(self) -> NDArray[Any]:
+        """Parameters of a fit that ends here."""
+        return self.w if self.average is None else self.average
+
+    def ending_with(self, w: NDArray[Any]) -> ShardState:
+        """The state with other parameters to end with."""
+        return replace(self, w=w, average=None if self.average is None else w)
+
     def part(self, rows: slice) -> ShardState:
         """Copy of a slice of rows."""
         return ShardState(

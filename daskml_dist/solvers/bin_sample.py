@@ -56,13 +56,7 @@ def find_bins(
         Makes the edges of a feature, of its values, weights (or None) and `max_bins`.
     """
     categories = _categories(rows, max_bins, categories, aside)
-    share = 1.0 if n_used <= SAMPLE else min(1.0, _MORE * SAMPLE / n_used)
-    last = np.uint64(min(int(share * 2.0**64), 2**64 - 1))
-    each = rows.map(lambda lane: _of_lane(rows, lane, seed, last, aside), rows.lanes)
-    found = [part for parts in each for part in parts]
-    sampled = [X for X, _, _ in found]
-    weight: Any = np.concatenate([np.empty(0), *(of for _, of, _ in found)])
-    numbers = np.concatenate([np.empty(0, np.int64), *(of for _, _, of in found)])
+    sampled, weight, numbers = _sampled(rows, seed, aside, n_used)
     # Each trainer gets the columns that it finds edges of.
     ranges = rows.ranges(len(categories))
     column = dealt_columns(rows, sampled, ranges)
@@ -84,6 +78,19 @@ def find_bins(
         edges_by(column(j, at), weight, max_bins) if c is None else c for j, c in enumerate(own)
     ]
     return Bins(_joined(rows, edges), max_bins, np.array([c is not None for c in categories]))
+
+
+def _sampled(
+    rows: OwnRows, seed: int, aside: Aside | None, n_used: float
+) -> tuple[list[Any], Any, Array]:
+    """Rows of the own lanes, somewhat more than are needed; their weights and numbers."""
+    share = 1.0 if n_used <= SAMPLE else min(1.0, _MORE * SAMPLE / n_used)
+    last = np.uint64(min(int(share * 2.0**64), 2**64 - 1))
+    each = rows.map(lambda lane: _of_lane(rows, lane, seed, last, aside), rows.lanes)
+    found = [part for parts in each for part in parts]
+    weight = np.concatenate([np.empty(0), *(of for _, of, _ in found)])
+    numbers = np.concatenate([np.empty(0, np.int64), *(of for _, _, of in found)])
+    return [X for X, _, _ in found], weight, numbers
 
 
 def _categories(

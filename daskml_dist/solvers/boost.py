@@ -230,17 +230,7 @@ class _Boosting:
         stopped = self._rows.kept is not None and self._scores.end()
         while n_iter < solver.max_iter and not stopped and not self._rows.should_stop:
             packed = gradients.make(n_iter * k)
-            trees = []
-            for output in range(k):
-                tree, leaves = grower.grow(
-                    output, *packed[output], solver.seed, _FEATURES, n_iter * k + output
-                )
-                if self._loss.quantile is not None:
-                    numbers = [leaf.number for leaf in leaves]
-                    tree.value[numbers, 0] = self._residuals(leaves)
-                tree.value *= solver.learning_rate
-                trees.append(tree)
-                self._answer(tree, leaves, output)
+            trees = [self._tree(output, packed[output], n_iter * k + output) for output in range(k)]
             self._trees = [*self._trees, *trees]
             n_iter += 1
             self._rows.map(self._bring_up, self._held)
@@ -248,6 +238,17 @@ class _Boosting:
             stopped = self._scores.end()
             self._rows.keep(n_iter, self._state())
         return Solution(np.empty(0), n_iter, extra=self._state()())
+
+    def _tree(self, output: int, packed: Any, number: int) -> Tree:
+        """The next tree of an output, whose answers are then added to those of the rows."""
+        solver = self._solver
+        tree, leaves = self._grower.grow(output, *packed, solver.seed, _FEATURES, number)
+        if self._loss.quantile is not None:
+            numbers = [leaf.number for leaf in leaves]
+            tree.value[numbers, 0] = self._residuals(leaves)
+        tree.value *= solver.learning_rate
+        self._answer(tree, leaves, output)
+        return tree
 
     def _state(self) -> Any:
         """Function that makes the state as it is now."""

@@ -15,7 +15,7 @@ from daskml_dist.solvers.forest_grow import Growing
 from daskml_dist.solvers.forest_levels import grown_by_levels
 from daskml_dist.solvers.forest_rows import ForestRows
 
-__all__ = ["drawn_lines", "grown_parts", "root_sums", "whole_trees"]
+__all__ = ["grown_parts", "root_sums", "whole_trees"]
 
 Array = NDArray[Any]
 
@@ -23,7 +23,7 @@ Array = NDArray[Any]
 _SHARE = 0.3
 
 
-def drawn_lines(lane: ForestLane, growing: Growing, numbers: Sequence[int]) -> list[int]:
+def _drawn_lines(lane: ForestLane, growing: Growing, numbers: Sequence[int]) -> list[int]:
     """Let a lane that has all rows draw those of some trees; how many each has."""
     keys = np.array([growing.keys(t)[0] for t in numbers], np.uint64)
     n = lane.draw(keys, None)
@@ -61,7 +61,7 @@ def whole_trees(
         many = int(min(left, max(1.0, _SHARE * device.budget / each)))
         some = numbers[len(found) : len(found) + many]
         with device.memory(n_rows):
-            n = drawn_lines(lane, growing, some)
+            n = _drawn_lines(lane, growing, some)
             sums, _ = root_sums(lane, growing, n)
             facts, least = growing.all_facts(sums[:, -2])
             paths = np.array([growing.keys(t)[1] for t in some], np.uint64)

@@ -139,35 +139,27 @@ class _Store:
 
     def made(self, n_trees: int, bounded: bool) -> list[GrownTree]:
         """Tree that has grown of each root."""
-        tree, depth, sums, between, left, gain, best = (
-            np.concatenate(parts)
-            for parts in (
-                self.tree, self.depth, self.sums, self.between, self.left, self.gain, self.best,
-            )
-        )  # fmt: skip
+        lists = self.tree, self.depth, self.sums, self.between, self.left, self.gain, self.best
+        tree, depth, sums, between, left, gain, best = map(np.concatenate, lists)
         order = np.argsort(tree, kind="stable")
         ends = np.searchsorted(tree[order], np.arange(n_trees + 1))
         place = np.empty(self.n, np.int64)
         place[order] = np.arange(self.n) - ends[tree[order]]
-        found = []
-        for a, b in pairwise(ends.tolist()):
-            own = order[a:b]
-            inner = left[own] != own
-            found.append(
-                GrownTree(
-                    feature=best[own, 0].astype(np.int32),
-                    cut=np.where(inner[:, None], best[own, 4:7], 0),
-                    threshold=np.where(
-                        inner, np.ascontiguousarray(best[own, 2]).view(np.float64), np.nan
-                    ),
-                    left=place[left[own]].astype(np.int32),
-                    depth=depth[own],
-                    sums=sums[own],
-                    gain=gain[own],
-                    between=between[own] if bounded else np.empty((0, 2)),
-                ).walked()
-            )
-        return found
+
+        def of_tree(own: Array) -> GrownTree:
+            inner, threshold = left[own] != own, np.ascontiguousarray(best[own, 2])
+            return GrownTree(
+                feature=best[own, 0].astype(np.int32),
+                cut=np.where(inner[:, None], best[own, 4:7], 0),
+                threshold=np.where(inner, threshold.view(np.float64), np.nan),
+                left=place[left[own]].astype(np.int32),
+                depth=depth[own],
+                sums=sums[own],
+                gain=gain[own],
+                between=between[own] if bounded else np.empty((0, 2)),
+            ).walked()
+
+        return [of_tree(order[a:b]) for a, b in pairwise(ends.tolist())]
 
 
 class _Levels:
@@ -182,42 +174,55 @@ class _Levels:
 
     def grow(self, nodes: Nodes, depth: Array) -> list[GrownTree]:
         """Trees that grow of the nodes."""
-        from daskml_dist.backends.forest_nodes import may_be_split, settled
-
-        facts, store, n_trees = self._facts, _Store(), len(nodes)
-        n_told = 1 + TOLD + facts.n_sums + 1
+        store, n_trees = _Store(), len(nodes)
         while len(nodes):
-            sums = np.zeros((len(nodes), facts.n_sums + 2), np.int64)
-            reach = np.full((len(nodes), 2 * facts.n_outputs), -np.inf)
-            self._lane.sums(nodes, sums, reach)
-            store.add(nodes, depth, sums, n_told)
-            may = np.zeros(len(nodes), np.bool_)
-            may_be_split(self._of_trees, nodes.tree, sums, reach, depth, may)
-            (open_,) = np.nonzero(may)
-            if not len(open_):
-                break
-            some, sums, depth = nodes.some(open_), sums[open_], depth[open_]
-            best = self._find(some, sums)
-            gain, bounds = np.empty(len(some)), np.empty((len(some), 2, 3))
-            ways = np.empty((len(some), 2), np.uint64)
-            worths = np.ascontiguousarray(best[:, 1]).view(np.float64)
-            settled(
-                self._of_trees, self._least, some.tree, sums, best, worths, facts.signs,
-                some.bounds, some.path, gain, bounds, ways,
-            )  # fmt: skip
-            (split,) = np.nonzero(gain >= 0)
-            if not len(split):
-                break
-            some, best = some.some(split), best[split]
-            store.split(open_[split], gain[split], best)
-            middles = self._lane.part(some, best[:, [0, 4, 6]])
-            nodes = Nodes(
-                some.tree.repeat(2), np.column_stack([some.start, middles]).reshape(-1),
-                np.column_stack([middles, some.stop]).reshape(-1), ways[split].reshape(-1),
-                bounds[split].reshape(-1, 3), some.turn + 1,
-            )  # fmt: skip
+            open_, sums = self._open(nodes, depth, store)
+            nodes, split = self._split(nodes.some(open_), sums, open_, store)
             depth = (depth[split] + 1).repeat(2)
-        return store.made(n_trees, facts.bounded)
+        return store.made(n_trees, self._facts.bounded)
+
+    def _open(self, nodes: Nodes, depth: Array, store: _Store) -> tuple[Array, Array]:
+        """Store nodes; which may be split, and the sums of these."""
+        from daskml_dist.backends.forest_nodes import may_be_split
+
+        facts = self._facts
+        sums = np.zeros((len(nodes), facts.n_sums + 2), np.int64)
+        reach = np.full((len(nodes), 2 * facts.n_outputs), -np.inf)
+        self._lane.sums(nodes, sums, reach)
+        store.add(nodes, depth, sums, 1 + TOLD + facts.n_sums + 1)
+        may = np.zeros(len(nodes), np.bool_)
+        may_be_split(self._of_trees, nodes.tree, sums, reach, depth, may)
+        (open_,) = np.nonzero(may)
+        return open_, sums[open_]
+
+    def _split(
+        self, nodes: Nodes, sums: Array, number: Array, store: _Store
+    ) -> tuple[Nodes, Array]:
+        """Split nodes, where that is worth it; their children, and the numbers of those split."""
+        from daskml_dist.backends.forest_nodes import settled
+
+        if not len(nodes):
+            return nodes, number
+        best = self._find(nodes, sums)
+        gain, bounds = np.empty(len(nodes)), np.empty((len(nodes), 2, 3))
+        ways = np.empty((len(nodes), 2), np.uint64)
+        worths = np.ascontiguousarray(best[:, 1]).view(np.float64)
+        settled(
+            self._of_trees, self._least, nodes.tree, sums, best, worths, self._facts.signs,
+            nodes.bounds, nodes.path, gain, bounds, ways,
+        )  # fmt: skip
+        (split,) = np.nonzero(gain >= 0)
+        some, best, number = nodes.some(split), best[split], number[split]
+        if not len(split):
+            return some, number
+        store.split(number, gain[split], best)
+        middles = self._lane.part(some, best[:, [0, 4, 6]])
+        children = Nodes(
+            some.tree.repeat(2), np.column_stack([some.start, middles]).reshape(-1),
+            np.column_stack([middles, some.stop]).reshape(-1), ways[split].reshape(-1),
+            bounds[split].reshape(-1, 3), some.turn + 1,
+        )  # fmt: skip
+        return children, number
 
     def _find(self, nodes: Nodes, sums: Array) -> Array:
         """The best cut of each node."""

@@ -111,9 +111,6 @@ def forest_rows(
     class_weight : sequence of ndarray of float64
         Of each of several outputs, whose product a row's weight is multiplied by; empty: none.
     """
-    from daskml_dist.backends.forest_rows import reach_of
-    from daskml_dist.backends.tree_bins import to_bins
-
     n, d = rows.count(lane), bins.n_features
     made = ForestRows(
         rows.room((n, -(-d // _WORD) * _WORD), np.uint8), rows.room((n,), np.int64),
@@ -121,31 +118,60 @@ def forest_rows(
         np.full((d, 256), np.inf), np.full((d, 256), -np.inf),
     )  # fmt: skip
     tile = min(_TILE, max(_FEWEST, _ENTRIES // d))
-    columns, seen = np.empty((d, min(n, tile)), np.uint8), np.empty(d, np.uint8)
-    stop = 0
+    put, stop = _TilesIn(rows, made, bins, class_weight, min(n, tile)), 0
     for first, block in rows.blocks(lane):
         for start in range(0, block.X.shape[0], tile):
             X = block.X[start : start + tile]
             X = X.toarray() if isinstance(X, SparseRows) else np.ascontiguousarray(X)
             at = slice(stop, stop + len(X))
-            of = made.rows[at]
-            to_bins(
-                X, bins.table, bins.n_edges, bins.categorical, bins.max_bins, of,
-                columns[:, : len(X)], seen,
-            )  # fmt: skip
-            made.numbers[at] = np.arange(first + start, first + start + len(X))
-            made.y[at] = block.y[start : start + tile]
-            if block.weight is not None or class_weight:
-                if made.given is None:
-                    made.given = rows.room((n,), np.float64)
-                made.given[at] = 1.0 if block.weight is None else block.weight[start : start + tile]
-                for k, of_class in enumerate(class_weight):
-                    made.given[at] *= of_class[made.y[at, k].astype(np.intp)]
-                counts = made.given[at] > 0
-                X, of = X[counts], of[counts]
-            reach_of(X, of, made.low, made.high)
+            weight = None if block.weight is None else block.weight[start : start + tile]
+            put(X, block.y[start : start + tile], weight, first + start, at)
             stop = at.stop
     return made
+
+
+class _TilesIn:
+    """Puts tiles of rows in their place among a lane's.
+
+    Parameters
+    ----------
+    rows : OwnRows
+    made : ForestRows
+    bins : Bins
+    class_weight : sequence of ndarray of float64
+    tile : int
+        Rows of a tile at most.
+    """
+
+    def __init__(
+        self, rows: OwnRows, made: ForestRows, bins: Bins, class_weight: Sequence[Array], tile: int
+    ) -> None:
+        self._rows, self._made, self._bins, self._class_weight = rows, made, bins, class_weight
+        d = bins.n_features
+        self._columns, self._seen = np.empty((d, tile), np.uint8), np.empty(d, np.uint8)
+
+    def __call__(self, X: Array, y: Array, weight: Array | None, number: int, at: slice) -> None:
+        """Put some rows, of which the first has a number among all."""
+        from daskml_dist.backends.forest_rows import reach_of
+        from daskml_dist.backends.tree_bins import to_bins
+
+        made, bins = self._made, self._bins
+        of = made.rows[at]
+        to_bins(
+            X, bins.table, bins.n_edges, bins.categorical, bins.max_bins, of,
+            self._columns[:, : len(X)], self._seen,
+        )  # fmt: skip
+        made.numbers[at] = np.arange(number, number + len(X))
+        made.y[at] = y
+        if weight is not None or self._class_weight:
+            if made.given is None:
+                made.given = self._rows.room((len(made.numbers),), np.float64)
+            made.given[at] = 1.0 if weight is None else weight
+            for k, of_class in enumerate(self._class_weight):
+                made.given[at] *= of_class[made.y[at, k].astype(np.intp)]
+            counts = made.given[at] > 0
+            X, of = X[counts], of[counts]
+        reach_of(X, of, made.low, made.high)
 
 
 def scaled(

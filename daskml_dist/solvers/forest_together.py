@@ -175,19 +175,11 @@ class Together:
     def _look(self, nodes: list[_Node], of: slice, one: bool) -> Array:
         """The best cuts of nodes by some of the features that they draw."""
         device, facts, rows = self._device, self._growing.shared, self._rows
-        features, total, told_of = None, None, []
-        for i, lane in enumerate(self._lanes):
-            own = self._nodes(nodes, i)
-            told_of.append(own)
-            if features is None:
-                features = device.features(own, facts, of.start, of.stop)
-            hist = lane.histograms(own, features)
-            if total is None:
-                total = hist
-            else:
-                total += hist
-        assert features is not None
-        assert total is not None
+        first, *others = (self._nodes(nodes, i) for i in range(len(self._lanes)))
+        features = device.features(first, facts, of.start, of.stop)
+        total = self._lanes[0].histograms(first, features)
+        for lane, own in zip(self._lanes[1:], others, strict=True):
+            total += lane.histograms(own, features)
         n, m = features.shape
         total, jobs = total.reshape(n * m, 256, facts.n_sums), slice(0, n * m)
         if rows.size > 1:
@@ -197,7 +189,7 @@ class Together:
             else:
                 total = device.to_device(rows.sum_own(device.to_host(total)))
         sums = np.array([node.sums for node in nodes])
-        told = device.cuts(told_of[0], features, total, jobs, sums, facts, self._facts)
+        told = device.cuts(first, features, total, jobs, sums, facts, self._facts)
         if rows.size > 1:
             there = rows.sums_on_device
             told = rows.sum(told) if there else device.to_device(rows.sum(device.to_host(told)))
@@ -217,22 +209,22 @@ class Together:
             gain, of_children, ways,
         )  # fmt: skip
         split = np.flatnonzero(gain >= 0)
-        if not len(split):
-            return []
         children: list[_Node] = []
         for k in split.tolist():
             node = nodes[k]
             node.feature, node.told = int(best[k, 0]), best[k, 1:]
-            pair = [
-                _Node(node.tree, 0, node.depth + 1, ways[k, side], [], of_children[k, side])
-                for side in (0, 1)
-            ]
             top = self._tops[node.tree]
             top.split(node, float(gain[k]))
-            for child in pair:
-                top.add(child)
-            children += pair
-        some, cuts = [nodes[k] for k in split], np.ascontiguousarray(best[split][:, [0, 4, 6]])
+            for way, bounds in zip(ways[k], of_children[k], strict=True):
+                children.append(_Node(node.tree, 0, node.depth + 1, way, [], bounds))
+                top.add(children[-1])
+        if len(split):
+            self._part([nodes[k] for k in split], best[split], children)
+        return children
+
+    def _part(self, some: list[_Node], best: Array, children: list[_Node]) -> None:
+        """Part the lines of nodes, and tell their children where these are."""
+        cuts = np.ascontiguousarray(best[:, [0, 4, 6]])
         middles = self._rows.map(
             lambda i: self._lanes[i].part(self._nodes(some, i), cuts), range(len(self._lanes))
         )
@@ -240,7 +232,6 @@ class Together:
             for k, (node, middle) in enumerate(zip(some, of_lane.tolist(), strict=True)):
                 children[2 * k].at.append(slice(node.at[i].start, middle))
                 children[2 * k + 1].at.append(slice(middle, node.at[i].stop))
-        return children
 
     # -- small nodes ---------------------------------------------------------------------------
 

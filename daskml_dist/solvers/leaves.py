@@ -138,15 +138,12 @@ class TreeBuilder:
         given = [bitset for bitset in bitsets if bitset is not None]
         is_given = np.array([bitset is not None for bitset in bitsets])
         totals = np.array([leaf.totals for leaf in nodes])
+        threshold_of = self._bins.threshold
+        thresholds = [np.inf if leaf is None else threshold_of(*leaf.found[:2]) for leaf in inner]
         return Tree(
             feature=found[0].astype(np.int32),
             bin=found[1].astype(np.int32),
-            threshold=np.array(
-                [
-                    np.inf if leaf is None else self._bins.threshold(*leaf.found[:2])
-                    for leaf in inner
-                ]
-            ),
+            threshold=np.array(thresholds),
             left=np.array(self._left, np.int32),
             missing_left=found[2] > 0,
             category=np.where(is_given, is_given.cumsum() - 1, -1).astype(np.int32),

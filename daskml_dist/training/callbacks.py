@@ -9,6 +9,10 @@ A callback is any object with one or more of the methods
 - ``on_fit_end(run)``: after the last step, also of a fit that failed or was interrupted;
 - ``on_step_end(step)``: after each gradient step of a lane, with a :class:`StepEnd`.
 
+One whose attribute ``needs_parameters`` is true is told of a pass once the parameters after it are
+with the client: ``run.parameters()``, ``run.estimator()``. A fit by gradient steps then goes on
+from pass to pass as it does with a checkpoint after each.
+
 The first four run in the client. ``on_step_end`` runs where the steps are made: on a cluster in
 the workers' processes, each of which has a copy of the callback (so it must pickle), and in several
 threads where a process has several lanes. What it raises ends the fit: as it is in one process, as
@@ -17,7 +21,7 @@ the cause of a :class:`~daskml_dist.errors.TrainingError` where it came from a w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,6 +79,8 @@ class CallbackList:
             _check(callback)
         self._begun: list[object] = []
         self._error: BaseException | None = None
+        #: Makes a fitted estimator of parameters; None where the fit has no such thing.
+        self.fitted: Callable[[Any], Any] | None = getattr(callbacks, "fitted", None)
 
     def __len__(self) -> int:
         return len(self._callbacks)
@@ -86,6 +92,11 @@ class CallbackList:
     def of_steps(self) -> tuple[Any, ...]:
         """Those that are told of steps, where these are made."""
         return tuple(c for c in self._callbacks if callable(getattr(c, STEP_HOOK, None)))
+
+    @property
+    def need_parameters(self) -> bool:
+        """Whether one of them is to see the parameters after each pass."""
+        return any(getattr(c, "needs_parameters", False) for c in self._callbacks)
 
     def on_fit_begin(self, run: Any) -> None:
         """Tell every callback that the fit begins.
@@ -168,6 +179,9 @@ class CallbackList:
         first = error or self._error
         raised: BaseException | None = None
         begun, self._begun, self._error = self._begun, [], None
+        told = begun and hasattr(run, "error")
+        if told:
+            run.error = first
         for callback in begun:
             try:
                 self._call(callback, "on_fit_end", run)
@@ -178,6 +192,8 @@ class CallbackList:
                     name = type(callback).__name__
                     first.add_note(f"then, as the fit ended, {name}.on_fit_end raised {later!r}")
         self._error = None  # its traceback would keep the run alive
+        if told:
+            run.error = None
         if raised is not None:
             raise raised
 

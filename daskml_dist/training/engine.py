@@ -8,11 +8,15 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.block_info import BlockInfo
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.scales import Scales
+from daskml_dist.errors import InvalidParameterError
 from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.solvers import Solution
@@ -89,11 +93,59 @@ class RunView:
         self.server_addresses = server_addresses
         self.stopped = False
         self._stop = stop
+        self._state: ShardState | None = None
+        self._fitted: Callable[[ShardState], Any] | None = None
+        #: What ends the fit, as callbacks are told of its end.
+        self.error: BaseException | None = None
+        #: Parameters that the fit is to end with; None: those that it came to.
+        self.ending: NDArray[Any] | None = None
 
     def stop(self) -> None:
         """End the fit with the pass that is open; it counts as a whole fit."""
         self.stopped = True
         self._stop()
+
+    def parameters(self) -> NDArray[Any]:
+        """Parameters after the last pass, as the model has them; a copy.
+
+        Raises
+        ------
+        InvalidParameterError
+            The fit's parameters stay with its trainers until it ends.
+        """
+        if self._state is None:
+            raise InvalidParameterError(
+                "The parameters of this fit are with its trainers until it ends. Set "
+                "needs_parameters = True on the callback that asks for them, and use an estimator "
+                "that is trained by gradient steps."
+            )
+        return np.copy(self._state.final)
+
+    def estimator(self) -> Any:
+        """A copy of the estimator, fitted with the parameters after the last pass.
+
+        Raises
+        ------
+        InvalidParameterError
+            As :meth:`parameters`.
+        """
+        w = self.parameters()
+        assert self._state is not None
+        assert self._fitted is not None
+        return self._fitted(self._state.ending_with(w))
+
+    def end_with(self, w: NDArray[Any]) -> None:
+        """Have the fit end with other parameters than the last; in ``on_fit_end``."""
+        self.ending = w
+
+    def paused(self, state: ShardState, fitted: Callable[[ShardState], Any] | None) -> None:
+        """Note that a part of the fit has ended, with such a state."""
+        self._state, self._fitted = state, fitted
+        self._stop = _nothing  # the next part is not begun
+
+
+def _nothing() -> None:
+    pass
 
 
 class Engine(ABC):

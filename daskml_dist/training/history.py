@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, overload
 
 from daskml_dist.errors import DaskMLDistError, InvalidParameterError
+from daskml_dist.training.history_html import history_html
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.axes import Axes
 
-__all__ = ["RECORD_KEYS", "History"]
+__all__ = ["EVAL_KEYS", "RECORD_KEYS", "History"]
 
 #: What a record holds, with the label of its axis in a plot.
 RECORD_KEYS = {
@@ -27,6 +28,8 @@ RECORD_KEYS = {
     "staleness_max": "largest staleness (versions)",
     "val_score": "validation score",
 }
+#: What it holds where ``fit`` was given an `eval_set`.
+EVAL_KEYS = {"eval_score": "score of the eval_set", "eval_seconds": "time of that score (s)"}
 
 
 @dataclass(repr=False)
@@ -46,7 +49,9 @@ class History:
         - ``bytes_pushed``, ``bytes_pulled``: traffic between trainers and servers;
         - ``staleness_mean``, ``staleness_max``: versions between a pull and the apply of its
           gradient;
-        - ``val_score``: score on the held-out rows, None without early stopping.
+        - ``val_score``: score on the held-out rows, None without early stopping;
+        - ``eval_score``, ``eval_seconds``: where ``fit`` was given an `eval_set`: its score, and
+          the seconds that this took.
     extra : dict
         Facts of the whole fit: policy, number of lanes and servers, ``partial_rows``, the rows
         applied after the last whole pass, and ``streamed``, whether rows were read in each pass.
@@ -98,6 +103,9 @@ class History:
             parts.append(f"loss {' -> '.join(losses)}")
         end = ", interrupted" if self.interrupted else ""
         return f"<History: {', '.join(parts)}, {seconds:.3g} s{end}>"
+
+    def _repr_html_(self) -> str:
+        return history_html(self.records, self.extra, self.interrupted)
 
     @property
     def rows_per_second(self) -> list[float]:
@@ -162,19 +170,20 @@ class History:
         # A marker, since the line of a single pass has no length.
         ax.plot([record["pass"] for record in self], values, marker=".", label=y)
         ax.set_xlabel(RECORD_KEYS["pass"])
-        ax.set_ylabel(RECORD_KEYS.get(y, "rows per second"))
+        ax.set_ylabel((RECORD_KEYS | EVAL_KEYS).get(y, "rows per second"))
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         return ax
 
     def _column(self, key: str) -> list[float]:
         if key == "rows_per_second":
             return self.rows_per_second
-        if key not in RECORD_KEYS:
+        if key not in RECORD_KEYS | EVAL_KEYS:
             valid = ", ".join([*RECORD_KEYS, "rows_per_second"])
             raise InvalidParameterError(f"History has no {key!r}; choose one of {valid}")
-        values = [record[key] for record in self]
+        values = [record.get(key) for record in self]
         if values and all(value is None for value in values):
             raise InvalidParameterError(
-                f"this fit recorded no {key!r}; fit with early_stopping=True to have it"
+                f"this fit recorded no {key!r}; val_score needs early_stopping=True, eval_score "
+                "fit(..., eval_set=(X, y))"
             )
         return [float("nan") if value is None else value for value in values]

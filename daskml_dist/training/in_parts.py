@@ -27,6 +27,7 @@ class OneFit(CallbackList):
     def __init__(self, callbacks: CallbackList) -> None:
         super().__init__(callbacks)
         self.view: Any = None
+        self._holds = callbacks.need_parameters
 
     @property
     def stopped(self) -> bool:
@@ -36,6 +37,17 @@ class OneFit(CallbackList):
         first, self.view = self.view is None, run
         if first:
             super().on_fit_begin(run)
+
+    def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
+        if not self._holds:
+            super().on_pass_end(run, record)
+
+    def on_part_end(self, records: list[dict[str, Any]], state: ShardState) -> None:
+        """Tell of the passes of a part to whom is to see the parameters after them."""
+        if self._holds:
+            self.view.paused(state, self.fitted)
+            for record in records:
+                super().on_pass_end(self.view, record)
 
     def on_fit_end(self, run: Any, error: BaseException | None = None) -> None:
         if error is not None:
@@ -55,6 +67,8 @@ def train_in_parts(
     settled: Callable[[ShardState], bool] = lambda state: False,
 ) -> FitResult:
     """Run a fit with a checkpoint every few passes, or pass by pass.
+
+    It goes pass by pass also where a callback is to see the parameters after each.
 
     Parameters
     ----------
@@ -79,6 +93,8 @@ def train_in_parts(
         if checkpoint.resume and (found := _newest(fit, checkpoint)) is not None:
             fit, records = resumed(fit, checkpoint.path, *found)
     watched = OneFit(callbacks)
+    every = 1 if checkpoint is None else checkpoint.every
+    length = 1 if callbacks.need_parameters else every
     result = FitResult(fit.start_state(), [], fit.work.stopping, 0.0)
     began = fit.work.first_pass
     interrupted: KeyboardInterrupt | None = None
@@ -88,7 +104,7 @@ def train_in_parts(
             and not fit.work.stopping.converged
             and not watched.stopped
         ):
-            last = min(fit.work.first_pass + (checkpoint.every if checkpoint else 1), max_iter)
+            last = min(fit.work.first_pass + length, max_iter)
             part = fit.working(stopping=dataclasses.replace(fit.work.stopping, max_iter=last))
             result = engine.train(part, watched)
             state = result.state
@@ -105,7 +121,10 @@ def train_in_parts(
             )
             if (interrupted := result.interrupted) is not None:
                 break  # not at the end of a pass, where a fit could go on to the same digits
-            if checkpoint is not None:
+            watched.on_part_end(result.records, state)
+            done = fit.work.first_pass
+            ends = done >= max_iter or fit.work.stopping.converged or watched.stopped
+            if checkpoint is not None and (ends or done % every == 0):
                 checkpoint.save(state, facts_of(fit, records))
             if settled(state):
                 fit.work.stopping.converged = True
@@ -115,9 +134,11 @@ def train_in_parts(
             raise
         interrupted = error  # what the parts before have found stays
     watched.finish(interrupted)
-    return FitResult(
-        result.state, records, fit.work.stopping, partial, dropped, lost, events, interrupted
-    )
+    state = result.state
+    if watched.view is not None and (w := watched.view.ending) is not None:
+        assert isinstance(state, ShardState)
+        state = state.ending_with(w)
+    return FitResult(state, records, fit.work.stopping, partial, dropped, lost, events, interrupted)
 
 
 def _newest(fit: FitSpec, checkpoint: Checkpoint) -> tuple[ShardState, dict[str, Any]] | None:

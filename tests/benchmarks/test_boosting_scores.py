@@ -22,3 +22,5 @@ def test_adult_is_classified_as_well(data_dir: Path) -> None:
 def test_delays_of_flights_are_predicted_as_well(data_dir: Path) -> None:
     found = flights(data_dir, peers=False)
     assert found["daskml_dist"]["R2"] >= found["scikit-learn"]["R2"] - 0.003
+    # LightGBM's, less 0.3 points: it cuts the long tail of delays into more bins than scikit-learn.
+    assert found["daskml_dist"]["R2"] >= 0.8991 - 0.003

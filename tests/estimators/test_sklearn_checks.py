@@ -23,6 +23,7 @@ from tests.versions import OLD_SCIKIT_LEARN
 
 # As in scikit-learn's own suite: few trees and few passes; fewer rows than features fit exactly,
 # and the scale goes to zero for as long as it is let.
+# A grid of two penalties is chosen from as one of ten is.
 # Directions without variance are any, and rows of no weight have a part in them.
 FOREST, BOOSTED = {"n_estimators": 5}, {"max_iter": 5}
 _BAYES, _LINE = naive_bayes.GaussianNB(), linear_model.Ridge()
@@ -38,6 +39,8 @@ PARAMS: dict[str, dict[str, Any]] = {
     "HistGradientBoostingRegressor": BOOSTED,
     "HuberRegressor": {"max_iter": 5},
     "LatentDirichletAllocation": {"max_iter": 5, "batch_size": 10},
+    "LogisticRegressionCV": {"Cs": 2, "cv": 3},
+    "NMF": {"max_iter": 20},
     "PCA": {"n_components": 1},
     "RandomForestClassifier": FOREST,
     "RandomForestRegressor": FOREST,

@@ -30,6 +30,7 @@ from daskml_dist import (
     ensemble,
     feature_extraction,
     linear_model,
+    model_selection,
     preprocessing,
 )
 from daskml_dist.calibration import CalibratedClassifierCV
@@ -75,6 +76,7 @@ X = np.random.default_rng(0).normal(size=(60, 4))
 Y = X[:, 0] - X[:, 1] ** 2
 TEXTS = pd.Series(["a green fox", "the fox sleeps", "green green", "of the fox"], dtype=object)
 CLASSES = {"2": Y > 0, "3": np.digitize(Y, [-1, 0]), "several": X[:, :3] > 0}
+RIDGES = linear_model.Ridge(), {"alpha": [0.1, 1.0]}
 SGD = {"learning_rate": 0.1, "max_iter": 3, "tol": None, "random_state": 0}
 MLP = {"hidden_layer_sizes": (3,), "max_iter": 2, "solver": "lbfgs", "random_state": 0}
 
@@ -101,6 +103,22 @@ def _others() -> dict[str, tuple[Any, Any, Any]]:
         "MLPRegressor of several": (MLPRegressor(**MLP), X, X[:, :2]),
         "LinearRegression of several": (linear_model.LinearRegression(), X, X[:, :2]),
         "search": (GridSearchCV(linear_model.Ridge(), {"alpha": [0.1, 1.0]}, cv=2), X, Y),
+        "halving": (model_selection.HalvingGridSearchCV(*RIDGES, cv=2), X, Y),
+        "halving at random": (
+            model_selection.HalvingRandomSearchCV(*RIDGES, n_candidates=2, cv=2, random_state=0),
+            X, Y,
+        ),
+        "hyperband": (
+            model_selection.HyperbandSearchCV(
+                linear_model.SGDRegressor(**SGD | {"max_iter": 1000}), {"alpha": [0.01, 0.1]},
+                max_iter=2, cv=2, random_state=0,
+            ), X, Y,
+        ),
+        "ElasticNetCV": (linear_model.ElasticNetCV(alphas=[0.1, 0.2], cv=2), X, Y),
+        "LassoCV": (linear_model.LassoCV(alphas=[0.1, 0.2], cv=2), X, Y),
+        "LogisticRegressionCV": (
+            linear_model.LogisticRegressionCV(Cs=[0.1, 1.0], cv=2), X, CLASSES["3"]
+        ),
         "bag": (ensemble.BaggingRegressor(lines[0][1], 2, random_state=0), X, Y),
         "bag of classes": (
             ensemble.BaggingClassifier(bayes[0][1], 2, random_state=0), X, CLASSES["3"]

@@ -72,9 +72,12 @@ def test_what_curves_refuse(client: Any) -> None:
     lazy = da.from_array(X, chunks=(300, 5)), da.from_array(LABELS, chunks=300)
     with pytest.raises(InvalidParameterError, match="rows in memory"):
         model_selection.learning_curve(OURS, *lazy, exploit_incremental_learning=True)
-    for sizes in ([0.0, 0.5], [0, 10], [10**6]):
+    for sizes in ([0.0, 0.5], [0, 10], [10**6], [np.nan, 0.5], [], 0.5, ["all"]):
         with pytest.raises(InvalidParameterError, match="train_sizes"):
             model_selection.learning_curve(OURS, X, LABELS, train_sizes=sizes, cv=2)
+    for some in ((X, LABELS), lazy):
+        with pytest.raises(InvalidParameterError, match="param_range is empty"):
+            model_selection.validation_curve(OURS, *some, param_name="C", param_range=[])
     with pytest.warns(RuntimeWarning, match="duplicate"):
         sizes, *_ = model_selection.learning_curve(OURS, X, LABELS, train_sizes=[60, 60], cv=2)
     assert sizes.tolist() == [60]

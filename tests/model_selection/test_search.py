@@ -42,6 +42,18 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, list[Any]], Any, list[str]
         "LogisticRegression", TIGHT, {"C": [0.01, 1]}, THREE,
         ["accuracy", "neg_log_loss", "f1_weighted", "balanced_accuracy"],
     ),
+    "class weights": (
+        "LogisticRegression", TIGHT,
+        {"C": [0.01, 1], "class_weight": ["balanced", {1: 3.0}, None]}, THREE, ["f1_macro"],
+    ),
+    "signs": (
+        "RidgeClassifier", {"class_weight": {"yes": 3.0}}, {"alpha": [1.0, 100.0]}, BINARY,
+        ["accuracy"],
+    ),
+    "signs of classes": (
+        "RidgeClassifier", {}, {"alpha": [1.0, 100.0], "class_weight": [None, {0: 2.0}]}, THREE,
+        ["accuracy", "f1_macro"],
+    ),
     "least squares": ("LinearRegression", {}, {"fit_intercept": [True, False]}, NUMBERS, ["r2"]),
     "ridge": (
         "Ridge", {}, {"alpha": [0.1, 10, 1000]}, NUMBERS,

@@ -40,8 +40,8 @@ CASES: dict[str, tuple[Any, dict[str, Any], dict[str, list[Any]], Any, int]] = {
     "hinge": (SGDClassifier, {"loss": "hinge", **FEW}, ALPHAS, BINARY, 1),
     "rates": (
         SGDClassifier, {"optimizer": "sgd", **FEW},
-        {"learning_rate": [0.1, "optimal", "invscaling", Cosine(0.1, passes=3)], **ALPHAS},
-        BINARY, 1,
+        {"learning_rate": [0.1, "optimal", "invscaling", Cosine(0.1, passes=3), "auto"], **ALPHAS},
+        BINARY, 2,
     ),
     "l1": (
         SGDClassifier, {"penalty": "l1", "batch_size": 16, **FEW},

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import io
+import logging
 import os
 import signal
 import subprocess
@@ -249,3 +251,19 @@ def test_a_loop_of_our_own_ends_quietly(caplog: pytest.LogCaptureFixture) -> Non
     told = [record.getMessage() for record in caplog.records if record.name == "asyncio"]
     assert len(told) == 1
     assert "told" in told[0]
+
+
+def test_clusters_of_our_own_are_silent_in_whatever_order_they_end() -> None:
+    handler = logging.StreamHandler(stream := io.StringIO())
+    dasks = logging.getLogger("distributed")
+    dasks.addHandler(handler)
+    try:
+        rows = as_collection(np.zeros((2, 1)), np.zeros(2))
+        first, second = (ClusterEngine.on_own_cluster(rows) for _ in range(2))
+        first.close()
+        dasks.error("of the second")
+        second.close()
+        dasks.error("of the user")
+    finally:
+        dasks.removeHandler(handler)
+    assert stream.getvalue() == "of the user\n"

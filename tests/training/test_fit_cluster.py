@@ -101,7 +101,7 @@ def test_persisted_rows_are_looked_at_together_where_they_fit(
     X, y = _lazy(blocks=10)
     # Of sparse rows Dask knows only how many numbers these stand for.
     X, y = client.persist([X.map_blocks(widen, chunks=(X.chunks[0], (2**22,))), y])
-    SGDClassifier(max_iter=1, tol=None, random_state=0).fit(X, y)
+    SGDClassifier(max_iter=1, tol=None, random_state=0, batch_size=N_ROWS).fit(X, y)
     assert waves == [10]
 
 

@@ -24,6 +24,7 @@ from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.client.cluster_rows import ClusterRows
 from daskml_dist.training.client.cluster_run import TrainingRun
 from daskml_dist.training.client.early import Early
+from daskml_dist.training.client.quiet import silence
 from daskml_dist.training.client.shielding import Shielding
 from daskml_dist.training.dask_internals import end_quietly
 from daskml_dist.training.engine import Engine, FitResult
@@ -75,8 +76,11 @@ class ClusterEngine(Engine):
     ) -> Self:
         """Start a cluster inside this process; it is closed with the engine."""
         with ExitStack() as stack:
+            stack.enter_context(silence())
             cluster = stack.enter_context(
-                LocalCluster(n_workers=1, processes=False, dashboard_address=":0", silence_logs=50)
+                LocalCluster(
+                    n_workers=1, processes=False, dashboard_address=":0", silence_logs=False
+                )
             )
             end_quietly(cluster.loop)
             client = stack.enter_context(Client(cluster, set_as_default=False))

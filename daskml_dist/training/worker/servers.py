@@ -138,7 +138,7 @@ def _mean(lefts: list[Left]) -> ShardState | Solution:
     shards = [(share, state) for share, state in states if isinstance(state, ShardState)]
     first.w = np.sum([n * s.w for n, s in shards], axis=0, dtype=first.w.dtype)
     if first.average is not None:
-        averages = [n * (s.w if s.average is None else s.average) for n, s in shards]
+        averages = [n * s.final for n, s in shards]
         first.average = np.sum(averages, axis=0, dtype=first.w.dtype)
     return first
 

@@ -1,0 +1,84 @@
+"""A table of passes in a file."""
+
+from __future__ import annotations
+
+import csv
+import os
+from typing import Any
+
+from daskml_dist.callbacks.base import FitCallback
+from daskml_dist.errors import InvalidParameterError
+
+__all__ = ["CSVLogger"]
+
+
+class CSVLogger(FitCallback):
+    """Callback that writes each pass as a line of a CSV file, as soon as the pass ends.
+
+    The columns are those of :attr:`daskml_dist.training.history.History.records`; an empty field
+    was not measured.
+
+    Parameters
+    ----------
+    path : str or path
+        A file in an existing folder, on a disk of the client.
+    append : bool, default=False
+        Go on after the lines of a file that is there; else it is written anew.
+
+    Raises
+    ------
+    InvalidParameterError
+        As the fit begins: the file cannot be written.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], append: bool = False) -> None:
+        self.path = path
+        self.append = append
+        self._file: Any = None
+        self._writer: Any = None
+
+    def on_fit_begin(self, run: Any) -> None:
+        """Open the file.
+
+        Parameters
+        ----------
+        run : object
+        """
+        self.on_fit_end(run)  # of an earlier fit that nobody ended
+        try:
+            # Kept open from pass to pass.
+            self._file = open(self.path, "a" if self.append else "w", newline="", encoding="utf-8")
+        except (OSError, TypeError) as error:
+            raise InvalidParameterError(
+                f"CSVLogger(path={self.path!r}): cannot be written ({error}). Name a file in a "
+                "folder that exists and that you may write to."
+            ) from error
+        self._writer = None
+
+    def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
+        """Write a pass.
+
+        Parameters
+        ----------
+        run : object
+        record : dict
+        """
+        if self._file is None:
+            return
+        if self._writer is None:
+            self._writer = csv.DictWriter(self._file, list(record), extrasaction="ignore")
+            if self._file.tell() == 0:
+                self._writer.writeheader()
+        self._writer.writerow(record)
+        self._file.flush()
+
+    def on_fit_end(self, run: Any) -> None:
+        """Close the file.
+
+        Parameters
+        ----------
+        run : object
+        """
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()

@@ -1,0 +1,30 @@
+"""Machine code that is kept on disk: none is left that other sources have made stale."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tests.machine_code import drop_stale
+
+
+def test_what_another_source_has_made_stale_is_dropped(tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    rooms, kept = package / "room", package / "room" / "__pycache__"
+    kept.mkdir(parents=True)
+    texts = {
+        "inner": "log = 1\n",
+        "middle": "from package.room.inner import log\n",
+        "outer": "def f():\n    from package.room import middle\n",
+        "other": "import numpy\nfrom elsewhere.inner import log\n",
+    }
+    for at, (name, text) in enumerate(texts.items()):
+        (rooms / f"{name}.py").write_text(text)
+        (kept / f"{name}.f-3.py312.1.nbc").touch()
+        os.utime(rooms / f"{name}.py", (at, at))
+        os.utime(kept / f"{name}.f-3.py312.1.nbc", (100, 100))
+    assert drop_stale(package) == []
+    os.utime(rooms / "inner.py", (200, 200))
+    stale = [f"{name}.f-3.py312.1.nbc" for name in ("inner", "middle", "outer")]
+    assert drop_stale(package) == stale
+    assert [path.name for path in kept.iterdir()] == ["other.f-3.py312.1.nbc"]

@@ -1,0 +1,56 @@
+"""Edges of boosting's bins: scikit-learn's, and more between where heavy values take several."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+from sklearn.ensemble._hist_gradient_boosting.binning import _find_binning_thresholds as theirs
+
+from daskml_dist.models.bins import edges_of
+
+rng = np.random.default_rng(0)
+PLAIN = rng.normal(size=3_000)
+#: Whole numbers, half of them below zero and few, the others in a long tail.
+HEAVY = np.where(rng.random(3_000) < 0.5, -rng.integers(0, 9, 3_000), rng.exponential(300, 3_000))
+HEAVY = np.append(np.round(HEAVY), np.nan)
+
+
+@pytest.mark.parametrize("values", [PLAIN, rng.integers(0, 64, 3_000).astype(float)])
+def test_without_heavy_values_they_are_scikit_learns(values: Any) -> None:
+    assert_array_equal(edges_of(values, None, 64), theirs(values, 64))
+
+
+def test_all_bins_are_used_between_scikit_learns() -> None:
+    found, peer = edges_of(HEAVY, None, 64), theirs(HEAVY, 64)
+    assert len(peer) < 45
+    assert len(found) == 63
+    assert np.isin(peer, found).all()
+    counts = np.bincount(np.searchsorted(found, HEAVY[:-1]))
+    assert (counts > 0).all()
+    # Tails are cut more finely than into bins of as many rows each, their ends the most.
+    assert counts[-1] < 10
+    assert counts[-10:].max() < 0.6 * len(HEAVY) / 64
+
+
+def test_order_alone_decides_and_a_weight_of_k_is_a_value_k_times() -> None:
+    counts = [
+        np.bincount(np.searchsorted(edges_of(values, None, 64), values))
+        for values in (HEAVY[:-1], np.sign(HEAVY[:-1]) * HEAVY[:-1] ** 2)
+    ]
+    assert_array_equal(*counts)
+    times = rng.integers(0, 4, len(HEAVY))
+    often = edges_of(np.repeat(HEAVY, times), None, 64)
+    assert_array_equal(edges_of(HEAVY, times.astype(float), 64), often)
+    assert_array_equal(edges_of(HEAVY[::-1], times[::-1].astype(float), 64), often)
+
+
+def test_odd_values_are_parted() -> None:
+    few = [-np.inf, -1e308, 0.5, 1.0, np.nextafter(1.0, 2.0), 2.0, 1e308, np.inf]
+    values = np.append(np.zeros(500), few)
+    found = edges_of(values, None, 8)
+    assert len(found) == 7
+    assert np.isfinite(found).all()
+    assert len(np.unique(np.searchsorted(found, values))) == 8
