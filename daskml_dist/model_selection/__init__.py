@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from daskml_dist.model_selection._cross_validation import (
+    cross_val_predict,
+    cross_val_score,
+    cross_validate,
+)
 from daskml_dist.model_selection._curves import learning_curve, validation_curve
 from daskml_dist.model_selection._halving import HalvingGridSearchCV, HalvingRandomSearchCV
 from daskml_dist.model_selection._hyperband import HyperbandSearchCV
@@ -15,11 +20,6 @@ from daskml_dist.model_selection._splitters import (
     TimeSeriesSplit,
 )
 from daskml_dist.model_selection._train_test import train_test_split
-from daskml_dist.model_selection._validation import (
-    cross_val_predict,
-    cross_val_score,
-    cross_validate,
-)
 
 __all__ = [
     "GridSearchCV",
