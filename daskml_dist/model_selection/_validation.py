@@ -1,4 +1,4 @@
-"""Scores of an estimator by cross-validation."""
+"""Rows cut for cross-validation, and an estimator fitted and scored on their sides."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import numpy as np
 from dask.base import compute
 from dask.delayed import delayed
-from numpy.typing import NDArray
-from sklearn import model_selection
 from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
 from sklearn.pipeline import Pipeline
@@ -21,8 +18,6 @@ from sklearn.utils import _safe_indexing
 
 from daskml_dist.data.collection import take_columns
 from daskml_dist.data.lazy import is_dask
-from daskml_dist.errors import InvalidParameterError
-from daskml_dist.metrics.scorers import get_scorers
 from daskml_dist.model_selection._checks import (
     check_splitter,
     codes_of_indices,
@@ -31,15 +26,12 @@ from daskml_dist.model_selection._checks import (
 )
 from daskml_dist.model_selection._failures import Told, tell_failures
 from daskml_dist.model_selection._roles import TEST, TRAIN, Roles
-from daskml_dist.model_selection._routing import weighed_scores
 from daskml_dist.model_selection._split_rows import RowsOfSplits, n_rows_of
 from daskml_dist.models.stacked import OnlyOne
 
 __all__ = [
     "Fitted",
     "Splits",
-    "cross_val_score",
-    "cross_validate",
     "fitted_on",
     "knows_dask",
     "score_sides",
@@ -232,128 +224,3 @@ def score_sides(
     more = {"sample_weight": params["sample_weight"]} if weigh and "sample_weight" in params else {}
     given = (X,) if y is None else (X, y)
     return {name: float(score(estimator, *given, **more)) for name, score in scorers.items()}
-
-
-def cross_validate(
-    estimator: Any,
-    X: Any,
-    y: Any = None,
-    *,
-    groups: Any = None,
-    scoring: Any = None,
-    cv: Any = None,
-    n_jobs: int | None = None,
-    verbose: int = 0,
-    params: dict[str, Any] | None = None,
-    pre_dispatch: Any = "2*n_jobs",
-    return_train_score: bool = False,
-    return_estimator: bool = False,
-    return_indices: bool = False,
-    error_score: Any = np.nan,
-) -> dict[str, Any]:
-    """Fit an estimator on the training rows of each split, and score it on the test rows.
-
-    Rows in memory are scikit-learn's affair. Those of Dask collections stay where they lie: a
-    code a row tells its fold, and each fit reads the rows of its folds.
-
-    Parameters
-    ----------
-    estimator : estimator
-    X, y, groups : dask Array or DataFrame, or in memory, of shape (n_rows, ...)
-        `y` may name a column of X.
-    scoring : str, callable, list, tuple or dict of these, or None
-        None: the estimator's own ``score``.
-    cv : int, splitter, iterable of (train, test) row numbers, or None
-        None: 5 folds, stratified for a classifier.
-    params : dict, optional
-        Arguments of ``fit``; `sample_weight` is cut like X.
-    return_train_score, return_estimator, return_indices : bool, default=False
-        Indices of Dask collections are lazy masks, one bool a row.
-    error_score : "raise" or float, default=nan
-        What a failed fit scores.
-    n_jobs, verbose, pre_dispatch
-        scikit-learn's, for rows in memory.
-
-    Returns
-    -------
-    dict of str to ndarray of shape (n_splits,)
-        ``test_score`` (or ``test_NAME`` of several), ``fit_time``, ``score_time``, and what else
-        was asked for.
-
-    Raises
-    ------
-    InvalidParameterError, InvalidDataError
-    """
-    fit_params = dict(params or {})
-    if not any(map(is_dask, (X, y, groups, *fit_params.values()))):
-        found: dict[str, Any] = model_selection.cross_validate(
-            estimator, X, y, groups=groups, scoring=scoring, cv=cv, n_jobs=n_jobs,
-            verbose=verbose, params=params, pre_dispatch=pre_dispatch,
-            return_train_score=return_train_score, return_estimator=return_estimator,
-            return_indices=return_indices, error_score=error_score,
-        )  # fmt: skip
-        return found
-    scorers = get_scorers(estimator, scoring)
-    splits = Splits(estimator, X, y, groups, fit_params, cv)
-    (fits,) = splits.fits(
-        [estimator], scorers, train_score=return_train_score, error_score=error_score,
-        weigh_scores=weighed_scores(estimator, scorers, fit_params, False),
-    )  # fmt: skip
-    result: dict[str, Any] = {
-        "fit_time": np.array([fit.fit_time for fit in fits]),
-        "score_time": np.array([fit.score_time for fit in fits]),
-    }
-    if return_estimator:
-        result["estimator"] = [fit.estimator for fit in fits]
-    if return_indices:
-        sides = {"train": TRAIN, "test": TEST}
-        result["indices"] = {
-            name: [splits.rows.mask(i, role) for i in range(splits.n_splits)]
-            for name, role in sides.items()
-        }
-    for name in scorers:
-        result[f"test_{name}"] = np.array([fit.test[name] for fit in fits])
-        if return_train_score:
-            result[f"train_{name}"] = np.array([fit.train[name] for fit in fits])
-    return result
-
-
-def cross_val_score(
-    estimator: Any,
-    X: Any,
-    y: Any = None,
-    *,
-    groups: Any = None,
-    scoring: Any = None,
-    cv: Any = None,
-    n_jobs: int | None = None,
-    verbose: int = 0,
-    params: dict[str, Any] | None = None,
-    pre_dispatch: Any = "2*n_jobs",
-    error_score: Any = np.nan,
-) -> NDArray[np.float64]:
-    """Scores of an estimator on the test rows of each split.
-
-    Parameters
-    ----------
-    estimator, X, y, groups, cv, n_jobs, verbose, params, pre_dispatch, error_score
-        As in :func:`cross_validate`.
-    scoring : str, callable or None
-
-    Returns
-    -------
-    ndarray of float64 of shape (n_splits,)
-
-    Raises
-    ------
-    InvalidParameterError, InvalidDataError
-    """
-    if scoring is not None and not isinstance(scoring, str) and not callable(scoring):
-        raise InvalidParameterError(
-            f"scoring={scoring!r}: one score is asked for. Use cross_validate for several."
-        )
-    found = cross_validate(
-        estimator, X, y, groups=groups, scoring=scoring, cv=cv, n_jobs=n_jobs, verbose=verbose,
-        params=params, pre_dispatch=pre_dispatch, error_score=error_score,
-    )  # fmt: skip
-    return np.asarray(found["test_score"])

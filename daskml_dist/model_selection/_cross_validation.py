@@ -1,0 +1,192 @@
+"""Scores and predictions of an estimator by cross-validation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn import model_selection
+
+from daskml_dist.data.lazy import is_dask
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.metrics.scorers import get_scorers
+from daskml_dist.model_selection._roles import TEST, TRAIN
+from daskml_dist.model_selection._routing import weighed_scores
+from daskml_dist.model_selection._split_rows import chosen
+from daskml_dist.model_selection._validation import Splits, fitted_on
+
+__all__ = ["cross_val_predict", "cross_val_score", "cross_validate"]
+
+
+def cross_validate(
+    estimator: Any,
+    X: Any,
+    y: Any = None,
+    *,
+    groups: Any = None,
+    scoring: Any = None,
+    cv: Any = None,
+    n_jobs: int | None = None,
+    verbose: int = 0,
+    params: dict[str, Any] | None = None,
+    pre_dispatch: Any = "2*n_jobs",
+    return_train_score: bool = False,
+    return_estimator: bool = False,
+    return_indices: bool = False,
+    error_score: Any = np.nan,
+) -> dict[str, Any]:
+    """Fit an estimator on the training rows of each split, and score it on the test rows.
+
+    Rows in memory are scikit-learn's affair. Those of Dask collections stay where they lie: a
+    code a row tells its fold, and each fit reads the rows of its folds.
+
+    Parameters
+    ----------
+    estimator : estimator
+    X, y, groups : dask Array or DataFrame, or in memory, of shape (n_rows, ...)
+        `y` may name a column of X.
+    scoring : str, callable, list, tuple or dict of these, or None
+        None: the estimator's own ``score``.
+    cv : int, splitter, iterable of (train, test) row numbers, or None
+        None: 5 folds, stratified for a classifier.
+    params : dict, optional
+        Arguments of ``fit``; `sample_weight` is cut like X.
+    return_train_score, return_estimator, return_indices : bool, default=False
+        Indices of Dask collections are lazy masks, one bool a row.
+    error_score : "raise" or float, default=nan
+        What a failed fit scores.
+    n_jobs, verbose, pre_dispatch
+        scikit-learn's, for rows in memory.
+
+    Returns
+    -------
+    dict of str to ndarray of shape (n_splits,)
+        ``test_score`` (or ``test_NAME`` of several), ``fit_time``, ``score_time``, and what else
+        was asked for.
+
+    Raises
+    ------
+    InvalidParameterError, InvalidDataError
+    """
+    fit_params = dict(params or {})
+    if not any(map(is_dask, (X, y, groups, *fit_params.values()))):
+        found: dict[str, Any] = model_selection.cross_validate(
+            estimator, X, y, groups=groups, scoring=scoring, cv=cv, n_jobs=n_jobs,
+            verbose=verbose, params=params, pre_dispatch=pre_dispatch,
+            return_train_score=return_train_score, return_estimator=return_estimator,
+            return_indices=return_indices, error_score=error_score,
+        )  # fmt: skip
+        return found
+    scorers = get_scorers(estimator, scoring)
+    splits = Splits(estimator, X, y, groups, fit_params, cv)
+    (fits,) = splits.fits(
+        [estimator], scorers, train_score=return_train_score, error_score=error_score,
+        weigh_scores=weighed_scores(estimator, scorers, fit_params, False),
+    )  # fmt: skip
+    result: dict[str, Any] = {
+        "fit_time": np.array([fit.fit_time for fit in fits]),
+        "score_time": np.array([fit.score_time for fit in fits]),
+    }
+    if return_estimator:
+        result["estimator"] = [fit.estimator for fit in fits]
+    if return_indices:
+        sides = {"train": TRAIN, "test": TEST}
+        result["indices"] = {
+            name: [splits.rows.mask(i, role) for i in range(splits.n_splits)]
+            for name, role in sides.items()
+        }
+    for name in scorers:
+        result[f"test_{name}"] = np.array([fit.test[name] for fit in fits])
+        if return_train_score:
+            result[f"train_{name}"] = np.array([fit.train[name] for fit in fits])
+    return result
+
+
+def cross_val_score(
+    estimator: Any,
+    X: Any,
+    y: Any = None,
+    *,
+    groups: Any = None,
+    scoring: Any = None,
+    cv: Any = None,
+    n_jobs: int | None = None,
+    verbose: int = 0,
+    params: dict[str, Any] | None = None,
+    pre_dispatch: Any = "2*n_jobs",
+    error_score: Any = np.nan,
+) -> NDArray[np.float64]:
+    """Scores of an estimator on the test rows of each split.
+
+    Parameters
+    ----------
+    estimator, X, y, groups, cv, n_jobs, verbose, params, pre_dispatch, error_score
+        As in :func:`cross_validate`.
+    scoring : str, callable or None
+
+    Returns
+    -------
+    ndarray of float64 of shape (n_splits,)
+
+    Raises
+    ------
+    InvalidParameterError, InvalidDataError
+    """
+    if scoring is not None and not isinstance(scoring, str) and not callable(scoring):
+        raise InvalidParameterError(
+            f"scoring={scoring!r}: one score is asked for. Use cross_validate for several."
+        )
+    found = cross_validate(
+        estimator, X, y, groups=groups, scoring=scoring, cv=cv, n_jobs=n_jobs, verbose=verbose,
+        params=params, pre_dispatch=pre_dispatch, error_score=error_score,
+    )  # fmt: skip
+    return np.asarray(found["test_score"])
+
+
+def cross_val_predict(
+    estimator: Any,
+    X: Any,
+    y: Any = None,
+    *,
+    groups: Any = None,
+    cv: Any = None,
+    n_jobs: int | None = None,
+    verbose: int = 0,
+    params: dict[str, Any] | None = None,
+    pre_dispatch: Any = "2*n_jobs",
+    method: str = "predict",
+) -> Any:
+    """Predict each row by the estimator that was fitted without its fold.
+
+    Parameters
+    ----------
+    estimator, X, y, groups, cv, n_jobs, verbose, params, pre_dispatch
+        As in :func:`cross_validate`. Every row is in the test rows of one split.
+    method : str, default="predict"
+        Of the estimator.
+
+    Returns
+    -------
+    ndarray, or lazy dask Array where an input is a Dask collection
+        Of shape (n_rows,) or (n_rows, n_outputs).
+
+    Raises
+    ------
+    InvalidParameterError
+        Splits are no partition of the rows.
+    """
+    fit_params = dict(params or {})
+    if not any(map(is_dask, (X, y, groups, *fit_params.values()))):
+        return model_selection.cross_val_predict(
+            estimator, X, y, groups=groups, cv=cv, n_jobs=n_jobs, verbose=verbose, params=params,
+            pre_dispatch=pre_dispatch, method=method,
+        )  # fmt: skip
+    weighed_scores(estimator, {}, fit_params, False)
+    splits = Splits(estimator, X, y, groups, fit_params, cv)
+    predicted = []
+    for split in range(splits.n_splits):
+        rows, targets, more = splits.side(split, TRAIN)
+        fitted = fitted_on(estimator, rows, targets, more)
+        predicted.append(getattr(fitted, method)(splits.rows.inputs[0]))
+    return chosen(splits.rows, predicted)
