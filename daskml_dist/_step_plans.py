@@ -110,7 +110,8 @@ class OwnPlans:
         # Settings of a stack are alike in how they find a rate.
         if not (settings[0].calibrates and settings[0].auto_rate):
             return plans
-        sample = drawn_sample(plans[0][0], settings[0], self.lanes, self.engine)
+        n_fits = len(settings) * len(models)
+        sample = drawn_sample(plans[0][0], settings[0], self.lanes, self.engine, n_fits=n_fits)
         factor = self.rows.weight_scale or 1.0
         of_splits = [
             (self._in_split(sample, split), scale * factor) for split, scale in enumerate(scales)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 from scipy import sparse
+from threadpoolctl import ThreadpoolController
 
 from daskml_dist.backends import get_backend
 from daskml_dist.backends.devices import stored_dtype
@@ -36,6 +38,8 @@ _SHARE = 1 / 8
 _ROWS, _MOST = 1 << 16, 1 << 23
 #: Rows that are plenty, and for each parameter: what more would tell, the first steps do.
 _PLENTY, _EACH = 1 << 14, 256
+#: Rows of a sample that any number of fits share at least.
+_SHARED_ROWS = 1 << 11
 #: Parameters that a sample may touch at most.
 _PARAMETERS = 1 << 21
 #: Largest value of all features, or its inverse, from which their units count.
@@ -73,9 +77,20 @@ def drawn_sample(
     lanes: Sequence[LaneSpec],
     engine: Engine,
     rarity: float = 1.0,
+    n_fits: int = 1,
 ) -> Block:
-    """Rows on which a fit is calibrated, drawn once for any number of fits like it."""
+    """Rows on which fits are calibrated, drawn once for all of them.
+
+    Parameters
+    ----------
+    fit, settings, lanes, engine, rarity
+        As of :func:`calibrated`.
+    n_fits : int, default=1
+        Number of fits like it, whose pilots share the time of one: beyond some rows, each has the
+        fewer the more they are.
+    """
     n_sample = _sample_size(sum(_lane_rows(fit)), _linear(fit), rarity)
+    n_sample = min(n_sample, max(n_sample // n_fits, _SHARED_ROWS))
     return sample_rows(engine, lanes, n_sample, settings.seed, settings.validation_fraction)
 
 
@@ -91,8 +106,14 @@ def calibrated_on(fit: FitSpec, block: Block, seed: int) -> FitSpec:
     seed : int
         That of the fit.
     """
-    with np.errstate(all="ignore"):
+    # Products of a sample are small: threads that wait for each other take longer than they save.
+    with np.errstate(all="ignore"), _libraries().limit(limits=1, user_api="blas"):
         return _calibrated(fit, block, seed)
+
+
+@cache
+def _libraries() -> ThreadpoolController:
+    return ThreadpoolController()
 
 
 def _linear(fit: FitSpec) -> LinearModel:
