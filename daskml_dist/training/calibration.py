@@ -25,6 +25,7 @@ from daskml_dist.training.pilot import Pilot
 from daskml_dist.training.sample import sample_rows
 from daskml_dist.training.settings import Settings
 from daskml_dist.training.spec import FitSpec
+from daskml_dist.training.threads import blas
 
 __all__ = ["calibrated", "calibrated_on", "drawn_sample"]
 
@@ -91,7 +92,8 @@ def calibrated_on(fit: FitSpec, block: Block, seed: int) -> FitSpec:
     seed : int
         That of the fit.
     """
-    with np.errstate(all="ignore"):
+    # Products of few rows wait longer for threads than they take.
+    with np.errstate(all="ignore"), blas().limit(limits=1, user_api="blas"):
         return _calibrated(fit, block, seed)
 
 
