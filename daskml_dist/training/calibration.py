@@ -36,7 +36,7 @@ _SHARE = 1 / 8
 #: Rows of a sample at most, and its entries: they are brought to the client.
 _ROWS, _MOST = 1 << 16, 1 << 23
 #: Rows that are plenty, and for each parameter: what more would tell, the first steps do.
-_PLENTY, _EACH = 1 << 14, 256
+_PLENTY, _EACH = 1 << 15, 256
 #: Parameters that a sample may touch at most.
 _PARAMETERS = 1 << 21
 #: Largest value of all features, or its inverse, from which their units count.
