@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 import numpy as np
 from scipy import sparse
-from threadpoolctl import ThreadpoolController
 
 from daskml_dist.backends import get_backend
 from daskml_dist.backends.devices import stored_dtype
@@ -27,6 +25,7 @@ from daskml_dist.training.pilot import Pilot
 from daskml_dist.training.sample import sample_rows
 from daskml_dist.training.settings import Settings
 from daskml_dist.training.spec import FitSpec
+from daskml_dist.training.threads import blas
 
 __all__ = ["calibrated", "calibrated_on", "drawn_sample"]
 
@@ -37,7 +36,7 @@ _SHARE = 1 / 8
 #: Rows of a sample at most, and its entries: they are brought to the client.
 _ROWS, _MOST = 1 << 16, 1 << 23
 #: Rows that are plenty, and for each parameter: what more would tell, the first steps do.
-_PLENTY, _EACH = 1 << 14, 256
+_PLENTY, _EACH = 1 << 15, 256
 #: Rows of a sample that any number of fits share at least.
 _SHARED_ROWS = 1 << 11
 #: Parameters that a sample may touch at most.
@@ -106,14 +105,9 @@ def calibrated_on(fit: FitSpec, block: Block, seed: int) -> FitSpec:
     seed : int
         That of the fit.
     """
-    # Products of a sample are small: threads that wait for each other take longer than they save.
-    with np.errstate(all="ignore"), _libraries().limit(limits=1, user_api="blas"):
+    # Products of few rows wait longer for threads than they take.
+    with np.errstate(all="ignore"), blas().limit(limits=1, user_api="blas"):
         return _calibrated(fit, block, seed)
-
-
-@cache
-def _libraries() -> ThreadpoolController:
-    return ThreadpoolController()
 
 
 def _linear(fit: FitSpec) -> LinearModel:

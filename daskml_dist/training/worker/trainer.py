@@ -6,11 +6,9 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from functools import cache
 from typing import Any
 
 import numpy as np
-from threadpoolctl import ThreadpoolController
 
 from daskml_dist.backends.denormals import arithmetic
 from daskml_dist.comm.allreduce import PeerGroup, PeerListener
@@ -30,6 +28,7 @@ from daskml_dist.errors import TrainingError, is_consequence
 from daskml_dist.ps.shard_state import ShardState, StateParts
 from daskml_dist.solvers import Solution
 from daskml_dist.training.spec import FitSpec, TrainerResult, TrainerSpec
+from daskml_dist.training.threads import blas
 from daskml_dist.training.worker.cores import Seat, kept_to, share_of
 from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops import LOOPS, Context
@@ -167,7 +166,7 @@ class Trainer:
             stack.callback(context.close)
             # One BLAS thread a lane: the lanes are the parallelism, and the sums stay the same.
             with (
-                _blas().limit(limits=1, user_api="blas"),
+                blas().limit(limits=1, user_api="blas"),
                 arithmetic(self._fit.work.model.flushes),
                 self._fit.work.model.computing(self._threads_of_lane),
                 np.errstate(over="ignore", invalid="ignore"),
@@ -314,9 +313,3 @@ class Trainer:
         # Without a cluster the process is all the trainer's.
         threads = spec.n_threads if spec.secret else max(len(Seat.own(1).cores), 1)
         return max(1, threads // max(1, len(spec.lanes)))
-
-
-@cache
-def _blas() -> ThreadpoolController:
-    """The process's BLAS libraries; looking for them takes milliseconds."""
-    return ThreadpoolController()
