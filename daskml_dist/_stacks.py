@@ -22,6 +22,7 @@ from daskml_dist.models.linear import LinearModel
 from daskml_dist.models.stacked import TEST, TRAIN, Roles, StackedLinear
 from daskml_dist.solvers import Solution, Solver
 from daskml_dist.solvers.by_class import OnePass
+from daskml_dist.solvers.lbfgs import LBFGS
 from daskml_dist.solvers.of_splits import CodeWeights, LabelWeights
 from daskml_dist.solvers.stacked import Column, StackedSolver
 from daskml_dist.solvers.stacked_scores import SCORES, StackedScores
@@ -48,6 +49,9 @@ __all__ = [
 
 #: Columns of one stack: each has a thread that waits.
 _MOST_COLUMNS = 512
+#: Rows times columns from which a share of the rows tells where to begin: for fewer, the passes
+#: that this saves are hardly dearer than those it takes; and one row in how many is read then.
+_MANY, _SHARE_OF_ROWS = 1 << 26, 16
 #: Parameters that must be alike in a stack, since they lay out its one fit.
 _ALIKE = ("run", "device", "callbacks", "verbose")
 
@@ -247,6 +251,15 @@ class Stack(Asked):
         codes = None if classes is None else np.arange(len(classes))
         return StackedLinear(each, self.roles, codes, class_weight)
 
+    def solver(self, columns: tuple[Column, ...]) -> StackedSolver:
+        """Solver of some columns: of many, on many rows, it begins with a share of these."""
+        n_rows = sum(info.n_rows for info in self.rows.survey.infos)
+        begins = (
+            n_rows * len(columns) >= _MANY and self._engine.streaming is None
+            and all(type(c.solver) is LBFGS and c.start is None for c in columns)
+        )  # fmt: skip
+        return StackedSolver(columns, _SHARE_OF_ROWS if begins else 1)
+
     def of_split(self, weight: float) -> Rows:
         """Facts of the training rows of a split, of their weight."""
         survey = self.rows.survey
@@ -326,7 +339,7 @@ class _Fits:
     ) -> dict[int, StackedFit]:
         """Fits of one stack, by their numbers."""
         columns = tuple(column for _, column, _ in problems.values())
-        solution = self._stack(stacked, StackedSolver(columns))
+        solution = self._stack(stacked, self._stack.solver(columns))
         splits = np.array([column.split for column in columns])
         sums = {
             side: self._stack.scores(stacked, solution.w, splits, side, self._pairs)

@@ -63,7 +63,7 @@ class LogisticPaths:
         self.solutions = []
         for start in range(0, len(columns), _MOST_COLUMNS):
             some = tuple(columns[start : start + _MOST_COLUMNS])
-            found = self._stack(self.model, StackedSolver(some))
+            found = self._stack(self.model, self._stack.solver(some))
             self.solutions += [solution_of(found, k) for k in range(len(some))]
         w = np.array([one.w for one in self.solutions])
         self.w = w.reshape(self._n_splits, len(candidates), *w.shape[1:])

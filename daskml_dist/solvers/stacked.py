@@ -41,6 +41,8 @@ _ENTRIES = 1 << 16
 #: Rows of a tile at least, so that products are worth their calls; and of one that a kernel takes,
 #: which makes tiles of its own: so many that Python's part is small beside it.
 _LEAST, _OF_KERNEL = 64, 1 << 12
+#: Neighbouring rows of a share of all.
+_RUN = 512
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,9 +75,14 @@ class StackedSolver(Solver):
     Parameters
     ----------
     columns : tuple of Column
+    share : int, default=1
+        With more than 1, columns are solved with one run of rows in so many first, and go on from
+        there with all rows: to the same optimum, in fewer readings of these. For solvers that ask
+        for gradients alone.
     """
 
     columns: tuple[Column, ...]
+    share: int = 1
 
     name = "stacked"
 
@@ -86,11 +93,11 @@ class StackedSolver(Solver):
 
     def solve(self, model: StackedLinear, sums: Sums, start: Array | None) -> Solution:
         """Solve every column."""
-        seats = [
-            Seat(model.each, c.solver, c.start, c.n_rows, lambda: sums.should_stop)
-            for c in self.columns
-        ]
-        found = in_lock_step(seats, lambda at, questions: self._answers(sums, at, questions))
+        starts = [c.start for c in self.columns]
+        if self.share > 1:
+            some = self._solved(model, sums, starts, self.share)
+            starts = [one.w if np.isfinite(one.w).all() else None for one in some]
+        found = self._solved(model, sums, starts, 1)
         return Solution(
             np.array([solution.w for solution in found]),
             max(solution.n_iter for solution in found),
@@ -102,7 +109,18 @@ class StackedSolver(Solver):
             },
         )
 
-    def _answers(self, sums: Sums, at: list[int], questions: list[Statistic]) -> list[Array]:
+    def _solved(
+        self, model: StackedLinear, sums: Sums, starts: list[Array | None], share: int
+    ) -> list[Solution]:
+        seats = [
+            Seat(model.each, c.solver, start, c.n_rows, lambda: sums.should_stop)
+            for c, start in zip(self.columns, starts, strict=True)
+        ]
+        return in_lock_step(seats, lambda at, asked: self._answers(sums, at, asked, share))
+
+    def _answers(
+        self, sums: Sums, at: list[int], questions: list[Statistic], share: int
+    ) -> list[Array]:
         answers: dict[int, Array] = {}
         gradients = [i for i, q in zip(at, questions, strict=True) if type(q) is LossGradient]
         asked = dict(zip(at, questions, strict=True))
@@ -114,7 +132,7 @@ class StackedSolver(Solver):
                 places.setdefault(place, []).append(i)
             w = np.stack([asked[same[0]].w for same in places.values()])  # type: ignore[attr-defined]
             splits = np.array([split for split, _ in places])
-            found = sums(StackedGradient(w, splits))
+            found = sums(StackedGradient(w, splits, share))
             for same, answer in zip(places.values(), found, strict=True):
                 answers.update(dict.fromkeys(same, answer))
         others: dict[bytes, dict[int, list[int]]] = {}
@@ -214,10 +232,13 @@ class StackedGradient(Statistic):
     ----------
     w : ndarray of shape (n_columns, n_rows, width)
     splits : ndarray of int of shape (n_columns,), ascending
+    share : int, default=1
+        One run of rows in so many is read, and counts for the others.
     """
 
     w: Array
     splits: NDArray[np.int64]
+    share: int = 1
     in_parts: ClassVar[bool] = True
 
     def shape(self, model: StackedLinear) -> tuple[int, ...]:
@@ -225,6 +246,18 @@ class StackedGradient(Statistic):
         return n_columns, 1 + int(np.prod(size))
 
     def add(self, model: StackedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
+        if self.share == 1:
+            return self._add(model, rows, out, backend)
+        n, seen, of_some = rows.X.shape[0], 0, zeros(out.shape, np.float64, out)
+        for start in range(0, n, _RUN * self.share):
+            stop = min(start + _RUN, n)
+            self._add(model, rows.part(slice(start, stop), backend), of_some, backend)
+            seen += stop - start
+        if seen:
+            out += of_some * (n / seen)
+        return float("nan")
+
+    def _add(self, model: StackedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
         met: dict[int, Some] = {}
         kernel = takes_kernel(model.each, rows)
         tiles = tiles_of_splits(model, self.w, self.splits, TRAIN, rows, backend, kernel)

@@ -21,6 +21,7 @@ from sklearn.naive_bayes import GaussianNB as TheirGaussianNB
 from daskml_dist import _stacks, linear_model, model_selection
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.naive_bayes import GaussianNB
+from daskml_dist.solvers import stacked
 from daskml_dist.training.callbacks import CallbackList
 
 RNG = np.random.default_rng(0)
@@ -103,7 +104,28 @@ def test_stacks_give_scikit_learns_results(case: str, cv: str, weighted: bool) -
     assert ours.stacks_ == 1
     assert _largest_difference(ours.cv_results_, theirs.cv_results_) < 1e-6
     assert ours.best_params_ == theirs.best_params_
-    np.testing.assert_allclose(ours.best_estimator_.coef_, theirs.best_estimator_.coef_, rtol=1e-4)
+    found, expected = ours.best_estimator_.coef_, theirs.best_estimator_.coef_
+    # Of two classes scikit-learn's signs lack a dimension.
+    np.testing.assert_allclose(found, np.reshape(expected, found.shape), rtol=1e-4)
+
+
+def test_a_share_of_the_rows_tells_where_to_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The optimum is that of all rows all the same."""
+    monkeypatch.setattr(stacked, "_RUN", 8)
+    found = []
+    for many in (1 << 40, 0):
+        monkeypatch.setattr(_stacks, "_MANY", many)
+        search = model_selection.GridSearchCV(
+            linear_model.LogisticRegression(**TIGHT), {"C": [0.01, 1]}, scoring="neg_log_loss"
+        )
+        estimator = linear_model.LogisticRegressionCV(Cs=[0.01, 1], cv=3, tol=1e-9)
+        scores = search.fit(X, THREE).cv_results_["mean_test_score"]
+        estimator.fit(X, BINARY, sample_weight=WEIGHTS)
+        found.append((scores, estimator.coefs_paths_["yes"], estimator.n_iter_.sum()))
+    (scores, paths, n_iter), (other_scores, other_paths, less) = found
+    np.testing.assert_allclose(other_scores, scores, atol=1e-8)
+    np.testing.assert_allclose(other_paths, paths, atol=1e-6)
+    assert less != n_iter  # it began elsewhere
 
 
 @pytest.mark.parametrize("kind", ["array", "frame", "sparse"])
