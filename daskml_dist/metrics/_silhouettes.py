@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 from sklearn.metrics import pairwise_distances
+from sklearn.metrics.pairwise import euclidean_distances
 from sklearn.preprocessing import normalize
 
 from daskml_dist.errors import InvalidDataError
@@ -100,7 +101,8 @@ class Sample:
         return (slice(a, a + step) for a in range(0, len(y), step))
 
     def _some(self, rows: Any, numbers: Any, at: Any, place: Any) -> Numbers:
-        distances = called(pairwise_distances, rows, self.rows, metric=self.metric, **self.options)
+        each = partial(pairwise_distances, metric=self.metric, **self.options)
+        distances = called(each, rows, self.rows)
         every = np.arange(len(at))
         itself = self.numbers[place] == numbers
         distances[every[itself], place[itself]] = 0.0
@@ -164,7 +166,7 @@ def _prepared(rows: Any, cosine: bool) -> Any:
 
 def _squared_distances(rows: Any, means: Numbers) -> Numbers:
     if sparse.issparse(rows):
-        found: Numbers = pairwise_distances(rows, means, metric="sqeuclidean")
+        found: Numbers = euclidean_distances(rows, means, squared=True)
         return found
     # From differences: distances of rows far from the origin keep their digits.
     each = [((rows - mean) ** 2).sum(axis=1) for mean in means]

@@ -14,7 +14,7 @@ from scipy import sparse
 from sklearn.utils import check_random_state
 from sklearn.utils.random import sample_without_replacement
 
-from daskml_dist.data.blocks import make_block
+from daskml_dist.data.blocks import check_finite_rows, make_block
 from daskml_dist.data.collection import Collection, as_collection
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
@@ -89,7 +89,7 @@ def silhouette_score(
     """
     if not is_lazy(X, labels):
         options = {"metric": metric, "sample_size": sample_size, "random_state": random_state}
-        return float(called(theirs.silhouette_score, X, labels, **options, **kwds))
+        return float(called(partial(theirs.silhouette_score, **options, **kwds), X, labels))
     rows = _checked(X, labels, metric, sample_size)
     if sample_size is None and metric in _BY_SUMS and not kwds:
         sums = _all_sums(rows, metric)
@@ -128,7 +128,7 @@ def silhouette_samples(
     InvalidParameterError, InvalidDataError
     """
     if not is_lazy(X, labels):
-        return called(theirs.silhouette_samples, X, labels, metric=metric, **kwds)
+        return called(partial(theirs.silhouette_samples, metric=metric, **kwds), X, labels)
     rows = _checked(X, labels, metric, sample_size)
     if sample_size is None and metric in _BY_SUMS and not kwds:
         found: Any = _all_sums(rows, metric)
@@ -163,7 +163,8 @@ def _checked(X: Any, labels: Any, metric: Any, sample_size: Any) -> Collection:
 def _read(index: int, X: Any, y: Any) -> tuple[Any, NDArray[Any]]:
     """Rows of a block and their labels, checked."""
     block = make_block(index, X, y, None, classification=True)
-    return block.rows, read_labels(block.y, "labels", index)
+    check_finite_rows(block.X, index)
+    return block.X, read_labels(block.y, "labels", index)
 
 
 # --- all rows --------------------------------------------------------------------------------
