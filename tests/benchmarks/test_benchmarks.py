@@ -18,8 +18,8 @@ NAMES = sorted(p.stem for p in (ROOT / "benchmarks").glob("[!_]*.py"))
 #: Those that take longest, most of it to start clusters and to compile.
 LONG = {
     "accuracy", "boosting", "clusters", "columns", "dense", "ensembles", "factors", "large",
-    "large_trees", "least_squares", "logistic", "network_accuracy", "networks", "pipeline", "predict",
-    "recommender", "recovery", "sparse", "staleness", "step_latency", "streaming", "sums",
+    "large_trees", "least_squares", "logistic", "network_accuracy", "networks", "pipeline",
+    "predict", "recommender", "recovery", "sparse", "staleness", "step_latency", "streaming", "sums",
     "topics", "transform", "tree_growth",
 }  # fmt: skip
 
