@@ -23,6 +23,7 @@ from daskml_dist.metrics.classification import (
     recall_score,
     zero_one_loss,
 )
+from daskml_dist.metrics.clusters import silhouette_samples, silhouette_score
 from daskml_dist.metrics.curves import (
     calibration_curve,
     det_curve,
@@ -105,6 +106,8 @@ __all__ = [
     "roc_curve",
     "root_mean_squared_error",
     "root_mean_squared_log_error",
+    "silhouette_samples",
+    "silhouette_score",
     "top_k_accuracy_score",
     "zero_one_loss",
 ]
