@@ -23,7 +23,7 @@ from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.metrics.scorers import get_scorers
 from daskml_dist.model_selection._checks import check_splitter, codes_of_indices, rows_of
-from daskml_dist.model_selection._failures import Told, tell_failures
+from daskml_dist.model_selection._failures import safe, tell_failures
 from daskml_dist.model_selection._roles import TEST, TRAIN, Roles
 from daskml_dist.model_selection._routing import weighed_scores
 from daskml_dist.model_selection._split_rows import RowsOfSplits, chosen, n_rows_of
@@ -194,10 +194,10 @@ def _fit_and_score(
         return Fitted(scores, dict(scores) if train_score else {}, taken, error=text)
     fit_time = time.perf_counter() - begin
     begin = time.perf_counter()
-    safe = {name: Told(score, error_score) for name, score in scorers.items()}
-    found = score_sides(safe, fitted, *test(), weigh=weigh)
+    told = safe(scorers, error_score)
+    found = score_sides(told, fitted, *test(), weigh=weigh)
     score_time = time.perf_counter() - begin
-    trained = score_sides(safe, fitted, X, y, params, weigh=weigh) if train_score else {}
+    trained = score_sides(told, fitted, X, y, params, weigh=weigh) if train_score else {}
     return Fitted(found, trained, fit_time, score_time, fitted)
 
 
