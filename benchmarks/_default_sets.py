@@ -16,6 +16,7 @@ from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import PolynomialFeatures, scale
 
 from benchmarks._common import data_folder, read_a9a, read_mnist
+from benchmarks._unseen_sets import UNSEEN
 
 __all__ = ["SETS", "Problem", "problems"]
 
@@ -34,7 +35,7 @@ class Problem:
     splits : list of tuple
         X and y to train on, X and y to test on; of few rows several splits, whose scores are
         averaged.
-    metric : {"accuracy", "auc", "rmse"}
+    metric : {"accuracy", "auc", "rmse", "mae"}
     """
 
     name: str
@@ -45,7 +46,7 @@ class Problem:
 
 def problems(names: list[str] | None = None) -> Iterator[Problem]:
     """The sets, one after another; those of real data where its folder is there."""
-    for name, (loss, make, metric) in SETS.items():
+    for name, (loss, make, metric) in (SETS | UNSEEN).items():
         if names is None or name in names:
             made = make()
             yield Problem(name, loss, made if isinstance(made, list) else [made], metric)

@@ -15,7 +15,7 @@ import numpy as np
 
 from daskml_dist.errors import InvalidParameterError
 
-__all__ = ["ACCEPTED", "check_accepted"]
+__all__ = ["ACCEPTED", "check_accepted", "check_value"]
 
 
 def _is_flag(value: Any) -> bool:
@@ -68,10 +68,19 @@ def check_accepted(estimator: Any) -> None:
         In scikit-learn's words.
     """
     for name in estimator._accepted:
-        is_valid, words = ACCEPTED[name]
-        value = getattr(estimator, name)
-        if not is_valid(value):
-            raise InvalidParameterError(
-                f"The {name!r} parameter of {type(estimator).__name__} must be {words}. "
-                f"Got {value!r} instead."
-            )
+        check_value(type(estimator).__name__, name, getattr(estimator, name))
+
+
+def check_value(owner: str, name: str, value: Any) -> None:
+    """Check a parameter of an estimator or function, which goes by the name `owner`.
+
+    Raises
+    ------
+    InvalidParameterError
+        In scikit-learn's words.
+    """
+    is_valid, words = ACCEPTED[name]
+    if not is_valid(value):
+        raise InvalidParameterError(
+            f"The {name!r} parameter of {owner} must be {words}. Got {value!r} instead."
+        )

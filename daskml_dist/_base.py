@@ -70,6 +70,22 @@ class BaseOnRows(Exported, BaseEstimator):
         super().set_params(**params)
         return self
 
+    @property
+    def set_callbacks(self) -> Any:
+        """Nothing, so that scikit-learn's pipelines and searches do not hand on their callbacks.
+
+        Raises
+        ------
+        AttributeError
+            It names what takes its place.
+        """
+        name = type(self).__name__
+        ours = f"{name}(callbacks=[...])" if "callbacks" in self.get_params(deep=False) else "none"
+        raise AttributeError(
+            f"{name} has no set_callbacks: it does not call scikit-learn's callbacks. Its own are "
+            f"parameters of the constructor: {ours}."
+        )
+
     # -- fitting -------------------------------------------------------------------------------
 
     def _params(self) -> dict[str, Any]:

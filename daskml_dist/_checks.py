@@ -15,6 +15,7 @@ from daskml_dist._run import Run
 from daskml_dist.backends.devices import DEVICES, STORED
 from daskml_dist.compression import get_compressor
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors.nearest import nearest
 from daskml_dist.training.checkpoint import Checkpoint
 from daskml_dist.training.run_settings import RunSettings
 
@@ -27,6 +28,8 @@ __all__ = [
     "check_one_of",
     "check_run",
     "check_steps",
+    "has_sklearns_callbacks",
+    "refuse_sklearns_callbacks",
     "seed_of",
 ]
 
@@ -88,7 +91,9 @@ def _as_run(run: Any) -> Run:
 def check_one_of(name: str, value: Any, valid: Collection[Any]) -> None:
     """Check that a parameter is one of a few values."""
     if not any(value is one or (isinstance(value, str) and value == one) for one in valid):
-        raise InvalidParameterError(f"{name}={value!r}: use one of {list(valid)}.")
+        raise InvalidParameterError(
+            f"{name}={value!r}: use one of {list(valid)}.{nearest(value, valid)}"
+        )
 
 
 def check_count(name: str, value: Any, also: str = "", least: int = 1) -> None:
@@ -184,4 +189,23 @@ def check_steps(params: dict[str, Any]) -> None:
         raise InvalidParameterError(
             f"checkpoint={checkpoint!r}: use Checkpoint(path, every=1) from "
             "daskml_dist.training.checkpoint, or None."
+        )
+
+
+def has_sklearns_callbacks(estimator: Any) -> bool:
+    """Whether scikit-learn's ``set_callbacks`` (1.9) has given an estimator any."""
+    return bool(getattr(estimator, "_skl_callbacks", None))
+
+
+def refuse_sklearns_callbacks(estimator: Any) -> None:
+    """Refuse scikit-learn's callbacks where its own ``fit``, which calls them, is not the one.
+
+    Raises
+    ------
+    InvalidParameterError
+    """
+    if has_sklearns_callbacks(estimator):
+        raise InvalidParameterError(
+            f"set_callbacks: {type(estimator).__name__} calls scikit-learn's callbacks for rows in "
+            "memory, where its fit is scikit-learn's. Take them off: set_callbacks()."
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
 
@@ -93,12 +94,22 @@ class BaseClassifier(ClassifierMixin, Supervised):
         Returns
         -------
         ndarray or lazy dask Array of shape (n_rows,)
+            Of several outputs, (n_rows, n_outputs).
         """
         self._check_fitted(X)
-        return self._map(partial(_write_labels, self.classes_), X, self.classes_.dtype, None)
+        write, dtype, n_outputs = self._labels_written()
+        return self._map(write, X, dtype, n_outputs)
+
+    def _labels_written(self) -> tuple[Callable[..., None], np.dtype[Any], int | None]:
+        """Picklable function from raw predictions to labels, their dtype, and how many columns."""
+        return partial(_write_labels, self.classes_), self.classes_.dtype, None
+
+    def _hits_counted(self) -> Callable[..., NDArray[np.float64]]:
+        """Picklable function from labels, raw predictions and weights to all weight and hits'."""
+        return partial(_hits, self.classes_)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Mean accuracy, in one pass over the blocks.
+        """Mean accuracy, in one pass over the blocks; of several outputs, all must be right.
 
         Parameters
         ----------
@@ -110,8 +121,7 @@ class BaseClassifier(ClassifierMixin, Supervised):
         float
         """
         self._check_fitted()
-        statistic = partial(_hits, self.classes_)
-        total, hits = self._score_sums(statistic, X, y, sample_weight)
+        total, hits = self._score_sums(self._hits_counted(), X, y, sample_weight)
         return float(hits / total)
 
 

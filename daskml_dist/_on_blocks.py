@@ -31,17 +31,7 @@ class OnBlocks(Exported):
     """
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Mean accuracy of a classifier, R^2 of a regressor; in one pass over the blocks.
-
-        Parameters
-        ----------
-        X, y, sample_weight
-            As in :meth:`fit`.
-
-        Returns
-        -------
-        float
-        """
+        """Mean accuracy of a classifier, R^2 of a regressor; arguments are those of :meth:`fit`."""
         X, y, sample_weight = take_columns(X, y, sample_weight)
         name = "accuracy" if is_classifier(self) else "r2"
         if name == "accuracy" and isinstance(y, np.ndarray) and y.ndim == 1:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Self
 
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors.nearest import nearest
 
 if TYPE_CHECKING:
     from daskml_dist.compression import Compressor
@@ -99,6 +100,7 @@ class Run:
             if name not in known:
                 raise InvalidParameterError(
                     f"Run has no parameter {name!r}. Use one of {list(known)}."
+                    f"{nearest(name, known)}"
                 )
         for name, value in params.items():
             setattr(self, name, value)

@@ -149,10 +149,10 @@ class BaseSGD(BaseSteps, BaseLinear):
         )
 
     def _calibrated(
-        self, fit: FitSpec, settings: Settings, rows: Rows, lanes: list[LaneSpec], engine: Engine
+        self, fit: FitSpec, settings: Settings, lanes: list[LaneSpec], engine: Engine
     ) -> FitSpec:
         """The fit with the start and the rates that a pilot on a sample finds."""
-        return calibrated(fit, settings, lanes, engine)
+        return calibrated(fit, settings, lanes, engine, _rarity(rows))
 
     def _as_before(self, settings: Settings) -> Settings:
         """Settings to go on by: in the units of each feature, where the fit before was so."""
@@ -171,3 +171,12 @@ class BaseSGD(BaseSteps, BaseLinear):
     def _set_parameters(self, w: NDArray[Any], model: LinearModel, rows: Rows) -> None:
         remedy = "Lower learning_rate, or scale the features (StandardScaler)."
         self._set_coef(model.uncentred(w), model, rows.classes, remedy)
+
+
+def _rarity(rows: Rows) -> float:
+    """How many times fewer rows the rarest label has than if all had as many."""
+    if rows.classes is None:
+        return 1.0
+    counts = rows.survey.label_weights(rows.classes)
+    counts = counts[counts > 0]
+    return float(counts.mean() / counts.min()) if len(counts) else 1.0

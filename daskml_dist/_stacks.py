@@ -17,17 +17,18 @@ from daskml_dist._rounds import _SHARE, BaseRounds
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.spread import Spread
+from daskml_dist.errors import DaskMLDistError
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.models.stacked import TEST, TRAIN, Roles, StackedLinear
 from daskml_dist.solvers import Solution, Solver
 from daskml_dist.solvers.by_class import OnePass
-from daskml_dist.solvers.of_splits import CodeWeights
+from daskml_dist.solvers.of_splits import CodeWeights, LabelWeights
 from daskml_dist.solvers.stacked import Column, StackedSolver
 from daskml_dist.solvers.stacked_scores import SCORES, StackedScores
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.engine import Engine
 from daskml_dist.training.interrupts import raise_interrupt
-from daskml_dist.training.rows import Rows
+from daskml_dist.training.rows import Rows, balanced_weights, named_weights
 from daskml_dist.training.run import open_engine
 from daskml_dist.training.run_settings import RunSettings
 from daskml_dist.training.solver_plan import make_solver_fit
@@ -35,6 +36,7 @@ from daskml_dist.training.survey import Survey
 
 __all__ = [
     "Asked",
+    "NotStackedError",
     "Stack",
     "StackedFit",
     "TargetSurvey",
@@ -47,7 +49,7 @@ __all__ = [
 #: Columns of one stack: each has a thread that waits.
 _MOST_COLUMNS = 512
 #: Parameters that must be alike in a stack, since they lay out its one fit.
-_ALIKE = ("run", "device", "callbacks", "verbose", "class_weight")
+_ALIKE = ("run", "device", "callbacks", "verbose")
 
 
 @dataclass(eq=False)
@@ -87,9 +89,8 @@ def can_stack(estimators: Sequence[Any]) -> bool:
         return False
     params = [e._params() for e in estimators]
     alike = all(repr(p.get(n)) == repr(params[0].get(n)) for p in params for n in _ALIKE)
-    plain = all(params[0].get(name) is None for name in ("callbacks", "class_weight"))
     # What starts from the last fit has none: candidates are clones.
-    return alike and plain
+    return alike and params[0].get("callbacks") is None
 
 
 def fit_stack(
@@ -119,6 +120,10 @@ def fit_stack(
     -------
     list of list of StackedFit
         Of each estimator, one a split.
+
+    Raises
+    ------
+    NotStackedError
     """
     for estimator in estimators:
         estimator._check_params()
@@ -162,6 +167,10 @@ def open_stack(
         yield Stack(engine, lanes, seen, asked, roles, run, callbacks or CallbackList([]))
 
 
+class NotStackedError(DaskMLDistError):
+    """Fits that cannot be one, as their rows tell. Never seen by the user."""
+
+
 class Asked:
     """Fits of several solvers to the same rows.
 
@@ -191,6 +200,23 @@ class Asked:
         assert isinstance(result.state, Solution)
         self.last = fit, result
         return result.state
+
+    def split_weights(self, model: StackedLinear) -> NDArray[np.float64]:
+        """Weight of the training rows of each split, of a classifier by their labels.
+
+        Of shape (n_splits, n_classes), or (n_splits, 1).
+
+        Raises
+        ------
+        NotStackedError
+            Rows of a split lack a label, so that fits to them know fewer labels than the others.
+        """
+        if model.classes is None:
+            return self(model, OnePass(CodeWeights())).w[:, None]
+        found = self(model, OnePass(LabelWeights())).w
+        if not found.all():
+            raise NotStackedError("Training rows of a split lack a label.")
+        return found
 
 
 class Stack(Asked):
@@ -262,30 +288,43 @@ class _Fits:
 
     def found(self) -> list[list[StackedFit]]:
         """Fits of each estimator, one a split."""
-        stack = self._stack
-        weights = stack.weights(self._estimators[0]._problem(stack.rows)[0])
+        stack, n = self._stack, self._n_splits
+        weights = stack.split_weights(stack.model(self._estimators[0]._problem(stack.rows)[0]))
         problems: list[tuple[LinearModel, Column, Rows]] = []
+        #: Of each problem: columns of a stack have the same.
+        kinds: list[tuple[LinearModel, str]] = []
         for estimator in self._estimators:
-            for split, weight in enumerate(weights):
+            factors = self._factors(estimator, weights)
+            of_splits = (weights if factors is None else weights * factors).sum(axis=1)
+            for split, weight in enumerate(of_splits):
                 of_split = stack.of_split(weight)
                 model, solver = estimator._problem(of_split)
                 start = estimator._start(model, of_split)
                 problems.append((model, Column(split, solver, float(weight), start), of_split))
+                kinds.append((model, repr(estimator._params()["class_weight"])))
         found: dict[int, StackedFit] = {}
         left = list(range(len(problems)))
         while left:
-            model = problems[left[0]][0]
-            some = [i for i in left if problems[i][0] == model][:_MOST_COLUMNS]
-            found |= self._columns(model, {i: problems[i] for i in some})
+            some = [i for i in left if kinds[i] == kinds[left[0]]][:_MOST_COLUMNS]
+            factors = self._factors(self._estimators[left[0] // n], weights)
+            stacked = stack.model(kinds[left[0]][0], factors)
+            found |= self._columns(stacked, {i: problems[i] for i in some})
             left = [i for i in left if i not in found]
-        n = self._n_splits
         return [[found[i] for i in range(k, k + n)] for k in range(0, len(problems), n)]
 
+    def _factors(self, estimator: Any, weights: NDArray[np.float64]) -> NDArray[np.float64] | None:
+        """Weights of classes in each split, as the estimator's own fit to it has them."""
+        given, classes = estimator._params()["class_weight"], self._stack.rows.classes
+        if given is None or classes is None:
+            return None
+        if isinstance(given, str):
+            return balanced_weights(weights)
+        return np.tile(named_weights(given, classes), (len(weights), 1))
+
     def _columns(
-        self, model: LinearModel, problems: dict[int, tuple[LinearModel, Column, Rows]]
+        self, stacked: StackedLinear, problems: dict[int, tuple[LinearModel, Column, Rows]]
     ) -> dict[int, StackedFit]:
         """Fits of one stack, by their numbers."""
-        stacked = self._stack.model(model)
         columns = tuple(column for _, column, _ in problems.values())
         solution = self._stack(stacked, StackedSolver(columns))
         splits = np.array([column.split for column in columns])
@@ -298,7 +337,7 @@ class _Fits:
             candidate = self._estimators[i // self._n_splits]
             estimator = type(candidate)(**candidate.get_params(deep=False))
             one = solution_of(solution, k)
-            estimator._set_fitted(one, model, rows)
+            estimator._set_fitted(one, stacked.each, rows)
             estimator._set_n_iter(one)
             estimator._warn(one)
             found[i] = StackedFit(estimator, {s: of[k] for s, of in sums.items()}, 0.0)

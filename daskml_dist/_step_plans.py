@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from daskml_dist._stacks import TargetSurvey
+from daskml_dist._stacks import NotStackedError, TargetSurvey
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.block_info import BlockInfo, inspect_block
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.reduce import reduce_parts
-from daskml_dist.errors import DaskMLDistError
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.models.stacked import TRAIN, Roles
 from daskml_dist.optimizers import Optimizer
@@ -27,11 +26,7 @@ from daskml_dist.training.settings import Settings
 from daskml_dist.training.spec import FitSpec
 from daskml_dist.training.survey import Survey
 
-__all__ = ["NotStackedError", "OwnPlans", "optimizer_of"]
-
-
-class NotStackedError(DaskMLDistError):
-    """Steps of these fits on these rows are no steps of a stack. Never seen by the user."""
+__all__ = ["OwnPlans", "optimizer_of"]
 
 
 def optimizer_of(plans: Sequence[FitSpec]) -> Optimizer:

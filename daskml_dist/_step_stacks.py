@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist._base import survey_of
-from daskml_dist._stacks import Asked
-from daskml_dist._step_plans import NotStackedError, OwnPlans, optimizer_of
+from daskml_dist._stacks import Asked, NotStackedError
+from daskml_dist._step_plans import OwnPlans, optimizer_of
 from daskml_dist.data.collection import Collection
 from daskml_dist.errors import DivergedError
 from daskml_dist.models.linear import LinearModel
@@ -28,7 +28,6 @@ from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.ps.stacked_optimizer import StackedOptimizer
 from daskml_dist.schedules import Schedule
 from daskml_dist.solvers.by_class import OnePass
-from daskml_dist.solvers.of_splits import CodeWeights
 from daskml_dist.solvers.stacked_scores import StackedScores
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.history import History
@@ -39,7 +38,7 @@ from daskml_dist.training.run import open_engine
 from daskml_dist.training.settings import Settings
 from daskml_dist.training.spec import FitSpec
 
-__all__ = ["NotStackedError", "StepColumn", "StepStack"]
+__all__ = ["StepColumn", "StepStack"]
 
 #: Columns that are trained together at most, so that caches hold them.
 _MOST_COLUMNS = 1024
@@ -140,7 +139,7 @@ class StepStack:
             #: Of each split: these differ in where their parameters begin.
             self._models = [self.estimators[0]._model(some, None) for some in self._rows_of]
             self._model: LinearModel = self._models[0]
-            weights = self._asked(self._stacked, OnePass(CodeWeights())).w
+            weights = self._asked.split_weights(self._stacked).sum(axis=1)
             self._scales = tuple((rows.survey.n_rows / weights).tolist())
             self._plans = own.of(self._settings, self._models, self._rows_of, self._scales)
             self._optimizer = optimizer_of([plan for row in self._plans for plan in row])

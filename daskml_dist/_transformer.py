@@ -12,6 +12,7 @@ from sklearn.exceptions import NotFittedError as SklearnNotFittedError
 from sklearn.utils._set_output import _get_output_config
 from sklearn.utils.validation import check_is_fitted
 
+from daskml_dist._checks import refuse_sklearns_callbacks
 from daskml_dist._exported import Exported
 from daskml_dist.data.collection import Collection, as_collection, take_columns
 from daskml_dist.data.conversion import plain_rows, to_host
@@ -97,6 +98,7 @@ class BlockTransformer(Exported, BaseEstimator):
 
     def _fit_lazy(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         self._check_parameters()
+        refuse_sklearns_callbacks(self)
         inputs = take_columns(X, y, sample_weight)
         collection = as_collection(*inputs, numeric=self._numeric)
         self._set_features(self._reduce(collection), collection)

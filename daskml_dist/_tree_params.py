@@ -100,11 +100,6 @@ def _check_together(p: Mapping[str, Any]) -> None:
             f'{why}: a trainer needs the bins of all rows. Use decomposition="functional" or '
             '"auto", or criterion="squared_error".'
         )
-    if p["monotonic_cst"] is not None:
-        raise InvalidParameterError(
-            f"{why}, by which monotonic_cst bounds children. Use "
-            'criterion="squared_error", or monotonic_cst=None.'
-        )
 
 
 def is_count(value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -48,24 +49,16 @@ class TreesClassifier(BaseClassifier):
         """Columns at which the probabilities of each output begin, and their number."""
         return [0, *np.cumsum(self.n_classes_).tolist()]
 
-    def predict(self, X: Any) -> Any:
-        """Most likely labels.
-
-        Parameters
-        ----------
-        X : as in :meth:`fit`
-
-        Returns
-        -------
-        ndarray or lazy dask Array
-            Of shape (n_rows,), or (n_rows, n_outputs) of several.
-        """
-        self._check_fitted(X)
+    def _labels_written(self) -> tuple[Callable[..., None], np.dtype[Any], int | None]:
         if self.n_outputs_ == 1:
-            return super().predict(X)
-        dtype = np.result_type(*self.classes_)
+            return super()._labels_written()
         write = partial(_write_several, self.classes_, self._ends)
-        return self._map(write, X, dtype, self.n_outputs_)
+        return write, np.result_type(*self.classes_), self.n_outputs_
+
+    def _hits_counted(self) -> Callable[..., NDArray[np.float64]]:
+        if self.n_outputs_ == 1:
+            return super()._hits_counted()
+        return partial(_all_hits, self.classes_, self._ends)
 
     def predict_proba(self, X: Any) -> Any:
         """Probabilities of the classes: means of their shares in the trees' leaves.
@@ -92,25 +85,6 @@ class TreesClassifier(BaseClassifier):
         if self.n_outputs_ == 1:
             return found
         return [found[:, a:b] for a, b in pairwise(ends)]
-
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Mean accuracy, in one pass over the blocks; of several outputs, all must be right.
-
-        Parameters
-        ----------
-        X, y, sample_weight
-            As in :meth:`fit`.
-
-        Returns
-        -------
-        float
-        """
-        self._check_fitted()
-        if self.n_outputs_ == 1:
-            return super().score(X, y, sample_weight)
-        statistic = partial(_all_hits, self.classes_, self._ends)
-        total, hits = self._score_sums(statistic, X, y, sample_weight)
-        return float(hits / total)
 
 
 def _write_logs(raw: Array, out: Array) -> None:

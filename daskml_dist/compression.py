@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors.nearest import nearest
 
 __all__ = [
     "COMPRESSORS",
@@ -359,5 +360,5 @@ def get_compressor(compression: str | Compressor | None) -> Compressor | None:
         return COMPRESSORS[compression]()
     raise InvalidParameterError(
         f"Unknown compression {compression!r}. Use one of {sorted(COMPRESSORS)}, an object such as "
-        "TopK(share=0.05), or None."
+        f"TopK(share=0.05), or None.{nearest(compression, COMPRESSORS)}"
     )

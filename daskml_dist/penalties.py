@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.namespace import namespace
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors.nearest import nearest
 
 __all__ = ["PENALTIES", "Penalty", "get_penalty", "soft_threshold"]
 
@@ -72,7 +73,9 @@ def get_penalty(penalty: str | None, alpha: float, l1_ratio: float) -> Penalty:
         For another name or a number out of range.
     """
     if not (penalty is None or isinstance(penalty, str)) or penalty not in PENALTIES:
-        raise InvalidParameterError(f"penalty={penalty!r}: use one of {list(PENALTIES)}.")
+        raise InvalidParameterError(
+            f"penalty={penalty!r}: use one of {list(PENALTIES)}.{nearest(penalty, PENALTIES)}"
+        )
     if not 0 <= alpha < np.inf:
         raise InvalidParameterError(
             f"alpha={alpha!r}: use a finite number >= 0 (penalty=None switches the penalty off)."

@@ -9,6 +9,7 @@ from numbers import Real
 from typing import ClassVar, Self
 
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors.nearest import nearest
 
 __all__ = [
     "SCHEDULES",
@@ -358,5 +359,5 @@ def get_schedule(
     names = ["auto", *SCHEDULES]
     raise InvalidParameterError(
         f"learning_rate={learning_rate!r}: use a finite number > 0, one of {names}, or a "
-        "schedule object from daskml_dist.schedules."
+        f"schedule object from daskml_dist.schedules.{nearest(learning_rate, names)}"
     )

@@ -10,6 +10,7 @@ import numpy as np
 
 from daskml_dist.backends.base import Backend
 from daskml_dist.errors import DeviceUnavailableError, InvalidParameterError
+from daskml_dist.errors.nearest import nearest
 
 __all__ = ["BACKENDS", "DEVICES", "STORED", "get_backend", "gpu_problem", "stored_dtype"]
 
@@ -40,7 +41,9 @@ def get_backend(device: str) -> Backend:
         For ``"gpu"`` where this process cannot use one: names the cause and the remedy.
     """
     if device not in DEVICES:
-        raise InvalidParameterError(f"Unknown device {device!r}. Use one of {list(DEVICES)}.")
+        raise InvalidParameterError(
+            f"Unknown device {device!r}. Use one of {list(DEVICES)}.{nearest(device, DEVICES)}"
+        )
     if device == "gpu" and (problem := gpu_problem()):
         raise DeviceUnavailableError(
             f'device="gpu": {problem} Or use device="auto", which takes the CPU on such a worker.'

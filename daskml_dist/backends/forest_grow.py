@@ -200,7 +200,7 @@ def grow(
     places, work = np.zeros(256, np.int64), np.zeros((2, n_sums), np.int64)
     found, of_left, at = np.zeros(3, np.int64), np.zeros(n_sums + 1, np.int64), np.zeros(1)
     features, swaps, reach = np.arange(d), np.zeros(d, np.int64), np.zeros(2 * facts[OUTPUTS])
-    own = bounds.copy()
+    own, medians = bounds.copy(), np.zeros(2)
     # Nodes that wait: number, first line, last line.
     stack = np.zeros((64, 3), np.int64)
     paths = np.zeros(64, np.uint64)
@@ -227,7 +227,7 @@ def grow(
         if scale is not None:
             j, best = median_split(
                 facts, scale, rows, some, sums[node, n_sums], path, low, high, features, swaps,
-                found, at,
+                found, at, signs, own, medians,
             )  # fmt: skip
             before = -sums[node, n_sums + 1 :].view(np.float64)[0]
         else:
@@ -248,7 +248,9 @@ def grow(
             stack = np.concatenate((stack, np.zeros_like(stack)))
             paths = np.concatenate((paths, np.zeros_like(paths)))
         depths[n_nodes] = depths[n_nodes + 1] = depths[node] + 1
-        if len(between):
+        if len(between) and scale is not None:
+            _bound(signs[j], own, medians[0], medians[1], between[n_nodes : n_nodes + 2])
+        elif len(between):
             halve(facts, sums[node], of_left, signs[j], own, work, between[n_nodes : n_nodes + 2])
         middle_line = start + n_left
         _wait(stack, paths, n_stack, n_nodes + 1, middle_line, stop, child_of(path, 1))
@@ -269,14 +271,20 @@ def _wait(stack: Any, paths: Any, at: Any, node: Any, start: Any, stop: Any, pat
 def halve(facts: Any, sums: Any, left: Any, sign: Any, own: Any, work: Any, children: Any) -> None:
     """Write the bounds of what two children may answer."""
     n_sums = len(sums) - 2
-    children[0] = own[:2]
-    children[1] = own[:2]
-    if sign == 0:
-        return
     work[0] = left[:n_sums]
     work[1] = sums[:n_sums] - left[:n_sums]
     a = middle(facts[KIND], work[0], left[n_sums], facts[BITS])
     b = middle(facts[KIND], work[1], sums[n_sums] - left[n_sums], facts[BITS])
+    _bound(sign, own, a, b, children)
+
+
+@_exact
+def _bound(sign: Any, own: Any, a: Any, b: Any, children: Any) -> None:
+    """Write the bounds of two children that answer a and b."""
+    children[0] = own[:2]
+    children[1] = own[:2]
+    if sign == 0:
+        return
     half = (a + b) / 2
     # Of a rising feature the left child stays below, the right one above.
     children[0 if sign > 0 else 1, 1] = half

@@ -73,17 +73,18 @@ def note_medians(facts: Any, scale: Any, lines: Any, sums: Any) -> None:
 @_exact
 def median_split(
     facts: Any, scale: Any, rows: Any, lines: Any, total: Any, path: Any, low: Any, high: Any,
-    features: Any, swaps: Any, found: Any, threshold: Any,
+    features: Any, swaps: Any, found: Any, threshold: Any, signs: Any, bounds: Any, medians: Any,
 ) -> tuple[int, float]:  # fmt: skip
     """The feature of the best split of a node (-1: there is none), and minus the children's errors.
 
-    See `forest_grow.grow` for the parameters.
+    See `forest_grow.grow` for the parameters; `medians`, of shape (2,), become those of the
+    children.
     """
     n, missing, d, m = len(lines), facts[MISSING], facts[D], facts[FEATURES]
     targets = _all_sorted(lines, (lines.shape[1] - 3) // 2)
     seen, places = np.zeros((256, 1), np.int64), np.zeros(256, np.int64)
     ends, sequence = np.zeros(258, np.int64), np.zeros(n, np.int64)
-    work = np.zeros((2, n + 1), np.int64), np.zeros((2, 257)), np.zeros(257, np.int64)
+    work = np.zeros((2, n + 1), np.int64), np.zeros((2, 2, 257)), np.zeros(257, np.int64)
     best, best_feature, spreads, tried = -np.inf, -1, False, 0
     while tried < d and (tried < m or not spreads):
         j = draw_feature(path, tried, features, swaps)
@@ -107,12 +108,13 @@ def median_split(
             _both_sides(facts, scale, lines, targets, sequence, ends, n_places, side, work)
             # Missing values alone may be on the right.
             end = min(last, n_places if n_missing and side == 0 else n_places - 1)
-            value, c = _best_of(facts, work, total, first, end)
+            value, c = _best_of(facts, work, total, first, end, signs[j], bounds)
             if value > best:
                 best, best_feature = value, j
                 found[0], found[2] = places[c], side
                 found[1] = places[c + 1] if c + 1 < n_places else -1
                 threshold[0] = at
+                medians[:] = work[1][1, :, c + 1]
     for q in range(tried - 1, -1, -1):
         swap_back(features, q, swaps)
     return best_feature, best
@@ -123,12 +125,12 @@ def _both_sides(
     facts: Any, scale: Any, lines: Any, targets: Any, sequence: Any, ends: Any, n_places: Any,
     side: Any, work: Any,
 ) -> None:  # fmt: skip
-    """Write the errors on both sides of each cut of a feature, and what is packed on the left.
+    """Write errors and medians of both sides of each cut of a feature, and what lies left, packed.
 
     Left of a cut come the bins up to it, and missing values on their side.
     """
     orders, ranks, values = targets
-    counts, errors, packed = work
+    counts, (errors, medians), packed = work
     errors[:] = 0.0
     packed[0] = 0
     if side:
@@ -142,19 +144,26 @@ def _both_sides(
         for right in range(2):
             _one_side(
                 facts, scale, lines, orders[k], ranks[k], values[k], k, sequence, ends, n_places,
-                side != right, right == 0, counts, errors[right],
+                side != right, right == 0, counts, errors[right], medians[right],
             )  # fmt: skip
 
 
 @_exact
-def _best_of(facts: Any, work: Any, total: Any, first: Any, end: Any) -> tuple[float, int]:
-    """Minus the errors of the best of some cuts whose sides are large enough, and which it is."""
-    _, errors, packed = work
+def _best_of(
+    facts: Any, work: Any, total: Any, first: Any, end: Any, sign: Any, bounds: Any
+) -> tuple[float, int]:
+    """Minus the errors of the best of some cuts whose sides may be, and which it is."""
+    _, (errors, medians), packed = work
     best, best_cut = -np.inf, -1
     for c in range(first, end):
         value = -(errors[0, c + 1] + errors[1, c + 1])
-        if value > best and _large_enough(facts, packed[c + 1], total - packed[c + 1]):
-            best, best_cut = value, c
+        if value <= best or not _large_enough(facts, packed[c + 1], total - packed[c + 1]):
+            continue
+        if bounds[2] != 0 and sign != 0:
+            a, b = medians[0, c + 1], medians[1, c + 1]
+            if min(a, b) < bounds[0] or max(a, b) > bounds[1] or (a - b) * sign > 0:
+                continue
+        best, best_cut = value, c
     return best, best_cut
 
 
@@ -213,8 +222,12 @@ def _large_enough(facts: Any, left: Any, right: Any) -> Any:
 def _one_side(
     facts: Any, scale: Any, lines: Any, order: Any, rank: Any, values: Any, k: Any, sequence: Any,
     ends: Any, n_places: Any, with_missing: Any, from_left: Any, counts: Any, errors: Any,
+    medians: Any,
 ) -> None:  # fmt: skip
-    """Add the absolute errors of what lies left (or right) of the cut behind so many bins."""
+    """Add the absolute errors of what lies left (or right) of the cut behind so many bins.
+
+    Its medians are written.
+    """
     counts[:] = 0
     whole, total = np.int64(0), np.int64(0)
     for step in range(n_places + 1):
@@ -229,7 +242,9 @@ def _one_side(
                 total += lines[line, 2 + k]
         cut = step if from_left else n_places - step
         if whole > 0:
-            errors[cut] += _error(facts, scale, lines, counts, order, values, k, whole, total)[1]
+            median, error = _error(facts, scale, lines, counts, order, values, k, whole, total)
+            medians[cut] = median
+            errors[cut] += error
 
 
 @_exact

@@ -28,9 +28,11 @@ from daskml_dist.data.lazy import (
     join_column_chunks,
     join_delayed,
 )
+from daskml_dist.data.not_rows import check_holds_rows
 from daskml_dist.data.reads import read_columns
 from daskml_dist.data.row_checks import RowShape, check_rows, row_shape, unsupported
 from daskml_dist.errors import InvalidDataError
+from daskml_dist.errors.nearest import nearest
 
 __all__ = [
     "Collection",
@@ -243,6 +245,7 @@ def take_columns(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
     InvalidDataError
         There is no such column.
     """
+    check_holds_rows(X)
     given = {"y": y, "sample_weight": sample_weight}
     named = {name: column for name, column in given.items() if isinstance(column, str)}
     for name, column in named.items():
@@ -250,7 +253,7 @@ def take_columns(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
             has = f"its columns are {list(X.columns)}" if is_dataframe_like(X) else "X is no frame"
             raise InvalidDataError(
                 f"{name}={column!r} names no column of X: {has}. Name a column of a dataframe, "
-                "or pass the values themselves."
+                f"or pass the values themselves.{nearest(column, getattr(X, 'columns', ()))}"
             )
         given[name] = X[column]
     taken = set(named.values())

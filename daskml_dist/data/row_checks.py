@@ -17,6 +17,7 @@ from daskml_dist.data.conversion import (
     where,
 )
 from daskml_dist.data.lazy import is_dask, is_dask_frame, join_delayed
+from daskml_dist.data.not_rows import check_holds_rows
 from daskml_dist.errors import InvalidDataError
 
 __all__ = ["RowShape", "check_row_shape", "check_rows", "row_shape", "unsupported"]
@@ -43,9 +44,12 @@ def check_rows(X: Any, *, numeric: bool = True, tensors: bool = False) -> Any:
 
     Raises
     ------
+    InvalidTypeError
+        `X` is None, the name of a file, or an iterator.
     InvalidDataError
         `X` is no such object, is not two-dimensional, or has columns that are not numbers.
     """
+    check_holds_rows(X)
     X = join_delayed(X, 2)
     if is_dask(X) and not isinstance(X, da.Array) and not is_dask_frame(X):
         raise unsupported(X, "X")

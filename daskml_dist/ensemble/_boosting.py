@@ -62,6 +62,8 @@ class BaseBoosting(BaseRounds):
     _held: tuple[Any, Any, Any] | None = None
     _of_fit: FitRows | None = None
     _is_numbered: bool = False
+    #: Whether rows were weighted, which counts of nodes do not tell.
+    _has_weights: bool = False
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -175,6 +177,7 @@ class BaseBoosting(BaseRounds):
         try:
             self._forget()
             self._fit(X, y, sample_weight, client)
+            self._has_weights |= sample_weight is not None
         finally:
             self.__dict__.pop("_held", None)
             self.__dict__.pop("_of_fit", None)
@@ -184,6 +187,7 @@ class BaseBoosting(BaseRounds):
     def _forget(self) -> None:
         if not self.warm_start:
             self.__dict__.pop("_trees", None)
+            self.__dict__.pop("_has_weights", None)
 
     def _check_params(self) -> None:
         p = self._params()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from abc import abstractmethod
+from typing import Any, ClassVar, Self
 
+from sklearn.base import is_classifier
+from sklearn.preprocessing import LabelEncoder
 from sklearn.utils import Bunch
 
-from daskml_dist._members import checked_as_theirs
+from daskml_dist._members import checked_as_theirs, encoded, here, labels_of, params_of, taken
 from daskml_dist._on_blocks import OnBlocks
+from daskml_dist.data.lazy import is_dask
 
 __all__ = ["Named"]
 
@@ -17,6 +21,48 @@ class Named(OnBlocks):
 
     estimators: Any
     estimators_: list[Any]
+    #: scikit-learn's name for the encoder of labels.
+    _encoder: ClassVar[str]
+
+    def fit(self, X: Any, y: Any, **fit_params: Any) -> Self:
+        """Fit every member to all rows, and what else the ensemble consists of.
+
+        Parameters
+        ----------
+        X : dask Array or DataFrame, or in memory, of shape (n_rows, n_features)
+        y : dask Array or Series, or in memory, of shape (n_rows,), or the name of a column of X
+        **fit_params
+            `sample_weight`, or what scikit-learn's metadata routing sends to members.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidParameterError, InvalidDataError
+        """
+        if not is_dask(X):
+            y, fit_params = here(y, fit_params, labels=is_classifier(self))
+            found: Self = super().fit(X, y, **fit_params)  # type: ignore[misc]
+            return found
+        X, y, params = taken(X, y, fit_params)
+        named = self._checked_members(params)
+        given = params_of(self, named, params)
+        if is_classifier(self):
+            encoder = LabelEncoder()
+            encoder.classes_ = self.classes_ = labels_of(y)
+            setattr(self, self._encoder, encoder)
+            y = encoded(y, self.classes_)
+        self._fit_lazy(named, given, X, y, params)
+        return self
+
+    @abstractmethod
+    def _fit_lazy(
+        self, named: list[tuple[str, Any]], given: list[dict[str, Any]], X: Any, y: Any,
+        params: dict[str, Any],
+    ) -> None:  # fmt: skip
+        """Fit to a Dask collection, and numbers of its labels; `given` is for each member."""
 
     @property
     def n_features_in_(self) -> int:
@@ -24,8 +70,8 @@ class Named(OnBlocks):
         n: int = super().n_features_in_  # type: ignore[misc]
         return n
 
-    def _checked_members(self) -> list[tuple[str, Any]]:
-        """Names and members, but for dropped ones; parameters are checked."""
+    def _checked_members(self, params: dict[str, Any]) -> list[tuple[str, Any]]:
+        """Names and members, but for dropped ones; parameters are checked, before any pass."""
         with checked_as_theirs():
             self._validate_params()  # type: ignore[attr-defined]
             names, members = self._validate_estimators()  # type: ignore[attr-defined]

@@ -5,30 +5,23 @@ from __future__ import annotations
 from abc import abstractmethod
 from copy import copy
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from dask.delayed import delayed
 from sklearn.base import clone, is_classifier
-from sklearn.preprocessing import LabelEncoder
 
 from daskml_dist._members import (
     OutOfFold,
     as_array,
     check_weighable,
     checked_as_theirs,
-    encoded,
     fit_folds,
     fit_members,
-    here,
-    labels_of,
-    params_of,
-    taken,
 )
 from daskml_dist._transformer import check_fitted
 from daskml_dist.data.collection import as_collection
 from daskml_dist.data.conversion import as_column
-from daskml_dist.data.lazy import is_dask
 from daskml_dist.ensemble._heterogeneous import Named
 from daskml_dist.inference.transform import map_blocks, sample_rows
 from daskml_dist.model_selection._validation import Splits
@@ -44,41 +37,24 @@ class Stacking(Named):
     passthrough: bool
     final_estimator: Any
     final_estimator_: Any
+    _encoder = "_label_encoder"
 
     @abstractmethod
     def _default(self) -> Any:
         """The last estimator, where the user gives none."""
 
-    def fit(self, X: Any, y: Any, **fit_params: Any) -> Self:
-        """Fit every member to all rows, and the last one to their answers out of fold.
+    def _checked_members(self, params: dict[str, Any]) -> list[tuple[str, Any]]:
+        named = super()._checked_members(params)
+        with checked_as_theirs():
+            self._validate_final_estimator()  # type: ignore[attr-defined]
+        del self.final_estimator_  # until it is fitted
+        check_weighable([("final_estimator", self._final())], params)
+        return named
 
-        Parameters
-        ----------
-        X : dask Array or DataFrame, or in memory, of shape (n_rows, n_features)
-        y : dask Array or Series, or in memory, of shape (n_rows,), or the name of a column of X
-        **fit_params
-            `sample_weight`, or what scikit-learn's metadata routing sends to members.
-
-        Returns
-        -------
-        self
-
-        Raises
-        ------
-        InvalidParameterError, InvalidDataError
-        """
-        if not is_dask(X):
-            y, fit_params = here(y, fit_params, labels=is_classifier(self))
-            found: Self = super().fit(X, y, **fit_params)  # type: ignore[misc]
-            return found
-        X, y, params = taken(X, y, fit_params)
-        named = self._checked_members()
-        final = self._checked_final(params)
-        given = params_of(self, named, params)
-        if is_classifier(self):
-            self._label_encoder = LabelEncoder()
-            self._label_encoder.classes_ = self.classes_ = labels_of(y)
-            y = encoded(y, self.classes_)
+    def _fit_lazy(
+        self, named: list[tuple[str, Any]], given: list[dict[str, Any]], X: Any, y: Any,
+        params: dict[str, Any],
+    ) -> None:  # fmt: skip
         members = [member for _, member in named]
         with checked_as_theirs():
             methods = [
@@ -96,16 +72,10 @@ class Stacking(Named):
             self._set_members(fit_members(jobs))
             self.stack_method_ = methods
             meta = self._out_of_fold(members, X, y, given)
-        (self.final_estimator_,) = fit_members([(final, meta, *_aligned(X, y, params))])
-        return self
+        (self.final_estimator_,) = fit_members([(self._final(), meta, *_aligned(X, y, params))])
 
-    def _checked_final(self, params: dict[str, Any]) -> Any:
-        with checked_as_theirs():
-            self._validate_final_estimator()  # type: ignore[attr-defined]
-        final = clone(self._default() if self.final_estimator is None else self.final_estimator)
-        check_weighable([("final_estimator", final)], params)
-        del self.final_estimator_  # until it is fitted
-        return final
+    def _final(self) -> Any:
+        return clone(self._default() if self.final_estimator is None else self.final_estimator)
 
     def _answers(self, X: Any) -> Any:
         """Answers of fitted members, lazy."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from sklearn import ensemble, linear_model
+from sklearn import ensemble
 
 from daskml_dist.ensemble._stacking import Stacking
+from daskml_dist.linear_model import RidgeCV
 
 __all__ = ["StackingRegressor"]
 
@@ -19,9 +20,8 @@ class StackingRegressor(Stacking, ensemble.StackingRegressor):
     Parameters
     ----------
     estimators, final_estimator, cv, passthrough
-        scikit-learn's. Its default, `RidgeCV`, is fitted to the members' answers in the memory of a
-        worker: give `Ridge` of this package where these do not fit. `n_jobs` and `verbose` are for
-        rows in memory.
+        scikit-learn's. On a Dask collection the last estimator is this package's `RidgeCV` by
+        default. `n_jobs` and `verbose` are for rows in memory.
 
     Attributes
     ----------
@@ -33,4 +33,4 @@ feature_names_in_
     stack_method = "predict"
 
     def _default(self) -> Any:
-        return linear_model.RidgeCV()
+        return RidgeCV()

@@ -4,6 +4,7 @@
 
     DaskMLDistError
     ├── InvalidParameterError   (also ValueError)      a constructor or fit argument
+    │   └── NoCandidateError    (also IndexError)      a search has no candidate of that number
     ├── InvalidDataError        (also ValueError)      rows, labels or weights
     │   └── InvalidTypeError    (also TypeError)       values of no such type, or of several
     ├── NotFittedError          (also scikit-learn's)  predict before fit
@@ -41,6 +42,7 @@ __all__ = [
     "InvalidParameterError",
     "InvalidTypeError",
     "MessageError",
+    "NoCandidateError",
     "NotFittedError",
     "RunAbortedError",
     "SchedulerLostError",
@@ -54,6 +56,10 @@ __all__ = [
 
 class InvalidParameterError(DaskMLDistError, ValueError):
     """An argument has no meaning here; the message lists the valid ones."""
+
+
+class NoCandidateError(InvalidParameterError, IndexError):
+    """A search has no candidate of the number that the user's function chose."""
 
 
 class ExportError(DaskMLDistError, ValueError):

@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 from dask.utils import is_dataframe_like, parse_bytes
 from numpy.typing import NDArray
-from scipy import sparse
 from sklearn.utils import Bunch
 
+from daskml_dist._accepted import check_value
 from daskml_dist._checks import check_count, seed_of
 from daskml_dist._transformer import check_fitted
 from daskml_dist.data.collection import Collection, as_collection, take_columns
-from daskml_dist.data.conversion import as_column, to_host, where
 from daskml_dist.data.permutations import Draw
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.inference.share import shared
+from daskml_dist.inspection._blocks import column_of, read_rows, weights_of
 from daskml_dist.inspection._scores import Score, Target, score_of
 
 __all__ = ["permutation_importance"]
@@ -33,6 +33,7 @@ def permutation_importance(
     *,
     scoring: Any = None,
     n_repeats: int = 5,
+    n_jobs: int | None = None,
     random_state: Any = None,
     sample_weight: Any = None,
     max_samples: float | int = 1.0,
@@ -60,6 +61,8 @@ def permutation_importance(
         Of rows in memory also a function of (estimator, X, y), which scikit-learn then calls.
     n_repeats : int, default=5
         Permutations; each is used for all features.
+    n_jobs : int or None, default=None
+        Accepted for scikit-learn's interface; no effect: the workers' threads score the blocks.
     random_state : int, RandomState instance or None, default=None
         Of the permutations.
     sample_weight : array-like, dask Array or dask Series of shape (n_rows,), or None
@@ -100,6 +103,7 @@ def permutation_importance(
     """
     check_fitted(estimator)
     check_count("n_repeats", n_repeats)
+    check_value("permutation_importance", "n_jobs", n_jobs)
     score = score_of(estimator, scoring)
     X, y, sample_weight = take_columns(X, y, sample_weight)
     if y is None:
@@ -167,7 +171,8 @@ def _drawn(given: Any, n: int) -> int:
     if isinstance(given, Real) and not isinstance(given, Integral) and 0 < float(given) <= 1:
         return max(int(float(given) * n), 1)
     raise InvalidParameterError(
-        f"max_samples={given!r}: use a share of (0, 1], or an integer from 1 to the {n} rows."
+        f"max_samples={given!r}: use a share of (0, 1], or an integer from 1 to the {n} rows "
+        "(max_samples must be <= n_samples)."
     )
 
 
@@ -216,9 +221,9 @@ def _survey(collection: Collection, budget: int) -> _Facts:
 
 
 def _look(gather: bool, index: int, X: Any, y: Any, w: Any) -> list[Any]:
-    rows = _read(X, index)
+    rows = read_rows(X, index)
     n, d = rows.shape
-    target, weight = _column(y, "y", index, n), _weights(w, index, n)
+    target, weight = column_of(y, "y", index, n), weights_of(w, index, n)
     sums = [weight.sum(), weight @ target if target.dtype.kind in "biuf" else 0.0]
     each = [_taken(rows, j) for j in range(d)]
     sizes = np.array([_bytes(one) for one in each], np.int64)
@@ -240,7 +245,7 @@ def _groups(facts: _Facts, budget: int) -> list[range]:
 
 
 def _columns_of(group: range, index: int, X: Any, y: Any, w: Any) -> list[Any]:
-    rows = _read(X, index)
+    rows = read_rows(X, index)
     return [(index, [_taken(rows, j) for j in group])] if rows.shape[0] else []
 
 
@@ -307,11 +312,11 @@ def _score_block(
     work: _Work, index: int, X: Any, y: Any, w: Any, given: _Columns, *, first: bool
 ) -> Any:
     """Sums of a block as it is (asked for `first`), and with each column in each repeat."""
-    rows = _read(X, index)
+    rows = read_rows(X, index)
     n = rows.shape[0]
     if n == 0:
         return None
-    y, w = _column(y, "y", index, n), _weights(w, index, n)
+    y, w = column_of(y, "y", index, n), weights_of(w, index, n)
     own = work.sums(rows, y, w) if first else None
     found: list[list[Any]] = [[] for _ in given.numbers]
     numbers = work.starts[index] + np.arange(n)
@@ -357,29 +362,3 @@ def _added(parts: list[Any]) -> Any:
     for _, sums in filled[1:]:
         total = total + sums
     return own, total
-
-
-def _read(X: Any, index: int) -> Any:
-    rows = to_host(X)
-    if sparse.issparse(rows):
-        raise InvalidDataError(
-            f"{where(index)}X is sparse, and its columns cannot be permuted as such. Convert it: "
-            "X.map_blocks(lambda b: b.toarray())."
-        )
-    return rows if is_dataframe_like(rows) else np.asarray(rows)
-
-
-def _column(values: Any, name: str, index: int, n: int) -> NDArray[Any]:
-    found = as_column(values, name=name, index=index)
-    if len(found) != n:
-        raise InvalidDataError(
-            f"{where(index)}X has {n} rows and {name} {len(found)}. Pass the same rows in each; "
-            "where chunk sizes are unknown, call .compute_chunk_sizes() on each."
-        )
-    return found
-
-
-def _weights(values: Any, index: int, n: int) -> NDArray[np.float64]:
-    if values is None or isinstance(values, Real):
-        return np.full(n, 1.0 if values is None else float(values))
-    return _column(values, "sample_weight", index, n).astype(np.float64)

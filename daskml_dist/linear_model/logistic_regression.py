@@ -17,6 +17,7 @@ from daskml_dist._rounds import BaseRounds
 from daskml_dist._run import Run
 from daskml_dist._sparse_coef import SparseCoef
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors.nearest import nearest
 from daskml_dist.losses import LogLoss, Loss
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.penalties import Penalty, get_penalty
@@ -165,7 +166,9 @@ class LogisticRegression(LinearClassifier, SparseCoef, BaseRounds):
         name, penalty = self.solver, self._strengths(1.0)
         if name not in _SERVED and name not in SOLVERS:
             names = [*SOLVERS, *_SERVED]
-            raise InvalidParameterError(f"solver={name!r}: use one of {names}.")
+            raise InvalidParameterError(
+                f"solver={name!r}: use one of {names}.{nearest(name, names)}"
+            )
         if self.dual and name != "liblinear":
             raise InvalidParameterError(
                 f"Solver {name} supports only dual=False, got dual=True. Leave dual out: both "

@@ -19,6 +19,7 @@ from daskml_dist.linear_model._cross_validated import CrossValidated
 from daskml_dist.linear_model._logistic_paths import LogisticPaths
 from daskml_dist.linear_model.logistic_regression import LogisticRegression
 from daskml_dist.losses import LogLoss, Loss
+from daskml_dist.metrics.scorers import Scorer
 from daskml_dist.models.stacked import TEST
 from daskml_dist.solvers import Solution
 from daskml_dist.solvers.by_class import OnePass
@@ -254,7 +255,11 @@ class LogisticRegressionCV(CrossValidated, LinearClassifier):
             for one in estimators[split]:
                 if hasattr(self, "feature_names_in_"):
                     one.feature_names_in_ = self.feature_names_in_
-        return self._scored(splits, estimators, self._scorer())
+        scorer = self._scorer()
+        if hasattr(scorer, "_score_func"):
+            scorer = Scorer.of(scorer, getattr(scorer, "_name", None))
+            scorer = scorer.of_rows_lacking(estimators[0][0].classes_)
+        return self._scored(splits, estimators, scorer)
 
     # -- attributes -----------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from daskml_dist._accepted import check_accepted
 from daskml_dist._checks import check_flag, check_number
 from daskml_dist._run import Run
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors.nearest import nearest
 from daskml_dist.linear_model._least_squares import BaseLeastSquares
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.solvers import RidgeLeastSquares, Solution, Solver
@@ -122,6 +123,7 @@ class Ridge(BaseLeastSquares):
         if self.solver not in _SOLVERS:
             raise InvalidParameterError(
                 f"solver={self.solver!r}: use one of {list(_SOLVERS)}; each of these is exact."
+                f"{nearest(self.solver, _SOLVERS)}"
             )
         if self.positive and self.solver not in ("auto", "lbfgs"):
             raise InvalidParameterError(

@@ -13,6 +13,7 @@ stands in the table, in the order of its file.
 from __future__ import annotations
 
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors.nearest import nearest
 from daskml_dist.losses import deviance, margin, residual
 from daskml_dist.losses.base import LOSSES, Kind, Loss
 from daskml_dist.losses.deviance import *  # noqa: F403
@@ -52,5 +53,5 @@ def get_loss(loss: str | Loss, kind: Kind) -> Loss:
     names = sorted(name for name, entry in LOSSES.items() if entry.kind == kind)
     raise InvalidParameterError(
         f"loss={loss!r} is not a loss for {kind}. Use one of {names}, or an object of their "
-        "classes in daskml_dist.losses."
+        f"classes in daskml_dist.losses.{nearest(loss, names)}"
     )

@@ -13,7 +13,7 @@ from daskml_dist.metrics._columns import ScoredRows, check_total
 from daskml_dist.metrics._readers import check_not_negative, check_one_kind, unique_labels
 from daskml_dist.metrics._runs import Run, make_run, merge_runs
 
-__all__ = ["Average", "average_scores", "check_classes", "class_runs", "merge_each"]
+__all__ = ["Average", "average_scores", "check_classes", "class_runs", "merge_each", "runs_of"]
 
 Average: TypeAlias = Literal["macro", "weighted", "micro"] | None
 
@@ -103,8 +103,13 @@ def class_runs(rows: ScoredRows, classes: NDArray[Any], limit: int | None) -> li
             f"y_score should have a probability of each of the {len(classes)} classes, which sum "
             "up to 1.0 in each row. Pass what predict_proba() returns."
         )
-    columns = zip(classes, rows.y_pred.T, strict=True)
-    return [make_run(rows.y_true == c, scores, rows.weights, limit) for c, scores in columns]
+    return runs_of(rows.y_true[:, np.newaxis] == classes, rows, limit)
+
+
+def runs_of(indicators: NDArray[np.bool_], rows: ScoredRows, limit: int | None) -> list[Run]:
+    """Make the run of each column of indicators, of shape (n, n_columns), and its scores."""
+    columns = zip(indicators.T, rows.y_pred.T, strict=True)
+    return [make_run(is_there, scores, rows.weights, limit) for is_there, scores in columns]
 
 
 def merge_each(parts: list[list[Run]], limit: int | None) -> list[Run]:

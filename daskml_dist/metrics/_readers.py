@@ -23,6 +23,7 @@ from daskml_dist.errors import InvalidDataError
 
 __all__ = [
     "MissingValues",
+    "check_finite",
     "check_not_negative",
     "check_one_kind",
     "join_labels",
@@ -66,7 +67,7 @@ def read_labels(values: Any, name: str, index: int | None) -> NDArray[Any]:
         return labels
     check_real(labels.dtype, name, index)
     if labels.dtype.kind == "f":
-        _check_finite(labels, name, index)
+        check_finite(labels, name, index)
         if (labels != np.trunc(labels)).any():
             raise InvalidDataError(
                 f"{where(index)}{name} holds continuous values, not labels. Pass labels, for "
@@ -85,10 +86,7 @@ def read_numbers(values: Any, name: str, index: int | None) -> NDArray[Any]:
     """
     column = as_column(values, name=name, index=index)
     _check_no_missing(column, name, index)
-    dtype = "float32" if column.dtype == np.float32 else "float64"
-    numbers = as_numbers(column, dtype, name, index)
-    _check_finite(numbers, name, index)
-    return numbers
+    return _finite_numbers(column, name, index)
 
 
 def read_targets(values: Any, name: str, index: int | None) -> NDArray[Any]:
@@ -103,10 +101,7 @@ def read_targets(values: Any, name: str, index: int | None) -> NDArray[Any]:
     if len(shape) != 2 or shape[1] == 1:
         return read_numbers(values, name, index)
     columns = as_column(values, name=name, index=index, several=True)
-    dtype = "float32" if columns.dtype == np.float32 else "float64"
-    numbers = as_numbers(columns, dtype, name, index)
-    _check_finite(numbers, name, index)
-    return numbers
+    return _finite_numbers(columns, name, index)
 
 
 def read_scores(values: Any, name: str, index: int | None) -> NDArray[Any]:
@@ -137,7 +132,7 @@ def read_scores(values: Any, name: str, index: int | None) -> NDArray[Any]:
             f"{where(index)}{name} is sparse. Pass {name}.toarray(), or of a Dask Array "
             f"{name}.map_blocks(lambda block: block.toarray())."
         )
-    _check_finite(scores, name, index)
+    check_finite(scores, name, index)
     return scores
 
 
@@ -168,7 +163,7 @@ def read_weights(values: Any, n_rows: int, index: int | None) -> NDArray[Any] | 
     # Whole weights stay so, because a confusion matrix has their dtype.
     dtype = "int64" if weights.dtype.kind in "biu" else "float64"
     weights = as_numbers(weights, dtype, "sample_weight", index)
-    _check_finite(weights, "sample_weight", index)
+    check_finite(weights, "sample_weight", index)
     return weights
 
 
@@ -246,6 +241,13 @@ def _is_text(labels: NDArray[Any]) -> bool:
 # --- checks ----------------------------------------------------------------------------------
 
 
+def _finite_numbers(values: NDArray[Any], name: str, index: int | None) -> NDArray[Any]:
+    dtype = "float32" if values.dtype == np.float32 else "float64"
+    numbers = as_numbers(values, dtype, name, index)
+    check_finite(numbers, name, index)
+    return numbers
+
+
 def _check_no_missing(values: Any, name: str, index: int | None) -> None:
     try:
         check_no_missing(values, name, index)
@@ -253,7 +255,14 @@ def _check_no_missing(values: Any, name: str, index: int | None) -> None:
         raise MissingValues(str(error)) from error
 
 
-def _check_finite(values: NDArray[Any], name: str, index: int | None) -> None:
+def check_finite(values: NDArray[Any], name: str, index: int | None) -> None:
+    """Check that no number is NaN or infinite; parameters as of :func:`read_labels`.
+
+    Raises
+    ------
+    MissingValues
+        One is.
+    """
     position = first_not_finite(values)
     if position is not None:
         row = position // math.prod(values.shape[1:])

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.metrics._columns import is_lazy
 from daskml_dist.metrics._faces import face
+from daskml_dist.metrics._indicators import are_indicators, check_scored, has_score, of_hits
 from daskml_dist.metrics._means import weighted_mean, weighted_sums
 from daskml_dist.metrics._pairs import COLUMNS, paired_rows
 from daskml_dist.metrics._readers import check_one_kind
@@ -30,6 +31,7 @@ __all__ = [
     "hamming_loss",
     "jaccard_score",
     "matthews_corrcoef",
+    "multilabel_confusion_matrix",
     "precision_recall_fscore_support",
     "precision_score",
     "recall_score",
@@ -40,12 +42,13 @@ __all__ = [
 def accuracy_score(
     y_true: Any, y_pred: Any, *, normalize: bool = True, sample_weight: Any = None
 ) -> float:
-    """Share of the rows whose label is predicted.
+    """Share of the rows whose label is predicted; of several labels, whose labels all are.
 
     Parameters
     ----------
-    y_true, y_pred : dask Array or Series, or array-like, of shape (n_rows,) or (n_rows, 1)
-        Labels: strings, booleans or whole numbers.
+    y_true, y_pred : dask Array, Series or DataFrame, or array-like
+        Labels, of shape (n_rows,) or (n_rows, 1): strings, booleans or whole numbers; or
+        indicators of several labels, of shape (n_rows, n_labels).
     normalize : bool, default=True
         False gives the weight of such rows instead of their share.
     sample_weight : like `y_true`, or a float, or None
@@ -63,6 +66,9 @@ def accuracy_score(
         metric = theirs.accuracy_score
         score = COLUMNS.in_memory(metric, y_true, y_pred, sample_weight, normalize=normalize)
         return float(score)
+    if are_indicators(y_true, y_pred):
+        options = {"normalize": normalize}
+        return float(of_hits(theirs.accuracy_score, y_true, y_pred, sample_weight, **options))
     if normalize:
         return float(weighted_mean(COLUMNS, _hits, y_true, y_pred, sample_weight)[0])
     return float(weighted_sums(COLUMNS, _hits, y_true, y_pred, sample_weight)[1][0])
@@ -104,6 +110,8 @@ def confusion_matrix(
     """
     _check_parameters(labels, normalize)
     if is_lazy(y_true, y_pred, sample_weight):
+        if are_indicators(y_true, y_pred):
+            check_scored(theirs.confusion_matrix)
         y_true, y_pred, sample_weight, found = paired_rows(y_true, y_pred, sample_weight)
         labels = found if labels is None else labels
     matrix: NDArray[Any] = COLUMNS.in_memory(
@@ -133,12 +141,14 @@ def _hits(y_true: NDArray[Any], y_pred: NDArray[Any]) -> NDArray[Any]:
     return np.asarray(y_true == y_pred)
 
 
-# --- metrics of the pairs of labels ----------------------------------------------------------
+# --- metrics of the pairs of labels, or of the hits of several -------------------------------
 
 
 def _of_pairs(
     source: Callable[..., Any], y_true: Any, y_pred: Any, sample_weight: Any, **options: Any
 ) -> Any:
+    if are_indicators(y_true, y_pred):
+        return of_hits(source, y_true, y_pred, sample_weight, **options)
     *rows, _ = paired_rows(y_true, y_pred, sample_weight)
     return COLUMNS.in_memory(source, *rows, **options)
 
@@ -160,7 +170,13 @@ def _counted(
 def _metric(
     source: Callable[..., Any], summary: str, lazily: Callable[..., Any] = _of_pairs
 ) -> Callable[..., Any]:
-    of = "Labels, of shape (n_rows,) or (n_rows, 1): strings, booleans or whole numbers."
+    of = "Labels, of shape (n_rows,) or (n_rows, 1): strings, booleans or whole numbers"
+    if has_score(source):
+        of += (
+            "; or\n    indicators of several labels, 0 or 1, of shape (n_rows, n_labels), of which"
+            "\n    the options mean what they mean in scikit-learn"
+        )
+    of += "."
     return face(source, partial(lazily, source), COLUMNS, summary, of=of, module=__name__)
 
 
@@ -181,6 +197,10 @@ jaccard_score = _metric(
     theirs.jaccard_score, "Rows that truly have and are given a label, of those that do either."
 )
 matthews_corrcoef = _metric(theirs.matthews_corrcoef, "Correlation of true and predicted labels.")
+multilabel_confusion_matrix = _metric(
+    theirs.multilabel_confusion_matrix,
+    "Confusion matrix of each label against the rest; of indicators, of each label.",
+)
 precision_recall_fscore_support = _metric(
     theirs.precision_recall_fscore_support,
     "Precision, recall, F score and number of rows of each label.",

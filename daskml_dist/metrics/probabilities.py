@@ -22,11 +22,13 @@ from daskml_dist.metrics._by_column import (
     unique_classes,
 )
 from daskml_dist.metrics._columns import Columns, ScoredRows, check_total, is_lazy
+from daskml_dist.metrics._indicators import are_indicators, read_indicators
 from daskml_dist.metrics._readers import read_labels, read_scores, unique_labels
 
 __all__ = ["brier_score_loss", "log_loss"]
 
 COLUMNS = Columns(read_labels, read_scores, "y_proba")
+INDICATED = Columns(read_indicators, read_scores, "y_proba", several=True)
 
 
 def log_loss(
@@ -44,8 +46,9 @@ def log_loss(
 
     Parameters
     ----------
-    y_true : dask Array or Series, or array-like, of shape (n_rows,) or (n_rows, 1)
-        Labels: strings, booleans or whole numbers.
+    y_true : dask Array, Series or DataFrame, or array-like
+        Labels, of shape (n_rows,) or (n_rows, 1): strings, booleans or whole numbers. Or
+        indicators of labels, of shape (n_rows, n_labels), whose logarithms are summed.
     y_proba : dask Array, Series or DataFrame, or array-like
         Of shape (n_rows,), the probability of the larger of two labels, or of shape
         (n_rows, n_classes), with columns in the order of the sorted labels. Clipped to
@@ -84,13 +87,16 @@ def log_loss(
             UserWarning,
             stacklevel=2,
         )
-    collection = COLUMNS.align(y_true, y_proba, sample_weight)
-    summarise = partial(_losses, classes=classes)
-    losses = COLUMNS.reduce(summarise, join_columns, collection, in_pieces=True)
+    indicated = are_indicators(y_true, y_proba)
+    columns = INDICATED if indicated else COLUMNS
+    summarise = _indicated_losses if indicated else partial(_losses, classes=classes)
+    collection = columns.align(y_true, y_proba, sample_weight)
+    losses = columns.reduce(summarise, join_columns, collection, in_pieces=True)
     if not losses.sums_to_one:
         message = "The y_prob values do not sum to one. Make sure to pass probabilities."
         warnings.warn(message, UserWarning, stacklevel=2)
-    return _finished(losses, total(losses, classes), normalize)
+    summed = float(losses.sums[0, 0]) if indicated else total(losses, classes)
+    return _finished(losses, summed, normalize)
 
 
 def _named_anew(y_proba: Any, y_pred: Any) -> Any:
@@ -119,16 +125,29 @@ def _losses(rows: ScoredRows, classes: NDArray[Any] | None) -> ByColumn:
     labels, at = unique_labels(rows.y_true)
     check_labels(labels, classes, proba.shape[1])
     eps = np.finfo(proba.dtype).eps
-    totals = proba @ np.ones(proba.shape[1], dtype=proba.dtype)
-    sums_to_one = np.abs(totals - 1).max() <= np.sqrt(eps)
+    sums_to_one = _sums_to_one(proba)
     if len(labels) < proba.shape[1]:
         found = by_column(rows, proba, partial(_logs, eps=eps), classes)
-        return found._replace(sums_to_one=bool(sums_to_one))
+        return found._replace(sums_to_one=sums_to_one)
     # All labels are there, so each one's column is known, and the sum is enough.
     weight = float(len(at) if rows.weight is None else rows.weight.sum())
     by_label = np.zeros((len(labels), len(labels)))
     by_label[0, 0] = _known_loss(proba, at, rows.weight, eps)
-    return ByColumn(labels, by_label, weight, bool(sums_to_one))
+    return ByColumn(labels, by_label, weight, sums_to_one)
+
+
+def _indicated_losses(rows: ScoredRows) -> ByColumn:
+    """Summed losses of some rows, as of one label."""
+    check_probabilities(rows.y_pred)
+    logs = _logs(rows.y_pred, np.finfo(rows.y_pred.dtype).eps)
+    summed = rows.weights @ (logs * rows.y_true).sum(axis=1, dtype=np.float64)
+    sums = np.full((1, 1), summed)
+    return ByColumn(np.zeros(1), sums, float(rows.weights.sum()), _sums_to_one(rows.y_pred))
+
+
+def _sums_to_one(proba: NDArray[Any]) -> bool:
+    totals = proba @ np.ones(proba.shape[1], dtype=proba.dtype)
+    return bool(np.abs(totals - 1).max() <= np.sqrt(np.finfo(proba.dtype).eps))
 
 
 def _logs(proba: NDArray[Any], eps: Any) -> NDArray[Any]:

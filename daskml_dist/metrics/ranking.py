@@ -12,6 +12,8 @@ import sklearn.metrics
 from daskml_dist.data.collection import Collection
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.metrics._columns import Columns, ScoredRows, check_total, is_lazy
+from daskml_dist.metrics._indicators import are_indicators
+from daskml_dist.metrics._labels_ranked import SeveralLabels
 from daskml_dist.metrics._ovr import Average, average_scores, check_classes, class_runs, merge_each
 from daskml_dist.metrics._readers import check_not_negative, read_labels, read_scores
 from daskml_dist.metrics._runs import Run, make_run, merge_runs, ranked_rows
@@ -50,14 +52,17 @@ def roc_auc_score(
 
     Parameters
     ----------
-    y_true : dask Array or Series, or array-like, of shape (n_rows,) or (n_rows, 1)
-        Labels: strings, booleans or whole numbers. The larger of two is the positive one.
+    y_true : dask Array, Series or DataFrame, or array-like
+        Labels, of shape (n_rows,) or (n_rows, 1): strings, booleans or whole numbers. The larger
+        of two is the positive one. Or indicators of several labels, of shape (n_rows, n_labels).
     y_score : dask Array, Series or DataFrame, or array-like
         Of shape (n_rows,), higher for the positive label; or probabilities of shape
-        (n_rows, n_classes) for three classes or more, in the order of the sorted labels.
-    average : {"macro", "weighted", "micro"} or None, default="macro"
-        For several classes: the mean of their scores, the mean by the weight of their rows, the
-        score of all together, or each.
+        (n_rows, n_classes) for three classes or more, in the order of the sorted labels; or of
+        shape (n_rows, n_labels) for indicators, each higher where the label is there.
+    average : {"macro", "weighted", "micro", "samples"} or None, default="macro"
+        For several classes or labels: the mean of their scores, the mean by the weight of their
+        rows, the score of all together, or each; of indicators "samples" is the mean of the rows'
+        scores.
     sample_weight : like `y_true`, or a float, or None
         Not negative for a Dask collection.
     max_fpr : float in (0, 1], optional
@@ -114,6 +119,11 @@ def roc_auc_score(
             labels=labels,
         )
         return _answer(score, np.zeros_like(score)[()], return_bound)
+    if are_indicators(y_true, y_score):
+        several = SeveralLabels(sklearn.metrics.roc_auc_score, average, max_thresholds)
+        of_one = partial(_between, partial(_roc_auc, max_fpr=max_fpr), positive=True)
+        more = {"max_fpr": max_fpr}
+        return _answer(*several.score(of_one, y_true, y_score, sample_weight, more), return_bound)
     collection = COLUMNS.align(y_true, y_score, sample_weight)
     if collection.n_features == 1 or (collection.n_features is None and labels is None):
         bounded = _two_labels(collection, max_fpr, max_thresholds)
@@ -141,22 +151,24 @@ def average_precision_score(
 
     Parameters
     ----------
-    y_true : dask Array or Series, or array-like, of shape (n_rows,) or (n_rows, 1)
-        One or two labels: strings, booleans or whole numbers.
-    y_score : dask Array or Series, or array-like, of shape (n_rows,) or (n_rows, 1)
-        Higher for the positive label.
+    y_true : dask Array, Series or DataFrame, or array-like
+        One or two labels, of shape (n_rows,) or (n_rows, 1): strings, booleans or whole numbers.
+        Or indicators of several labels, of shape (n_rows, n_labels).
+    y_score : dask Array, Series or DataFrame, or array-like
+        Of the shape of `y_true`, higher for the positive label.
     average : {"macro", "weighted", "micro", "samples"} or None, default="macro"
-        As in scikit-learn, of several labels or indicators of them, which are for rows in memory.
+        Of indicators, as in :func:`roc_auc_score`. Of three labels or more in one column, which
+        are for rows in memory, as in scikit-learn.
     pos_label : label, default=1
-        The positive one.
+        The positive one; of indicators it is 1.
     sample_weight, max_thresholds, return_bound
         As in :func:`roc_auc_score`.
 
     Returns
     -------
-    score : float
+    score : float, or ndarray of shape (n_labels,) for indicators with ``average=None``
         0.0, with scikit-learn's warning, where no row is positive.
-    bound : float
+    bound : like `score`
         With `return_bound`, as in :func:`roc_auc_score`.
 
     Raises
@@ -180,15 +192,17 @@ def average_precision_score(
         options = {"average": average, "pos_label": pos_label}
         score = COLUMNS.in_memory(metric, y_true, y_score, sample_weight, **options)
         return _answer(score, 0.0, return_bound)
+    if are_indicators(y_true, y_score):
+        several = SeveralLabels(sklearn.metrics.average_precision_score, average, max_thresholds)
+        of_one, more = partial(_precision, positive=True), {"pos_label": pos_label}
+        return _answer(*several.score(of_one, y_true, y_score, sample_weight, more), return_bound)
     run = one_run(COLUMNS.align(y_true, y_score, sample_weight), max_thresholds)
     if len(run.labels) == 2 and pos_label not in run.labels.tolist():
         raise InvalidDataError(
             f"pos_label={pos_label!r} is not a valid label. It should be one of "
             f"{run.labels.tolist()}."
         )
-    score, bound = _between(_average_precision, run, positive=pos_label)
-    slack = _slack(run, pos_label) / 2
-    return _answer(score - slack, bound + slack, return_bound)
+    return _answer(*_precision(run, positive=pos_label), return_bound)
 
 
 def _answer(score: Any, bound: Any, return_bound: bool) -> Any:
@@ -252,6 +266,13 @@ def _between(metric: Callable[..., float], run: Run, *, positive: Any) -> tuple[
 def _roc_auc(y_true: Any, y_score: Any, weight: Any, max_fpr: float | None = None) -> float:
     metric = sklearn.metrics.roc_auc_score
     return float(COLUMNS.in_memory(metric, y_true, y_score, weight, max_fpr=max_fpr))
+
+
+def _precision(run: Run, positive: Any) -> tuple[float, float]:
+    """Average precision of a run, and the bound of its error."""
+    score, bound = _between(_average_precision, run, positive=positive)
+    slack = _slack(run, positive) / 2
+    return score - slack, bound + slack
 
 
 def _average_precision(y_true: Any, y_score: Any, weight: Any) -> float:

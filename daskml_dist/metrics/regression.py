@@ -259,35 +259,30 @@ def _largest_of_block(rows: ScoredRows) -> float:
 max_error = face(
     theirs.max_error, _largest, SINGLE, "Largest absolute error.", of=OF_ONE, module=__name__
 )
-mean_absolute_percentage_error = face(
+
+
+def _metric(
+    source: Callable[..., Any],
+    summary: str,
+    finish: Callable[[Any], Any] = np.asarray,
+    of_blocks: Callable[..., Any] | None = None,
+) -> Callable[..., Any]:
+    lazily = partial(_of_blocks, of_blocks or source, finish=finish)
+    return face(source, lazily, COLUMNS, summary, of=OF, module=__name__)
+
+
+mean_absolute_percentage_error = _metric(
     theirs.mean_absolute_percentage_error,
-    partial(_of_blocks, theirs.mean_absolute_percentage_error),
-    COLUMNS,
     "Mean of the absolute errors, each as a share of the true number.",
-    of=OF,
-    module=__name__,
 )
-mean_pinball_loss = face(
-    theirs.mean_pinball_loss,
-    partial(_of_blocks, theirs.mean_pinball_loss),
-    COLUMNS,
-    "Mean loss of a predicted quantile.",
-    of=OF,
-    module=__name__,
-)
-mean_squared_log_error = face(
+mean_pinball_loss = _metric(theirs.mean_pinball_loss, "Mean loss of a predicted quantile.")
+mean_squared_log_error = _metric(
     theirs.mean_squared_log_error,
-    partial(_of_blocks, theirs.mean_squared_log_error),
-    COLUMNS,
     "Mean of the squared differences of the logarithms of 1 + y.",
-    of=OF,
-    module=__name__,
 )
-root_mean_squared_log_error = face(
+root_mean_squared_log_error = _metric(
     theirs.root_mean_squared_log_error,
-    partial(_of_blocks, theirs.mean_squared_log_error, finish=np.sqrt),
-    COLUMNS,
     "Square root of the mean squared logarithmic error of each target.",
-    of=OF,
-    module=__name__,
+    finish=np.sqrt,
+    of_blocks=theirs.mean_squared_log_error,
 )

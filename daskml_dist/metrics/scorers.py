@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import dask.array as da
 import numpy as np
 import sklearn.metrics
+from numpy.typing import NDArray
 from sklearn.base import is_classifier
 
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors.nearest import nearest
 from daskml_dist.metrics import (
     classification,
     deviances,
@@ -60,6 +64,7 @@ class Scorer(_Theirs):
         super().__init__(score_func, sign, kwargs or {}, response_method)
         self._needs_labels = needs_labels
         self._name: str | None = None
+        self._labels: NDArray[Any] | None = None
 
     @classmethod
     def of(cls, theirs: Any, name: str | None = None) -> Scorer:
@@ -71,8 +76,10 @@ class Scorer(_Theirs):
 
     def _score(self, method_caller: Any, estimator: Any, X: Any, y_true: Any, **kwargs: Any) -> Any:
         if not is_dask(X) and not is_dask(y_true):
+            kwargs = self._of_known_labels(self) | kwargs
             return super()._score(method_caller, estimator, X, y_true, **kwargs)
         if self._name is None:
+            kwargs = self._of_known_labels(self) | kwargs
             return self._lazily(estimator, X, y_true, **kwargs)
         if self._name not in SCORERS:
             raise InvalidParameterError(
@@ -80,7 +87,27 @@ class Scorer(_Theirs):
                 f"{sorted(SCORERS)}, make_scorer of a metric of daskml_dist.metrics, or rows in "
                 "memory."
             )
-        return SCORERS[self._name]._lazily(estimator, X, y_true, **kwargs)
+        twin = SCORERS[self._name]
+        return twin._lazily(estimator, X, y_true, **self._of_known_labels(twin), **kwargs)
+
+    def of_rows_lacking(self, labels: NDArray[Any]) -> Scorer:
+        """The same score of rows that need not have all of these labels, the sorted ones of a fit.
+
+        Metrics that take `labels` are told of them.
+        """
+        found = copy.copy(self)
+        found._labels = labels
+        return found
+
+    def _of_known_labels(self, scorer: Scorer) -> dict[str, Any]:
+        """Arguments of a scorer's metric."""
+        takes = () if self._labels is None else inspect.signature(scorer._score_func).parameters
+        if self._labels is None or "labels" not in takes:
+            return {}
+        found: dict[str, Any] = {"labels": self._labels}
+        if len(self._labels) == 2 and "pos_label" in takes and "pos_label" not in scorer._kwargs:
+            found["pos_label"] = self._labels[1]
+        return found
 
     @property
     def of_labels(self) -> bool:
@@ -288,7 +315,7 @@ def get_scorer(scoring: str | Callable[..., Any]) -> Callable[..., Any]:
         raise InvalidParameterError(
             f"{scoring!r} is not a valid scoring value: it is no name of a score. Use one of "
             f"{sorted(SCORERS)}, or another of sklearn.metrics.get_scorer_names() where rows are "
-            "in memory."
+            f"in memory.{nearest(scoring, sklearn.metrics.get_scorer_names())}"
         )
     return Scorer.of(sklearn.metrics.get_scorer(scoring), scoring)
 

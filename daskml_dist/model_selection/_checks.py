@@ -18,7 +18,7 @@ from daskml_dist.model_selection._roles import NEITHER, TEST, TRAIN, DigitRoles,
 from daskml_dist.model_selection._split_rows import RowsOfSplits, count_rows
 from daskml_dist.model_selection._splitters import KFold, OnDask, StratifiedKFold
 
-__all__ = ["check_splitter", "codes_of_indices", "rows_of"]
+__all__ = ["check_splitter", "codes_of_indices", "rows_of", "splits_in_memory"]
 
 
 def check_splitter(cv: Any, estimator: Any, y: Any) -> Any:
@@ -74,11 +74,34 @@ def rows_of(splitter: Any, inputs: tuple[Any, ...], y: Any, groups: Any) -> Rows
     counts = count_rows(columns)
     n = int(counts.sum())
     given = [None if value is None else np.asarray(_here(value)) for value in (y, groups)]
-    splits = list(splitter.split(np.empty((n, 1)), *given))
+    splits = splits_in_memory(splitter, np.empty((n, 1)), *given)
     codes, roles = codes_of_indices(splits, n)
     stops = counts.cumsum()
     blocks = tuple(codes[stop - m : stop] for m, stop in zip(counts, stops, strict=True))
     return RowsOfSplits(inputs, columns, Given(blocks), roles)
+
+
+def splits_in_memory(splitter: Any, X: Any, y: Any, groups: Any) -> list[tuple[Any, Any]]:
+    """A splitter's (train, test) row numbers.
+
+    Raises
+    ------
+    InvalidParameterError
+        There is none, or not as many as the splitter tells; in scikit-learn's words.
+    """
+    splits = list(splitter.split(X, y, groups))
+    if not splits:
+        raise InvalidParameterError(
+            "No fits were performed. Was the CV iterator empty? Were there no candidates? An "
+            "iterator is used up by its first use: pass list(...) of it."
+        )
+    told = splitter.get_n_splits(X, y, groups)
+    if told != len(splits):
+        raise InvalidParameterError(
+            f"cv.split and cv.get_n_splits return inconsistent results. Expected {told} splits, "
+            f"got {len(splits)}. Mend one of these methods of {type(splitter).__name__}."
+        )
+    return splits
 
 
 def codes_of_indices(splits: list[tuple[Any, Any]], n: int) -> tuple[Any, Roles]:

@@ -101,6 +101,8 @@ multimetric_
     (17, True)
     """
 
+    _has_peer = False
+
     def __init__(
         self,
         estimator: Any,

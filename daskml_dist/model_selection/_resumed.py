@@ -15,7 +15,8 @@ from sklearn.base import clone
 from sklearn.exceptions import FitFailedWarning
 
 from daskml_dist._stackable import step_stacks
-from daskml_dist._step_stacks import NotStackedError, StepColumn, StepStack
+from daskml_dist._stacks import NotStackedError
+from daskml_dist._step_stacks import StepColumn, StepStack
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.model_selection._failures import safe
 from daskml_dist.model_selection._roles import TEST, TRAIN

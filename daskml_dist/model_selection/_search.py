@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from numbers import Integral
+from typing import Any, ClassVar, Self
 
 from sklearn import model_selection
 from sklearn.base import clone
 from sklearn.metrics import check_scoring, get_scorer
 
+from daskml_dist._checks import has_sklearns_callbacks, refuse_sklearns_callbacks
 from daskml_dist._exported import Exported
 from daskml_dist.data.lazy import is_dask
-from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors import (
+    InvalidDataError,
+    InvalidParameterError,
+    InvalidTypeError,
+    NoCandidateError,
+)
 from daskml_dist.metrics.scorers import get_scorers
+from daskml_dist.model_selection._pipelines import pipelines_stack, stacked_pipelines
 from daskml_dist.model_selection._results import table_of
 from daskml_dist.model_selection._routing import is_routed, weighed_scores
 from daskml_dist.model_selection._stacking import stacked_fits, stacks
@@ -36,6 +44,8 @@ class SearchOnDask(Exported):
     cv: Any
     error_score: Any
     return_train_score: bool
+    #: Whether scikit-learn has such a search, for rows in memory.
+    _has_peer: ClassVar[bool] = True
 
     def fit(self, X: Any, y: Any = None, *, groups: Any = None, **params: Any) -> Self:
         """Score every candidate by cross-validation, and fit the best to all rows.
@@ -56,10 +66,12 @@ class SearchOnDask(Exported):
         InvalidParameterError, InvalidDataError
         """
         lazy = any(map(is_dask, (X, y, groups, *params.values())))
-        if not lazy and (is_routed(params) or not self._stacks()):
+        asks = self._has_peer and (is_routed(params) or has_sklearns_callbacks(self))
+        if not lazy and (asks or not self._stacks()):
             given = params if groups is None else {**params, "groups": groups}
             found: Self = super().fit(X, y, **given)  # type: ignore[misc]
             return found
+        refuse_sklearns_callbacks(self)
         self._check_refit_on_dask()
         scorers = get_scorers(self.estimator, self.scoring)
         self.multimetric_ = list(scorers) != ["score"]
@@ -111,7 +123,8 @@ class SearchOnDask(Exported):
         names = self._names()
         if names is not None:
             try:
-                found = stacked_fits(
+                fit = stacked_pipelines if pipelines_stack(estimators) else stacked_fits
+                found = fit(
                     estimators, splits, names, scorers, train_score=train_score,
                     error_score=self.error_score,
                 )  # fmt: skip
@@ -132,7 +145,8 @@ class SearchOnDask(Exported):
 
         Asked of the estimator alone: candidates that are drawn are drawn once.
         """
-        return self._names() is not None and stacks([self.estimator])
+        alone = [self.estimator]
+        return self._names() is not None and (stacks(alone) or pipelines_stack(alone))
 
     def _names(self) -> dict[str, Any] | None:
         """Names of the scores; None where one is a function of several scores."""
@@ -163,7 +177,7 @@ class SearchOnDask(Exported):
             return
         name = self.refit if self.multimetric_ else "score"
         if callable(self.refit):
-            self.best_index_ = int(self.refit(results))
+            self.best_index_ = _index(self.refit(results), len(results["params"]))
         else:
             self.best_index_ = int(results[f"rank_test_{name}"].argmin())
             self.best_score_ = results[f"mean_test_{name}"][self.best_index_]
@@ -179,6 +193,21 @@ class SearchOnDask(Exported):
     def _candidate(self, params: Mapping[str, Any]) -> Any:
         """The estimator with some parameters, unfitted."""
         return clone(self.estimator).set_params(**clone(params, safe=False))
+
+
+def _index(best: Any, n_candidates: int) -> int:
+    """What a function chose, checked in scikit-learn's words."""
+    if not isinstance(best, Integral):
+        raise InvalidTypeError(
+            f"best_index_ returned is not an integer: refit returned {best!r}. Return the number "
+            "of a candidate, for example int(results['mean_test_score'].argmax())."
+        )
+    if not 0 <= int(best) < n_candidates:
+        raise NoCandidateError(
+            f"best_index_ index out of range: refit returned {best}. Return the number of one of "
+            f"the {n_candidates} candidates."
+        )
+    return int(best)
 
 
 class GridSearchCV(SearchOnDask, model_selection.GridSearchCV):

@@ -58,6 +58,15 @@ class RowsOfSplits:
     codes: Codes
     roles: Roles
 
+    def of_rows(self, X: Any, roles: Roles) -> RowsOfSplits:
+        """The same rows with other features, block by block, and other roles."""
+        blocks = as_collection(X, None, None, numeric=False).parts
+        parts = [
+            (block[0], *part[1:]) for block, part in zip(blocks, self.columns.parts, strict=True)
+        ]
+        columns = replace(self.columns, parts=parts)
+        return replace(self, inputs=(X, *self.inputs[1:]), columns=columns, roles=roles)
+
     def code_parts(self) -> list[Delayed]:
         """Codes of each block, lazy."""
         make = delayed(partial(_codes_of, self.codes), pure=False)

@@ -17,8 +17,8 @@ from sklearn.exceptions import FitFailedWarning
 from daskml_dist._classifier import BaseClassifier
 from daskml_dist._regressor import BaseRegressor
 from daskml_dist._stackable import step_stacks
-from daskml_dist._stacks import StackedFit, can_stack, fit_stack
-from daskml_dist._step_stacks import NotStackedError, StepColumn, StepStack
+from daskml_dist._stacks import NotStackedError, StackedFit, can_stack, fit_stack
+from daskml_dist._step_stacks import StepColumn, StepStack
 from daskml_dist.data.collection import Collection, as_collection
 from daskml_dist.data.conversion import check_dtype
 from daskml_dist.data.reduce import reduce_parts
@@ -86,29 +86,17 @@ def stacked_fits(
     if not rounds and of_steps is None:
         return None
     collection, classes = targets_of(splits, estimators[0]._classification)
-    if classes is not None and not _all_labels_met(collection, splits.roles, len(classes)):
-        return None  # such fits know fewer labels than the others
     weighted = collection.parts[0][2] is not None
     known = {name: of_sums(estimators[0], given) for name, given in scoring.items()}
-    found: list[list[StackedFit | FailedFit]] | None
-    if rounds:
-        found = [
-            list(row)
-            for row in fit_stack(
-                estimators,
-                collection,
-                splits.roles,
-                classes,
-                weighted,
-                train_score,
-                counts_pairs(known),
-            )
-        ]
-    else:
-        found = _fit_step_stacks(estimators, of_steps or [], collection, splits, classes, weighted,
-                                 train_score, counts_pairs(known))  # fmt: skip
-        if found is None:
-            return None
+    given = collection, splits.roles, classes, weighted, train_score, counts_pairs(known)
+    found: list[list[StackedFit | FailedFit]]
+    try:
+        if rounds:
+            found = [list(row) for row in fit_stack(estimators, *given)]
+        else:
+            found = _fit_step_stacks(estimators, of_steps or [], *given)
+    except NotStackedError:
+        return None
     scored = ScoresOfStacks(splits, collection, known, scorers, train_score, error_score)
     return [list(map(scored, row, range(len(row)))) for row in found], len(of_steps or [0])
 
@@ -140,21 +128,18 @@ class FailedFit:
 
 
 def _fit_step_stacks(
-    estimators: Sequence[Any], stacks: list[list[int]], collection: Collection, splits: Splits,
+    estimators: Sequence[Any], stacks: list[list[int]], collection: Collection, roles: Roles,
     classes: Any, weighted: bool, train_score: bool, pairs: bool,
-) -> list[list[StackedFit | FailedFit]] | None:  # fmt: skip
-    """Fits by gradient steps, each stack one fit; None where their steps do not stack."""
+) -> list[list[StackedFit | FailedFit]]:  # fmt: skip
+    """Fits by gradient steps, each stack one fit."""
     found: dict[int, list[StackedFit | FailedFit]] = {}
     for numbers in stacks:
-        stack = StepStack([estimators[number] for number in numbers], splits.roles, classes)
-        try:
-            with stack.opened(collection, weighted) as columns:
-                stack.advance(columns, max(column.stopping.max_iter for column in columns))
-                fits = fits_of_columns(stack, columns, train_score, pairs)
-        except NotStackedError:
-            return None
+        stack = StepStack([estimators[number] for number in numbers], roles, classes)
+        with stack.opened(collection, weighted) as columns:
+            stack.advance(columns, max(column.stopping.max_iter for column in columns))
+            fits = fits_of_columns(stack, columns, train_score, pairs)
         for k, number in enumerate(numbers):
-            found[number] = fits[k * splits.n_splits : (k + 1) * splits.n_splits]
+            found[number] = fits[k * roles.n_splits : (k + 1) * roles.n_splits]
     return [found[number] for number in range(len(estimators))]
 
 
@@ -345,25 +330,6 @@ def _weighed(classes: Any, factors: Any, targets: Any, given: Any) -> Any:
         return given
     of_labels = factors[np.searchsorted(classes, np.asarray(targets))]
     return of_labels if given is None else of_labels * np.asarray(given)
-
-
-def _all_labels_met(collection: Collection, roles: Roles, n_classes: int) -> bool:
-    """Whether the training rows of every split have all labels."""
-    targets = replace(collection, parts=[(None, part[1], None) for part in collection.parts])
-    met: NDArray[np.bool_] = reduce_parts(targets, partial(_met, roles, n_classes), _any)
-    return bool(met.all())
-
-
-def _met(roles: Roles, n_classes: int, index: int, X: Any, targets: Any, w: Any) -> Any:
-    labels, codes = targets[:, 0].astype(np.int64), targets[:, -1].astype(np.int64) - 1
-    met = np.zeros((roles.n_splits, n_classes), bool)
-    for split in range(roles.n_splits):
-        met[split, labels[roles.played(codes, split) == TRAIN]] = True
-    return met
-
-
-def _any(parts: list[NDArray[np.bool_]]) -> NDArray[np.bool_]:
-    return np.asarray(np.any(parts, axis=0))
 
 
 def _labels(splits: Splits, collection: Collection) -> NDArray[Any]:

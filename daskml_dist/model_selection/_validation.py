@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,11 +23,17 @@ from daskml_dist.data.collection import take_columns
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.metrics.scorers import get_scorers
-from daskml_dist.model_selection._checks import check_splitter, codes_of_indices, rows_of
+from daskml_dist.model_selection._checks import (
+    check_splitter,
+    codes_of_indices,
+    rows_of,
+    splits_in_memory,
+)
 from daskml_dist.model_selection._failures import safe, tell_failures
 from daskml_dist.model_selection._roles import TEST, TRAIN, Roles
 from daskml_dist.model_selection._routing import weighed_scores
 from daskml_dist.model_selection._split_rows import RowsOfSplits, chosen, n_rows_of
+from daskml_dist.models.stacked import OnlyOne
 
 __all__ = [
     "Fitted",
@@ -105,7 +112,7 @@ class Splits:
             self._rows = rows_of(splitter, self.inputs, y, groups)
             self.roles: Roles = self._rows.roles
         else:
-            self._splits = list(splitter.split(X, y, groups))
+            self._splits = splits_in_memory(splitter, X, y, groups)
             self.codes, self.roles = codes_of_indices(self._splits, n_rows_of(X))
         self.n_splits = self.roles.n_splits
 
@@ -126,6 +133,17 @@ class Splits:
             )
         return X, y, _with_weight(self.plain, weight)
 
+    def of_split(self, split: int, X: Any) -> Splits:
+        """One of the splits alone, of what a function of rows has made of X."""
+        found = copy.copy(self)
+        found.inputs, found.n_splits = (X, *self.inputs[1:]), 1
+        found.roles = OnlyOne(self.roles, split)
+        if self._rows is not None:
+            found._rows = self._rows.of_rows(X, found.roles)
+        else:
+            found._splits = [self._splits[split]]
+        return found
+
     def fits(
         self, estimators: Sequence[Any], scorers: dict[str, Any], *, train_score: bool,
         error_score: Any, weigh_scores: bool = False,
@@ -138,7 +156,7 @@ class Splits:
         """
         options = {"train_score": train_score, "error_score": error_score, "weigh": weigh_scores}
         every = [(e, split) for e in estimators for split in range(self.n_splits)]
-        if all(map(knows_dask, estimators)):
+        if self._rows is None or all(map(knows_dask, estimators)):
             found = [
                 _fit_and_score(
                     e, self.side(split, TRAIN), partial(self.side, split, TEST), scorers, **options
@@ -339,8 +357,7 @@ def cross_val_score(
         estimator, X, y, groups=groups, scoring=scoring, cv=cv, n_jobs=n_jobs, verbose=verbose,
         params=params, pre_dispatch=pre_dispatch, error_score=error_score,
     )  # fmt: skip
-    scores: NDArray[np.float64] = found["test_score"]
-    return scores
+    return np.asarray(found["test_score"])
 
 
 def cross_val_predict(

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.models.spare_edges import with_spare_edges
 
-__all__ = ["Bins", "edges_of"]
+__all__ = ["Bins", "edges_of", "values_there"]
 
 Edges = NDArray[np.float64]
 
@@ -90,11 +90,7 @@ def edges_of(values: NDArray[Any], weight: NDArray[np.float64] | None, max_bins:
     weight : ndarray of shape (n,) or None
     max_bins : int
     """
-    there = ~np.isnan(values)
-    if weight is not None:
-        there &= weight != 0
-        weight = weight[there]
-    values = values[there]
+    values, weight = values_there(values, weight)
     if weight is None:
         values = np.sort(values).astype(np.float64)
     else:
@@ -117,6 +113,17 @@ def edges_of(values: NDArray[Any], weight: NDArray[np.float64] | None, max_bins:
         rows = np.ones_like(values) if weight is None else weight
         edges = with_spare_edges(edges, distinct, np.add.reduceat(rows, first), max_bins)
     return np.asarray(np.minimum(edges, np.finfo(np.float64).max))
+
+
+def values_there(
+    values: NDArray[Any], weight: NDArray[np.float64] | None
+) -> tuple[NDArray[Any], NDArray[np.float64] | None]:
+    """Values that are there and weigh something, and their weights."""
+    there = ~np.isnan(values)
+    if weight is not None:
+        there &= weight != 0
+        weight = weight[there]
+    return values[there], weight
 
 
 def _quantiles(values: Edges, shares: Edges) -> Edges:

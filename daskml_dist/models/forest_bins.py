@@ -1,8 +1,4 @@
-"""Bins of forests' features: all of them used, and finer towards the ends of the values.
-
-A tree of exact thresholds cuts the few rows of a long tail as finely as any others, and what these
-rows answer may weigh most: with bins of as many rows each, a tail is one bin.
-"""
+"""Bins of forests' features: all of them used, and finer towards the ends of the values."""
 
 from __future__ import annotations
 
@@ -11,21 +7,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["forest_edges_of", "levels"]
+from daskml_dist.models.bins import values_there
+from daskml_dist.models.tail_levels import tail_levels
+
+__all__ = ["forest_edges_of"]
 
 Edges = NDArray[np.float64]
 
 #: Levels of quantiles that are asked for at most, for each bin: where values are heavy, several
 #: levels fall on one, and more are asked for.
 _MOST = 64
-
-
-def levels() -> tuple[Edges, Edges]:
-    """Shares of rows, and what share of the edges lies below: half of these evenly over the rows,
-    half by the arcsine law, whose density rises towards both ends.
-    """
-    shares = np.sin(np.pi * np.linspace(0, 1, 4097) / 2) ** 2
-    return shares, (shares + 2 / np.pi * np.arcsin(np.sqrt(shares))) / 2
 
 
 def forest_edges_of(
@@ -42,11 +33,8 @@ def forest_edges_of(
     weight : ndarray of shape (n,) or None
     max_bins : int
     """
-    there = ~np.isnan(values)
-    if weight is not None:
-        there &= weight != 0
-        weight = weight[there]
-    values = values[there].astype(np.float64)
+    values, weight = values_there(values, weight)
+    values = values.astype(np.float64)
     if weight is None:
         distinct, mass = np.unique(values, return_counts=True)
     else:
@@ -65,7 +53,7 @@ def forest_edges_of(
 
 def _chosen(below: Edges, max_bins: int) -> NDArray[np.intp]:
     """Last values of all bins but the highest: as many as there may be."""
-    shares, of_edges = levels()
+    shares, of_edges = tail_levels()
 
     def ends(n: int) -> NDArray[np.intp]:
         asked = np.interp(np.arange(1, n) / n, of_edges, shares)

@@ -215,7 +215,8 @@ class Answers:
 
     def _clipped(self, values: Array, between: Array) -> Array:
         if not self.criterion.of_classes:
-            scaled = between / self.target + self.centre
+            # Bounds of medians are in the targets' own units.
+            scaled = between if self.criterion.needs_rows else between / self.target + self.centre
             return np.clip(values, scaled[:, :1], scaled[:, 1:])
         second = np.clip(values[:, 1:], between[:, :1], between[:, 1:])
         return np.column_stack([1 - second, second])

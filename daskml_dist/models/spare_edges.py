@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.models.forest_bins import levels
+from daskml_dist.models.tail_levels import tail_levels
 
 __all__ = ["with_spare_edges"]
 
@@ -22,7 +22,7 @@ def with_spare_edges(edges: Edges, distinct: Edges, mass: NDArray[Any], max_bins
     """The edges given, and others between them, until there are as many as there may be.
 
     The heaviest bin of more than one value is halved, again and again. Mass counts as forests' bins
-    have it, more towards both ends of the values (`forest_bins`): what is left to be cut beside
+    have it, more towards both ends of the values (`tail_levels`): what is left to be cut beside
     heavy values is mostly a long tail. Edges follow from the values and their mass alone.
 
     Parameters
@@ -38,7 +38,7 @@ def with_spare_edges(edges: Edges, distinct: Edges, mass: NDArray[Any], max_bins
     n, spare = len(distinct), max_bins - 1 - len(edges)
     if spare <= 0:
         return edges
-    shares, of_edges = levels()
+    shares, of_edges = tail_levels()
     total = mass.cumsum()
     below = np.append(0.0, np.interp(total / total[-1], shares, of_edges))
     ends = np.unique([0, *np.searchsorted(distinct, edges, side="right"), n]).tolist()

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.backends.namespace import cast, namespace
 from daskml_dist.models.base import Model
 from daskml_dist.models.linear import LinearModel
 
-__all__ = ["NEITHER", "TEST", "TRAIN", "Roles", "StackedLinear", "WithAll"]
+__all__ = ["NEITHER", "TEST", "TRAIN", "OnlyOne", "Roles", "StackedLinear", "WithAll"]
 
 #: What a row is to a split.
 NEITHER, TRAIN, TEST = 0, 1, 2
@@ -54,6 +55,29 @@ class WithAll(Roles):
         if split == self.each.n_splits:
             return np.full(len(codes), TRAIN, np.int8)
         return self.each.played(codes, split)
+
+
+@dataclass(frozen=True, eq=False)
+class OnlyOne(Roles):
+    """Roles of one split alone.
+
+    Parameters
+    ----------
+    each : Roles
+    split : int
+    """
+
+    each: Roles
+    split: int
+
+    @property
+    def n_splits(self) -> int:  # type: ignore[override]
+        """One."""
+        return 1
+
+    def played(self, codes: NDArray[np.int64], split: int) -> NDArray[np.int8]:
+        """As in :class:`Roles`."""
+        return self.each.played(codes, self.split)
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,6 +132,13 @@ class StackedLinear(Model):
     def n_targets(self) -> int:
         """Columns of the targets."""
         return self.each.n_targets or 1
+
+    def label_codes(self, y: Any) -> Any:
+        """Numbers of the rows' labels, of targets as each model reads them."""
+        xp = namespace(y)
+        if y.ndim == 2:  # signs, one a class
+            return xp.argmax(y, axis=1)
+        return cast(y if self.each.n_classes > 2 else y > 0, xp.int64)
 
     def parted(self, y: Any) -> tuple[Any, Any]:
         """Targets as each model reads them, and the roles, of what :meth:`encode` made."""

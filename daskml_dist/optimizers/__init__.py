@@ -11,6 +11,7 @@ file. SGD and Adagrad keep FTRL's account of an l1 penalty, so these families st
 from __future__ import annotations
 
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors.nearest import nearest
 from daskml_dist.optimizers import adagrad, adam, ftrl, sgd
 from daskml_dist.optimizers.adagrad import *  # noqa: F403
 from daskml_dist.optimizers.adam import *  # noqa: F403
@@ -51,5 +52,5 @@ def get_optimizer(optimizer: str | Optimizer) -> Optimizer:
         return OPTIMIZERS[optimizer]()
     raise InvalidParameterError(
         f"optimizer={optimizer!r}: use one of {list(OPTIMIZERS)}, or an object of their classes "
-        "in daskml_dist.optimizers."
+        f"in daskml_dist.optimizers.{nearest(optimizer, OPTIMIZERS)}"
     )

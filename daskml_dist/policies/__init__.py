@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors.nearest import nearest
 from daskml_dist.policies.base import Consistency, Policy
 from daskml_dist.policies.gates import ArrivalGate, Gate, RoundGate, TrainerGate
 from daskml_dist.policies.pipeline import Pipeline
@@ -310,5 +311,5 @@ def get_policy(policy: str | Policy) -> Policy:
         return POLICIES[policy]()
     raise InvalidParameterError(
         f"Unknown policy {policy!r}. Use one of {sorted(POLICIES)}, or an object such as "
-        "BoundedStaleness(staleness=4)."
+        f"BoundedStaleness(staleness=4).{nearest(policy, POLICIES)}"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors.nearest import nearest
 from daskml_dist.solvers.base import (
     OwnedStatistic,
     PenalisedSolver,
@@ -53,4 +54,6 @@ def get_solver(name: str) -> type[PenalisedSolver]:
     """
     if isinstance(name, str) and name in SOLVERS:
         return SOLVERS[name]
-    raise InvalidParameterError(f"solver={name!r}: use one of {list(SOLVERS)}.")
+    raise InvalidParameterError(
+        f"solver={name!r}: use one of {list(SOLVERS)}.{nearest(name, SOLVERS)}"
+    )

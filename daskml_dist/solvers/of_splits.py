@@ -141,12 +141,8 @@ def train_weights(
         found = found * cast(rows.weight, dtype)[:, None]
     if model.class_weight is not None:
         of_class = cast(backend.to_device(model.class_weight.T[:, splits]), dtype)
-        found = found * xp.take(of_class, _label_codes(model, y), axis=0)
+        found = found * xp.take(of_class, model.label_codes(y), axis=0)
     return found
-
-
-def _label_codes(model: StackedLinear, y: Any) -> Any:
-    return cast(y if model.each.n_classes > 2 else y > 0, namespace(y).int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,6 +169,6 @@ class LabelWeights(Statistic):
     def add(self, model: StackedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
         splits, float64 = np.arange(model.roles.n_splits), namespace(rows.y).float64
         weights = train_weights(model, rows, splits, float64, backend)
-        code = _label_codes(model, model.parted(rows.y)[0])
+        code = model.label_codes(model.parted(rows.y)[0])
         out += weights.T @ one_hot(code, out.shape[1], float64)
         return float("nan")

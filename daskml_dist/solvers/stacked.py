@@ -107,11 +107,16 @@ class StackedSolver(Solver):
         gradients = [i for i, q in zip(at, questions, strict=True) if type(q) is LossGradient]
         asked = dict(zip(at, questions, strict=True))
         if gradients:
-            # Columns of a split side by side.
-            order = sorted(gradients, key=lambda i: self.columns[i].split)
-            w = np.stack([asked[i].w for i in order])  # type: ignore[attr-defined]
-            splits = np.array([self.columns[i].split for i in order])
-            answers.update(zip(order, sums(StackedGradient(w, splits)), strict=True))
+            # Columns of a split side by side; at first all of them ask at the same place.
+            places: dict[tuple[int, bytes], list[int]] = {}
+            for i in sorted(gradients, key=lambda i: self.columns[i].split):
+                place = self.columns[i].split, asked[i].w.tobytes()  # type: ignore[attr-defined]
+                places.setdefault(place, []).append(i)
+            w = np.stack([asked[same[0]].w for same in places.values()])  # type: ignore[attr-defined]
+            splits = np.array([split for split, _ in places])
+            found = sums(StackedGradient(w, splits))
+            for same, answer in zip(places.values(), found, strict=True):
+                answers.update(dict.fromkeys(same, answer))
         others: dict[bytes, dict[int, list[int]]] = {}
         for i, question in asked.items():
             if i not in answers:

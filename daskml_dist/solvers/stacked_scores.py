@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends import Backend
-from daskml_dist.backends.namespace import cast, namespace, one_hot, ones, total
+from daskml_dist.backends.namespace import cast, namespace, one_hot, ones, total, zeros
 from daskml_dist.models.base import BatchRows
-from daskml_dist.models.linear import LinearModel
 from daskml_dist.models.stacked import StackedLinear
 from daskml_dist.solvers.base import Array, Statistic
 from daskml_dist.solvers.stacked import (
@@ -50,7 +49,7 @@ class StackedScores(Statistic):
     in_parts: ClassVar[bool] = True
 
     def shape(self, model: StackedLinear) -> tuple[int, ...]:
-        n_classes = model.each.n_classes
+        n_classes = 0 if model.classes is None else len(model.classes)
         more = n_classes**2 if self.pairs else 0
         return len(self.w), _CLASSIFIER + more if n_classes else _REGRESSOR
 
@@ -97,30 +96,34 @@ class StackedScores(Statistic):
         if rows.weight is not None:
             weight = weight * cast(rows.weight, xp.float64)[:, None]
         predicted = None
-        if model.each.n_classes:
+        if model.classes is not None:
             each, predicted = self._of_labels(model, raw, y)
         else:
             each = self._of_numbers(model, raw, y)
         sums = xp.stack([total(xp.where(mask, v, 0.0) * weight, axis=0) for v in each], axis=1)
         if predicted is None or not self.pairs:
             return sums
-        return xp.concat([sums, _pairs(model.each, predicted, y, weight)], axis=1)
+        return xp.concat([sums, _pairs(model, predicted, y, weight)], axis=1)
 
     def _of_labels(self, model: StackedLinear, raw: Any, y: Any) -> tuple[list[Any], Any]:
         """Values to be summed, and predicted numbers of labels."""
         xp, loss, (n, n_columns, width) = namespace(raw), model.each.loss, raw.shape
         each_row = ones((n, n_columns), xp.float64, raw)
+        losses = zeros((n, n_columns), xp.float64, raw)
+        predicted = xp.argmax(raw, axis=2) if width > 1 else cast(raw[:, :, 0] > 0, xp.int64)
+        right = predicted == model.label_codes(y)[:, None]
+        if not model.each.n_classes:  # a regression to signs of labels, whose loss is no score
+            return [
+                each_row,
+                cast(right, xp.float64),
+                zeros(right.shape, xp.float64, raw),
+            ], predicted
         if width > 1:
-            predicted = xp.argmax(raw, axis=2)
-            right = predicted == cast(y, xp.int64)[:, None]
             each = xp.reshape(raw, (n * n_columns, width))
             targets = model.each.targets(cast(xp.repeat(y, n_columns), xp.int32), raw.dtype)
         else:
-            predicted = cast(raw[:, :, 0] > 0, xp.int64)
-            right = (raw[:, :, 0] > 0) == (y > 0)[:, None]
             each, targets = xp.reshape(raw, (n * n_columns,)), xp.repeat(y, n_columns)
-        each = cast(each, xp.float64)
-        losses = xp.reshape(loss.value(targets, each), right.shape)
+        losses = xp.reshape(loss.value(targets, cast(each, xp.float64)), right.shape)
         losses = xp.where(losses < _MOST_LOSS, losses, _MOST_LOSS)
         return [each_row, cast(right, xp.float64), losses], predicted
 
@@ -132,10 +135,11 @@ class StackedScores(Statistic):
         return [wide, residual**2, xp.abs(residual), y * wide, y**2 * wide]
 
 
-def _pairs(model: LinearModel, predicted: Any, y: Any, weight: Any) -> Any:
+def _pairs(model: StackedLinear, predicted: Any, y: Any, weight: Any) -> Any:
     """Weights of each true label's predicted ones; (n_columns, n_classes ** 2)."""
-    xp, k, (n, n_columns) = namespace(weight), model.n_classes, weight.shape
-    labels = cast(y > 0, xp.int64) if model.width == 1 else cast(y, xp.int64)
+    assert model.classes is not None
+    xp, k, (n, n_columns) = namespace(weight), len(model.classes), weight.shape
+    labels = model.label_codes(y)
     guesses = one_hot(xp.reshape(predicted, (-1,)), k, xp.float64)
     guesses = xp.reshape(guesses, (n, n_columns, k)) * weight[:, :, None]
     counts = xp.matmul(one_hot(labels, k, xp.float64).T, xp.reshape(guesses, (n, -1)))

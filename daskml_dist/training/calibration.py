@@ -34,6 +34,8 @@ _WORK = 1 << 22
 _SHARE = 1 / 8
 #: Rows of a sample at most, and its entries: they are brought to the client.
 _ROWS, _MOST = 1 << 16, 1 << 23
+#: Rows that are plenty, and for each parameter: what more would tell, the first steps do.
+_PLENTY, _EACH = 1 << 14, 256
 #: Parameters that a sample may touch at most.
 _PARAMETERS = 1 << 21
 #: Largest value of all features, or its inverse, from which their units count.
@@ -43,7 +45,11 @@ _ITERATIONS = 200
 
 
 def calibrated(
-    fit: FitSpec, settings: Settings, lanes: Sequence[LaneSpec], engine: Engine
+    fit: FitSpec,
+    settings: Settings,
+    lanes: Sequence[LaneSpec],
+    engine: Engine,
+    rarity: float = 1.0,
 ) -> FitSpec:
     """The fit with a start, rates and a measure of progress that suit its rows.
 
@@ -54,15 +60,22 @@ def calibrated(
     settings : Settings
     lanes : sequence of LaneSpec
     engine : Engine
+    rarity : float
+        How many times fewer rows the rarest label has than if all had as many.
     """
-    return calibrated_on(fit, drawn_sample(fit, settings, lanes, engine), settings.seed)
+    sample = drawn_sample(fit, settings, lanes, engine, rarity)
+    return calibrated_on(fit, sample, settings.seed)
 
 
 def drawn_sample(
-    fit: FitSpec, settings: Settings, lanes: Sequence[LaneSpec], engine: Engine
+    fit: FitSpec,
+    settings: Settings,
+    lanes: Sequence[LaneSpec],
+    engine: Engine,
+    rarity: float = 1.0,
 ) -> Block:
     """Rows on which a fit is calibrated, drawn once for any number of fits like it."""
-    n_sample = _sample_size(sum(_lane_rows(fit)), _linear(fit))
+    n_sample = _sample_size(sum(_lane_rows(fit)), _linear(fit), rarity)
     return sample_rows(engine, lanes, n_sample, settings.seed, settings.validation_fraction)
 
 
@@ -91,7 +104,10 @@ def _linear(fit: FitSpec) -> LinearModel:
 def _calibrated(fit: FitSpec, block: Block, seed: int) -> FitSpec:
     work, model = fit.steps, _linear(fit)
     # Whoever trains on it says where it is.
-    if block.n_rows == 0 or not _has_squares(block.rows) or len(work.rule.groups) > 1:
+    if block.n_rows == 0 or len(work.rule.groups) > 1:
+        return fit
+    largest = _largest(block.rows)
+    if not largest * largest * block.rows.size < np.inf:
         return fit
     block = replace(block, rows=_stored(block.rows, fit))
     columns = _touched(block.rows, model)
@@ -112,7 +128,7 @@ def _calibrated(fit: FitSpec, block: Block, seed: int) -> FitSpec:
     # A loss that is nothing for nothing tells of no rate, and one that is infinite of no start.
     if not 0 < unit < np.inf:
         return fit
-    rule, stopping = _in_units(work.rule, block), work.stopping
+    rule, stopping = _in_units(work.rule, largest), work.stopping
     optimizer, before = rule.only.optimizer, work.rule.only.optimizer
     base = work.rule.schedule(1, 0.0)
     base *= optimizer.default_learning_rate / before.default_learning_rate
@@ -155,14 +171,12 @@ def _touched(X: Any, model: LinearModel) -> Any:
     return np.append(np.unique(X.indices), np.arange(model.n_features, model.shape[0]))
 
 
-def _in_units(rule: UpdateRule, block: Block) -> UpdateRule:
+def _in_units(rule: UpdateRule, largest: float) -> UpdateRule:
     """The rule, of Adagrad in the units of each feature where these are far apart."""
     if type(rule.only.optimizer) is not Adagrad:
         return rule
-    sizes = block_scales(block).largest
-    sizes = sizes[sizes > 0]
     # A small column among others matters little; a large one is all that matters.
-    if not len(sizes) or 1 / _FAR <= sizes.max() <= _FAR:
+    if not largest or 1 / _FAR <= largest <= _FAR:
         return rule
     return replace(rule, groups=(replace(rule.only, optimizer=NAG()),))
 
@@ -202,8 +216,8 @@ class _Start:
             w, settled = pilot.minimum(begin, max(n_iter, 1))[0], False
         w, tried = w.astype(begin.dtype), tried.astype(begin.dtype)
         rate = pilot.calm_rate if settled else pilot.best_rate
-        own = self._warmed(tried, slots) or slots
-        return w, self._warmed(w, slots), rate(self.optimizer, tried, own, self.base, self.batch)
+        own = self._warmed(w, slots)
+        return w, own, rate(self.optimizer, tried, own or slots, self.base, self.batch)
 
     def _warmed(self, w: Any, slots: dict[str, Any]) -> dict[str, Any]:
         # Sums of squares, but no moments, can be those of steps that never were.
@@ -222,20 +236,20 @@ def _slots(optimizer: Optimizer, w: Any, block: Block, model: LinearModel) -> di
     return optimizer.init_scaled(w, scales.largest, scales.norm)
 
 
-def _has_squares(X: Any) -> bool:
-    """Whether features, and their squares, are finite."""
-    values = X.data if sparse.issparse(X) else X.ravel()
-    with np.errstate(all="ignore"):
-        return bool(np.isfinite(np.einsum("i,i->", values, values, dtype=np.float64)))
+def _largest(X: Any) -> float:
+    """The largest absolute value; NaN where there is one."""
+    values = X.data if sparse.issparse(X) else X
+    return max(float(values.max()), -float(values.min())) if values.size else 0.0
 
 
-def _sample_size(n_rows: int, model: LinearModel) -> int:
+def _sample_size(n_rows: int, model: LinearModel, rarity: float) -> int:
     """Rows of the sample of a fit: as many as a pilot can go through in a tenth of its time."""
     d = model.n_features
     entries = d if model.touches is None or d <= FEW else 2 * model.touches
     work = entries * (1 + model.width / 8) + 10 * model.width
     most = max(_WORK / work, n_rows * _SHARE)
-    return max(1, int(min(n_rows, most, max(_MOST / entries, 1024), _ROWS)))
+    plenty = min(max(_PLENTY, _EACH * d * model.width) * rarity, _ROWS)
+    return max(1, int(min(n_rows, most, max(_MOST / entries, 1024), plenty)))
 
 
 def _rows_of_a_step(fit: FitSpec) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,8 @@ Array = NDArray[Any]
 FEW = 256
 #: Share of the largest variance below which a direction counts as this share.
 _FLAT = 1e-10
+#: Numbers that are worked on at once.
+_CACHED = 1 << 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +46,7 @@ class Coordinates:
 
         Parameters
         ----------
-        X : ndarray of float64, or CSR matrix
+        X : ndarray or CSR matrix of shape (n, n_features)
         weight : ndarray of shape (n,) or None
         centred : bool
             Whether the means of dense rows may be taken: an intercept makes up for them.
@@ -54,32 +57,49 @@ class Coordinates:
             whatever the rows are.
         """
         n, d = X.shape
-        share = np.full(n, 1 / n) if weight is None else weight / (weight.sum() or 1.0)
+        total = n if weight is None else weight.sum() or 1.0
         if sparse.issparse(X):
-            each = np.repeat(share, np.diff(X.indptr)) * X.data.astype(np.float64) ** 2
-            return cls(None, _scale(np.bincount(X.indices, each, d) + least))
-        mean = share @ X if centred else None
-        moved = X if mean is None else X - mean
-        squares = share @ (moved * moved)
+            each = X.data.astype(np.float64) ** 2
+            if weight is not None:
+                each *= np.repeat(weight, np.diff(X.indptr))
+            return cls(None, _scale(np.bincount(X.indices, each, d) / total + least))
+        turned = turned and d <= FEW
+        mean, squares = np.zeros(d), np.zeros((d, d) if turned else d)
+        if centred:
+            for rows, own in _parts(X, weight):
+                mean += rows.sum(axis=0) if own is None else own @ rows
+            mean /= total
+        for rows, own in _parts(X, weight):
+            rows -= mean
+            left = rows if own is None else rows * own[:, None]
+            squares += left.T @ rows if turned else np.einsum("ij,ij->j", left, rows)
+        squares /= total
+        variance = squares.diagonal() if turned else squares
         # What is left of a constant column is rounding.
-        if mean is not None:
-            squares[squares <= (1e-12 * mean) ** 2] = 0.0
-        if not turned or d > FEW:
-            return cls(mean, _scale(squares + least))
-        scale = _scale(squares)
-        moved = moved / scale
-        curved = (moved.T * share) @ moved
-        curved.flat[:: d + 1] += least / scale**2 + _FLAT
-        values, vectors = np.linalg.eigh(curved)
+        variance = np.where(variance <= (1e-12 * mean) ** 2, 0.0, variance)
+        taken = mean if centred else None
+        if not turned:
+            return cls(taken, _scale(variance + least))
+        scale = _scale(variance)
+        squares /= np.outer(scale, scale)
+        squares.flat[:: d + 1] += least / scale**2 + _FLAT
+        values, vectors = np.linalg.eigh(squares)
         sizes = np.sqrt(np.maximum(values, _FLAT * max(values[-1], 1e-300)))
-        return cls(mean, scale, vectors / sizes, (vectors * sizes).T)
+        return cls(taken, scale, vectors / sizes, (vectors * sizes).T)
 
     def rows(self, X: Any) -> Any:
-        """Rows in these coordinates, a new array."""
+        """Rows in these coordinates, a new array of their dtype."""
         if sparse.issparse(X):
             return (X @ sparse.diags_array((1 / self.scale).astype(X.dtype))).tocsr()
-        X = (X if self.mean is None else X - self.mean) / self.scale
-        return np.ascontiguousarray(X if self.turn is None else X @ self.turn)
+        moved, at = np.empty(X.shape, X.dtype), 0
+        turn = None if self.turn is None else self.turn / self.scale[:, None]
+        # Once they are of one size, rows may be narrow; until then they are wide.
+        for rows, _ in _parts(X):
+            if self.mean is not None:
+                rows -= self.mean
+            moved[at : at + len(rows)] = rows / self.scale if turn is None else rows @ turn
+            at += len(rows)
+        return moved
 
     def coef(self, v: Array) -> Array:
         """Coefficients for the rows as they were, of those in these coordinates."""
@@ -106,6 +126,14 @@ class Coordinates:
         if self.mean is not None:
             v[d:] += self.mean @ w[:d]
         return v
+
+
+def _parts(X: Any, weight: Array | None = None) -> Iterator[tuple[Array, Array | None]]:
+    """Copies in float64 of some rows after others, so few that they stay in a cache."""
+    size = max(_CACHED // max(X.shape[1], 1), 1)
+    for at in range(0, len(X), size):
+        own = None if weight is None else weight[at : at + size].astype(np.float64)
+        yield X[at : at + size].astype(np.float64), own
 
 
 def _scale(squares: Array) -> Array:

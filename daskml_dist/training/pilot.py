@@ -47,6 +47,9 @@ _STIR = 1e-4
 _STEPS, _SMALL = 64, 1 << 17
 #: Gradients of this share of the first are none.
 _GTOL = 1e-4
+#: Numbers whose reading costs nothing, and the share of these two down to which they are then read:
+#: where columns are more than rows, the last digits of the loss are those of the norm.
+_CHEAP, _FINE = 1 << 20, 0.1
 #: Rows for each parameter from which its minimum is taken for that of other rows.
 _ENOUGH = 20
 #: Steps without a smaller loss of the other half, after which there is no smaller one.
@@ -95,7 +98,8 @@ class Pilot:
         converged : bool
             Whether it took fewer than `most` iterations.
         """
-        found = self._minimised(start, slice(0, self.n_rows), most)
+        small = self.X.size * self.model.width <= _CHEAP
+        found = self._minimised(start, slice(0, self.n_rows), most, tol=_FINE if small else 1.0)
         return found.w, found.n_iter < most
 
     def of_half(self, start: Array, most: int) -> tuple[Array, int]:
@@ -115,7 +119,9 @@ class Pilot:
         found = self._minimised(start, slice(0, half), most, watched)
         return found.w, most if watched is None else found.n_iter
 
-    def _minimised(self, start: Array, at: slice, most: int, watched: slice | None = None) -> _Way:
+    def _minimised(
+        self, start: Array, at: slice, most: int, watched: slice | None = None, tol: float = 1.0
+    ) -> _Way:
         places = self._places
         here = _Objective(self, places, at)
         there = None if watched is None else _Objective(self, places, watched)
@@ -126,8 +132,8 @@ class Pilot:
         # So long a step along the first gradient is worth about the loss itself.
         step = _power(unit / (float(np.linalg.norm(slope)) or unit))
         first /= step
-        way = _Way(first, None if there is None else there(first * step)[0])
-        tol = _GTOL * (float(np.abs(slope).max()) * step / unit or 1.0)
+        way = _Way(first, None if there is None else there(first * step)[0], tol * _FTOL)
+        tol *= _GTOL * (float(np.abs(slope).max()) * step / unit or 1.0)
         l1 = self._l1(places, start.shape) * (step / unit)
 
         def scaled(v: Array) -> tuple[float, Array]:
@@ -157,12 +163,16 @@ class Pilot:
     @cached_property
     def _places(self) -> Coordinates:
         return Coordinates.of(
-            _wide(self.X),
+            self.X,
             self.weight,
             centred=self.model.fit_intercept,
             turned=not self.penalty.l1,
             least=_BENT * self.penalty.l2,
         )
+
+    @cached_property
+    def _inside(self) -> Any:
+        return self.backend.to_device(self._places.rows(self.X))
 
     def _l1(self, places: Coordinates, shape: tuple[int, ...]) -> Array:
         strengths = np.zeros(shape)
@@ -273,16 +283,18 @@ class _Way:
         Where it begins.
     watched : float or None
         The other half's loss there; None: the last point is the best.
+    ftol : float
+        Steps that gain less are small.
     """
 
-    def __init__(self, w: Array, watched: float | None) -> None:
+    def __init__(self, w: Array, watched: float | None, ftol: float) -> None:
         self.w, self.n_iter, self.n_steps = w, 0, 0
-        self._best, self._value, self._n_small = watched, np.inf, 0
+        self._best, self._value, self._n_small, self._ftol = watched, np.inf, 0, ftol
 
     def to(self, w: Array, value: float, watched: float | None) -> bool:
         """Take a step to `w`; whether it is the last one."""
         self.n_steps += 1
-        self._n_small = self._n_small + 1 if self._value - value < _FTOL else 0
+        self._n_small = self._n_small + 1 if self._value - value < self._ftol else 0
         self._value = value
         if watched is None or self._best is None or watched < self._best:
             self.w, self._best, self.n_iter = w.copy(), watched, self.n_steps
@@ -307,10 +319,7 @@ class _Objective:
 
     def __init__(self, pilot: Pilot, places: Coordinates, at: slice) -> None:
         self._pilot, self._places = pilot, places
-        # Once they are of one size, rows may be narrow.
-        Z = places.rows(_wide(pilot.X[at])).astype(pilot.X.dtype)
-        Z = pilot.backend.to_device(Z)
-        y = pilot.y[at]
+        Z, y = pilot._inside[at], pilot.y[at]
         self._dtype = Z.dtype
         self._weight = None if pilot.weight is None else pilot.weight[at].astype(Z.dtype)
         self._total = len(y) if self._weight is None else float(self._weight.sum()) or 1.0
@@ -330,10 +339,6 @@ class _Objective:
             loss += l2 / 2 * float(np.vdot(coef, coef))
             gradient[:k] += l2 * self._places.transposed(coef)
         return loss, gradient.ravel()
-
-
-def _wide(X: Any) -> Any:
-    return X if sparse.issparse(X) else X.astype(np.float64)
 
 
 def _factor(k: int) -> float:

@@ -12,7 +12,7 @@ from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.training.spec import RowsSpec, Streaming
 from daskml_dist.training.survey import Survey
 
-__all__ = ["Rows", "named_weights"]
+__all__ = ["Rows", "balanced_weights", "named_weights"]
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,22 @@ def _class_weight(
         return None
     if isinstance(class_weight, str):
         # A weight of two is as good as a row twice, here too.
-        sums = survey.label_weights(classes)
-        balanced = np.zeros(len(sums))
-        np.divide(sums.sum(), len(classes) * sums, out=balanced, where=sums > 0)
-        return balanced
+        return balanced_weights(survey.label_weights(classes))
     return named_weights(class_weight, classes)
+
+
+def balanced_weights(sums: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Weights of classes that make the weights of their rows alike; 0 for a class without rows.
+
+    Parameters
+    ----------
+    sums : ndarray of shape (..., n_classes)
+        Weights of the rows of each class.
+    """
+    balanced = np.zeros(sums.shape)
+    total = sums.sum(axis=-1, keepdims=True)
+    np.divide(total, sums.shape[-1] * sums, out=balanced, where=sums > 0)
+    return balanced
 
 
 def named_weights(given: dict[Any, float], classes: NDArray[Any]) -> NDArray[np.float64]:

@@ -6,15 +6,11 @@ many of them, one after the other, and sums them up.
 
 from __future__ import annotations
 
-import argparse
-import faulthandler
 import os
 import signal
 import sys
 import threading
 import time
-import traceback
-from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -28,6 +24,7 @@ import dask.array as da
 import numpy as np
 
 from chaos.arenas import Arena, KilledArena
+from chaos.seeds import parser, run_seeds
 from chaos.works import check_clean
 from daskml_dist import Run
 from daskml_dist.ensemble import (
@@ -206,65 +203,10 @@ class _Killer:
                 os.kill(self._pids.pop(victim), signal.SIGKILL)
 
 
-# -- many ------------------------------------------------------------------------------------------
-
-
-def _run(strike: Strike, arena: Arena) -> tuple[str, float]:
-    """One strike; "well", or what went wrong; seconds that the fit took."""
-    outcome, seconds = ["hang"], [float("nan")]
-
-    def work() -> None:
-        try:
-            seconds[0], met = survive(strike, arena)
-            outcome[0] = "well" if met else "well (too late)"
-        except AssertionError:
-            outcome[0] = "wrong"
-            traceback.print_exc()
-        except BaseException:
-            outcome[0] = "ended"
-            traceback.print_exc()
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(2 * BOUND)
-    if thread.is_alive():
-        faulthandler.dump_traceback()
-    return outcome[0], seconds[0]
-
-
-def main() -> None:
-    """Run a range of seeds."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("first", type=int)
-    parser.add_argument("stop", type=int)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="no more begins then")
-    asked = parser.parse_args()
-    found: Counter[str] = Counter()
-    bad: list[int] = []
-    began, longest = time.monotonic(), 0.0
-    arena: Arena = KilledArena()
-    arena.start()
-    for seed in range(asked.first, asked.stop):
-        if time.monotonic() - began > asked.seconds:
-            break
-        strike = draw_strike(seed)
-        outcome, seconds = _run(strike, arena)
-        found[outcome] += 1
-        longest = max(longest, seconds)
-        print(f"{seed} {outcome} {seconds:.1f} s {strike}", flush=True)
-        if not outcome.startswith("well"):
-            bad.append(seed)
-            arena.close()
-            arena = KilledArena()
-            arena.start()
-    arena.close()
-    print(
-        f"{found.total()} fits: {found['hang']} hangs, {found['wrong']} wrong, {found['ended']} "
-        f"ended that could go on; {found['well (too late)']} ended before the kill; longest "
-        f"{longest:.1f} s; seeds {bad}; {time.monotonic() - began:.0f} s"
-    )
-    sys.exit(bool(bad))
+def _do(strike: Strike, arena: Arena) -> tuple[bool, float]:
+    taken, met = survive(strike, arena)
+    return bool(met), taken
 
 
 if __name__ == "__main__":
-    main()
+    run_seeds(parser(__doc__).parse_args(), draw_strike, _do, KilledArena, 2 * BOUND)

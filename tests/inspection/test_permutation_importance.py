@@ -103,7 +103,7 @@ def test_importances_are_those_of_the_same_permutations(name: str, max_samples: 
 
 def test_importances_are_as_scikit_learn_s_but_for_chance() -> None:
     model = LinearRegression().fit(X, Y)
-    ours = permutation_importance(model, X, Y, n_repeats=60, random_state=0)
+    ours = permutation_importance(model, X, Y, n_repeats=60, n_jobs=2, random_state=0)
     theirs = sklearn.inspection.permutation_importance(model, X, Y, n_repeats=60, random_state=0)
     error = np.hypot(ours.importances_std, theirs.importances_std) / np.sqrt(60)
     assert (np.abs(ours.importances_mean - theirs.importances_mean) < 4 * error + 1e-12).all()
@@ -159,9 +159,10 @@ def test_a_function_scores_rows_in_memory_alone() -> None:
     [
         ({"scoring": "roc_auc"}, InvalidParameterError, "Use one of"),
         ({"scoring": "neg_log_loss"}, InvalidParameterError, "needs predict_proba"),
-        ({"max_samples": N + 1}, InvalidParameterError, "max_samples"),
+        ({"max_samples": N + 1}, InvalidParameterError, "max_samples must be <= n_samples"),
         ({"max_samples": 0.0}, InvalidParameterError, "max_samples"),
         ({"n_repeats": 0}, InvalidParameterError, "n_repeats"),
+        ({"n_jobs": 0.5}, InvalidParameterError, "n_jobs"),
         ({"sample_weight": np.zeros(N)}, InvalidDataError, "sum to zero"),
         ({"y": None}, InvalidDataError, "Pass y"),
         ({"X": sparse.csr_array(X)}, InvalidDataError, "toarray"),

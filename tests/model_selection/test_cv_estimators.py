@@ -172,6 +172,24 @@ def test_dask_collections_give_the_results_of_their_rows(case: str, kind: str, c
         np.testing.assert_array_equal(twin.predict(X), found.predict(rows).compute())
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize(
+    ("score", "y", "lazy"),
+    [("d2_log_loss_score", THREE, False), ("neg_brier_score", BINARY, True)],
+    ids=["three", "two"],
+)
+def test_test_rows_that_lack_a_class(score: str, y: Any, lazy: bool, client: Any) -> None:
+    folds = np.arange(N) % 3
+    folds[(folds == 2) & (y == y[-1])] = 0
+    params = {"Cs": [0.1], "tol": 1e-7, "cv": truth.PredefinedSplit(folds), "scoring": score}
+    theirs = truths.LogisticRegressionCV(**params).fit(X, y)
+    rows, target = (da.from_array(X, chunks=(130, 5)), da.from_array(y, chunks=130))
+    given = (rows, target) if lazy else (X, y)
+    found = linear_model.LogisticRegressionCV(**params).fit(*given).scores_
+    for label, scores in theirs.scores_.items():
+        np.testing.assert_allclose(found[label], scores, rtol=1e-4)
+
+
 def test_float32_rows_give_the_same_penalty() -> None:
     for case in ("lasso", "ridge, rows", "ridge, shuffled", "ridge classes, folds"):
         name, params, y = CASES[case]

@@ -9,7 +9,7 @@ import dask.array as da
 import numpy as np
 import pytest
 import sklearn
-from sklearn import linear_model, model_selection
+from sklearn import linear_model, metrics, model_selection
 from sklearn import preprocessing as scalers
 from sklearn.exceptions import UnsetMetadataPassedError
 from sklearn.pipeline import make_pipeline
@@ -51,7 +51,8 @@ def test_pipelines_in_searches(search: Any, scaled: bool) -> None:
             scaler().set_fit_request(sample_weight=scaled), _asking(kind, True, True)
         )
         grid = {f"{kind.__name__.lower()}__C": GRID["C"]}
-        return of(pipeline, grid, cv=FOLDS).fit(X, Y, sample_weight=WEIGHTS)
+        scorer = metrics.make_scorer(metrics.accuracy_score).set_score_request(sample_weight=True)
+        return of(pipeline, grid, cv=FOLDS, scoring=scorer).fit(X, Y, sample_weight=WEIGHTS)
 
     found = fitted(LogisticRegression, StandardScaler, search)
     expected = fitted(

@@ -42,6 +42,18 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, list[Any]], Any, list[str]
         "LogisticRegression", TIGHT, {"C": [0.01, 1]}, THREE,
         ["accuracy", "neg_log_loss", "f1_weighted", "balanced_accuracy"],
     ),
+    "class weights": (
+        "LogisticRegression", TIGHT,
+        {"C": [0.01, 1], "class_weight": ["balanced", {1: 3.0}, None]}, THREE, ["f1_macro"],
+    ),
+    "signs": (
+        "RidgeClassifier", {"class_weight": {"yes": 3.0}}, {"alpha": [1.0, 100.0]}, BINARY,
+        ["accuracy"],
+    ),
+    "signs of classes": (
+        "RidgeClassifier", {}, {"alpha": [1.0, 100.0], "class_weight": [None, {0: 2.0}]}, THREE,
+        ["accuracy", "f1_macro"],
+    ),
     "least squares": ("LinearRegression", {}, {"fit_intercept": [True, False]}, NUMBERS, ["r2"]),
     "ridge": (
         "Ridge", {}, {"alpha": [0.1, 10, 1000]}, NUMBERS,
@@ -283,6 +295,23 @@ def test_wrong_arguments_name_the_remedy(options: dict[str, Any], text: str) -> 
     )
     with pytest.raises(InvalidParameterError, match=text):
         search.fit(rows, labels)
+
+
+@pytest.mark.parametrize(
+    ("cv", "refit", "kind", "text"),
+    [
+        (2, lambda results: None, TypeError, "best_index_ returned is not an integer"),
+        (2, lambda results: 1, IndexError, "best_index_ index out of range"),
+        (2, lambda results: -1, IndexError, "best_index_ index out of range"),
+        ([], True, ValueError, "Was the CV iterator empty"),
+    ],
+)
+def test_what_users_functions_say_is_checked(cv: Any, refit: Any, kind: Any, text: str) -> None:
+    search = model_selection.GridSearchCV(
+        linear_model.Ridge(), {"alpha": [1.0]}, cv=cv, refit=refit
+    )
+    with pytest.raises(kind, match=text):
+        search.fit(X, BINARY == BINARY[0])
 
 
 class Killer:

@@ -24,6 +24,7 @@ from daskml_dist.models.linear import LinearModel
 from daskml_dist.optimizers import OPTIMIZERS, Adagrad
 from daskml_dist.penalties import Penalty
 from daskml_dist.policies import POLICIES
+from daskml_dist.training.calibration import _sample_size
 from daskml_dist.training.coordinates import Coordinates
 from daskml_dist.training.in_process import InProcessEngine
 from daskml_dist.training.pilot import Pilot
@@ -208,3 +209,22 @@ def test_sums_of_squares_are_those_of_the_samples_batches() -> None:
     residual = PLAIN @ w[:5, 0] + w[5, 0] - RAW
     gradient = np.append(PLAIN.T @ residual, residual.sum()) / 3_000
     np.testing.assert_allclose(slots["accumulator"][:, 0], gradient**2)
+
+
+def test_of_more_columns_than_rows_the_minimum_is_found_to_the_end() -> None:
+    X, y = datasets.make_classification(80, 300, n_informative=20, random_state=0)
+    exact = peers.LogisticRegression(C=1 / (1e-4 * 80), tol=1e-10, max_iter=5_000).fit(X, y)
+    pilot = Pilot(_model(2, 300), X, np.where(y > 0, 1.0, -1.0), None, Penalty(0.0, 1e-4), 0)
+    w, _ = pilot.minimum(np.zeros((301, 1)), 200)
+    best = np.append(exact.coef_[0], exact.intercept_)[:, None]
+    assert pilot.value(w) <= 1.01 * pilot.value(best)
+    assert np.linalg.norm(w[:300]) <= 1.05 * np.linalg.norm(best[:300])
+
+
+def test_samples_hold_more_rows_of_labels_that_are_rare() -> None:
+    even, rare, few = (
+        _sample_size(n, _model(2, 28), rarity)
+        for n, rarity in ((1_000_000, 1.0), (1_000_000, 100.0), (500, 100.0))
+    )
+    assert even < rare <= 1 << 16
+    assert few == 500

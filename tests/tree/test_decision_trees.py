@@ -41,6 +41,12 @@ CASES: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
     "absolute error": (X, Y, None, {"max_depth": 5, "criterion": "absolute_error"}),
     "medians of weights": (X, Y, WEIGHT, {"max_depth": 4, "criterion": "absolute_error"}),
     "medians, missing": (HOLES, Y, None, {"max_depth": 4, "criterion": "absolute_error"}),
+    "rising medians": (
+        X,
+        Y,
+        None,
+        {"max_depth": 5, "criterion": "absolute_error", "monotonic_cst": SIGNS},
+    ),
     "rising": (X, Y, None, {"max_depth": 5, "monotonic_cst": SIGNS}),
     "likelier": (X, CLASS > 0, None, {"max_depth": 5, "monotonic_cst": SIGNS}),
 }
@@ -97,7 +103,6 @@ def test_random_cuts_lie_between_the_values_of_a_node() -> None:
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"max_depth": 0}, "max_depth"),
     ({"criterion": "absolute_error", "decomposition": "data"}, "functional"),
-    ({"criterion": "absolute_error", "monotonic_cst": [0] * 6}, "squared_error"),
     ({"monotonic_cst": "up"}, "monotonic_cst"),
     ({"max_leaf_nodes": 1}, "max_leaf_nodes"),
     ({"min_weight_fraction_leaf": 0.6}, "min_weight_fraction_leaf"),

@@ -101,7 +101,7 @@ def prepare_block(block: Block, fit: FitSpec) -> ReadyBlock:
     y: Any = None
     if block.y is not None:
         y = fit.work.model.encode(block.y, rows.classes, rows.dtype)
-    weight: Any = None if rows.weight_scale is None else rows.weights(block)
+    weight: Any = rows.weights(block)
     with fit_memory(backend, f"Block {block.index} of {block.nbytes / 2**20:,.0f} MiB"):
         X, y, weight = (
             array if array is None or (lies and array is X) else backend.to_device(array)

@@ -1,0 +1,103 @@
+"""Searches over pipelines: those that differ in the last step alone are one stack a split.
+
+Transformers are fitted to the training rows of a split once for all its candidates, and what they
+make of the rows is made as a stack reads these.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from dask.base import tokenize
+from sklearn.base import clone
+from sklearn.pipeline import Pipeline
+
+from daskml_dist.model_selection._stacking import stacked_fits, stacks
+from daskml_dist.model_selection._validation import Fitted, Splits, knows_dask
+from daskml_dist.models.stacked import TRAIN
+
+__all__ = ["pipelines_stack", "stacked_pipelines"]
+
+
+def pipelines_stack(estimators: Sequence[Any]) -> bool:
+    """Whether estimators are pipelines whose last steps can be fitted as stacks."""
+    return all(map(_is_ours, estimators)) and stacks([e.steps[-1][1] for e in estimators])
+
+
+def _is_ours(estimator: Any) -> bool:
+    if not isinstance(estimator, Pipeline) or len(estimator.steps) < 2:
+        return False
+    return knows_dask(estimator) and estimator.memory is None
+
+
+def stacked_pipelines(
+    estimators: Sequence[Any],
+    splits: Splits,
+    scoring: Mapping[str, Any],
+    scorers: Mapping[str, Any],
+    *,
+    train_score: bool,
+    error_score: Any = np.nan,
+) -> tuple[list[list[Fitted]], int] | None:
+    """Fit and score pipelines by stacks of their last steps; None where these are none.
+
+    Parameters
+    ----------
+    estimators : sequence of Pipeline
+        Unfitted, of which :func:`pipelines_stack`.
+    splits, scoring, scorers, train_score, error_score
+        As in :func:`~daskml_dist.model_selection._stacking.stacked_fits`.
+
+    Returns
+    -------
+    tuple of (list of list of Fitted, int), or None
+        Of each pipeline, one a split; and the number of stacks.
+    """
+    if splits.plain or len(splits.inputs) > 2:
+        return None  # arguments of steps
+    if not all(given is None or isinstance(given, str) for given in scoring.values()):
+        return None  # a function of the whole pipeline
+    options = {"train_score": train_score, "error_score": error_score}
+    found: dict[int, list[Fitted]] = {}
+    n_stacks = 0
+    for numbers in _alike(estimators):
+        pipelines = [estimators[number] for number in numbers]
+        for split in range(splits.n_splits):
+            begin = time.perf_counter()
+            X, y, _ = splits.side(split, TRAIN)
+            head = clone(Pipeline(pipelines[0].steps[:-1])).fit(X, y)
+            rows = splits.of_split(split, head.transform(splits.inputs[0]))
+            seconds = (time.perf_counter() - begin) / len(numbers)
+            last = [clone(pipeline.steps[-1][1]) for pipeline in pipelines]
+            of_split = stacked_fits(last, rows, scoring, scorers, **options)
+            if of_split is None:
+                return None
+            n_stacks += of_split[1]
+            for number, (fit,) in zip(numbers, of_split[0], strict=True):
+                fit.fit_time += seconds
+                if fit.estimator is not None:
+                    fit.estimator = _with_last(estimators[number], head, fit.estimator)
+                found.setdefault(number, []).append(fit)
+    return [found[number] for number in range(len(estimators))], n_stacks
+
+
+def _alike(estimators: Sequence[Any]) -> list[list[int]]:
+    """Numbers of pipelines, those of the same transformers together."""
+    found: dict[str, list[int]] = {}
+    for number, pipeline in enumerate(estimators):
+        key = [
+            (name, type(step), step if isinstance(step, str) else step.get_params())
+            for name, step in pipeline.steps[:-1]
+        ]
+        found.setdefault(tokenize(key), []).append(number)
+    return list(found.values())
+
+
+def _with_last(pipeline: Any, head: Pipeline, last: Any) -> Any:
+    """The pipeline of fitted steps."""
+    made = clone(pipeline)
+    made.steps = [*head.steps, (pipeline.steps[-1][0], last)]
+    return made

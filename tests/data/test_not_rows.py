@@ -1,0 +1,76 @@
+"""Rows that are none, and names that are nearly right: messages that name the remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from daskml_dist.errors import InvalidDataError, InvalidParameterError, InvalidTypeError
+from daskml_dist.linear_model import LogisticRegression, Ridge, SGDClassifier
+from daskml_dist.metrics import get_scorer
+from daskml_dist.naive_bayes import GaussianNB
+from daskml_dist.neural_network import MLPClassifier
+from daskml_dist.optimizers import Adam
+from daskml_dist.policies import LocalSGD
+
+X = np.random.default_rng(0).normal(size=(20, 3))
+Y = (X[:, 0] > 0).astype(int)
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [(None, "X is None"), ("data/*.parquet", "read_parquet"), (Path("a.csv"), "read_parquet"),
+     ((row for row in X), "read once"), (map(float, X[0]), "read once")],
+    ids=["None", "text", "path", "generator", "map"],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "estimator", [SGDClassifier(), LogisticRegression(), GaussianNB(), MLPClassifier((2,))]
+)
+def test_what_is_no_rows(estimator: Any, rows: Any, words: str) -> None:
+    with pytest.raises(InvalidTypeError, match=words):
+        estimator.fit(rows, Y)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: SGDClassifier(policy="snyc"), "Did you mean 'sync'"),
+        (lambda: SGDClassifier(policy=LocalSGD), r"pass an object of it, LocalSGD\(\)"),
+        (lambda: SGDClassifier(loss="logloss"), "Did you mean 'log_loss'"),
+        (lambda: SGDClassifier(loss="squared-hinge"), "Did you mean 'squared_hinge'"),
+        (lambda: SGDClassifier(optimizer="Adamm"), "Did you mean 'adam'"),
+        (lambda: SGDClassifier(optimizer=Adam), r"pass an object of it, Adam\(\)"),
+        (lambda: SGDClassifier(penalty="elastic-net"), "Did you mean 'elasticnet'"),
+        (lambda: SGDClassifier(learning_rate="inv_scaling"), "Did you mean 'invscaling'"),
+        (lambda: LogisticRegression(solver="lbgfs"), "Did you mean 'lbfgs'"),
+        (lambda: Ridge(solver="choleski"), "Did you mean 'cholesky'"),
+    ],
+)
+def test_names_that_are_nearly_right(make: Any, words: str) -> None:
+    with pytest.raises(InvalidParameterError, match=words):
+        make().fit(X, Y)
+
+
+def test_what_is_far_from_all_gets_no_guess() -> None:
+    with pytest.raises(InvalidParameterError) as raised:
+        SGDClassifier(policy="gossip").fit(X, Y)
+    assert "Did you mean" not in str(raised.value)
+
+
+def test_scores_and_columns() -> None:
+    with pytest.raises(InvalidParameterError, match="Did you mean 'roc_auc'"):
+        get_scorer("rocauc")
+    frame = pd.DataFrame(X, columns=["age", "pay", "days"]).assign(target=Y)
+    with pytest.raises(InvalidDataError, match="Did you mean 'target'"):
+        SGDClassifier().fit(frame, "Target")
+
+
+def test_a_value_that_is_missing_is_where_it_says() -> None:
+    bad = X.copy()
+    bad[7, 2] = np.nan
+    with pytest.raises(InvalidDataError, match=r"row 7 of the block, column 2.*daskml_dist.impute"):
+        SGDClassifier().fit(bad, Y)

@@ -1,0 +1,81 @@
+"""Searches over pipelines: scikit-learn's numbers, of transformers fitted once a split."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn import model_selection as truth
+from sklearn.linear_model import LogisticRegression as TheirLogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import PolynomialFeatures as TheirPolynomialFeatures
+from sklearn.preprocessing import StandardScaler as TheirStandardScaler
+
+from daskml_dist.linear_model import LogisticRegression
+from daskml_dist.model_selection import GridSearchCV
+from daskml_dist.preprocessing import PolynomialFeatures, StandardScaler
+
+RNG = np.random.default_rng(0)
+N = 300
+X = RNG.normal(size=(N, 3)) * [1, 2, 9] + 3
+# Rows of a fold are unlike the others, as are what transformers see of them.
+Y = np.where(X[:, 0] + RNG.normal(size=N) + np.arange(N) / N > 3, "yes", "no")
+C, SCORING = {"logisticregression__C": [0.01, 1.0]}, ["accuracy", "neg_log_loss", "roc_auc"]
+GRID = {**C, "polynomialfeatures__degree": [1, 2]}
+OPTIONS: dict[str, Any] = {"cv": 2, "scoring": SCORING, "refit": "accuracy"}
+
+
+def _ours() -> Any:
+    last = LogisticRegression(tol=1e-8, max_iter=1_000)
+    return make_pipeline(StandardScaler(), PolynomialFeatures(include_bias=False), last)
+
+
+def _theirs(grid: dict[str, Any]) -> Any:
+    last = TheirLogisticRegression(tol=1e-8, max_iter=1_000)
+    pipeline = make_pipeline(
+        TheirStandardScaler(), TheirPolynomialFeatures(include_bias=False), last
+    )
+    return truth.GridSearchCV(pipeline, grid, **OPTIONS).fit(X, Y)
+
+
+@pytest.mark.parametrize("kind", ["memory", "array", "frame"])
+def test_results_are_scikit_learns(kind: str, client: Any) -> None:
+    rows: Any = {
+        "memory": lambda: (X, Y),
+        "array": lambda: (da.from_array(X, chunks=(130, 3)), da.from_array(Y, chunks=130)),
+        "frame": lambda: (
+            dd.from_pandas(pd.DataFrame(X, columns=list("abc")), npartitions=3),
+            dd.from_pandas(pd.Series(Y, name="y"), npartitions=3),
+        ),
+    }[kind]()
+    grid = GRID if kind == "memory" else C
+    search, theirs = GridSearchCV(_ours(), grid, **OPTIONS).fit(*rows), _theirs(grid)
+    assert search.stacks_ == 2 * len(grid)  # of each degree, one a split
+    for name in SCORING:
+        for split in range(2):
+            key = f"split{split}_test_{name}"
+            np.testing.assert_allclose(
+                search.cv_results_[key], theirs.cv_results_[key], atol=1e-6, err_msg=key
+            )
+    assert search.best_params_ == theirs.best_params_
+    found = search.predict(rows[0])
+    assert (np.asarray(found) == theirs.predict(X)).all()
+
+
+def test_a_score_of_the_whole_pipeline_sees_it() -> None:
+    def degree(estimator: Any, X: Any, y: Any) -> float:
+        return float(estimator["polynomialfeatures"].degree)
+
+    search = GridSearchCV(_ours(), GRID, cv=2, scoring={"own": degree}, refit=False).fit(X, Y)
+    assert search.cv_results_["mean_test_own"].tolist() == [1, 2, 1, 2]
+    assert not hasattr(search, "stacks_")
+
+
+def test_mistaken_parameters_are_told() -> None:
+    search = GridSearchCV(_ours(), {"logisticregression__C": [-1.0]}, cv=2, error_score="raise")
+    with pytest.raises(ValueError, match="C=-1"):
+        search.fit(X, Y)
