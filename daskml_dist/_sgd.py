@@ -149,7 +149,7 @@ class BaseSGD(BaseSteps, BaseLinear):
         )
 
     def _calibrated(
-        self, fit: FitSpec, settings: Settings, lanes: list[LaneSpec], engine: Engine
+        self, fit: FitSpec, settings: Settings, rows: Rows, lanes: list[LaneSpec], engine: Engine
     ) -> FitSpec:
         """The fit with the start and the rates that a pilot on a sample finds."""
         return calibrated(fit, settings, lanes, engine, _rarity(rows))
@@ -174,7 +174,7 @@ class BaseSGD(BaseSteps, BaseLinear):
 
 
 def _rarity(rows: Rows) -> float:
-    """How many times fewer rows the rarest label has than if all had as many."""
+    """Rows of a label in the mean over those of the rarest one."""
     if rows.classes is None:
         return 1.0
     counts = rows.survey.label_weights(rows.classes)

@@ -220,11 +220,11 @@ class BaseSteps(BaseOnRows):
             engine.columns,
         )  # fmt: skip
         if settings.calibrates and settings.auto_rate and initial is None:
-            return self._calibrated(fit, settings, lanes, engine)
+            return self._calibrated(fit, settings, rows, lanes, engine)
         return fit
 
     def _calibrated(
-        self, fit: FitSpec, settings: Settings, lanes: list[LaneSpec], engine: Engine
+        self, fit: FitSpec, settings: Settings, rows: Rows, lanes: list[LaneSpec], engine: Engine
     ) -> FitSpec:
         """The fit with a start and rates that suit the rows; as it is by default."""
         return fit

@@ -61,7 +61,7 @@ def calibrated(
     lanes : sequence of LaneSpec
     engine : Engine
     rarity : float
-        How many times fewer rows the rarest label has than if all had as many.
+        Rows of a label in the mean over those of the rarest one.
     """
     sample = drawn_sample(fit, settings, lanes, engine, rarity)
     return calibrated_on(fit, sample, settings.seed)

@@ -105,7 +105,7 @@ class History:
         return f"<History: {', '.join(parts)}, {seconds:.3g} s{end}>"
 
     def _repr_html_(self) -> str:
-        return history_html(self)
+        return history_html(self.records, self.extra, self.interrupted)
 
     @property
     def rows_per_second(self) -> list[float]:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from daskml_dist.training.history import History
+from typing import Any
 
 __all__ = ["history_html"]
 
@@ -20,17 +17,26 @@ _POINTS = 400
 _CURVES = {"loss": "#4c8bf5", "val_score": "#2da44e", "eval_score": "#d9822b"}
 
 
-def history_html(history: History) -> str:
-    """Curves of a history's measures over its passes, and a table of its facts."""
+Records = Sequence[dict[str, Any]]
+
+
+def history_html(records: Records, extra: dict[str, Any], interrupted: bool) -> str:
+    """Curves of a history's measures over its passes, and a table of its facts.
+
+    Parameters
+    ----------
+    records, extra, interrupted
+        Those of :class:`daskml_dist.training.history.History`.
+    """
     curves = [
-        _curve(history, key, colour)
+        _curve(records, key, colour)
         for key, colour in _CURVES.items()
-        if any(_is_number(record.get(key)) for record in history)
+        if any(_is_number(record.get(key)) for record in records)
     ]
     rows = "".join(
         f'<tr><th style="text-align:left">{escape(name)}</th><td style="text-align:left">'
         f"{escape(text)}</td></tr>"
-        for name, text in _facts(history)
+        for name, text in _facts(records, extra, interrupted)
     )
     return (
         '<div class="daskml-history" style="display:flex;flex-wrap:wrap;gap:1em;'
@@ -42,11 +48,10 @@ def _is_number(value: Any) -> bool:
     return value is not None and math.isfinite(value)
 
 
-def _facts(history: History) -> list[tuple[str, str]]:
+def _facts(records: Records, extra: dict[str, Any], interrupted: bool) -> list[tuple[str, str]]:
     """Names and words of what there is to say of a fit."""
-    extra, records = history.extra, history.records
     seconds, rows = (sum(record[key] for record in records) for key in ("seconds", "rows"))
-    passes = f"{len(records)}, in {seconds:.3g} s" + ", interrupted" * history.interrupted
+    passes = f"{len(records)}, in {seconds:.3g} s" + ", interrupted" * interrupted
     facts = [("passes", passes)]
     if seconds > 0:
         facts.append(("rows a second", f"{rows / seconds:,.0f}"))
@@ -61,9 +66,9 @@ def _facts(history: History) -> list[tuple[str, str]]:
     return facts
 
 
-def _curve(history: History, key: str, colour: str) -> str:
+def _curve(records: Records, key: str, colour: str) -> str:
     """A measure over the passes, as an SVG."""
-    points = [(r["pass"], r[key]) for r in history if _is_number(r.get(key))]
+    points = [(r["pass"], r[key]) for r in records if _is_number(r.get(key))]
     if len(points) > _POINTS:
         step = -(-len(points) // _POINTS)
         points = [*points[:-1:step], points[-1]]
