@@ -15,8 +15,6 @@ from dask.delayed import delayed
 from numpy.typing import NDArray
 from sklearn import model_selection
 from sklearn.base import clone
-from sklearn.frozen import FrozenEstimator
-from sklearn.pipeline import Pipeline
 from sklearn.utils import _safe_indexing
 
 from daskml_dist.data.collection import take_columns
@@ -26,6 +24,7 @@ from daskml_dist.metrics.scorers import get_scorers
 from daskml_dist.model_selection._checks import (
     check_splitter,
     codes_of_indices,
+    knows_dask,
     rows_of,
     splits_in_memory,
 )
@@ -42,7 +41,6 @@ __all__ = [
     "cross_val_score",
     "cross_validate",
     "fitted_on",
-    "knows_dask",
     "score_sides",
 ]
 
@@ -170,15 +168,6 @@ class Splits:
         tell_failures([fit.error for fit in found], error_score, stacklevel=5)
         n = self.n_splits
         return [found[i : i + n] for i in range(0, len(found), n)]
-
-
-def knows_dask(estimator: Any) -> bool:
-    """Whether an estimator takes Dask collections: one of ours, frozen, or a pipeline of such."""
-    if isinstance(estimator, FrozenEstimator):
-        return knows_dask(estimator.estimator)
-    if isinstance(estimator, Pipeline):
-        return all(step == "passthrough" or knows_dask(step) for _, step in estimator.steps)
-    return any(kind.__module__.startswith("daskml_dist") for kind in type(estimator).__mro__)
 
 
 def _fit_here(
