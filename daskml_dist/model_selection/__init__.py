@@ -5,6 +5,7 @@ from __future__ import annotations
 from daskml_dist.model_selection._curves import learning_curve, validation_curve
 from daskml_dist.model_selection._halving import HalvingGridSearchCV, HalvingRandomSearchCV
 from daskml_dist.model_selection._hyperband import HyperbandSearchCV
+from daskml_dist.model_selection._predictions import cross_val_predict
 from daskml_dist.model_selection._search import GridSearchCV, RandomizedSearchCV
 from daskml_dist.model_selection._splitters import (
     GroupKFold,
@@ -15,11 +16,7 @@ from daskml_dist.model_selection._splitters import (
     TimeSeriesSplit,
 )
 from daskml_dist.model_selection._train_test import train_test_split
-from daskml_dist.model_selection._validation import (
-    cross_val_predict,
-    cross_val_score,
-    cross_validate,
-)
+from daskml_dist.model_selection._validation import cross_val_score, cross_validate
 
 __all__ = [
     "GridSearchCV",

@@ -196,7 +196,7 @@ class SearchOnDask(Exported):
 
 
 def _index(best: Any, n_candidates: int) -> int:
-    """What a function chose, checked in scikit-learn's words."""
+    """The choice of a user's function, checked in scikit-learn's words."""
     if not isinstance(best, Integral):
         raise InvalidTypeError(
             f"best_index_ returned is not an integer: refit returned {best!r}. Return the number "

@@ -10,13 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from daskml_dist import linear_model, preprocessing
 from daskml_dist.cluster import KMeans
 from daskml_dist.decomposition import NMF
-from daskml_dist.ensemble import HistGradientBoostingRegressor, RandomForestClassifier
+from daskml_dist.ensemble import (
+    HistGradientBoostingClassifier,
+    HistGradientBoostingRegressor,
+    RandomForestClassifier,
+)
 from daskml_dist.errors import ExportError
 from daskml_dist.inference.export.onnx_trees import prepare_trees
 from tests.inference.test_tree_twins import BOOSTING, LABELS, TARGETS, TREES, X, Y
@@ -118,12 +123,53 @@ def test_without_the_extra_its_name_is_told(monkeypatch: pytest.MonkeyPatch) -> 
         linear_model.Ridge().fit(ROWS, Y).to_onnx()
 
 
-def test_categories_are_refused_not_taken_for_numbers() -> None:
-    rows = np.column_stack([np.arange(400) % 7, ROWS[:, 0]])
-    model = HistGradientBoostingRegressor(categorical_features=[0], max_iter=2)
-    twin = model.fit(rows, rows[:, 0] % 3).to_sklearn()
-    with pytest.raises(ExportError, match="categorical features has no form"):
-        prepare_trees(twin)
+RNG = np.random.default_rng(0)
+CATEGORIES = np.array([-3.0, 0.5, 1.0, 2.0, 7.0, 1e9])
+WITH_CATEGORIES = np.column_stack(
+    [ROWS[:, 0], CATEGORIES[RNG.integers(0, 6, 400)], RNG.integers(0, 90, 400), X[:, 1]]
+).astype(np.float32)
+WITH_CATEGORIES[::17, 1] = np.nan
+SIGNAL = np.isin(WITH_CATEGORIES[:, 1], CATEGORIES[::2]) + np.sin(WITH_CATEGORIES[:, 2])
+OF_CATEGORIES = {"categorical_features": [1, 2], "max_iter": 8, "min_samples_leaf": 3}
+
+
+@pytest.mark.parametrize("target", ["number", "counts", "2", "3"])
+def test_categories_of_onnx(target: str) -> None:
+    """Known, missing and unknown ones; categorical columns stand behind others."""
+    pytest.importorskip("skl2onnx", reason="needs the extra export")
+    y = SIGNAL + np.nan_to_num(WITH_CATEGORIES[:, 3])
+    if target in "23":
+        model = HistGradientBoostingClassifier(**OF_CATEGORIES)
+        y = np.digitize(y, [0, 1][: int(target) - 1])
+    else:
+        loss = "squared_error" if target == "number" else "poisson"
+        model, y = HistGradientBoostingRegressor(loss, **OF_CATEGORIES), np.abs(y)
+    onnx = model.fit(WITH_CATEGORIES, y).to_onnx().SerializeToString()
+    rows = np.concatenate([WITH_CATEGORIES, WITH_CATEGORIES])
+    rows[400:, 1:3] += 0.25
+    rows[::5, 2] = np.nan
+    wanted = _answers(model, rows)
+    assert_allclose(_run(onnx, rows)[-1].reshape(wanted.shape), wanted, rtol=1e-5, atol=1e-6)
+    assert model._trees.nodes.category.max() > 9
+
+
+def test_categories_of_frames_in_onnx() -> None:
+    pytest.importorskip("skl2onnx", reason="needs the extra export")
+    frame = pd.DataFrame(WITH_CATEGORIES[:, [0, 1]], columns=["x", "k"])
+    frame["k"] = frame["k"].astype("category")
+    model = HistGradientBoostingRegressor(max_iter=3).fit(frame, SIGNAL)
+    found = _run(model.to_onnx().SerializeToString(), WITH_CATEGORIES[:, [0, 1]])[0]
+    assert_allclose(found[:, 0], model.predict(frame), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("categories", "words"), [(["a", "b"], "are no numbers"), ([1.0, 1 + 1e-12], "same of float32")]
+)
+def test_categories_that_onnx_cannot_tell_are_refused(categories: Any, words: str) -> None:
+    frame = pd.DataFrame({"k": pd.Categorical(np.resize(categories, 400)), "x": ROWS[:, 0]})
+    model = HistGradientBoostingRegressor(max_iter=2).fit(frame, np.resize([0.0, 1.0], 400))
+    with pytest.raises(ExportError, match=words):
+        prepare_trees(model.to_sklearn())
 
 
 # --- others that read twins ------------------------------------------------------------------

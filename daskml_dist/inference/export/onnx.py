@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.data.optional import load_pandas
 from daskml_dist.errors import ExportError
+from daskml_dist.inference.export.onnx_categories import rows_of_categories
 from daskml_dist.inference.export.onnx_trees import complete_trees, prepare_trees
 from daskml_dist.inference.export.twins import to_sklearn
 
@@ -113,9 +115,12 @@ def _check_answers(twin: Any, session: Any, sample: Any) -> None:
     if sample is None:
         drawn = np.random.default_rng(0).normal(size=(_ROWS, twin.n_features_in_))
         sample = np.abs(drawn).astype(np.float32)  # some take no negative ones
+        sample = rows_of_categories(twin, sample)
     sample = sample[:_ROWS]
     # Some of scikit-learn's take rows of the dtype of the fit alone.
     wide = sample.astype(np.float64) if isinstance(sample, np.ndarray) else sample
+    if isinstance(sample, np.ndarray) and hasattr(twin, "feature_names_in_"):
+        wide = load_pandas().DataFrame(wide, columns=twin.feature_names_in_)
     wanted = _answers(twin, wide)
     found = session.run(None, _inputs(session, sample))
     number = int(_has_shares(twin))

@@ -8,6 +8,11 @@ from typing import Any
 import numpy as np
 
 from daskml_dist.errors import ExportError
+from daskml_dist.inference.export.onnx_categories import (
+    categories_in,
+    check_categories,
+    split_categories,
+)
 
 __all__ = ["complete_trees", "prepare_trees"]
 
@@ -24,18 +29,13 @@ def prepare_trees(twin: Any) -> list[Any]:
     Raises
     ------
     ExportError
-        Trees split categories, which skl2onnx would take for numbers.
+        Trees split categories that numbers of float32 do not tell apart.
     """
     found = list(_trees_in(twin))
     for model in found:
+        check_categories(model)
         for tree in _trees_of(model):
             if hasattr(tree, "nodes"):
-                if tree.nodes["is_categorical"].any():
-                    raise ExportError(
-                        "Boosting with categorical features has no form in ONNX that skl2onnx "
-                        "makes. Encode the categories as numbers before the fit (TargetEncoder, "
-                        "OneHotEncoder), or use to_sklearn()."
-                    )
                 tree.nodes["num_threshold"] = _rounded_down(tree.nodes["num_threshold"])
             else:
                 tree.threshold[:] = _rounded_down(tree.threshold)
@@ -74,7 +74,7 @@ def _rounded_down(values: Any) -> Any:
 
 
 def complete_trees(models: list[Any], onnx: Any) -> None:
-    """Add what skl2onnx leaves out: where missing values go, and logarithmic links.
+    """Add what skl2onnx leaves out: where missing values go, categories, and logarithmic links.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ def complete_trees(models: list[Any], onnx: Any) -> None:
     ExportError
         It cannot be told which trees are whose.
     """
-    if not any(_sends_left(model) or _has_log_link(model) for model in models):
+    if not any(_sends_left(m) or categories_in(m) or _has_log_link(m) for m in models):
         return
     ops = [node for node in onnx.graph.node if node.op_type.startswith("TreeEnsemble")]
     if len(ops) != len(models):
@@ -99,6 +99,8 @@ def complete_trees(models: list[Any], onnx: Any) -> None:
     for model, op in zip(models, ops, strict=True):
         if _sends_left(model):
             _send_missing(model, op)
+        if categories_in(model):
+            split_categories(model, _trees_of(model), op)
         if _has_log_link(model):
             _apply_exponential(op, onnx.graph)
 
