@@ -35,6 +35,7 @@ from daskml_dist.errors import (
     InvalidTypeError,
 )
 from daskml_dist.inference.share import shared
+from daskml_dist.model_selection._checks import knows_dask
 from daskml_dist.model_selection._roles import TEST
 from daskml_dist.model_selection._split_rows import (
     RowsOfSplits,
@@ -42,7 +43,7 @@ from daskml_dist.model_selection._split_rows import (
     n_rows_of,
 )
 from daskml_dist.model_selection._stacking import stacked_fits
-from daskml_dist.model_selection._validation import Splits, fitted_on, knows_dask
+from daskml_dist.model_selection._validation import Splits, fitted_on
 
 __all__ = [
     "OutOfFold",

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
 
 from daskml_dist._checks import check_number
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
@@ -106,13 +107,13 @@ def start_of(model: LinearModel, first: NDArray[Any], coef: Any, intercept: Any)
     Raises
     ------
     InvalidDataError
-        They are not of the model's shape.
+        They are not of the model's shape, or no finite real numbers.
     InvalidParameterError
         There is an intercept to start from, and none to fit.
     """
     w, d = first.copy(), model.n_features
     if coef is not None:
-        coef = np.asarray(coef, dtype=w.dtype)
+        coef = _numbers("coef_init", coef, w.dtype)
         shape = (model.width, d)
         if coef.shape != shape and not (model.width == 1 and coef.shape == (d,)):
             raise InvalidDataError(
@@ -122,7 +123,7 @@ def start_of(model: LinearModel, first: NDArray[Any], coef: Any, intercept: Any)
         w[:d] = coef.reshape(shape).T
     if intercept is None:
         return w
-    intercept = np.ravel(np.asarray(intercept, dtype=w.dtype))
+    intercept = np.ravel(_numbers("intercept_init", intercept, w.dtype))
     if intercept.shape != (model.width,):
         raise InvalidDataError(
             f"Provided intercept_init does not match dataset: it has {len(intercept)} numbers, and "
@@ -136,3 +137,18 @@ def start_of(model: LinearModel, first: NDArray[Any], coef: Any, intercept: Any)
             "it out."
         )
     return w
+
+
+def _numbers(name: str, given: Any, dtype: Any) -> NDArray[Any]:
+    """An array of finite real numbers; of a sparse matrix too, as `sparsify` leaves one."""
+    values = np.asarray(given.toarray() if sparse.issparse(given) else given)
+    if values.dtype.kind in "biufO":
+        try:
+            found = values.astype(dtype)
+        except (TypeError, ValueError):
+            found = np.array(np.nan)
+        if np.isfinite(found).all():
+            return found
+    raise InvalidDataError(
+        f"{name} must be finite real numbers (its dtype is {values.dtype}). Pass what a fit found."
+    )

@@ -15,9 +15,12 @@ from distributed import Client, Future, as_completed
 from numpy.typing import NDArray
 from sklearn.base import clone
 
+from daskml_dist.errors import TrainingError
 from daskml_dist.model_selection._brackets import Bracket, best_of
+from daskml_dist.model_selection._failures import safe
 from daskml_dist.model_selection._resumed import Model, failed, pass_over
 from daskml_dist.model_selection._validation import Fitted, Splits, score_sides
+from daskml_dist.training.dask_internals import is_dasks
 
 __all__ = ["Climb", "Ladder"]
 
@@ -99,7 +102,7 @@ class Climb:
         self._client, self._estimators, self._splits = client, estimators, splits
         self._brackets = [bracket for bracket, _ in brackets]
         self._ladders = [Ladder(bracket, some, factor) for bracket, some in brackets]
-        self._scorers, self._classes = dict(scorers), classes
+        self._scorers, self._classes = safe(scorers, error_score), classes
         self._train_score, self._error_score = train_score, error_score
         self._rows: list[Future[Any]] = []
         self._models: dict[int, list[Future[Any]]] = {}
@@ -149,8 +152,17 @@ class Climb:
 
     def _end(self, job: Future[Any]) -> None:
         """Take a score; with the last of a candidate, its ladder is told."""
-        ladder, candidate, rung, split = self._open.pop(job)
-        result, of_splits = job.result(), self._found[candidate]
+        ladder, candidate, rung, split = self._open[job]
+        try:
+            result, of_splits = job.result(), self._found[candidate]
+        except Exception as error:
+            if is_dasks(error):
+                raise TrainingError(
+                    f"Tasks of candidates were lost: {error} Give the workers more memory, or "
+                    "stop what ends them, then fit again."
+                ) from error
+            raise
+        del self._open[job]  # what raises is let go of with all others
         if isinstance(result, Model):
             result = failed(result, list(self._scorers), self._train_score, self._error_score)
         of_splits[split] = result

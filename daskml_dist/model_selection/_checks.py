@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from sklearn import model_selection
 from sklearn.base import is_classifier
+from sklearn.frozen import FrozenEstimator
+from sklearn.pipeline import Pipeline
 
 from daskml_dist.data.collection import as_collection
 from daskml_dist.errors import InvalidParameterError
@@ -18,7 +20,7 @@ from daskml_dist.model_selection._roles import NEITHER, TEST, TRAIN, DigitRoles,
 from daskml_dist.model_selection._split_rows import RowsOfSplits, count_rows
 from daskml_dist.model_selection._splitters import KFold, OnDask, StratifiedKFold
 
-__all__ = ["check_splitter", "codes_of_indices", "rows_of", "splits_in_memory"]
+__all__ = ["check_splitter", "codes_of_indices", "knows_dask", "rows_of", "splits_in_memory"]
 
 
 def check_splitter(cv: Any, estimator: Any, y: Any) -> Any:
@@ -119,3 +121,12 @@ def codes_of_indices(splits: list[tuple[Any, Any]], n: int) -> tuple[Any, Roles]
 
 def _here(value: Any) -> Any:
     return value.compute() if hasattr(value, "compute") else value
+
+
+def knows_dask(estimator: Any) -> bool:
+    """Whether an estimator takes Dask collections: one of ours, frozen, or a pipeline of such."""
+    if isinstance(estimator, FrozenEstimator):
+        return knows_dask(estimator.estimator)
+    if isinstance(estimator, Pipeline):
+        return all(step == "passthrough" or knows_dask(step) for _, step in estimator.steps)
+    return any(kind.__module__.startswith("daskml_dist") for kind in type(estimator).__mro__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from sklearn.exceptions import FitFailedWarning
 
 from daskml_dist.errors import InvalidParameterError
 
-__all__ = ["Told", "tell_failures"]
+__all__ = ["safe", "tell_failures"]
 
 
 def tell_failures(errors: Sequence[str | None], error_score: Any, stacklevel: int = 4) -> None:
@@ -60,7 +60,7 @@ def tell_failures(errors: Sequence[str | None], error_score: Any, stacklevel: in
 
 
 @dataclass(frozen=True, eq=False)
-class Told:
+class _Told:
     """A scorer that tells of its failure, and scores what the user says, rather than raising.
 
     Parameters
@@ -85,3 +85,8 @@ class Told:
                 stacklevel=6,
             )
             return float(self.error_score)
+
+
+def safe(scorers: Mapping[str, Any], error_score: Any) -> dict[str, Any]:
+    """Scorers that tell of their failures, and score `error_score` where they fail."""
+    return {name: _Told(score, error_score) for name, score in scorers.items()}

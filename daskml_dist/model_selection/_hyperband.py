@@ -18,6 +18,7 @@ from daskml_dist._checks import check_count, check_number
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.model_selection._brackets import Bracket, best_of, brackets_of
+from daskml_dist.model_selection._checks import knows_dask
 from daskml_dist.model_selection._results import table_of
 from daskml_dist.model_selection._resumed import (
     ByPasses,
@@ -28,7 +29,7 @@ from daskml_dist.model_selection._resumed import (
 )
 from daskml_dist.model_selection._search import SearchOnDask
 from daskml_dist.model_selection._thinning import labels_of
-from daskml_dist.model_selection._validation import Fitted, Splits, knows_dask
+from daskml_dist.model_selection._validation import Fitted, Splits
 
 __all__ = ["HyperbandSearchCV"]
 

@@ -15,8 +15,9 @@ from dask.base import tokenize
 from sklearn.base import clone
 from sklearn.pipeline import Pipeline
 
+from daskml_dist.model_selection._checks import knows_dask
 from daskml_dist.model_selection._stacking import stacked_fits, stacks
-from daskml_dist.model_selection._validation import Fitted, Splits, knows_dask
+from daskml_dist.model_selection._validation import Fitted, Splits
 from daskml_dist.models.stacked import TRAIN
 
 __all__ = ["pipelines_stack", "stacked_pipelines"]

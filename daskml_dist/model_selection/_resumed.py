@@ -18,6 +18,7 @@ from daskml_dist._stackable import step_stacks
 from daskml_dist._stacks import NotStackedError
 from daskml_dist._step_stacks import StepColumn, StepStack
 from daskml_dist.data.lazy import is_dask
+from daskml_dist.model_selection._failures import safe
 from daskml_dist.model_selection._roles import TEST, TRAIN
 from daskml_dist.model_selection._stacking import (
     ScoresOfStacks,
@@ -206,7 +207,7 @@ class ByPasses(Resumed):
         self._sides = [
             [_kept(splits.side(split, role)) for role in (TRAIN, TEST)] for split in range(n)
         ]
-        self._scorers, self._classes = scorers, classes
+        self._scorers, self._classes = safe(scorers, error_score), classes
         self._train_score, self._error_score = train_score, error_score
 
     def advance(self, candidates: Sequence[int], last: int) -> int:

@@ -25,6 +25,7 @@ from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 from daskml_dist.metrics.scorers import SCORERS, Scorer
 from daskml_dist.model_selection._codes import ByPlace, ByRange, Thinned
+from daskml_dist.model_selection._failures import safe
 from daskml_dist.model_selection._roles import TEST, TRAIN, Ints, Roles
 from daskml_dist.model_selection._split_rows import label_counts
 from daskml_dist.model_selection._validation import Fitted, Splits, score_sides
@@ -207,7 +208,8 @@ class ScoresOfStacks:
         self, splits: Splits, collection: Collection, known: Mapping[str, OfSums | None],
         scorers: Mapping[str, Any], train_score: bool, error_score: Any,
     ) -> None:  # fmt: skip
-        self._known, self._scorers, self._error_score = known, scorers, error_score
+        self._known, self._error_score = known, error_score
+        self._scorers = safe(scorers, error_score)
         self._roles = (TEST, TRAIN) if train_score else (TEST,)
         self._features = collection.feature_names
         # Rows are cut once, for all columns.

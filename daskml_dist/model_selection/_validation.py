@@ -12,8 +12,6 @@ from typing import Any
 from dask.base import compute
 from dask.delayed import delayed
 from sklearn.base import clone
-from sklearn.frozen import FrozenEstimator
-from sklearn.pipeline import Pipeline
 from sklearn.utils import _safe_indexing
 
 from daskml_dist.data.collection import take_columns
@@ -21,10 +19,11 @@ from daskml_dist.data.lazy import is_dask
 from daskml_dist.model_selection._checks import (
     check_splitter,
     codes_of_indices,
+    knows_dask,
     rows_of,
     splits_in_memory,
 )
-from daskml_dist.model_selection._failures import Told, tell_failures
+from daskml_dist.model_selection._failures import safe, tell_failures
 from daskml_dist.model_selection._roles import TEST, TRAIN, Roles
 from daskml_dist.model_selection._split_rows import RowsOfSplits, n_rows_of
 from daskml_dist.models.stacked import OnlyOne
@@ -33,7 +32,6 @@ __all__ = [
     "Fitted",
     "Splits",
     "fitted_on",
-    "knows_dask",
     "score_sides",
 ]
 
@@ -163,15 +161,6 @@ class Splits:
         return [found[i : i + n] for i in range(0, len(found), n)]
 
 
-def knows_dask(estimator: Any) -> bool:
-    """Whether an estimator takes Dask collections: one of ours, frozen, or a pipeline of such."""
-    if isinstance(estimator, FrozenEstimator):
-        return knows_dask(estimator.estimator)
-    if isinstance(estimator, Pipeline):
-        return all(step == "passthrough" or knows_dask(step) for _, step in estimator.steps)
-    return any(kind.__module__.startswith("daskml_dist") for kind in type(estimator).__mro__)
-
-
 def _fit_here(
     plain: dict[str, Any], scorers: dict[str, Any], options: dict[str, Any], estimator: Any,
     rows: tuple[tuple[Any, ...], tuple[Any, ...]],
@@ -203,10 +192,10 @@ def _fit_and_score(
         return Fitted(scores, dict(scores) if train_score else {}, taken, error=text)
     fit_time = time.perf_counter() - begin
     begin = time.perf_counter()
-    safe = {name: Told(score, error_score) for name, score in scorers.items()}
-    found = score_sides(safe, fitted, *test(), weigh=weigh)
+    told = safe(scorers, error_score)
+    found = score_sides(told, fitted, *test(), weigh=weigh)
     score_time = time.perf_counter() - begin
-    trained = score_sides(safe, fitted, X, y, params, weigh=weigh) if train_score else {}
+    trained = score_sides(told, fitted, X, y, params, weigh=weigh) if train_score else {}
     return Fitted(found, trained, fit_time, score_time, fitted)
 
 

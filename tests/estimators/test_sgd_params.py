@@ -95,6 +95,15 @@ def test_a_start_of_another_shape_is_refused(where: str, request: Any) -> None:
     clf = SGDClassifier(**FULL)
     with pytest.raises(InvalidDataError, match="Provided coef_init does not match dataset"):
         clf.fit(*rows, coef_init=np.zeros((2, 3)))
+    for wrong in ("abc", np.nan, 1j, [["a"]]):
+        with pytest.raises(InvalidDataError, match="coef_init must be finite real numbers"):
+            clf.fit(*rows, coef_init=wrong)
+    with pytest.raises(InvalidDataError, match="intercept_init must be finite real numbers"):
+        clf.fit(*rows, intercept_init=np.inf)
+    start = clf.fit(*rows).sparsify().coef_
+    np.testing.assert_array_equal(
+        clf.fit(*rows, coef_init=start).coef_, clf.fit(*rows, coef_init=start.toarray()).coef_
+    )
     with pytest.raises(InvalidDataError, match="Provided intercept_init does not match dataset"):
         clf.fit(*rows, intercept_init=np.zeros(2))
     with pytest.raises(InvalidParameterError, match="fit_intercept=False"):
