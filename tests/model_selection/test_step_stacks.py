@@ -23,7 +23,7 @@ from daskml_dist.training import calibration
 from daskml_dist.training.callbacks import CallbackList
 
 RNG = np.random.default_rng(0)
-N, FOLDS = 600, 3
+N, FOLDS = 600, 2
 X = RNG.normal(size=(N, 5))
 BINARY = np.where(X[:, 0] - X[:, 1] + RNG.logistic(size=N) > 0, "yes", "no")
 THREE = np.digitize(X[:, 0] + RNG.normal(size=N), [-1, 1])
@@ -59,6 +59,10 @@ CASES: dict[str, tuple[Any, dict[str, Any], dict[str, list[Any]], Any, int]] = {
     "medians": (SGDRegressor, {"loss": "huber", **FEW}, ALPHAS, NUMBERS, 1),
     "no intercept": (SGDRegressor, {"fit_intercept": False, **FEW}, ALPHAS, NUMBERS, 1),
 }  # fmt: skip
+
+
+#: Cases whose parts others have too.
+ALIKE = {"passes of their own", "losses", "elastic net", "no intercept"}
 
 
 def _grid(
@@ -106,7 +110,9 @@ def _largest_difference(
     return largest
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.slow if case in ALIKE else ()) for case in CASES]
+)
 def test_each_column_is_its_own_fit(case: str) -> None:
     kind, params, given, y, n_stacks = CASES[case]
     search = _grid(kind(random_state=0, **params), X, y, given)
