@@ -120,7 +120,7 @@ class Sample:
 
 @dataclass(frozen=True, eq=False)
 class ClusterSums:
-    """What the mean squared Euclidean, or cosine, distance to all rows of a cluster follows from.
+    """Sums of which the mean squared Euclidean, or cosine, distance to a cluster's rows follows.
 
     Source: T. Chan, G. Golub, R. LeVeque (1983), "Algorithms for computing the sample variance",
     of how blocks are joined.

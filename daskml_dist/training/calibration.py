@@ -36,7 +36,7 @@ _SHARE = 1 / 8
 #: Rows of a sample at most, and its entries: they are brought to the client.
 _ROWS, _MOST = 1 << 16, 1 << 23
 #: Rows that are plenty, and for each parameter: what more would tell, the first steps do.
-_PLENTY, _EACH = 1 << 15, 256
+_PLENTY, _EACH = 1 << 14, 256
 #: Rows of a sample that any number of fits share at least.
 _SHARED_ROWS = 1 << 11
 #: Parameters that a sample may touch at most.
@@ -264,7 +264,9 @@ def _sample_size(n_rows: int, model: LinearModel, rarity: float) -> int:
     work = entries * (1 + model.width / 8) + 10 * model.width
     most = max(_WORK / work, n_rows * _SHARE)
     plenty = min(max(_PLENTY, _EACH * d * model.width) * rarity, _ROWS)
-    return max(1, int(min(n_rows, most, max(_MOST / entries, 1024), plenty)))
+    # Of twice as many all are taken: their minimum is where the fit ends.
+    plenty = n_rows if n_rows <= 2 * plenty else plenty
+    return max(1, int(min(n_rows, most, max(_MOST / entries, 1024), plenty, _ROWS)))
 
 
 def _rows_of_a_step(fit: FitSpec) -> int:
