@@ -50,6 +50,8 @@ _GTOL = 1e-4
 #: Numbers whose reading costs nothing, and the share of these two down to which they are then read:
 #: where columns are more than rows, the last digits of the loss are those of the norm.
 _CHEAP, _FINE = 1 << 20, 0.1
+#: The same for so few that the minimum is found to nearly all digits: weights are repeated rows.
+_TINY, _FINEST = 1 << 14, 1e-6
 #: Rows for each parameter from which its minimum is taken for that of other rows.
 _ENOUGH = 20
 #: Steps without a smaller loss of the other half, after which there is no smaller one.
@@ -98,8 +100,9 @@ class Pilot:
         converged : bool
             Whether it took fewer than `most` iterations.
         """
-        small = self.X.size * self.model.width <= _CHEAP
-        found = self._minimised(start, slice(0, self.n_rows), most, tol=_FINE if small else 1.0)
+        size = self.X.size * self.model.width
+        tol = _FINEST if size <= _TINY else _FINE if size <= _CHEAP else 1.0
+        found = self._minimised(start, slice(0, self.n_rows), most, tol=tol)
         return found.w, found.n_iter < most
 
     def of_half(self, start: Array, most: int) -> tuple[Array, int]:
