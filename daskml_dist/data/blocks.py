@@ -202,12 +202,14 @@ def check_finite_rows(X: Rows, index: int | None = None, first: int = 0) -> None
         return
     if sparse.issparse(X):
         row = int(np.searchsorted(X.indptr, position, side="right")) - 1
-        column = int(X.indices[position])
+        place = f"column {X.indices[position]}"
     else:
-        row, column = divmod(position, math.prod(X.shape[1:]))
+        row, rest = divmod(position, math.prod(X.shape[1:]))
+        at = tuple(map(int, np.unravel_index(rest, X.shape[1:])))
+        place = f"column {rest}" if len(at) == 1 else f"entry {at}"
     raise InvalidDataError(
         f"{where(index)}Input X contains {_describe(_entry(values, position), values.dtype)} "
-        f"(row {first + row} of the block, column {column}, both counted from 0). Drop such rows "
+        f"(row {first + row} of the block, {place}, both counted from 0). Drop such rows "
         "(`dropna()` of a dataframe) or fill them first, for example with "
         "daskml_dist.impute.SimpleImputer."
     )

@@ -337,7 +337,7 @@ def test_what_is_no_number_is_refused() -> None:
     X, y = _images()
     bad = X.astype(np.float32)
     bad[700, 3, 2] = np.nan
-    with pytest.raises(InvalidDataError, match=r"NaN \(row 700 of the block\)"):
+    with pytest.raises(InvalidDataError, match=r"NaN \(row 700 of the block, entry \(3, 2\)"):
         _images_of().fit(bad, y)
     with pytest.raises(InvalidDataError, match="not numeric"):
         _images_of().fit(X.astype("M8[s]"), y)

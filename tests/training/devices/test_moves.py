@@ -60,7 +60,7 @@ def test_blocks_are_moved_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def _fit_on_device(model: Any, dtype: str, rows_dtype: str) -> Any:
     rows = {"dtype": dtype, "rows_dtype": rows_dtype, "classes": None, "weight_scale": None}
     return SimpleNamespace(
-        rows=SimpleNamespace(compute_dtype=None, **rows),
+        rows=SimpleNamespace(compute_dtype=None, weights=lambda block: None, **rows),
         work=SimpleNamespace(model=model, coordinates=False, on_host=False),
         run=SimpleNamespace(device="gpu"),
     )
