@@ -9,6 +9,8 @@ from typing import Any
 import cloudpickle
 from dask.delayed import delayed
 
+from daskml_dist.data.scattered import scattered
+
 __all__ = ["shared"]
 
 #: Bytes from which a function is sent to the workers apart from the graph.
@@ -33,8 +35,8 @@ def shared(function: Callable[..., Any]) -> Any:
     client = _current_client()
     if client is None:
         return delayed(function, pure=False)
-    # The graph keeps the future, and the future the copy.
-    (future,) = client.scatter([function], hash=False)
+    # The graph keeps the future, and the future the copies, which a lost worker leaves to others.
+    (future,) = scattered(client, [function], everywhere=True)
     return delayed(future)
 
 

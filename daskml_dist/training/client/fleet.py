@@ -14,6 +14,7 @@ from distributed.client import Future
 
 from daskml_dist.comm.base import SLICE, Endpoint
 from daskml_dist.data.batches import LaneSpec
+from daskml_dist.data.scattered import scattered
 from daskml_dist.data.waiting import Patience
 from daskml_dist.errors import DaskMLDistError
 from daskml_dist.training.client.early import Early, is_actor
@@ -120,7 +121,7 @@ class Fleet:
             return self._fit
         if self._fit_future is None or self._fit_future.status != "finished":
             try:
-                self._fit_future = self._client.scatter(self._fit, hash=False)
+                self._fit_future = scattered(self._client, self._fit)
             except TimeoutError as error:
                 raise Gone("of the cluster", "none is there") from error
         return self._fit_future

@@ -15,6 +15,7 @@ from daskml_dist.data.block_info import BlockInfo
 from daskml_dist.data.bundles import bundled, make_bundle
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.recipes import Recipes, make_recipes
+from daskml_dist.data.scattered import scattered
 from daskml_dist.data.waiting import tell_releases
 from daskml_dist.errors import DataLostError
 from daskml_dist.training.client.early import Early
@@ -217,7 +218,7 @@ class HeldBlocks:
     def _scatter(self, numbers: list[int]) -> dict[int, Any]:
         assert self._here is not None
         make, parts = self._collection.block_maker, self._here.parts(numbers)
-        rows = self._client.scatter(parts, hash=False) if parts else []
+        rows = scattered(self._client, parts) if parts else []
         return {
             i: self._client.submit(make_bundle, make, (i,), [part], pure=False)
             for i, part in zip(numbers, rows, strict=True)
