@@ -8,6 +8,7 @@ from daskml_dist.callbacks.csv_logger import CSVLogger
 from daskml_dist.callbacks.early_stopping import EarlyStopping
 from daskml_dist.callbacks.eval_monitor import EvalMonitor
 from daskml_dist.callbacks.mlflow import MLflow
+from daskml_dist.callbacks.optuna_pruning import OptunaPruning
 from daskml_dist.callbacks.tensorboard import TensorBoard
 from daskml_dist.callbacks.time_limit import TimeLimit
 from daskml_dist.diagnostics.progress import Progress
@@ -19,6 +20,7 @@ __all__ = [
     "EarlyStopping",
     "EvalMonitor",
     "MLflow",
+    "OptunaPruning",
     "Progress",
     "TensorBoard",
     "TimeLimit",

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-__all__ = ["FitCallback", "numbers_of"]
+from daskml_dist.errors import InvalidParameterError
+
+__all__ = ["MORE_IS_BETTER", "FitCallback", "measure_of", "numbers_of"]
+
+#: Measures of which more is better; of others less is.
+MORE_IS_BETTER = ("val_score", "eval_score")
 
 
 class FitCallback:
@@ -31,3 +36,21 @@ class FitCallback:
 def numbers_of(record: dict[str, Any]) -> dict[str, float]:
     """Numbers of a record but its pass; those that were not measured are left out."""
     return {key: value for key, value in record.items() if key != "pass" and value is not None}
+
+
+def measure_of(record: dict[str, Any], name: str, callback: str) -> float:
+    """Value of the measure `name` in the record of a pass.
+
+    Raises
+    ------
+    InvalidParameterError
+        The record has no such number.
+    """
+    value = record.get(name)
+    if value is None or isinstance(value, str):
+        raise InvalidParameterError(
+            f"{callback}(monitor={name!r}): the fit has no such measure. Choose one of "
+            f"{', '.join(k for k, v in record.items() if v is not None)}; val_score needs "
+            "early_stopping=True, and eval_score fit(..., eval_set=(X, y))."
+        )
+    return float(value)

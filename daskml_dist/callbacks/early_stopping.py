@@ -7,13 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from daskml_dist.callbacks.base import FitCallback
+from daskml_dist.callbacks.base import MORE_IS_BETTER, FitCallback, measure_of
 from daskml_dist.errors import InvalidParameterError
 
 __all__ = ["EarlyStopping"]
-
-#: Measures of which more is better.
-_MORE = ("val_score", "eval_score")
 
 
 class EarlyStopping(FitCallback):
@@ -91,14 +88,8 @@ class EarlyStopping(FitCallback):
         run : object
         record : dict
         """
-        value = record.get(self.monitor)
-        if value is None or isinstance(value, str):
-            raise InvalidParameterError(
-                f"EarlyStopping(monitor={self.monitor!r}): the fit has no such measure. Choose one "
-                f"of {', '.join(k for k, v in record.items() if v is not None)}; val_score needs "
-                "early_stopping=True, and eval_score fit(..., eval_set=(X, y))."
-            )
-        signed = value if self.monitor in _MORE else -value
+        value = measure_of(record, self.monitor, "EarlyStopping")
+        signed = value if self.monitor in MORE_IS_BETTER else -value
         if signed > self._best + self.min_delta or (
             self._best == -math.inf and signed > self._best
         ):

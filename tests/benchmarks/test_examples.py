@@ -133,6 +133,17 @@ def test_boosting(tmp_path: Path, rows: int, here: Callable[..., str]) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("pruner", ["median", pytest.param("halving", marks=pytest.mark.slow)])
+def test_optuna_search(pruner: str, workers: int, here: Callable[..., str]) -> None:
+    pytest.importorskip("optuna", reason="Optuna is not installed")
+    few = ["--rows", "2000", "--trials", "8", "--passes", "4", "--workers", str(workers)]
+    output = here("optuna_search.py", *few, "--pruner", pruner)
+    assert 0 < int(output.split(" of 8 trials pruned")[0]) < 8
+    assert int(output.split("pruned; ")[1].split(" of 32 passes")[0]) < 32
+    assert float(output.split("accuracy ")[1].split()[0]) > 0.8
+
+
 @pytest.mark.gpu
 def test_local_cuda_cluster() -> None:
     pytest.importorskip("dask_cuda")
