@@ -119,7 +119,7 @@ class BaseOnRows(Exported, BaseEstimator):
         given = params["callbacks"]
         callbacks = [*first, *(given if isinstance(given, list | tuple) else [given])]
         if params["verbose"]:
-            callbacks.append(Progress(max_iter=max_iter))
+            callbacks.append(Progress(max_iter=max_iter, verbose=params["verbose"]))
         return CallbackList([c for c in callbacks if c is not None and not isinstance(c, aside)])
 
     def _taken(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:

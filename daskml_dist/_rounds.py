@@ -106,7 +106,8 @@ class BaseRounds(BaseOnRows):
         run, weighted = self._run_settings(), sample_weight is not None
         class_weight = self._params()["class_weight"]
         collection = self._collection(X, y, sample_weight, reset=reset)
-        with open_engine(collection, client, run.memory_budget, run.device) as engine:
+        callbacks = self._callbacks(None, aside=(Checkpoint,))
+        with open_engine(collection, client, run.memory_budget, run.device, callbacks) as engine:
             engine.leave(self._made_share)
             rows = self._rows(engine, run, classes, class_weight, weighted)
             model, solver = self._problem(rows)
@@ -115,7 +116,6 @@ class BaseRounds(BaseOnRows):
             fit = make_solver_fit(
                 model, solver, rows, lanes, start, engine.streaming, run, budget=engine.budget
             )
-            callbacks = self._callbacks(None, aside=(Checkpoint,))
             if (checkpoint := self._checkpoint()) is None:
                 result = engine.train(fit, callbacks)
             else:

@@ -163,7 +163,7 @@ def open_stack(
     Stack
     """
     run = estimator._run_settings()
-    with open_engine(collection, client, run.memory_budget, run.device) as engine:
+    with open_engine(collection, client, run.memory_budget, run.device, callbacks) as engine:
         seen = Rows.of(survey_of(engine, run), None, None, weighted)
         lanes = engine.lanes(run.n_lanes, share=_SHARE, passes=100)
         survey = TargetSurvey(seen.survey.infos, n_columns=n_targets)

@@ -69,7 +69,10 @@ class Patience:
 
 
 def wait_for_workers(
-    client: Any, workers: Callable[[], Iterable[Mapping[str, Any]]], timeout: float
+    client: Any,
+    workers: Callable[[], Iterable[Mapping[str, Any]]],
+    timeout: float,
+    on_wait: Callable[[], None] | None = None,
 ) -> None:
     """Wait until some worker takes work.
 
@@ -82,6 +85,8 @@ def wait_for_workers(
         Returns what the scheduler knows of each worker that counts.
     timeout : float
         Seconds.
+    on_wait : callable, optional
+        Called before a wait, where there is one.
 
     Raises
     ------
@@ -90,6 +95,8 @@ def wait_for_workers(
     """
     if _some_begins(statuses := _statuses(workers)):
         return
+    if on_wait is not None:
+        on_wait()
     patience = Patience("workers", timeout, _SCALE)
     task = client.submit(bool, pure=False)
     try:

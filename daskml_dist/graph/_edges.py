@@ -18,6 +18,7 @@ from daskml_dist.data.optional import load_pandas
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.solvers.keyed import Side
 from daskml_dist.solvers.ranks import Chosen
+from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.keyed_fit import KeyedFit
 
 __all__ = ["edges_fit", "find_chosen", "result_frame", "warn_unsettled"]
@@ -33,6 +34,7 @@ def edges_fit(
     run: Run | None,
     client: Any,
     name: str,
+    callbacks: object,
 ) -> KeyedFit:
     """A fit over the vertices of some edges, to be entered.
 
@@ -48,12 +50,15 @@ def edges_fit(
     client : distributed.Client or None
     name : str
         Of what the user called.
+    callbacks : object
+        As a `CallbackList` takes them, who is told of the phases.
     """
     source, target, weight = names
     columns = Columns(source, target, weight, least=0.0, shared=True)
     settings = check_run(run, "cpu", name=name, used=_USED)
     more = None if vertices is None else as_ids(vertices, "vertices")
-    return KeyedFit(entries_of_frame(edges, columns, sides, more), settings, client)
+    told = CallbackList(callbacks)
+    return KeyedFit(entries_of_frame(edges, columns, sides, more), settings, client, told)
 
 
 def find_chosen(fit: KeyedFit, side: str, given: Any, name: str) -> Chosen | None:

@@ -61,7 +61,7 @@ def connected_components(
     """
     names, sides = (source, target, None), ComponentsSolver.sides
     name = "connected_components"
-    with edges_fit(edges, names, vertices, sides, run, client, name) as fit:
+    with edges_fit(edges, names, vertices, sides, run, client, name, callbacks) as fit:
         solution, _, _ = fit.solve(ComponentsSolver(), CallbackList(callbacks))
     _, component = np.unique(solution.values["vertex"], return_inverse=True)
     return result_frame(solution.ids["vertex"], "component", component)

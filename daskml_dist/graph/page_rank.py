@@ -102,7 +102,7 @@ def pagerank(
     check_count("max_iter", max_iter)
     check_number("tol", tol)
     names, sides = (source, target, weight), PageRankSolver.sides
-    with edges_fit(edges, names, vertices, sides, run, client, "pagerank") as fit:
+    with edges_fit(edges, names, vertices, sides, run, client, "pagerank", callbacks) as fit:
         solver = PageRankSolver(
             float(damping),
             int(max_iter),

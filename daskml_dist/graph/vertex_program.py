@@ -166,7 +166,7 @@ class VertexProgram(ABC):
         check_number("tol", self.tol)
         sides = sides_of(self.direction)
         names = source, target, weight
-        with edges_fit(edges, names, vertices, sides, run, client, name) as fit:
+        with edges_fit(edges, names, vertices, sides, run, client, name, callbacks) as fit:
             solution, _, _ = fit.solve(VertexSolver(self), CallbackList(callbacks))
         if not solution.converged:
             warn_unsettled(name, solution.n_iter, solution.message, "Increase max_iter, or tol.")

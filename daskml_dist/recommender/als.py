@@ -185,8 +185,9 @@ class ALS(BaseRecommender):
         """
         solver = self._solver()
         settings = check_run(self.run, self.device, name=type(self).__name__, used=self._run_used)
-        with KeyedFit(self._entries(X), settings, client) as fit:
-            solution, result, spec = fit.solve(solver, self._callback_list())
+        callbacks = self._callback_list()
+        with KeyedFit(self._entries(X), settings, client, callbacks) as fit:
+            solution, result, spec = fit.solve(solver, callbacks)
             self.user_ids_, self.item_ids_ = (solution.ids[side] for side in ("user", "item"))
             self._set_factors(solution)
             self.history_ = History(
@@ -207,7 +208,7 @@ class ALS(BaseRecommender):
         from daskml_dist.diagnostics.progress import Progress
 
         some = self.callbacks if isinstance(self.callbacks, list | tuple) else [self.callbacks]
-        more = [Progress(max_iter=self.max_iter)] if self.verbose else []
+        more = [Progress(None, self.max_iter, self.verbose)] if self.verbose else []
         return CallbackList([one for one in [*some, *more] if one is not None])
 
     def _solver(self) -> ALSSolver:

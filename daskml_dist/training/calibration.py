@@ -66,6 +66,7 @@ def calibrated(
     rarity : float
         Rows of a label in the mean over those of the rarest one.
     """
+    engine.tell("looking for a rate")
     sample = drawn_sample(fit, settings, lanes, engine, rarity)
     return calibrated_on(fit, sample, settings.seed)
 

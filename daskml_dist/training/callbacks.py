@@ -1,7 +1,8 @@
-"""Callbacks: a user's own code at five moments of a fit.
+"""Callbacks: a user's own code at six moments of a fit.
 
 A callback is any object with one or more of the methods
 
+- ``on_phase(phase, done, total)``: as each of its `PHASES` begins, and goes on;
 - ``on_fit_begin(run)``: before the first step;
 - ``on_pass_end(run, record)``: after each pass over the data, with its record of the history;
 - ``on_generation(run, event)``: after lanes moved because a worker died, left or joined; see
@@ -13,9 +14,14 @@ One whose attribute ``needs_parameters`` is true is told of a pass once the para
 with the client: ``run.parameters()``, ``run.estimator()``. A fit by gradient steps then goes on
 from pass to pass as it does with a checkpoint after each.
 
-The first four run in the client. ``on_step_end`` runs where the steps are made: on a cluster in
-the workers' processes, each of which has a copy of the callback (so it must pickle), and in several
-threads where a process has several lanes. What it raises ends the fit: as it is in one process, as
+The first five run in the client. Phases come in any order and number: a fit that loses a worker
+places again, one that begins in memory places nothing. ``"reading"`` counts blocks, `done` of
+`total`; of other phases, or where it is not known, `total` is None. The last one is ``"end"``,
+whatever ends the fit, also one that fails before ``on_fit_begin``.
+
+``on_step_end`` runs where the steps are made: on a cluster in the workers' processes, each of which
+has a copy of the callback (so it must pickle), and in several threads where a process has several
+lanes. What it raises ends the fit: as it is in one process, as
 the cause of a :class:`~daskml_dist.errors.TrainingError` where it came from a worker.
 """
 
@@ -27,11 +33,22 @@ from typing import Any
 
 from daskml_dist.errors import InvalidParameterError
 
-__all__ = ["HOOKS", "STEP_HOOK", "CallbackList", "StepEnd"]
+__all__ = ["HOOKS", "PHASES", "STEP_HOOK", "CallbackList", "StepEnd"]
 
 #: The methods that a callback may have in the client, and the one where steps are made.
-HOOKS = ("on_fit_begin", "on_pass_end", "on_generation", "on_fit_end")
+HOOKS = ("on_phase", "on_fit_begin", "on_pass_end", "on_generation", "on_fit_end")
 STEP_HOOK = "on_step_end"
+#: What a fit does, as ``on_phase`` is told.
+PHASES = (
+    "waiting for workers",
+    "reading",
+    "numbering keys",
+    "placing",
+    "looking for a rate",
+    "training",
+    "gathering",
+    "end",
+)
 
 
 @dataclass(frozen=True)
@@ -78,6 +95,7 @@ class CallbackList:
         for callback in self._callbacks:
             _check(callback)
         self._begun: list[object] = []
+        self._in_phase = False
         self._error: BaseException | None = None
         #: Makes a fitted estimator of parameters; None where the fit has no such thing.
         self.fitted: Callable[[Any], Any] | None = getattr(callbacks, "fitted", None)
@@ -97,6 +115,41 @@ class CallbackList:
     def need_parameters(self) -> bool:
         """Whether one of them is to see the parameters after each pass."""
         return any(getattr(c, "needs_parameters", False) for c in self._callbacks)
+
+    def on_phase(self, phase: str, done: int = 0, total: int | None = None) -> None:
+        """Tell every callback what the fit does now.
+
+        Parameters
+        ----------
+        phase : str
+            One of `PHASES`.
+        done, total : int, int or None
+            Blocks that are read, of how many.
+
+        Raises
+        ------
+        BaseException
+            What a callback raised; the later ones are not told.
+        """
+        self._in_phase = True
+        for callback in self._callbacks:
+            self._call(callback, "on_phase", phase, done, total)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Tell every callback that the last phase ended; nothing where none has begun.
+
+        Parameters
+        ----------
+        error : BaseException or None, default=None
+            What ends the fit, if it is being raised.
+
+        Raises
+        ------
+        BaseException
+            What a callback raised, unless there is an `error`.
+        """
+        told, self._in_phase = self._callbacks if self._in_phase else (), False
+        self._tell_all(told, error, "on_phase", "end", 0, None)
 
     def on_fit_begin(self, run: Any) -> None:
         """Tell every callback that the fit begins.
@@ -177,23 +230,31 @@ class CallbackList:
             raised first.
         """
         first = error or self._error
-        raised: BaseException | None = None
         begun, self._begun, self._error = self._begun, [], None
         told = begun and hasattr(run, "error")
         if told:
             run.error = first
-        for callback in begun:
+        try:
+            self._tell_all(begun, first, "on_fit_end", run)
+        finally:
+            if told:
+                run.error = None
+
+    def _tell_all(
+        self, callbacks: Sequence[object], first: BaseException | None, hook: str, *args: Any
+    ) -> None:
+        """Tell all of them of an end, whatever they raise; the first error gets the later ones."""
+        raised: BaseException | None = None
+        for callback in callbacks:
             try:
-                self._call(callback, "on_fit_end", run)
+                self._call(callback, hook, *args)
             except BaseException as later:
                 if first is None or _outranks(later, first):
                     first = raised = later
                 else:
                     name = type(callback).__name__
-                    first.add_note(f"then, as the fit ended, {name}.on_fit_end raised {later!r}")
+                    first.add_note(f"then, as the fit ended, {name}.{hook} raised {later!r}")
         self._error = None  # its traceback would keep the run alive
-        if told:
-            run.error = None
         if raised is not None:
             raise raised
 

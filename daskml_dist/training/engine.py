@@ -155,10 +155,17 @@ class Engine(ABC):
     ----------
     interrupts : Interrupts
         Ctrl-C, from entering the context to leaving it.
+    callbacks : CallbackList
+        Who is told of the phases of the fit, the last one on leaving the context.
     """
 
     def __init__(self) -> None:
         self.interrupts = Interrupts()
+        self.callbacks = CallbackList()
+
+    def tell(self, phase: str, done: int = 0, total: int | None = None) -> None:
+        """Tell the callbacks what the fit does now."""
+        self.callbacks.on_phase(phase, done, total)
 
     @property
     @abstractmethod
@@ -255,4 +262,8 @@ class Engine(ABC):
             with self.interrupts.held():
                 self.close()
         finally:
-            self.interrupts.__exit__(kind, error, trace)
+            try:
+                with self.interrupts.held():
+                    self.callbacks.end(error)
+            finally:
+                self.interrupts.__exit__(kind, error, trace)

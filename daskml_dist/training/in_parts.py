@@ -26,6 +26,7 @@ class OneFit(CallbackList):
 
     def __init__(self, callbacks: CallbackList) -> None:
         super().__init__(callbacks)
+        self._of = callbacks
         self.view: Any = None
         self._holds = callbacks.need_parameters
 
@@ -41,6 +42,9 @@ class OneFit(CallbackList):
     def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
         if not self._holds:
             super().on_pass_end(run, record)
+
+    def has_raised(self, error: BaseException) -> bool:
+        return super().has_raised(error) or self._of.has_raised(error)
 
     def on_part_end(self, records: list[dict[str, Any]], state: ShardState) -> None:
         """Tell of the passes of a part to whom is to see the parameters after them."""

@@ -74,8 +74,11 @@ class InProcessEngine(Engine):
 
     def survey(self, n_lanes: int | None = None) -> list[BlockInfo]:
         """Make the blocks."""
-        make = self._collection.block_maker
-        self._blocks = {i: make(i, *part) for i, part in enumerate(self._collection.parts)}
+        make, parts = self._collection.block_maker, self._collection.parts
+        for i, part in enumerate(parts):
+            self.tell("reading", i, len(parts))
+            self._blocks[i] = make(i, *part)
+        self.tell("reading", len(parts), len(parts))
         infos = [inspect_block(block) for block in self._blocks.values()]
         if self.columns is None:
             return infos
@@ -135,6 +138,7 @@ class InProcessEngine(Engine):
         )  # fmt: skip
         try:
             callbacks.on_fit_begin(view)
+            callbacks.on_phase("training")
             result = self._run(trainer, fit)
             tell()
         except BaseException as error:

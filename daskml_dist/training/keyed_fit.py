@@ -39,6 +39,8 @@ class KeyedFit:
     run : RunSettings
     client : distributed.Client or None
         As :func:`open_engine`.
+    callbacks : CallbackList, optional
+        Who is told of the phases of the fit.
 
     Attributes
     ----------
@@ -46,14 +48,21 @@ class KeyedFit:
         Of all blocks; `n_rows` are entries.
     """
 
-    def __init__(self, collection: KeyedCollection, run: RunSettings, client: Any) -> None:
+    def __init__(
+        self,
+        collection: KeyedCollection,
+        run: RunSettings,
+        client: Any,
+        callbacks: CallbackList | None = None,
+    ) -> None:
         self._collection = collection
         self._run = run
         self._client = client
+        self._callbacks = callbacks
         self.infos: list[BlockInfo] = []
 
     def __enter__(self) -> Self:
-        self.engine = open_engine(self._collection, self._client, _ALL)
+        self.engine = open_engine(self._collection, self._client, _ALL, callbacks=self._callbacks)
         self.engine.__enter__()
         try:
             self.engine.cut_keys(self._run.n_lanes)

@@ -8,6 +8,7 @@ from typing import Any
 
 from daskml_dist.data.collection import Collection
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.engine import Engine
 
 __all__ = ["open_engine"]
@@ -18,6 +19,7 @@ def open_engine(
     client: Any | None,
     memory_budget: int | None = None,
     device: str = "cpu",
+    callbacks: CallbackList | None = None,
 ) -> Engine:
     """Open the engine for a collection.
 
@@ -33,7 +35,18 @@ def open_engine(
         Bytes of blocks on one worker; None: a share of its memory limit, and of its GPU's memory.
     device : {"auto", "cpu", "gpu"}, default="cpu"
         Where the fit is asked to be.
+    callbacks : CallbackList or None
+        Who is told of the phases of the fit.
     """
+    engine = _opened(collection, client, memory_budget, device)
+    if callbacks is not None:
+        engine.callbacks = callbacks
+    return engine
+
+
+def _opened(
+    collection: Collection, client: Any | None, memory_budget: int | None, device: str
+) -> Engine:
     if client is not None and not hasattr(client, "scheduler_info"):
         raise InvalidParameterError(
             f"client={client!r}: pass a distributed.Client, such as Client(address), or None."

@@ -12,6 +12,7 @@ from daskml_dist.training.callbacks import HOOKS, CallbackList
 
 RUN = object()
 CALLS: dict[str, Callable[[CallbackList], None]] = {
+    "on_phase": lambda callbacks: callbacks.on_phase("reading", 1, 4),
     "on_fit_begin": lambda callbacks: callbacks.on_fit_begin(RUN),
     "on_pass_end": lambda callbacks: callbacks.on_pass_end(RUN, {"pass": 1}),
     "on_generation": lambda callbacks: callbacks.on_generation(RUN, "a worker left"),
@@ -33,6 +34,9 @@ class Recorder:
         self.log.append((self.name, hook, *args))
         if hook in self.raises:
             raise self.raises[hook]
+
+    def on_phase(self, phase: str, done: int, total: int | None) -> None:
+        self._note("on_phase", phase, done, total)
 
     def on_fit_begin(self, run: Any) -> None:
         self._note("on_fit_begin", run)
@@ -74,6 +78,7 @@ def test_every_hook_is_passed_on_in_order(log: list[tuple[Any, ...]]) -> None:
     for call in CALLS.values():
         call(callbacks)
     arguments: dict[str, tuple[Any, ...]] = {
+        "on_phase": ("reading", 1, 4),
         "on_fit_begin": (RUN,),
         "on_pass_end": (RUN, {"pass": 1}),
         "on_generation": (RUN, "a worker left"),
@@ -236,3 +241,24 @@ def test_an_error_of_one_fit_does_not_hide_that_of_the_next(log: list[tuple[Any,
     callbacks.on_fit_begin(RUN)
     with pytest.raises(OSError, match="second"):
         callbacks.on_fit_end(RUN)
+
+
+def test_phases_end_once_for_all_whatever_one_raises(log: list[tuple[Any, ...]]) -> None:
+    first, second = Recorder("a", log), Recorder("b", log)
+    callbacks = CallbackList([first, second])
+    callbacks.end()  # of a fit that was told nothing
+    assert log == []
+    callbacks.on_phase("reading", 1, 4)
+    first.raises = {"on_phase": OSError("no disk")}
+    failed = TrainingError("a worker left")
+    callbacks.end(failed)
+    callbacks.end()
+    assert log[2:] == [(name, "on_phase", "end", 0, None) for name in "ab"]
+    assert failed.__notes__ == [
+        "then, as the fit ended, Recorder.on_phase raised OSError('no disk')"
+    ]
+    with pytest.raises(OSError, match="no disk"):
+        callbacks.on_phase("reading")
+    with pytest.raises(OSError, match="no disk"):
+        callbacks.end()
+    assert log[-1] == ("b", "on_phase", "end", 0, None)

@@ -67,9 +67,10 @@ def _assert_calm(console: Console) -> None:
 
 
 def test_plain_output_is_a_line_for_each_pass_and_a_summary(plain: Console) -> None:
-    _fit(Progress(plain))
+    _fit(Progress(plain, verbose=2))
     opening, first, second, summary = _text(plain).splitlines()
     numbers = "2M rows/s  staleness 0.25 (max 3)"
+    assert first.endswith("  ETA <= 0:00:01")  # two passes of half a second
     assert opening == "ssp, 4 lanes, 1 server: fit begins, at most 3 passes"
     assert first.startswith(f"pass 1/3  loss 1  {numbers}  0:")
     assert second.startswith(f"pass 2/3  loss 0.5  {numbers}  0:")
@@ -78,13 +79,13 @@ def test_plain_output_is_a_line_for_each_pass_and_a_summary(plain: Console) -> N
 
 
 def test_plain_output_has_no_control_codes_and_is_ascii(plain: Console) -> None:
-    _fit(Progress(plain))
+    _fit(Progress(plain, verbose=2))
     assert "\x1b" not in _text(plain)
     assert _text(plain).isascii()
 
 
 def test_the_validation_score_is_shown_where_there_is_one(plain: Console) -> None:
-    progress = Progress(plain)
+    progress = Progress(plain, verbose=2)
     progress.on_fit_begin(RUN)
     progress.on_pass_end(RUN, _record(1))
     progress.on_pass_end(RUN, _record(2, val_score=0.875))
@@ -106,27 +107,30 @@ def test_the_validation_score_is_shown_where_there_is_one(plain: Console) -> Non
     ],
 )
 def test_rows_per_second_have_a_unit(plain: Console, rows: int, seconds: float, shown: str) -> None:
-    progress = Progress(plain)
+    progress = Progress(plain, verbose=2)
     progress.on_fit_begin(RUN)
     progress.on_pass_end(RUN, _record(1, rows=rows, seconds=seconds))
     assert f"  {shown}  " in _text(plain)
 
 
 def test_max_iter_overrides_that_of_the_run(plain: Console) -> None:
-    _fit(Progress(plain, max_iter=7))
+    _fit(Progress(plain, max_iter=7, verbose=2))
     assert "pass 1/7" in _text(plain)
 
 
 def test_the_number_of_passes_may_be_open(plain: Console) -> None:
-    _fit(Progress(plain), run=SimpleNamespace(**vars(RUN) | {"max_iter": None}))
+    _fit(Progress(plain, verbose=2), run=SimpleNamespace(**vars(RUN) | {"max_iter": None}))
     opening, first, *_ = _text(plain).splitlines()
     assert opening.endswith("fit begins")
     assert first.startswith("pass 1  ")
 
 
-def test_max_iter_below_one_is_refused() -> None:
-    with pytest.raises(InvalidParameterError, match="give at least 1, or None"):
-        Progress(max_iter=0)
+@pytest.mark.parametrize(
+    ("wrong", "remedy"), [({"max_iter": 0}, "at least 1, or None"), ({"verbose": "yes"}, "0 for")]
+)
+def test_wrong_parameters_are_refused(wrong: dict[str, Any], remedy: str) -> None:
+    with pytest.raises(InvalidParameterError, match=remedy):
+        Progress(**wrong)
 
 
 def test_an_event_is_a_line_and_no_markup(plain: Console) -> None:
@@ -218,7 +222,7 @@ def test_a_new_fit_ends_the_display_of_one_that_died(terminal: Console) -> None:
     assert "1 pass in " in _text(terminal)
 
 
-def test_lines_are_printed_where_another_live_display_refuses_ours(
+def test_a_line_is_printed_where_another_live_display_refuses_ours(
     terminal: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(live: Live, refresh: bool = False) -> None:
@@ -226,15 +230,15 @@ def test_lines_are_printed_where_another_live_display_refuses_ours(
 
     monkeypatch.setattr(Live, "start", refuse)
     _fit(Progress(terminal))
-    assert len(_text(terminal).splitlines()) == 4
+    assert len(_text(terminal).splitlines()) == 1
     assert HIDE_CURSOR not in _text(terminal)
 
 
-def test_a_dumb_terminal_gets_lines() -> None:
+def test_a_dumb_terminal_gets_a_line() -> None:
     dumb = Console(file=io.StringIO(), force_terminal=True, _environ={"TERM": "dumb"})
     _fit(Progress(dumb))
     assert HIDE_CURSOR not in _text(dumb)
-    assert _text(dumb).count("\n") == 4
+    assert _text(dumb).count("\n") == 1
 
 
 class Handle:
@@ -265,7 +269,7 @@ def test_a_notebook_gets_an_output_rewritten_in_place(
     assert _text(plain) == ""
 
 
-def test_a_notebook_without_ipython_falls_back_to_lines(
+def test_a_notebook_without_ipython_falls_back_to_a_line(
     plain: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "IPython", None)
@@ -283,7 +287,7 @@ def test_the_default_is_the_standard_output(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_copy_shares_the_console_and_a_pickle_leaves_it_behind(plain: Console) -> None:
-    progress = Progress(plain, max_iter=5)
+    progress = Progress(plain, max_iter=5, verbose=2)
     copied, unpickled = copy.deepcopy(progress), pickle.loads(pickle.dumps(progress))
-    assert (copied.console, copied.max_iter) == (plain, 5)
-    assert (unpickled.console, unpickled.max_iter) == (None, 5)
+    assert (copied.console, copied.max_iter, copied.verbose) == (plain, 5, 2)
+    assert (unpickled.console, unpickled.max_iter, unpickled.verbose) == (None, 5, 2)

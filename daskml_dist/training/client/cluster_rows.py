@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -14,13 +12,11 @@ from dask.delayed import delayed
 from distributed import Client
 
 from daskml_dist.data.block_info import BlockInfo, inspect_block
-from daskml_dist.data.blocks import Block
-from daskml_dist.data.bundles import Bundle
 from daskml_dist.data.collection import Collection
-from daskml_dist.data.conversion import to_host
 from daskml_dist.data.recipes import Recipes
 from daskml_dist.data.scales import Scales, block_scales, joined_scales, merge_scales
 from daskml_dist.errors import InvalidDataError
+from daskml_dist.training.client.block_tasks import bundle_scales, of_block, seconds_a_row
 from daskml_dist.training.client.early import Early
 from daskml_dist.training.client.fitting import surely_fit
 from daskml_dist.training.client.gathering import Gathering
@@ -42,6 +38,10 @@ _FAN_IN = 16
 _READ = "the rows to be read"
 
 
+def _nothing(*phase: Any) -> None:
+    pass
+
+
 class ClusterRows:
     """Blocks of one fit, made and held.
 
@@ -55,6 +55,8 @@ class ClusterRows:
         Bytes of blocks on one worker; None: a share of its memory limit, and of its GPU's memory.
     device : {"auto", "cpu", "gpu"}, default="cpu"
         Where the fit is asked to be.
+    tell : callable, optional
+        Told of its phases, as callbacks are.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class ClusterRows:
         collection: Collection,
         memory_budget: int | None,
         device: str = "cpu",
+        tell: Callable[..., None] = _nothing,
     ) -> None:
         self._client = client
         self._collection = collection
@@ -72,10 +75,15 @@ class ClusterRows:
         self.share = 1.0
         self._timeout = float(dask.config.get("daskml_dist.timeout", 300.0))
         self.membership = Membership(client)
+        self.membership.on_wait = partial(tell, "waiting for workers")
+        self._tell = tell
+        #: Blocks that are being read, while they are counted.
+        self._n_blocks = 0
         self._held = HeldBlocks(client, collection, self.membership)
         self._gathering = Gathering(
-            client, self.membership, self._timeout, lambda: self._held.futures.values()
-        )
+            client, self.membership, self._timeout, lambda: self._held.futures.values(),
+            self._tell_read,
+        )  # fmt: skip
         self._recipes: Recipes | None = None
         self._keeps = True
         self.infos: list[BlockInfo] = []
@@ -132,14 +140,21 @@ class ClusterRows:
         thread. A run's first actor is started beside them.
         """
         self._held.early = early
+        self._tell("reading")
         if self._collection.kind == "memory":
             if early is not None:
                 early.start()
             n_blocks = n_lanes or sum(self.threads().values())
-            self._inspect(list(range(self._held.spread(n_blocks))))
+            self._n_blocks = self._held.spread(n_blocks)
+            self._inspect(list(range(self._n_blocks)))
         else:
             self._read()
+        self._n_blocks = 0
         return self.infos
+
+    def _tell_read(self, done: int = 0) -> None:
+        if self._n_blocks:
+            self._tell("reading", min(len(self.infos) + done, self._n_blocks), self._n_blocks)
 
     def room_for_server(self) -> str:
         """The worker where a first server will probably be: one without rows before others."""
@@ -152,6 +167,7 @@ class ClusterRows:
         if self._collection.kind == "memory":
             return
         if parts := self._held.persisted_parts():
+            self._n_blocks = len(parts)
             self._gathering.wait_for(parts, "the rows that were persisted")
             self._held.settle(parts)
 
@@ -161,6 +177,7 @@ class ClusterRows:
         if self._held.early is not None and not self._held.is_direct:
             self._held.early.start()
         bundles, done = self._held.bundles, 0
+        self._n_blocks = sum(len(bundle) for bundle in bundles)
         fit = self._surely_fit()
         wave = len(bundles) if fit or self._repeats else sum(self.membership.ready.values())
         wave = self._collection.wave or wave
@@ -217,13 +234,14 @@ class ClusterRows:
 
     def _add(self, found: dict[int, BlockInfo]) -> None:
         self.infos += [found[i] for i in sorted(found)]
+        self._tell_read()
 
     def _ask(self, numbers: Iterable[int], function: Any, *args: Any) -> dict[int, Any]:
         """Results of a function of some blocks, which are kept, each where it lies."""
         return self._gathering.results(self._askers(function, *args), numbers, _READ)
 
     def _askers(self, function: Any, *args: Any) -> Callable[[list[int]], dict[int, Any]]:
-        held, submit = self._held, partial(self._client.submit, _of_block, pure=False)
+        held, submit = self._held, partial(self._client.submit, of_block, pure=False)
 
         def start(numbers: list[int]) -> dict[int, Any]:
             futures = held.make(numbers)
@@ -256,7 +274,7 @@ class ClusterRows:
                 level = list(self._askers(block_scales)(numbers).values())
             elif self._keeps:
                 futures = {future.key: future for future in self._held.make(numbers).values()}
-                submit = partial(self._client.submit, _bundle_scales, pure=False)
+                submit = partial(self._client.submit, bundle_scales, pure=False)
                 level = [submit(bundle) for bundle in futures.values()]
             else:
                 level = list(look(numbers).values())
@@ -342,7 +360,7 @@ class ClusterRows:
     def seconds_a_row(self) -> float:
         """Time of a row in a pass, measured on the largest block."""
         largest = max(self.infos, key=lambda info: info.n_rows).index
-        seconds: float = self._ask([largest], _seconds_a_row)[largest]
+        seconds: float = self._ask([largest], seconds_a_row)[largest]
         return seconds
 
     def bandwidth(self) -> float:
@@ -374,27 +392,3 @@ class ClusterRows:
         """Let go of the blocks, and of what they are made of."""
         self._held.close()
         self.parts.release()
-
-
-def _of_block(bundle: Bundle, number: int, function: Callable[..., Any], *args: Any) -> Any:
-    return function(bundle.blocks[number], *args)
-
-
-def _bundle_scales(bundle: Bundle) -> Scales:
-    return merge_scales([block_scales(block) for block in bundle.blocks.values()])
-
-
-def _seconds_a_row(block: Block) -> float:
-    """Time of two products, which a gradient takes, with up to 65,536 rows."""
-    X = to_host(block.rows[: 2**16])
-    if isinstance(X, np.ndarray) and (X.ndim > 2 or X.dtype.kind != "f"):
-        X = X[: max(1, 2**24 // math.prod(X.shape[1:]))]
-        X = X.reshape(len(X), -1).astype(np.float32)
-    w, g = np.ones(X.shape[1], dtype=X.dtype), np.ones(X.shape[0], dtype=X.dtype)
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        X @ w
-        g @ X
-        times.append(time.perf_counter() - start)
-    return float(min(times) / X.shape[0])

@@ -204,6 +204,7 @@ class TrainingRun:
     def _begin(self, reason: str, *, even: bool = False) -> None:
         """Begin the next generation, and again where it loses somebody on the way."""
         since, crew = time.monotonic(), self._crew
+        self._callbacks.on_phase("placing")
         while True:
             self._count_failure(reason)
             self._membership.wait_for_any(self._fit.run.timeout)
@@ -221,6 +222,7 @@ class TrainingRun:
             listen(self._client, address, self._id, handler)
         self._server_addresses[:] = [server.host.address for server in crew.servers]
         self._trainer_addresses[:] = list(dict.fromkeys(seat.address for seat in crew.seats))
+        self._callbacks.on_phase("training")
         if crew.number == 0:
             self._fleet.ask_for_results(crew.seats)
             return
@@ -293,6 +295,8 @@ class TrainingRun:
                         even = True
                 if reason is None:
                     if self._all_done():
+                        with self._interrupts.at_once():
+                            self._callbacks.on_phase("gathering")
                         if (result := self._ending.gather()) is not None:
                             return result
                         self._on_alarm(Alarm("a trainer ended early", 0, self._crew.number))

@@ -42,6 +42,8 @@ class Gathering:
         Seconds without any progress after which it gives up: no task ends, and no worker works.
     held : callable
         Futures that its tasks may need and that are ours, too.
+    on_done : callable, optional
+        Takes how many of the tasks that are waited for have ended, now and then.
     """
 
     def __init__(
@@ -50,11 +52,13 @@ class Gathering:
         membership: Membership,
         timeout: float,
         held: Callable[[], Iterable[Any]] = tuple,
+        on_done: Callable[[int], None] | None = None,
     ) -> None:
         self._client = client
         self._membership = membership
         self._timeout = timeout
         self._held = held
+        self._on_done = on_done
         #: Workers that took work at the last look.
         self._ready: set[str] = set()
 
@@ -180,6 +184,8 @@ class Gathering:
             self._pause(list(futures.values()))
             self._look_for_errors(futures, killed, ours)
             before, done = done, sum(f.status == "finished" for f in futures.values())
+            if self._on_done is not None:
+                self._on_done(done)
             if done == n_futures:
                 return
             if self._go_on(futures, ours) or done > before:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import dask
@@ -60,6 +60,8 @@ class Membership:
         #: hold can be fetched, but they begin nothing.
         self.paused: dict[str, float] = {}
         self._workers: dict[str, dict[str, Any]] = {}
+        #: Called before a wait for workers.
+        self.on_wait: Callable[[], None] = _nothing
 
     def call(self) -> dict[str, int]:
         """Take the roll; return the threads of each worker that may take a part."""
@@ -167,8 +169,12 @@ class Membership:
 
         if time.monotonic() - self._last_call < _FRESH and self.ready:
             return self.ready
-        wait_for_workers(self._client, there, timeout)
+        wait_for_workers(self._client, there, timeout, self.on_wait)
         return self.ready
+
+
+def _nothing() -> None:
+    pass
 
 
 def _are_you_there() -> bool:

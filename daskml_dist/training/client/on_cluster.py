@@ -61,7 +61,7 @@ class ClusterEngine(Engine):
         super().__init__()
         self._client = client
         self._collection = collection
-        self._rows = ClusterRows(client, collection, memory_budget, device)
+        self._rows = ClusterRows(client, collection, memory_budget, device, self.tell)
         self._own = ExitStack()
         self._shielding: Shielding | None = None
         self._early: Early | None = None
@@ -110,6 +110,7 @@ class ClusterEngine(Engine):
         """Cut the entries by ranges of keys; by default for a lane for each thread."""
         assert isinstance(self._collection, KeyedCollection)
         threads = self._rows.threads()  # waits for one
+        self.tell("numbering keys")
         n_lanes = n_lanes or sum(threads.values())
         self._collection = self._collection.cut(n_lanes, len(threads), self._rows.parts.hold)
         self._rows.take(self._collection)
@@ -149,6 +150,7 @@ class ClusterEngine(Engine):
         so unevenly that moving some is faster. Rows that are read for this fit may land anywhere,
         so there the lanes are cut from the blocks alone: the same fit twice gives the same lanes.
         """
+        self.tell("placing")
         rows = {info.index: info.n_rows for info in self._rows.infos}
         threads = self._rows.threads()
         if self.columns is not None:

@@ -1,0 +1,175 @@
+"""Facts of a fit so far, and the words that tell them."""
+
+from __future__ import annotations
+
+import math
+import time
+from datetime import timedelta
+from typing import Any
+
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+__all__ = ["Status"]
+
+_BAR_WIDTH = 16
+#: The phase that passes tell of.
+_PASSES = "training"
+#: Seconds beyond which nobody wants to know what is left.
+_LONG = 1e7
+
+
+class Status:
+    """Facts of a fit so far.
+
+    Parameters
+    ----------
+    max_iter : int or None
+        Passes that count as the whole; None: the fit's own.
+
+    Attributes
+    ----------
+    title : str
+        Of the fit; empty before it begins.
+    phase : str
+        What the fit does, as callbacks are told.
+    """
+
+    def __init__(self, max_iter: int | None) -> None:
+        self.title = ""
+        self.max_iter = max_iter
+        self.phase = _PASSES
+        self._done = 0
+        self._total: int | None = None
+        self._since = time.perf_counter()
+        self._last: dict[str, Any] | None = None
+        self._n_passes = self._rows = 0
+        self._seconds = 0.0
+
+    def begin(self, run: Any) -> None:
+        """Take note that the fit begins."""
+        self.title = (
+            f"{run.policy_name}, {_count(run.n_lanes, 'lane')}, {_count(run.n_servers, 'server')}"
+        )
+        self.phase = _PASSES
+        if self.max_iter is None:
+            self.max_iter = run.max_iter
+
+    def enter(self, phase: str, done: int = 0, total: int | None = None) -> bool:
+        """Take note of what the fit does; return whether it is something else than before."""
+        before, self.phase = self.phase, phase
+        self._done, self._total = done, total
+        return phase != before
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Take note of a pass."""
+        self.phase = _PASSES
+        self._n_passes += 1
+        self._rows += record["rows"]
+        self._seconds += record["seconds"]
+        self._last = record
+
+    @property
+    def in_passes(self) -> bool:
+        """Whether the fit makes passes."""
+        return self.phase == _PASSES
+
+    def position(self) -> str:
+        """Words that tell where the fit is."""
+        if not self.in_passes:
+            return self.phase if self._total is None else f"{self.phase} {self._counted()}"
+        whole = "" if self.max_iter is None else f"/{self.max_iter}"
+        return f"pass {self._pass}{whole}"
+
+    def _counted(self) -> str:
+        return f"{self._done}/{_count(self._total or 0, 'block')}"
+
+    @property
+    def _pass(self) -> int:
+        return self._last["pass"] if self._last else 0
+
+    def metrics(self) -> str:
+        """Words that tell how it goes."""
+        record = self._last
+        if record is None or not self.in_passes:
+            return self._elapsed()
+        shown = [
+            *_loss(record),
+            _rate(record["rows"], record["seconds"]),
+            f"staleness {record['staleness_mean']:.3g} (max {record['staleness_max']:.3g})",
+            *_score(record),
+            self._elapsed(),
+            *self._left(),
+        ]
+        return "  ".join(shown)
+
+    def _elapsed(self) -> str:
+        return _clock(time.perf_counter() - self._since)
+
+    def _left(self) -> list[str]:
+        """The time for the passes that are left, which a tolerance may leave out."""
+        left = 0 if self.max_iter is None else self.max_iter - self._pass
+        seconds = left * self._seconds / self._n_passes
+        return [f"ETA <= {_clock(math.ceil(seconds))}"] if 0 < seconds < _LONG else []
+
+    def opening(self) -> str:
+        """First line of a fit."""
+        whole = "" if self.max_iter is None else f", at most {_count(self.max_iter, 'pass')}"
+        return f"{self.title}: fit begins{whole}"
+
+    def line(self) -> str:
+        """Line that tells all."""
+        return f"{self.position()}  {self.metrics()}"
+
+    def summary(self) -> str:
+        """Last line of a fit; of one that never began, what it did last."""
+        spent = time.perf_counter() - self._since
+        if not self.title:
+            return f"no pass in {spent:.3g} s, last: {self.position()}"
+        parts = [f"{self.title}: {_count(self._n_passes, 'pass')} in {spent:.3g} s"]
+        if self._last is not None:
+            parts += [*_loss(self._last), _rate(self._rows, self._seconds)]
+            parts += _score(self._last)
+        return ", ".join(parts)
+
+    def render(self) -> Table:
+        """Table of one row, for rich."""
+        total, done = (self.max_iter, self._pass) if self.in_passes else (self._total, self._done)
+        bar = ProgressBar(total=total, completed=done, width=_BAR_WIDTH)
+        table = Table.grid(padding=(0, 2))
+        table.add_column(no_wrap=True)
+        table.add_column(no_wrap=True)
+        table.add_column()
+        table.add_row(Text(self.position()), bar, Text(self.metrics()))
+        return table
+
+
+def _clock(seconds: float) -> str:
+    return str(timedelta(seconds=int(seconds)))
+
+
+def _count(number: int, noun: str) -> str:
+    plural = "es" if noun.endswith("s") else "s"
+    return f"{number} {noun}{'' if number == 1 else plural}"
+
+
+def _rate(rows: int, seconds: float) -> str:
+    if seconds <= 0:
+        return "- rows/s"
+    rate = rows / seconds
+    for unit in ("", "k", "M"):
+        if rate < 999.5:
+            return f"{rate:.3g}{unit} rows/s"
+        rate /= 1000
+    return f"{rate:.3g}G rows/s"
+
+
+def _loss(record: dict[str, Any]) -> list[str]:
+    """The loss, where the pass has one: naive Bayes counts without."""
+    return [] if math.isnan(record["loss"]) else [f"loss {record['loss']:.6g}"]
+
+
+def _score(record: dict[str, Any]) -> list[str]:
+    score = record["val_score"]
+    return [] if score is None else [f"val score {score:.4g}"]
