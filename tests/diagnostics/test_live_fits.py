@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -118,17 +119,30 @@ def test_no_fit_fails_from_its_page(client: Client, caplog: pytest.LogCaptureFix
     assert not line._events
 
 
-def test_without_bokeh_there_is_no_tab_and_no_error(
-    client: Client, monkeypatch: pytest.MonkeyPatch
+def _no_bokeh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "bokeh", raising=False)
+
+
+def _other_dashboard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugin, "find_dashboard", lambda scheduler: scheduler)
+    monkeypatch.setattr(plugin, "add_tab", lambda *args: 1 / 0)
+
+
+@pytest.mark.parametrize("prepare", [_no_bokeh, _other_dashboard])
+def test_without_a_page_there_is_no_tab_and_no_error(
+    prepare: Callable[[Any], None], client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plugin, "find_dashboard", lambda scheduler: None)
+    prepare(monkeypatch)
     SGDClassifier(max_iter=2, tol=None).fit(*_data())
-    assert _until(lambda: feed._lines[client]._has_page is False)
+    line = feed._lines[client]
+    assert _until(lambda: line._has_page is False and not line._is_sending)
     SGDClassifier(max_iter=2, tol=None).fit(*_data())
-    assert not feed._lines[client]._events
-    assert client.run_on_scheduler(
-        lambda dask_scheduler: NAME in dask_scheduler.plugins or HANDLER in dask_scheduler.handlers
-    ) is False  # fmt: skip
+    assert not line._events
+
+    def traces(dask_scheduler: Any) -> bool:
+        return NAME in dask_scheduler.plugins or HANDLER in dask_scheduler.handlers
+
+    assert client.run_on_scheduler(traces) is False
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from daskml_dist.diagnostics.live.feed import HANDLER
 from daskml_dist.diagnostics.live.fits import Fits
 
-__all__ = ["NAME", "TrainingPage", "open_page"]
+__all__ = ["NAME", "TrainingPage", "add_tab", "find_dashboard", "open_page"]
 
 logger = logging.getLogger(__name__)
 
@@ -104,9 +104,9 @@ def add_tab(scheduler: Any, dashboard: Any, fits: Fits) -> None:
         prefix=dashboard.prefix,
         template_variables=variables,
     )
-    scheduler.http_application.add_application(application)
     application.initialize(IOLoop.current())
     application.start()
+    scheduler.http_application.add_application(application)
     pages = variables["pages"]
     if PAGE not in pages:
         pages.insert(pages.index(_BEFORE) + 1 if _BEFORE in pages else len(pages), PAGE)
