@@ -21,6 +21,7 @@ from daskml_dist.data.collection import Collection, as_collection, take_columns
 from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.data.row_checks import check_row_shape
+from daskml_dist.diagnostics.live.feed import Feed
 from daskml_dist.diagnostics.progress import Progress
 from daskml_dist.errors import InvalidDataError, NotFittedError
 from daskml_dist.inference.predict import map_rows, results_of_rows
@@ -120,6 +121,7 @@ class BaseOnRows(Exported, BaseEstimator):
         callbacks = [*first, *(given if isinstance(given, list | tuple) else [given])]
         if params["verbose"]:
             callbacks.append(Progress(max_iter=max_iter, verbose=params["verbose"]))
+        callbacks.append(Feed(type(self).__name__, max_iter))
         return CallbackList([c for c in callbacks if c is not None and not isinstance(c, aside)])
 
     def _taken(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:

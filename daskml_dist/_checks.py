@@ -75,6 +75,7 @@ def check_run(run: Any, device: Any, *, name: str, used: Collection[str]) -> Run
         on_lost_data=run.on_lost_data,
         shard=run.shard,
         compression=get_compressor(run.compression),
+        name=name,
     )
 
 

@@ -205,10 +205,14 @@ class ALS(BaseRecommender):
         return self
 
     def _callback_list(self) -> CallbackList:
+        from daskml_dist.diagnostics.live.feed import Feed
         from daskml_dist.diagnostics.progress import Progress
 
         some = self.callbacks if isinstance(self.callbacks, list | tuple) else [self.callbacks]
-        more = [Progress(None, self.max_iter, self.verbose)] if self.verbose else []
+        more: list[Any] = []
+        if self.verbose:
+            more.append(Progress(None, self.max_iter, self.verbose))
+        more.append(Feed(type(self).__name__, self.max_iter))
         return CallbackList([one for one in [*some, *more] if one is not None])
 
     def _solver(self) -> ALSSolver:

@@ -74,6 +74,10 @@ class RunView:
         Lanes, and shards of the parameter server.
     trainer_addresses, server_addresses : list of str
         Dask worker addresses of the trainers and of the fit's actors; empty without a cluster.
+    lane_addresses : dict of int to str
+        Dask worker address of each lane, once it has one; empty without a cluster.
+    client : distributed.Client or None
+        That of the cluster.
     """
 
     def __init__(
@@ -83,6 +87,7 @@ class RunView:
         trainer_addresses: list[str],
         server_addresses: list[str],
         stop: Any,
+        client: Any = None,
     ) -> None:
         self.run_id = run_id
         self.policy_name = fit.work.name
@@ -91,6 +96,8 @@ class RunView:
         self.n_servers = len(fit.work.layout.slices()) if fit.work.uses_shards else 0
         self.trainer_addresses = trainer_addresses
         self.server_addresses = server_addresses
+        self.lane_addresses: dict[int, str] = {}
+        self.client = client
         self.stopped = False
         self._stop = stop
         self._state: ShardState | None = None

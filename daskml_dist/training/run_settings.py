@@ -26,6 +26,8 @@ class RunSettings:
     on_lost_data : {"raise", "skip"}
     shard : {"rows", "features"}
     compression : Compressor or None
+    name : str
+        Of the estimator.
     """
 
     device: str = "auto"
@@ -37,3 +39,4 @@ class RunSettings:
     on_lost_data: str = "raise"
     shard: str = "rows"
     compression: Compressor | None = None
+    name: str = "fit"

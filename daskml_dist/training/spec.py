@@ -126,6 +126,8 @@ class RunSpec:
     on_lost_data : {"raise", "skip"}
     shared_memory : bool
         Whether processes of one host may talk through memory that they share.
+    name : str
+        Of the estimator; trainers' tasks are named after it.
     """
 
     deterministic: bool
@@ -133,6 +135,7 @@ class RunSpec:
     timeout: float
     on_lost_data: str = "raise"
     shared_memory: bool = True
+    name: str = "fit"
 
     @classmethod
     def of(cls, settings: RunSettings, survey: Survey) -> RunSpec:
@@ -149,6 +152,7 @@ class RunSpec:
             float(dask.config.get("daskml_dist.timeout", 300.0)),
             settings.on_lost_data,
             bool(dask.config.get("daskml_dist.shared_memory", True)),
+            settings.name,
         )
 
 

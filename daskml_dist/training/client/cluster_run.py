@@ -137,7 +137,7 @@ class TrainingRun:
         self._trainer_addresses: list[str] = []
         self._server_addresses: list[str] = []
         self._view = RunView(
-            self._id, fit, self._trainer_addresses, self._server_addresses, self._stop
+            self._id, fit, self._trainer_addresses, self._server_addresses, self._stop, client
         )
 
     def run(self, callbacks: CallbackList) -> FitResult:
@@ -223,6 +223,8 @@ class TrainingRun:
         self._server_addresses[:] = [server.host.address for server in crew.servers]
         self._trainer_addresses[:] = list(dict.fromkeys(seat.address for seat in crew.seats))
         self._callbacks.on_phase("training")
+        lanes = {lane.lane: seat.address for seat in crew.seats for lane in seat.lanes}
+        self._view.lane_addresses = lanes
         if crew.number == 0:
             self._fleet.ask_for_results(crew.seats)
             return

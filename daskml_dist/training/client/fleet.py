@@ -262,7 +262,9 @@ class Fleet:
     def open_trainers(self, parts: Sequence[tuple[TrainerSpec, str, Any]]) -> list[Seat]:
         """Start trainers: the spec, the worker and the blocks of each."""
         fit = self._spec() if parts else None
-        keys = [f"{self._run_id}-trainer-{spec.name}" for spec, _, _ in parts]
+        # Dask's dashboard shows what comes first in a key.
+        name = self._fit.run.name
+        keys = [f"{name}-trainer-{spec.name}-{self._run_id}" for spec, _, _ in parts]
         given = list(zip(keys, parts, strict=True))
         futures = submit_all(
             self._client,

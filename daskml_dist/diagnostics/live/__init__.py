@@ -1,0 +1,1 @@
+"""The page of fits in Dask's own dashboard: told by clients, kept by a plugin."""
