@@ -6,7 +6,7 @@ counting. The costs are kept in the user's cache folder.
 
 from __future__ import annotations
 
-from daskml_dist.planning.advise import advise
+from daskml_dist.planning.advising import advise
 from daskml_dist.planning.costs import Costs, Timing, Work
 from daskml_dist.planning.plan import Choice, Plan
 

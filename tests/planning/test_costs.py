@@ -154,7 +154,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         far = {"fit": 1.0} if "workers of" in key else {}
         return dataclasses.replace(TRUE, steps={"async": 1e-3, "local": 1e-5}, **far)
 
-    monkeypatch.setattr("daskml_dist.planning.advise.load", load)
+    monkeypatch.setattr("daskml_dist.planning.advising.load", load)
     return keys
 
 
@@ -238,7 +238,7 @@ def test_real_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert not hasattr(estimator, "coef_")
         low, high = plan.best.seconds or (0, 0)
         assert 0 < low < high
-        monkeypatch.setattr("daskml_dist.planning.advise.measured_costs", None)
+        monkeypatch.setattr("daskml_dist.planning.advising.measured_costs", None)
         assert str(estimator.plan(X, y)) == str(plan)
         monkeypatch.undo()
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
