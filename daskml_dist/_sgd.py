@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from daskml_dist.data.batches import LaneSpec
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.optimizers import NAG, Adagrad
+from daskml_dist.planning import Plan, advise
 from daskml_dist.policies import Policy
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.training.adaptive import train_adaptively
@@ -32,6 +33,9 @@ __all__ = ["BaseSGD"]
 
 class BaseSGD(BaseSteps, BaseLinear):
     """Base class of linear models trained by gradient steps."""
+
+    #: Whether the costs of `daskml_dist.planning` are those of its fits.
+    _plannable: ClassVar[bool] = True
 
     def fit(
         self,
@@ -96,6 +100,21 @@ class BaseSGD(BaseSteps, BaseLinear):
             scoring=scoring,
         )
         return self
+
+    def plan(self, X: Any, y: Any, *, client: Any = None) -> Plan:
+        """Tell where :meth:`fit` had better run, and what it will take at each place.
+
+        Parameters
+        ----------
+        X, y, client
+            As in :meth:`fit`; X is dense, and the number of its rows known.
+
+        Returns
+        -------
+        Plan
+            See :func:`daskml_dist.planning.advise`, which also tells what is raised.
+        """
+        return advise(X, self, y, client=client)
 
     def _params(self) -> dict[str, Any]:
         return resolved(super()._params())

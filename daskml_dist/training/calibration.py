@@ -27,7 +27,7 @@ from daskml_dist.training.settings import Settings
 from daskml_dist.training.spec import FitSpec
 from daskml_dist.training.threads import blas
 
-__all__ = ["calibrated", "calibrated_on", "drawn_sample"]
+__all__ = ["calibrated", "calibrated_on", "drawn_sample", "sample_size"]
 
 #: Work of a reading of the sample: about so many nanoseconds.
 _WORK = 1 << 22
@@ -89,7 +89,7 @@ def drawn_sample(
         Number of fits like it, whose pilots share the time of one: beyond some rows, each has the
         fewer the more they are.
     """
-    n_sample = _sample_size(sum(_lane_rows(fit)), _linear(fit), rarity)
+    n_sample = sample_size(sum(_lane_rows(fit)), _linear(fit), rarity)
     n_sample = min(n_sample, max(n_sample // n_fits, _SHARED_ROWS))
     return sample_rows(engine, lanes, n_sample, settings.seed, settings.validation_fraction)
 
@@ -258,7 +258,7 @@ def _largest(X: Any) -> float:
     return max(float(values.max()), -float(values.min())) if values.size else 0.0
 
 
-def _sample_size(n_rows: int, model: LinearModel, rarity: float) -> int:
+def sample_size(n_rows: int, model: LinearModel, rarity: float) -> int:
     """Rows of the sample of a fit: as many as a pilot can go through in a tenth of its time."""
     d = model.n_features
     entries = d if model.touches is None or d <= FEW else 2 * model.touches

@@ -26,7 +26,7 @@ from daskml_dist.training.spec import FitSpec, RunSpec, Streaming, training_rows
 from daskml_dist.training.survey import Survey
 from daskml_dist.training.work import StepWork
 
-__all__ = ["lane_batch", "make_fit", "make_target_shift"]
+__all__ = ["batch_rows", "lane_batch", "make_fit", "make_target_shift"]
 
 #: Steps of a pass at most, with automatic batches; and where rows are streamed.
 _MANY_STEPS, _STREAMED_STEPS = 4096, 2048
@@ -76,7 +76,7 @@ def make_fit(
     if settings.batch_size == "auto" and _may_step_row_by_row(settings, survey, model):
         settings = replace(settings, policy=settings.policy.of_single_rows())
     single_rows = _steps_row_by_row(settings, survey, model)
-    batch_size = _batch_size(settings.batch_size, lanes, streaming, _most_rows(model))
+    batch_size = batch_rows(settings.batch_size, lanes, streaming, _most_rows(model))
     if single_rows and not settings.policy.average_every:
         batch_size = _rows_at_a_time(lanes)
     steps = pass_steps(lanes, batch_size, fraction)
@@ -241,8 +241,11 @@ def _check_held_out(lanes: list[LaneSpec], fraction: float) -> None:
         )
 
 
-def _batch_size(
-    batch_size: int | str | None, lanes: list[LaneSpec], streaming: Streaming | None, widest: int
+def batch_rows(
+    batch_size: int | str | None,
+    lanes: list[LaneSpec],
+    streaming: Streaming | None = None,
+    widest: int = _DENSE_ROWS,
 ) -> int | None:
     """Rows of a batch; the automatic choice makes about 100 steps a pass of 32 to `widest` rows.
 

@@ -11,7 +11,10 @@ from daskml_dist.errors import InvalidParameterError
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.engine import Engine
 
-__all__ = ["open_engine"]
+__all__ = ["INLINE", "client_of", "open_engine"]
+
+#: In a client's place: rows in memory are trained in this process, though there be a client.
+INLINE = "inline"
 
 
 def open_engine(
@@ -26,7 +29,8 @@ def open_engine(
     Parameters
     ----------
     collection : Collection
-    client : distributed.Client or None
+    client : distributed.Client, "inline" or None
+        "inline": none, the rows are trained in this process.
         None: the current client. Without one, rows in memory are trained in this process, and
         a Dask collection on a cluster inside this process that lives as long as the fit.
         Inside a Dask task, rows in memory are trained in its process unless a client is given;
@@ -47,9 +51,12 @@ def open_engine(
 def _opened(
     collection: Collection, client: Any | None, memory_budget: int | None, device: str
 ) -> Engine:
+    if isinstance(client, str) and client == INLINE:
+        return _inline(collection)
     if client is not None and not hasattr(client, "scheduler_info"):
         raise InvalidParameterError(
-            f"client={client!r}: pass a distributed.Client, such as Client(address), or None."
+            f"client={client!r}: pass a distributed.Client, such as Client(address), 'inline' to "
+            "train rows in memory in this process, or None."
         )
     in_task = _in_task()
     if client is None:
@@ -75,6 +82,23 @@ def _opened(
         engine = ClusterEngine(collection, client, memory_budget, device)
         engine.closes(stack.pop_all())
     return engine
+
+
+def client_of(collection: Collection) -> Any | None:
+    """The client that a fit takes which was given none; None where there is none at all."""
+    return _current_client(_in_task(), collection.kind)
+
+
+def _inline(collection: Collection) -> Engine:
+    """The engine of this process, whatever client there is."""
+    if collection.kind != "memory":
+        raise InvalidParameterError(
+            'client="inline" trains rows that are in the memory of this process, and these are a '
+            "Dask collection. Gather them first: X, y = dask.compute(X, y)."
+        )
+    from daskml_dist.training.in_process import InProcessEngine
+
+    return InProcessEngine(collection)
 
 
 def _in_task() -> bool:

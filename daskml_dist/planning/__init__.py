@@ -1,0 +1,13 @@
+"""Planning: where a fit had better run, and what it will take, told before it is made.
+
+A few tiny fits tell what a fit, a pass, a step, a row and an entry cost at a place; the rest is
+counting. The costs are kept in the user's cache folder.
+"""
+
+from __future__ import annotations
+
+from daskml_dist.planning.advising import advise
+from daskml_dist.planning.costs import Costs, Timing, Work
+from daskml_dist.planning.plan import Choice, Plan
+
+__all__ = ["Choice", "Costs", "Plan", "Timing", "Work", "advise"]

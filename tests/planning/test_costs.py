@@ -1,0 +1,244 @@
+"""The cost model's maths on made-up timings, its file, and the words of a plan."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client
+from scipy import sparse
+
+import daskml_dist
+from daskml_dist import Run
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.linear_model import LogisticRegression, SGDClassifier, SGDRegressor
+from daskml_dist.planning import Choice, Costs, Plan, Timing, Work, advise
+from daskml_dist.planning.cache import cache_file, load, save
+from daskml_dist.planning.costs import fitted_costs
+from daskml_dist.planning.measure import timing_of
+from daskml_dist.planning.text import bytes_text, seconds_text
+
+TRUE = Costs(
+    fit=0.1, read=2e-9, sample=6e-8, one_pass=1e-3, early=4e-5, step=1e-5, row=1e-8, entry=3e-10
+)
+
+
+def work(n: int, d: int, batch: int, width: int = 1, sample: int = 0, passes: int = 5) -> Work:
+    return Work(n, d, width, 1, batch, -(-n // batch), passes, sample)
+
+
+def test_costs_are_recovered_exactly() -> None:
+    """Seconds made of costs give these back; also those that are zero, which is the edge."""
+    works = [
+        work(20_000, 8, 64, sample=20_000),
+        work(20_000, 8, 512, sample=5_000),
+        work(20_000, 64, 256),
+        work(4_000, 1000, 256, width=3, sample=1_000),
+        work(400_000, 16, 1000, width=2, sample=16_000),
+        work(1_000, 8, 1000, sample=1_000),
+    ]
+    for costs in (TRUE, dataclasses.replace(TRUE, read=0.0, row=0.0)):
+        slower = [costs.early - costs.step for _ in works]
+        timings = [
+            Timing(w, costs.setup_seconds(w), costs.pass_seconds(w) + s * w.steps, late)
+            for w, s in zip(works, slower, strict=True)
+            for late in [costs.pass_seconds(w)]
+        ]
+        found = fitted_costs(timings).as_dict()
+        for name, value in costs.as_dict().items():
+            assert found[name] == pytest.approx(value, rel=1e-6, abs=1e-15), name
+
+
+def test_no_cost_is_negative() -> None:
+    """Timings that no costs explain, where the larger fit took less time."""
+    timings = [Timing(work(n, 8, 64), s, s, s) for n, s in ((1000, 0.2), (9000, 0.1))]
+    assert all(value >= 0 for value in dataclasses.astuple(fitted_costs(timings))[:-1])
+
+
+def test_seconds_of_a_fit_are_the_sum_of_its_parts() -> None:
+    one = work(10_000, 10, 100, sample=50, passes=20)
+    setup = 0.1 + 2e-9 * 100_000 + 6e-8 * 500
+    a_pass = 1e-3 + 100 * 1e-5 + 10_000 * 1e-8 + 100_000 * 3e-10
+    assert TRUE.seconds(one) == pytest.approx(setup + 20 * a_pass + 1024 * 3e-5)
+    slow = TRUE.with_policy("slow", Timing(one, 0.0, late=a_pass + 100 * 1e-5))
+    assert slow.steps["slow"] == pytest.approx(2e-5)
+    assert slow.seconds(one, "slow") - TRUE.seconds(one) == pytest.approx(20 * 100 * 1e-5)
+
+
+def test_passes_are_of_early_steps_or_of_late_ones() -> None:
+    """512 steps a pass: after the first the second is early, and the third on are late."""
+    timing = timing_of(work(32_768, 8, 64), 10.0, [9.0, 0.5, 0.1, 0.2, 0.1])
+    assert (timing.early, timing.late) == (0.5, 0.1)
+    assert timing.setup == pytest.approx(0.1)
+    assert np.isnan(timing_of(work(32_768, 8, 64), 1.0, [0.5]).late)
+
+
+def test_costs_are_kept_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert load("here") is None
+    save("here", TRUE)
+    save("there", dataclasses.replace(TRUE, steps={"async": 0.5}))
+    assert load("here") == TRUE
+    assert load("there") == dataclasses.replace(TRUE, steps={"async": 0.5})
+    path = cache_file()
+    assert path is not None
+    assert [file.name for file in path.parent.iterdir()] == ["planning.json"]
+    for broken in ("{", "[]", '{"here": 1}', path.read_text().replace("0.1", "-0.1")):
+        path.write_text(broken)
+        assert load("here") is None
+    save("here", TRUE)
+    assert load("here") == TRUE
+    with dask.config.set({"daskml_dist.planning.cache": False}):
+        save("off", TRUE)
+        assert load("here") is None
+    assert load("off") is None
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(3e-5, "30 µs"), (0.0123, "12 ms"), (1.5, "1.5 s"), (90, "90 s"), (600, "10 min")],
+)
+def test_seconds_in_words(value: float, text: str) -> None:
+    assert seconds_text(value) == text
+
+
+def test_bytes_in_words() -> None:
+    assert [bytes_text(v) for v in (0, 999, 112e6, 1.5e12)] == ["0 B", "999 B", "112 MB", "1.5 TB"]
+
+
+def choice(place: str, policy: str, seconds: Any, own: bool = True) -> Choice:
+    return Choice(SGDClassifier(), place, policy, 20, 0.01, seconds, 1e6, 2e6, own)
+
+
+def test_a_plan_in_words_and_as_html() -> None:
+    quick = choice("cluster", "average", (0.01, 0.02), own=False)
+    plan = Plan(
+        "SGDClassifier <1>",
+        (choice("inline", "sync", (0.1, 0.4)), choice("cluster", "sync", (1.0, 4.0)), quick),
+        "It fits.",
+        ("A note.",),
+    )
+    assert plan.best is plan.choices[0]
+    lines = str(plan).splitlines()
+    assert lines[1].split()[:2] == ["place", "policy"]
+    assert "20 at most" in lines[2]
+    assert "100 ms to 400 ms" in lines[2]
+    assert lines[-2:] == ["Advice: inline. It fits.", "A note."]
+    html = plan._repr_html_()
+    assert html.count("<tr>") == 4
+    assert "&lt;1&gt;" in html
+    assert "<1>" not in html
+
+
+def test_rows_that_fit_nowhere_are_left_to_the_workers() -> None:
+    plan = Plan("", (choice("inline", "sync", None), choice("cluster", "sync", None)), "")
+    assert plan.best.place == "cluster"
+    assert "unknown" in str(plan)
+
+
+# --- with real fits --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Costs as if they had been measured; the keys that were asked for."""
+    keys: list[str] = []
+
+    def load(key: str) -> Costs:
+        keys.append(key)
+        far = {"fit": 1.0} if "workers of" in key else {}
+        return dataclasses.replace(TRUE, steps={"async": 1e-3, "local": 1e-5}, **far)
+
+    monkeypatch.setattr("daskml_dist.planning.advising.load", load)
+    return keys
+
+
+X = np.random.default_rng(0).standard_normal((1000, 4)).astype(np.float32)
+Y = (X[:, 0] > 0).astype(int)
+
+
+def test_small_rows_stay_in_the_process_though_there_is_a_client(
+    client: Client, known: list[str]
+) -> None:
+    clf = SGDClassifier(max_iter=3, tol=None, random_state=0)
+    plan = clf.plan(X, Y)
+    assert [(c.place, c.policy) for c in plan.choices] == [
+        ("inline", "sync"), ("inline", "async"), ("cluster", "sync"), ("cluster", "async"),
+        ("cluster", "local"), ("cluster", "average"),
+    ]  # fmt: skip
+    assert plan.advice.startswith("Advice: inline. 16 kB fits here; about ")
+    assert "against 1 s on 2 workers (1 s start, 10 µs a step there)" in plan.advice
+    assert plan.best.fit(X, Y) is clf
+    assert clf.history_.extra["n_lanes"] == 1  # on the cluster it would be 2
+    assert len(known) == 2
+
+
+def test_dask_rows_are_gathered_for_a_fit_inline(client: Client, known: list[str]) -> None:
+    dX, dy = da.from_array(X, chunks=(500, 4)), da.from_array(Y, chunks=500)
+    plan = advise(dX, SGDClassifier(max_iter=2, tol=None), dy)
+    assert "two classes" in str(plan)
+    assert "X is lazy" in str(plan)
+    assert plan.best.place == "inline"
+    assert plan.best.traffic == X.nbytes
+    assert plan.best.fit(dX, dy).history_.extra["n_lanes"] == 1
+    with pytest.raises(InvalidParameterError, match="Gather them first"):
+        SGDClassifier().fit(dX, dy, client="inline")
+    persisted = advise(*(v.persist() for v in (dX,)), SGDClassifier(), da.from_array(Y).persist())
+    assert persisted.notes == ()
+
+
+def test_rows_that_do_not_fit_are_named(
+    client: Client, known: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("daskml_dist.planning.places._available", lambda: 1e3)
+    lazy = da.from_array(X, chunks=(500, 4))
+    plan = advise(lazy, SGDClassifier(run=Run(memory_budget=1000)), da.from_array(Y, chunks=500))
+    assert [c.seconds for c in plan.choices if c.own] == [None, None]
+    assert sum(note.startswith("Memory: ") for note in plan.notes) == 2
+    assert plan.best.place == "cluster"
+
+
+def test_traffic_is_what_a_fit_sends(client: Client, known: list[str]) -> None:
+    """Of rows that lie on the workers, under a policy that pushes and pulls at each step."""
+    rows = [da.from_array(v, chunks=500).persist() for v in (X, Y)]
+    clf = SGDClassifier(policy="async", max_iter=3, tol=None, random_state=0)
+    [told] = [c for c in clf.plan(*rows).choices if c.own and c.place == "cluster"]
+    clf.fit(*rows)
+    sent = sum(r["bytes_pushed"] + r["bytes_pulled"] for r in clf.history_)
+    assert told.traffic == pytest.approx(sent, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "rows", "error", "words"),
+    [
+        (LogisticRegression(), X, InvalidParameterError, "no plans for LogisticRegression"),
+        (SGDClassifier(policy="hogwild"), X, InvalidParameterError, "no plans for hogwild"),
+        (SGDClassifier(run=Run(shard="features")), X, InvalidParameterError, "shard='features'"),
+        (SGDClassifier(), sparse.csr_matrix(X), InvalidParameterError, "dense rows"),
+        (SGDClassifier(), da.from_array(X)[da.from_array(X)[:, 0] > 0], InvalidDataError, "number"),
+    ],
+)
+def test_fits_without_a_plan(estimator: Any, rows: Any, error: type[Exception], words: str) -> None:
+    y = da.from_array(Y)[da.from_array(X)[:, 0] > 0] if isinstance(rows, da.Array) else Y
+    with pytest.raises(error, match=words):
+        daskml_dist.advise(rows, estimator, y)
+
+
+@pytest.mark.slow
+def test_real_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it, without made-up costs: they are measured once and then known."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for estimator, y in ((SGDRegressor(), X[:, 0]), (SGDClassifier(), np.arange(len(X)) % 3)):
+        plan = estimator.plan(X, y)
+        assert not hasattr(estimator, "coef_")
+        low, high = plan.best.seconds or (0, 0)
+        assert 0 < low < high
+        monkeypatch.setattr("daskml_dist.planning.advising.measured_costs", None)
+        assert str(estimator.plan(X, y)) == str(plan)
+        monkeypatch.undo()
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
