@@ -17,7 +17,6 @@ from daskml_dist.planning.costs import Work
 from daskml_dist.planning.rows import RowsShape
 from daskml_dist.policies import Policy
 from daskml_dist.training.calibration import sample_size
-from daskml_dist.training.dask_internals import list_workers
 from daskml_dist.training.plan import batch_rows
 from daskml_dist.training.run import INLINE
 from daskml_dist.training.settings import Settings
@@ -68,6 +67,9 @@ def inline_place(settings: Settings) -> Place:
 
 def cluster_place(settings: Settings, rows: RowsShape, client: Any) -> Place | None:
     """The workers of a client; None where there is none."""
+    # It loads distributed, which whoever only imports an estimator does without.
+    from daskml_dist.training.dask_internals import list_workers
+
     workers = list_workers(client)
     if not workers:
         return None

@@ -1,4 +1,4 @@
-"""What a fit tells the page: a callback of every fit, and one line to the scheduler a client."""
+"""The feed of the page: a callback of every fit, and one line to the scheduler a client."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from functools import wraps
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from daskml_dist.diagnostics.live.fits import HANDLER
 from daskml_dist.diagnostics.live.plain import plain
 
 __all__ = ["Feed"]
 
 logger = logging.getLogger(__name__)
 
-#: Name of the scheduler's handler that takes what is told.
-HANDLER = "daskml_dist_training"
 #: Seconds between two messages, before the first of a fit, and that a message may take.
 _EVERY, _FIRST, _CALL = 1.0, 0.25, 5.0
 #: Events that wait for a message at most; of more the oldest are left out.

@@ -7,8 +7,10 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Fit", "Fits", "lane_table", "mark_table", "pass_table"]
+__all__ = ["HANDLER", "Fit", "Fits", "lane_table", "mark_table", "pass_table"]
 
+#: Name of the scheduler's handler that takes what clients tell.
+HANDLER = "daskml_dist_training"
 #: Fits that are kept, and of each the last passes, changes of membership, and lanes in a picture.
 N_FITS, N_PASSES, N_CHANGES, N_LANES = 20, 2000, 100, 256
 #: Passes that speed and remaining time are told from.

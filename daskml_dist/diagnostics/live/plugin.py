@@ -8,8 +8,7 @@ from typing import Any
 
 from distributed.diagnostics.plugin import SchedulerPlugin
 
-from daskml_dist.diagnostics.live.feed import HANDLER
-from daskml_dist.diagnostics.live.fits import Fits
+from daskml_dist.diagnostics.live.fits import HANDLER, Fits
 
 __all__ = ["NAME", "TrainingPage", "add_tab", "find_dashboard", "open_page"]
 
