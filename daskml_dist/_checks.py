@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from numbers import Integral, Real
 from typing import Any
@@ -14,7 +14,7 @@ from sklearn.utils import check_random_state
 from daskml_dist._run import Run
 from daskml_dist.backends.devices import DEVICES, STORED
 from daskml_dist.compression import get_compressor
-from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.nearest import nearest
 from daskml_dist.training.checkpoint import Checkpoint
 from daskml_dist.training.run_settings import RunSettings
@@ -27,7 +27,9 @@ __all__ = [
     "check_number",
     "check_one_of",
     "check_run",
+    "check_some_weight",
     "check_steps",
+    "check_weighed",
     "has_sklearns_callbacks",
     "refuse_sklearns_callbacks",
     "seed_of",
@@ -146,6 +148,32 @@ def check_budget(memory_budget: Any) -> int | None:
         f'memory_budget={memory_budget!r}: use "auto", a number of bytes, or a string such as '
         '"2 GiB".'
     )
+
+
+def check_weighed(weights: Mapping[int, Any]) -> None:
+    """Check that rows which are to be scored have weights.
+
+    Parameters
+    ----------
+    weights : mapping of int to float
+        Weight of the test rows, by the number of their split.
+    """
+    for split, weight in weights.items():
+        if float(weight) == 0:
+            raise InvalidDataError(
+                f"The test rows of split {split} have no weight: their sample_weight sums to zero, "
+                "so they have no score. Shuffle the rows that are split, for example "
+                "cv=KFold(5, shuffle=True), or leave rows of no weight out."
+            )
+
+
+def check_some_weight(weight: Any) -> None:
+    """Check that the weights of rows that are to be scored do not sum to zero."""
+    if float(weight) == 0:
+        raise InvalidDataError(
+            "The sample weights sum to zero, so there is no score. Give some rows a positive "
+            "weight."
+        )
 
 
 def seed_of(random_state: Any) -> int:

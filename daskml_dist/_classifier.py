@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 
+from daskml_dist._checks import check_some_weight
 from daskml_dist._supervised import Supervised
 from daskml_dist.data.conversion import plain_objects
 from daskml_dist.data.lazy import is_dask
@@ -18,7 +19,7 @@ from daskml_dist.data.missing import check_no_missing
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.training.survey import Survey
 
-__all__ = ["BaseClassifier"]
+__all__ = ["BaseClassifier", "SeveralLabels"]
 
 #: Labels from which on blocks alone are checked.
 _MANY = 1 << 16
@@ -122,7 +123,50 @@ class BaseClassifier(ClassifierMixin, Supervised):
         """
         self._check_fitted()
         total, hits = self._score_sums(self._hits_counted(), X, y, sample_weight)
+        check_some_weight(total)
         return float(hits / total)
+
+
+class SeveralLabels(BaseClassifier):
+    """Base class of classifiers of rows with one label each, or with several.
+
+    Of several, y has a column of 0 and 1 for each label, and so have predictions.
+    """
+
+    _multi_output = True
+    #: Whether y has columns of labels.
+    _several = False
+
+    def _classes_in(self, survey: Survey, classes: Any) -> NDArray[Any]:
+        self._several = survey.n_targets is not None
+        if survey.n_targets is None:
+            return super()._classes_in(survey, classes)
+        strange = np.setdiff1d(survey.classes, [0, 1])
+        if len(strange):
+            raise InvalidDataError(
+                f"y has {survey.n_targets} columns, and holds {strange.tolist()[:5]}. Of several "
+                "labels a row, give a column of 0 and 1 for each; of one label, one column."
+            )
+        return np.arange(survey.n_targets)
+
+    def _labels_written(self) -> tuple[Callable[..., None], np.dtype[Any], int | None]:
+        if not self._several:
+            return super()._labels_written()
+        return _write_positive, np.dtype(np.int64), len(self.classes_)
+
+    def _hits_counted(self) -> Callable[..., NDArray[np.float64]]:
+        return _all_hits if self._several else super()._hits_counted()
+
+
+def _write_positive(raw: NDArray[Any], out: NDArray[Any]) -> None:
+    out[...] = np.reshape(raw > 0, out.shape)
+
+
+def _all_hits(
+    y: NDArray[Any], raw: NDArray[Any], weight: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    hits = ((raw.reshape(y.shape) > 0) == (y > 0)).all(axis=1)
+    return np.array([weight.sum(), weight @ hits])
 
 
 def _write_labels(classes: NDArray[Any], raw: NDArray[Any], out: NDArray[Any]) -> None:

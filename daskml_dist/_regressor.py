@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import RegressorMixin
 
+from daskml_dist._checks import check_some_weight
 from daskml_dist._supervised import Supervised
 from daskml_dist.data.spread import Spread
 
@@ -40,6 +41,7 @@ class BaseRegressor(RegressorMixin, Supervised):
         """
         statistic = _Residuals(self._inverse_link())
         found: _Fit = self._score_sums(statistic, X, y, sample_weight)
+        check_some_weight(found.targets.weight)
         errors, spread = found.errors, found.targets.squares
         with np.errstate(divide="ignore", invalid="ignore"):
             return float(np.where(spread > 0, 1 - errors / spread, np.nan).mean())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from inspect import signature
 from numbers import Real
 from typing import Any
 
@@ -35,13 +36,14 @@ class CrossValidated(BaseLinear):
 
     def _splits(self, X: Any, y: Any, sample_weight: Any, groups: Any) -> Any:
         """The rows, cut once."""
-        from daskml_dist.model_selection._validation import Splits
+        from daskml_dist.model_selection._validation import Splits, beside
 
         X, y, weight = self._taken(*map(_with_shape, (X, y, sample_weight)))
         self._check_target(y)
         y = plain_objects(y) if isinstance(y, np.ndarray) and y.dtype.kind == "O" else y
         check_feature_names(self, X, reset=True)
         given = {} if weight is None else {"sample_weight": weight}
+        groups, given = beside(X, y, groups, given)
         return Splits(self, X, y, groups, given, self.cv)
 
     def _stack(
@@ -71,6 +73,11 @@ class CrossValidated(BaseLinear):
                 f"scoring={self.scoring!r}: use a name of a score, a callable "
                 "(estimator, X, y), or None."
             )
+        if callable(self.scoring) and not _takes_three(self.scoring):
+            raise InvalidParameterError(
+                f"scoring={self.scoring!r}: it cannot be called with (estimator, X, y). Give a "
+                "callable that takes these, or the name of a score."
+            )
         return None if self.scoring is None else get_scorer(self.scoring)
 
     def _scored(
@@ -97,6 +104,17 @@ def _with_shape(values: Any) -> Any:
     if values is None or is_dask(values) or isinstance(values, str | list | tuple | Real):
         return values
     return values if hasattr(values, "shape") else np.asarray(values)
+
+
+def _takes_three(score: Any) -> bool:
+    """Whether a callable takes three arguments by place, as far as it tells."""
+    try:
+        signature(score).bind(None, None, None)
+    except TypeError:
+        return False
+    except ValueError:
+        return True
+    return True
 
 
 def _n_targets(y: Any) -> int | None:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist._checks import check_count, check_number
+from daskml_dist._checks import check_count, check_number, check_some_weight
 from daskml_dist._linear_regressor import LinearRegressor
 from daskml_dist._rounds import BaseRounds
 from daskml_dist._run import Run
@@ -76,6 +76,7 @@ class GeneralizedLinearRegressor(LinearRegressor, BaseRounds):
         """
         statistic = partial(_deviances, self._deviance())
         found: _Deviances = self._score_sums(statistic, X, y, sample_weight)
+        check_some_weight(found.weight)
         return 1 - found.deviance / found.null if found.null > 0 else float("nan")
 
     @abstractmethod

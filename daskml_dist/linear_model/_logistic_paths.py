@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist._checks import check_weighed
 from daskml_dist._stacks import Stack, solution_of
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.solvers import Solution
@@ -83,6 +84,7 @@ class LogisticPaths:
         w = self.w.reshape(-1, *self.w.shape[2:])
         # Weights of classes are no part of scores.
         sums = self._stack.scores(self.model, w, splits, role)
+        check_weighed(dict(enumerate(sums[::n_candidates, 0])))
         return SCORES["classifier"][name](sums).reshape(n_splits, n_candidates)
 
     def estimator(self, candidate: Any, w: NDArray[np.float64]) -> Any:

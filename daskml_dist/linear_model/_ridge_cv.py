@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist._checks import check_class_weight, check_flag
+from daskml_dist._checks import check_class_weight, check_flag, check_weighed
 from daskml_dist._rounds import BaseRounds
 from daskml_dist._stacks import Stack
 from daskml_dist.errors import InvalidParameterError
@@ -169,10 +169,13 @@ class BaseRidgeCV(CrossValidated, BaseRounds):
         name, stacked = self.scoring or self._own_score, stack.model(model)
         if self._classification and name == "accuracy":
             hits = stack(stacked, OnePass(SignedHits(w, TEST))).w
+            check_weighed(dict(enumerate(hits[:, 0, 0])))
             return np.asarray(hits[..., 1] / hits[..., 0])
         if not self._classification and isinstance(name, str) and name in TARGET_SCORES:
             statistic = PathSums(w, TEST, absolute=name == "neg_mean_absolute_error")
-            return TARGET_SCORES[name](stack(stacked, OnePass(statistic)).w)
+            sums = stack(stacked, OnePass(statistic)).w
+            check_weighed(dict(enumerate(sums[:, 0, 0, 0])))
+            return TARGET_SCORES[name](sums)
         estimators = {
             split: [
                 self._with(alpha, one, model, stack.rows)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 
-from daskml_dist._checks import check_count, check_flag, check_number, seed_of
+from daskml_dist._checks import check_count, check_flag, check_number, check_weighed, seed_of
 from daskml_dist._linear_regressor import LinearRegressor
 from daskml_dist._run import Run
 from daskml_dist._stacks import Stack
@@ -187,6 +187,7 @@ class ElasticNetCV(CrossValidated, LinearRegressor):
         fits = gram_fits(model.n_features, stack.roles.n_splits)
         paths = (GramPaths if fits else WidePaths)(stack, model, asked)
         sums = stack(stack.model(model), OnePass(PathSums(paths.w, TEST))).w[..., 0, :]
+        check_weighed(dict(enumerate(sums[:, 0, 0])))
         errors = (sums[..., 1] / sums[..., 0]).reshape(len(paths.w), len(ratios), -1)
         self._choose(errors.transpose(1, 2, 0), paths.alphas, ratios, grid is not None)
         return paths.last(self.alpha_, self._ratio), paths.converged

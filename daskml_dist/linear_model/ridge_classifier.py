@@ -7,16 +7,20 @@ from typing import Any
 from numpy.typing import NDArray
 
 from daskml_dist._checks import check_class_weight
+from daskml_dist._classifier import SeveralLabels
 from daskml_dist._linear_classifier import LinearClassifier
 from daskml_dist._rounds import BaseRounds
 from daskml_dist._run import Run
+from daskml_dist._supervised import as_columns
+from daskml_dist.errors import InvalidParameterError
 from daskml_dist.linear_model._least_squares import check_memory
 from daskml_dist.linear_model.ridge import Ridge
 from daskml_dist.losses import Loss, SquaredError
 from daskml_dist.models.linear import LinearModel
-from daskml_dist.models.signed_classes import SignedClasses
+from daskml_dist.models.signed_classes import SignedClasses, SignedLabels
 from daskml_dist.solvers import Solution, Solver
 from daskml_dist.training.solver_plan import Rows
+from daskml_dist.training.survey import Survey
 
 __all__ = ["RidgeClassifier", "SignedClassifier"]
 
@@ -44,15 +48,18 @@ def _signed(rows: Rows, fit_intercept: bool) -> LinearModel:
     assert rows.classes is not None
     n_features, n_classes = rows.survey.n_features, len(rows.classes)
     check_memory(n_features)
+    if rows.survey.n_targets is not None:  # several labels a row
+        return SignedLabels(SquaredError(), n_features, 0, fit_intercept, n_classes)
     n_targets = n_classes if n_classes > 2 else None
     return SignedClasses(SquaredError(), n_features, 0, fit_intercept, n_targets)
 
 
-class RidgeClassifier(SignedClassifier, BaseRounds):
+class RidgeClassifier(SeveralLabels, SignedClassifier, BaseRounds):
     """Classification by ridge regression to the signs of labels, in one pass over the rows.
 
     Each class has a target, 1 for its rows and -1 for others (two classes have one between them);
-    the label of the largest prediction is the answer.
+    the label of the largest prediction is the answer. Rows may have several labels: then y has a
+    column of 0 and 1 for each, and so have predictions.
 
     Parameters
     ----------
@@ -62,6 +69,7 @@ class RidgeClassifier(SignedClassifier, BaseRounds):
     copy_X, max_iter, tol, random_state
         Without effect, as rows are never changed and solvers do not iterate over them.
     class_weight : dict, "balanced" or None, default=None
+        None where rows have several labels.
     solver : {"auto", "cholesky", "svd", "lbfgs"}, default="auto"
         As in :class:`~daskml_dist.linear_model.Ridge`.
     positive : bool, default=False
@@ -120,6 +128,23 @@ class RidgeClassifier(SignedClassifier, BaseRounds):
         self.run = run
         self.device = device
         self.callbacks = callbacks
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_label = True
+        return tags
+
+    def _taken(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
+        X, y, sample_weight = super()._taken(X, y, sample_weight)
+        return X, as_columns(y), sample_weight
+
+    def _classes_in(self, survey: Survey, classes: Any) -> NDArray[Any]:
+        if survey.n_targets is not None and self.class_weight is not None:
+            raise InvalidParameterError(
+                f"class_weight={self.class_weight!r}: rows of several labels have no class. Leave "
+                "class_weight=None, and pass sample_weight."
+            )
+        return super()._classes_in(survey, classes)
 
     def _set_n_iter(self, solution: Solution) -> None:
         ridge = self._ridge()

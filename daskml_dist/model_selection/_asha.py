@@ -161,6 +161,8 @@ class Climb:
                     f"Tasks of candidates were lost: {error} Give the workers more memory, or "
                     "stop what ends them, then fit again."
                 ) from error
+            if self._rows[split].exception() is not None:
+                raise self._splits.rows.unread(error) from error
             raise
         del self._open[job]  # what raises is let go of with all others
         if isinstance(result, Model):

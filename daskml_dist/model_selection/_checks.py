@@ -20,7 +20,14 @@ from daskml_dist.model_selection._roles import NEITHER, TEST, TRAIN, DigitRoles,
 from daskml_dist.model_selection._split_rows import RowsOfSplits, count_rows
 from daskml_dist.model_selection._splitters import KFold, OnDask, StratifiedKFold
 
-__all__ = ["check_splitter", "codes_of_indices", "knows_dask", "rows_of", "splits_in_memory"]
+__all__ = [
+    "check_splitter",
+    "codes_of_indices",
+    "has_columns",
+    "knows_dask",
+    "rows_of",
+    "splits_in_memory",
+]
 
 
 def check_splitter(cv: Any, estimator: Any, y: Any) -> Any:
@@ -46,7 +53,7 @@ def check_splitter(cv: Any, estimator: Any, y: Any) -> Any:
     if isinstance(cv, Integral) and not isinstance(cv, bool):
         if cv < 2:
             raise InvalidParameterError(f"cv={cv}: at least 2 folds are needed.")
-        stratified = y is not None and is_classifier(estimator)
+        stratified = y is not None and is_classifier(estimator) and not has_columns(y)
         return (StratifiedKFold if stratified else KFold)(int(cv))
     if hasattr(cv, "split") and not isinstance(cv, str):
         ours = getattr(_splitters, type(cv).__name__, None)
@@ -62,6 +69,12 @@ def check_splitter(cv: Any, estimator: Any, y: Any) -> Any:
             "(train, test) arrays of row numbers."
         )
     return model_selection.check_cv(list(cv))
+
+
+def has_columns(y: Any) -> bool:
+    """Whether targets have several columns, as those of rows with several labels have."""
+    shape: tuple[int, ...] = getattr(y, "shape", ())
+    return len(shape) == 2 and shape[1] != 1
 
 
 def rows_of(splitter: Any, inputs: tuple[Any, ...], y: Any, groups: Any) -> RowsOfSplits:

@@ -14,7 +14,7 @@ from daskml_dist.metrics.scorers import get_scorers
 from daskml_dist.model_selection._roles import TEST, TRAIN
 from daskml_dist.model_selection._routing import weighed_scores
 from daskml_dist.model_selection._split_rows import chosen
-from daskml_dist.model_selection._validation import Splits, fitted_on
+from daskml_dist.model_selection._validation import Splits, beside, fitted_on
 
 __all__ = ["cross_val_predict", "cross_val_score", "cross_validate"]
 
@@ -69,11 +69,11 @@ def cross_validate(
     ------
     InvalidParameterError, InvalidDataError
     """
-    fit_params = dict(params or {})
+    groups, fit_params = beside(X, y, groups, params)
     if not any(map(is_dask, (X, y, groups, *fit_params.values()))):
         found: dict[str, Any] = model_selection.cross_validate(
             estimator, X, y, groups=groups, scoring=scoring, cv=cv, n_jobs=n_jobs,
-            verbose=verbose, params=params, pre_dispatch=pre_dispatch,
+            verbose=verbose, params=fit_params or None, pre_dispatch=pre_dispatch,
             return_train_score=return_train_score, return_estimator=return_estimator,
             return_indices=return_indices, error_score=error_score,
         )  # fmt: skip
@@ -176,11 +176,11 @@ def cross_val_predict(
     InvalidParameterError
         Splits are no partition of the rows.
     """
-    fit_params = dict(params or {})
+    groups, fit_params = beside(X, y, groups, params)
     if not any(map(is_dask, (X, y, groups, *fit_params.values()))):
         return model_selection.cross_val_predict(
-            estimator, X, y, groups=groups, cv=cv, n_jobs=n_jobs, verbose=verbose, params=params,
-            pre_dispatch=pre_dispatch, method=method,
+            estimator, X, y, groups=groups, cv=cv, n_jobs=n_jobs, verbose=verbose,
+            params=fit_params or None, pre_dispatch=pre_dispatch, method=method,
         )  # fmt: skip
     weighed_scores(estimator, {}, fit_params, False)
     splits = Splits(estimator, X, y, groups, fit_params, cv)

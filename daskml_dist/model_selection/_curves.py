@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from daskml_dist.metrics.scorers import get_scorers
 from daskml_dist.model_selection._roles import TEST, TRAIN
 from daskml_dist.model_selection._routing import weighed_scores
 from daskml_dist.model_selection._stacking import stacked_fits, stacks
-from daskml_dist.model_selection._validation import Fitted, Splits
+from daskml_dist.model_selection._validation import Fitted, Splits, beside
 
 __all__ = ["learning_curve", "validation_curve"]
 
@@ -64,7 +64,11 @@ def validation_curve(
     ------
     InvalidParameterError, InvalidDataError
     """
-    fit_params = dict(params or {})
+    groups, fit_params = beside(X, y, groups, params)
+    if isinstance(param_range, str) or not isinstance(param_range, Iterable):
+        raise InvalidParameterError(
+            f"param_range={param_range!r}: give a sequence of the values of {param_name}."
+        )
     candidates = [clone(estimator).set_params(**{param_name: value}) for value in param_range]
     if not candidates:
         raise InvalidParameterError("param_range is empty. Name at least one value.")
@@ -72,7 +76,7 @@ def validation_curve(
         found: tuple[Any, Any] = model_selection.validation_curve(
             estimator, X, y, param_name=param_name, param_range=param_range, groups=groups, cv=cv,
             scoring=scoring, n_jobs=n_jobs, pre_dispatch=pre_dispatch, verbose=verbose,
-            error_score=error_score, params=params,
+            error_score=error_score, params=fit_params or None,
         )  # fmt: skip
         return found
     splits = Splits(estimator, X, y, groups, fit_params, cv)
@@ -134,7 +138,7 @@ def learning_curve(
     ------
     InvalidParameterError, InvalidDataError
     """
-    fit_params = dict(params or {})
+    groups, fit_params = beside(X, y, groups, params)
     lazy = any(map(is_dask, (X, y, groups, *fit_params.values())))
     if exploit_incremental_learning and lazy:
         raise InvalidParameterError(
@@ -147,7 +151,7 @@ def learning_curve(
             exploit_incremental_learning=exploit_incremental_learning, n_jobs=n_jobs,
             pre_dispatch=pre_dispatch, verbose=verbose, shuffle=shuffle,
             random_state=random_state, error_score=error_score, return_times=return_times,
-            params=params,
+            params=fit_params or None,
         )  # fmt: skip
         return found
     folds = _rows_of_folds(Splits(estimator, X, y, groups, fit_params, cv))

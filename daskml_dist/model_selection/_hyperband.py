@@ -311,7 +311,10 @@ def _passed(
 def _gathered(estimator: Any, splits: Splits) -> Splits:
     """Splits of lazy rows that do not lie on a cluster, in memory."""
     n = splits.n_splits
-    found = compute(*[splits.rows.gathered(split) for split in range(n)])
+    try:
+        found = compute(*[splits.rows.gathered(split) for split in range(n)])
+    except Exception as error:
+        raise splits.rows.unread(error) from error
     return _InMemory(splits, found)  # type: ignore[return-value]
 
 

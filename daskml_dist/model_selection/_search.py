@@ -25,7 +25,7 @@ from daskml_dist.model_selection._pipelines import pipelines_stack, stacked_pipe
 from daskml_dist.model_selection._results import table_of
 from daskml_dist.model_selection._routing import is_routed, weighed_scores
 from daskml_dist.model_selection._stacking import stacked_fits, stacks
-from daskml_dist.model_selection._validation import Fitted, Splits, fitted_on
+from daskml_dist.model_selection._validation import Fitted, Splits, beside, fitted_on
 
 __all__ = ["GridSearchCV", "RandomizedSearchCV", "SearchOnDask"]
 
@@ -65,6 +65,7 @@ class SearchOnDask(Exported):
         ------
         InvalidParameterError, InvalidDataError
         """
+        groups, params = beside(X, y, groups, params)
         lazy = any(map(is_dask, (X, y, groups, *params.values())))
         asks = self._has_peer and (is_routed(params) or has_sklearns_callbacks(self))
         if not lazy and (asks or not self._stacks()):

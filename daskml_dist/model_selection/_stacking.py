@@ -14,6 +14,7 @@ from dask.delayed import delayed
 from numpy.typing import NDArray
 from sklearn.exceptions import FitFailedWarning
 
+from daskml_dist._checks import check_weighed
 from daskml_dist._classifier import BaseClassifier
 from daskml_dist._regressor import BaseRegressor
 from daskml_dist._stackable import step_stacks
@@ -24,6 +25,7 @@ from daskml_dist.data.conversion import check_dtype
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 from daskml_dist.metrics.scorers import SCORERS, Scorer
+from daskml_dist.model_selection._checks import has_columns
 from daskml_dist.model_selection._codes import ByPlace, ByRange, Thinned
 from daskml_dist.model_selection._failures import safe
 from daskml_dist.model_selection._roles import TEST, TRAIN, Ints, Roles
@@ -79,7 +81,7 @@ def stacked_fits(
     error_score : "raise" or float
         What a failed fit scores.
     """
-    if set(splits.plain) - {"sample_weight"}:
+    if set(splits.plain) - {"sample_weight"} or has_columns(splits.inputs[1]):
         return None
     rounds = can_stack(estimators)
     of_steps = None if rounds else step_stacks(estimators)
@@ -190,6 +192,11 @@ def _of_pairs(fit: StackedFit, role: int, scorer: Scorer) -> float:
     )
 
 
+def _weighed_score(of: OfSums, fit: StackedFit, role: int, split: int) -> float:
+    check_weighed({split: fit.sums[role][0]})
+    return of(fit, role=role)
+
+
 class ScoresOfStacks:
     """Scores of what columns have come to.
 
@@ -209,6 +216,8 @@ class ScoresOfStacks:
         scorers: Mapping[str, Any], train_score: bool, error_score: Any,
     ) -> None:  # fmt: skip
         self._known, self._error_score = known, error_score
+        sums = {n: partial(_weighed_score, of) for n, of in known.items() if of is not None}
+        self._of_sums = safe(sums, error_score)
         self._scorers = safe(scorers, error_score)
         self._roles = (TEST, TRAIN) if train_score else (TEST,)
         self._features = collection.feature_names
@@ -223,7 +232,7 @@ class ScoresOfStacks:
             fit.estimator.feature_names_in_ = self._features
         begin, scores = time.perf_counter(), []
         for role in self._roles:
-            found = {n: of(fit, role=role) for n, of in self._known.items() if of is not None}
+            found = {n: of(fit, role, split) for n, of in self._of_sums.items()}
             rest = {n: self._scorers[n] for n, of in self._known.items() if of is None}
             if rest:
                 found |= score_sides(rest, fit.estimator, *self._side(split, role), weigh=True)

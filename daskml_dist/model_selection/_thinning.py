@@ -12,6 +12,7 @@ from sklearn.utils import _safe_indexing, resample
 
 from daskml_dist._checks import seed_of
 from daskml_dist.data.collection import as_collection
+from daskml_dist.errors import DaskMLDistError
 from daskml_dist.model_selection._checks import codes_of_indices
 from daskml_dist.model_selection._split_rows import count_rows, label_counts, n_rows_of, thinned
 from daskml_dist.model_selection._validation import Splits
@@ -31,7 +32,11 @@ def labels_of(splits: Splits) -> NDArray[Any]:
     X, y, *_ = splits.inputs
     if splits.codes is not None:
         return np.unique(np.asarray(y))
-    labels, _ = label_counts(as_collection(X, y, classification=True), first_seen=False)
+    columns = as_collection(X, y, classification=True)
+    try:
+        labels, _ = label_counts(columns, first_seen=False)
+    except Exception as error:
+        raise error if isinstance(error, DaskMLDistError) else splits.rows.unread(error) from error
     return np.unique(labels)
 
 

@@ -16,6 +16,7 @@ from sklearn.utils import _safe_indexing
 
 from daskml_dist.data.collection import take_columns
 from daskml_dist.data.lazy import is_dask
+from daskml_dist.errors import TrainingError
 from daskml_dist.model_selection._checks import (
     check_splitter,
     codes_of_indices,
@@ -27,10 +28,12 @@ from daskml_dist.model_selection._failures import safe, tell_failures
 from daskml_dist.model_selection._roles import TEST, TRAIN, Roles
 from daskml_dist.model_selection._split_rows import RowsOfSplits, n_rows_of
 from daskml_dist.models.stacked import OnlyOne
+from daskml_dist.training.dask_internals import is_dasks
 
 __all__ = [
     "Fitted",
     "Splits",
+    "beside",
     "fitted_on",
     "score_sides",
 ]
@@ -155,19 +158,48 @@ class Splits:
         else:
             rows = [self.rows.gathered(split) for split in range(self.n_splits)]
             task = delayed(partial(_fit_here, self.plain, scorers, options), pure=False)
-            found = list(compute(*[task(e, rows[split]) for e, split in every]))
+            found = self._computed([task(e, rows[split]) for e, split in every])
         tell_failures([fit.error for fit in found], error_score, stacklevel=5)
         n = self.n_splits
         return [found[i : i + n] for i in range(0, len(found), n)]
+
+    def _computed(self, tasks: list[Any]) -> list[Fitted]:
+        """Results of tasks, which hand back what a fit or a score raises."""
+        try:
+            found = list(compute(*tasks))
+        except Exception as error:
+            if is_dasks(error):
+                raise TrainingError(
+                    f"Tasks of fits were lost: {error} Give the workers more memory, or stop what "
+                    "ends them, then fit again."
+                ) from error
+            raise self.rows.unread(error) from error
+        for one in found:
+            if isinstance(one, Exception):
+                raise one
+        return found
+
+
+def beside(
+    X: Any, y: Any, groups: Any, params: Mapping[str, Any] | None
+) -> tuple[Any, dict[str, Any]]:
+    """Groups and arguments of ``fit``: of rows in memory, what is lazy is brought there."""
+    if is_dask(X) or is_dask(y):
+        return groups, dict(params or {})
+    found = {n: v.compute() if is_dask(v) else v for n, v in (params or {}).items()}
+    return groups.compute() if is_dask(groups) else groups, found
 
 
 def _fit_here(
     plain: dict[str, Any], scorers: dict[str, Any], options: dict[str, Any], estimator: Any,
     rows: tuple[tuple[Any, ...], tuple[Any, ...]],
-) -> Fitted:  # fmt: skip
-    """Fit and score on rows in memory."""
+) -> Fitted | Exception:  # fmt: skip
+    """Fit and score on rows in memory; what is raised, where this is asked for."""
     train, test = ((X, y, _with_weight(plain, weight)) for X, y, *weight in rows)
-    return _fit_and_score(estimator, train, lambda: test, scorers, **options)
+    try:
+        return _fit_and_score(estimator, train, lambda: test, scorers, **options)
+    except Exception as error:
+        return error
 
 
 def _with_weight(plain: dict[str, Any], weight: list[Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Labels as numbers for least squares: 1 for a row's label and -1 for all others."""
+"""Labels as numbers for least squares: 1 for a row's label, or labels, and -1 for all others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.models.linear import LinearModel
 
-__all__ = ["SignedClasses"]
+__all__ = ["SignedClasses", "SignedLabels"]
 
 
 @dataclass(frozen=True)
@@ -38,3 +38,23 @@ class SignedClasses(LinearModel):
         if len(classes) == 2:
             return np.where(y == classes[1], 1, -1).astype(dtype)
         return np.where(y[:, None] == classes, 1, -1).astype(dtype)
+
+
+@dataclass(frozen=True)
+class SignedLabels(LinearModel):
+    """A linear model of several targets: each tells whether a row has a label."""
+
+    def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
+        """Signs of 0 and 1.
+
+        Parameters
+        ----------
+        y : ndarray of shape (n, n_labels)
+        classes : ignored
+        dtype : numpy dtype of the fit
+
+        Returns
+        -------
+        ndarray of shape (n, n_labels)
+        """
+        return np.where(y > 0, 1, -1).astype(dtype)

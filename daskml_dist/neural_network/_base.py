@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist._classifier import BaseClassifier
+from daskml_dist._classifier import SeveralLabels
 from daskml_dist._regressor import BaseRegressor
 from daskml_dist._steps import BaseSteps
 from daskml_dist._supervised import Supervised, as_columns
 from daskml_dist.data.batches import LaneSpec
-from daskml_dist.errors import InvalidDataError
 from daskml_dist.inference.predict import written
 from daskml_dist.models.base import StepModel
 from daskml_dist.training.engine import FitResult
@@ -22,7 +21,6 @@ from daskml_dist.training.plan import lane_batch
 from daskml_dist.training.rows import Rows
 from daskml_dist.training.settings import Settings
 from daskml_dist.training.spec import training_rows
-from daskml_dist.training.survey import Survey
 
 __all__ = ["BaseNetwork", "NetworkClassifier", "NetworkRegressor"]
 
@@ -86,27 +84,12 @@ class BaseNetwork(BaseSteps, Supervised):
         self.best_validation_score_ = max(self.validation_scores_, default=-np.inf)
 
 
-class NetworkClassifier(BaseClassifier, BaseNetwork):
+class NetworkClassifier(SeveralLabels, BaseNetwork):
     """Base class of classifiers: labels and probabilities of raw predictions.
 
     Rows have one label each, or several: then y has a column of 0 and 1 for each, and so has each
     prediction.
     """
-
-    #: Whether y has columns of labels.
-    _several = False
-
-    def _classes_in(self, survey: Survey, classes: Any) -> NDArray[Any]:
-        self._several = survey.n_targets is not None
-        if survey.n_targets is None:
-            return super()._classes_in(survey, classes)
-        strange = np.setdiff1d(survey.classes, [0, 1])
-        if len(strange):
-            raise InvalidDataError(
-                f"y has {survey.n_targets} columns, and holds {strange.tolist()[:5]}. Of several "
-                "labels a row, give a column of 0 and 1 for each; of one label, one column."
-            )
-        return np.arange(survey.n_targets)
 
     def _probabilities(self) -> Callable[[NDArray[Any], NDArray[Any]], None]:
         """Picklable function that writes what raw predictions mean, one column a class."""
@@ -116,22 +99,6 @@ class NetworkClassifier(BaseClassifier, BaseNetwork):
     def _dtype(self) -> Any:
         """The dtype of raw predictions."""
         return self._state.w.dtype
-
-    def predict(self, X: Any) -> Any:
-        """Most likely labels.
-
-        Parameters
-        ----------
-        X : as in :meth:`fit`
-
-        Returns
-        -------
-        ndarray or lazy dask Array of shape (n_rows,), or (n_rows, n_labels) of 0 and 1
-        """
-        self._check_fitted(X)
-        if not self._several:
-            return super().predict(X)
-        return self._map(_write_positive, X, np.int64, len(self.classes_))
 
     def predict_proba(self, X: Any) -> Any:
         """Probabilities of the classes, or of each of several labels.
@@ -150,24 +117,6 @@ class NetworkClassifier(BaseClassifier, BaseNetwork):
     def predict_log_proba(self, X: Any) -> Any:
         """Logarithm of :meth:`predict_proba`, with the same parameters and shape."""
         return np.log(self.predict_proba(X))
-
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Mean accuracy, in one pass over the blocks; several labels must all be right.
-
-        Parameters
-        ----------
-        X, y, sample_weight
-            As in :meth:`fit`.
-
-        Returns
-        -------
-        float
-        """
-        self._check_fitted()
-        if not self._several:
-            return super().score(X, y, sample_weight)
-        total, hits = self._score_sums(_all_hits, X, y, sample_weight)
-        return float(hits / total)
 
 
 class NetworkRegressor(BaseRegressor, BaseNetwork):
@@ -199,14 +148,3 @@ class NetworkRegressor(BaseRegressor, BaseNetwork):
 
 def _same(raw: NDArray[Any]) -> NDArray[Any]:
     return raw
-
-
-def _write_positive(raw: NDArray[Any], out: NDArray[Any]) -> None:
-    out[...] = np.reshape(raw > 0, out.shape)
-
-
-def _all_hits(
-    y: NDArray[Any], raw: NDArray[Any], weight: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    hits = ((raw.reshape(y.shape) > 0) == (y > 0)).all(axis=1)
-    return np.array([weight.sum(), weight @ hits])

@@ -9,10 +9,13 @@ import dask.array as da
 import numpy as np
 import pytest
 from sklearn.linear_model import SGDClassifier as TheirSGDClassifier
+from sklearn.linear_model import SGDRegressor as TheirSGDRegressor
 from sklearn.model_selection import KFold
 
-from daskml_dist.linear_model import SGDClassifier
-from daskml_dist.model_selection import HyperbandSearchCV
+from daskml_dist import linear_model, model_selection
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.linear_model import LogisticRegression, Ridge, SGDClassifier
+from daskml_dist.model_selection import GridSearchCV, HyperbandSearchCV
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(101, 3))  # folds of 51 and 50 rows
@@ -40,3 +43,112 @@ def test_a_score_that_fails_on_a_split(client: Any, ours: bool, lazy: bool) -> N
     assert (table["split1_test_score"] == 0.5).all()
     with pytest.raises(ValueError, match="not of 51 rows"):
         search.set_params(error_score="raise").fit(*given)
+
+
+#: Of the first fold alone there are rows of any weight.
+WEIGHT = (np.arange(101) < 51).astype(float)
+
+
+def _lazy(*values: Any) -> list[Any]:
+    return [da.from_array(v, chunks=(40, *v.shape[1:])) for v in values]
+
+
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        ("LogisticRegressionCV", {"Cs": 2}),
+        ("RidgeClassifierCV", {}),
+        ("RidgeCV", {}),
+        ("LassoCV", {"alphas": 2}),
+    ],
+)
+def test_no_penalty_is_chosen_by_rows_of_no_weight(name: str, params: dict[str, Any]) -> None:
+    model = getattr(linear_model, name)(cv=KFold(3), **params)
+    with pytest.raises(InvalidDataError, match=r"rows of split 2 have no weight.*shuffle=True"):
+        model.fit(X, LABELS, sample_weight=(np.arange(101) < 60).astype(float))
+
+
+@pytest.mark.parametrize(
+    ("estimator", "grid", "lazy"),
+    [
+        (LogisticRegression(), {"C": [1.0, 2.0]}, True),
+        (Ridge(), {"alpha": [1.0, 2.0]}, False),
+        (SGDClassifier(max_iter=2, tol=None, random_state=0), {"alpha": [1e-4, 1e-2]}, False),
+    ],
+    ids=["rounds", "regressor", "steps"],
+)
+def test_a_search_tells_of_test_rows_of_no_weight(
+    estimator: Any, grid: Any, lazy: bool, client: Any
+) -> None:
+    X_, y, weight = _lazy(X, LABELS, WEIGHT) if lazy else (X, LABELS, WEIGHT)
+    weight = weight[::-1]  # as of the test rows of the first split
+    search = GridSearchCV(estimator, grid, cv=[(np.arange(51, 101), np.arange(50))], refit=False)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        table = search.fit(X_, y, sample_weight=weight).cv_results_
+    assert np.isnan(table["mean_test_score"]).all()
+    texts = [str(one.message) for one in told]
+    assert any("Scoring failed" in t and "split 0 have no weight" in t for t in texts)
+    assert any("test scores are non-finite" in text for text in texts)
+    with pytest.raises(InvalidDataError, match="split 0 have no weight"):
+        search.set_params(error_score="raise").fit(X_, y, sample_weight=weight)
+
+
+@pytest.mark.parametrize(
+    "model", [LogisticRegression(), Ridge(), linear_model.PoissonRegressor()], ids=repr
+)
+def test_rows_of_no_weight_have_no_score(model: Any) -> None:
+    with pytest.raises(InvalidDataError, match="sum to zero, so there is no score"):
+        model.fit(X, LABELS).score(X, LABELS, sample_weight=np.zeros(101))
+
+
+@pytest.mark.parametrize(
+    ("kind", "estimator"),
+    [
+        (HyperbandSearchCV, TheirSGDClassifier()),
+        (HyperbandSearchCV, TheirSGDRegressor()),
+        (GridSearchCV, TheirSGDClassifier()),
+    ],
+    ids=["labels", "hyperband", "grid"],
+)
+def test_rows_that_cannot_be_read_name_their_block(kind: Any, estimator: Any, client: Any) -> None:
+    def read(rows: Any, block_info: Any = None) -> Any:
+        if block_info[0]["chunk-location"][0] == 1:
+            raise OSError("no such file")
+        return rows
+
+    rows, labels = _lazy(X, LABELS)
+    rows = rows.map_blocks(read, dtype=float)
+    more = {"max_iter": 3} if kind is HyperbandSearchCV else {}
+    search = kind(estimator, {"alpha": [1e-4, 1e-2]}, cv=KFold(2), **more)
+    with pytest.raises(InvalidDataError, match=r"Block 1 could not be read.*no such file"):
+        search.fit(rows, labels)
+
+
+def test_weights_that_are_lazy_beside_rows_in_memory() -> None:
+    (lazy,), weight = _lazy(1 + WEIGHT), 1 + WEIGHT
+    clf, cv = LogisticRegression(), KFold(2)
+
+    def results(given: Any) -> list[Any]:
+        curve = model_selection.learning_curve(
+            clf, X, LABELS, cv=cv, train_sizes=[0.5, 1.0], params={"sample_weight": given}
+        )
+        scores = model_selection.cross_val_score(
+            clf, X, LABELS, cv=cv, params={"sample_weight": given}
+        )
+        search = GridSearchCV(clf, {"C": [0.1, 1.0]}, cv=cv).fit(X, LABELS, sample_weight=given)
+        ridge = linear_model.RidgeCV(cv=cv).fit(X, LABELS, given)
+        found = search.cv_results_["mean_test_score"], search.best_estimator_.coef_
+        return [*curve, scores, *found, ridge.coef_]
+
+    for found, expected in zip(results(lazy), results(weight), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_scorers_that_cannot_be_called_and_values_that_are_none() -> None:
+    with pytest.raises(InvalidParameterError, match=r"cannot be called with .estimator, X, y."):
+        linear_model.RidgeCV(cv=2, scoring=lambda estimator: 1.0).fit(X, LABELS)
+    with pytest.raises(InvalidParameterError, match="param_range=3: give a sequence"):
+        model_selection.validation_curve(
+            LogisticRegression(), X, LABELS, param_name="C", param_range=3
+        )

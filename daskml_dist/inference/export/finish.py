@@ -96,7 +96,10 @@ def _set_labels(estimator: Any, twin: Any) -> None:
 def _set_signs(estimator: Any, twin: Any) -> None:
     from sklearn.preprocessing import LabelBinarizer
 
-    twin._label_binarizer = LabelBinarizer(pos_label=1, neg_label=-1).fit(estimator.classes_)
+    labels = estimator.classes_
+    if getattr(estimator, "_several", False):
+        labels = np.eye(len(labels), dtype=int)
+    twin._label_binarizer = LabelBinarizer(pos_label=1, neg_label=-1).fit(labels)
 
 
 #: Functions that set the inner parts of a twin, by the name of the estimator's class.

@@ -1,0 +1,76 @@
+"""Ridge classification of rows with several labels: scikit-learn's numbers, also of lazy rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn import linear_model as truths
+from sklearn import model_selection as truth
+
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.linear_model import RidgeClassifier
+from daskml_dist.model_selection import GridSearchCV
+
+RNG = np.random.default_rng(0)
+N = 200
+X = RNG.normal(size=(N, 5))
+Y = (X @ RNG.normal(size=(5, 3)) + RNG.normal(size=(N, 3)) > 0.2).astype(int)
+WEIGHT = RNG.random(N)
+
+ROWS: dict[str, Any] = {
+    "memory": lambda y: (X, y, WEIGHT),
+    "array": lambda y: tuple(da.from_array(v, chunks=(70, *v.shape[1:])) for v in (X, y, WEIGHT)),
+    "frame": lambda y: tuple(
+        dd.from_pandas(pd.DataFrame(v).add_prefix("c") if v.ndim == 2 else pd.Series(v), 3)
+        for v in (X, y, WEIGHT)
+    ),
+}
+
+
+@pytest.mark.parametrize("n_labels", [2, 3])
+@pytest.mark.parametrize("kind", ROWS)
+def test_fits_are_scikit_learns(kind: str, n_labels: int) -> None:
+    y = Y[:, :n_labels]
+    theirs = truths.RidgeClassifier(alpha=2.0).fit(X, y, WEIGHT)
+    rows, labels, weight = ROWS[kind](y)
+    ours = RidgeClassifier(alpha=2.0).fit(rows, labels, weight)
+    np.testing.assert_allclose(ours.coef_, theirs.coef_, rtol=1e-10)
+    np.testing.assert_allclose(ours.intercept_, theirs.intercept_, rtol=1e-10)
+    np.testing.assert_array_equal(ours.classes_, theirs.classes_)
+    np.testing.assert_allclose(
+        np.asarray(ours.decision_function(rows)), theirs.decision_function(X), atol=1e-12
+    )
+    np.testing.assert_array_equal(np.asarray(ours.predict(rows)), theirs.predict(X))
+    assert ours.score(rows, labels, weight) == pytest.approx(theirs.score(X, y, WEIGHT))
+
+
+def test_a_model_of_scikit_learns_says_the_same() -> None:
+    ours = RidgeClassifier().fit(X, Y)
+    np.testing.assert_array_equal(ours.to_sklearn().predict(X), ours.predict(X))
+    again = ours.fit(X, Y[:, 0])  # one label a row, after several
+    np.testing.assert_array_equal(
+        again.predict(X), truths.RidgeClassifier().fit(X, Y[:, 0]).predict(X)
+    )
+
+
+@pytest.mark.parametrize("kind", ["memory", "array"])
+def test_searches(kind: str) -> None:
+    rows, labels, _ = ROWS[kind](Y)
+    grid = {"alpha": [1.0, 300.0]}
+    ours = GridSearchCV(RidgeClassifier(), grid, error_score="raise").fit(rows, labels)
+    theirs = truth.GridSearchCV(truths.RidgeClassifier(), grid).fit(X, Y)
+    np.testing.assert_allclose(
+        ours.cv_results_["mean_test_score"], theirs.cv_results_["mean_test_score"]
+    )
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(InvalidParameterError, match="rows of several labels have no class"):
+        RidgeClassifier(class_weight="balanced").fit(X, Y)
+    with pytest.raises(InvalidDataError, match="give a column of 0 and 1 for each"):
+        RidgeClassifier().fit(X, Y + 1)
