@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,6 @@ from daskml_dist._linear import BaseLinear
 from daskml_dist._rounds import _SHARE, BaseRounds
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.collection import Collection
-from daskml_dist.data.spread import Spread
 from daskml_dist.errors import DaskMLDistError
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.models.stacked import TEST, TRAIN, Roles, StackedLinear
@@ -33,14 +34,14 @@ from daskml_dist.training.rows import Rows, balanced_weights, named_weights
 from daskml_dist.training.run import open_engine
 from daskml_dist.training.run_settings import RunSettings
 from daskml_dist.training.solver_plan import make_solver_fit
-from daskml_dist.training.survey import Survey
+from daskml_dist.training.target_survey import TargetSurvey
 
 __all__ = [
     "Asked",
+    "Fits",
     "NotStackedError",
     "Stack",
     "StackedFit",
-    "TargetSurvey",
     "can_stack",
     "fit_stack",
     "open_stack",
@@ -133,7 +134,10 @@ def fit_stack(
         estimator._check_params()
     begin = time.perf_counter()
     with open_stack(estimators[0], collection, roles, classes, weighted) as stack:
-        found = _Fits(stack, estimators, train_score, pairs).found()
+        sides = (TEST, TRAIN) if train_score else (TEST,)
+        every = [(e, split) for e in range(len(estimators)) for split in range(roles.n_splits)]
+        flat = Fits(stack, estimators, every, sides, pairs).found()
+    found = [flat[i : i + roles.n_splits] for i in range(0, len(flat), roles.n_splits)]
     seconds = (time.perf_counter() - begin) / (len(found) * roles.n_splits)
     for row in found:
         for fit in row:
@@ -282,34 +286,40 @@ class Stack(Asked):
         return found
 
 
-class _Fits:
-    """Fits of all candidates to all splits.
+class Fits:
+    """Fits of candidates to splits.
 
     Parameters
     ----------
     stack : Stack
     estimators : sequence of estimator
-    train_score, pairs : bool
+    asked : list of (int, int)
+        Numbers of an estimator and of its split; those of an estimator lie together.
+    sides : tuple of int
+        Roles of the rows that are scored.
+    pairs : bool
     """
 
     def __init__(
-        self, stack: Stack, estimators: Sequence[Any], train_score: bool, pairs: bool
-    ) -> None:
-        self._stack, self._estimators, self._pairs = stack, estimators, pairs
-        self._n_splits = stack.roles.n_splits
-        self._sides = (TEST, TRAIN) if train_score else (TEST,)
+        self, stack: Stack, estimators: Sequence[Any], asked: list[tuple[int, int]],
+        sides: tuple[int, ...], pairs: bool,
+    ) -> None:  # fmt: skip
+        self._stack, self._estimators, self._asked = stack, estimators, asked
+        self._sides, self._pairs = sides, pairs
 
-    def found(self) -> list[list[StackedFit]]:
-        """Fits of each estimator, one a split."""
-        stack, n = self._stack, self._n_splits
+    def found(self) -> list[StackedFit]:
+        """The fits, as they are asked for."""
+        stack = self._stack
         weights = stack.split_weights(stack.model(self._estimators[0]._problem(stack.rows)[0]))
         problems: list[tuple[LinearModel, Column, Rows]] = []
         #: Of each problem: columns of a stack have the same.
         kinds: list[tuple[LinearModel, str]] = []
-        for estimator in self._estimators:
+        for number, of_estimator in groupby(self._asked, itemgetter(0)):
+            estimator = self._estimators[number]
             factors = self._factors(estimator, weights)
             of_splits = (weights if factors is None else weights * factors).sum(axis=1)
-            for split, weight in enumerate(of_splits):
+            for _, split in of_estimator:
+                weight = of_splits[split]
                 of_split = stack.of_split(weight)
                 model, solver = estimator._problem(of_split)
                 start = estimator._start(model, of_split)
@@ -319,11 +329,11 @@ class _Fits:
         left = list(range(len(problems)))
         while left:
             some = [i for i in left if kinds[i] == kinds[left[0]]][:_MOST_COLUMNS]
-            factors = self._factors(self._estimators[left[0] // n], weights)
+            factors = self._factors(self._estimators[self._asked[left[0]][0]], weights)
             stacked = stack.model(kinds[left[0]][0], factors)
             found |= self._columns(stacked, {i: problems[i] for i in some})
             left = [i for i in left if i not in found]
-        return [[found[i] for i in range(k, k + n)] for k in range(0, len(problems), n)]
+        return [found[i] for i in range(len(problems))]
 
     def _factors(self, estimator: Any, weights: NDArray[np.float64]) -> NDArray[np.float64] | None:
         """Weights of classes in each split, as the estimator's own fit to it has them."""
@@ -347,7 +357,7 @@ class _Fits:
         }
         found = {}
         for k, (i, (_, _, rows)) in enumerate(problems.items()):
-            candidate = self._estimators[i // self._n_splits]
+            candidate = self._estimators[self._asked[i][0]]
             estimator = type(candidate)(**candidate.get_params(deep=False))
             one = solution_of(solution, k)
             estimator._set_fitted(one, stacked.each, rows)
@@ -361,37 +371,3 @@ def solution_of(stacked: Solution, k: int) -> Solution:
     """Solution of a column of a stack."""
     n_iter, converged, message, extra = stacked.extra["columns"][k]
     return Solution(stacked.w[k], n_iter, converged, message, extra)
-
-
-@dataclass(frozen=True)
-class TargetSurvey(Survey):
-    """A survey of targets alone, without the codes beside them.
-
-    Parameters
-    ----------
-    weight : float or None
-        Rows of a split, counted by their weights; None: all rows.
-    n_columns : int or None
-        Columns of the targets; None: they have one dimension.
-    """
-
-    weight: float | None = None
-    n_columns: int | None = None
-
-    @property
-    def n_rows(self) -> Any:
-        """Rows, or their weight in a split."""
-        return sum(i.n_rows for i in self.infos) if self.weight is None else self.weight
-
-    @property
-    def n_targets(self) -> int | None:
-        """Columns of the targets; None for targets of one dimension."""
-        return self.n_columns
-
-    @property
-    def targets(self) -> Spread:
-        """Of all columns but the codes'."""
-        both, n = Survey(self.infos).targets, self.n_columns or 1
-        return replace(
-            both, origin=both.origin[:n], offset=both.offset[:n], squares=both.squares[:n]
-        )

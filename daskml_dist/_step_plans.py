@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from daskml_dist._stacks import NotStackedError, TargetSurvey
+from daskml_dist._stacks import NotStackedError
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.block_info import BlockInfo, inspect_block
 from daskml_dist.data.blocks import Block
@@ -25,6 +25,7 @@ from daskml_dist.training.rows import Rows
 from daskml_dist.training.settings import Settings
 from daskml_dist.training.spec import FitSpec
 from daskml_dist.training.survey import Survey
+from daskml_dist.training.target_survey import TargetSurvey
 
 __all__ = ["OwnPlans", "optimizer_of"]
 

@@ -8,7 +8,6 @@ from functools import partial
 from numbers import Integral
 from typing import Any, Self
 
-import dask.array as da
 import numpy as np
 from dask.delayed import Delayed, delayed
 from numpy.typing import NDArray
@@ -34,13 +33,14 @@ from daskml_dist.data.conversion import as_column
 from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import reduce_parts
-from daskml_dist.ensemble._draws import Draws, weights_of
+from daskml_dist.ensemble._drawn_stacks import can_be_drawn, fit_drawn
+from daskml_dist.ensemble._draws import DrawnRows, Draws, weights_of
 from daskml_dist.ensemble._unseen import oob_scores, unseen_answers
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.inference.transform import sample_rows
 from daskml_dist.model_selection._split_rows import count_rows
 
-__all__ = ["Bagged", "Bagging", "DrawnRows"]
+__all__ = ["Bagged", "Bagging"]
 
 _MOST_SEED = np.iinfo(np.int32).max
 
@@ -97,43 +97,23 @@ class Bagged:
             repeated.append(as_array([repeat(one, count) for one, count in pieces], unknown, like))
         return repeated[0], repeated[1], None
 
+    def numbered(self, sample: Any) -> tuple[Any, Any]:
+        """X, and targets with the numbers of the rows behind them."""
+        X = self.rows.inputs[0]
+        if hasattr(X, "columns"):
+            take = delayed(partial(_columns, None), pure=False)
+            X = as_array([take(part[0]) for part in self.rows.parts], self.rows, sample)
+        number = delayed(_with_numbers, pure=False)
+        each = zip(self.rows.parts, self.starts, strict=True)
+        pieces = [number(part[1], int(start)) for part, start in each]
+        return X, as_array(pieces, self.rows, np.empty((0, 2)))
+
     def _targets(self) -> Any:
         column = delayed(partial(as_column, name="y"), pure=False)
         dtype = getattr(self.rows.inputs[1], "dtype", np.dtype(np.float64))
         return as_array(
             [column(part[1]) for part in self.rows.parts], self.rows, np.empty(0, dtype)
         )
-
-
-@dataclass(frozen=True, eq=False)
-class DrawnRows:
-    """Draws of a fit, told without its rows.
-
-    Parameters
-    ----------
-    draws : Draws
-    starts : ndarray of int64 of shape (n_blocks,)
-    weights : list of Delayed or float, or None
-        Of the rows of each block, where they are drawn by these.
-    """
-
-    draws: Draws
-    starts: NDArray[np.int64]
-    weights: list[Any] | None
-
-    def of(self, member: int) -> da.Array:
-        """Numbers of the rows that a member has drawn, lazy."""
-        number = delayed(partial(_numbers, self.draws, member), pure=False)
-        stops = np.append(self.starts[1:], self.draws.n_rows)
-        weights = self.weights or [None] * len(stops)
-        pieces = [
-            number(int(start), int(stop), weight)
-            for start, stop, weight in zip(self.starts, stops, weights, strict=True)
-        ]
-        numbers: da.Array = da.concatenate(
-            [da.from_delayed(piece, (np.nan,), dtype=np.int64) for piece in pieces]
-        )
-        return numbers
 
 
 class Bagging(OnBlocks):
@@ -273,15 +253,13 @@ class Bagging(OnBlocks):
 
     def _fit_drawn(self, bagged: Bagged, sample: Any, params: dict[str, Any]) -> None:
         by_weight = has_fit_parameter(self.estimator_, "sample_weight")
-        jobs = []
-        for i, seed in enumerate(bagged.draws.seeds):
-            member = self._make_estimator(  # type: ignore[attr-defined]
-                append=False, random_state=int(seed)
-            )
-            X, y, weight = bagged.inputs(i, sample, by_weight)
-            given = params if weight is None else {**params, "sample_weight": weight}
-            jobs.append((member, X, y, given))
-        fitted = fit_members(jobs)
+        members = [
+            self._make_estimator(append=False, random_state=int(seed))  # type: ignore[attr-defined]
+            for seed in bagged.draws.seeds
+        ]
+        fitted = None if params else self._fit_stacked(bagged, sample, members)
+        if fitted is None:
+            fitted = self._fit_apart(bagged, sample, members, by_weight, params)
         self.estimators_ = self.estimators_ + fitted
         self.estimators_features_ = self.estimators_features_ + bagged.features
         weights = [part[2] for part in bagged.rows.parts] if bagged.draws.weight else None
@@ -289,6 +267,24 @@ class Bagging(OnBlocks):
         self.__dict__.pop("oob_score_", None)
         if self.oob_score:
             self._set_unseen(bagged)
+
+    def _fit_stacked(self, bagged: Bagged, sample: Any, members: list[Any]) -> list[Any] | None:
+        """Members as columns of one fit; None where they cannot be."""
+        classes = np.arange(self.n_classes_) if is_classifier(self) else None
+        if not (bagged.whole and bagged.draws.weight is None and can_be_drawn(members, classes)):
+            return None
+        return fit_drawn(members, bagged.draws, *bagged.numbered(sample), classes)
+
+    @staticmethod
+    def _fit_apart(
+        bagged: Bagged, sample: Any, members: list[Any], by_weight: bool, params: dict[str, Any]
+    ) -> list[Any]:
+        jobs = []
+        for i, member in enumerate(members):
+            X, y, weight = bagged.inputs(i, sample, by_weight)
+            given = params if weight is None else {**params, "sample_weight": weight}
+            jobs.append((member, X, y, given))
+        return fit_members(jobs)
 
     def _set_unseen(self, bagged: Bagged) -> None:
         n_classes = self.n_classes_ if is_classifier(self) else None
@@ -346,6 +342,11 @@ def _counted(draws: Draws, member: int, first: int, X: Any, weight: Any) -> NDAr
     return draws.of(member, first, X.shape[0], weights_of(X.shape[0], weight))
 
 
+def _with_numbers(y: Any, start: int) -> NDArray[np.float64]:
+    targets = as_column(y, name="y")
+    return np.column_stack([targets, np.arange(start, start + len(targets))]).astype(np.float64)
+
+
 def _added(parts: list[float]) -> float:
     return float(sum(parts))
 
@@ -361,11 +362,6 @@ def _columns(features: NDArray[np.int64] | None, X: Any) -> Any:
 
 def _repeated(rows: Any, counts: NDArray[np.int64]) -> Any:
     return rows[np.repeat(np.arange(len(counts)), counts)]
-
-
-def _numbers(draws: Draws, member: int, start: int, stop: int, weight: Any) -> NDArray[np.int64]:
-    counts = draws.of(member, start, stop - start, weights_of(stop - start, weight))
-    return np.repeat(np.arange(start, stop), counts)
 
 
 def _shares(answers: tuple[Any, Any]) -> NDArray[np.float64]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import dask.array as da
 import numpy as np
+from dask.delayed import delayed
 from numpy.typing import NDArray
 from scipy import stats
 
 from daskml_dist.data.permutations import Permutation, hashed
 
-__all__ = ["Draws", "weights_of"]
+__all__ = ["DrawnRows", "Draws", "weights_of"]
 
 _BITS = np.uint64(11)
 #: Draws of a row, the most that a table of their chances has.
@@ -52,7 +55,13 @@ class Draws:
         self, member: int, first: int, n: int, weights: NDArray[np.float64] | None = None
     ) -> NDArray[np.int64]:
         """Draws of the `n` rows from number `first` on, of these weights."""
-        rows, seed = np.arange(first, first + n), int(self.seeds[member])
+        return self.of_rows(member, np.arange(first, first + n), weights)
+
+    def of_rows(
+        self, member: int, rows: NDArray[np.int64], weights: NDArray[np.float64] | None = None
+    ) -> NDArray[np.int64]:
+        """Draws of the rows of these numbers, and weights."""
+        n, seed = len(rows), int(self.seeds[member])
         if not self.replace:
             if self.n_drawn >= self.n_rows:
                 return np.ones(n, np.int64)
@@ -72,3 +81,39 @@ def weights_of(n: int, given: Any) -> NDArray[np.float64] | None:
     if given is None:
         return None
     return np.full(n, float(given)) if np.ndim(given) == 0 else np.asarray(given, np.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class DrawnRows:
+    """Draws of a fit, told without its rows.
+
+    Parameters
+    ----------
+    draws : Draws
+    starts : ndarray of int64 of shape (n_blocks,)
+    weights : list of Delayed or float, or None
+        Of the rows of each block, where they are drawn by these.
+    """
+
+    draws: Draws
+    starts: NDArray[np.int64]
+    weights: list[Any] | None
+
+    def of(self, member: int) -> da.Array:
+        """Numbers of the rows that a member has drawn, lazy."""
+        number = delayed(partial(_numbers, self.draws, member), pure=False)
+        stops = np.append(self.starts[1:], self.draws.n_rows)
+        weights = self.weights or [None] * len(stops)
+        pieces = [
+            number(int(start), int(stop), weight)
+            for start, stop, weight in zip(self.starts, stops, weights, strict=True)
+        ]
+        numbers: da.Array = da.concatenate(
+            [da.from_delayed(piece, (np.nan,), dtype=np.int64) for piece in pieces]
+        )
+        return numbers
+
+
+def _numbers(draws: Draws, member: int, start: int, stop: int, weight: Any) -> NDArray[np.int64]:
+    counts = draws.of(member, start, stop - start, weights_of(stop - start, weight))
+    return np.repeat(np.arange(start, stop), counts)

@@ -18,8 +18,9 @@ class BaggingClassifier(Bagging, ensemble.BaggingClassifier):
     Rows in memory are scikit-learn's affair. On a Dask collection a row's draws follow from the
     seed, the member and the row's number among all, so the ensemble is the same on any number of
     workers. Members that take weights are given the draws as such, and no row is copied; for others
-    rows are repeated where they lie. Those of this package are fitted one after the other, each on
-    the whole cluster; others side by side, on rows gathered in a worker.
+    rows are repeated where they lie. Linear ones of a solver are one fit; others of this package
+    are fitted one after the other, each on the whole cluster; any others side by side, on rows
+    gathered in a worker.
 
     Parameters
     ----------

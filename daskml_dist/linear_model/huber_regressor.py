@@ -72,6 +72,8 @@ class HuberRegressor(LinearRegressor, BaseRounds):
     (array([3.]), array([4]))
     """
 
+    outliers_: NDArray[np.bool_] | None
+
     def __init__(
         self,
         *,
@@ -107,6 +109,7 @@ class HuberRegressor(LinearRegressor, BaseRounds):
         super()._set_fitted(solution, model, rows)
         self.intercept_ = self.intercept_[0]
         self.scale_ = solution.extra["scale"]
+        self.outliers_ = None  # `fit` tells, of rows in memory
 
     def _outliers(self, X: Any, y: Any) -> NDArray[np.bool_] | None:
         if is_dask(X) or is_dask(y):

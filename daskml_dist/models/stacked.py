@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,13 +25,16 @@ class Roles(ABC):
     Attributes
     ----------
     n_splits : int
+    counted : bool
+        Whether :meth:`played` tells how often a split trains on a row. Such a split tests on none.
     """
 
     n_splits: int
+    counted: ClassVar[bool] = False
 
     @abstractmethod
-    def played(self, codes: NDArray[np.int64], split: int) -> NDArray[np.int8]:
-        """NEITHER, TRAIN or TEST for each code."""
+    def played(self, codes: NDArray[np.int64], split: int) -> NDArray[Any]:
+        """NEITHER, TRAIN or TEST for each code; or `counted`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,3 +147,9 @@ class StackedLinear(Model):
         """Targets as each model reads them, and the roles, of what :meth:`encode` made."""
         n = self.n_targets
         return (y[:, 0] if self.each.n_targets is None else y[:, :n]), y[:, n:]
+
+    def times(self, roles: Any, role: int) -> Any:
+        """How often rows play a role in each split, of the roles that :meth:`parted` gives."""
+        if self.roles.counted:
+            return roles if role == TRAIN else roles * 0
+        return roles == role

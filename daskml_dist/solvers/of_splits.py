@@ -58,7 +58,8 @@ class OfSplits(Statistic):
         xp, (y, roles) = namespace(rows.y), model.parted(rows.y)
         y = cast(y, xp.int32 if model.each.n_classes > 2 else rows.y.dtype)
         every = BatchRows(rows.X, y, rows.weight, rows.key, rows.block, rows.first)
-        shared = self.additive and is_host(y) and model.class_weight is None
+        plain = model.class_weight is None and not model.roles.counted
+        shared = self.additive and is_host(y) and plain
         if shared and self._add_alike(model, every, roles, out, backend):
             return float("nan")
         weights = train_weights(model, rows, np.array(self.splits), rows.y.dtype, backend)
@@ -136,7 +137,8 @@ def train_weights(
     """Weights of rows in some splits, of shape (n, n_some): zero where a split does not train."""
     y, roles = model.parted(rows.y)
     xp = namespace(roles)
-    found = cast(xp.take(roles, backend.to_device(splits), axis=1) == TRAIN, dtype)
+    some = xp.take(roles, backend.to_device(splits), axis=1)
+    found = cast(model.times(some, TRAIN), dtype)
     if rows.weight is not None:
         found = found * cast(rows.weight, dtype)[:, None]
     if model.class_weight is not None:

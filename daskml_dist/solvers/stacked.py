@@ -216,7 +216,7 @@ def tiles_of_splits(
             _, roles = model.parted(part.y)
             there = np.ones(roles.shape[1], bool)
             if is_host(roles):
-                there = (roles == role).any(axis=0)
+                there = model.times(roles, role).any(axis=0)
             if (key := there.tobytes()) not in known:
                 at = np.flatnonzero(there[splits])
                 known[key] = Some(w, splits, at, rows.X, backend)

@@ -16,10 +16,11 @@ from sklearn.linear_model import LogisticRegression as TheirLogisticRegression
 from sklearn.metrics import accuracy_score, r2_score
 from sklearn.neighbors import KNeighborsClassifier
 
-from daskml_dist.ensemble import BaggingClassifier, BaggingRegressor
+from daskml_dist.ensemble import BaggingClassifier, BaggingRegressor, _bagging
 from daskml_dist.ensemble._draws import Draws
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.linear_model import LogisticRegression, Ridge
+from daskml_dist.linear_model import Lasso, LogisticRegression, Ridge
+from daskml_dist.svm import LinearSVC
 
 RNG = np.random.default_rng(0)
 N = 300
@@ -99,6 +100,44 @@ def _check_unseen(model: Any, samples: list[Any]) -> None:
     with np.errstate(invalid="ignore"):
         shares = sums / sums.sum(axis=1)[:, None]
     np.testing.assert_allclose(model.oob_decision_function_.compute(), shares)
+
+
+STACKED: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
+    "labels": (BaggingClassifier, LOGISTIC, LABELS, {}),
+    "two labels": (
+        BaggingClassifier, LogisticRegression(tol=1e-10, class_weight="balanced"), LABELS == "a",
+        {"bootstrap": False, "max_samples": 0.4},
+    ),
+    "moments": (BaggingRegressor, Ridge(), NUMBERS, {"max_samples": 900}),
+    "steps by column": (BaggingRegressor, Lasso(0.01, tol=1e-10), NUMBERS, {}),
+    "signs": (BaggingClassifier, LinearSVC(tol=1e-10), LABELS == "a", {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", STACKED)
+def test_linear_members_are_one_fit(
+    case: str, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, member, y, options = STACKED[case]
+    rows, target, _ = _rows(70, y)
+    # Which is for members apart.
+    monkeypatch.setattr(_bagging, "fit_members", None)
+    model = kind(member, n_estimators=3, random_state=0, **options).fit(rows, target)
+    y = np.unique(y, return_inverse=True)[1] if kind is BaggingClassifier else y
+    for one, drawn in zip(model.estimators_, model.estimators_samples_, strict=True):
+        times = np.bincount(drawn.compute(), minlength=N).astype(float)
+        assert "max_samples" in options or times.max() > 2
+        alone = type(one)(**one.get_params()).fit(X, y, sample_weight=times)
+        np.testing.assert_allclose(one.coef_, alone.coef_, atol=1e-6)
+        np.testing.assert_allclose(one.intercept_, alone.intercept_, atol=1e-6)
+        assert set(vars(one)) == set(vars(alone))
+
+
+def test_members_that_miss_a_label_are_fitted_apart() -> None:
+    rare = np.where(np.arange(N) == 7, "rare", LABELS)
+    rows, target, _ = _rows(300, rare)
+    model = BaggingClassifier(LOGISTIC, n_estimators=3, random_state=0).fit(rows, target)
+    assert model.predict_proba(X).shape == (N, 4)
 
 
 def test_regressors_and_their_unseen_rows(client: Any) -> None:

@@ -34,6 +34,7 @@ def tree() -> Any:
 
 MODELS: dict[str, Callable[[], Any]] = {
     "bagging": lambda: BaggingClassifier(tree(), n_estimators=4, random_state=0),
+    "bagged lines": lambda: BaggingClassifier(logistic(), n_estimators=4, random_state=0),
     "calibration": lambda: CalibratedClassifierCV(logistic(), cv=3),
     "stacking": lambda: StackingClassifier(
         [("a", logistic()), ("b", tree()), ("c", RidgeClassifier(run=Run(n_lanes=3)))],
