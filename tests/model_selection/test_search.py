@@ -128,8 +128,15 @@ def test_a_share_of_the_rows_tells_where_to_begin(monkeypatch: pytest.MonkeyPatc
     assert less != n_iter  # it began elsewhere
 
 
-@pytest.mark.parametrize("kind", ["array", "frame", "sparse"])
-@pytest.mark.parametrize("case", ["binary", "classes", "ridge"])
+@pytest.mark.parametrize(
+    ("case", "kind"),
+    # Each case and each kind; the pairs left out are slow ones.
+    [
+        pytest.param(case, kind, marks=[] if kind in quick else pytest.mark.slow)
+        for case, quick in (("binary", "array frame"), ("classes", "sparse"), ("ridge", "array"))
+        for kind in ("array", "frame", "sparse")
+    ],
+)
 def test_dask_collections_give_the_results_of_their_rows(case: str, kind: str, client: Any) -> None:
     name, options, grid, y, _ = CASES[case]
     rows, labels = da.from_array(X, chunks=(250, 5)), da.from_array(y, chunks=250)
