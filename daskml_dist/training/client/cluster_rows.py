@@ -22,7 +22,8 @@ from daskml_dist.training.client.fitting import surely_fit
 from daskml_dist.training.client.gathering import Gathering
 from daskml_dist.training.client.held_blocks import HeldBlocks
 from daskml_dist.training.client.held_parts import HeldParts
-from daskml_dist.training.client.membership import Membership
+from daskml_dist.training.client.idle_workers import warn_of_few_blocks
+from daskml_dist.training.client.membership import Membership, nothing
 
 __all__ = ["ClusterRows"]
 
@@ -36,10 +37,6 @@ _REPEATED_WORK = 1.5
 #: Summaries that one task merges.
 _FAN_IN = 16
 _READ = "the rows to be read"
-
-
-def _nothing(*phase: Any) -> None:
-    pass
 
 
 class ClusterRows:
@@ -65,7 +62,7 @@ class ClusterRows:
         collection: Collection,
         memory_budget: int | None,
         device: str = "cpu",
-        tell: Callable[..., None] = _nothing,
+        tell: Callable[..., None] = nothing,
     ) -> None:
         self._client = client
         self._collection = collection
@@ -300,6 +297,12 @@ class ClusterRows:
         else:
             found = self._gathering.results(self._lookers(function), numbers, _READ)
         return [found[i] for i in numbers]
+
+    def warn_of_few(self) -> None:
+        """Warn where the user's blocks are fewer than the workers, and large."""
+        X, ready = self._collection.inputs[0], list(self.membership.ready)
+        own = {future.key for future in self._held.futures.values()}
+        warn_of_few_blocks(self._client, X, self.infos, ready, own)
 
     # -- where they lie --------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from daskml_dist.data.waiting import BEGINS, wait_for_workers
 from daskml_dist.training.client.calls import call_workers
 from daskml_dist.training.dask_internals import evict, list_workers
 
-__all__ = ["SETTLED", "Membership"]
+__all__ = ["SETTLED", "Membership", "nothing"]
 
 #: Seconds for which a worker must be new, or paused, before the run acts on it.
 SETTLED = 1.0
@@ -61,7 +61,7 @@ class Membership:
         self.paused: dict[str, float] = {}
         self._workers: dict[str, dict[str, Any]] = {}
         #: Called before a wait for workers.
-        self.on_wait: Callable[[], None] = _nothing
+        self.on_wait: Callable[[], None] = nothing
 
     def call(self) -> dict[str, int]:
         """Take the roll; return the threads of each worker that may take a part."""
@@ -173,8 +173,8 @@ class Membership:
         return self.ready
 
 
-def _nothing() -> None:
-    pass
+def nothing(*told: Any) -> None:
+    """Listener that does nothing."""
 
 
 def _are_you_there() -> bool:

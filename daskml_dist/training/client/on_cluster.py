@@ -140,6 +140,8 @@ class ClusterEngine(Engine):
         infos = self._rows.survey(n_lanes, self._early)
         self._early.ask()
         if self.columns is None:
+            if self._collection.kind == "dask" and n_lanes is None:
+                self._rows.warn_of_few()
             return infos
         return joined_columns(infos, len(self.columns) - 1)
 
