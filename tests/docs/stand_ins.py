@@ -95,7 +95,8 @@ def _first_fit(folder: Path, rng: np.random.Generator) -> dict[str, Any]:
     for part in range(4):
         frame[part * 60 : part * 60 + 60].to_parquet(folder / "rows" / f"{part}.parquet")
     X, y = names["X"].compute(), names["y"].compute()
-    return {"X_numpy": X, "y_numpy": y, "X_val": names["X_val"], "y_val": names["y_val"]}
+    held_out = frame[:60]
+    return {"X_numpy": X, "y_numpy": y, "X_val": held_out[list("abcd")], "y_val": held_out["label"]}
 
 
 def _positive(_: Path, rng: np.random.Generator) -> dict[str, Any]:
