@@ -1,0 +1,170 @@
+"""Every code block of the pages and the README runs, page by page, in the order of the reader."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import dask
+import numpy as np
+import pytest
+from distributed import Client
+
+from tests.docs.blocks import PAGES, ROOT, Block, blocks
+from tests.docs.stand_ins import ELSEWHERE, STAND_INS
+
+PYTHON = {name: found for name, page in PAGES.items() if (found := blocks(page, "python"))}
+
+#: Packages of extras, without which the blocks that import them, and those after, are left out.
+OPTIONAL = {"matplotlib", "onnxruntime", "skl2onnx", "torch"}
+#: What a block needs beside its own imports.
+USES = {".to_onnx(": {"onnxruntime", "skl2onnx"}, ".plot(": {"matplotlib"}}
+#: How many blocks each page may say are not run: another has to be wanted.
+NOT_RUN = {
+    "docs/coming_from.md": 1,
+    "docs/coming_from_trees.md": 1,
+    "docs/export.md": 1,
+    "docs/gpu.md": 4,
+    "docs/hpc.md": 1,
+}
+
+
+def _missing(block: Block) -> set[str]:
+    """Packages of extras that a block needs and that are not here."""
+    named = {
+        name.split(".")[0]
+        for node in ast.walk(ast.parse(block.code))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in (
+            [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module]
+        )
+        if name is not None
+    }
+    for text, packages in USES.items():
+        named |= packages if text in block.code else set()
+    return {name for name in named & OPTIONAL if importlib.util.find_spec(name) is None}
+
+
+def _run(block: Block, name: str, names: dict[str, Any]) -> None:
+    """A block as a cell of a notebook: what it ends with is looked at, so it is computed."""
+    tree = ast.parse(block.code, f"{name}, block at line {block.line}")
+    ast.increment_lineno(tree, block.line - 1)
+    last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, name, "exec"), names)
+    if last is not None:
+        dask.compute(eval(compile(ast.Expression(last.value), name, "eval"), names))
+
+
+@pytest.fixture
+def page_names(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[dict[str, Any]]:
+    """Names of a page's blocks; its clusters listen on the loopback alone, and end with it."""
+
+    class Loopback(Client):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, dashboard_address="127.0.0.1:0", **options)
+
+    monkeypatch.setattr("distributed.Client", Loopback)
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "__main__"}
+    yield names
+    for value in list(names.values()):
+        if isinstance(value, Loopback):
+            value.close()
+    names.clear()
+    if importlib.util.find_spec("matplotlib") is not None:
+        import matplotlib.pyplot
+
+        matplotlib.pyplot.close("all")
+
+
+def test_every_page_with_code_is_run() -> None:
+    assert {*STAND_INS, *ELSEWHERE} == set(PYTHON)
+    assert not set(STAND_INS) & set(ELSEWHERE)
+    assert all((ROOT / test).is_file() for test in ELSEWHERE.values())
+
+
+def test_what_is_not_run_is_marked_and_counted() -> None:
+    marked = {name: sum(b.not_run is not None for b in found) for name, found in PYTHON.items()}
+    assert {name: n for name, n in marked.items() if n} == NOT_RUN
+    texts = "\n".join(page.read_text(encoding="utf-8") for page in PAGES.values())
+    assert texts.count("<!-- not run:") == sum(NOT_RUN.values())  # none stands before no block
+
+
+def test_what_is_not_run_imports_names_that_there_are() -> None:
+    for found in PYTHON.values():
+        for block in (block for block in found if block.not_run is not None):
+            for node in ast.walk(ast.parse(block.code)):
+                if isinstance(node, ast.ImportFrom) and str(node.module).startswith("daskml_dist"):
+                    exec(compile(ast.Module([node], []), "imports", "exec"), {})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow if g.slow else ()) for n, g in STAND_INS.items()],
+)
+def test_blocks_of_the_page(name: str, page_names: dict[str, Any]) -> None:
+    page_names |= STAND_INS[name].names(Path.cwd(), np.random.default_rng(0))
+    for block in PYTHON[name]:
+        if block.not_run is not None:
+            continue
+        if missing := _missing(block):
+            pytest.skip(f"no {', '.join(sorted(missing))} for the blocks from line {block.line} on")
+        _run(block, name, page_names)
+
+
+# --- commands ----------------------------------------------------------------------------------
+
+
+def _extras(command: str) -> None:
+    """Every extra that a line of pip asks for is one of the package's."""
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for found in re.findall(r"(?:^|[\s\".])(?:daskml-dist|\.)\[([\w,]+)\]", command):
+        assert set(found.split(",")) <= set(known), found
+
+
+def _script(command: str) -> None:
+    """An example is there, and names each option that the line gives it."""
+    path, *rest = command.split()
+    text = (ROOT / path).read_text(encoding="utf-8")
+    for option in (word for word in rest if word.startswith("--")):
+        assert f'"{option}"' in text, option
+
+
+def _file(command: str) -> None:
+    assert (ROOT / command.split("-f ")[1]).is_file()
+
+
+#: What is checked of a command, by how it begins. Those without a check have a step of `.ci/run`.
+COMMANDS: dict[str, Callable[[str], None] | None] = {
+    "pip install ": _extras,
+    "python examples/": lambda command: _script(command.removeprefix("python ")),
+    "conda env create ": _file,
+    "pytest": None,
+    "ruff ": None,
+    "mypy": None,
+    "lint-imports": None,
+    "sphinx-build ": None,
+    "pre-commit install": None,
+    "bash .ci/run": None,
+    "python -m benchmarks gpu": None,  # tests/benchmarks
+}
+
+
+def test_commands_name_what_there_is() -> None:
+    for name, page in PAGES.items():
+        for block in [*blocks(page, "bash"), *blocks(page, "")]:
+            lines = re.sub(r"\\\n\s*", "", block.code).splitlines()
+            commands = [c.strip() for line in lines for c in line.split("#")[0].split("&&")]
+            for command in filter(None, commands):
+                checks = [check for begin, check in COMMANDS.items() if command.startswith(begin)]
+                assert checks, f"{name}: nobody checks {command!r}"
+                for check in filter(None, checks):
+                    check(command)
