@@ -133,9 +133,10 @@ class BaseSteps(BaseOnRows):
             :class:`daskml_dist.callbacks.EvalMonitor`.
         policy : str or Policy, optional
             For this fit only.
-        client : distributed.Client, optional
+        client : distributed.Client or "inline", optional
             Default: the current client. Without one, rows in memory are trained in this process
-            and a Dask collection on a cluster inside it.
+            and a Dask collection on a cluster inside it. ``"inline"`` trains rows in memory in this
+            process, though there be a client.
 
         Returns
         -------

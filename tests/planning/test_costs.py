@@ -203,16 +203,6 @@ def test_rows_that_do_not_fit_are_named(
     assert plan.best.place == "cluster"
 
 
-def test_traffic_is_what_a_fit_sends(client: Client, known: list[str]) -> None:
-    """Of rows that lie on the workers, under a policy that pushes and pulls at each step."""
-    rows = [da.from_array(v, chunks=500).persist() for v in (X, Y)]
-    clf = SGDClassifier(policy="async", max_iter=3, tol=None, random_state=0)
-    [told] = [c for c in clf.plan(*rows).choices if c.own and c.place == "cluster"]
-    clf.fit(*rows)
-    sent = sum(r["bytes_pushed"] + r["bytes_pulled"] for r in clf.history_)
-    assert told.traffic == pytest.approx(sent, rel=0.2)
-
-
 @pytest.mark.parametrize(
     ("estimator", "rows", "error", "words"),
     [
