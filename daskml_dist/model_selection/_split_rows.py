@@ -91,7 +91,7 @@ class RowsOfSplits:
         return both
 
     def unread(self, error: Exception) -> InvalidDataError:
-        """What is to be raised where rows could not be gathered: it names the block.
+        """Error of rows that could not be gathered: it names the block.
 
         Blocks are read once more, one after the other, up to the one that cannot be.
         """

@@ -149,7 +149,7 @@ class StackedLinear(Model):
         return (y[:, 0] if self.each.n_targets is None else y[:, :n]), y[:, n:]
 
     def times(self, roles: Any, role: int) -> Any:
-        """How often rows play a role in each split, of the roles that :meth:`parted` gives."""
+        """Times that rows play a role in each split, of the roles that :meth:`parted` gives."""
         if self.roles.counted:
             return roles if role == TRAIN else roles * 0
         return roles == role

@@ -47,6 +47,10 @@ def _classes(_: Path, rng: np.random.Generator, n_features: int = 4) -> dict[str
     return {**names, "groups": _chunked(np.arange(N_ROWS) % 10), "rows": X[:5], "alpha": 1e-2}
 
 
+def _in_memory(folder: Path, rng: np.random.Generator) -> dict[str, Any]:
+    return {name: np.asarray(rows) for name, rows in _classes(folder, rng).items()}
+
+
 def _counts(folder: Path, rng: np.random.Generator) -> dict[str, Any]:
     names = _classes(folder, rng)
     return {"X": _chunked(rng.integers(0, 9, (N_ROWS, 4))), "y": names["y"]}
@@ -190,6 +194,7 @@ STAND_INS = {
     "docs/model_selection.md": Given(_classes, slow=True),
     "docs/networks.md": Given(_images, slow=True),
     "docs/papers.md": Given(_classes),
+    "docs/planning.md": Given(_in_memory, slow=True),
     "docs/policies.md": Given(_classes),
     "docs/recommender.md": Given(_ratings, slow=True),
     "docs/recovery.md": Given(_classes),
