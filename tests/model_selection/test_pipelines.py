@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import warnings
 from typing import Any
 
 import dask.array as da
@@ -9,15 +12,18 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
+from distributed import Client, LocalCluster
 from sklearn import model_selection as truth
 from sklearn.linear_model import LogisticRegression as TheirLogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import PolynomialFeatures as TheirPolynomialFeatures
 from sklearn.preprocessing import StandardScaler as TheirStandardScaler
 
+from daskml_dist import _stacks
 from daskml_dist.linear_model import LogisticRegression
 from daskml_dist.model_selection import GridSearchCV
 from daskml_dist.preprocessing import PolynomialFeatures, StandardScaler
+from daskml_dist.training.callbacks import CallbackList
 
 RNG = np.random.default_rng(0)
 N = 300
@@ -79,3 +85,40 @@ def test_mistaken_parameters_are_told() -> None:
     search = GridSearchCV(_ours(), {"logisticregression__C": [-1.0]}, cv=2, error_score="raise")
     with pytest.raises(ValueError, match="C=-1"):
         search.fit(X, Y)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_worker_changes_nothing(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It dies in the middle of a stack, which reads what transformers make of rows."""
+    rows, labels = da.from_array(X, chunks=(100, 3)), da.from_array(Y, chunks=100)
+    theirs = _theirs(GRID)
+    passes: list[Any] = []
+    killed: list[int] = []
+    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0"}
+    with LocalCluster(host="127.0.0.1", **options) as made, Client(made) as client:
+
+        class Killer:
+            def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
+                passes.append(record)
+                if len(run.trainer_addresses) > rank and len(passes) > 12 and not killed:
+                    address = run.trainer_addresses[rank]
+                    killed.extend(client.run(os.getpid, workers=[address]).values())
+                    os.kill(killed[0], signal.SIGKILL)
+
+        killer = Killer()
+        monkeypatch.setattr(_stacks, "CallbackList", lambda given: CallbackList([*given, killer]))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of the loss
+            struck = GridSearchCV(_ours(), GRID, **OPTIONS).fit(rows, labels)
+    assert killed
+    assert struck.stacks_ == 4
+    for name in SCORING:
+        for split in range(2):
+            key = f"split{split}_test_{name}"
+            np.testing.assert_allclose(
+                struck.cv_results_[key], theirs.cv_results_[key], atol=1e-6, err_msg=key
+            )
+    assert struck.best_params_ == theirs.best_params_
+    best = struck.best_estimator_[-1], theirs.best_estimator_[-1]
+    np.testing.assert_allclose(best[0].coef_, best[1].coef_, atol=1e-4)
