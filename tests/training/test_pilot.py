@@ -24,7 +24,7 @@ from daskml_dist.models.linear import LinearModel
 from daskml_dist.optimizers import OPTIMIZERS, Adagrad
 from daskml_dist.penalties import Penalty
 from daskml_dist.policies import POLICIES
-from daskml_dist.training.calibration import _sample_size
+from daskml_dist.training.calibration import sample_size
 from daskml_dist.training.coordinates import Coordinates
 from daskml_dist.training.in_process import InProcessEngine
 from daskml_dist.training.pilot import Pilot
@@ -223,7 +223,7 @@ def test_of_more_columns_than_rows_the_minimum_is_found_to_the_end() -> None:
 
 def test_samples_hold_more_rows_of_labels_that_are_rare() -> None:
     even, rare, few = (
-        _sample_size(n, _model(2, 28), rarity)
+        sample_size(n, _model(2, 28), rarity)
         for n, rarity in ((1_000_000, 1.0), (1_000_000, 100.0), (500, 100.0))
     )
     assert even < rare <= 1 << 16
