@@ -139,12 +139,10 @@ class OwnPlans:
         """The sample, in which rows but a split's training rows have no weight."""
         if sample.y is None:
             return sample
-        y, codes = sample.y[:, 0], sample.y[:, 1].astype(np.int64) - 1
+        y = sample.y[:, 0]
         if self.classes is not None:
             y = self.classes[y.astype(np.int64)]
-        given = 1.0 if sample.sample_weight is None else sample.sample_weight
-        weight = (self.roles.played(codes, split) == TRAIN) * given
-        return replace(sample, y=y, sample_weight=weight)
+        return replace(sample, y=y, sample_weight=_training_weight(self.roles, sample, split))
 
 
 def _calibrated(plan: FitSpec, block: Block, scale: float, seed: int) -> FitSpec:
@@ -153,14 +151,20 @@ def _calibrated(plan: FitSpec, block: Block, scale: float, seed: int) -> FitSpec
     return replace(calibrated_on(weighed, block, seed), rows=plan.rows)
 
 
-def _looked_at(roles: Roles, block: Block) -> list[BlockInfo]:
-    """Facts of a block, as fits to the training rows of each split know it."""
+def _training_weight(roles: Roles, block: Block, split: int) -> Any:
+    """Weights of a block's rows, 0 of all but a split's training rows."""
     assert block.y is not None
     codes = block.y[:, 1].astype(np.int64) - 1
     given = 1.0 if block.sample_weight is None else block.sample_weight
+    return (roles.played(codes, split) == TRAIN) * given
+
+
+def _looked_at(roles: Roles, block: Block) -> list[BlockInfo]:
+    """Facts of a block, as fits to the training rows of each split know it."""
+    assert block.y is not None
     found = []
     for split in range(roles.n_splits):
-        weight = ((roles.played(codes, split) == TRAIN) * given).astype(block.rows.dtype)
+        weight = _training_weight(roles, block, split).astype(block.rows.dtype)
         found.append(inspect_block(replace(block, y=block.y[:, 0], sample_weight=weight)))
     return found
 

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from daskml_dist.errors import InvalidParameterError
 
-__all__ = ["MORE_IS_BETTER", "FitCallback", "measure_of", "numbers_of"]
+__all__ = ["MORE_IS_BETTER", "FitCallback", "facts_of", "measure_of", "numbers_of"]
 
 #: Measures of which more is better; of others less is.
 MORE_IS_BETTER = ("val_score", "eval_score")
@@ -31,6 +31,12 @@ class FitCallback:
     def __repr__(self) -> str:
         given = ", ".join(f"{name}={value!r}" for name, value in self.__getstate__().items())
         return f"{type(self).__name__}({given})"
+
+
+def facts_of(run: Any) -> dict[str, Any]:
+    """Facts that loggers write as a fit begins."""
+    names = ("policy_name", "n_lanes", "n_servers", "max_iter")
+    return {name: getattr(run, name) for name in names}
 
 
 def numbers_of(record: dict[str, Any]) -> dict[str, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from daskml_dist.callbacks.base import FitCallback, numbers_of
+from daskml_dist.callbacks.base import FitCallback, facts_of, numbers_of
 from daskml_dist.errors import DaskMLDistError
 
 __all__ = ["MLflow"]
@@ -71,8 +71,8 @@ class MLflow(FitCallback):
             made = active
         self._run_id = made.info.run_id
         self._client = client
-        for name in ("policy_name", "n_lanes", "n_servers", "max_iter"):
-            client.log_param(self._run_id, name, getattr(run, name))
+        for name, value in facts_of(run).items():
+            client.log_param(self._run_id, name, value)
 
     def _experiment_id(self, client: Any) -> str:
         name = "Default" if self.experiment is None else self.experiment

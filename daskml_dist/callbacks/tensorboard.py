@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from daskml_dist.callbacks.base import FitCallback, numbers_of
+from daskml_dist.callbacks.base import FitCallback, facts_of, numbers_of
 from daskml_dist.errors import DaskMLDistError
 
 __all__ = ["TensorBoard"]
@@ -49,8 +49,7 @@ class TensorBoard(FitCallback):
                 "'daskml-dist[tensorboard]'; CSVLogger needs nothing."
             ) from error
         self._writer, self._pass = SummaryWriter(os.fspath(self.log_dir)), 0
-        facts = ("policy_name", "n_lanes", "n_servers", "max_iter")
-        text = "\n".join(f"- {name}: {getattr(run, name)}" for name in facts)
+        text = "\n".join(f"- {name}: {value}" for name, value in facts_of(run).items())
         self._writer.add_text("fit", text, 0)
 
     def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
