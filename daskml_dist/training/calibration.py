@@ -18,7 +18,6 @@ from daskml_dist.models.linear import LinearModel
 from daskml_dist.optimizers import NAG, Adagrad, Optimizer
 from daskml_dist.ps.rule import UpdateRule
 from daskml_dist.ps.shard_state import ShardState
-from daskml_dist.schedules import Constant
 from daskml_dist.training.coordinates import FEW
 from daskml_dist.training.engine import Engine
 from daskml_dist.training.pilot import Pilot
@@ -89,7 +88,10 @@ def drawn_sample(
         Number of fits like it, whose pilots share the time of one: beyond some rows, each has the
         fewer the more they are.
     """
-    n_sample = sample_size(sum(_lane_rows(fit)), _linear(fit), rarity)
+    model = _linear(fit)
+    # Targets that are fitted together each have the pilot of their own fits.
+    model = model if model.n_targets is None else model.of_target(0)
+    n_sample = sample_size(sum(_lane_rows(fit)), model, rarity)
     n_sample = min(n_sample, max(n_sample // n_fits, _SHARED_ROWS))
     return sample_rows(engine, lanes, n_sample, settings.seed, settings.validation_fraction)
 
@@ -127,7 +129,7 @@ def _calibrated(fit: FitSpec, block: Block, seed: int) -> FitSpec:
         return fit
     block = replace(block, rows=_stored(block.rows, fit))
     columns = _touched(block.rows, model)
-    if len(columns) * model.width > _PARAMETERS:
+    if len(columns) * model.width // (model.n_targets or 1) > _PARAMETERS:
         return fit
     state = work.start_state(fit.rows.dtype)
     X = block.rows
@@ -135,41 +137,62 @@ def _calibrated(fit: FitSpec, block: Block, seed: int) -> FitSpec:
         X = X[:, columns[columns < model.n_features]]
     small = replace(model, n_features=X.shape[1])
     assert block.y is not None
-    pilot = Pilot(
-        small, X.astype(fit.rows.dtype, copy=False),
-        model.encode(block.y, fit.rows.classes, fit.rows.dtype), fit.rows.weights(block),
-        work.rule.only.penalty, seed,
-    )  # fmt: skip
-    unit = abs(pilot.value(state.w[columns]))
+    y = model.encode(block.y, fit.rows.classes, fit.rows.dtype)
+    X, weight = X.astype(fit.rows.dtype, copy=False), fit.rows.weights(block)
+    pilots = [
+        Pilot(one, X, of_one, weight, work.rule.only.penalty, seed)
+        for one, of_one in _of_each_target(small, y)
+    ]
+    begin = np.hsplit(state.w[columns], len(pilots))
+    values = [abs(pilot.value(w)) for pilot, w in zip(pilots, begin, strict=True)]
     # A loss that is nothing for nothing tells of no rate, and one that is infinite of no start.
-    if not 0 < unit < np.inf:
+    units = [value if 0 < value < np.inf else None for value in values]
+    if not any(units):
         return fit
     rule, stopping = _in_units(work.rule, largest), work.stopping
     optimizer, before = rule.only.optimizer, work.rule.only.optimizer
     base = work.rule.schedule(1, 0.0)
     base *= optimizer.default_learning_rate / before.default_learning_rate
+    rates = [base * factor for factor in rule.only.rates or [1.0] * len(pilots)]
     slots = state.slots or _slots(optimizer, state.w, block, model)
-    found = _Start(pilot, optimizer, _rows_of_a_step(fit), base)
-    w, own, factor = found.of(
-        state.w[columns],
-        {k: v[columns] for k, v in slots.items()},
-        block.n_rows == sum(_lane_rows(fit)),
-    )
-    if not (np.isfinite(w).all() and all(np.isfinite(slot).all() for slot in own.values())):
-        return fit
-    if work.single_rows and "accumulator" in own:
-        # Squares of the rows' own gradients, of those of their means.
-        own["accumulator"] *= found.batch**2
-    state.w[columns] = w
-    for name, slot in own.items():
-        slots[name][columns] = slot
-    if model.loss.in_target_units and stopping.tol is not None:
-        stopping = replace(stopping, tol=stopping.tol * unit)
+    whole = block.n_rows == sum(_lane_rows(fit))
+    kept = False
+    for k, (pilot, unit) in enumerate(zip(pilots, units, strict=True)):
+        if unit is None:
+            continue
+        at = slice(k * pilot.model.width, (k + 1) * pilot.model.width)
+        found = _Start(pilot, optimizer, _rows_of_a_step(fit), rates[k])
+        w, own, factor = found.of(
+            begin[k], {name: slot[columns, at] for name, slot in slots.items()}, whole
+        )
+        if not (np.isfinite(w).all() and all(np.isfinite(slot).all() for slot in own.values())):
+            return fit
+        if work.single_rows and "accumulator" in own:
+            # Squares of the rows' own gradients, of those of their means.
+            own["accumulator"] *= found.batch**2
+        state.w[columns, at] = w
+        for name, slot in own.items():
+            slots[name][columns, at] = slot
+        rates[k] *= factor
+        kept |= bool(own)
+    if model.loss.in_target_units:
+        if model.n_targets is not None:
+            model = replace(model, units=tuple(unit or 1.0 for unit in units))
+        elif stopping.tol is not None:
+            stopping = replace(stopping, tol=stopping.tol * values[0])
     return fit.working(
-        initial=ShardState(state.w, slots if own else {}),
-        rule=replace(rule, schedule=Constant(base * factor)),
+        model=model,
+        initial=ShardState(state.w, slots if kept else {}),
+        rule=rule.at_rates(rates),
         stopping=stopping,
     )
+
+
+def _of_each_target(model: LinearModel, y: Any) -> list[tuple[LinearModel, Any]]:
+    """The model of each target, and these targets."""
+    if model.n_targets is None:
+        return [(model, y)]
+    return [(model.of_target(k), y[:, k].copy()) for k in range(model.n_targets)]
 
 
 def _stored(X: Any, fit: FitSpec) -> Any:
