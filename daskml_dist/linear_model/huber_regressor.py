@@ -146,9 +146,7 @@ class HuberRegressor(SeveralTargets, BaseRounds):
             return np.atleast_1d(self.scale_)
         return np.ones(shape[1])
 
-    def _problem_of(
-        self, rows: Rows, survey: Survey, scale: float
-    ) -> tuple[LinearModel, Solver]:
+    def _problem_of(self, rows: Rows, survey: Survey, scale: float) -> tuple[LinearModel, Solver]:
         fit_intercept = bool(self.fit_intercept)
         # Huber's loss, unlike the name of this one, begins at the median.
         shift = make_target_shift(Huber(), fit_intercept, survey)

@@ -41,7 +41,7 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
     first_intercept : float or tuple of float, default=0.0
         What the intercepts begin with: all of them, or each.
     units : tuple of float
-        What the loss of each of several targets is divided by where it is told: its units. Empty: 1.
+        What the loss of each of several targets is divided by where it is told. Empty: 1.
     touches : float or None
         Entries of a sparse row, in the mean; None where rows are dense.
     """

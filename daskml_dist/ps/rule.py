@@ -32,12 +32,12 @@ class Group:
         Leading rows of the group that the penalty applies to.
     rate : float, default=1.0
         Factor on the learning rate; of sums, on what is added.
-    rates : tuple of float, default=()
-        Further factors, one for each column of the parameters; empty: none.
     buffer : bool, default=False
         Whether the rows are running means, which move by their mean "gradient" itself.
     additive : bool, default=False
         Whether the rows are sums, which move by their summed "gradient".
+    rates : tuple of float, default=()
+        Further factors on the learning rate, one for each column of the parameters; empty: none.
     """
 
     start: int
@@ -46,9 +46,9 @@ class Group:
     penalty: Penalty
     n_penalised: int
     rate: float = 1.0
-    rates: tuple[float, ...] = ()
     buffer: bool = False
     additive: bool = False
+    rates: tuple[float, ...] = ()
 
     @property
     def descends(self) -> bool:
@@ -263,7 +263,9 @@ class UpdateRule:
     @property
     def steps_alone(self) -> bool:
         """Whether several steps may be made at once."""
-        if len(self._not_beside) > 1 or self.clip is not None or self.only.rate != 1 or self.only.rates:
+        if len(self._not_beside) > 1 or self.clip is not None:
+            return False
+        if self.only.rate != 1 or self.only.rates:
             return False
         return self.average_after is None
 

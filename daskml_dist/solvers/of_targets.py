@@ -1,4 +1,4 @@
-"""One solver for each of several targets, side by side: a reading of the rows answers all of them."""
+"""One solver for each of several targets, side by side: readings of rows answer all of them."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class TargetSolvers(Solver):
     name = "of_targets"
 
     @cached_property
-    def max_passes(self) -> int:  # type: ignore[override]
+    def max_passes(self) -> int:
         """As many as the slowest takes."""
         return max(solver.max_passes for solver in self.each)
 

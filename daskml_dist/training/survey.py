@@ -203,7 +203,7 @@ class Survey:
         return found.pop()
 
     def of_target(self, target: int) -> Survey:
-        """What is known where one of several targets is the only one; their range is that of all."""
+        """What is known where one of several targets is all; its range is that of all."""
         return Survey([info.of_target(target) for info in self.infos])
 
     @property
