@@ -97,6 +97,11 @@ class Splits:
         if weight is not None and not isinstance(weight, float | int):
             self.plain.pop("sample_weight")
             self.inputs = X, y, weight
+        if not is_dask(X):  # nor need the rest be lazy, which is smaller
+            *inputs, groups = (
+                value.compute() if is_dask(value) else value for value in (*self.inputs, groups)
+            )
+            self.inputs, y = tuple(inputs), inputs[1]
         splitter = check_splitter(cv, estimator, y)
         self._rows: RowsOfSplits | None = None
         self.codes: Any = None
