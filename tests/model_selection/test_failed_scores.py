@@ -132,6 +132,9 @@ def test_labels_that_are_lazy_beside_rows_in_memory(clf: Any, cv: Any) -> None:
     for rows in (X, pd.DataFrame(X)):
         found = model_selection.cross_val_score(clf, rows, da.from_array(LABELS, chunks=17), cv=cv)
         np.testing.assert_array_equal(found, model_selection.cross_val_score(clf, X, LABELS, cv=cv))
+    if isinstance(cv, KFold):
+        lazy = da.from_array(LABELS, chunks=17)
+        assert len(model_selection.cross_val_predict(clf, X, lazy, cv=cv)) == len(X)
 
 
 def test_weights_that_are_lazy_beside_rows_in_memory() -> None:
