@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 
+from daskml_dist._callback_list import callback_list
 from daskml_dist._checks import check_run
 from daskml_dist._exported import Exported
 from daskml_dist._run import Run
@@ -21,8 +22,6 @@ from daskml_dist.data.collection import Collection, as_collection, take_columns
 from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.data.row_checks import check_row_shape
-from daskml_dist.diagnostics.live.feed import Feed
-from daskml_dist.diagnostics.progress import Progress
 from daskml_dist.errors import InvalidDataError, NotFittedError
 from daskml_dist.inference.predict import map_rows, results_of_rows
 from daskml_dist.training.callbacks import CallbackList
@@ -116,13 +115,10 @@ class BaseOnRows(Exported, BaseEstimator):
         first: Sequence[object] = (),
     ) -> CallbackList:
         """The user's callbacks, but for those of some classes, after those of `fit` itself."""
-        params = self._params()
-        given = params["callbacks"]
-        callbacks = [*first, *(given if isinstance(given, list | tuple) else [given])]
-        if params["verbose"]:
-            callbacks.append(Progress(max_iter=max_iter, verbose=params["verbose"]))
-        callbacks.append(Feed(type(self).__name__, max_iter))
-        return CallbackList([c for c in callbacks if c is not None and not isinstance(c, aside)])
+        params, name = self._params(), type(self).__name__
+        return callback_list(
+            params["callbacks"], name, max_iter, params["verbose"], aside=aside, first=first
+        )
 
     def _taken(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
         """The inputs with columns for their names; without a target, since none is asked for."""

@@ -16,7 +16,7 @@ from daskml_dist.data.blocks import Block
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.models.linear import LinearModel
-from daskml_dist.models.stacked import TRAIN, Roles
+from daskml_dist.models.stacked import Roles
 from daskml_dist.optimizers import Optimizer
 from daskml_dist.training.calibration import calibrated_on, drawn_sample
 from daskml_dist.training.engine import Engine
@@ -156,7 +156,7 @@ def _training_weight(roles: Roles, block: Block, split: int) -> Any:
     assert block.y is not None
     codes = block.y[:, 1].astype(np.int64) - 1
     given = 1.0 if block.sample_weight is None else block.sample_weight
-    return (roles.played(codes, split) == TRAIN) * given
+    return roles.trained(codes, split) * given
 
 
 def _looked_at(roles: Roles, block: Block) -> list[BlockInfo]:
