@@ -26,6 +26,7 @@ def minimised(
     start: Array,
     max_iter: int,
     tols: tuple[Array, Array] | None = None,
+    share: float = 1.0,
 ) -> tuple[Array, tuple[Array, Array]]:
     """Minima of smooth functions.
 
@@ -39,6 +40,8 @@ def minimised(
     tols : tuple of two ndarray of shape (n_functions,), optional
         A function is at its end where a step gains less than the first, or no slope is larger than
         the second; None: small shares of the value and of the slopes at the start.
+    share : float, default=1.0
+        Factor on these.
 
     Returns
     -------
@@ -50,7 +53,7 @@ def minimised(
     unit, norm = np.where(value == 0, 1.0, np.abs(value)), (slope**2).sum(axis=1)
     if tols is None:
         tols = _FTOL * unit, _GTOL * np.abs(slope).max(axis=1)
-    ftol, gtol = tols
+    ftol, gtol = (tol * share for tol in tols)
     # So long a step along the first gradient is worth about the value itself.
     scale = unit / np.where(norm > 0, norm, 1.0)
     pairs: list[tuple[Array, Array, Array]] = []

@@ -19,9 +19,10 @@ from daskml_dist.optimizers import NAG, Adagrad, Optimizer
 from daskml_dist.ps.rule import UpdateRule
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Constant
+from daskml_dist.training import rate_search
 from daskml_dist.training.coordinates import FEW
 from daskml_dist.training.engine import Engine
-from daskml_dist.training.pilot import Pilot
+from daskml_dist.training.pilot import ENOUGH, Pilot
 from daskml_dist.training.sample import sample_rows
 from daskml_dist.training.settings import Settings
 from daskml_dist.training.spec import FitSpec
@@ -86,11 +87,13 @@ def drawn_sample(
     fit, settings, lanes, engine, rarity
         As of :func:`calibrated`.
     n_fits : int, default=1
-        Number of fits like it, whose pilots share the time of one: beyond some rows, each has the
-        fewer the more they are.
+        Number of fits like it. Unless they go through :func:`calibrated_together` as one, their
+        pilots share the time of one: beyond some rows, each has the fewer the more they are.
     """
-    n_sample = _sample_size(sum(_lane_rows(fit)), _linear(fit), rarity)
-    n_sample = min(n_sample, max(n_sample // n_fits, _SHARED_ROWS))
+    model = _linear(fit)
+    n_sample = _sample_size(sum(_lane_rows(fit)), model, rarity)
+    if n_fits > 1 and not (_is_narrow(fit) and n_sample >= 2 * ENOUGH * model.shape[0]):
+        n_sample = min(n_sample, max(n_sample // n_fits, _SHARED_ROWS))
     return sample_rows(engine, lanes, n_sample, settings.seed, settings.validation_fraction)
 
 
@@ -120,6 +123,8 @@ def _linear(fit: FitSpec) -> LinearModel:
 def calibrated_together(fits: Sequence[FitSpec], block: Block, seed: int) -> list[FitSpec]:
     """Fits of one model and optimizer with what pilots on the same rows find.
 
+    Of few rows, or of models of other kinds, each has a pilot of its own.
+
     Parameters
     ----------
     fits : sequence of FitSpec
@@ -135,17 +140,18 @@ def calibrated_together(fits: Sequence[FitSpec], block: Block, seed: int) -> lis
         tasks = [replace(first, fit=fit, unit=abs(float(value))) for fit, value in zip(
             fits, found.values(np.repeat(first.begin, len(fits), axis=1)), strict=True
         )]  # fmt: skip
-        half, w = (
+        tried, w = (
             np.concatenate(points, axis=1).astype(first.begin.dtype)
-            for points in found.starts(first.begin, _ITERATIONS)
+            for points in found.starts(first.begin, _ITERATIONS, first.whole)
         )
         slots = {name: np.repeat(s, len(fits), axis=1) for name, s in first.slots_here.items()}
         own = {}
         if isinstance(first.optimizer, Adagrad | NAG):
             own = found.warmed(first.optimizer, w, slots, first.batch)
         factors = found.rates(
-            first.optimizer, half, own or slots, [task.base for task in tasks], first.batch
-        )
+            first.optimizer, tried, own or slots, [task.base for task in tasks], first.batch,
+            rate_search.calm if first.whole else rate_search.best,
+        )  # fmt: skip
         return [
             task.found(w[:, k : k + 1], {n: s[:, k : k + 1] for n, s in own.items()}, factor)
             for k, (task, factor) in enumerate(zip(tasks, factors, strict=True))
@@ -164,22 +170,9 @@ def _calibrated(fit: FitSpec, block: Block, seed: int) -> FitSpec:
 class _Task:
     """A fit and the pilot that it asks.
 
-    Parameters
-    ----------
-    fit : FitSpec
-    pilot : Pilot
-    columns : ndarray of int
-        Rows of the parameters that the sample touches.
-    slots : dict of ndarray
-        State of the optimizer in the beginning, of all parameters.
-    begin : ndarray
-        Parameters that the sample touches.
-    rule : UpdateRule
-        In units that suit the features.
-    unit : float
-        Loss in the beginning.
-    whole : bool
-        Whether the sample is all rows.
+    `columns` are the rows of the parameters that the sample touches and `begin` these in the
+    beginning; `slots` are the optimizer's state of all, `rule` is in units that suit the features,
+    `unit` the first loss. `whole`: the sample is all rows.
     """
 
     fit: FitSpec
@@ -250,10 +243,13 @@ class _Task:
 
     def stacks(self, fits: Sequence[FitSpec]) -> bool:
         """Whether pilots of all fits can be columns, with this one's."""
-        if self.whole or type(self.optimizer).at_entry is None:
-            return False  # a minimum of all rows is looked for to more digits
+        # A minimum of few rows is found to more digits.
+        if self.whole and self.pilot.n_rows <= _SHARED_ROWS:
+            return False
         rules = [fit.steps.rule.only for fit in fits]
-        if any(r.penalty.l1 or r.optimizer != rules[0].optimizer for r in rules):
+        if any(rule.optimizer != rules[0].optimizer for rule in rules):
+            return False
+        if type(self.optimizer).at_entry is None or not all(map(_is_narrow, fits)):
             return False
         return StackedPilot.serves(self.pilot, len(fits))
 
@@ -279,6 +275,13 @@ class _Task:
         return fit.working(
             initial=ShardState(start.w, slots if own else {}), rule=rule, stopping=stopping
         )
+
+
+def _is_narrow(fit: FitSpec) -> bool:
+    """Whether a fit is of one output and of few, dense features, without an l1 penalty."""
+    model, rules = _linear(fit), fit.steps.rule.groups
+    dense = model.touches is None and model.n_features <= FEW
+    return dense and model.width == 1 and not any(rule.penalty.l1 for rule in rules)
 
 
 def _stored(X: Any, fit: FitSpec) -> Any:

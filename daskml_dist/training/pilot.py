@@ -28,7 +28,7 @@ from daskml_dist.solvers.owlqn import orthant_wise
 from daskml_dist.training import rate_search
 from daskml_dist.training.coordinates import FEW, Coordinates
 
-__all__ = ["BENT", "Pilot", "trial_starts"]
+__all__ = ["BENT", "ENOUGH", "Pilot", "trial_starts"]
 
 Array = NDArray[Any]
 
@@ -46,7 +46,7 @@ _CHEAP, _FINE = 1 << 20, 0.1
 #: The same for so few that the minimum is found to nearly all digits: weights are repeated rows.
 _TINY, _FINEST = 1 << 14, 1e-6
 #: Rows for each parameter from which its minimum is taken for that of other rows.
-_ENOUGH = 20
+ENOUGH = 20
 #: Steps without a smaller loss of the other half, after which there is no smaller one.
 _PATIENCE = 5
 
@@ -118,7 +118,7 @@ class Pilot:
     def watches(self, n_parameters: int) -> bool:
         """Whether the loss of the other half is watched on the way to the minimum of one."""
         # Rows enough are not overfitted, while a few wild ones can mislead who watches.
-        return -(-self.n_rows // 2) < _ENOUGH * n_parameters
+        return -(-self.n_rows // 2) < ENOUGH * n_parameters
 
     def _minimised(
         self, start: Array, at: slice, most: int, watched: slice | None = None, tol: float = 1.0

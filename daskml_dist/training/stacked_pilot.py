@@ -60,9 +60,9 @@ class StackedPilot:
             return False
         d = X.shape[1]
         few = d <= FEW and n_columns * d * d <= _MAPS
-        return few and not pilot.penalty.l1 and not pilot.watches(np.prod(model.shape))
+        return few and not pilot.penalty.l1 and not pilot.watches(model.shape[0])
 
-    def starts(self, begin: Array, most: int) -> tuple[list[Array], list[Array]]:
+    def starts(self, begin: Array, most: int, whole: bool) -> tuple[list[Array], list[Array]]:
         """Minima of half of the sample's rows, and of all of them.
 
         Parameters
@@ -71,19 +71,23 @@ class StackedPilot:
             Where all begin.
         most : int
             Iterations of the quasi-Newton method at most.
+        whole : bool
+            The sample is all rows: the minimum of these is returned twice.
         """
         places, n = self._places, self.pilot.n_rows
-        first = np.stack([p.inside(begin.astype(np.float64))[:, 0] for p in places])
-        half, tols = minimised(self._objective(slice(0, -(-n // 2))), first, most)
-        tol = self.pilot.tol
-        whole, _ = minimised(
-            self._objective(slice(0, n)), half, most, (tols[0] * tol, tols[1] * tol)
-        )
+        v = np.stack([p.inside(begin.astype(np.float64))[:, 0] for p in places])
+        every, share = self._objective(slice(0, n)), self.pilot.tol
+        if whole:
+            v, _ = minimised(every, v, most, share=share)
+            half = v
+        else:
+            half, tols = minimised(self._objective(slice(0, -(-n // 2))), v, most)
+            v, _ = minimised(every, half, most, tols, share)
 
         def outside(found: Array) -> list[Array]:
             return [p.outside(v[:, None]) for p, v in zip(places, found, strict=True)]
 
-        return outside(half), outside(whole)
+        return outside(half), outside(v)
 
     def values(self, w: Array, at: Sequence[int] | None = None) -> Array:
         """Penalised mean losses of some columns at parameters of shape (n_rows, n_columns)."""
@@ -91,7 +95,8 @@ class StackedPilot:
         losses, _ = self._sums(self.pilot.X, slice(0, self.pilot.n_rows), w)
         with np.errstate(all="ignore"):
             total = float(self._weight.sum()) or 1.0
-            return losses / total + l2 / 2 * (w[:k].astype(np.float64) ** 2).sum(axis=0)
+            bent: Array = l2 / 2 * (w[:k].astype(np.float64) ** 2).sum(axis=0)
+            return bent + losses / total
 
     def warmed(
         self, optimizer: Optimizer, w: Array, slots: dict[str, Array], batch: int
@@ -102,20 +107,21 @@ class StackedPilot:
 
     def rates(
         self, optimizer: Optimizer, w: Array, slots: dict[str, Array], base: Sequence[float],
-        batch: int,
+        batch: int, search: Callable[[float], rate_search.Search] = rate_search.best,
     ) -> list[float]:  # fmt: skip
-        """As :meth:`Pilot.best_rate`, of each column."""
+        """As :meth:`Pilot.best_rate` or, with another search, `calm_rate`, of each column."""
         own = np.array(base)
 
-        def losses(at: list[int], asked: list[int]) -> Array:
+        def losses(at: list[int], asked: list[int]) -> list[float]:
             rates = own[at] * np.array([rate_search.factor(k) for k in asked])
             some = {name: slot[:, at] for name, slot in slots.items()}
             first = self.pilot.n_rows // 2
             moved, _ = self._passed(optimizer, w[:, at], some, rates, batch, first, np.array(at))
             found = self.values(moved, at)
-            return np.where(np.isfinite(found) & np.isfinite(moved).all(axis=0), found, np.inf)
+            finite = np.isfinite(found) & np.isfinite(moved).all(axis=0)
+            return [float(value) for value in np.where(finite, found, np.inf)]
 
-        return rate_search.found([rate_search.best(v) for v in self.values(w)], losses)
+        return rate_search.found([search(float(v)) for v in self.values(w)], losses)
 
     # -- sums over rows ------------------------------------------------------------------------
 
