@@ -89,6 +89,13 @@ class BaseOnRows(Exported, BaseEstimator):
 
     # -- fitting -------------------------------------------------------------------------------
 
+    @classmethod
+    def _get_param_names(cls) -> list[str]:
+        # A search asks thousands of times, and signatures are slow to read.
+        if "_names_known" not in vars(cls):
+            cls._names_known = tuple(super()._get_param_names())
+        return list(cls._names_known)
+
     def _params(self) -> dict[str, Any]:
         """Every parameter of a fit.
 
