@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
@@ -109,7 +108,7 @@ class BaseOnRows(Exported, BaseEstimator):
         """An attribute's value, of the estimator or its class; a method is none."""
         if name in vars(self):
             return vars(self)[name]
-        given = inspect.getattr_static(type(self), name, default)
+        given = getattr(type(self), name, default)
         return default if hasattr(given, "__get__") else given
 
     def _run_settings(self) -> RunSettings:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends.entries import of_arrays
+from daskml_dist.backends.row_threads import over_threads
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.stacked import TRAIN, Roles
 from daskml_dist.models.wide import WideLinear
@@ -27,8 +28,8 @@ __all__ = ["StackedPilot"]
 
 Array = NDArray[Any]
 
-#: Rows whose raw predictions a cache holds.
-_TILE = 1 << 10
+#: Rows whose raw predictions a cache holds, and those that one thread adds up.
+_TILE, _TOGETHER = 1 << 10, 1 << 12
 #: Entries of all columns' coordinates at most.
 _MAPS = 1 << 22
 
@@ -134,12 +135,21 @@ class StackedPilot:
     def _sums(self, X: Array, at: slice, w: Array) -> tuple[Array, Array]:
         """Summed losses of columns, and their gradients."""
         model, wide = self._model(w.shape[1]), _with_row(w.astype(self._dtype))
-        out = np.zeros(wide.shape)
-        with np.errstate(all="ignore"):
-            for start in range(at.start, at.stop, _TILE):
-                some = slice(start, min(start + _TILE, at.stop))
-                rows = BatchRows(X[some], self._y[some], None)
-                model.add_gradient(wide, rows, out, self.pilot.backend)
+        # Sums of the same rows, whoever takes them, so that digits do not tell of the machine.
+        starts = range(at.start, at.stop, _TOGETHER)
+        parts = np.zeros((len(starts), *wide.shape))
+
+        def add(some: slice) -> None:
+            with np.errstate(all="ignore"):
+                for part, first in zip(parts[some], starts[some], strict=True):
+                    last = min(first + _TOGETHER, at.stop)
+                    for start in range(first, last, _TILE):
+                        tile = slice(start, min(start + _TILE, last))
+                        rows = BatchRows(X[tile], self._y[tile], None)
+                        model.add_gradient(wide, rows, part, self.pilot.backend)
+
+        over_threads(add, len(starts), least=1)
+        out = parts.sum(axis=0)
         return -out[-1], out[:-1]
 
     @cached_property
