@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
@@ -88,6 +87,13 @@ class BaseOnRows(Exported, BaseEstimator):
 
     # -- fitting -------------------------------------------------------------------------------
 
+    @classmethod
+    def _get_param_names(cls) -> list[str]:
+        # A search asks thousands of times, and signatures are slow to read.
+        if "_names_known" not in vars(cls):
+            cls._names_known = tuple(super()._get_param_names())
+        return list(cls._names_known)
+
     def _params(self) -> dict[str, Any]:
         """Every parameter of a fit.
 
@@ -101,7 +107,7 @@ class BaseOnRows(Exported, BaseEstimator):
         """An attribute's value, of the estimator or its class; a method is none."""
         if name in vars(self):
             return vars(self)[name]
-        given = inspect.getattr_static(type(self), name, default)
+        given = getattr(type(self), name, default)
         return default if hasattr(given, "__get__") else given
 
     def _run_settings(self) -> RunSettings:
