@@ -159,13 +159,13 @@ class StackedRanks(OwnedStatistic):
             if part.weight is not None:
                 signed = signed * cast(part.weight, xp.float64)
             for split in np.unique(some.splits).tolist():
-                # Rows without a weight are no rows.
+                # Rows that weigh nothing are none.
                 at = xp.nonzero((roles[:, split] == self.role) & (signed != 0))[0]
                 of_split = np.flatnonzero(some.splits == split)
                 columns = slice(int(of_split[0]), int(of_split[-1]) + 1)
                 scores = cast(xp.take(raw[:, columns], at, axis=0).T, xp.float64)
                 own = slice(int(some.at[columns.start]), int(some.at[columns.stop - 1]) + 1)
-                self._append(out[own, :], scores, xp.take(signed, at, axis=0)[None, :])
+                self._append(out, own, scores, xp.take(signed, at, axis=0)[None, :])
         return float("nan")
 
     def merge(self, total: Array, part: Array) -> None:
@@ -174,19 +174,19 @@ class StackedRanks(OwnedStatistic):
             own = np.flatnonzero(self.splits == split)
             at, n = slice(own[0], own[-1] + 1), int(part[own[0], 0])
             scores, signed = part[at, 1 : 1 + n], part[at, 1 + self.n_slots :][:, :n]
-            self._append(total[at], scores, signed)
+            self._append(total, at, scores, signed)
 
     def finish(self, model: StackedLinear, own: Array, at: slice) -> Array:
         """Ranking scores of some columns."""
         return np.array([self._ranked(column) for column in own])
 
-    def _append(self, out: Any, scores: Any, signed: Any) -> None:
-        """Put rows behind those of columns of one split."""
-        n, more = int(out[0, 0]), scores.shape[1]
-        out[:, 1 + n : 1 + n + more] = scores
+    def _append(self, out: Any, at: slice, scores: Any, signed: Any) -> None:
+        """Put rows behind those of some columns, which are of one split."""
+        n, more = int(out[at.start, 0]), scores.shape[1]
+        out[at, 1 + n : 1 + n + more] = scores
         first = 1 + self.n_slots + n
-        out[:, first : first + more] = signed
-        out[:, 0] = float(n + more)
+        out[at, first : first + more] = signed
+        out[at, 0] = float(n + more)
 
     def _ranked(self, column: Array) -> tuple[float, float]:
         n = int(column[0])
