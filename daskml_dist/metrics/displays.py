@@ -74,7 +74,7 @@ def positive_scores(
 
 
 class _OfRuns:
-    """What displays of curves over thresholds share."""
+    """Base class of displays of curves over thresholds."""
 
     @classmethod
     def from_estimator(
