@@ -149,7 +149,11 @@ class ColumnTransformer(_Routing, compose.ColumnTransformer):
         return FrozenEstimator(fitted)
 
     def _keep(self, X: Any) -> None:
-        self._first_row = copy.copy(X[:1])
+        row = copy.copy(X[:1])
+        if is_dataframe_like(X):  # as plain values, which need no pandas to be stored
+            dtypes = row.dtypes.astype(str)
+            row = {name: (row[name].iloc[0], dtypes[name]) for name in row.columns}
+        self._first_row = row
 
     def _match_names(self, X: Any) -> Any:
         """Leave it to scikit-learn, which takes frames with more columns and in another order."""
@@ -157,9 +161,11 @@ class ColumnTransformer(_Routing, compose.ColumnTransformer):
 
     def _sample(self, X: Any) -> Any:
         row = self._first_row
-        if not hasattr(row, "columns"):
+        if not isinstance(row, dict):
             return row
-        return row.reindex(columns=X.columns) if hasattr(X, "columns") else np.asarray(row)
+        pandas = load_pandas()
+        frame = pandas.DataFrame({n: pandas.Series([v], dtype=d) for n, (v, d) in row.items()})
+        return frame.reindex(columns=X.columns) if hasattr(X, "columns") else np.asarray(frame)
 
 
 def _check_no_metadata(X: Any, params: dict[str, Any]) -> None:
