@@ -182,7 +182,7 @@ class ClusterEngine(Engine):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Who ran the lanes; where rows were moved, their skew as they lay and the bytes moved."""
+        """Seats of the lanes; where rows were moved, their skew before and the bytes moved."""
         seats = self._log.facts
         if self._moved is None:
             return seats
