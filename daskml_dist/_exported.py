@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from daskml_dist._documented import Documented
+
 __all__ = ["Exported"]
 
 
-class Exported:
+class Exported(Documented):
     """Mixin of estimators and transformers that may have a twin in scikit-learn."""
 
     def to_sklearn(self) -> Any:
