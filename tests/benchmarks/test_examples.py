@@ -153,7 +153,7 @@ def test_boosting(tmp_path: Path, rows: int, here: Callable[..., str]) -> None:
 def test_forests(tmp_path: Path, here: Callable[..., str]) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "forests.png"
-    output = here("forests.py", "--rows", "3000", "--trees", "10", "--picture", str(picture))
+    output = here("forests.py", "--rows", "3000", "--picture", str(picture))
     assert "grows the same trees: True" in output
     assert float(output.split("accuracy ")[1].split(",")[0]) > 0.8
     assert picture.read_bytes().startswith(b"\x89PNG")
