@@ -56,21 +56,21 @@ def _values_of_c(tiny: bool) -> str:
 
 def _candidates(tiny: bool) -> str:
     """Of gradient steps: a search beside one fit to all rows, in turns."""
-    table = []
+    table, values = [], 3 if tiny else VALUES
     for n in (500,) if tiny else STEPS:
         X, y = _rows(n)
         held = np.arange(n * 4 // 5, n)
         one = SGDClassifier(random_state=0)
         search = GridSearchCV(
-            one, {"alpha": np.logspace(-7, -1, VALUES)}, refit=False,
+            one, {"alpha": np.logspace(-7, -1, values)}, refit=False,
             cv=[(np.arange(len(X) - len(held)), held)],
         )  # fmt: skip
         _timed(search, X[:500], y[:500])
         turns = [(_timed(one, X, y), _timed(search, X, y)) for _ in range(1 if tiny else 5)]
         alone, together = np.median(turns, axis=0)
         table.append([f"{n:,}", f"{alone:.3f}", f"{together:.3f}", f"{together / alone:.1f}"])
-    title = f"{VALUES} values of alpha of `SGDClassifier`, scored on a fifth, {FEATURES} features"
-    columns = ["rows", "one fit, s", f"{VALUES} candidates, s", "of one"]
+    title = f"{values} values of alpha of `SGDClassifier`, scored on a fifth, {FEATURES} features"
+    columns = ["rows", "one fit, s", f"{values} candidates, s", "of one"]
     return markdown(title, columns, table)
 
 
