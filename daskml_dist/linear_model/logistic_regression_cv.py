@@ -27,6 +27,7 @@ from daskml_dist.models.stacked import TEST
 from daskml_dist.solvers import Solution
 from daskml_dist.solvers.by_class import OnePass
 from daskml_dist.solvers.of_splits import LabelWeights
+from daskml_dist.solvers.stacked_ranks import RANKINGS
 from daskml_dist.solvers.stacked_scores import SCORES
 
 __all__ = ["LogisticRegressionCV"]
@@ -196,8 +197,15 @@ class LogisticRegressionCV(CrossValidated, LinearClassifier):
         self._check_params()
         given = {"sample_weight": sample_weight, "groups": groups}
         route = routed(self, "fit", given, params)
-        splits = self._splits(X, y, sample_weight, route.splitter.split.get("groups"))
+        groups = route.splitter.split.get("groups")
         weigh = sample_weight is None or "sample_weight" in route.scorer.score
+        self._fit_splits(X, y, sample_weight, groups, client, weigh)
+        return self
+
+    def _fit_splits(
+        self, X: Any, y: Any, sample_weight: Any, groups: Any, client: Any, weigh: bool = True
+    ) -> None:
+        splits = self._splits(X, y, sample_weight, groups)
         with self._stack(splits, client) as stack:
             paths = self._paths(stack)
             paths.fit(self._candidates())
@@ -220,9 +228,8 @@ class LogisticRegressionCV(CrossValidated, LinearClassifier):
                 f"{len(failed)} of the fits failed to converge: {failed[0].message}. Increase "
                 "max_iter, scale the features (StandardScaler), or penalise more.",
                 ConvergenceWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
-        return self
 
     def score(self, X: Any, y: Any, sample_weight: Any = None, **params: Any) -> float:
         """Score of `scoring`, in one pass over the blocks.
@@ -283,6 +290,10 @@ class LogisticRegressionCV(CrossValidated, LinearClassifier):
         name = "accuracy" if self.scoring is None else self.scoring
         if weigh and isinstance(name, str) and name in SCORES["classifier"]:
             return paths.scores(name, TEST)
+        if weigh and isinstance(name, str) and name in RANKINGS:
+            found = paths.rankings(name, TEST)
+            if np.isfinite(found).all():
+                return found
         candidates = self._candidates()
         estimators = {}
         for split, of_split in enumerate(paths.w):

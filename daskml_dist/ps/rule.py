@@ -242,6 +242,14 @@ class UpdateRule:
         groups = (replace(g, rates=tuple(rates)) if g.descends else g for g in self.groups)
         return replace(self, groups=tuple(groups), schedule=Constant(1.0))
 
+    def at_rate_of(self, column: int) -> UpdateRule:
+        """The same of one column of the parameters, at its rate."""
+        if not any(group.rates for group in self.groups):
+            return self
+        (rate,) = {group.rates[column] for group in self.groups if group.rates}
+        groups = tuple(replace(group, rates=()) for group in self.groups)
+        return replace(self, groups=groups, schedule=Constant(rate * self.schedule(1, 0.0)))
+
     def of_share(self, share: float) -> UpdateRule:
         """Rule of a replica of so small a share of the rows, until replicas take their mean.
 
