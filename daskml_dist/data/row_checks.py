@@ -135,6 +135,6 @@ def check_weight_shape(weights: Any) -> None:
     if ndim not in (None, 1):
         raise InvalidDataError(
             f"Sample weights must be 1D array or scalar, got {ndim}D array. Expected either a "
-            "scalar value or a 1D array of length n_rows: pass one column, for example "
+            "scalar value or a 1D array of length n_rows: pass a number, or one column such as "
             "sample_weight[:, 0]."
         )

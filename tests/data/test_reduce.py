@@ -47,4 +47,4 @@ def test_an_error_of_the_summary_stays_and_nothing_is_read_again() -> None:
     reads: list[int] = []
     with pytest.raises(KeyError, match="my own"):
         reduce_parts(as_collection(_rows(reads, -1), None, None), _of_block, sum)
-    assert sorted(reads) == [0, 1, 2, 3]
+    assert len(set(reads)) == len(reads)
