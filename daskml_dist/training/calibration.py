@@ -228,7 +228,7 @@ class _Task:
     @property
     def batch(self) -> int:
         """Rows of a step."""
-        return _rows_of_a_step(self.fit)
+        return rows_of_a_step(self.fit)
 
     @property
     def base(self) -> float:
@@ -383,7 +383,7 @@ def sample_size(n_rows: int, model: LinearModel, rarity: float) -> int:
     return max(1, int(min(n_rows, most, max(_MOST / entries, 1024), plenty, _ROWS)))
 
 
-def _rows_of_a_step(fit: FitSpec) -> int:
+def rows_of_a_step(fit: FitSpec) -> int:
     """Rows of one step of the parameters."""
     lane_rows, policy = _lane_rows(fit), fit.steps.policy
     together = policy.lockstep and not policy.averages
