@@ -16,6 +16,7 @@ from sklearn.utils import get_tags
 from daskml_dist._transformer import BlockTransformer
 from daskml_dist.compose.blockwise import Blockwise
 from daskml_dist.data.conversion import plain_rows
+from daskml_dist.data.feature_names import remember_dtypes
 from daskml_dist.data.lazy import is_dask, join_column_chunks
 from daskml_dist.data.optional import load_pandas
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
@@ -100,6 +101,7 @@ class ColumnTransformer(_Routing, compose.ColumnTransformer):
         """
         if not is_dask(X):
             compose.ColumnTransformer.fit(self, X, y, **params)
+            remember_dtypes(self, X)
             return self
         _check_no_metadata(X, params)
         self._check_parameters()
@@ -122,6 +124,7 @@ class ColumnTransformer(_Routing, compose.ColumnTransformer):
         self.__dict__.update({k: v for k, v in vars(fitted).items() if k not in params})
         self.transformers_ = [(n, _thaw(t), c) for n, t, c in fitted.transformers_]
         self._keep(rows)
+        remember_dtypes(self, X)
         return self
 
     def _check_parameters(self) -> None:

@@ -24,6 +24,7 @@ from daskml_dist.models.stacked import TEST
 from daskml_dist.solvers import Solution
 from daskml_dist.solvers.by_class import OnePass
 from daskml_dist.solvers.of_splits import LabelWeights
+from daskml_dist.solvers.stacked_ranks import RANKINGS
 from daskml_dist.solvers.stacked_scores import SCORES
 
 __all__ = ["LogisticRegressionCV"]
@@ -222,6 +223,10 @@ class LogisticRegressionCV(CrossValidated, LinearClassifier):
         name = "accuracy" if self.scoring is None else self.scoring
         if isinstance(name, str) and name in SCORES["classifier"]:
             return paths.scores(name, TEST)
+        if isinstance(name, str) and name in RANKINGS:
+            found = paths.rankings(name, TEST)
+            if np.isfinite(found).all():
+                return found
         candidates = self._candidates()
         estimators = {}
         for split, of_split in enumerate(paths.w):

@@ -20,7 +20,7 @@ from daskml_dist._supervised import Supervised
 from daskml_dist.data.blocks import Block
 from daskml_dist.diagnostics.plots.rates import learning_rates
 from daskml_dist.errors import DivergedError, InvalidParameterError
-from daskml_dist.training.calibration import rows_of_a_step
+from daskml_dist.training.calibration_task import rows_of_a_step
 from daskml_dist.training.run import open_engine
 from daskml_dist.training.sample import sample_rows
 
