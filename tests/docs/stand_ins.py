@@ -194,6 +194,7 @@ STAND_INS = {
     "docs/model_selection.md": Given(_classes, slow=True),
     "docs/networks.md": Given(_images, slow=True),
     "docs/papers.md": Given(_classes),
+    "docs/pictures_of_fits.md": Given(_classes, slow=True),
     "docs/planning.md": Given(_in_memory, slow=True),
     "docs/policies.md": Given(_classes),
     "docs/recommender.md": Given(_ratings, slow=True),
