@@ -89,17 +89,12 @@ class BaseSGD(BaseSteps, BaseLinear):
             When the fit cannot go on, for instance because a worker was lost.
         """
         given = coef_init is not None or intercept_init is not None
+        start = (coef_init, intercept_init) if given else None
+        settings = self._settings(policy)
         self._train(
-            X,
-            y,
-            sample_weight,
-            settings=self._settings(policy),
-            client=client,
-            go_on=self._goes_on() and not given,
-            start=(coef_init, intercept_init) if given else None,
-            eval_set=eval_set,
-            scoring=scoring,
-        )
+            X, y, sample_weight, settings=settings, client=client, start=start,
+            eval_set=eval_set, scoring=scoring,
+        )  # fmt: skip
         return self
 
     def plan(self, X: Any, y: Any, *, client: Any = None) -> Plan:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from inspect import signature
 from numbers import Real
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,40 @@ class CrossValidated(BaseLinear):
     scoring: Any = None
     #: Parameters of a `Run` that are used.
     _run_used = BaseRounds._run_used
+
+    @abstractmethod
+    def _check_params(self) -> None:
+        """Check every parameter, before any work is started."""
+
+    @abstractmethod
+    def _fit_splits(self, X: Any, y: Any, sample_weight: Any, groups: Any, client: Any) -> None:
+        """Choose the penalty by the fits to all splits, and set the fitted attributes."""
+
+    def fit(
+        self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None, client: Any = None
+    ) -> Self:
+        """Choose the penalty, and fit all rows with it.
+
+        Parameters
+        ----------
+        X, y, sample_weight, client
+            As in :meth:`daskml_dist.linear_model.SGDClassifier.fit`.
+        groups : like `y`, optional
+            For splitters that need them.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidParameterError, InvalidDataError
+        TrainingError
+            When the fit cannot go on.
+        """
+        self._check_params()
+        self._fit_splits(X, y, sample_weight, groups, client)
+        return self
 
     def _splits(self, X: Any, y: Any, sample_weight: Any, groups: Any) -> Any:
         """The rows, cut once."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from numbers import Real
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,35 +50,12 @@ class BaseRidgeCV(CrossValidated, BaseRounds):
     def _left_out_score(self, scorer: Any, y: Any, predicted: Any, weight: Any) -> Any:
         """Score of predictions of rows that were left out."""
 
-    def fit(
-        self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None, client: Any = None
-    ) -> Self:
-        """Choose the penalty, and fit all rows with it.
-
-        Parameters
-        ----------
-        X, y, sample_weight, client
-            As in :meth:`daskml_dist.linear_model.SGDClassifier.fit`.
-        groups : like `y`, optional
-            For splitters that need them.
-
-        Returns
-        -------
-        self
-
-        Raises
-        ------
-        InvalidParameterError, InvalidDataError
-        TrainingError
-            When the fit cannot go on.
-        """
-        self._check_params()
+    def _fit_splits(self, X: Any, y: Any, sample_weight: Any, groups: Any, client: Any) -> None:
         self._forget()
         if self.cv is None:
             self._leave_out(X, y, sample_weight, client)
         else:
             self._fit_folds(X, y, sample_weight, groups, client)
-        return self
 
     # -- leaving each row out -------------------------------------------------------------------
 

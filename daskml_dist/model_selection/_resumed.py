@@ -22,12 +22,13 @@ from daskml_dist.model_selection._failures import safe
 from daskml_dist.model_selection._roles import TEST, TRAIN
 from daskml_dist.model_selection._stacking import (
     ScoresOfStacks,
-    counts_pairs,
     fits_of_columns,
+    looks_of,
     of_sums,
     targets_of,
 )
 from daskml_dist.model_selection._validation import Fitted, Splits, score_sides
+from daskml_dist.solvers.stacked_scores import Looks
 
 __all__ = ["ByPasses", "Model", "Resumed", "Stacks", "failed", "pass_over", "resumed_stacks"]
 
@@ -60,16 +61,17 @@ class Stacks(Resumed):
     given : tuple
         Collection, and whether it has weights.
     scored : ScoresOfStacks
-    train_score, pairs : bool
-        Whether training rows are scored too, and pairs of labels counted.
+    train_score : bool
+        Whether training rows are scored too.
+    looks : Looks
     """
 
     def __init__(
         self, stacks: Sequence[tuple[list[int], StepStack]], given: tuple[Any, bool],
-        scored: ScoresOfStacks, train_score: bool, pairs: bool,
+        scored: ScoresOfStacks, train_score: bool, looks: Looks,
     ) -> None:  # fmt: skip
         self._stacks, self._given = stacks, given
-        self._scored, self._summed = scored, (train_score, pairs)
+        self._scored, self._summed = scored, (train_score, looks)
         self._open = ExitStack()
         self._columns: dict[int, tuple[StepStack, list[StepColumn]]] = {}
 
@@ -130,7 +132,7 @@ def resumed_stacks(
     ]
     scored = ScoresOfStacks(splits, collection, known, scorers, train_score, error_score)
     given = collection, collection.parts[0][2] is not None
-    found = Stacks(stacks, given, scored, train_score, counts_pairs(known))
+    found = Stacks(stacks, given, scored, train_score, looks_of(known))
     try:
         return found.__enter__()
     except NotStackedError:

@@ -19,15 +19,17 @@ from daskml_dist.optimizers import NAG, Adagrad, Optimizer
 from daskml_dist.ps.rule import UpdateRule
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Constant
+from daskml_dist.training import rate_search
 from daskml_dist.training.coordinates import FEW
 from daskml_dist.training.engine import Engine
-from daskml_dist.training.pilot import Pilot
+from daskml_dist.training.pilot import ENOUGH, Pilot
 from daskml_dist.training.sample import sample_rows
 from daskml_dist.training.settings import Settings
 from daskml_dist.training.spec import FitSpec
+from daskml_dist.training.stacked_pilot import StackedPilot
 from daskml_dist.training.threads import blas
 
-__all__ = ["calibrated", "calibrated_on", "drawn_sample", "sample_size"]
+__all__ = ["calibrated", "calibrated_on", "calibrated_together", "drawn_sample", "sample_size"]
 
 #: Work of a reading of the sample: about so many nanoseconds.
 _WORK = 1 << 22
@@ -86,11 +88,13 @@ def drawn_sample(
     fit, settings, lanes, engine, rarity
         As of :func:`calibrated`.
     n_fits : int, default=1
-        Number of fits like it, whose pilots share the time of one: beyond some rows, each has the
-        fewer the more they are.
+        Number of fits like it. Unless they go through :func:`calibrated_together` as one, their
+        pilots share the time of one: beyond some rows, each has the fewer the more they are.
     """
-    n_sample = sample_size(sum(_lane_rows(fit)), _linear(fit), rarity)
-    n_sample = min(n_sample, max(n_sample // n_fits, _SHARED_ROWS))
+    model = _linear(fit)
+    n_sample = sample_size(sum(_lane_rows(fit)), model, rarity)
+    if n_fits > 1 and not (_is_narrow(fit) and n_sample >= 2 * ENOUGH * model.shape[0]):
+        n_sample = min(n_sample, max(n_sample // n_fits, _SHARED_ROWS))
     return sample_rows(engine, lanes, n_sample, settings.seed, settings.validation_fraction)
 
 
@@ -117,59 +121,168 @@ def _linear(fit: FitSpec) -> LinearModel:
     return model
 
 
+def calibrated_together(fits: Sequence[FitSpec], block: Block, seed: int) -> list[FitSpec]:
+    """Fits of one model and optimizer with what pilots on the same rows find.
+
+    Of few rows, or of models of other kinds, each has a pilot of its own.
+
+    Parameters
+    ----------
+    fits : sequence of FitSpec
+        As of :func:`calibrated`, alike but for penalties, rates and when they stop.
+    block, seed
+        As of :func:`calibrated_on`.
+    """
+    with np.errstate(all="ignore"), blas().limit(limits=1, user_api="blas"):
+        first = _Task.of(fits[0], block, seed)
+        if first is None or len(fits) == 1 or not first.stacks(fits):
+            return [_calibrated(fit, block, seed) for fit in fits]
+        found = StackedPilot(first.pilot, [fit.steps.rule.only.penalty.l2 for fit in fits])
+        tasks = [replace(first, fit=fit, unit=abs(float(value))) for fit, value in zip(
+            fits, found.values(np.repeat(first.begin, len(fits), axis=1)), strict=True
+        )]  # fmt: skip
+        tried, w = (
+            np.concatenate(points, axis=1).astype(first.begin.dtype)
+            for points in found.starts(first.begin, _ITERATIONS, first.whole)
+        )
+        slots = {name: np.repeat(s, len(fits), axis=1) for name, s in first.slots_here.items()}
+        own = {}
+        if isinstance(first.optimizer, Adagrad | NAG):
+            own = found.warmed(first.optimizer, w, slots, first.batch)
+        factors = found.rates(
+            first.optimizer, tried, own or slots, [task.base for task in tasks], first.batch,
+            rate_search.calm if first.whole else rate_search.best,
+        )  # fmt: skip
+        return [
+            task.found(w[:, k : k + 1], {n: s[:, k : k + 1] for n, s in own.items()}, factor)
+            for k, (task, factor) in enumerate(zip(tasks, factors, strict=True))
+        ]
+
+
 def _calibrated(fit: FitSpec, block: Block, seed: int) -> FitSpec:
-    work, model = fit.steps, _linear(fit)
-    # Whoever trains on it says where it is.
-    if block.n_rows == 0 or len(work.rule.groups) > 1:
+    task = _Task.of(fit, block, seed)
+    if task is None:
         return fit
-    largest = _largest(block.rows)
-    if not largest * largest * block.rows.size < np.inf:
-        return fit
-    block = replace(block, rows=_stored(block.rows, fit))
-    columns = _touched(block.rows, model)
-    if len(columns) * model.width > _PARAMETERS:
-        return fit
-    state = work.start_state(fit.rows.dtype)
-    X = block.rows
-    if len(columns) < model.shape[0]:
-        X = X[:, columns[columns < model.n_features]]
-    small = replace(model, n_features=X.shape[1])
-    assert block.y is not None
-    pilot = Pilot(
-        small, X.astype(fit.rows.dtype, copy=False),
-        model.encode(block.y, fit.rows.classes, fit.rows.dtype), fit.rows.weights(block),
-        work.rule.only.penalty, seed,
-    )  # fmt: skip
-    unit = abs(pilot.value(state.w[columns]))
-    # A loss that is nothing for nothing tells of no rate, and one that is infinite of no start.
-    if not 0 < unit < np.inf:
-        return fit
-    rule, stopping = _in_units(work.rule, largest), work.stopping
-    optimizer, before = rule.only.optimizer, work.rule.only.optimizer
-    base = work.rule.schedule(1, 0.0)
-    base *= optimizer.default_learning_rate / before.default_learning_rate
-    slots = state.slots or _slots(optimizer, state.w, block, model)
-    found = _Start(pilot, optimizer, _rows_of_a_step(fit), base)
-    w, own, factor = found.of(
-        state.w[columns],
-        {k: v[columns] for k, v in slots.items()},
-        block.n_rows == sum(_lane_rows(fit)),
-    )
-    if not (np.isfinite(w).all() and all(np.isfinite(slot).all() for slot in own.values())):
-        return fit
-    if work.single_rows and "accumulator" in own:
-        # Squares of the rows' own gradients, of those of their means.
-        own["accumulator"] *= found.batch**2
-    state.w[columns] = w
-    for name, slot in own.items():
-        slots[name][columns] = slot
-    if model.loss.in_target_units and stopping.tol is not None:
-        stopping = replace(stopping, tol=stopping.tol * unit)
-    return fit.working(
-        initial=ShardState(state.w, slots if own else {}),
-        rule=replace(rule, schedule=Constant(base * factor)),
-        stopping=stopping,
-    )
+    start = _Start(task.pilot, task.optimizer, task.batch, task.base)
+    return task.found(*start.of(task.begin, task.slots_here, task.whole))
+
+
+@dataclass(frozen=True, eq=False)
+class _Task:
+    """A fit and the pilot that it asks.
+
+    `columns` are the rows of the parameters that the sample touches and `begin` these in the
+    beginning; `slots` are the optimizer's state of all, `rule` is in units that suit the features,
+    `unit` the first loss. `whole`: the sample is all rows.
+    """
+
+    fit: FitSpec
+    pilot: Pilot
+    columns: Any
+    slots: dict[str, Any]
+    begin: Any
+    rule: UpdateRule
+    unit: float
+    whole: bool
+
+    @classmethod
+    def of(cls, fit: FitSpec, block: Block, seed: int) -> _Task | None:
+        """The task of a fit; None where its sample tells nothing."""
+        work, model = fit.steps, _linear(fit)
+        # Whoever trains on it says where it is.
+        if block.n_rows == 0 or len(work.rule.groups) > 1:
+            return None
+        largest = _largest(block.rows)
+        if not largest * largest * block.rows.size < np.inf:
+            return None
+        block = replace(block, rows=_stored(block.rows, fit))
+        columns = _touched(block.rows, model)
+        if len(columns) * model.width > _PARAMETERS:
+            return None
+        state = work.start_state(fit.rows.dtype)
+        X = block.rows
+        if len(columns) < model.shape[0]:
+            X = X[:, columns[columns < model.n_features]]
+        small = replace(model, n_features=X.shape[1])
+        assert block.y is not None
+        pilot = Pilot(
+            small, X.astype(fit.rows.dtype, copy=False),
+            model.encode(block.y, fit.rows.classes, fit.rows.dtype), fit.rows.weights(block),
+            work.rule.only.penalty, seed,
+        )  # fmt: skip
+        begin = state.w[columns]
+        unit = abs(pilot.value(begin))
+        # A loss that is nothing for nothing tells of no rate, and one that is infinite of no start.
+        if not 0 < unit < np.inf:
+            return None
+        rule = _in_units(work.rule, largest)
+        slots = state.slots or _slots(rule.only.optimizer, state.w, block, model)
+        whole = block.n_rows == sum(_lane_rows(fit))
+        return cls(fit, pilot, columns, slots, begin, rule, unit, whole)
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer, in units that suit the features."""
+        return self.rule.only.optimizer
+
+    @property
+    def batch(self) -> int:
+        """Rows of a step."""
+        return _rows_of_a_step(self.fit)
+
+    @property
+    def base(self) -> float:
+        """The rate that factors are of."""
+        before = self.fit.steps.rule
+        base = before.schedule(1, 0.0) * self.optimizer.default_learning_rate
+        return base / before.only.optimizer.default_learning_rate
+
+    @property
+    def slots_here(self) -> dict[str, Any]:
+        """State of the parameters that the sample touches."""
+        return {name: slot[self.columns] for name, slot in self.slots.items()}
+
+    def stacks(self, fits: Sequence[FitSpec]) -> bool:
+        """Whether pilots of all fits can be columns, with this one's."""
+        # A minimum of few rows is found to more digits.
+        if self.whole and self.pilot.n_rows <= _SHARED_ROWS:
+            return False
+        rules = [fit.steps.rule.only for fit in fits]
+        if any(rule.optimizer != rules[0].optimizer for rule in rules):
+            return False
+        if type(self.optimizer).at_entry is None or not all(map(_is_narrow, fits)):
+            return False
+        return StackedPilot.serves(self.pilot, len(fits))
+
+    def found(self, w: Any, own: dict[str, Any], factor: float) -> FitSpec:
+        """The fit with what the pilot has found."""
+        fit, work, columns = self.fit, self.fit.steps, self.columns
+        if not (np.isfinite(w).all() and all(np.isfinite(slot).all() for slot in own.values())):
+            return fit
+        if work.single_rows and "accumulator" in own:
+            # Squares of the rows' own gradients, of those of their means.
+            own["accumulator"] *= self.batch**2
+        start, stopping = work.start_state(fit.rows.dtype), work.stopping
+        slots = {name: slot.copy() for name, slot in self.slots.items()}
+        start.w[columns] = w
+        for name, slot in own.items():
+            slots[name][columns] = slot
+        if _linear(fit).loss.in_target_units and stopping.tol is not None:
+            stopping = replace(stopping, tol=stopping.tol * self.unit)
+        rule = replace(self.rule, groups=tuple(
+            replace(group, penalty=own_group.penalty)
+            for group, own_group in zip(self.rule.groups, work.rule.groups, strict=True)
+        ), schedule=Constant(self.base * factor))  # fmt: skip
+        return fit.working(
+            initial=ShardState(start.w, slots if own else {}), rule=rule, stopping=stopping
+        )
+
+
+def _is_narrow(fit: FitSpec) -> bool:
+    """Whether a fit is of one output and of few, dense features, without an l1 penalty."""
+    model, rules = _linear(fit), fit.steps.rule.groups
+    dense = model.touches is None and model.n_features <= FEW
+    return dense and model.width == 1 and not any(rule.penalty.l1 for rule in rules)
 
 
 def _stored(X: Any, fit: FitSpec) -> Any:

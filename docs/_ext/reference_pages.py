@@ -35,7 +35,7 @@ GROUPS = {
     "How a fit is made": [
         "", "planning", "policies", "compression", "optimizers", "schedules", "losses",
         "penalties", "solvers", "callbacks", "training.history", "training.callbacks",
-        "training.client.cluster_run", "diagnostics.progress",
+        "training.client.cluster_run", "diagnostics.progress", "diagnostics.plots",
     ],
     "Your own, and errors": ["base", "models", "errors"],
 }  # fmt: skip
