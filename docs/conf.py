@@ -43,9 +43,12 @@ autodoc_typehints = "none"  # numpydoc's sections state them
 # Members are listed where a class asks for it (_ext/reference_pages.py), not by numpydoc too.
 numpydoc_show_class_members = False
 
+toc_object_entries_show_parents = "hide"  # fit(), not SGDClassifier.fit(), beside a class's page
+
 html_theme = "pydata_sphinx_theme"
 html_title = f"daskml_dist {release}"
 html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_sidebars = {"**": ["sidebar-nav-bs.html"]}
 html_theme_options = {
     "navigation_with_keys": False,

@@ -16,14 +16,17 @@ X = rng.uniform(-1, 1, size=(3_000, 4))
 y = np.sin(3 * X[:, 0]) + X[:, 1] ** 2 + 0.1 * rng.normal(size=3_000)
 
 # %%
-# Every iteration's loss is in ``train_score_``, as in scikit-learn.
+# Losses of the iterations are in ``train_score_`` and ``validation_score_``, as in scikit-learn,
+# where rows are kept apart to stop by.
 
-model = HistGradientBoostingRegressor(max_iter=40, early_stopping=False, random_state=0).fit(X, y)
+model = HistGradientBoostingRegressor(max_iter=60, early_stopping=True, random_state=0).fit(X, y)
 importance = permutation_importance(model, X, y, n_repeats=3, random_state=0)
 
 fig, (left, middle, right) = plt.subplots(1, 3, figsize=(11, 3.2), layout="constrained")
-left.plot(-model.train_score_)
-left.set(title="training loss", xlabel="iteration", yscale="log")
+left.plot(-model.train_score_, label="training")
+left.plot(-model.validation_score_, label="kept apart")
+left.set(title="loss", xlabel="iteration", yscale="log")
+left.legend()
 middle.bar(range(4), importance.importances_mean)
 middle.set(title="importance", xlabel="feature")
 for feature in (0, 1):
