@@ -87,15 +87,23 @@ class CrossValidated(BaseLinear):
         """Rows of all splits, and of one more that trains on all rows."""
         from daskml_dist.model_selection._stacking import targets_of
 
+        n_targets = _n_targets(splits.inputs[1])
         collection, classes = targets_of(
             splits, self._classification,
-            multi_output=self._multi_output, class_weight=class_weight,
+            multi_output=self._multi_output,
+            class_weight=class_weight if n_targets is None else None,
         )  # fmt: skip
+        if self._classification:
+            classes = self._classes_of(classes, n_targets)
         return open_stack(
             self, collection, WithAll(splits.roles), classes, collection.parts[0][2] is not None,
-            n_targets=None if self._classification else _n_targets(splits.inputs[1]),
+            n_targets=n_targets,
             client=client, callbacks=self._callbacks(None),
         )  # fmt: skip
+
+    def _classes_of(self, values: NDArray[Any], n_columns: int | None) -> NDArray[Any]:
+        """Labels, of the values in columns of y."""
+        return values
 
     def _scorer(self) -> Any:
         """Scorer of rows in memory and of Dask collections; None for the estimator's own score."""

@@ -80,7 +80,13 @@ class Stacks(Resumed):
         """Number of stacks."""
         return len(self._stacks)
 
-    def __enter__(self) -> Self:
+    def open(self) -> None:
+        """Hold the rows, until the end of a ``with`` statement.
+
+        Raises
+        ------
+        NotStackedError
+        """
         with ExitStack() as opened:
             for numbers, stack in self._stacks:
                 columns = opened.enter_context(stack.opened(*self._given))
@@ -88,7 +94,6 @@ class Stacks(Resumed):
                 for k, number in enumerate(numbers):
                     self._columns[number] = stack, columns[k * n : (k + 1) * n]
             self._open = opened.pop_all()
-        return self
 
     def __exit__(self, *error: object) -> None:
         self._open.__exit__(*error)  # type: ignore[arg-type]
@@ -121,7 +126,7 @@ def resumed_stacks(
     estimators: Sequence[Any], splits: Splits, scoring: Mapping[str, Any],
     scorers: Mapping[str, Any], *, train_score: bool, error_score: Any,
 ) -> Stacks | None:  # fmt: skip
-    """Candidates as columns of stacks; None where they are none."""
+    """Candidates as columns of stacks, open; None where they are none."""
     if set(splits.plain) - {"sample_weight"} or (of_steps := step_stacks(estimators)) is None:
         return None
     collection, classes = targets_of(splits, estimators[0]._classification)
@@ -134,9 +139,10 @@ def resumed_stacks(
     given = collection, collection.parts[0][2] is not None
     found = Stacks(stacks, given, scored, train_score, looks_of(known))
     try:
-        return found.__enter__()
+        found.open()
     except NotStackedError:
         return None
+    return found
 
 
 @dataclass(eq=False)
