@@ -43,12 +43,11 @@ GROUPS = {
 ENGINE = {"backends", "comm", "data", "diagnostics", "inference", "ps", "training"}
 #: What of these modules users meet, where it is not all that they export.
 ONLY = {
-    "": ["Run"],
     "inference": ["to_sklearn", "to_onnx"],
     "training.client.cluster_run": ["GenerationEvent"],
 }
 TITLES = {
-    "": "Run, the parameters that lay out a fit",
+    "": "How a fit is laid out, and other names of the package itself",
     "inference": "Export, methods of every estimator and transformer",
     "training.callbacks": "Callbacks of your own",
     "training.client.cluster_run": "What a callback is told of a change of workers",
@@ -125,7 +124,7 @@ def page_of_name(room: str, name: str) -> str:
 def page_of_room(room: str) -> str:
     """Source of the page of a room: what it is, and its names."""
     text = _heading(_full(room), "=")
-    if room and room not in ONLY:
+    if room not in TITLES:
         text += textwrap.dedent(inspect.getdoc(module_of(room)) or "") + "\n\n"
     else:
         text += f"{_title(room)}.\n\n"
@@ -144,7 +143,8 @@ def page_of_all() -> str:
         for room in rooms:
             text += f"**{_title(room)}** (:doc:`{_full(room)} <{_full(room)}>`)\n\n" + _table(room)
     rooms = [room for some in groups().values() for room in some]
-    return text + _toctree([_full(room) for room in rooms], "hidden")
+    # Short in the sidebar, as all of them begin alike.
+    return text + _toctree([f"{room or 'daskml_dist'} <{_full(room)}>" for room in rooms], "hidden")
 
 
 def pages() -> dict[str, str]:

@@ -151,6 +151,8 @@ def test_names_have_a_page_of_the_reference(monkeypatch: pytest.MonkeyPatch) -> 
         for name in _exported(_room(room)):
             assert ":: daskml_dist." in pages[f"daskml_dist.{room}.{name}"]
             assert f":py:obj:`~daskml_dist.{room}.{name}`" in pages["index"]
+    for name in _exported(daskml_dist):
+        assert f"daskml_dist.{name}" in pages
     # A room that no group names comes last, by itself.
     first, *rest = reference.GROUPS["Estimators"]
     monkeypatch.setitem(reference.GROUPS, "Estimators", rest)
