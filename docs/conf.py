@@ -23,7 +23,7 @@ exclude_patterns = ["_build"]
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
 
-# Examples with pictures, run at each build: one that raises or warns fails it.
+# Examples with pictures, run at each build, which fails where one raises.
 sphinx_gallery_conf = {
     "examples_dirs": "../examples/gallery",
     "gallery_dirs": "gallery",
