@@ -44,8 +44,8 @@ class Status:
         self._total: int | None = None
         self._since = time.perf_counter()
         self._last: dict[str, Any] | None = None
-        self._n_passes = self._rows = 0
-        self._seconds = 0.0
+        #: Pass, rows and seconds of each pass that counts.
+        self._made: list[tuple[int, int, float]] = []
 
     def begin(self, run: Any) -> None:
         """Take note that the fit begins."""
@@ -65,9 +65,9 @@ class Status:
     def add(self, record: dict[str, Any]) -> None:
         """Take note of a pass."""
         self.phase = _PASSES
-        self._n_passes += 1
-        self._rows += record["rows"]
-        self._seconds += record["seconds"]
+        while self._made and self._made[-1][0] >= record["pass"]:
+            self._made.pop()  # it was made again
+        self._made.append((record["pass"], record["rows"], record["seconds"]))
         self._last = record
 
     @property
@@ -84,6 +84,14 @@ class Status:
 
     def _counted(self) -> str:
         return f"{self._done}/{_count(self._total or 0, 'block')}"
+
+    @property
+    def _rows(self) -> int:
+        return sum(rows for _, rows, _ in self._made)
+
+    @property
+    def _seconds(self) -> float:
+        return sum(seconds for *_, seconds in self._made)
 
     @property
     def _pass(self) -> int:
@@ -110,7 +118,7 @@ class Status:
     def _left(self) -> list[str]:
         """The time for the passes that are left, which a tolerance may leave out."""
         left = 0 if self.max_iter is None else self.max_iter - self._pass
-        seconds = left * self._seconds / self._n_passes
+        seconds = left * self._seconds / max(len(self._made), 1)
         return [f"ETA <= {_clock(math.ceil(seconds))}"] if 0 < seconds < _LONG else []
 
     def opening(self) -> str:
@@ -127,7 +135,7 @@ class Status:
         spent = time.perf_counter() - self._since
         if not self.title:
             return f"no pass in {spent:.3g} s, last: {self.position()}"
-        parts = [f"{self.title}: {_count(self._n_passes, 'pass')} in {spent:.3g} s"]
+        parts = [f"{self.title}: {_count(len(self._made), 'pass')} in {spent:.3g} s"]
         if self._last is not None:
             parts += [*_loss(self._last), _rate(self._rows, self._seconds)]
             parts += _score(self._last)

@@ -97,6 +97,16 @@ class Feed:
             self._tell_lanes(run)
             self._tell("pass", record=plain(record))
 
+    def on_pass_redone(self, run: Any, record: dict[str, Any]) -> None:
+        """Tell of a pass that takes the place of one told before.
+
+        Parameters
+        ----------
+        run : RunView
+        record : dict
+        """
+        self.on_pass_end(run, record)
+
     @_harmless
     def on_generation(self, run: Any, event: Any) -> None:
         """Tell of another membership.
@@ -107,7 +117,7 @@ class Feed:
         event : GenerationEvent
         """
         if self._client is not None:
-            self._tell("generation", text=str(event))
+            self._tell("generation", text=str(event), n_passes=run.n_passes)
             self._tell_lanes(run)
 
     @_harmless

@@ -56,13 +56,20 @@ class Fit:
         at, kind = event["at"], event["kind"]
         self.at, self.version = max(self.at, at), self.version + 1
         if kind == "pass":
+            self._take_back(event["record"]["pass"] - 1)
             self.records.append(event["record"])
         elif kind == "generation":
+            self._take_back(event["n_passes"])
             self.generations.append((at, event["text"]))
         elif kind == "lanes":
             self.lanes.append((at, event["lanes"]))
         elif kind == "end":
             self.state = event["how"]
+
+    def _take_back(self, n_passes: int) -> None:
+        """Forget what was told of later passes: they are made again."""
+        while self.records and self.records[-1]["pass"] > n_passes:
+            self.records.pop()
 
     @property
     def n_passes(self) -> int:
