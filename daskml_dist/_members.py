@@ -28,6 +28,7 @@ from daskml_dist.data.conversion import plain_objects
 from daskml_dist.data.lazy import is_dask, is_dask_frame
 from daskml_dist.data.missing import check_no_missing
 from daskml_dist.data.reduce import reduce_parts
+from daskml_dist.diagnostics.works import tell
 from daskml_dist.errors import (
     DaskMLDistError,
     InvalidDataError,
@@ -242,10 +243,12 @@ def fit_members(jobs: Sequence[tuple[Any, Any, Any, dict[str, Any]]]) -> list[An
     found, tasks = {}, {}
     for i, job in enumerate(jobs):
         if knows_dask(job[0]):
+            tell("members", i, len(jobs), "fit")
             found[i] = fitted_on(*job)
         else:
             tasks[i] = _fit_task(*job)
     if tasks:
+        tell(f"{len(tasks)} members as tasks")
         every = list(tasks.values())
         found.update(zip(tasks, tried(lambda: delayed(list, pure=False)(every)), strict=True))
     return [found[i] for i in range(len(jobs))]

@@ -27,6 +27,8 @@ class Status:
     ----------
     max_iter : int or None
         Passes that count as the whole; None: the fit's own.
+    work : str, default=""
+        Name of what is no fit but makes many.
 
     Attributes
     ----------
@@ -36,8 +38,11 @@ class Status:
         What the fit does, as callbacks are told.
     """
 
-    def __init__(self, max_iter: int | None) -> None:
+    def __init__(self, max_iter: int | None, work: str = "") -> None:
         self.title = ""
+        self._work = work
+        self._noun = "block"
+        self._entered = time.perf_counter()
         self.max_iter = max_iter
         self.phase = _PASSES
         self._done = 0
@@ -56,9 +61,13 @@ class Status:
         if self.max_iter is None:
             self.max_iter = run.max_iter
 
-    def enter(self, phase: str, done: int = 0, total: int | None = None) -> bool:
+    def enter(
+        self, phase: str, done: int = 0, total: int | None = None, noun: str = "block"
+    ) -> bool:
         """Take note of what the fit does; return whether it is something else than before."""
-        before, self.phase = self.phase, phase
+        before, self.phase, self._noun = self.phase, phase, noun
+        if phase != before:
+            self._entered = time.perf_counter()
         self._done, self._total = done, total
         return phase != before
 
@@ -83,7 +92,7 @@ class Status:
         return f"pass {self._pass}{whole}"
 
     def _counted(self) -> str:
-        return f"{self._done}/{_count(self._total or 0, 'block')}"
+        return f"{self._done}/{_count(self._total or 0, self._noun)}"
 
     @property
     def _rows(self) -> int:
@@ -101,7 +110,7 @@ class Status:
         """Words that tell how it goes."""
         record = self._last
         if record is None or not self.in_passes:
-            return self._elapsed()
+            return "  ".join([self._elapsed(), *self._left_of_phase()])
         shown = [
             *_loss(record),
             _rate(record["rows"], record["seconds"]),
@@ -121,6 +130,14 @@ class Status:
         seconds = left * self._seconds / max(len(self._made), 1)
         return [f"ETA <= {_clock(math.ceil(seconds))}"] if 0 < seconds < _LONG else []
 
+    def _left_of_phase(self) -> list[str]:
+        """The time for the parts of a phase that are left, if they take as long as the others."""
+        if not self._done or self._total is None:
+            return []
+        spent = time.perf_counter() - self._entered
+        seconds = spent / self._done * (self._total - self._done)
+        return [f"ETA {_clock(math.ceil(seconds))}"] if 1 <= seconds < _LONG else []
+
     def opening(self) -> str:
         """First line of a fit."""
         whole = "" if self.max_iter is None else f", at most {_count(self.max_iter, 'pass')}"
@@ -128,11 +145,14 @@ class Status:
 
     def line(self) -> str:
         """Line that tells all."""
-        return f"{self.position()}  {self.metrics()}"
+        named = f"{self._work}: " if self._work else ""
+        return f"{named}{self.position()}  {self.metrics()}"
 
     def summary(self) -> str:
         """Last line of a fit; of one that never began, what it did last."""
         spent = time.perf_counter() - self._since
+        if self._work:
+            return f"{self._work}: {spent:.3g} s, last: {self.position()}"
         if not self.title:
             return f"no pass in {spent:.3g} s, last: {self.position()}"
         parts = [f"{self.title}: {_count(len(self._made), 'pass')} in {spent:.3g} s"]
@@ -149,7 +169,8 @@ class Status:
         table.add_column(no_wrap=True)
         table.add_column(no_wrap=True)
         table.add_column()
-        table.add_row(Text(self.position()), bar, Text(self.metrics()))
+        where = f"{self._work}: {self.position()}" if self._work else self.position()
+        table.add_row(Text(where), bar, Text(self.metrics()))
         return table
 
 

@@ -12,6 +12,7 @@ from sklearn.utils import Bunch
 from daskml_dist._members import checked_as_theirs, encoded, here, labels_of, params_of, taken
 from daskml_dist._on_blocks import OnBlocks
 from daskml_dist.data.lazy import is_dask
+from daskml_dist.diagnostics.works import doing
 
 __all__ = ["Named"]
 
@@ -54,7 +55,8 @@ class Named(OnBlocks):
             encoder.classes_ = self.classes_ = labels_of(y)
             setattr(self, self._encoder, encoder)
             y = encoded(y, self.classes_)
-        self._fit_lazy(named, given, X, y, params)
+        with doing(type(self).__name__, getattr(self, "verbose", 0)):
+            self._fit_lazy(named, given, X, y, params)
         return self
 
     @abstractmethod

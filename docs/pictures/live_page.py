@@ -1,0 +1,116 @@
+"""Pictures of the page in Dask's dashboard at work, for ``docs/live_page.md``.
+
+    python docs/pictures/live_page.py [FOLDER]
+
+It needs bokeh, playwright and the system's Chromium. The folder is ``docs/_static`` by default.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import numpy as np
+from distributed import Client, LocalCluster
+from scipy.stats import loguniform
+
+from daskml_dist import Run
+from daskml_dist.linear_model import SGDClassifier
+from daskml_dist.model_selection import HyperbandSearchCV
+
+FOLDER = Path(__file__).resolve().parents[1] / "_static"
+
+
+@contextmanager
+def browser_page(width: int, height: int) -> Iterator[Any]:
+    """A page of the system's Chromium."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+        )
+        yield browser.new_page(viewport={"width": width, "height": height})
+        browser.close()
+
+
+def rows(n: int) -> tuple[Any, Any]:
+    """Rows of two classes that overlap, in 24 blocks."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((n, 30)).astype(np.float32)
+    y = X @ rng.standard_normal(30) + 3 * rng.standard_normal(n) > 0
+    return da.from_array(X, chunks=(n // 24, 30)), da.from_array(y, chunks=n // 24)
+
+
+class KillAt:
+    """Callback that kills the worker of the last lane after a pass."""
+
+    def __init__(self, client: Client, number: int) -> None:
+        self.client, self.number = client, number
+
+    def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
+        if record["pass"] == self.number:
+            last = max(run.lane_addresses)
+            (pid,) = self.client.run(os.getpid, workers=[run.lane_addresses[last]]).values()
+            os.kill(pid, signal.SIGKILL)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> KillAt:
+        return self
+
+
+def picture(
+    page: Any, at: str, work: Callable[[], Any], ready: Callable[[str], bool], path: Path
+) -> None:
+    """Take a picture of the page as soon as its text is ready, while something works."""
+    page.goto(at)
+    thread = threading.Thread(target=work)
+    thread.start()
+    while thread.is_alive() and not ready(page.inner_text("body")):
+        time.sleep(0.2)
+    page.wait_for_timeout(700)
+    page.screenshot(path=path, full_page=True)
+    thread.join()
+    print(path, path.stat().st_size, "bytes")
+
+
+def main(folder: Path) -> None:
+    """Take all pictures."""
+    with (
+        LocalCluster(n_workers=3, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster,
+        Client(cluster) as client,
+        browser_page(1300, 900) as page,
+    ):
+        at = cluster.dashboard_link.replace("/status", "/training")
+        X, y = (value.persist() for value in rows(600_000))
+        SGDClassifier(max_iter=1, tol=None).fit(X, y, client=client)  # the page is there now
+        sgd = SGDClassifier(
+            policy="async", max_iter=90, tol=None, batch_size=256, early_stopping=True,
+            run=Run(n_lanes=6), callbacks=[KillAt(client, 25)],
+        )  # fmt: skip
+        picture(
+            page, at, lambda: sgd.fit(X, y, client=client),
+            lambda text: any(f"pass {number}/90" in text for number in range(60, 91)),
+            folder / "live_fit.png",
+        )  # fmt: skip
+        X, y = (value.persist() for value in rows(200_000))
+        search = HyperbandSearchCV(
+            SGDClassifier(tol=None, random_state=0), {"alpha": loguniform(1e-6, 1e1)},
+            max_iter=27, random_state=0,
+        )  # fmt: skip
+        picture(
+            page, at, lambda: search.fit(X, y), lambda text: "rung at pass 27" in text,
+            folder / "live_search.png",
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER)
