@@ -34,6 +34,7 @@ __all__ = [
     "is_wanted",
     "is_workers_own",
     "list_workers",
+    "memory_of",
     "proxy_at",
     "proxy_of",
     "retire",

@@ -7,6 +7,7 @@ It needs bokeh, playwright and the system's Chromium. The folder is ``docs/_stat
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import signal
@@ -21,12 +22,15 @@ from typing import Any
 import dask.array as da
 import numpy as np
 from distributed import Client, LocalCluster
+from PIL import Image
 from scipy.stats import loguniform
 
 from daskml_dist import Run
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.model_selection import HyperbandSearchCV
 
+#: The line at the head of the page, which is behind shadow roots.
+HEAD = "Bokeh.documents[0].get_model_by_name('head').text"
 FOLDER = Path(__file__).resolve().parents[1] / "_static"
 
 
@@ -70,14 +74,16 @@ class KillAt:
 def picture(
     page: Any, at: str, work: Callable[[], Any], ready: Callable[[str], bool], path: Path
 ) -> None:
-    """Take a picture of the page as soon as its text is ready, while something works."""
+    """Take a picture of the page as soon as its head is ready, while something works."""
     page.goto(at)
+    page.wait_for_timeout(1000)
     thread = threading.Thread(target=work)
     thread.start()
-    while thread.is_alive() and not ready(page.inner_text("body")):
+    while thread.is_alive() and not ready(page.evaluate(HEAD)):
         time.sleep(0.2)
     page.wait_for_timeout(700)
-    page.screenshot(path=path, full_page=True)
+    taken = Image.open(io.BytesIO(page.screenshot(full_page=True)))
+    taken.quantize(48, dither=Image.Dither.NONE).save(path, optimize=True)
     thread.join()
     print(path, path.stat().st_size, "bytes")
 
@@ -87,7 +93,7 @@ def main(folder: Path) -> None:
     with (
         LocalCluster(n_workers=3, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster,
         Client(cluster) as client,
-        browser_page(1300, 900) as page,
+        browser_page(1200, 500) as page,
     ):
         at = cluster.dashboard_link.replace("/status", "/training")
         X, y = (value.persist() for value in rows(600_000))
@@ -98,7 +104,7 @@ def main(folder: Path) -> None:
         )  # fmt: skip
         picture(
             page, at, lambda: sgd.fit(X, y, client=client),
-            lambda text: any(f"pass {number}/90" in text for number in range(60, 91)),
+            lambda text: any(f"<b>{number}/90</b>" in text for number in range(50, 91)),
             folder / "live_fit.png",
         )  # fmt: skip
         X, y = (value.persist() for value in rows(200_000))
