@@ -11,9 +11,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from daskml_dist.diagnostics.curves import CURVES
+
 __all__ = ["Status"]
 
 _BAR_WIDTH = 16
+#: Passes of which curves are drawn, at most.
+_MOST_RECORDS = 1000
 #: The phase that passes tell of.
 _PASSES = "training"
 #: Seconds beyond which nobody wants to know what is left.
@@ -51,6 +55,9 @@ class Status:
         self._last: dict[str, Any] | None = None
         #: Pass, rows and seconds of each pass that counts.
         self._made: list[tuple[int, int, float]] = []
+        #: Measures of the passes so far, for curves; of very many, of each second, fourth, ... one.
+        self.records: list[dict[str, Any]] = []
+        self._every = 1
 
     def begin(self, run: Any) -> None:
         """Take note that the fit begins."""
@@ -76,8 +83,14 @@ class Status:
         self.phase = _PASSES
         while self._made and self._made[-1][0] >= record["pass"]:
             self._made.pop()  # it was made again
+        while self.records and self.records[-1]["pass"] >= record["pass"]:
+            self.records.pop()
         self._made.append((record["pass"], record["rows"], record["seconds"]))
         self._last = record
+        if len(self._made) % self._every == 0 or len(self._made) == 1:
+            self.records.append({key: record.get(key) for key in ("pass", *CURVES)})
+        if len(self.records) > _MOST_RECORDS:
+            self.records, self._every = self.records[::2], 2 * self._every
 
     @property
     def in_passes(self) -> bool:
@@ -105,6 +118,12 @@ class Status:
     @property
     def _pass(self) -> int:
         return self._last["pass"] if self._last else 0
+
+    @property
+    def share(self) -> float | None:
+        """Share of its phase that is done; None where that is not known."""
+        done, total = (self._pass, self.max_iter) if self.in_passes else (self._done, self._total)
+        return done / total if total else None
 
     def metrics(self) -> str:
         """Words that tell how it goes."""

@@ -14,6 +14,7 @@ from daskml_dist._stacks import Stack, solution_of
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.solvers import Solution
 from daskml_dist.solvers.stacked import Column, StackedSolver
+from daskml_dist.solvers.stacked_ranks import RANKINGS
 from daskml_dist.solvers.stacked_scores import SCORES
 
 __all__ = ["LogisticPaths"]
@@ -80,12 +81,24 @@ class LogisticPaths:
     def scores(self, name: str, role: int) -> NDArray[np.float64]:
         """Scores over rows of a role, of shape (n_splits, n_candidates)."""
         n_splits, n_candidates = self.w.shape[:2]
-        splits = np.repeat(np.arange(n_splits), n_candidates)
-        w = self.w.reshape(-1, *self.w.shape[2:])
         # Weights of classes are no part of scores.
-        sums = self._stack.scores(self.model, w, splits, role)
+        sums = self._stack.scores(self.model, *self._columns(), role)
         check_weighed(dict(enumerate(sums[::n_candidates, 0])))
         return SCORES["classifier"][name](sums).reshape(n_splits, n_candidates)
+
+    def rankings(self, name: str, role: int) -> NDArray[np.float64]:
+        """Ranking scores of the same shape; NaN where the rows themselves have to tell."""
+        classes = self._stack.rows.classes
+        if name == "average_precision" and (classes is None or classes[-1] != 1):
+            return np.full(self.w.shape[:2], np.nan)
+        found = self._stack.rankings(self.model, *self._columns(), role)
+        return found[:, RANKINGS.index(name)].reshape(self.w.shape[:2])
+
+    def _columns(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Parameters of the fits to all splits, and the split of each."""
+        n_splits, n_candidates = self.w.shape[:2]
+        w = self.w.reshape(-1, *self.w.shape[2:])
+        return w, np.repeat(np.arange(n_splits), n_candidates)
 
     def estimator(self, candidate: Any, w: NDArray[np.float64]) -> Any:
         """A candidate that has these parameters."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from numbers import Integral, Real
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from daskml_dist.models.stacked import TEST
 from daskml_dist.solvers import Solution
 from daskml_dist.solvers.by_class import OnePass
 from daskml_dist.solvers.of_splits import LabelWeights
+from daskml_dist.solvers.stacked_ranks import RANKINGS
 from daskml_dist.solvers.stacked_scores import SCORES
 
 __all__ = ["LogisticRegressionCV"]
@@ -140,29 +141,7 @@ class LogisticRegressionCV(CrossValidated, LinearClassifier):
         self.device = device
         self.callbacks = callbacks
 
-    def fit(
-        self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None, client: Any = None
-    ) -> Self:
-        """Choose the penalty, and fit all rows with it.
-
-        Parameters
-        ----------
-        X, y, sample_weight, client
-            As in :meth:`daskml_dist.linear_model.SGDClassifier.fit`.
-        groups : like `y`, optional
-            For splitters that need them.
-
-        Returns
-        -------
-        self
-
-        Raises
-        ------
-        InvalidParameterError, InvalidDataError
-        TrainingError
-            When the fit cannot go on.
-        """
-        self._check_params()
+    def _fit_splits(self, X: Any, y: Any, sample_weight: Any, groups: Any, client: Any) -> None:
         splits = self._splits(X, y, sample_weight, groups)
         with self._stack(splits, client) as stack:
             paths = self._paths(stack)
@@ -186,9 +165,8 @@ class LogisticRegressionCV(CrossValidated, LinearClassifier):
                 f"{len(failed)} of the fits failed to converge: {failed[0].message}. Increase "
                 "max_iter, scale the features (StandardScaler), or penalise more.",
                 ConvergenceWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
-        return self
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Score of `scoring`, in one pass over the blocks.
@@ -245,6 +223,10 @@ class LogisticRegressionCV(CrossValidated, LinearClassifier):
         name = "accuracy" if self.scoring is None else self.scoring
         if isinstance(name, str) and name in SCORES["classifier"]:
             return paths.scores(name, TEST)
+        if isinstance(name, str) and name in RANKINGS:
+            found = paths.rankings(name, TEST)
+            if np.isfinite(found).all():
+                return found
         candidates = self._candidates()
         estimators = {}
         for split, of_split in enumerate(paths.w):
