@@ -43,7 +43,7 @@ class Status:
     """
 
     def __init__(self, max_iter: int | None, work: str = "") -> None:
-        self.title = ""
+        self.title = work
         self._work = work
         self._noun = "block"
         self._entered = time.perf_counter()
