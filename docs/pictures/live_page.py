@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from daskml_dist.model_selection import HyperbandSearchCV
 
 #: The line at the head of the page, which is behind shadow roots.
 HEAD = "Bokeh.documents[0].get_model_by_name('head').text"
+MIDDLE = range(50, 91)
 FOLDER = Path(__file__).resolve().parents[1] / "_static"
 
 
@@ -71,20 +72,11 @@ class KillAt:
         return self
 
 
-def picture(
-    page: Any, at: str, work: Callable[[], Any], ready: Callable[[str], bool], path: Path
-) -> None:
-    """Take a picture of the page as soon as its head is ready, while something works."""
-    page.goto(at)
-    page.wait_for_timeout(1000)
-    thread = threading.Thread(target=work)
-    thread.start()
-    while thread.is_alive() and not ready(page.evaluate(HEAD)):
-        time.sleep(0.2)
+def picture(page: Any, path: Path) -> None:
+    """Keep what a page shows, in few colours."""
     page.wait_for_timeout(700)
     taken = Image.open(io.BytesIO(page.screenshot(full_page=True)))
-    taken.quantize(48, dither=Image.Dither.NONE).save(path, optimize=True)
-    thread.join()
+    taken.quantize(96, dither=Image.Dither.NONE).save(path, optimize=True)
     print(path, path.stat().st_size, "bytes")
 
 
@@ -102,20 +94,23 @@ def main(folder: Path) -> None:
             policy="async", max_iter=90, tol=None, batch_size=256, early_stopping=True,
             run=Run(n_lanes=6), callbacks=[KillAt(client, 25)],
         )  # fmt: skip
-        picture(
-            page, at, lambda: sgd.fit(X, y, client=client),
-            lambda text: any(f"<b>{number}/90</b>" in text for number in range(50, 91)),
-            folder / "live_fit.png",
-        )  # fmt: skip
-        X, y = (value.persist() for value in rows(200_000))
-        search = HyperbandSearchCV(
-            SGDClassifier(tol=None, random_state=0), {"alpha": loguniform(1e-6, 1e1)},
-            max_iter=27, random_state=0,
-        )  # fmt: skip
-        picture(
-            page, at, lambda: search.fit(X, y), lambda text: "rung at pass 27" in text,
-            folder / "live_search.png",
-        )  # fmt: skip
+        page.goto(at)
+        page.wait_for_timeout(1000)
+        fit = threading.Thread(target=lambda: sgd.fit(X, y, client=client))
+        fit.start()
+        while fit.is_alive() and not any(f"<b>{n}/90</b>" in page.evaluate(HEAD) for n in MIDDLE):
+            time.sleep(0.2)
+        picture(page, folder / "live_fit.png")
+        fit.join()
+        X, y = (value.persist() for value in rows(100_000))
+        sgd = SGDClassifier(tol=None, learning_rate="constant", random_state=0)
+        values = {"alpha": loguniform(1e-6, 1e-1), "eta0": loguniform(1e-4, 1e2)}
+        HyperbandSearchCV(sgd, values, max_iter=27, random_state=0).fit(X, y)
+        page.wait_for_timeout(2500)
+        choice = page.locator("select")
+        (name,) = (n for n in choice.locator("option").all_inner_texts() if "Hyperband" in n)
+        choice.select_option(label=name)
+        picture(page, folder / "live_search.png")
 
 
 if __name__ == "__main__":

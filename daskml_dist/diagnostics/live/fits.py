@@ -248,6 +248,7 @@ def rung_table(fit: Fit | None) -> dict[str, list[Any]]:
         "last": [resources[-1] for resources, _ in lines.values()],
         "came_to": [scores[-1] for _, scores in lines.values()],
         "bracket": [bracket for bracket, _ in lines],
+        "name": [f"bracket {bracket}" for bracket, _ in lines],
         "candidate": [candidate for _, candidate in lines],
         "colour": [_COLOURS[bracket % len(_COLOURS)] for bracket, _ in lines],
     }

@@ -183,12 +183,16 @@ def _rungs(source: Any) -> Any:
     from bokeh.plotting import figure
 
     plot = figure(
-        title="Candidates from rung to rung (colour: bracket; a dot: where one came to)",
+        title="Candidates from rung to rung (a dot: where one came to)",
         x_axis_label="passes, or another resource", y_axis_label="mean score of held-out rows",
         x_axis_type="log", height=420, tools="pan,wheel_zoom,reset", sizing_mode="stretch_width",
     )  # fmt: skip
     plot.multi_line("resource", "score", source=source, color="colour", line_alpha=0.5)
-    dots = plot.scatter("last", "came_to", source=source, color="colour", size=7)
+    dots = plot.scatter(
+        "last", "came_to", source=source, color="colour", size=7, legend_field="name"
+    )
+    plot.add_layout(plot.legend[0], "right")
+    plot.legend.border_line_alpha = 0.0
     names = ("candidate", "bracket", "last", "came_to")
     tips = [(name.replace("_", " "), f"@{name}") for name in names]
     plot.add_tools(HoverTool(renderers=[dots], tooltips=tips))
