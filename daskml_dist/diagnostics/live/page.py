@@ -90,6 +90,8 @@ def show(fits: Fits, extra: dict[str, Any], document: Any) -> None:
             choice.options = [(_NEWEST, _NEWEST), *((f.fit, _name(f)) for f in reversed(kept))]
             grid.visible = fit is None or fit.n_lanes > 0
             rungs.visible = fit is not None and fit.n_lanes == 0
+            told = () if fit is None else fit.rungs
+            rungs.xaxis[0].ticker.ticks = sorted({resource for _, _, resource, _ in told})
             for name, table in sources.items():
                 table.data = _TABLES[name](fit)
         except Exception:
@@ -179,7 +181,7 @@ def _speeds(source: Any) -> Any:
 
 def _rungs(source: Any) -> Any:
     """A figure of the candidates of a search: their scores from rung to rung."""
-    from bokeh.models import HoverTool
+    from bokeh.models import BasicTickFormatter, FixedTicker, HoverTool
     from bokeh.plotting import figure
 
     plot = figure(
@@ -187,6 +189,7 @@ def _rungs(source: Any) -> Any:
         x_axis_label="passes, or another resource", y_axis_label="mean score of held-out rows",
         x_axis_type="log", height=420, tools="pan,wheel_zoom,reset", sizing_mode="stretch_width",
     )  # fmt: skip
+    plot.xaxis[0].ticker, plot.xaxis[0].formatter = FixedTicker(ticks=[]), BasicTickFormatter()
     plot.multi_line("resource", "score", source=source, color="colour", line_alpha=0.5)
     dots = plot.scatter(
         "last", "came_to", source=source, color="colour", size=7, legend_field="name"
