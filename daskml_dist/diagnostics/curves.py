@@ -18,7 +18,7 @@ CURVES = {"loss": "#4c8bf5", "val_score": "#2da44e", "eval_score": "#d9822b"}
 
 
 def curves_html(records: Sequence[dict[str, Any]]) -> str:
-    """A figure with an SVG for each measure that some record has, over the passes.
+    """Figures over the passes, each an SVG, of the measures that some record has.
 
     Parameters
     ----------

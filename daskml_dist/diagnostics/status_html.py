@@ -13,7 +13,7 @@ _WIDTH, _HEIGHT, _COLOUR = 160, 10, "#4c8bf5"
 
 
 class Snapshot:
-    """Picture of a fit at one moment in a notebook, and its text where there is no HTML.
+    """Picture of a moment in a notebook, and its text where there is no HTML.
 
     Parameters
     ----------

@@ -23,7 +23,15 @@ from daskml_dist.training.pilot import Pilot
 from daskml_dist.training.spec import FitSpec
 from daskml_dist.training.stacked_pilot import StackedPilot
 
-__all__ = ["ITERATIONS", "SHARED_ROWS", "Task", "is_narrow", "lane_rows", "linear_model"]
+__all__ = [
+    "ITERATIONS",
+    "SHARED_ROWS",
+    "Task",
+    "is_narrow",
+    "lane_rows",
+    "linear_model",
+    "rows_of_a_step",
+]
 
 #: Rows of a sample that any number of fits share at least.
 SHARED_ROWS = 1 << 11
@@ -103,7 +111,7 @@ class Task:
     @property
     def batch(self) -> int:
         """Rows of a step."""
-        return _rows_of_a_step(self.fit)
+        return rows_of_a_step(self.fit)
 
     @property
     def base(self) -> float:
@@ -256,7 +264,7 @@ def _largest(X: Any) -> float:
     return max(float(values.max()), -float(values.min())) if values.size else 0.0
 
 
-def _rows_of_a_step(fit: FitSpec) -> int:
+def rows_of_a_step(fit: FitSpec) -> int:
     """Rows of one step of the parameters."""
     rows_of_lanes, policy = lane_rows(fit), fit.steps.policy
     together = policy.lockstep and not policy.averages

@@ -8,12 +8,14 @@ and matrices of predictions are scikit-learn's, in :mod:`daskml_dist.metrics`.
 from daskml_dist.diagnostics.plots.coefficients import coefficients
 from daskml_dist.diagnostics.plots.lanes import lanes
 from daskml_dist.diagnostics.plots.passes import learning_curves, staleness, traffic
+from daskml_dist.diagnostics.plots.rates import learning_rates
 from daskml_dist.diagnostics.plots.searches import rungs, search_results
 
 __all__ = [
     "coefficients",
     "lanes",
     "learning_curves",
+    "learning_rates",
     "rungs",
     "search_results",
     "staleness",
