@@ -29,8 +29,8 @@ def tried(make: Callable[[], Any]) -> Any:
                 raise DataLostError(
                     "Rows are not there any more. Nothing can make again what was scattered, and "
                     "what was persisted is held by the collection that persist() returned, not by "
-                    "parts of it, and only for as long as its client is open: keep both, or read "
-                    f"the rows from storage. ({error})"
+                    "parts of it, for as long as its client is open: keep that, or read the rows "
+                    f"from storage. ({error})"
                 ) from error
             # Dask gives a task up while whose work workers died again and again; by any cause.
             if not left or name != "KilledWorker":
