@@ -17,7 +17,7 @@ from daskml_dist._exported import Exported
 from daskml_dist.data.bad_values import telling_columns
 from daskml_dist.data.collection import Collection, as_collection, take_columns
 from daskml_dist.data.conversion import plain_rows, to_host
-from daskml_dist.data.feature_names import check_feature_names
+from daskml_dist.data.feature_names import check_feature_names, remember_dtypes
 from daskml_dist.data.lazy import is_dask, join_delayed
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import (
@@ -95,6 +95,7 @@ class BlockTransformer(Exported, BaseEstimator):
             with telling_columns(X if self._numeric else None):
                 super().fit(plain_rows(X), y)
             self._keep(X)
+            remember_dtypes(self, X)
             return self
         return self._fit_lazy(X, y)
 
@@ -104,6 +105,7 @@ class BlockTransformer(Exported, BaseEstimator):
         inputs = take_columns(X, y, sample_weight)
         collection = as_collection(*inputs, numeric=self._numeric)
         self._set_features(self._reduce(collection), collection)
+        remember_dtypes(self, X)
         return self
 
     def _check_parameters(self) -> None:
@@ -209,6 +211,7 @@ class BlockTransformer(Exported, BaseEstimator):
             with telling_columns(X if self._numeric else None):
                 result = super().fit_transform(plain_rows(X), y, **params)
             self._keep(X)
+            remember_dtypes(self, X)
             return result
         return self.fit(X, y, **params).transform(X)
 
