@@ -75,7 +75,6 @@ def test_the_page_tells_what_is_required() -> None:
 
 
 def test_the_python_that_runs_this_is_one_that_is_named() -> None:
-
     assert f"{sys.version_info.major}.{sys.version_info.minor}" in PYTHONS
 
 
