@@ -135,6 +135,7 @@ def test_mistakes(
     assert "Traceback" not in told
 
 
+@pytest.mark.slow
 def test_a_plan(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with dask.config.set({"daskml_dist.planning.cache": False}):
         assert main(["plan", "rows.parquet", "--target", "label"]) == 0
