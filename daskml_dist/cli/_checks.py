@@ -1,4 +1,4 @@
-"""What `doctor` looks at; each check tells what it found, or raises what is wrong."""
+"""Checks of `doctor`: each tells what it found, or raises what is wrong."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BUSY = "Is the machine very busy? Give the check longer: --limit 300."
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found.
+    """Finding of a check.
 
     Parameters
     ----------

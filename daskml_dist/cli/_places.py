@@ -1,4 +1,4 @@
-"""Where a command computes: in this process, on processes that it starts, or on a cluster."""
+"""Places where a command computes: this process, processes that it starts, or a cluster."""
 
 from __future__ import annotations
 
@@ -38,14 +38,7 @@ def client_of(arguments: argparse.Namespace) -> Iterator[Any]:
     from distributed import Client, LocalCluster
 
     if arguments.scheduler:
-        try:
-            client = Client(arguments.scheduler, timeout=10)
-        except (OSError, ValueError) as error:
-            raise TrainingError(
-                f"No scheduler answers at {arguments.scheduler} ({error}). Is its address what "
-                "`dask scheduler` prints, and can this machine reach it?"
-            ) from error
-        with client:
+        with _connected(arguments.scheduler) as client:
             yield client
         return
     with (
@@ -58,3 +51,16 @@ def client_of(arguments: argparse.Namespace) -> Iterator[Any]:
         Client(cluster) as client,
     ):
         yield client
+
+
+def _connected(address: str) -> Any:
+    """A client of the scheduler at an address."""
+    from distributed import Client
+
+    try:
+        return Client(address, timeout=10)
+    except (OSError, ValueError) as error:
+        raise TrainingError(
+            f"No scheduler answers at {address} ({error}). Is its address what `dask scheduler` "
+            "prints, and can this machine reach it?"
+        ) from error

@@ -51,17 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     with client_of(arguments) as client:
         X, X_test, y, y_test = _split(rows, arguments, client)
         _tell_rows(rows, arguments)
-        since = time.perf_counter()
-        try:
-            model.fit(X, y)
-        except KeyboardInterrupt:
-            if not hasattr(model, "n_features_in_"):
-                raise
-            print("interrupted: the model is what the fit had come to", file=sys.stderr)
-        seconds = time.perf_counter() - since
-        n_iter = getattr(model, "n_iter_", None)
-        passes = f"{n_iter} passes in " if isinstance(n_iter, int) else ""
-        print(f"{model}: {passes}{seconds:.2f} s")
+        _fit(model, X, y)
         told = [f"train {float(model.score(X, y)):.4f}"]
         if X_test is not None:
             told.append(f"test {float(model.score(X_test, y_test)):.4f}")
@@ -72,6 +62,21 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"saved: {arguments.output}, {size:,} bytes; {load}")
     history = getattr(model, "history_", None)
     return 130 if getattr(history, "interrupted", False) else 0
+
+
+def _fit(model: Any, X: Any, y: Any) -> None:
+    """Fit a model; one that is interrupted keeps what it had come to."""
+    since = time.perf_counter()
+    try:
+        model.fit(X, y)
+    except KeyboardInterrupt:
+        if not hasattr(model, "n_features_in_"):
+            raise
+        print("interrupted: the model is what the fit had come to", file=sys.stderr)
+    seconds = time.perf_counter() - since
+    n_iter = getattr(model, "n_iter_", None)
+    passes = f"{n_iter} passes in " if isinstance(n_iter, int) else ""
+    print(f"{model}: {passes}{seconds:.2f} s")
 
 
 def _model(arguments: argparse.Namespace) -> Any:

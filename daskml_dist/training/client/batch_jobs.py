@@ -111,7 +111,7 @@ class BatchJobs:
         return f" Lost with their jobs: {', '.join(lost)} ({self._why(lost)})." if lost else ""
 
     def _why(self, addresses: Iterable[str]) -> str:
-        """What became of the jobs of lost workers; empty where nobody knows."""
+        """Words for what became of the jobs of lost workers; empty where nobody knows."""
         ends: dict[tuple[str, str], set[str]] = defaultdict(set)
         for address in addresses:
             if address in self._ends:
