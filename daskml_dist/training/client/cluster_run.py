@@ -296,12 +296,9 @@ class TrainingRun:
         )
 
     def _note_gone(self, gone: Gone) -> str:
-        """Count a worker that does not answer as lost, also where the scheduler does not yet.
+        """The reason for a new generation where a worker does not answer.
 
-        Returns
-        -------
-        str
-            The reason for a new generation.
+        It counts as lost, also where the scheduler does not yet know.
         """
         if not self._membership.begins(gone.address):
             return str(gone)  # it is only paused
