@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 
 from daskml_dist.models.stacked import StackedLinear
 from daskml_dist.solvers.base import Array, PenalisedSolver, Solution, Solver, Statistic, Sums
 from daskml_dist.solvers.lock_step import Seat, in_lock_step
+from daskml_dist.solvers.newton import LossHessian
 from daskml_dist.solvers.objective import LossGradient
 from daskml_dist.solvers.of_splits import OfSplits
 from daskml_dist.solvers.stacked_columns import Column, Gradients
+from daskml_dist.solvers.stacked_gradient import StackedHessian
 from daskml_dist.solvers.stacked_starts import Starts
 
 __all__ = ["Column", "StackedSolver"]
@@ -55,11 +56,12 @@ class StackedSolver(Solver):
         """Solve every column."""
         gradients, every = Gradients(self.columns, sums), list(range(len(self.columns)))
 
-        def solve(at: list[int], starts: list[Array | None], share: int) -> list[Solution]:
-            columns = [self.columns[i] for i in at]
+        def solve(
+            at: list[int], starts: list[Array | None], share: int, solvers: list[Solver]
+        ) -> list[Solution]:
             seats = [
-                Seat(model.each, c.solver, start, c.n_rows, lambda: sums.should_stop)
-                for c, start in zip(columns, starts, strict=True)
+                Seat(model.each, solver, start, self.columns[i].n_rows, lambda: sums.should_stop)
+                for i, start, solver in zip(at, starts, solvers, strict=True)
             ]
             return in_lock_step(
                 seats,
@@ -68,15 +70,16 @@ class StackedSolver(Solver):
                 ),
             )
 
+        own = [column.solver for column in self.columns]
         if self.share == 1:
-            found = solve(every, [c.start for c in self.columns], 1)
+            found = solve(every, [column.start for column in self.columns], 1, own)
         else:
             begin = Starts(model, self.columns, sums, gradients, self.share)
-            starts = begin.found(partial(solve, share=self.share))
+            starts = begin.found(solve)
             found = [
-                _after(one, column.solver, int(steps))
-                for one, column, steps in zip(
-                    solve(every, starts, 1), self.columns, begin.steps, strict=True
+                _after(one, solver, int(steps))
+                for one, solver, steps in zip(
+                    solve(every, starts, 1, own), own, begin.steps, strict=True
                 )
             ]
         return Solution(
@@ -97,6 +100,12 @@ class StackedSolver(Solver):
         asked = dict(zip(at, questions, strict=True))
         points = {i: q.w for i, q in asked.items() if type(q) is LossGradient}
         answers = gradients(points, share)
+        bent = [i for i, q in asked.items() if type(q) is LossHessian and q.loss is None]
+        if bent and share > 1:
+            w = np.stack([asked[i].w for i in bent])  # type: ignore[attr-defined]
+            splits = np.array([self.columns[i].split for i in bent])
+            hessians = sums(StackedHessian(w, splits, share))
+            answers |= dict(zip(bent, hessians, strict=True))
         others: dict[bytes, dict[int, list[int]]] = {}
         for i, question in asked.items():
             if i not in answers:

@@ -9,14 +9,16 @@ about as much as the share's Hessian differs from that of all rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from math import ceil, log, prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.models.stacked import StackedLinear
-from daskml_dist.solvers.base import Array, PenalisedSolver, Solution, Sums
+from daskml_dist.solvers.base import Array, PenalisedSolver, Solution, Solver, Sums
 from daskml_dist.solvers.lbfgs import LBFGS
+from daskml_dist.solvers.newton import NewtonCholesky
 from daskml_dist.solvers.objective import row_strengths
 from daskml_dist.solvers.stacked_columns import Column, Gradients
 from daskml_dist.solvers.stacked_gradient import StackedHessian
@@ -29,11 +31,13 @@ _ALIKE = 50
 _NUMBERS, _ROWS = 1 << 23, 16
 #: Steps at most, on a share of the rows and on all; by what a gradient must shrink in one.
 _OF_SHARE, _OF_ALL, _SHRINKS = 2, 8, 0.3
+#: Quasi-Newton steps after which a column is solved by Newton's.
+_FIRST = 15
 #: Eigenvalues of a Hessian of unit diagonal that count as none, to the largest.
 _NONE = 1e-10
 
-#: Solutions of some columns on a share of the rows, of their numbers and where they begin.
-Solve = Callable[[list[int], list["Array | None"]], list[Solution]]
+#: Solutions of some columns, of their numbers, where they begin, the share, and solvers.
+Solve = Callable[[list[int], list["Array | None"], int, list[Solver]], list[Solution]]
 
 
 class Starts:
@@ -65,15 +69,14 @@ class Starts:
     def found(self, solve: Solve) -> list[Array | None]:
         """Where each column begins."""
         every = list(range(len(self._columns)))
+        own = [column.solver for column in self._columns]
         groups = self._groups()
-        rows_of_hessians = self._share_for(len(groups))
-        if rows_of_hessians is None:
-            return [_finite(one.w) for one in solve(every, [None] * len(every))]
-        firsts = [group[0] for group in groups]
-        places = {
-            i: one.w for i, one in zip(firsts, solve(firsts, [None] * len(firsts)), strict=True)
-        }
-        inverses = self._inverses(firsts, places, rows_of_hessians)
+        of_hessians = self._share_for(len(groups))
+        if of_hessians is None:
+            found = solve(every, [None] * len(every), self._share, own)
+            return [_finite(one.w) for one in found]
+        places = self._places([group[0] for group in groups], solve, of_hessians)
+        inverses = self._inverses(places, of_hessians)
         w: dict[int, Array] = {}
         inverse: dict[int, Array] = {}
         for group, of_group in zip(groups, inverses, strict=True):
@@ -84,12 +87,30 @@ class Starts:
         helped = self._stepped(w, inverse, members, self._share, _OF_SHARE)
         # Rows of another kind in each split: its columns are solved on their own.
         others = [i for i in every if i not in places and i not in helped]
-        for i, one in zip(others, solve(others, [w.get(i) for i in others]), strict=True):
-            w[i] = one.w
+        alone = solve(others, [w.get(i) for i in others], self._share, [own[i] for i in others])
+        w |= {i: one.w for i, one in zip(others, alone, strict=True)}
         w = {**places, **w}
         there = [i for i in every if i in inverse and _finite(w[i]) is not None]
         self._stepped(w, inverse, there, 1, _OF_ALL)
         return [_finite(w[i]) for i in every]
+
+    def _places(self, firsts: list[int], solve: Solve, share: int) -> dict[int, Array]:
+        """Where columns are solved on the share: features of other scales call for Hessians."""
+        few: list[Solver] = [
+            replace(solver, max_iter=min(solver.max_iter, _FIRST))
+            for solver in map(self._solver, firsts)
+        ]
+        found = dict(
+            zip(firsts, solve(firsts, [None] * len(firsts), self._share, few), strict=True)
+        )
+        slow = [i for i, one in found.items() if not one.converged and _finite(one.w) is not None]
+        newton: list[Solver] = [
+            NewtonCholesky(solver.penalty, solver.max_iter, solver.tol)
+            for solver in map(self._solver, slow)
+        ]
+        starts: list[Array | None] = [found[i].w for i in slow]
+        found |= dict(zip(slow, solve(slow, starts, share, newton), strict=True))
+        return {i: one.w for i, one in found.items()}
 
     def _groups(self) -> list[list[int]]:
         """Columns whose solvers are alike, but for the weight of their rows."""
@@ -115,16 +136,14 @@ class Starts:
         n_rows = min(column.n_rows for column in self._columns) / share
         return share if n_rows >= _ROWS * size else None
 
-    def _inverses(
-        self, firsts: list[int], places: dict[int, Array], share: int
-    ) -> list[Array | None]:
+    def _inverses(self, places: dict[int, Array], share: int) -> list[Array | None]:
         """Inverse Hessians of columns' objectives; None where one says nothing."""
         each = self._model.each
         size = prod(each.shape)
-        w = np.nan_to_num(np.stack([places[i] for i in firsts]))
-        splits = np.array([self._columns[i].split for i in firsts])
+        w = np.nan_to_num(np.stack(list(places.values())))
+        splits = np.array([self._columns[i].split for i in places])
         found: list[Array | None] = []
-        for i, total in zip(firsts, self._sums(StackedHessian(w, splits, share)), strict=True):
+        for i, total in zip(places, self._sums(StackedHessian(w, splits, share)), strict=True):
             hessian = total[2 + size :].reshape(size, size) / self._columns[i].n_rows
             hessian[np.diag_indices(size)] += np.repeat(self._l2(i), each.width)
             found.append(_inverse(hessian))
