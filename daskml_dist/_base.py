@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
@@ -22,7 +21,8 @@ from daskml_dist.data.collection import Collection, as_collection, take_columns
 from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.data.row_checks import check_row_shape
-from daskml_dist.errors import InvalidDataError, NotFittedError
+from daskml_dist.errors import InvalidDataError, InvalidParameterError, NotFittedError
+from daskml_dist.errors.foreign import called_here
 from daskml_dist.inference.predict import map_rows, results_of_rows
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.engine import Engine, FitResult
@@ -64,7 +64,28 @@ class BaseOnRows(Exported, BaseEstimator):
         return tags
 
     def set_params(self, **params: Any) -> Self:
-        """Set parameters by name; those of `run` as ``run__n_lanes``, also where that is None."""
+        """Set parameters by name; those of `run` as ``run__n_lanes``, also where that is None.
+
+        Parameters
+        ----------
+        **params
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidParameterError
+            There is no such parameter; where it is known what it is called here, it says so.
+        """
+        valid = self.get_params(deep=False)
+        for name in params:
+            if (own := name.partition("__")[0]) not in valid:
+                raise InvalidParameterError(
+                    f"Invalid parameter {own!r} for estimator {self}. Valid parameters are: "
+                    f"{sorted(valid)}.{called_here(own, valid)}"
+                )
         if any(name.startswith("run__") for name in params) and params.get("run", self.run) is None:
             params["run"] = Run()
         super().set_params(**params)
@@ -88,6 +109,13 @@ class BaseOnRows(Exported, BaseEstimator):
 
     # -- fitting -------------------------------------------------------------------------------
 
+    @classmethod
+    def _get_param_names(cls) -> list[str]:
+        # A search asks thousands of times, and signatures are slow to read.
+        if "_names_known" not in vars(cls):
+            cls._names_known = tuple(super()._get_param_names())
+        return list(cls._names_known)
+
     def _params(self) -> dict[str, Any]:
         """Every parameter of a fit.
 
@@ -101,7 +129,7 @@ class BaseOnRows(Exported, BaseEstimator):
         """An attribute's value, of the estimator or its class; a method is none."""
         if name in vars(self):
             return vars(self)[name]
-        given = inspect.getattr_static(type(self), name, default)
+        given = getattr(type(self), name, default)
         return default if hasattr(given, "__get__") else given
 
     def _run_settings(self) -> RunSettings:

@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from daskml_dist.diagnostics.status import Status
+from daskml_dist.diagnostics.status_html import Snapshot, status_html, summary_html
 
 __all__ = ["Display", "open_display"]
 
@@ -135,7 +136,7 @@ class _NotebookDisplay(Display):
     def __init__(self, console: Console, status: Status) -> None:
         super().__init__(console, status)
         display = importlib.import_module("IPython.display").display
-        self._handle = display(status.render(), display_id=True)
+        self._handle = display(Snapshot(status.line(), status_html(status)), display_id=True)
         self._shown = time.perf_counter()
 
     def enter(self, *, anew: bool) -> None:
@@ -149,11 +150,11 @@ class _NotebookDisplay(Display):
             self._show()
 
     def _show(self) -> None:
-        self._handle.update(self._status.render())
+        self._handle.update(Snapshot(self._status.line(), status_html(self._status)))
         self._shown = time.perf_counter()
 
     def close(self) -> None:
-        self._handle.update(Text(self._status.summary()))
+        self._handle.update(Snapshot(self._status.summary(), summary_html(self._status)))
 
     def _wait(self, seconds: float | None = None) -> None:
         pass

@@ -19,7 +19,8 @@ class Progress:
 
     A terminal shows one live line: while rows are read and places found, what happens and how far
     it is; then pass, loss, rows per second, staleness, validation score, the time since the fit
-    began and the most that is left of it. A notebook shows the same. Output that is neither (a
+    began and the most that is left of it. A notebook shows the same in one output that is
+    rewritten in place, with the curves so far; it needs no widgets. Output that is neither (a
     file, a pipe, a batch job's log) gets the summary, and before it a line on whatever lasts, after
     5 seconds and each time that as much time has gone by again, at most 10 minutes.
 

@@ -11,9 +11,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from daskml_dist.diagnostics.curves import CURVES
+
 __all__ = ["Status"]
 
 _BAR_WIDTH = 16
+#: Passes of which curves are drawn, at most.
+_MOST_RECORDS = 1000
 #: The phase that passes tell of.
 _PASSES = "training"
 #: Seconds beyond which nobody wants to know what is left.
@@ -44,6 +48,9 @@ class Status:
         self._total: int | None = None
         self._since = time.perf_counter()
         self._last: dict[str, Any] | None = None
+        #: Measures of the passes so far, for curves; of very many, of each second, fourth, ... one.
+        self.records: list[dict[str, Any]] = []
+        self._every = 1
         self._n_passes = self._rows = 0
         self._seconds = 0.0
 
@@ -69,6 +76,10 @@ class Status:
         self._rows += record["rows"]
         self._seconds += record["seconds"]
         self._last = record
+        if self._n_passes % self._every == 0 or self._n_passes == 1:
+            self.records.append({key: record.get(key) for key in ("pass", *CURVES)})
+        if len(self.records) > _MOST_RECORDS:
+            self.records, self._every = self.records[::2], 2 * self._every
 
     @property
     def in_passes(self) -> bool:
@@ -88,6 +99,12 @@ class Status:
     @property
     def _pass(self) -> int:
         return self._last["pass"] if self._last else 0
+
+    @property
+    def share(self) -> float | None:
+        """Share of its phase that is done; None where that is not known."""
+        done, total = (self._pass, self.max_iter) if self.in_passes else (self._done, self._total)
+        return done / total if total else None
 
     def metrics(self) -> str:
         """Words that tell how it goes."""

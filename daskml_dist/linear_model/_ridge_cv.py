@@ -37,6 +37,8 @@ class BaseRidgeCV(CrossValidated, BaseRounds):
     fit_intercept: bool
     store_cv_results: bool
     alpha_per_target: bool = False
+    #: Whether rows may have several labels.
+    _several = False
     #: Name of the score where none is asked for.
     _own_score = "r2"
     #: Makes the model of some rows.
@@ -145,7 +147,7 @@ class BaseRidgeCV(CrossValidated, BaseRounds):
         """Scores of test rows, of shape (n_splits, n_alphas)."""
         name, stacked = self.scoring or self._own_score, stack.model(model)
         if self._classification and name == "accuracy":
-            hits = stack(stacked, OnePass(SignedHits(w, TEST))).w
+            hits = stack(stacked, OnePass(SignedHits(w, TEST, self._several))).w
             check_weighed(dict(enumerate(hits[:, 0, 0])))
             return np.asarray(hits[..., 1] / hits[..., 0])
         if not self._classification and isinstance(name, str) and name in TARGET_SCORES:
@@ -165,6 +167,7 @@ class BaseRidgeCV(CrossValidated, BaseRounds):
     def _with(self, alpha: float, w: NDArray[np.float64], model: LinearModel, rows: Rows) -> Any:
         """An estimator that has these parameters."""
         estimator = self._plain(float(alpha))
+        estimator._several = self._several
         estimator._set_fitted(Solution(w), model, rows)
         if hasattr(self, "feature_names_in_"):
             estimator.feature_names_in_ = self.feature_names_in_

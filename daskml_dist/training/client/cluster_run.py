@@ -30,6 +30,7 @@ from daskml_dist.training.client.generations import Generations
 from daskml_dist.training.client.listening import listen
 from daskml_dist.training.client.reasons import Reasons
 from daskml_dist.training.client.recovery import GoOn
+from daskml_dist.training.client.seat_log import SeatLog
 from daskml_dist.training.dask_internals import retire
 from daskml_dist.training.engine import FitResult, RunView
 from daskml_dist.training.interrupts import Interrupts
@@ -95,6 +96,8 @@ class TrainingRun:
     rows : ClusterRows
     interrupts : Interrupts
     early : Early
+    log : SeatLog
+        Who runs the lanes, for the history.
     """
 
     def __init__(
@@ -105,12 +108,14 @@ class TrainingRun:
         rows: ClusterRows,
         interrupts: Interrupts,
         early: Early,
+        log: SeatLog,
     ) -> None:
         self._client = client
         self._fit = fit
         self._rows = rows
         self._interrupts = interrupts
         self._id = early.run_id
+        self._log = log
         self._awake = threading.Event()
         there = self._membership = rows.membership
         self._fleet = Fleet(client, fit, early, there.is_there, there.begins, self._awake.set)
@@ -225,6 +230,7 @@ class TrainingRun:
         self._callbacks.on_phase("training")
         lanes = {lane.lane: seat.address for seat in crew.seats for lane in seat.lanes}
         self._view.lane_addresses = lanes
+        self._log.note(crew.number, lanes, self._began - since)
         if crew.number == 0:
             self._fleet.ask_for_results(crew.seats)
             return
