@@ -54,7 +54,7 @@ __all__ = [
 _MOST_COLUMNS = 512
 #: Rows times columns from which a share of the rows tells where to begin: for fewer, the passes
 #: that this saves are hardly dearer than those it takes; and one row in how many is read then.
-_MANY, _SHARE_OF_ROWS = 1 << 26, 16
+_MANY, _SHARE_OF_ROWS = 1 << 22, 16
 #: Parameters that must be alike in a stack, since they lay out its one fit.
 _ALIKE = ("run", "device", "callbacks", "verbose")
 
