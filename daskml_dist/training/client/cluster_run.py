@@ -29,6 +29,7 @@ from daskml_dist.training.client.ending import Ending
 from daskml_dist.training.client.fleet import Fleet, Gone, Host
 from daskml_dist.training.client.generations import Generations
 from daskml_dist.training.client.listening import listen
+from daskml_dist.training.client.made import Made
 from daskml_dist.training.client.reasons import Reasons
 from daskml_dist.training.client.recovery import GoOn
 from daskml_dist.training.client.seat_log import SeatLog
@@ -128,7 +129,6 @@ class TrainingRun:
         self._jobs = BatchJobs()
         there.why_lost = self._jobs.told
         self._callbacks = CallbackList()
-        self._told = 0
         self._stopping = False
         #: Generations since the fit last came further, and how far that was.
         self._failures, self._clocks = 0, 0
@@ -147,6 +147,7 @@ class TrainingRun:
         self._view = RunView(
             self._id, fit, self._trainer_addresses, self._server_addresses, self._stop, client
         )
+        self._made = Made(self._view)
 
     def run(self, callbacks: CallbackList) -> FitResult:
         """Run the fit to its end, or clean up and raise.
@@ -163,7 +164,8 @@ class TrainingRun:
             self._begin("the fit begins")
             with self._interrupts.between_steps():
                 result = self._watch()
-            self._tell(result.records[self._told :])
+            self._made.take_back(result.records)
+            self._tell(result.records[self._made.n_passes :])
         except BaseException as error:
             with self._interrupts.held():
                 cause, kept = self._ending.give_up(error, callbacks.has_raised(error))
@@ -254,6 +256,9 @@ class TrainingRun:
         reason = self._jobs.name(reason, members.difference(self._membership.threads))
         event = GenerationEvent(crew.number, reason, again, anew, seconds)
         self._events.append(event)
+        if self._made.n_passes:
+            with suppress(Gone):  # the next generation is asked
+                self._made.take_back(self._ask_first("records", 0))
         self._callbacks.on_generation(self._view, event)
 
     def _made_again(self, go_on: GoOn[Host] | None) -> int:
@@ -329,7 +334,7 @@ class TrainingRun:
                             return result
                         self._on_alarm(Alarm("a trainer ended early", 0, self._crew.number))
                     if not woken:  # the end of a trainer is seldom alone
-                        self._tell(self._ask_first("records", self._told))
+                        self._tell(self._ask_first("records", self._made.n_passes))
                     if self._reasons.to_let_go:
                         self._let_go()
                     self._keep_safe()
@@ -380,10 +385,9 @@ class TrainingRun:
 
     def _tell(self, records: list[dict[str, Any]]) -> None:
         for record in records:
-            self._told += 1
             self._reasons.note_progress()
             with self._interrupts.at_once():
-                self._callbacks.on_pass_end(self._view, record)
+                self._made.tell(record, self._callbacks)
 
     def _stop(self) -> None:
         self._stopping = True
