@@ -167,7 +167,11 @@ def main() -> None:
         raise SystemExit(f"Not here: {', '.join(MISSING)}. On Debian: {__doc__}")
     with slurm_node(Path(sys.argv[1]).absolute()) as folder:
         print(f"export SLURM_CONF={folder}/slurm.conf PATH=$PATH:/usr/sbin", flush=True)
-        signal.sigwait({signal.SIGINT, signal.SIGTERM})
+        # Only now: the daemons would inherit it.
+        ends = {signal.SIGINT, signal.SIGTERM}
+        signal.pthread_sigmask(signal.SIG_BLOCK, ends)
+        signal.sigwait(ends)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ends)
 
 
 if __name__ == "__main__":
