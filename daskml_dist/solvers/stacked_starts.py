@@ -67,7 +67,7 @@ class Starts:
         self.steps = np.zeros(len(columns), np.int64)
 
     def found(self, solve: Solve) -> list[Array | None]:
-        """Where each column begins."""
+        """Starts of the columns."""
         every = list(range(len(self._columns)))
         own = [column.solver for column in self._columns]
         groups = self._groups()
@@ -95,7 +95,7 @@ class Starts:
         return [_finite(w[i]) for i in every]
 
     def _places(self, firsts: list[int], solve: Solve, share: int) -> dict[int, Array]:
-        """Where columns are solved on the share: features of other scales call for Hessians."""
+        """Columns that are solved on the share: features of other scales call for Hessians."""
         few: list[Solver] = [
             replace(solver, max_iter=min(solver.max_iter, _FIRST))
             for solver in map(self._solver, firsts)
