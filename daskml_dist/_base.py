@@ -25,6 +25,7 @@ from daskml_dist.diagnostics.live.feed import Feed
 from daskml_dist.diagnostics.progress import Progress
 from daskml_dist.errors import InvalidDataError, NotFittedError
 from daskml_dist.inference.predict import map_rows, results_of_rows
+from daskml_dist.planning import Planned
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.engine import Engine, FitResult
 from daskml_dist.training.history import History
@@ -36,7 +37,7 @@ from daskml_dist.training.survey import Survey
 __all__ = ["BaseOnRows", "survey_of"]
 
 
-class BaseOnRows(Exported, BaseEstimator):
+class BaseOnRows(Planned, Exported, BaseEstimator):
     """Base class of estimators fitted to rows, with or without a target.
 
     Of the parameters `run`, `device`, `callbacks` and `verbose` an estimator's constructor has

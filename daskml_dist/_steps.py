@@ -133,10 +133,11 @@ class BaseSteps(BaseOnRows):
             :class:`daskml_dist.callbacks.EvalMonitor`.
         policy : str or Policy, optional
             For this fit only.
-        client : distributed.Client or "inline", optional
+        client : distributed.Client, "inline" or "auto", optional
             Default: the current client. Without one, rows in memory are trained in this process
             and a Dask collection on a cluster inside it. ``"inline"`` trains rows in memory in this
-            process, though there be a client.
+            process, though there be a client; ``"auto"`` where that is sooner, by
+            :meth:`plan`'s costs.
 
         Returns
         -------
@@ -182,6 +183,7 @@ class BaseSteps(BaseOnRows):
         callbacks = self._callbacks(settings.max_iter, first=eval_monitors(eval_set, scoring))
         collection = self._collection(X, y, sample_weight, reset=not go_on)
         run, weighted = settings.run, sample_weight is not None
+        client = self._placed(client, collection)
         with open_engine(collection, client, run.memory_budget, run.device, callbacks) as engine:
             if run.shard == "features":
                 engine.cut_columns(run.n_lanes)
