@@ -108,10 +108,11 @@ def _tables(tiny: bool) -> str:
         "cluster: plan", "measured", "ratio", "advice", "faster",
     ]  # fmt: skip
     table = markdown("Plans and fits, rows in memory, 2 worker processes", columns, rows)
-    measured, known = max(a for a, _ in first), sorted(b for _, b in first)
+    slowest, known = max(a for a, _ in first), sorted(b for _, b in first)
     return (
-        f"{table}\n\n{_summary(found)} A plan took {seconds_text(measured)} at most where it "
-        f"measured here and there, {seconds_text(known[len(known) // 2])} where all was known."
+        f"{table}\n\n{_summary(found)} Where a plan measured here and there it took "
+        f"{seconds_text(slowest)} at most, {seconds_text(known[len(known) // 2])} where all was "
+        "known."
     )
 
 

@@ -76,10 +76,11 @@ class Costs:
         """Seconds of a whole fit."""
         return self.setup_seconds(work) + work.passes * self.pass_seconds(work, policy)
 
-    def with_policy(self, name: str, work: Work, seconds: float) -> Costs:
-        """These costs, and those of a step of another policy, of a pass that took so long."""
-        rest = {name: count for name, count in work.one_pass.items() if name != "step"}
-        step = max(seconds - _total(rest, self.values), 0.0) / work.one_pass["step"]
+    def with_policy(self, name: str, equation: Equation) -> Costs:
+        """These costs, and those of a step of another policy, of what a pass took under it."""
+        counts, seconds = equation
+        rest = {what: count for what, count in counts.items() if what != "step"}
+        step = max(seconds - _total(rest, self.values), 0.0) / counts["step"]
         return Costs(self.values, self.gather, self.passes, {**self.steps, name: step})
 
     def as_dict(self) -> dict[str, Any]:

@@ -59,8 +59,7 @@ def measured_costs(
         settled = max(timing.work.passes for timing in timings)
         costs = Costs(values, bench.gather() if source == "dask" else 0.0, settled)
         for policy in policies:
-            timing = bench.fit(probes[0], policy)
-            costs = costs.with_policy(policy, timing.work, timing.equations[-1][1])
+            costs = costs.with_policy(policy, bench.fit(probes[0], policy).equations[-1])
     return costs
 
 

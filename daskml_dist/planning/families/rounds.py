@@ -39,8 +39,8 @@ class _Rounds(Family):
         """Few rows, many rows, wide rows; there the last two alone tell nothing new."""
         start = Probe(1000, 8, times=2)
         if place.name != INLINE:
-            return start, Probe(200_000, 16, times=2)
-        return start, Probe(60_000, 8), Probe(60_000, 32), Probe(8_000, 256), Probe(300_000, 16)
+            return start, Probe(400_000, 16)
+        return start, Probe(60_000, 8), Probe(60_000, 32), Probe(24_000, 256), Probe(300_000, 16)
 
 
 class Gradients(_Rounds):
@@ -114,7 +114,7 @@ class Centres(_Rounds):
         """As of other sums, of a few passes: made-up rows have no clusters to settle on."""
         few = super().probes(estimator, place, several=several)
         params = {"max_iter": 4, "tol": 0.0, "n_init": 1}
-        rows = (min(probe.n_rows, 60_000) for probe in few)
+        rows = (min(probe.n_rows, 2_000_000 // probe.n_features, 60_000) for probe in few)
         return [replace(one, n_rows=n, params=params) for one, n in zip(few, rows, strict=True)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from statistics import fmean, median
 from typing import Any, ClassVar
@@ -27,14 +28,20 @@ _EARLY_STEPS, _EARLY_ENTRIES = 1 << 10, 1 << 26
 _OTHERS = ("sync", "async", "local", "average")
 _SAME = {"sync": {"sync", "allreduce"}, "allreduce": {"sync", "allreduce"}}
 #: Rows for each lane, features, rows of a batch and outputs beyond two classes of the tiny fits.
-_SHAPES = ((20000, 8, 64, 3), (20000, 8, 512, 3), (20000, 64, 256, 3), (4000, 1000, 256, 10))
-#: Rows and features of fits of one pass, which tell what a fit costs beside its passes: of next to
-#: no rows, and of so many that the pilot's sample is a small part of them.
-_EMPTY, _MANY = (1000, 8), (400_000, 16)
+#: The first tells of early steps, under each policy; the other ones of later ones.
+_SHAPES = ((10000, 8, 64, 3), (20000, 8, 512, 3), (20000, 64, 256, 3), (3000, 1000, 256, 10))
+#: Rows and features of fits which tell what a fit costs beside its passes: of next to no rows, and
+#: of so many that the pilot's sample is a small part of them, and no cache holds them.
+_EMPTY, _MANY, _MANY_BATCH = (1000, 8), (500_000, 16), 1024
+#: Passes of the fits of early steps: the first of them loads what the others find in caches.
+_EARLY_PASSES = 3
+#: Bytes of rows from which on no cache of a usual processor holds them, and bytes that it reads
+#: from memory while it looks for one place there.
+_CACHE, _AHEAD = 1 << 23, 256
 #: Lanes from which on a lane's share of the tiny fits' rows gets smaller.
 _MOST_LANES = 8
 #: Passes after the early steps, and passes at most.
-_LATE, _MOST_PASSES = 4, 80
+_LATE, _MOST_PASSES = 3, 80
 
 
 class LinearSteps(Family):
@@ -46,17 +53,21 @@ class LinearSteps(Family):
 
     kind = "linear models by gradient steps"
     estimators = ("BaseSGD",)
-    computing = frozenset({"sample", "early", "row", "entry"})
+    computing = frozenset({"sample", "early", "copy", "row", "far", "entry"})
     usual: ClassVar = {
-        "fit": 2e-3, "read": 1e-9, "sample": 4e-8, "pass": 1e-4, "early": 2e-5, "step": 5e-6,
-        "row": 1e-8, "entry": 4e-10,
+        "fit": 2e-3, "read": 1e-9, "sample": 4e-8, "pass": 1e-4, "early": 2e-5, "copy": 1e-9,
+        "step": 5e-6, "row": 5e-9, "far": 4e-8, "entry": 2e-10,
     }  # fmt: skip
     usual_there: ClassVar = {"fit": 0.1, "read": 4e-9, "pass": 1e-3, "step": 6e-5}
     share = 0
+    #: The estimator that a plan is made of, and its settings, which take long to check.
+    _kept: tuple[weakref.ref[Any], Settings] | None = None
 
     def check(self, estimator: Any) -> None:
-        """Refuse steps whose costs are others."""
+        """Refuse steps whose costs are others; the settings are kept until the next question."""
+        self._kept = None
         settings = self._settings(estimator)
+        self._kept = weakref.ref(estimator), settings
         if settings.policy.uses_threads or settings.run.shard == "features":
             threads = settings.policy.uses_threads
             what = settings.policy.name if threads else "shard='features'"
@@ -78,17 +89,22 @@ class LinearSteps(Family):
         sample = sample_size(rows.n_rows, model, 1.0) if piloted else 0
         share, d, width = rows.n_rows / place.trainers, model.n_features, model.width
         early = min(_EARLY_STEPS, _EARLY_ENTRIES // max(size * d, 1))
+        # Rows are drawn, so that each is looked for in memory.
+        wide = d * rows.itemsize
+        far = share * (1 + wide / _AHEAD) if share * wide > _CACHE else 0.0
         return Work(
             {
                 "fit": 1.0,
                 "read": float(rows.n_rows * d),
                 "sample": float(sample * d * width),
                 "early": min(early, passes * steps),
+                "copy": min(early, passes * steps) * size * d,
             },
             {
                 "pass": 1.0,
                 "step": float(steps),
                 "row": share * width,
+                "far": far,
                 "entry": share * d * width,
             },
             passes,
@@ -105,18 +121,24 @@ class LinearSteps(Family):
     def probes(self, estimator: Any, place: Place, *, several: bool) -> Sequence[Probe]:
         """Here fits of several shapes; there some that tell starts, steps and the way of rows."""
         share = min(1.0, _MOST_LANES / place.lanes)
-        shapes = _SHAPES if place.name == INLINE else (*_SHAPES[:1], _SHAPES[2])
-        found = []
+        shapes = _SHAPES if place.name == INLINE else (_SHAPES[0], _SHAPES[2])
+        found: list[Probe] = []
         for rows, d, batch, outputs in shapes:
             few = int(rows * share)
             steps = -(-few // batch)
             early = min(_EARLY_STEPS, _EARLY_ENTRIES // max(batch * d, 1))
             passes = min(-(-early // steps) + _LATE, _MOST_PASSES)
+            if not found or place.name != INLINE:
+                passes = _EARLY_PASSES
             found.append(_probe(few * place.lanes, d, batch, outputs, passes))
-        for rows, d in (_EMPTY, _MANY):
-            few = -(-rows // place.lanes)
-            found.append(_probe(few * place.lanes, d, rows, 3, 1, times=2))
-        return found
+        rows, d = _EMPTY
+        found.append(_probe(-(-rows // place.lanes) * place.lanes, d, rows, 3, 1, times=2))
+        rows, d = _MANY
+        few = -(-rows // place.lanes)
+        if place.name != INLINE:
+            return [*found, _probe(few * place.lanes, d, few, 3, 1)]
+        passes = -(-_EARLY_STEPS * _MANY_BATCH // few) + 2
+        return [*found, _probe(few * place.lanes, d, _MANY_BATCH, 3, passes)]
 
     def equations(
         self, work: Work, fitted: Any, seconds: float, records: Sequence[float]
@@ -126,10 +148,12 @@ class LinearSteps(Family):
         # The first pass loads what later ones find in the processor's caches.
         before = [s for i, s in enumerate(records) if i and steps * (i + 1) <= early]
         after = [s for i, s in enumerate(records) if steps * i >= early]
-        setup = {name: count for name, count in work.setup.items() if name != "early"}
+        late = ("early", "copy")
+        setup = {name: count for name, count in work.setup.items() if name not in late}
         found: list[Equation] = [(setup, max(seconds - sum(records), 0.0))]
         if before:
-            found.append(({**work.one_pass, "early": steps}, fmean(before)))
+            copied = steps * work.setup["copy"] / early
+            found.append(({**work.one_pass, "early": steps, "copy": copied}, fmean(before)))
         if after:
             found.append((work.one_pass, median(after)))
         return found
@@ -191,6 +215,9 @@ class LinearSteps(Family):
         return both_ways * max(steps * work.passes // every if every else 1, 1) * place.trainers
 
     def _settings(self, estimator: Any) -> Settings:
+        kept = self._kept
+        if kept is not None and kept[0]() is estimator:
+            return kept[1]
         settings: Settings = estimator._settings(None)
         return settings
 

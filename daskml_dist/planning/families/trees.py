@@ -30,7 +30,7 @@ class Boosting(Family):
     usual: ClassVar = {
         "fit": 2e-2, "read": 1.5e-8, "pass": 2e-3, "row": 1e-8, "entry": 1e-9, "bin": 4e-9,
     }  # fmt: skip
-    usual_there: ClassVar = {"fit": 0.15, "send": 2e-9, "pass": 1e-2}
+    usual_there: ClassVar = {"fit": 0.15, "send": 2e-9, "pass": 1e-2, "met": 2e-9}
     spread: ClassVar = {INLINE: 1.7, "cluster": 2.0}
 
     #: All: trees end at rows that are alike.
@@ -53,6 +53,7 @@ class Boosting(Family):
                 "row": share * width,
                 "entry": share * rows.n_features * levels * width,
                 "bin": bins * leaves * width,
+                "met": 8.0 * _BINS * rows.n_features * leaves * width * (place.trainers > 1),
             },
             passes,
             float(levels * width),
@@ -69,7 +70,11 @@ class Boosting(Family):
         """Some iterations of few rows, of many, and of many features."""
         few = {"max_iter": 4, "early_stopping": False, "warm_start": False}
         if place.name != INLINE:
-            return Probe(2000, 8, params=few), Probe(60_000, 16, params=few)
+            return (
+                Probe(2000, 8, params=few),
+                Probe(60_000, 16, params=few),
+                Probe(10_000, 64, params=few),
+            )
         return (
             Probe(2000, 8, params=few, times=2),
             Probe(40_000, 8, params=few),
