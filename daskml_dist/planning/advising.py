@@ -71,13 +71,10 @@ def advise(X: Any, estimator: Any, y: Any = None, client: Any = None) -> Plan:
             notes.append("The cluster has no worker yet, so it is left out.")
         else:
             places.append(cluster)
-    asked = Asked(family, estimator, rows)
-    known: dict[str, float] = {}
-    costs = []
+    asked = _Asked(family, estimator, rows)
+    costs: list[Costs] = []
     for place in places:
-        found = asked.costs(place, known)
-        known = {name: v for name, v in found.values.items() if name in family.computing}
-        costs.append(found)
+        costs.append(asked.costs(place, costs[0] if costs else Costs({})))
     choices = [
         choice
         for place, cost in zip(places, costs, strict=True)
@@ -105,7 +102,7 @@ def _key(family: Family, estimator: Any, place: Place, rows: RowsShape) -> str:
 
 
 @dataclass(frozen=True)
-class Asked:
+class _Asked:
     """What a plan is asked for.
 
     Parameters
@@ -119,8 +116,8 @@ class Asked:
     estimator: Any
     rows: RowsShape
 
-    def costs(self, place: Place, known: dict[str, float]) -> Costs:
-        """Costs at a place, out of the file or measured now."""
+    def costs(self, place: Place, here: Costs) -> Costs:
+        """Costs at a place, out of the file or measured now; there, with those of this process."""
         family, rows = self.family, self.rows
         key = _key(family, self.estimator, place, rows)
         found = load(key)
@@ -128,10 +125,14 @@ class Asked:
             source = rows.kind if place.name != INLINE else "memory"
             names = family.policies(self.estimator)
             others = [name for name in names if family.differs(self.estimator, name, place)]
+            known = {name: v for name, v in here.values.items() if name in family.computing}
             found = measured_costs(
                 family, self.estimator, place, source, rows.dtype, rows.n_classes > 2, known,
                 others,
             )  # fmt: skip
+            # Whatever a fit does in one process it does on workers too.
+            least = {name: max(v, here.values.get(name, 0.0)) for name, v in found.values.items()}
+            found = replace(found, values=least)
             save(key, found)
         return found
 

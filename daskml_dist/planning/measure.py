@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any
 
 import dask.array as da
@@ -56,7 +57,7 @@ def measured_costs(
         bench.run(probes[0])  # loads compiled loops
         timings = [bench.fit(probe) for probe in probes]
         values = fitted_values([one for timing in timings for one in timing.equations], known)
-        settled = max(timing.work.passes for timing in timings)
+        settled = median(timing.work.passes for timing in timings)
         costs = Costs(values, bench.gather() if source == "dask" else 0.0, settled)
         for policy in policies:
             costs = costs.with_policy(policy, bench.fit(probes[0], policy).equations[-1])

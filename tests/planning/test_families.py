@@ -55,11 +55,11 @@ PLANNED: list[tuple[Any, Any, Any]] = [
 def usual(monkeypatch: pytest.MonkeyPatch) -> None:
     """Costs as if they had been measured: the usual ones of each family."""
 
-    def costs(asked: Any, place: Any, known: Any) -> Costs:
+    def costs(asked: Any, place: Any, here: Any) -> Costs:
         there = {} if place.name == "inline" else asked.family.usual_there
         return Costs({**asked.family.usual, **there})
 
-    monkeypatch.setattr("daskml_dist.planning.advising.Asked.costs", costs)
+    monkeypatch.setattr("daskml_dist.planning.advising._Asked.costs", costs)
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ class _Rounds(Family):
         """Few rows, many rows, wide rows; there the last two alone tell nothing new."""
         start = Probe(1000, 8, times=2)
         if place.name != INLINE:
-            return start, Probe(400_000, 16)
+            return start, Probe(400_000, 16, times=2)
         return start, Probe(60_000, 8), Probe(60_000, 32), Probe(24_000, 256), Probe(300_000, 16)
 
 
