@@ -20,8 +20,8 @@ LONG = {
     "accuracy", "billion", "boosting", "clusters", "columns", "cv_estimators", "dense", "ensembles",
     "factors",
     "growth", "large", "large_trees", "least_squares", "logistic", "network_accuracy", "networks",
-    "overhead", "pipeline", "predict", "recommender", "recovery", "simulate", "sparse",
-    "staleness", "step_latency", "streaming", "sums", "topics", "transform", "tree_growth",
+    "overhead", "pipeline", "planner", "predict", "recommender", "recovery", "simulate", "sparse",
+    "staleness", "step_latency", "streaming", "sums", "topics", "transform", "tree_growth", "what_if",
 }  # fmt: skip
 
 
