@@ -1,4 +1,4 @@
-"""Searches: a stack beside separate fits and scikit-learn's `LogisticRegressionCV`."""
+"""Searches: stacks beside separate fits, one fit, and scikit-learn's searches."""
 
 from __future__ import annotations
 
@@ -7,18 +7,29 @@ from typing import Any
 
 import dask.array as da
 import numpy as np
+from scipy.stats import loguniform
+from sklearn.experimental import enable_halving_search_cv  # noqa: F401
 from sklearn.linear_model import LogisticRegressionCV
+from sklearn.linear_model import SGDClassifier as TheirSGDClassifier
+from sklearn.model_selection import HalvingRandomSearchCV
 
 from benchmarks._common import markdown, processes
-from daskml_dist.linear_model import LogisticRegression
-from daskml_dist.model_selection import GridSearchCV, KFold
+from daskml_dist.linear_model import LogisticRegression, SGDClassifier
+from daskml_dist.model_selection import GridSearchCV, HyperbandSearchCV, KFold
 
 #: Rows, features, values of C, folds; separate fits that are timed, of all.
 ROWS, FEATURES, VALUES, FOLDS, SOME = 1_000_000, 28, 64, 5, 10
+#: Rows of searches by gradient steps, and of those that halve; passes at most.
+STEPS, HALVED, PASSES = (200_000, 1_000_000), 100_000, 27
 
 
 def run(tiny: bool = False) -> str:
-    """One table: seconds of a whole search, and of each fit in it."""
+    """Seconds of whole searches."""
+    return "\n\n".join([_values_of_c(tiny), _candidates(tiny), _halved(tiny)])
+
+
+def _values_of_c(tiny: bool) -> str:
+    """Of a solver: seconds of a search, and of each fit in it."""
     n, values, some = (2_000, 3, 2) if tiny else (ROWS, VALUES, SOME)
     X, y = _rows(n)
     strengths = np.logspace(-4, 4, values)
@@ -41,6 +52,54 @@ def run(tiny: bool = False) -> str:
     ]
     title = f"{values} values of C, {FOLDS} folds, {n:,} x {FEATURES}"
     return markdown(title, ["", "s", "ms a fit", "of the stack"], table)
+
+
+def _candidates(tiny: bool) -> str:
+    """Of gradient steps: a search beside one fit to all rows, in turns."""
+    table, values = [], 3 if tiny else VALUES
+    for n in (500,) if tiny else STEPS:
+        X, y = _rows(n)
+        held = np.arange(n * 4 // 5, n)
+        one = SGDClassifier(random_state=0)
+        search = GridSearchCV(
+            one, {"alpha": np.logspace(-7, -1, values)}, refit=False,
+            cv=[(np.arange(len(X) - len(held)), held)],
+        )  # fmt: skip
+        turns = [(_timed(one, X, y), _timed(search, X, y)) for _ in range(1 if tiny else 5)]
+        alone, together = np.median(turns, axis=0)
+        table.append([f"{n:,}", f"{alone:.3f}", f"{together:.3f}", f"{together / alone:.1f}"])
+    title = f"{values} values of alpha of `SGDClassifier`, scored on a fifth, {FEATURES} features"
+    columns = ["rows", "one fit, s", f"{values} candidates, s", "of one"]
+    return markdown(title, columns, table)
+
+
+def _halved(tiny: bool) -> str:
+    """Hyperband beside scikit-learn's halving of as many candidates over as many passes."""
+    n, passes = (500, 3) if tiny else (HALVED, PASSES)
+    X, y = _rows(n)
+    held = np.arange(n * 17 // 20, n)
+    splits: dict[str, Any] = {"one": [(np.arange(n - len(held)), held)], str(FOLDS): FOLDS}
+    values = {"alpha": loguniform(1e-6, 1e-1)}
+    table = []
+    for name, cv in splits.items():
+        for scoring in ("accuracy", "roc_auc"):
+            given: Any = {"cv": cv, "scoring": scoring, "refit": False, "random_state": 0}
+            own = HyperbandSearchCV(
+                SGDClassifier(tol=None, random_state=0), values, max_iter=passes, **given
+            )
+            peer = HalvingRandomSearchCV(
+                TheirSGDClassifier("log_loss", tol=None, random_state=0), values,
+                n_candidates=own.metadata["n_models"], resource="max_iter", min_resources=1,
+                max_resources=passes, n_jobs=2, **given,
+            )  # fmt: skip
+            seconds = min(_timed(own, X, y) for _ in range(1 if tiny else 3))
+            theirs = _timed(peer, X, y)
+            scores = f"{own.best_score_:.4f}", f"{peer.best_score_:.4f}"
+            ratio = f"{theirs / seconds:.1f}"
+            table.append([name, scoring, f"{seconds:.2f}", f"{theirs:.2f}", ratio, *scores])
+    title = f"Hyperband over `SGDClassifier`, {passes} passes at most, {n:,} x {FEATURES}"
+    columns = ["splits", "scoring", "s", "`HalvingRandomSearchCV`, 2 processes, s", "times faster"]
+    return markdown(title, [*columns, "score", "its score"], table)
 
 
 def _rows(n: int) -> tuple[Any, Any]:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from daskml_dist._run import Run
 from daskml_dist._version import __version__
 
 if TYPE_CHECKING:
+    from daskml_dist.inference import load, save
     from daskml_dist.planning import advise
 
-__all__ = ["Run", "__version__", "advise"]
+__all__ = ["Run", "__version__", "advise", "load", "save"]
+
+#: Functions whose rooms load Dask, which the maths does without.
+_LATE = {"advise": "planning", "load": "inference", "save": "inference"}
 
 
 def __getattr__(name: str) -> Any:
-    # What plans fits loads Dask, which the maths does without.
-    if name == "advise":
-        from daskml_dist.planning import advise
-
-        return advise
+    if name in _LATE:
+        return getattr(import_module(f"daskml_dist.{_LATE[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

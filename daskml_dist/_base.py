@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 
+from daskml_dist._callback_list import callback_list
 from daskml_dist._checks import check_run
 from daskml_dist._exported import Exported
 from daskml_dist._run import Run
@@ -21,9 +21,8 @@ from daskml_dist.data.collection import Collection, as_collection, take_columns
 from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.data.row_checks import check_row_shape
-from daskml_dist.diagnostics.live.feed import Feed
-from daskml_dist.diagnostics.progress import Progress
-from daskml_dist.errors import InvalidDataError, NotFittedError
+from daskml_dist.errors import InvalidDataError, InvalidParameterError, NotFittedError
+from daskml_dist.errors.foreign import called_here
 from daskml_dist.inference.predict import map_rows, results_of_rows
 from daskml_dist.planning import Planned
 from daskml_dist.training.callbacks import CallbackList
@@ -66,7 +65,28 @@ class BaseOnRows(Planned, Exported, BaseEstimator):
         return tags
 
     def set_params(self, **params: Any) -> Self:
-        """Set parameters by name; those of `run` as ``run__n_lanes``, also where that is None."""
+        """Set parameters by name; those of `run` as ``run__n_lanes``, also where that is None.
+
+        Parameters
+        ----------
+        **params
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidParameterError
+            There is no such parameter; where it is known what it is called here, it says so.
+        """
+        valid = self.get_params(deep=False)
+        for name in params:
+            if (own := name.partition("__")[0]) not in valid:
+                raise InvalidParameterError(
+                    f"Invalid parameter {own!r} for estimator {self}. Valid parameters are: "
+                    f"{sorted(valid)}.{called_here(own, valid)}"
+                )
         if any(name.startswith("run__") for name in params) and params.get("run", self.run) is None:
             params["run"] = Run()
         super().set_params(**params)
@@ -90,6 +110,13 @@ class BaseOnRows(Planned, Exported, BaseEstimator):
 
     # -- fitting -------------------------------------------------------------------------------
 
+    @classmethod
+    def _get_param_names(cls) -> list[str]:
+        # A search asks thousands of times, and signatures are slow to read.
+        if "_names_known" not in vars(cls):
+            cls._names_known = tuple(super()._get_param_names())
+        return list(cls._names_known)
+
     def _params(self) -> dict[str, Any]:
         """Every parameter of a fit.
 
@@ -103,7 +130,7 @@ class BaseOnRows(Planned, Exported, BaseEstimator):
         """An attribute's value, of the estimator or its class; a method is none."""
         if name in vars(self):
             return vars(self)[name]
-        given = inspect.getattr_static(type(self), name, default)
+        given = getattr(type(self), name, default)
         return default if hasattr(given, "__get__") else given
 
     def _run_settings(self) -> RunSettings:
@@ -117,13 +144,10 @@ class BaseOnRows(Planned, Exported, BaseEstimator):
         first: Sequence[object] = (),
     ) -> CallbackList:
         """The user's callbacks, but for those of some classes, after those of `fit` itself."""
-        params = self._params()
-        given = params["callbacks"]
-        callbacks = [*first, *(given if isinstance(given, list | tuple) else [given])]
-        if params["verbose"]:
-            callbacks.append(Progress(max_iter=max_iter, verbose=params["verbose"]))
-        callbacks.append(Feed(type(self).__name__, max_iter))
-        return CallbackList([c for c in callbacks if c is not None and not isinstance(c, aside)])
+        params, name = self._params(), type(self).__name__
+        return callback_list(
+            params["callbacks"], name, max_iter, params["verbose"], aside=aside, first=first
+        )
 
     def _taken(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
         """The inputs with columns for their names; without a target, since none is asked for."""

@@ -141,13 +141,18 @@ class SeveralLabels(BaseClassifier):
         self._several = survey.n_targets is not None
         if survey.n_targets is None:
             return super()._classes_in(survey, classes)
-        strange = np.setdiff1d(survey.classes, [0, 1])
+        return self._numbered(survey.classes, survey.n_targets)
+
+    @staticmethod
+    def _numbered(values: NDArray[Any], n_columns: int) -> NDArray[Any]:
+        """Names of the labels of so many columns, which hold some values."""
+        strange = np.setdiff1d(values, [0, 1])
         if len(strange):
             raise InvalidDataError(
-                f"y has {survey.n_targets} columns, and holds {strange.tolist()[:5]}. Of several "
+                f"y has {n_columns} columns, and holds {strange.tolist()[:5]}. Of several "
                 "labels a row, give a column of 0 and 1 for each; of one label, one column."
             )
-        return np.arange(survey.n_targets)
+        return np.arange(n_columns)
 
     def _labels_written(self) -> tuple[Callable[..., None], np.dtype[Any], int | None]:
         if not self._several:

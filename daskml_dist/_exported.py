@@ -1,13 +1,15 @@
-"""Mixin of all that can be exported: as scikit-learn's own, and as ONNX."""
+"""Mixin of all that can be exported: as scikit-learn's own, as ONNX, and as a model file."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from daskml_dist._documented import Documented
+
 __all__ = ["Exported"]
 
 
-class Exported:
+class Exported(Documented):
     """Mixin of estimators and transformers that may have a twin in scikit-learn."""
 
     def to_sklearn(self) -> Any:
@@ -55,3 +57,24 @@ class Exported:
         from daskml_dist.inference.export import to_onnx
 
         return to_onnx(self, path, sample=sample)
+
+    def save(self, path: Any) -> None:
+        """Write the fitted estimator to a model file, which holds no pickle.
+
+        See :func:`daskml_dist.inference.save`; :func:`daskml_dist.load` reads it.
+
+        Parameters
+        ----------
+        path : str or path-like
+            That ends in ``.skops``.
+
+        Raises
+        ------
+        ModelFileError
+            It cannot be written, or holds what cannot be stored.
+        NotFittedError
+            This one is not fitted.
+        """
+        from daskml_dist.inference.saved import save
+
+        save(self, path)

@@ -42,10 +42,11 @@ class BaseLinear(Supervised):
         n_features = self.n_features_in_ = model.n_features
         coef = w[:n_features].T
         intercept = w[n_features] if model.fit_intercept else np.zeros(model.width, dtype=w.dtype)
-        if classes is None:
+        if classes is None and model.n_targets is None:
             self.coef_, self.intercept_ = coef[0].copy(), intercept.copy()
         else:
-            self.classes_ = classes
+            if classes is not None:
+                self.classes_ = classes
             self.coef_, self.intercept_ = coef.copy(), intercept.copy()
 
     def _dense_coef(self) -> NDArray[Any]:

@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 
 from daskml_dist._linear import BaseLinear
 from daskml_dist._regressor import BaseRegressor
+from daskml_dist._supervised import as_columns
 from daskml_dist.inference.predict import written
 from daskml_dist.losses import Loss, get_loss
 
-__all__ = ["LinearRegressor"]
+__all__ = ["LinearRegressor", "SeveralTargets"]
 
 
 class LinearRegressor(BaseRegressor, BaseLinear):
@@ -44,3 +45,21 @@ class LinearRegressor(BaseRegressor, BaseLinear):
         coef = self._dense_coef()
         n_outputs = len(coef) if coef.ndim == 2 else None
         return self._map(written(self._inverse_link()), X, self.coef_.dtype, n_outputs)
+
+
+class SeveralTargets(LinearRegressor):
+    """One target, or several columns of them, each of which is fitted as if it were alone.
+
+    A single column is one target, as if it were given flat.
+    """
+
+    _multi_output = True
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    def _taken(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
+        X, y, sample_weight = super()._taken(X, y, sample_weight)
+        return X, as_columns(y), sample_weight

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Self
 
@@ -13,7 +14,7 @@ from daskml_dist._linear import BaseLinear
 from daskml_dist._sgd_params import check_sgd_params, resolved, start_of
 from daskml_dist._steps import BaseSteps
 from daskml_dist.data.batches import LaneSpec
-from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.optimizers import NAG, Adagrad
 from daskml_dist.policies import Policy
@@ -86,17 +87,12 @@ class BaseSGD(BaseSteps, BaseLinear):
             When the fit cannot go on, for instance because a worker was lost.
         """
         given = coef_init is not None or intercept_init is not None
+        start = (coef_init, intercept_init) if given else None
+        settings = self._settings(policy)
         self._train(
-            X,
-            y,
-            sample_weight,
-            settings=self._settings(policy),
-            client=client,
-            go_on=self._goes_on() and not given,
-            start=(coef_init, intercept_init) if given else None,
-            eval_set=eval_set,
-            scoring=scoring,
-        )
+            X, y, sample_weight, settings=settings, client=client, start=start,
+            eval_set=eval_set, scoring=scoring,
+        )  # fmt: skip
         return self
 
     def _params(self) -> dict[str, Any]:
@@ -119,15 +115,27 @@ class BaseSGD(BaseSteps, BaseLinear):
         return ShardState(model.centred(w), {})
 
     def _trained(self, engine: Engine, fit: FitSpec, callbacks: CallbackList) -> FitResult:
+        train = train_adaptively if self._adapts else super()._trained
+        return train(engine, fit, callbacks)
+
+    @property
+    def _adapts(self) -> bool:
         rate = self.get_params(deep=False).get("learning_rate")
-        if isinstance(rate, str) and rate == "adaptive":
-            if callbacks.need_parameters:
-                raise InvalidParameterError(
-                    'learning_rate="adaptive" makes a fit of parts by rate, and not one a pass: '
-                    "leave eval_set and callbacks that need parameters out, or use another rate."
-                )
-            return train_adaptively(engine, fit, callbacks)
-        return super()._trained(engine, fit, callbacks)
+        return isinstance(rate, str) and rate == "adaptive"
+
+    def _callbacks(
+        self,
+        max_iter: int | None,
+        aside: tuple[type, ...] = (),
+        first: Sequence[object] = (),
+    ) -> CallbackList:
+        found = super()._callbacks(max_iter, aside, first)
+        if self._adapts and found.need_parameters:
+            raise InvalidParameterError(
+                'learning_rate="adaptive" makes a fit of parts by rate, and not one a pass: '
+                "leave eval_set and callbacks that need parameters out, or use another rate."
+            )
+        return found
 
     def _model(self, rows: Rows, last: LinearModel | None) -> LinearModel:
         params, survey = self.get_params(deep=False), rows.survey
@@ -137,14 +145,22 @@ class BaseSGD(BaseSteps, BaseLinear):
         shift = (
             make_target_shift(loss, fit_intercept, survey) if last is None else last.target_shift
         )
-        first = 0.0
+        first: float | tuple[float, ...] = 0.0
+        n_targets = None if self._classification else survey.n_targets
+        if last is not None and last.n_targets != n_targets:
+            raise InvalidDataError(
+                f"Going on needs the targets of the first fit, {_number(last.n_targets)}; y has "
+                f"{_number(n_targets)}. Set warm_start=False, or give y as at first."
+            )
         if not self._classification and fit_intercept and not shift:
-            first = loss.constant(float(survey.target_mean))
+            means = map(float, survey.target_means)
+            first = tuple(loss.constant(mean) for mean in means)
         return LinearModel(
             loss,
             survey.n_features,
             0 if rows.classes is None else len(rows.classes),
             fit_intercept,
+            n_targets,
             target_shift=shift,
             first_intercept=first,
             touches=survey.nonzeros_per_row,
@@ -182,3 +198,7 @@ def _rarity(rows: Rows) -> float:
     counts = rows.survey.label_weights(rows.classes)
     counts = counts[counts > 0]
     return float(counts.mean() / counts.min()) if len(counts) else 1.0
+
+
+def _number(n_targets: int | None) -> str:
+    return "one column" if n_targets is None else f"{n_targets} columns"

@@ -54,4 +54,4 @@ class SparseCoef(BaseLinear):
         if not sparse.issparse(self.coef_):
             return super()._dense_coef()
         dense: NDArray[Any] = np.asarray(self.coef_.toarray())
-        return dense if self._classification else dense[0]
+        return dense if self._classification or len(dense) > 1 else dense[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -25,8 +25,9 @@ from daskml_dist.solvers import Solution, Solver
 from daskml_dist.solvers.by_class import OnePass
 from daskml_dist.solvers.lbfgs import LBFGS
 from daskml_dist.solvers.of_splits import CodeWeights, LabelWeights
-from daskml_dist.solvers.stacked import Column, StackedSolver
-from daskml_dist.solvers.stacked_scores import SCORES, StackedScores
+from daskml_dist.solvers.stacked import Column, StackedSolver, in_order_of_splits
+from daskml_dist.solvers.stacked_ranks import RANKINGS, StackedRankings
+from daskml_dist.solvers.stacked_scores import SCORES, Looks, StackedScores
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.engine import Engine
 from daskml_dist.training.interrupts import raise_interrupt
@@ -68,11 +69,14 @@ class StackedFit:
         Sums of its scores by role.
     seconds : float
         Its share of the stack's.
+    ranks : dict of int to ndarray
+        Ranking scores by role, in the order of `RANKINGS`.
     """
 
     estimator: Any
     sums: dict[int, NDArray[np.float64]]
     seconds: float
+    ranks: dict[int, NDArray[np.float64]] = field(default_factory=dict)
 
     def score(self, name: str, role: int) -> float:
         """A score by scikit-learn's name."""
@@ -100,7 +104,7 @@ def can_stack(estimators: Sequence[Any]) -> bool:
 
 def fit_stack(
     estimators: Sequence[Any], collection: Collection, roles: Roles, classes: Any, weighted: bool,
-    train_score: bool, pairs: bool = False,
+    train_score: bool, looks: Looks,
 ) -> list[list[StackedFit]]:  # fmt: skip
     """Fit clones of estimators to the training rows of each split, and score them.
 
@@ -118,8 +122,7 @@ def fit_stack(
         Whether rows have weights.
     train_score : bool
         Whether training rows are scored too.
-    pairs : bool, default=False
-        Whether true and predicted labels of a classifier are counted.
+    looks : Looks
 
     Returns
     -------
@@ -136,7 +139,7 @@ def fit_stack(
     with open_stack(estimators[0], collection, roles, classes, weighted) as stack:
         sides = (TEST, TRAIN) if train_score else (TEST,)
         every = [(e, split) for e in range(len(estimators)) for split in range(roles.n_splits)]
-        flat = Fits(stack, estimators, every, sides, pairs).found()
+        flat = Fits(stack, estimators, every, sides, looks).found()
     found = [flat[i : i + roles.n_splits] for i in range(0, len(flat), roles.n_splits)]
     seconds = (time.perf_counter() - begin) / (len(found) * roles.n_splits)
     for row in found:
@@ -226,6 +229,30 @@ class Asked:
             raise NotStackedError("Training rows of a split lack a label.")
         return found
 
+    def scores(
+        self, model: StackedLinear, w: NDArray[np.float64], splits: NDArray[np.int64], role: int,
+        pairs: bool = False,
+    ) -> NDArray[np.float64]:  # fmt: skip
+        """Sums that scores of columns are made of, over rows that play a role in their splits."""
+
+        def sums(w: NDArray[np.float64], splits: NDArray[np.int64]) -> NDArray[np.float64]:
+            return self(model, OnePass(StackedScores(w, splits, role, pairs))).w
+
+        return in_order_of_splits(sums, w, splits)
+
+    def rankings(
+        self, model: StackedLinear, w: NDArray[np.float64], splits: NDArray[np.int64], role: int
+    ) -> NDArray[np.float64]:
+        """Ranking scores of columns, a row each, over rows that play a role in their splits.
+
+        NaN where these are not found together.
+        """
+        if model.classes is None or len(model.classes) > 2:
+            return np.full((len(w), len(RANKINGS)), np.nan)
+        return in_order_of_splits(
+            lambda w, splits: self(model, StackedRankings(w, splits, role)).w, w, splits
+        )
+
 
 class Stack(Asked):
     """Rows, laid out for any number of fits of linear models to the training rows of splits.
@@ -274,17 +301,6 @@ class Stack(Asked):
         """Weight of the training rows of each split."""
         return self(self.model(each), OnePass(CodeWeights())).w
 
-    def scores(
-        self, model: StackedLinear, w: NDArray[np.float64], splits: NDArray[np.int64], role: int,
-        pairs: bool = False,
-    ) -> NDArray[np.float64]:  # fmt: skip
-        """Sums that scores of columns are made of, over rows that play a role in their splits."""
-        order = np.argsort(splits, kind="stable")
-        sums = self(model, OnePass(StackedScores(w[order], splits[order], role, pairs))).w
-        found = np.empty_like(sums)
-        found[order] = sums
-        return found
-
 
 class Fits:
     """Fits of candidates to splits.
@@ -297,15 +313,15 @@ class Fits:
         Numbers of an estimator and of its split; those of an estimator lie together.
     sides : tuple of int
         Roles of the rows that are scored.
-    pairs : bool
+    looks : Looks
     """
 
     def __init__(
         self, stack: Stack, estimators: Sequence[Any], asked: list[tuple[int, int]],
-        sides: tuple[int, ...], pairs: bool,
+        sides: tuple[int, ...], looks: Looks,
     ) -> None:  # fmt: skip
         self._stack, self._estimators, self._asked = stack, estimators, asked
-        self._sides, self._pairs = sides, pairs
+        self._sides, self._looks = sides, looks
 
     def found(self) -> list[StackedFit]:
         """The fits, as they are asked for."""
@@ -352,9 +368,13 @@ class Fits:
         solution = self._stack(stacked, self._stack.solver(columns))
         splits = np.array([column.split for column in columns])
         sums = {
-            side: self._stack.scores(stacked, solution.w, splits, side, self._pairs)
+            side: self._stack.scores(stacked, solution.w, splits, side, self._looks.pairs)
             for side in self._sides
         }
+        ranks = {
+            side: self._stack.rankings(stacked, solution.w, splits, side)
+            for side in self._sides if self._looks.ranks
+        }  # fmt: skip
         found = {}
         for k, (i, (_, _, rows)) in enumerate(problems.items()):
             candidate = self._estimators[self._asked[i][0]]
@@ -363,7 +383,8 @@ class Fits:
             estimator._set_fitted(one, stacked.each, rows)
             estimator._set_n_iter(one)
             estimator._warn(one)
-            found[i] = StackedFit(estimator, {s: of[k] for s, of in sums.items()}, 0.0)
+            of_column = ({s: of[k] for s, of in found_of.items()} for found_of in (sums, ranks))
+            found[i] = StackedFit(estimator, next(of_column), 0.0, next(of_column))
         return found
 
 

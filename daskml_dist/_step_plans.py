@@ -16,9 +16,9 @@ from daskml_dist.data.blocks import Block
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.models.linear import LinearModel
-from daskml_dist.models.stacked import TRAIN, Roles
+from daskml_dist.models.stacked import Roles
 from daskml_dist.optimizers import Optimizer
-from daskml_dist.training.calibration import calibrated_on, drawn_sample
+from daskml_dist.training.calibration import calibrated_together, drawn_sample
 from daskml_dist.training.engine import Engine
 from daskml_dist.training.plan import make_fit
 from daskml_dist.training.rows import Rows
@@ -117,13 +117,11 @@ class OwnPlans:
         of_splits = [
             (self._in_split(sample, split), scale * factor) for split, scale in enumerate(scales)
         ]
-        return [
-            [
-                _calibrated(plan, block, scale, of.seed)
-                for plan, (block, scale) in zip(row, of_splits, strict=True)
-            ]
-            for of, row in zip(settings, plans, strict=True)
+        columns = [
+            _calibrated([row[split] for row in plans], block, scale, settings[0].seed)
+            for split, (block, scale) in enumerate(of_splits)
         ]
+        return [list(row) for row in zip(*columns, strict=True)]
 
     def _plan(self, settings: Settings, model: LinearModel, rows: Rows) -> FitSpec:
         engine = self.engine
@@ -145,10 +143,11 @@ class OwnPlans:
         return replace(sample, y=y, sample_weight=_training_weight(self.roles, sample, split))
 
 
-def _calibrated(plan: FitSpec, block: Block, scale: float, seed: int) -> FitSpec:
-    """A plan with what a pilot finds that knows the rows by their weights in the split."""
-    weighed = replace(plan, rows=replace(plan.rows, weight_scale=scale))
-    return replace(calibrated_on(weighed, block, seed), rows=plan.rows)
+def _calibrated(plans: Sequence[FitSpec], block: Block, scale: float, seed: int) -> list[FitSpec]:
+    """Plans of a split with what pilots find that know the rows by their weights in it."""
+    weighed = [replace(plan, rows=replace(plan.rows, weight_scale=scale)) for plan in plans]
+    found = calibrated_together(weighed, block, seed)
+    return [replace(one, rows=plan.rows) for one, plan in zip(found, plans, strict=True)]
 
 
 def _training_weight(roles: Roles, block: Block, split: int) -> Any:
@@ -156,7 +155,7 @@ def _training_weight(roles: Roles, block: Block, split: int) -> Any:
     assert block.y is not None
     codes = block.y[:, 1].astype(np.int64) - 1
     given = 1.0 if block.sample_weight is None else block.sample_weight
-    return (roles.played(codes, split) == TRAIN) * given
+    return roles.trained(codes, split) * given
 
 
 def _looked_at(roles: Roles, block: Block) -> list[BlockInfo]:

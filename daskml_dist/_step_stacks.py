@@ -27,8 +27,6 @@ from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.ps.stacked_optimizer import StackedOptimizer
 from daskml_dist.schedules import Schedule
-from daskml_dist.solvers.by_class import OnePass
-from daskml_dist.solvers.stacked_scores import StackedScores
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.history import History
 from daskml_dist.training.interrupts import raise_interrupt
@@ -265,18 +263,11 @@ class StepStack:
 
         With `pairs`, weights of true and predicted labels as well.
         """
-        splits = np.array([column.split for column in columns])
-        order = np.argsort(splits, kind="stable")
-        w = np.stack([columns[i].w for i in order])
-        found = np.empty(0)
-        for start in range(0, len(order), _MOST_COLUMNS):
-            some = slice(start, start + _MOST_COLUMNS)
-            statistic = StackedScores(w[some], splits[order][some], role, pairs)
-            part = self._asked(self._stacked, OnePass(statistic)).w
-            found = part if not len(found) else np.concatenate([found, part])
-        sums = np.empty_like(found)
-        sums[order] = found
-        return sums
+        return self._asked.scores(self._stacked, *_side_by_side(columns), role, pairs)
+
+    def rankings(self, columns: Sequence[StepColumn], role: int) -> NDArray[np.float64]:
+        """Ranking scores of the columns, as of :meth:`Asked.rankings`."""
+        return self._asked.rankings(self._stacked, *_side_by_side(columns), role)
 
     def fitted(self, column: StepColumn) -> Any:
         """The estimator of a column.
@@ -297,3 +288,9 @@ class StepStack:
         extra = {"policy": self._settings[0].policy.name}
         estimator.history_ = History(list(column.records), extra=extra)
         return estimator
+
+
+def _side_by_side(columns: Sequence[StepColumn]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Parameters of columns, and the split of each."""
+    w: list[Any] = [column.w for column in columns]
+    return np.stack(w), np.array([column.split for column in columns])

@@ -119,25 +119,8 @@ class BaseSteps(BaseOnRows):
 
         Parameters
         ----------
-        X : dask Array or DataFrame, array-like, pandas.DataFrame or scipy.sparse matrix
-            Of shape (n_rows, n_features), float32 or float64 (other numbers become float64). Or
-            a list of `dask.delayed.Delayed`, a block of rows each.
-        y : str, dask Array or Series, or array-like, of shape (n_rows,)
-            A string names a column of the dataframe X, which is then no feature.
-            Labels of a classifier: strings, booleans or integers.
-        sample_weight : like `y`, or a float, or None
-            Weights of the rows, >= 0. In the mean they equal repeated rows; batches of a
-            stochastic fit differ, so coefficients agree with repeated rows only for full batches.
-        eval_set, scoring : tuple and str or callable, optional
-            Rows of your own to score after each pass, (X, y) or (X, y, sample_weight), and how: see
-            :class:`daskml_dist.callbacks.EvalMonitor`.
-        policy : str or Policy, optional
-            For this fit only.
-        client : distributed.Client, "inline" or "auto", optional
-            Default: the current client. Without one, rows in memory are trained in this process
-            and a Dask collection on a cluster inside it. ``"inline"`` trains rows in memory in this
-            process, though there be a client; ``"auto"`` where that is sooner, by
-            :meth:`plan`'s costs.
+        X, y, sample_weight, eval_set, scoring, policy, client
+            As in :meth:`daskml_dist.linear_model.SGDClassifier.fit`.
 
         Returns
         -------
@@ -152,15 +135,9 @@ class BaseSteps(BaseOnRows):
         """
         settings = self._settings(policy)
         self._train(
-            X,
-            y,
-            sample_weight,
-            settings=settings,
-            client=client,
-            go_on=self._goes_on(),
-            eval_set=eval_set,
+            X, y, sample_weight, settings=settings, client=client, eval_set=eval_set,
             scoring=scoring,
-        )
+        )  # fmt: skip
         return self
 
     def _train(
@@ -172,12 +149,17 @@ class BaseSteps(BaseOnRows):
         settings: Settings,
         client: Any,
         classes: Any = None,
-        go_on: bool,
+        go_on: bool | None = None,
         start: Any = None,
         eval_set: Any = None,
         scoring: Any = None,
     ) -> None:
-        """Fit from zero or from parameters that the user gives, or go on from the last state."""
+        """Fit from zero or from parameters that the user gives, or go on from the last state.
+
+        `go_on` of None is as the estimator has it, unless there is a `start`.
+        """
+        if go_on is None:
+            go_on = start is None and self._goes_on()
         if go_on:
             settings = self._as_before(settings)
         callbacks = self._callbacks(settings.max_iter, first=eval_monitors(eval_set, scoring))

@@ -16,7 +16,7 @@ from daskml_dist._checks import refuse_sklearns_callbacks
 from daskml_dist._exported import Exported
 from daskml_dist.data.collection import Collection, as_collection, take_columns
 from daskml_dist.data.conversion import plain_rows, to_host
-from daskml_dist.data.feature_names import check_feature_names
+from daskml_dist.data.feature_names import check_feature_names, remember_dtypes
 from daskml_dist.data.lazy import is_dask, join_delayed
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import (
@@ -93,6 +93,7 @@ class BlockTransformer(Exported, BaseEstimator):
         if not (is_dask(X) or is_dask(y)):
             super().fit(plain_rows(X), y)
             self._keep(X)
+            remember_dtypes(self, X)
             return self
         return self._fit_lazy(X, y)
 
@@ -102,6 +103,7 @@ class BlockTransformer(Exported, BaseEstimator):
         inputs = take_columns(X, y, sample_weight)
         collection = as_collection(*inputs, numeric=self._numeric)
         self._set_features(self._reduce(collection), collection)
+        remember_dtypes(self, X)
         return self
 
     def _check_parameters(self) -> None:
@@ -206,6 +208,7 @@ class BlockTransformer(Exported, BaseEstimator):
         if not (is_dask(X) or is_dask(y)):
             result = super().fit_transform(plain_rows(X), y, **params)
             self._keep(X)
+            remember_dtypes(self, X)
             return result
         return self.fit(X, y, **params).transform(X)
 

@@ -2,18 +2,18 @@
 
     python examples/adult_census.py FOLDER --policy sync async
 
-FOLDER holds ``adult.data`` and ``adult.test`` of the UCI repository; default: the folder ``adult``
-in ``DASKML_DIST_DATA``, or in ``shared/data`` beside the project.
+FOLDER holds ``adult.data`` and ``adult.test`` of the UCI repository; default: where
+``python examples/fetch.py adult`` puts them.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 from typing import Any
 
 from distributed import Client, LocalCluster
+from fetch import data_folder, require
 from sklearn.pipeline import Pipeline, make_pipeline
 
 from daskml_dist.compose import make_column_transformer
@@ -29,12 +29,6 @@ COLUMNS = [
     "relationship", "race", "sex", "capital-gain", "capital-loss", "hours-per-week",
     "native-country", "income",
 ]  # fmt: skip
-
-
-def data_folder() -> Path:
-    """Where the real data lies by default."""
-    sibling = Path(__file__).resolve().parents[2] / "shared" / "data"
-    return Path(os.environ.get("DASKML_DIST_DATA") or sibling) / "adult"
 
 
 def read(path: Path) -> tuple[Any, Any]:
@@ -65,13 +59,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("folder", type=Path, nargs="?", default=data_folder())
+    parser.add_argument("folder", type=Path, nargs="?", default=data_folder("adult"))
     parser.add_argument("--policy", nargs="+", choices=list(POLICIES), default=list(POLICIES))
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args()
-    files = [arguments.folder / name for name in ("adult.data", "adult.test")]
-    if missing := [path for path in files if not path.is_file()]:
-        parser.error(f"no file {missing[0]}: name a folder that holds adult.data and adult.test")
+    require(parser, "adult", *(arguments.folder / f"adult.{part}" for part in ("data", "test")))
 
     X, y = read(arguments.folder / "adult.data")
     X_test, y_test = read(arguments.folder / "adult.test")

@@ -3,9 +3,9 @@
     python examples/clusters.py
     python examples/clusters.py --data ~/mnist --clusters 30 --picture centres.png
 
-finds clusters in scikit-learn's small digits, or in MNIST from a folder that holds its two training
-files (`train-images-idx3-ubyte.gz`, `train-labels-idx1-ubyte.gz`), tells how many images lie in a
-cluster of mostly their own digit, and with --picture draws the centres (matplotlib).
+finds clusters in scikit-learn's small digits, or in MNIST from a folder that holds its files
+(``python examples/fetch.py mnist``), tells how many images lie in a cluster of mostly their own
+digit, and with --picture draws the centres (matplotlib).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 import dask.array as da
 import numpy as np
 from distributed import Client, LocalCluster
+from fetch import require
 from sklearn.datasets import load_digits
 
 from daskml_dist.cluster import KMeans
@@ -38,9 +39,8 @@ def main() -> None:
     parser.add_argument("--picture", type=Path, help="file to draw the centres to")
     arguments = parser.parse_args()
     folder = arguments.data
-    missing = [name for name in FILES if folder and not (folder / name).is_file()]
-    if missing:
-        parser.error(f"no file {folder / missing[0]}: name a folder that holds MNIST's files")
+    if folder:
+        require(parser, "mnist", *(folder / name for name in FILES))
     if arguments.picture and importlib.util.find_spec("matplotlib") is None:
         parser.error("--picture needs matplotlib: pip install matplotlib")
     X, y = read(folder)

@@ -2,7 +2,8 @@
 
     python examples/cnn_images.py [FOLDER]
 
-Default: scikit-learn's digits. FOLDER holds the four ``*-ubyte.gz`` files of MNIST.
+Default: scikit-learn's digits. FOLDER holds the four ``*-ubyte.gz`` files of MNIST, which
+``python examples/fetch.py mnist`` fetches.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import dask.array as da
 import numpy as np
 from distributed import Client, LocalCluster
+from fetch import require
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
@@ -80,9 +82,8 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=8)
     arguments = parser.parse_args()
     folder = arguments.folder
-    missing = [name for name in IMAGES + LABELS if folder and not (folder / name).is_file()]
-    if missing:
-        parser.error(f"no file {folder / missing[0]}: name a folder that holds MNIST's four files")
+    if folder:
+        require(parser, "mnist", *(folder / name for name in IMAGES + LABELS))
     X, X_test, y, y_test = read(arguments.folder)
     with (
         LocalCluster(

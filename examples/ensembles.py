@@ -86,7 +86,9 @@ def workers(n: int) -> Iterator[None]:
         yield
         return
     with (
-        LocalCluster(n_workers=n, threads_per_worker=1, host="127.0.0.1") as cluster,
+        LocalCluster(
+            n_workers=n, threads_per_worker=1, host="127.0.0.1", dashboard_address=":0"
+        ) as cluster,
         Client(cluster),
     ):
         yield

@@ -4,7 +4,7 @@
     python examples/mnist_mlp.py --data ~/mnist --policy allreduce local hogwild
 
 trains on scikit-learn's small digits, or on MNIST from a folder that holds its four idx files
-(`train-images-idx3-ubyte.gz` and so on), and prints the accuracy on rows that were not trained on.
+(``python examples/fetch.py mnist``), and prints the accuracy on rows that were not trained on.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 import dask.array as da
 import numpy as np
 from distributed import Client, LocalCluster
+from fetch import require
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
@@ -39,9 +40,8 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=12)
     arguments = parser.parse_args()
     folder = arguments.data
-    missing = [name for name in IMAGES + LABELS if folder and not (folder / name).is_file()]
-    if missing:
-        parser.error(f"no file {folder / missing[0]}: name a folder that holds MNIST's four files")
+    if folder:
+        require(parser, "mnist", *(folder / name for name in IMAGES + LABELS))
     X, X_test, y, y_test = read(arguments.data)
     print(f"{len(X):,} x {X.shape[1]} rows on {arguments.workers} workers")
     with (

@@ -2,15 +2,14 @@
 
     python examples/mnist_policies.py FOLDER --policy sync local
 
-FOLDER holds the four ``*-ubyte.gz`` files; default: the folder ``mnist`` in ``DASKML_DIST_DATA``,
-or in ``shared/data`` beside the project.
+FOLDER holds the four ``*-ubyte.gz`` files; default: where ``python examples/fetch.py mnist`` puts
+them.
 """
 
 from __future__ import annotations
 
 import argparse
 import gzip
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import dask.array as da
 import numpy as np
 from distributed import Client, LocalCluster
+from fetch import data_folder, require
 
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.policies import POLICIES
@@ -25,12 +25,6 @@ from daskml_dist.policies import POLICIES
 #: Files of MNIST.
 IMAGES = [f"{part}-images-idx3-ubyte.gz" for part in ("train", "t10k")]
 LABELS = [f"{part}-labels-idx1-ubyte.gz" for part in ("train", "t10k")]
-
-
-def data_folder() -> Path:
-    """Where the real data lies by default."""
-    sibling = Path(__file__).resolve().parents[2] / "shared" / "data"
-    return Path(os.environ.get("DASKML_DIST_DATA") or sibling) / "mnist"
 
 
 def read_images(path: Path, rows: slice = slice(None)) -> Any:
@@ -48,14 +42,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("folder", type=Path, nargs="?", default=data_folder())
+    parser.add_argument("folder", type=Path, nargs="?", default=data_folder("mnist"))
     parser.add_argument("--policy", nargs="+", choices=list(POLICIES), default=list(POLICIES))
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--passes", type=int, default=20)
     arguments = parser.parse_args()
     folder = arguments.folder
-    if missing := [name for name in IMAGES + LABELS if not (folder / name).is_file()]:
-        parser.error(f"no file {folder / missing[0]}: name a folder that holds MNIST's four files")
+    require(parser, "mnist", *(folder / name for name in IMAGES + LABELS))
 
     y, y_test = (read_labels(folder / name) for name in LABELS)
     X_test = read_images(folder / IMAGES[1])

@@ -2,14 +2,12 @@
 
     python examples/newsgroups.py FOLDER --loss log_loss hinge
 
-FOLDER holds ``20news-bydate.tar.gz``; default: the folder ``news20`` in ``DASKML_DIST_DATA``, or in
-``shared/data`` beside the project.
+FOLDER holds ``20news-bydate.tar.gz``; default: where ``python examples/fetch.py news20`` puts it.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import tarfile
 import tempfile
 from pathlib import Path
@@ -20,17 +18,12 @@ import dask.bag as db
 import numpy as np
 from dask.delayed import delayed
 from distributed import Client, LocalCluster
+from fetch import data_folder, require
 from sklearn.pipeline import Pipeline, make_pipeline
 
 from daskml_dist.feature_extraction import HashingVectorizer, TfidfTransformer
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.metrics import accuracy_score
-
-
-def data_folder() -> Path:
-    """Where the real data lies by default."""
-    sibling = Path(__file__).resolve().parents[2] / "shared" / "data"
-    return Path(os.environ.get("DASKML_DIST_DATA") or sibling) / "news20"
 
 
 def read(folder: Path, part: str, partitions: int) -> tuple[Any, Any]:
@@ -64,13 +57,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("folder", type=Path, nargs="?", default=data_folder())
+    parser.add_argument("folder", type=Path, nargs="?", default=data_folder("news20"))
     parser.add_argument("--loss", nargs="+", default=["log_loss", "hinge"])
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args()
     path = arguments.folder / "20news-bydate.tar.gz"
-    if not path.is_file():
-        parser.error(f"no file {path}: name a folder that holds it")
+    require(parser, "news20", path)
 
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -2,17 +2,16 @@
 
     python examples/nycflights.py FOLDER --policy sync
 
-FOLDER holds ``flights.parquet``; default: the folder ``nycflights`` in ``DASKML_DIST_DATA``, or in
-``shared/data`` beside the project.
+FOLDER holds ``flights.parquet``; default: where ``python examples/fetch.py nycflights`` puts it.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
 from distributed import Client, LocalCluster
+from fetch import data_folder, require
 from sklearn.pipeline import make_pipeline
 
 from daskml_dist.linear_model import SGDRegressor
@@ -23,23 +22,16 @@ from daskml_dist.preprocessing import StandardScaler
 FEATURES = ["dep_delay", "distance", "hour", "air_time"]
 
 
-def data_folder() -> Path:
-    """Where the real data lies by default."""
-    sibling = Path(__file__).resolve().parents[2] / "shared" / "data"
-    return Path(os.environ.get("DASKML_DIST_DATA") or sibling) / "nycflights"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("folder", type=Path, nargs="?", default=data_folder())
+    parser.add_argument("folder", type=Path, nargs="?", default=data_folder("nycflights"))
     parser.add_argument("--policy", nargs="+", choices=list(POLICIES), default=["sync"])
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args()
     path = arguments.folder / "flights.parquet"
-    if not path.is_file():
-        parser.error(f"no file {path}: name a folder that holds it")
+    require(parser, "nycflights", path)
     import dask.dataframe as dd
 
     frame = dd.read_parquet(path, split_row_groups=True, columns=[*FEATURES, "arr_delay"])

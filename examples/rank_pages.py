@@ -3,21 +3,21 @@
     python examples/rank_pages.py wiki-Vote.txt --picture ranks.png
 
 ranks what a text file of edges links: two columns, source and target; lines that begin with # are
-left out. Default: ``snap/wiki-Vote.txt`` in ``DASKML_DIST_DATA``, or in ``shared/data`` beside the
-project: votes for administrators of Wikipedia (Leskovec, Huttenlocher and Kleinberg 2010).
+left out. Default: what ``python examples/fetch.py snap`` puts in place, votes for administrators of
+Wikipedia (Leskovec, Huttenlocher and Kleinberg 2010).
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
-import os
 from pathlib import Path
 from typing import Any
 
 import dask.dataframe as dd
 import numpy as np
 from distributed import Client, LocalCluster
+from fetch import data_folder, require
 
 from daskml_dist.graph import VertexProgram, connected_components, pagerank
 
@@ -40,25 +40,18 @@ class StepsAway(VertexProgram):
         return np.minimum(old, total)
 
 
-def default_file() -> Path:
-    """Where the real data lies by default."""
-    sibling = Path(__file__).resolve().parents[2] / "shared" / "data"
-    return Path(os.environ.get("DASKML_DIST_DATA") or sibling) / "snap" / "wiki-Vote.txt"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("file", type=Path, nargs="?", default=default_file())
+    parser.add_argument("file", type=Path, nargs="?", default=data_folder("snap") / "wiki-Vote.txt")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--top", type=int, default=40, help="vertices that the picture shows")
     parser.add_argument("--picture", type=Path, help="draw them to this file (matplotlib)")
     arguments = parser.parse_args()
     if arguments.picture and importlib.util.find_spec("matplotlib") is None:
         parser.error("--picture needs matplotlib: pip install matplotlib")
-    if not arguments.file.is_file():
-        parser.error(f"no file {arguments.file}: name a file of edges")
+    require(parser, "snap", arguments.file)
     with (
         LocalCluster(
             n_workers=arguments.workers,

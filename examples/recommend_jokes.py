@@ -1,11 +1,11 @@
 """Jokes that somebody may like, from the jokes that he and others have rated.
 
-    python examples/recommend_jokes.py ~/jester --picture jokes.png
+    python examples/recommend_jokes.py --picture jokes.png
 
-reads the Jester ratings (`jester-data-1.zip` of http://eigentaste.berkeley.edu/dataset/: 24,983
-users, 100 jokes, ratings from -10 to 10) from a folder, keeps some of them apart, learns factors of
-the others on a local cluster, and tells how well the ones kept apart are predicted, and what some
-users should read next.
+reads the Jester ratings (24,983 users, 100 jokes, ratings from -10 to 10; ``jester-data-1.zip`` in
+a folder, by default where ``python examples/fetch.py jester`` puts it), keeps some of them apart,
+learns factors of the others on a local cluster, and tells how well the ones kept apart are
+predicted, and what some users should read next.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 from distributed import Client, LocalCluster
+from fetch import data_folder, require
 
 from daskml_dist.metrics import root_mean_squared_error
 from daskml_dist.recommender import ALS
@@ -33,7 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("folder", type=Path, help=f"folder of {FILE}")
+    parser.add_argument("folder", type=Path, nargs="?", default=data_folder("jester"))
     parser.add_argument("--rank", type=int, default=5)
     parser.add_argument("--sweeps", type=int, default=10)
     parser.add_argument("--held-out", type=int, default=200_000)
@@ -41,8 +42,7 @@ def main() -> None:
     parser.add_argument("--picture", type=Path, help="where to draw the jokes by their factors")
     arguments = parser.parse_args()
     path = arguments.folder / FILE
-    if not path.is_file():
-        parser.error(f"no file {path}: name a folder that holds it")
+    require(parser, "jester", path)
     ratings = read(path).sample(frac=1, random_state=0)
     held_out, rest = ratings[: arguments.held_out], ratings[arguments.held_out :]
     print(f"{len(rest):,} ratings, {len(held_out):,} held out, {arguments.workers} workers")
@@ -79,7 +79,9 @@ def main() -> None:
 def read(path: Path) -> pd.DataFrame:
     """Ratings, one a row."""
     with zipfile.ZipFile(path) as folder, folder.open(folder.namelist()[0]) as file:
-        table = pd.read_csv(file, header=None).to_numpy(np.float64)[:, 1:]
+        # As published it is a sheet of Excel, which pandas reads by xlrd.
+        reader = pd.read_excel if folder.namelist()[0].endswith(".xls") else pd.read_csv
+        table = reader(file, header=None).to_numpy(np.float64)[:, 1:]
     users, jokes = np.nonzero(table != MISSING)
     names = [f"joke {number}" for number in range(1, table.shape[1] + 1)]
     items = pd.Categorical.from_codes(jokes, names).astype(str)

@@ -2,16 +2,14 @@
 
     python examples/topics.py FOLDER --picture topics.png
 
-FOLDER holds ``20news-bydate.tar.gz``; default: the folder ``news20`` in ``DASKML_DIST_DATA``, or in
-``shared/data`` beside the project. Prints the words of each topic; with --picture it draws them
-(matplotlib).
+FOLDER holds ``20news-bydate.tar.gz``; default: where ``python examples/fetch.py news20`` puts it.
+Prints the words of each topic; with --picture it draws them (matplotlib).
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
-import os
 import re
 import tarfile
 import tempfile
@@ -21,18 +19,13 @@ from typing import Any
 import dask.bag as db
 import numpy as np
 from distributed import Client, LocalCluster
+from fetch import data_folder, require
 
 from daskml_dist.decomposition import LatentDirichletAllocation
 from daskml_dist.feature_extraction import CountVectorizer
 
 #: Words that are shown of a topic.
 WORDS = 8
-
-
-def data_folder() -> Path:
-    """Where the real data lies by default."""
-    sibling = Path(__file__).resolve().parents[2] / "shared" / "data"
-    return Path(os.environ.get("DASKML_DIST_DATA") or sibling) / "news20"
 
 
 def read_text(name: str) -> str:
@@ -62,7 +55,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("folder", type=Path, nargs="?", default=data_folder())
+    parser.add_argument("folder", type=Path, nargs="?", default=data_folder("news20"))
     parser.add_argument("--topics", type=int, default=20)
     parser.add_argument("--passes", type=int, default=20)
     parser.add_argument("--workers", type=int, default=2)
@@ -71,8 +64,7 @@ def main() -> None:
     if arguments.picture and importlib.util.find_spec("matplotlib") is None:
         parser.error("--picture needs matplotlib: pip install matplotlib")
     path = arguments.folder / "20news-bydate.tar.gz"
-    if not path.is_file():
-        parser.error(f"no file {path}: name a folder that holds it")
+    require(parser, "news20", path)
 
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -16,6 +16,7 @@ from sklearn.utils import get_tags
 from daskml_dist._transformer import BlockTransformer
 from daskml_dist.compose.blockwise import Blockwise
 from daskml_dist.data.conversion import plain_rows
+from daskml_dist.data.feature_names import remember_dtypes
 from daskml_dist.data.lazy import is_dask, join_column_chunks
 from daskml_dist.data.optional import load_pandas
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
@@ -100,6 +101,7 @@ class ColumnTransformer(_Routing, compose.ColumnTransformer):
         """
         if not is_dask(X):
             compose.ColumnTransformer.fit(self, X, y, **params)
+            remember_dtypes(self, X)
             return self
         _check_no_metadata(X, params)
         self._check_parameters()
@@ -122,6 +124,7 @@ class ColumnTransformer(_Routing, compose.ColumnTransformer):
         self.__dict__.update({k: v for k, v in vars(fitted).items() if k not in params})
         self.transformers_ = [(n, _thaw(t), c) for n, t, c in fitted.transformers_]
         self._keep(rows)
+        remember_dtypes(self, X)
         return self
 
     def _check_parameters(self) -> None:
@@ -149,7 +152,11 @@ class ColumnTransformer(_Routing, compose.ColumnTransformer):
         return FrozenEstimator(fitted)
 
     def _keep(self, X: Any) -> None:
-        self._first_row = copy.copy(X[:1])
+        row = copy.copy(X[:1])
+        if is_dataframe_like(X):  # as plain values, which need no pandas to be stored
+            dtypes = row.dtypes.astype(str)
+            row = {name: (row[name].iloc[0], dtypes[name]) for name in row.columns}
+        self._first_row = row
 
     def _match_names(self, X: Any) -> Any:
         """Leave it to scikit-learn, which takes frames with more columns and in another order."""
@@ -157,9 +164,11 @@ class ColumnTransformer(_Routing, compose.ColumnTransformer):
 
     def _sample(self, X: Any) -> Any:
         row = self._first_row
-        if not hasattr(row, "columns"):
+        if not isinstance(row, dict):
             return row
-        return row.reindex(columns=X.columns) if hasattr(X, "columns") else np.asarray(row)
+        pandas = load_pandas()
+        frame = pandas.DataFrame({n: pandas.Series([v], dtype=d) for n, (v, d) in row.items()})
+        return frame.reindex(columns=X.columns) if hasattr(X, "columns") else np.asarray(frame)
 
 
 def _check_no_metadata(X: Any, params: dict[str, Any]) -> None:

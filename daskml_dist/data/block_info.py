@@ -54,8 +54,8 @@ class BlockInfo:
         Of the targets (regression only); None in an empty block.
     targets : Spread or None
         Weighted mean and variance of each column of the targets.
-    y_sample : ndarray of float64 of shape (2, n), or None
-        Some targets, evenly spaced, and their rows' weights; of targets of one dimension only.
+    y_sample : ndarray of float64 of shape (n_targets + 1, n), or None
+        Some rows' targets, evenly spaced, and last the rows' weights.
     n_targets : int or None
         Columns of the targets; None for targets of one dimension.
     device : str
@@ -87,6 +87,16 @@ class BlockInfo:
     def n_features(self) -> int:
         """Columns of `X`."""
         return self.row_shape[0]
+
+    def of_target(self, target: int) -> BlockInfo:
+        """Facts where one of several columns of the targets is the only one."""
+        targets, sample = self.targets, self.y_sample
+        return replace(
+            self,
+            n_targets=None,
+            targets=None if targets is None else targets.of_column(target),
+            y_sample=None if sample is None else sample[[target, -1]],
+        )
 
 
 def inspect_block(block: Block) -> BlockInfo:
@@ -223,11 +233,14 @@ def _target_facts(y: NDArray[Any], weights: NDArray[Any] | None) -> dict[str, An
         "y_min": float(y.min()) if len(y) else None,
         "y_max": float(y.max()) if len(y) else None,
         "targets": Spread.of(y, weights),
-        "y_sample": _sample(y, weights) if y.ndim == 1 else None,
+        "y_sample": _sample(y, weights),
         "n_targets": y.shape[1] if y.ndim == 2 else None,
     }
 
 
 def _sample(y: NDArray[Any], weights: NDArray[Any] | None) -> NDArray[np.float64]:
-    at = np.linspace(0, len(y) - 1, min(len(y), _SAMPLE)).round().astype(int)
-    return np.stack([y[at], np.ones(len(at)) if weights is None else weights[at]]).astype(float)
+    columns = y if y.ndim == 2 else y[:, None]
+    n = min(len(y), _SAMPLE, max(_SAMPLE * _FEW // max(columns.shape[1], 1), 1))
+    at = np.linspace(0, len(y) - 1, n).round().astype(int)
+    weight = np.ones(len(at)) if weights is None else weights[at]
+    return np.vstack([columns[at].T, weight]).astype(float)

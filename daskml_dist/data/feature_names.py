@@ -9,7 +9,7 @@ from sklearn.utils.validation import _check_feature_names
 from daskml_dist.data.lazy import is_dask_frame
 from daskml_dist.errors import InvalidDataError
 
-__all__ = ["check_feature_names"]
+__all__ = ["check_feature_names", "remember_dtypes"]
 
 
 def check_feature_names(estimator: Any, X: Any, *, reset: bool) -> None:
@@ -32,6 +32,8 @@ def check_feature_names(estimator: Any, X: Any, *, reset: bool) -> None:
     UserWarning
         Only one of `X` and the rows of the fit has names.
     """
+    if reset:
+        remember_dtypes(estimator, X)
     try:
         _check_feature_names(estimator, X._meta if is_dask_frame(X) else X, reset=reset)
     except ValueError as error:
@@ -39,3 +41,21 @@ def check_feature_names(estimator: Any, X: Any, *, reset: bool) -> None:
             f"{str(error).rstrip()}\nPass the columns of the fit, in their order: "
             "X[list(estimator.feature_names_in_)]."
         ) from error
+
+
+def remember_dtypes(estimator: Any, X: Any) -> None:
+    """Set the dtypes of the rows of a fit, for whoever applies it: a service, a model file.
+
+    Parameters
+    ----------
+    estimator : estimator
+        Its ``_feature_dtypes`` is set: a list of the columns' dtypes as str, a list of one for
+        rows that have one for all, or None where they have none.
+    X : the rows
+    """
+    dtypes = getattr(X, "dtypes", None)
+    if dtypes is not None and hasattr(dtypes, "__iter__"):
+        estimator._feature_dtypes = [str(dtype) for dtype in dtypes]
+    else:
+        dtype = getattr(X, "dtype", None)
+        estimator._feature_dtypes = None if dtype is None else [str(dtype)]

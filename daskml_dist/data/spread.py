@@ -72,6 +72,11 @@ class Spread:
         squares = self.squares + other.squares + self.weight * share * distance**2
         return Spread(weight, self.origin, self.offset + share * distance, squares)
 
+    def of_column(self, column: int) -> Spread:
+        """Of one of the columns alone."""
+        at = slice(column, column + 1)
+        return Spread(self.weight, self.origin[at], self.offset[at], self.squares[at])
+
     @property
     def mean(self) -> Numbers:
         """Weighted mean; zero where all weights are."""

@@ -80,6 +80,9 @@ noise_variance_, n_components_, n_samples_seen_, batch_size_
                 "The squares of the rows overflow. Scale the features (StandardScaler), and fit a "
                 "new IncrementalPCA."
             )
+        # Else columns of a slice, which sum otherwise after they were stored.
+        components = np.ascontiguousarray(vars(self)["components_"])
+        self.__dict__["components_"] = components
         ratio: NDArray[Any] = vars(self)["explained_variance_ratio_"]
         # Equal rows have no variance, and no share of it.
         self.explained_variance_ratio_ = np.where(np.isfinite(ratio), ratio, 0.0)

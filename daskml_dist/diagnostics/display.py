@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from daskml_dist.diagnostics.status import Status
+from daskml_dist.diagnostics.status_html import Snapshot, status_html, summary_html
 
 __all__ = ["Display", "open_display"]
 
@@ -75,6 +76,11 @@ class Display:
         if self._each_pass:
             self.note(self._status.line())
 
+    def show_line(self, text: str) -> None:
+        """Leave a line where each pass has one."""
+        if self._each_pass:
+            self.note(text)
+
     def note(self, text: str) -> None:
         """Leave a line."""
         # As Text: neither markup nor colours; and never broken at the width of a log.
@@ -135,7 +141,7 @@ class _NotebookDisplay(Display):
     def __init__(self, console: Console, status: Status) -> None:
         super().__init__(console, status)
         display = importlib.import_module("IPython.display").display
-        self._handle = display(status.render(), display_id=True)
+        self._handle = display(Snapshot(status.line(), status_html(status)), display_id=True)
         self._shown = time.perf_counter()
 
     def enter(self, *, anew: bool) -> None:
@@ -149,11 +155,11 @@ class _NotebookDisplay(Display):
             self._show()
 
     def _show(self) -> None:
-        self._handle.update(self._status.render())
+        self._handle.update(Snapshot(self._status.line(), status_html(self._status)))
         self._shown = time.perf_counter()
 
     def close(self) -> None:
-        self._handle.update(Text(self._status.summary()))
+        self._handle.update(Snapshot(self._status.summary(), summary_html(self._status)))
 
     def _wait(self, seconds: float | None = None) -> None:
         pass

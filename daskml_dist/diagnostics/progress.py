@@ -19,7 +19,8 @@ class Progress:
 
     A terminal shows one live line: while rows are read and places found, what happens and how far
     it is; then pass, loss, rows per second, staleness, validation score, the time since the fit
-    began and the most that is left of it. A notebook shows the same. Output that is neither (a
+    began and the most that is left of it. A notebook shows the same in one output that is
+    rewritten in place, with the curves so far; it needs no widgets. Output that is neither (a
     file, a pipe, a batch job's log) gets the summary, and before it a line on whatever lasts, after
     5 seconds and each time that as much time has gone by again, at most 10 minutes.
 
@@ -119,6 +120,16 @@ class Progress:
         if self._status is not None and self._display is not None:
             self._status.add(record)
             self._display.show()
+
+    def on_pass_redone(self, run: Any, record: dict[str, Any]) -> None:
+        """Show a pass that was made again since a worker was lost.
+
+        Parameters
+        ----------
+        run : object
+        record : dict
+        """
+        self.on_pass_end(run, record)
 
     def on_generation(self, run: Any, event: Any) -> None:
         """Note on a line of its own that the membership of the fit changed.

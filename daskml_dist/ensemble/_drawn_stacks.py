@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 
 from daskml_dist._stacks import Fits, NotStackedError, can_stack, open_stack
 from daskml_dist.data.collection import as_collection
+from daskml_dist.data.feature_names import remember_dtypes
 from daskml_dist.ensemble._draws import Draws
 from daskml_dist.models.stacked import Roles
+from daskml_dist.solvers.stacked_scores import Looks
 
 __all__ = ["DrawnRoles", "can_be_drawn", "fit_drawn"]
 
@@ -73,9 +75,10 @@ def fit_drawn(
     own = [(k, k) for k in range(len(members))]
     try:
         with open_stack(members[0], collection, DrawnRoles(draws), classes, False) as stack:
-            fitted = [fit.estimator for fit in Fits(stack, members, own, (), False).found()]
+            fitted = [fit.estimator for fit in Fits(stack, members, own, (), Looks()).found()]
             for one in fitted:
                 one._set_history(*stack.last, stack.engine)
+                remember_dtypes(one, X)
     except NotStackedError:
         return None
     return fitted

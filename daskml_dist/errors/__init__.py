@@ -42,6 +42,7 @@ __all__ = [
     "InvalidParameterError",
     "InvalidTypeError",
     "MessageError",
+    "ModelFileError",
     "NoCandidateError",
     "NotFittedError",
     "RunAbortedError",
@@ -64,6 +65,10 @@ class NoCandidateError(InvalidParameterError, IndexError):
 
 class ExportError(DaskMLDistError, ValueError):
     """A model cannot be made one of another library; the message names what can be done."""
+
+
+class ModelFileError(DaskMLDistError, ValueError):
+    """A model file is damaged, of another version, not trusted, or cannot be read or written."""
 
 
 class InvalidDataError(DaskMLDistError, ValueError):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from inspect import signature
 from numbers import Real
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +35,40 @@ class CrossValidated(BaseLinear):
     #: Parameters of a `Run` that are used.
     _run_used = BaseRounds._run_used
 
+    @abstractmethod
+    def _check_params(self) -> None:
+        """Check every parameter, before any work is started."""
+
+    @abstractmethod
+    def _fit_splits(self, X: Any, y: Any, sample_weight: Any, groups: Any, client: Any) -> None:
+        """Choose the penalty by the fits to all splits, and set the fitted attributes."""
+
+    def fit(
+        self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None, client: Any = None
+    ) -> Self:
+        """Choose the penalty, and fit all rows with it.
+
+        Parameters
+        ----------
+        X, y, sample_weight, client
+            As in :meth:`daskml_dist.linear_model.SGDClassifier.fit`.
+        groups : like `y`, optional
+            For splitters that need them.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidParameterError, InvalidDataError
+        TrainingError
+            When the fit cannot go on.
+        """
+        self._check_params()
+        self._fit_splits(X, y, sample_weight, groups, client)
+        return self
+
     def _splits(self, X: Any, y: Any, sample_weight: Any, groups: Any) -> Any:
         """The rows, cut once."""
         from daskml_dist.model_selection._validation import Splits, beside
@@ -43,7 +78,7 @@ class CrossValidated(BaseLinear):
         y = plain_objects(y) if isinstance(y, np.ndarray) and y.dtype.kind == "O" else y
         check_feature_names(self, X, reset=True)
         given = {} if weight is None else {"sample_weight": weight}
-        groups, given = beside(X, y, groups, given)
+        y, groups, given = beside(X, y, groups, given)
         return Splits(self, X, y, groups, given, self.cv)
 
     def _stack(
@@ -52,15 +87,23 @@ class CrossValidated(BaseLinear):
         """Rows of all splits, and of one more that trains on all rows."""
         from daskml_dist.model_selection._stacking import targets_of
 
+        n_targets = _n_targets(splits.inputs[1])
         collection, classes = targets_of(
             splits, self._classification,
-            multi_output=self._multi_output, class_weight=class_weight,
+            multi_output=self._multi_output,
+            class_weight=class_weight if n_targets is None else None,
         )  # fmt: skip
+        if self._classification:
+            classes = self._classes_of(classes, n_targets)
         return open_stack(
             self, collection, WithAll(splits.roles), classes, collection.parts[0][2] is not None,
-            n_targets=None if self._classification else _n_targets(splits.inputs[1]),
+            n_targets=n_targets,
             client=client, callbacks=self._callbacks(None),
         )  # fmt: skip
+
+    def _classes_of(self, values: NDArray[Any], n_columns: int | None) -> NDArray[Any]:
+        """Labels, of the values in columns of y."""
+        return values
 
     def _scorer(self) -> Any:
         """Scorer of rows in memory and of Dask collections; None for the estimator's own score."""
@@ -81,7 +124,7 @@ class CrossValidated(BaseLinear):
         return None if self.scoring is None else get_scorer(self.scoring)
 
     def _scored(
-        self, splits: Any, estimators: Mapping[int, Sequence[Any]], scorer: Any
+        self, splits: Any, estimators: Mapping[int, Sequence[Any]], scorer: Any, weigh: bool = True
     ) -> NDArray[np.float64]:
         """Scores of fitted estimators on the test rows of their splits, a split a row."""
         from daskml_dist.model_selection._validation import score_sides
@@ -89,7 +132,7 @@ class CrossValidated(BaseLinear):
         found = []
         for split, of_split in estimators.items():
             side = splits.side(split, TEST)
-            scores = [score_sides({"": scorer}, e, *side, weigh=True)[""] for e in of_split]
+            scores = [score_sides({"": scorer}, e, *side, weigh=weigh)[""] for e in of_split]
             found.append(scores)
         return np.array(found)
 

@@ -14,12 +14,15 @@ from daskml_dist._stacks import Stack, solution_of
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.solvers import Solution
 from daskml_dist.solvers.stacked import Column, StackedSolver
+from daskml_dist.solvers.stacked_ranks import RANKINGS
 from daskml_dist.solvers.stacked_scores import SCORES
 
 __all__ = ["LogisticPaths"]
 
 #: Columns of one stack: each has a thread that waits.
 _MOST_COLUMNS = 512
+#: Log odds against a label that no row has.
+_FAR = 18.0
 
 
 class LogisticPaths:
@@ -51,6 +54,7 @@ class LogisticPaths:
         n_classes = sums.shape[1]
         of_splits = None if factors is None else np.tile(factors, (len(sums), 1))
         self.model = stack.model(each, of_splits)
+        self._lacking = sums == 0
         self._weights = sums @ (np.ones(n_classes) if factors is None else factors)
         self._n_splits = len(sums) - 1
 
@@ -80,12 +84,24 @@ class LogisticPaths:
     def scores(self, name: str, role: int) -> NDArray[np.float64]:
         """Scores over rows of a role, of shape (n_splits, n_candidates)."""
         n_splits, n_candidates = self.w.shape[:2]
-        splits = np.repeat(np.arange(n_splits), n_candidates)
-        w = self.w.reshape(-1, *self.w.shape[2:])
         # Weights of classes are no part of scores.
-        sums = self._stack.scores(self.model, w, splits, role)
+        sums = self._stack.scores(self.model, *self._columns(), role)
         check_weighed(dict(enumerate(sums[::n_candidates, 0])))
         return SCORES["classifier"][name](sums).reshape(n_splits, n_candidates)
+
+    def rankings(self, name: str, role: int) -> NDArray[np.float64]:
+        """Ranking scores of the same shape; NaN where the rows themselves have to tell."""
+        classes = self._stack.rows.classes
+        if name == "average_precision" and (classes is None or classes[-1] != 1):
+            return np.full(self.w.shape[:2], np.nan)
+        found = self._stack.rankings(self.model, *self._columns(), role)
+        return found[:, RANKINGS.index(name)].reshape(self.w.shape[:2])
+
+    def _columns(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Parameters of the fits to all splits, and the split of each."""
+        n_splits, n_candidates = self.w.shape[:2]
+        w = self.w.reshape(-1, *self.w.shape[2:])
+        return w, np.repeat(np.arange(n_splits), n_candidates)
 
     def estimator(self, candidate: Any, w: NDArray[np.float64]) -> Any:
         """A candidate that has these parameters."""
@@ -96,4 +112,19 @@ class LogisticPaths:
     def _column(self, candidate: Any, split: int) -> Column:
         weight = float(self._weights[split])
         _, solver = candidate._problem(self._stack.of_split(weight))
-        return Column(split, solver, weight)
+        return Column(split, solver, weight, self._start(split))
+
+    def _start(self, split: int) -> NDArray[np.float64] | None:
+        """Parameters to start from where training rows lack a label; None: zeros.
+
+        Its intercept has no minimum, and nothing else tells of it: from there it need not move.
+        """
+        each, lacking = self.model.each, self._lacking[split]
+        if not each.fit_intercept or not lacking.any() or lacking.all():
+            return None
+        w = np.zeros(each.shape)
+        if each.width > 1:
+            w[-1, lacking] = -_FAR
+        else:
+            w[-1, 0] = _FAR if lacking[0] else -_FAR
+        return w

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from numbers import Real
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,8 @@ class BaseRidgeCV(CrossValidated, BaseRounds):
     fit_intercept: bool
     store_cv_results: bool
     alpha_per_target: bool = False
+    #: Whether rows may have several labels.
+    _several = False
     #: Name of the score where none is asked for.
     _own_score = "r2"
     #: Makes the model of some rows.
@@ -50,35 +52,12 @@ class BaseRidgeCV(CrossValidated, BaseRounds):
     def _left_out_score(self, scorer: Any, y: Any, predicted: Any, weight: Any) -> Any:
         """Score of predictions of rows that were left out."""
 
-    def fit(
-        self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None, client: Any = None
-    ) -> Self:
-        """Choose the penalty, and fit all rows with it.
-
-        Parameters
-        ----------
-        X, y, sample_weight, client
-            As in :meth:`daskml_dist.linear_model.SGDClassifier.fit`.
-        groups : like `y`, optional
-            For splitters that need them.
-
-        Returns
-        -------
-        self
-
-        Raises
-        ------
-        InvalidParameterError, InvalidDataError
-        TrainingError
-            When the fit cannot go on.
-        """
-        self._check_params()
+    def _fit_splits(self, X: Any, y: Any, sample_weight: Any, groups: Any, client: Any) -> None:
         self._forget()
         if self.cv is None:
             self._leave_out(X, y, sample_weight, client)
         else:
             self._fit_folds(X, y, sample_weight, groups, client)
-        return self
 
     # -- leaving each row out -------------------------------------------------------------------
 
@@ -168,7 +147,7 @@ class BaseRidgeCV(CrossValidated, BaseRounds):
         """Scores of test rows, of shape (n_splits, n_alphas)."""
         name, stacked = self.scoring or self._own_score, stack.model(model)
         if self._classification and name == "accuracy":
-            hits = stack(stacked, OnePass(SignedHits(w, TEST))).w
+            hits = stack(stacked, OnePass(SignedHits(w, TEST, self._several))).w
             check_weighed(dict(enumerate(hits[:, 0, 0])))
             return np.asarray(hits[..., 1] / hits[..., 0])
         if not self._classification and isinstance(name, str) and name in TARGET_SCORES:
@@ -188,6 +167,7 @@ class BaseRidgeCV(CrossValidated, BaseRounds):
     def _with(self, alpha: float, w: NDArray[np.float64], model: LinearModel, rows: Rows) -> Any:
         """An estimator that has these parameters."""
         estimator = self._plain(float(alpha))
+        estimator._several = self._several
         estimator._set_fitted(Solution(w), model, rows)
         if hasattr(self, "feature_names_in_"):
             estimator.feature_names_in_ = self.feature_names_in_

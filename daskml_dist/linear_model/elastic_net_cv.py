@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from numbers import Integral, Real
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -126,29 +126,7 @@ class ElasticNetCV(CrossValidated, LinearRegressor):
         self.device = device
         self.callbacks = callbacks
 
-    def fit(
-        self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None, client: Any = None
-    ) -> Self:
-        """Choose the penalty, and fit all rows with it.
-
-        Parameters
-        ----------
-        X, y, sample_weight, client
-            As in :meth:`daskml_dist.linear_model.SGDClassifier.fit`.
-        groups : like `y`, optional
-            For splitters that need them.
-
-        Returns
-        -------
-        self
-
-        Raises
-        ------
-        InvalidParameterError, InvalidDataError
-        TrainingError
-            When the fit cannot go on.
-        """
-        self._check_params()
+    def _fit_splits(self, X: Any, y: Any, sample_weight: Any, groups: Any, client: Any) -> None:
         weight = None if isinstance(sample_weight, Real) else sample_weight
         splits = self._splits(X, y, weight, groups)
         with self._stack(splits, client) as stack:
@@ -162,9 +140,8 @@ class ElasticNetCV(CrossValidated, LinearRegressor):
                 "Some fits failed to converge within max_iter cycles. Increase "
                 "max_iter, scale the features (StandardScaler), or raise eps.",
                 ConvergenceWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
-        return self
 
     def _chosen(self, stack: Stack, model: LinearModel) -> tuple[Solution, bool]:
         """Choose the penalty; the fit to all rows, and whether those of the paths converged."""

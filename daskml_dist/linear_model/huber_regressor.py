@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist._checks import check_count, check_number
-from daskml_dist._linear_regressor import LinearRegressor
+from daskml_dist._linear_regressor import SeveralTargets
 from daskml_dist._rounds import BaseRounds
 from daskml_dist._run import Run
 from daskml_dist.data.collection import take_columns
@@ -17,13 +17,15 @@ from daskml_dist.losses import Huber, Loss, SquaredError
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.solvers import Solution, Solver
 from daskml_dist.solvers.huber import HuberScale
+from daskml_dist.solvers.of_targets import side_by_side
 from daskml_dist.training.plan import make_target_shift
 from daskml_dist.training.solver_plan import Rows
+from daskml_dist.training.survey import Survey
 
 __all__ = ["HuberRegressor"]
 
 
-class HuberRegressor(LinearRegressor, BaseRounds):
+class HuberRegressor(SeveralTargets, BaseRounds):
     """Linear regression that outliers do not bend: Huber's loss, in units of a fitted scale.
 
     The objective is scikit-learn's: the sum over the rows of ``scale + scale * H(r / scale)`` plus
@@ -48,13 +50,14 @@ class HuberRegressor(LinearRegressor, BaseRounds):
 
     Attributes
     ----------
-    coef_ : ndarray of shape (n_features,)
-    intercept_ : float
-    scale_ : float
+    coef_ : ndarray of shape (n_features,), or (n_targets, n_features) for several targets
+        Each target is fitted as if it were alone.
+    intercept_ : float or ndarray of shape (n_targets,)
+    scale_ : float or ndarray of shape (n_targets,)
         What residuals are measured in.
     n_iter_ : int
         Iterations of the solver.
-    outliers_ : ndarray of bool of shape (n_rows,), or None
+    outliers_ : ndarray of bool of shape (n_rows,) or (n_rows, n_targets), or None
         Rows further off than ``epsilon * scale_``. None where the rows are a Dask collection:
         ``abs(y - reg.predict(X)) > reg.epsilon * reg.scale_`` is the mask, lazily.
     n_features_in_, feature_names_in_, history_
@@ -107,14 +110,17 @@ class HuberRegressor(LinearRegressor, BaseRounds):
 
     def _set_fitted(self, solution: Solution, model: LinearModel, rows: Rows) -> None:
         super()._set_fitted(solution, model, rows)
-        self.intercept_ = self.intercept_[0]
-        self.scale_ = solution.extra["scale"]
+        if model.n_targets is None:
+            self.intercept_, self.scale_ = self.intercept_[0], solution.extra["scale"]
+        else:
+            self.scale_ = np.array([extra["scale"] for extra in solution.extra["targets"]])
         self.outliers_ = None  # `fit` tells, of rows in memory
 
     def _outliers(self, X: Any, y: Any) -> NDArray[np.bool_] | None:
         if is_dask(X) or is_dask(y):
             return None
-        residual = np.ravel(np.asarray(y)) - self.predict(X)
+        predicted = self.predict(X)
+        residual = np.reshape(np.asarray(y), predicted.shape) - predicted
         return np.asarray(np.abs(residual) > self.scale_ * self.epsilon)
 
     def _loss(self) -> Loss:
@@ -127,18 +133,31 @@ class HuberRegressor(LinearRegressor, BaseRounds):
         check_count("max_iter", self.max_iter)
 
     def _problem(self, rows: Rows) -> tuple[LinearModel, Solver]:
-        survey, fit_intercept = rows.survey, bool(self.fit_intercept)
+        survey = rows.survey
+        shape = survey.n_features + bool(self.fit_intercept), survey.n_targets or 1
+        scales = self._last_scales(shape)
+        surveys = zip(survey.of_each_target, scales, strict=True)
+        problems = [self._problem_of(rows, of_one, scale) for of_one, scale in surveys]
+        return side_by_side(problems, survey.n_targets)
+
+    def _last_scales(self, shape: tuple[int, int]) -> NDArray[np.float64]:
+        """Scales to start from: the last fit's, where it is gone on from."""
+        if self.warm_start and hasattr(self, "coef_") and self._matrix().shape == shape:
+            return np.atleast_1d(self.scale_)
+        return np.ones(shape[1])
+
+    def _problem_of(self, rows: Rows, survey: Survey, scale: float) -> tuple[LinearModel, Solver]:
+        fit_intercept = bool(self.fit_intercept)
         # Huber's loss, unlike the name of this one, begins at the median.
         shift = make_target_shift(Huber(), fit_intercept, survey)
         model = LinearModel(self._loss(), survey.n_features, 0, fit_intercept, target_shift=shift)
-        warm = self._last_fit(model) is not None
         solver = HuberScale(
             float(self.epsilon),
             float(self.alpha),
             int(self.max_iter),
             float(self.tol),
             rows.weight_sum,
-            float(self.scale_) if warm else 1.0,
+            float(scale),
         )
         return model, solver
 

@@ -22,10 +22,10 @@ from daskml_dist.solvers import Solution, Solver
 from daskml_dist.training.solver_plan import Rows
 from daskml_dist.training.survey import Survey
 
-__all__ = ["RidgeClassifier", "SignedClassifier"]
+__all__ = ["LabelsToSigns", "RidgeClassifier"]
 
 
-class SignedClassifier(LinearClassifier):
+class _SignedClassifier(LinearClassifier):
     """Least squares to targets of 1 for a row's label and -1 for others."""
 
     fit_intercept: bool
@@ -44,6 +44,32 @@ class SignedClassifier(LinearClassifier):
             self.coef_ = self.coef_[0]
 
 
+class LabelsToSigns(SeveralLabels, _SignedClassifier):
+    """The same of rows with one label each, or with several."""
+
+    class_weight: Any
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_label = True
+        return tags
+
+    def _taken(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
+        X, y, sample_weight = super()._taken(X, y, sample_weight)
+        return X, as_columns(y), sample_weight
+
+    def _classes_in(self, survey: Survey, classes: Any) -> NDArray[Any]:
+        self._check_class_weight(survey.n_targets)
+        return super()._classes_in(survey, classes)
+
+    def _check_class_weight(self, n_columns: int | None) -> None:
+        if n_columns is not None and self.class_weight is not None:
+            raise InvalidParameterError(
+                f"class_weight={self.class_weight!r}: rows of several labels have no class. Leave "
+                "class_weight=None, and pass sample_weight."
+            )
+
+
 def _signed(rows: Rows, fit_intercept: bool) -> LinearModel:
     assert rows.classes is not None
     n_features, n_classes = rows.survey.n_features, len(rows.classes)
@@ -54,7 +80,7 @@ def _signed(rows: Rows, fit_intercept: bool) -> LinearModel:
     return SignedClasses(SquaredError(), n_features, 0, fit_intercept, n_targets)
 
 
-class RidgeClassifier(SeveralLabels, SignedClassifier, BaseRounds):
+class RidgeClassifier(LabelsToSigns, BaseRounds):
     """Classification by ridge regression to the signs of labels, in one pass over the rows.
 
     Each class has a target, 1 for its rows and -1 for others (two classes have one between them);
@@ -128,23 +154,6 @@ class RidgeClassifier(SeveralLabels, SignedClassifier, BaseRounds):
         self.run = run
         self.device = device
         self.callbacks = callbacks
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.classifier_tags.multi_label = True
-        return tags
-
-    def _taken(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
-        X, y, sample_weight = super()._taken(X, y, sample_weight)
-        return X, as_columns(y), sample_weight
-
-    def _classes_in(self, survey: Survey, classes: Any) -> NDArray[Any]:
-        if survey.n_targets is not None and self.class_weight is not None:
-            raise InvalidParameterError(
-                f"class_weight={self.class_weight!r}: rows of several labels have no class. Leave "
-                "class_weight=None, and pass sample_weight."
-            )
-        return super()._classes_in(survey, classes)
 
     def _set_n_iter(self, solution: Solution) -> None:
         ridge = self._ridge()

@@ -11,16 +11,16 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 
 from daskml_dist._run import Run
 from daskml_dist.linear_model._ridge_cv import BaseRidgeCV
-from daskml_dist.linear_model.ridge_classifier import RidgeClassifier, SignedClassifier
+from daskml_dist.linear_model.ridge_classifier import LabelsToSigns, RidgeClassifier
 
 __all__ = ["RidgeClassifierCV"]
 
 
-class RidgeClassifierCV(BaseRidgeCV, SignedClassifier):
+class RidgeClassifierCV(BaseRidgeCV, LabelsToSigns):
     """Ridge classifier whose penalty is chosen by cross-validation, in two passes over the rows.
 
     To :class:`~daskml_dist.linear_model.RidgeClassifier` as
-    :class:`~daskml_dist.linear_model.RidgeCV` is to ridge regression.
+    :class:`~daskml_dist.linear_model.RidgeCV` is to ridge regression. Rows may have several labels.
 
     Parameters
     ----------
@@ -29,10 +29,11 @@ class RidgeClassifierCV(BaseRidgeCV, SignedClassifier):
     fit_intercept : bool, default=True
     scoring : str, callable or None, default=None
         Larger is better. None: without `cv` the negative mean squared error of the signs of
-        labels, with it the accuracy.
+        labels, with it the accuracy (of several labels a row, the share of rows with all right).
     cv : int, splitter, iterable of (train, test) row numbers, or None, default=None
         None: each row is left out once. A number of folds: stratified.
     class_weight : dict, "balanced" or None, default=None
+        None where rows have several labels.
     store_cv_results : bool, default=False
         Whether to set ``cv_results_``; without `cv` alone.
     verbose, run, device, callbacks
@@ -43,7 +44,7 @@ class RidgeClassifierCV(BaseRidgeCV, SignedClassifier):
     alpha_, best_score_ : float
     cv_results_ : ndarray of shape (n_rows, n_targets, n_alphas)
         Squared errors of rows left out (times their weights), or with `scoring` their predictions;
-        a target a class, or one for two classes.
+        a target a class or label, or one for two classes.
     classes_, coef_, intercept_
         As in :class:`~daskml_dist.linear_model.RidgeClassifier`.
     n_features_in_, feature_names_in_, history_
@@ -88,29 +89,36 @@ class RidgeClassifierCV(BaseRidgeCV, SignedClassifier):
     def _plain(self, alpha: float) -> Any:
         return RidgeClassifier(alpha=alpha, fit_intercept=self.fit_intercept)
 
+    def _classes_of(self, values: NDArray[Any], n_columns: int | None) -> NDArray[Any]:
+        self._several = n_columns is not None
+        self._check_class_weight(n_columns)
+        return values if n_columns is None else self._numbered(values, n_columns)
+
     def _left_out_score(self, scorer: Any, y: Any, predicted: Any, weight: Any) -> Any:
         more = {} if weight is None else {"sample_weight": weight}
         raw = predicted[:, 0] if predicted.shape[1] == 1 else predicted
-        return scorer(_Decided(self.classes_), raw, y, **more)
+        return scorer(_Decided(self.classes_, self._several), raw, y, **more)
 
 
 class _Decided(ClassifierMixin, BaseEstimator):
     """Stands for a classifier whose raw predictions are there already."""
 
-    def __init__(self, classes: NDArray[Any]) -> None:
-        self.classes_ = classes
+    def __init__(self, classes: NDArray[Any], several: bool) -> None:
+        self.classes_, self._several = classes, several
 
     def decision_function(self, raw: Any) -> Any:
         return raw
 
     def predict(self, raw: Any) -> Any:
         if isinstance(raw, da.Array):
-            drop: Any = {"drop_axis": 1} if raw.ndim == 2 else {}
+            drop: Any = {"drop_axis": 1} if raw.ndim == 2 and not self._several else {}
             lazily: Any = raw.map_blocks
             found: da.Array = lazily(self._labels, dtype=self.classes_.dtype, **drop)
             return found
         return self._labels(raw)
 
     def _labels(self, raw: NDArray[np.float64]) -> NDArray[Any]:
+        if self._several:
+            return (raw > 0).astype(self.classes_.dtype)
         best = (raw > 0).astype(int) if raw.ndim == 1 else raw.argmax(axis=1)
         return np.asarray(self.classes_[best])

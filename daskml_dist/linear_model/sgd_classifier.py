@@ -78,7 +78,7 @@ class SGDClassifier(LinearClassifier, SparseCoef, BaseSGD):
         See :mod:`daskml_dist.optimizers`.
     learning_rate : float, str or Schedule, default="auto"
         ``"auto"``: a pilot on a sample of the rows finds where :meth:`fit` starts and a constant
-        rate that suits them, whatever the units of the features, see :doc:`defaults`. What goes on
+        rate that suits them, whatever the units of the features, see :doc:`/defaults`. What goes on
         from a fit (:meth:`partial_fit`, `warm_start`), or starts at `coef_init`, has the
         optimizer's own rate. A number, a schedule, or an `eta0` starts from zero.
         See :mod:`daskml_dist.schedules`.
@@ -100,7 +100,8 @@ class SGDClassifier(LinearClassifier, SparseCoef, BaseSGD):
         Resolved on each worker.
     callbacks : object or list, default=None
         Objects with any of ``on_fit_begin(run)``, ``on_pass_end(run, record)``,
-        ``on_generation(run, event)``, ``on_fit_end(run)``; they run in the client.
+        ``on_pass_redone(run, record)``, ``on_generation(run, event)``, ``on_fit_end(run)``; they
+        run in the client.
     checkpoint : Checkpoint or None, default=None
         Where and how often :meth:`fit` saves itself, see
         :class:`daskml_dist.training.checkpoint.Checkpoint`.

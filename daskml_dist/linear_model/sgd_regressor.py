@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from daskml_dist._linear_regressor import LinearRegressor
+from daskml_dist._linear_regressor import SeveralTargets
 from daskml_dist._run import Run
 from daskml_dist._sgd import BaseSGD
 from daskml_dist._sgd_params import with_epsilon
@@ -17,7 +17,7 @@ from daskml_dist.schedules import Schedule
 __all__ = ["SGDRegressor"]
 
 
-class SGDRegressor(LinearRegressor, SparseCoef, BaseSGD):
+class SGDRegressor(SeveralTargets, SparseCoef, BaseSGD):
     """Linear regression trained by distributed stochastic gradient descent.
 
     Parameters
@@ -54,10 +54,19 @@ class SGDRegressor(LinearRegressor, SparseCoef, BaseSGD):
 
     Attributes
     ----------
-    coef_ : ndarray of shape (n_features,)
-    intercept_ : ndarray of shape (1,)
+    coef_ : ndarray of shape (n_features,), or (n_targets, n_features) for several targets
+    intercept_ : ndarray of shape (1,) or (n_targets,)
     n_iter_, n_features_in_, feature_names_in_, history_, t_
         As in :class:`~daskml_dist.linear_model.SGDClassifier`, where the notes hold too.
+
+    Notes
+    -----
+    Of several targets (`y` of several columns, or named by a list) each makes the steps of its own
+    fit: of the same batches, from a start and at rates of its own. What they share is the end: with
+    ``learning_rate="auto"`` the loss in ``history_`` is the sum over the targets of each one's loss
+    over that of its best constant prediction, and `tol` is of this sum, so that none ends before
+    its own fit would have settled. Otherwise it is the sum of their losses.
+    ``early_stopping`` watches the mean of their R^2.
 
     Examples
     --------

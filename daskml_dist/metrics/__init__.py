@@ -36,6 +36,12 @@ from daskml_dist.metrics.deviances import (
     mean_poisson_deviance,
     mean_tweedie_deviance,
 )
+from daskml_dist.metrics.displays import (
+    ConfusionMatrixDisplay,
+    DetCurveDisplay,
+    PrecisionRecallDisplay,
+    RocCurveDisplay,
+)
 from daskml_dist.metrics.probabilities import brier_score_loss, log_loss
 from daskml_dist.metrics.quantiles import (
     d2_absolute_error_score,
@@ -61,6 +67,10 @@ from daskml_dist.metrics.top_k import top_k_accuracy_score
 
 __all__ = [
     "METRICS",
+    "ConfusionMatrixDisplay",
+    "DetCurveDisplay",
+    "PrecisionRecallDisplay",
+    "RocCurveDisplay",
     "accuracy_score",
     "average_precision_score",
     "balanced_accuracy_score",

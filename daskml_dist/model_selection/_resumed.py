@@ -22,12 +22,13 @@ from daskml_dist.model_selection._failures import safe
 from daskml_dist.model_selection._roles import TEST, TRAIN
 from daskml_dist.model_selection._stacking import (
     ScoresOfStacks,
-    counts_pairs,
     fits_of_columns,
+    looks_of,
     of_sums,
     targets_of,
 )
 from daskml_dist.model_selection._validation import Fitted, Splits, score_sides
+from daskml_dist.solvers.stacked_scores import Looks
 
 __all__ = ["ByPasses", "Model", "Resumed", "Stacks", "failed", "pass_over", "resumed_stacks"]
 
@@ -60,16 +61,17 @@ class Stacks(Resumed):
     given : tuple
         Collection, and whether it has weights.
     scored : ScoresOfStacks
-    train_score, pairs : bool
-        Whether training rows are scored too, and pairs of labels counted.
+    train_score : bool
+        Whether training rows are scored too.
+    looks : Looks
     """
 
     def __init__(
         self, stacks: Sequence[tuple[list[int], StepStack]], given: tuple[Any, bool],
-        scored: ScoresOfStacks, train_score: bool, pairs: bool,
+        scored: ScoresOfStacks, train_score: bool, looks: Looks,
     ) -> None:  # fmt: skip
         self._stacks, self._given = stacks, given
-        self._scored, self._summed = scored, (train_score, pairs)
+        self._scored, self._summed = scored, (train_score, looks)
         self._open = ExitStack()
         self._columns: dict[int, tuple[StepStack, list[StepColumn]]] = {}
 
@@ -78,7 +80,13 @@ class Stacks(Resumed):
         """Number of stacks."""
         return len(self._stacks)
 
-    def __enter__(self) -> Self:
+    def open(self) -> None:
+        """Hold the rows, until the end of a ``with`` statement.
+
+        Raises
+        ------
+        NotStackedError
+        """
         with ExitStack() as opened:
             for numbers, stack in self._stacks:
                 columns = opened.enter_context(stack.opened(*self._given))
@@ -86,7 +94,6 @@ class Stacks(Resumed):
                 for k, number in enumerate(numbers):
                     self._columns[number] = stack, columns[k * n : (k + 1) * n]
             self._open = opened.pop_all()
-        return self
 
     def __exit__(self, *error: object) -> None:
         self._open.__exit__(*error)  # type: ignore[arg-type]
@@ -119,7 +126,7 @@ def resumed_stacks(
     estimators: Sequence[Any], splits: Splits, scoring: Mapping[str, Any],
     scorers: Mapping[str, Any], *, train_score: bool, error_score: Any,
 ) -> Stacks | None:  # fmt: skip
-    """Candidates as columns of stacks; None where they are none."""
+    """Candidates as columns of stacks, open; None where they are none."""
     if set(splits.plain) - {"sample_weight"} or (of_steps := step_stacks(estimators)) is None:
         return None
     collection, classes = targets_of(splits, estimators[0]._classification)
@@ -130,11 +137,12 @@ def resumed_stacks(
     ]
     scored = ScoresOfStacks(splits, collection, known, scorers, train_score, error_score)
     given = collection, collection.parts[0][2] is not None
-    found = Stacks(stacks, given, scored, train_score, counts_pairs(known))
+    found = Stacks(stacks, given, scored, train_score, looks_of(known))
     try:
-        return found.__enter__()
+        found.open()
     except NotStackedError:
         return None
+    return found
 
 
 @dataclass(eq=False)

@@ -23,6 +23,7 @@ from daskml_dist._step_stacks import StepColumn, StepStack
 from daskml_dist.data.collection import Collection, as_collection
 from daskml_dist.data.conversion import check_dtype
 from daskml_dist.data.reduce import reduce_parts
+from daskml_dist.diagnostics.works import tell
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 from daskml_dist.metrics.scorers import SCORERS, Scorer
 from daskml_dist.model_selection._checks import has_columns
@@ -31,14 +32,15 @@ from daskml_dist.model_selection._failures import safe
 from daskml_dist.model_selection._roles import TEST, TRAIN, Ints, Roles
 from daskml_dist.model_selection._split_rows import label_counts
 from daskml_dist.model_selection._validation import Fitted, Splits, score_sides
-from daskml_dist.solvers.stacked_scores import SCORES
+from daskml_dist.solvers.stacked_ranks import RANKINGS
+from daskml_dist.solvers.stacked_scores import SCORES, Looks
 
 __all__ = [
     "FailedFit",
     "ScoresOfStacks",
     "class_factors",
-    "counts_pairs",
     "fits_of_columns",
+    "looks_of",
     "of_sums",
     "stacked_fits",
     "stacks",
@@ -90,7 +92,7 @@ def stacked_fits(
     collection, classes = targets_of(splits, estimators[0]._classification)
     weighted = collection.parts[0][2] is not None
     known = {name: of_sums(estimators[0], given) for name, given in scoring.items()}
-    given = collection, splits.roles, classes, weighted, train_score, counts_pairs(known)
+    given = collection, splits.roles, classes, weighted, train_score, looks_of(known)
     found: list[list[StackedFit | FailedFit]]
     try:
         if rounds:
@@ -131,31 +133,35 @@ class FailedFit:
 
 def _fit_step_stacks(
     estimators: Sequence[Any], stacks: list[list[int]], collection: Collection, roles: Roles,
-    classes: Any, weighted: bool, train_score: bool, pairs: bool,
+    classes: Any, weighted: bool, train_score: bool, looks: Looks,
 ) -> list[list[StackedFit | FailedFit]]:  # fmt: skip
     """Fits by gradient steps, each stack one fit."""
     found: dict[int, list[StackedFit | FailedFit]] = {}
-    for numbers in stacks:
+    for k, numbers in enumerate(stacks):
+        tell("stacks of candidates", k, len(stacks), "stack")
         stack = StepStack([estimators[number] for number in numbers], roles, classes)
         with stack.opened(collection, weighted) as columns:
             stack.advance(columns, max(column.stopping.max_iter for column in columns))
-            fits = fits_of_columns(stack, columns, train_score, pairs)
+            fits = fits_of_columns(stack, columns, train_score, looks)
         for k, number in enumerate(numbers):
             found[number] = fits[k * roles.n_splits : (k + 1) * roles.n_splits]
     return [found[number] for number in range(len(estimators))]
 
 
 def fits_of_columns(
-    stack: StepStack, columns: Sequence[StepColumn], train_score: bool, pairs: bool
+    stack: StepStack, columns: Sequence[StepColumn], train_score: bool, looks: Looks
 ) -> list[StackedFit | FailedFit]:
-    """Fits that columns have come to, with sums of their scores."""
+    """Fits that columns have come to, with what their scores are made of."""
     roles = (TEST, TRAIN) if train_score else (TEST,)
-    sums = {role: stack.scores(columns, role, pairs) for role in roles}
+    sums = {role: stack.scores(columns, role, looks.pairs) for role in roles}
+    ranks = {role: stack.rankings(columns, role) for role in roles if looks.ranks}
     fits: list[StackedFit | FailedFit] = []
     for k, column in enumerate(columns):
         try:
-            of_column = {role: of_role[k] for role, of_role in sums.items()}
-            fits.append(StackedFit(stack.fitted(column), of_column, column.seconds))
+            summed, ranked = (
+                {role: of_role[k] for role, of_role in found.items()} for found in (sums, ranks)
+            )
+            fits.append(StackedFit(stack.fitted(column), summed, column.seconds, ranked))
         except DivergedError as error:
             fits.append(FailedFit(error, column.seconds))
     return fits
@@ -171,15 +177,26 @@ def of_sums(estimator: Any, given: Any) -> OfSums | None:
         return None
     if isinstance(given, str) and given in SCORES[kind]:
         return partial(StackedFit.score, name=given)
+    if isinstance(given, str) and given in RANKINGS and estimator._classification:
+        return partial(_of_ranks, name=given)
     scorer = SCORERS.get(given) if isinstance(given, str) else given
     if estimator._classification and isinstance(scorer, Scorer) and scorer.of_labels:
         return partial(_of_pairs, scorer=scorer)
     return None
 
 
-def counts_pairs(known: Mapping[str, OfSums | None]) -> bool:
-    """Whether scores are of pairs of true and predicted labels."""
-    return any(isinstance(one, partial) and one.func is _of_pairs for one in known.values())
+def looks_of(known: Mapping[str, OfSums | None]) -> Looks:
+    """Parts that scores are made of."""
+    made = {one.func for one in known.values() if isinstance(one, partial)}
+    return Looks(_of_pairs in made, _of_ranks in made)
+
+
+def _of_ranks(fit: StackedFit, role: int, name: str) -> float:
+    """A ranking score; NaN where the rows themselves have to tell it."""
+    # The metric calls the label 1 positive, the stack the larger one.
+    if name == "average_precision" and fit.estimator.classes_[-1] != 1:
+        return np.nan
+    return float(fit.ranks[role][RANKINGS.index(name)])
 
 
 def _of_pairs(fit: StackedFit, role: int, scorer: Scorer) -> float:
@@ -219,6 +236,7 @@ class ScoresOfStacks:
         sums = {n: partial(_weighed_score, of) for n, of in known.items() if of is not None}
         self._of_sums = safe(sums, error_score)
         self._scorers = safe(scorers, error_score)
+        self._ranked = {n for n, of in known.items() if looks_of({n: of}).ranks}
         self._roles = (TEST, TRAIN) if train_score else (TEST,)
         self._features = collection.feature_names
         # Rows are cut once, for all columns.
@@ -233,7 +251,9 @@ class ScoresOfStacks:
         begin, scores = time.perf_counter(), []
         for role in self._roles:
             found = {n: of(fit, role, split) for n, of in self._of_sums.items()}
-            rest = {n: self._scorers[n] for n, of in self._known.items() if of is None}
+            left = [n for n in self._known if n not in found]
+            left += [n for n in self._ranked if np.isnan(found[n])]
+            rest = {n: self._scorers[n] for n in left}
             if rest:
                 found |= score_sides(rest, fit.estimator, *self._side(split, role), weigh=True)
             scores.append({n: found[n] for n in self._known})

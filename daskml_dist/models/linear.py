@@ -10,7 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends import Backend
-from daskml_dist.backends.namespace import cast, namespace, one_hot, ones, scalar, total, zeros
+from daskml_dist.backends.namespace import (
+    cast,
+    namespace,
+    numbers,
+    one_hot,
+    ones,
+    scalar,
+    total,
+    zeros,
+)
 from daskml_dist.losses import Loss
 from daskml_dist.models.base import BatchRows, LinearForm, Parameters, Part, StepModel
 from daskml_dist.models.columned import ColumnModel, ColumnPart
@@ -38,8 +47,10 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
     target_shift : tuple of float
         What is taken from the targets of each output before the maths begins, and belongs to its
         intercept: a number near them, so that none of the parameters is far away. Empty: nothing.
-    first_intercept : float, default=0.0
-        What the intercepts begin with.
+    first_intercept : float or tuple of float, default=0.0
+        What the intercepts begin with: all of them, or each.
+    units : tuple of float
+        What the loss of each of several targets is divided by where it is told. Empty: 1.
     touches : float or None
         Entries of a sparse row, in the mean; None where rows are dense.
     """
@@ -50,7 +61,8 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
     fit_intercept: bool
     n_targets: int | None = None
     target_shift: tuple[float, ...] = ()
-    first_intercept: float = 0.0
+    first_intercept: float | tuple[float, ...] = 0.0
+    units: tuple[float, ...] = ()
     touches: float | None = field(default=None, compare=False)
 
     parameters: Parameters = field(init=False, repr=False, compare=False)
@@ -106,6 +118,17 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
         signs *= 2
         signs -= 1
         return signs
+
+    def of_target(self, target: int) -> LinearModel:
+        """The same of one of several targets."""
+        shift, first = self.target_shift, self.first_intercept
+        return replace(
+            self,
+            n_targets=None,
+            target_shift=shift[target : target + 1],
+            first_intercept=first[target] if isinstance(first, tuple) else first,
+            units=(),
+        )
 
     def init(self, seed: int, dtype: Any) -> NDArray[Any]:
         """No effect of any feature, and the intercepts that the loss begins with."""
@@ -214,11 +237,21 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
         return loss
 
     def _loss_gradient(self, raw: Any, y: Any, weight: Any | None) -> tuple[Any, Any]:
-        losses, g = self.loss.value_and_gradient(self.targets(y, raw.dtype), raw)
+        losses, g = self._losses(raw, y)
         if weight is not None:
             losses = losses * weight
             g *= weight if g.ndim == 1 else weight[:, None]
         return scalar(total(losses, dtype=namespace(losses).float64)), g
+
+    def _losses(self, raw: Any, y: Any) -> tuple[Any, Any]:
+        """Loss of each row, in units of the targets, and its gradient."""
+        if not self.units:
+            return self.loss.value_and_gradient(self.targets(y, raw.dtype), raw)
+        xp, n = namespace(raw), raw.shape[0]
+        flat = xp.reshape(y, (-1,)), xp.reshape(raw, (-1,))
+        values, g = self.loss.value_and_gradient(*flat)
+        shares = numbers([1 / unit for unit in self.units], raw)
+        return xp.reshape(values, (n, -1)) @ shares, xp.reshape(g, (n, -1))
 
     # -- columns that lie apart ----------------------------------------------------------------
 
@@ -255,13 +288,16 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
     # -- held-out rows -------------------------------------------------------------------------
 
     def validation_sums(self, w: Any, rows: BatchRows, backend: Backend) -> NDArray[np.float64]:
-        """Weights, and those of right classes, or errors and targets, squared; (2,) or (4,)."""
+        """Weights, and those of right classes, or errors and targets, squared.
+
+        Of shape (2,), or (1 + 3 * n_targets,).
+        """
         return self._scored(self.raw_prediction(w, rows.X, backend), rows)
 
     def _scored(self, raw: Any, rows: BatchRows) -> NDArray[np.float64]:
         xp, y, weight = namespace(raw), rows.y, rows.weight
         if weight is None:
-            weight = ones(y.shape, np.float64, y)
+            weight = ones(y.shape[:1], np.float64, y)
         weight = cast(weight, xp.float64)
         if self.n_classes:
             right = xp.argmax(raw, axis=1) == y if raw.ndim == 2 else (raw > 0) == (y > 0)
@@ -269,15 +305,21 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
         else:
             y64 = cast(y, xp.float64)
             residual = y64 - self.loss.inverse_link(raw)
-            sums = [total(weight), weight @ residual**2, weight @ y64, weight @ y64**2]
+            if y.ndim == 2:
+                of_targets = [weight @ residual**2, weight @ y64, weight @ y64**2]
+                sums = [total(weight), *(of[k] for of in of_targets for k in range(self.width))]
+            else:
+                sums = [total(weight), weight @ residual**2, weight @ y64, weight @ y64**2]
         return np.array([float(value) for value in sums])
 
     def validation_score(self, sums: NDArray[np.float64]) -> float:
-        """Accuracy (classification) or R^2 (regression)."""
-        total, first = sums[:2]
+        """Accuracy (classification) or R^2 (regression); of several targets its mean."""
+        total = sums[0]
         if total == 0:
             return float("nan")
         if self.n_classes:
-            return float(first / total)
-        spread = sums[3] - sums[2] ** 2 / total
-        return float(1 - first / spread) if spread > 0 else float("nan")
+            return float(sums[1] / total)
+        errors, means, squares = sums[1:].reshape(3, -1)
+        spread = squares - means**2 / total
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return float(np.where(spread > 0, 1 - errors / spread, np.nan).mean())

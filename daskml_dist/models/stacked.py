@@ -36,6 +36,17 @@ class Roles(ABC):
     def played(self, codes: NDArray[np.int64], split: int) -> NDArray[Any]:
         """NEITHER, TRAIN or TEST for each code; or `counted`."""
 
+    def times(self, played: Any, role: int) -> Any:
+        """Times that rows play a role, of what :meth:`played` tells of them."""
+        if self.counted:
+            return played if role == TRAIN else played * 0
+        return played == role
+
+    def trained(self, codes: NDArray[np.int64], split: int) -> NDArray[Any]:
+        """Times that a split trains on a row of each code."""
+        times: NDArray[Any] = self.times(self.played(codes, split), TRAIN)
+        return times
+
 
 @dataclass(frozen=True, eq=False)
 class WithAll(Roles):
@@ -150,6 +161,4 @@ class StackedLinear(Model):
 
     def times(self, roles: Any, role: int) -> Any:
         """Times that rows play a role in each split, of the roles that :meth:`parted` gives."""
-        if self.roles.counted:
-            return roles if role == TRAIN else roles * 0
-        return roles == role
+        return self.roles.times(roles, role)

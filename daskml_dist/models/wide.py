@@ -13,7 +13,7 @@ from daskml_dist.backends.namespace import cast, is_host, namespace, total
 from daskml_dist.losses import Loss
 from daskml_dist.models.base import BatchRows, LinearForm, Parameters, Part, StepModel
 from daskml_dist.models.linear import LinearModel
-from daskml_dist.models.stacked import TRAIN, Roles
+from daskml_dist.models.stacked import Roles
 
 __all__ = ["WideLinear", "WideLoss"]
 
@@ -113,7 +113,7 @@ class WideLinear(StepModel):
         out = np.empty((len(y), 1 + self.roles.n_splits), dtype)
         out[:, 0] = self.each.encode(y[:, 0], self.classes, dtype)
         for split, scale in enumerate(self.scales):
-            out[:, 1 + split] = np.where(self.roles.played(codes, split) == TRAIN, scale, 0.0)
+            out[:, 1 + split] = scale * self.roles.trained(codes, split)
         return out
 
     def init(self, seed: int, dtype: Any) -> NDArray[Any]:

@@ -120,7 +120,7 @@ class Optimizer:
         return {name: namespace(w).zeros_like(w) for name in self.slot_names}
 
     def update(
-        self, w: Array, grad: Array, slots: Slots, lr: float, step: int, l1: float | Array = 0.0
+        self, w: Array, grad: Array, slots: Slots, lr: Any, step: int, l1: float | Array = 0.0
     ) -> None:
         """Take one step, in place.
 
@@ -133,15 +133,16 @@ class Optimizer:
             Gradient of the smooth part of the objective. Destroyed.
         slots : dict of ndarray
             State of the same rows, as :meth:`init` made it.
-        lr : float
-            Learning rate of this step.
+        lr : float, or array of shape (1, n_columns)
+            Learning rate of this step; of columns that do not know of each other, that of each.
         step : int
             Number of the step, from 1.
         l1 : float or ndarray that broadcasts to the shape of `w`, default=0.0
             Strength of the l1 penalty.
         """
         penalised = type(l1) is not float or l1 != 0
-        if penalised and lr != 0 and self._rules[1] is not None:
+        moves = not isinstance(lr, float | int) or lr != 0  # rates of columns are never 0
+        if penalised and moves and self._rules[1] is not None:
             move, state, rate, numbers = self._over(self._rules[1], w, slots, lr, step)
             move(state, ..., grad, rate, l1, numbers)
             return
@@ -149,12 +150,12 @@ class Optimizer:
         if penalised:
             soft_threshold(w, rate * l1)
 
-    def _descend(self, w: Array, grad: Array, slots: Slots, lr: float, step: int) -> Any:
+    def _descend(self, w: Array, grad: Array, slots: Slots, lr: Any, step: int) -> Any:
         """`at_entry` on whole arrays."""
         move, state, rate, numbers = self._over(self._rules[0], w, slots, lr, step)
         return move(state, ..., grad, rate, numbers)
 
-    def _over(self, rule: Any, w: Array, slots: Slots, lr: float, step: int) -> Any:
+    def _over(self, rule: Any, w: Array, slots: Slots, lr: Any, step: int) -> Any:
         """A rule for entries as one for arrays, and what it is given beside gradients."""
         xp = namespace(w)
         # As a compiled loop has it: its product with another number is rounded so as well.

@@ -94,6 +94,8 @@ class FewRows:
 
     def _bound(self, number: int) -> Any:
         group = self._group
+        if group.rates:
+            return False
         l1, l2, k = group.penalty.l1, group.penalty.l2, group.n_penalised
         step = Step(self._w, None, self._slots, 0.0, 0.0, number, l1, l2, k, True)
         return self._backend.coordinate_updater(group.optimizer, step, self._paid) or False
@@ -115,10 +117,9 @@ class FewRows:
             strength = l1 * elapsed if l1 else 0.0
             if l2:
                 # A row not touched for long must not be thrown past zero.
-                np.minimum(elapsed, 1 / (rate * l2), out=elapsed)
-                grad += l2 * elapsed * w
+                grad += l2 * np.minimum(elapsed, 1 / (group.by_column(rate, w) * l2)) * w
             self._paid[index] = charged
-        group.optimizer.update(w, grad, slots, rate, number, strength)
+        group.update(w, grad, slots, rate, number, strength)
         self._w[index] = w
         for name, slot in slots.items():
             self._slots[name][index] = slot

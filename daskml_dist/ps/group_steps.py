@@ -71,7 +71,11 @@ class GroupSteps:
         self._pieces = self._cut(backend.device == "cpu", _strengths(group, w))
         self._coordinates = coordinates
         self._backend = backend
-        self._fuses = group.descends and (knows(group.optimizer) or backend.device == "cpu")
+        self._fuses = (
+            group.descends
+            and not group.rates
+            and (knows(group.optimizer) or backend.device == "cpu")
+        )
         self._update: Callable[[Any, float, float, int], bool] | None = None
 
     def __call__(self, grad: Any, rows: float, rate: float, number: int, fused: bool) -> None:
@@ -113,7 +117,7 @@ class GroupSteps:
             grad += self._l2 * piece.w
         elif self._l2 and k:
             grad[:k, :] += self._l2 * piece.w[:k, ...]
-        self.group.optimizer.update(piece.w, grad, piece.slots, rate, number, piece.l1)
+        self.group.update(piece.w, grad, piece.slots, rate, number, piece.l1)
 
     def _cut(self, on_host: bool, l1: Any) -> list[_Piece]:
         """Pieces of the rows; the whole group, where its optimizer may look at all entries."""

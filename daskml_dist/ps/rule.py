@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from daskml_dist.backends.namespace import zeros
+from daskml_dist.backends.namespace import numbers, zeros
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.models.base import Parameters
 from daskml_dist.optimizers import Adagrad, GroupOptions, Optimizer
 from daskml_dist.penalties import Penalty
 from daskml_dist.ps.outer import OuterStep
-from daskml_dist.schedules import Schedule
+from daskml_dist.schedules import Constant, Schedule
 
 __all__ = ["Group", "UpdateRule", "make_groups"]
 
@@ -36,6 +36,8 @@ class Group:
         Whether the rows are running means, which move by their mean "gradient" itself.
     additive : bool, default=False
         Whether the rows are sums, which move by their summed "gradient".
+    rates : tuple of float, default=()
+        Further factors on the learning rate, one for each column of the parameters; empty: none.
     """
 
     start: int
@@ -46,6 +48,7 @@ class Group:
     rate: float = 1.0
     buffer: bool = False
     additive: bool = False
+    rates: tuple[float, ...] = ()
 
     @property
     def descends(self) -> bool:
@@ -61,6 +64,34 @@ class Group:
     def slot_names(self) -> tuple[str, ...]:
         """State kept for each parameter."""
         return self.optimizer.slot_names if self.descends else ()
+
+    def by_column(self, amount: Any, like: Any) -> Any:
+        """A learning rate, or a sum of such a row, of each column; itself where these are alike."""
+        if not self.rates:
+            return amount
+        amount = float(amount) if isinstance(amount, float) else amount
+        return amount * numbers(self.rates, like)[None, :]
+
+    def update(
+        self, w: Any, grad: Any, slots: dict[str, Any], rate: float, number: int, l1: Any
+    ) -> None:
+        """Take one step of the optimizer's, each column at its own rate.
+
+        Parameters
+        ----------
+        w, grad, slots, number, l1
+            As of :meth:`Optimizer.update`.
+        rate : float
+            Learning rate, with the group's own factor, without those of the columns.
+        """
+        if not self.rates or self.optimizer.at_entry is not None:
+            self.optimizer.update(w, grad, slots, self.by_column(rate, w), number, l1)
+            return
+        for k, factor in enumerate(self.rates):  # it may do anything with a number
+            at = slice(k, k + 1)
+            own = {name: slot[:, at] for name, slot in slots.items()}
+            strength = l1[:, at] if getattr(l1, "shape", (0, 1))[1] > 1 else l1
+            self.optimizer.update(w[:, at], grad[:, at], own, rate * factor, number, strength)
 
     def within(self, start: int, stop: int) -> Group:
         """The part of the group in a range of rows, counted from its start; maybe empty."""
@@ -204,6 +235,21 @@ class UpdateRule:
                 slots[name][at, ...] = slot
         return slots
 
+    def at_rates(self, rates: Sequence[float]) -> UpdateRule:
+        """The same at constant rates: one for all columns of the parameters, or one for each."""
+        if len(set(rates)) == 1:
+            return replace(self, schedule=Constant(rates[0]))
+        groups = (replace(g, rates=tuple(rates)) if g.descends else g for g in self.groups)
+        return replace(self, groups=tuple(groups), schedule=Constant(1.0))
+
+    def at_rate_of(self, column: int) -> UpdateRule:
+        """The same of one column of the parameters, at its rate."""
+        if not any(group.rates for group in self.groups):
+            return self
+        (rate,) = {group.rates[column] for group in self.groups if group.rates}
+        groups = tuple(replace(group, rates=()) for group in self.groups)
+        return replace(self, groups=groups, schedule=Constant(rate * self.schedule(1, 0.0)))
+
     def of_share(self, share: float) -> UpdateRule:
         """Rule of a replica of so small a share of the rows, until replicas take their mean.
 
@@ -225,7 +271,9 @@ class UpdateRule:
     @property
     def steps_alone(self) -> bool:
         """Whether several steps may be made at once."""
-        if len(self._not_beside) > 1 or self.clip is not None or self.only.rate != 1:
+        if len(self._not_beside) > 1 or self.clip is not None:
+            return False
+        if self.only.rate != 1 or self.only.rates:
             return False
         return self.average_after is None
 

@@ -273,7 +273,7 @@ class Shard:
         for at in row_slices(group.n_penalised, _SETTLED):
             if not (penalty.l1 or penalty.l2):
                 break
-            owed = (charged - paid[at]).astype(w.dtype)[:, None]
+            owed = group.by_column((charged - paid[at]).astype(w.dtype)[:, None], w)
             w[at] /= 1 + owed * penalty.l2
             if penalty.l1:
                 soft_threshold(w[at], owed * penalty.l1)

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from daskml_dist._callback_list import callback_list
 from daskml_dist._checks import (
     check_count,
     check_flag,
@@ -22,7 +23,6 @@ from daskml_dist.planning import Planned
 from daskml_dist.recommender._base import BaseRecommender
 from daskml_dist.solvers.als import ALSSolver
 from daskml_dist.solvers.keyed import KeyedSolution
-from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.history import History
 from daskml_dist.training.interrupts import raise_interrupt
 from daskml_dist.training.keyed_fit import KeyedFit
@@ -186,7 +186,7 @@ class ALS(Planned, BaseRecommender):
         """
         solver = self._solver()
         settings = check_run(self.run, self.device, name=type(self).__name__, used=self._run_used)
-        callbacks = self._callback_list()
+        callbacks = callback_list(self.callbacks, type(self).__name__, self.max_iter, self.verbose)
         entries = self._entries(X)
         client = self._placed(client, entries, X)
         with KeyedFit(entries, settings, client, callbacks) as fit:
@@ -206,17 +206,6 @@ class ALS(Planned, BaseRecommender):
         if result.interrupted is not None:
             raise_interrupt(result.interrupted, len(self.history_))
         return self
-
-    def _callback_list(self) -> CallbackList:
-        from daskml_dist.diagnostics.live.feed import Feed
-        from daskml_dist.diagnostics.progress import Progress
-
-        some = self.callbacks if isinstance(self.callbacks, list | tuple) else [self.callbacks]
-        more: list[Any] = []
-        if self.verbose:
-            more.append(Progress(None, self.max_iter, self.verbose))
-        more.append(Feed(type(self).__name__, self.max_iter))
-        return CallbackList([one for one in [*some, *more] if one is not None])
 
     def _solver(self) -> ALSSolver:
         """The solver, of checked parameters."""

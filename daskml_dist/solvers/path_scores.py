@@ -94,14 +94,23 @@ class SignedHits(_OfPaths):
 
     Targets are 1 for the label and -1 for others; one column of targets is of the second label of
     two.
+
+    Parameters
+    ----------
+    several : bool, default=False
+        Whether rows have several labels; then the weight of those of which all are told right.
     """
+
+    several: bool = False
 
     def shape(self, model: StackedLinear) -> tuple[int, ...]:
         return *self.w.shape[:2], 2
 
     def _add(self, raw: Any, y: Any, weight: Any | None, out: Any) -> None:
         xp = namespace(raw)
-        if raw.shape[2] == 1:
+        if self.several:
+            right = xp.all((raw > 0) == (y > 0)[:, None, :], axis=2)
+        elif raw.shape[2] == 1:
             right = (raw[:, :, 0] > 0) == (y > 0)
         else:
             right = xp.argmax(raw, axis=2) == xp.argmax(y, axis=1)[:, None]

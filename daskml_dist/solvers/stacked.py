@@ -9,7 +9,7 @@ same. E. R. Sparks et al., "Automating model search for large scale machine lear
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -32,6 +32,7 @@ __all__ = [
     "Some",
     "StackedGradient",
     "StackedSolver",
+    "in_order_of_splits",
     "takes_kernel",
     "tiles_of_splits",
 ]
@@ -41,6 +42,8 @@ _ENTRIES = 1 << 16
 #: Rows of a tile at least, so that products are worth their calls; and of one that a kernel takes,
 #: which makes tiles of its own: so many that Python's part is small beside it.
 _LEAST, _OF_KERNEL = 64, 1 << 12
+#: Columns that are scored together at most, so that caches hold them.
+_MOST_TOGETHER = 1024
 #: Neighbouring rows of a share of all.
 _RUN = 512
 
@@ -222,6 +225,21 @@ def tiles_of_splits(
                 known[key] = Some(w, splits, at, rows.X, backend)
             if len(known[key].at):
                 yield part, known[key]
+
+
+def in_order_of_splits(
+    of: Callable[[Array, NDArray[np.int64]], Array], w: Array, splits: NDArray[np.int64]
+) -> Array:
+    """Results of a function of columns, of which those of a split must be neighbours."""
+    order = np.argsort(splits, kind="stable")
+    parts = []
+    for start in range(0, len(order), _MOST_TOGETHER):
+        some = order[start : start + _MOST_TOGETHER]
+        parts.append(of(w[some], splits[some]))
+    sums = np.concatenate(parts)
+    found = np.empty_like(sums)
+    found[order] = sums
+    return found
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,13 +20,28 @@ from daskml_dist.solvers.stacked import (
     tiles_of_splits,
 )
 
-__all__ = ["SCORES", "StackedScores"]
+__all__ = ["SCORES", "Looks", "StackedScores"]
 
 #: Numbers a column: weight of the rows; of a classifier right ones and losses (and pairs of
 #: labels), of a regressor squared and absolute errors, targets, and their squares.
 _CLASSIFIER, _REGRESSOR = 3, 5
 #: Log loss of the least probability.
 _MOST_LOSS = -float(np.log(np.finfo(np.float64).eps))
+
+
+class Looks(NamedTuple):
+    """Parts of scores beside sums.
+
+    Parameters
+    ----------
+    pairs : bool
+        Weights of each pair of a true and a predicted label.
+    ranks : bool
+        Ranking scores.
+    """
+
+    pairs: bool = False
+    ranks: bool = False
 
 
 @dataclass(frozen=True, eq=False)

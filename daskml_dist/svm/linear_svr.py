@@ -5,15 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from daskml_dist._checks import check_number
-from daskml_dist._linear_regressor import LinearRegressor
+from daskml_dist._linear_regressor import SeveralTargets
 from daskml_dist._run import Run
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.losses import EpsilonInsensitive, Loss, SquaredEpsilonInsensitive
 from daskml_dist.models.linear import LinearModel
-from daskml_dist.solvers import PenalisedSolver, get_solver
+from daskml_dist.solvers import PenalisedSolver, Solver, get_solver
+from daskml_dist.solvers.of_targets import side_by_side
 from daskml_dist.solvers.smoothing import TubeNewton
 from daskml_dist.svm._liblinear import BaseLinearSVM
 from daskml_dist.training.solver_plan import Rows
+from daskml_dist.training.survey import Survey
 
 __all__ = ["LinearSVR"]
 
@@ -23,7 +25,7 @@ _LOSSES: dict[Any, type[EpsilonInsensitive]] = {
 }
 
 
-class LinearSVR(LinearRegressor, BaseLinearSVM):
+class LinearSVR(SeveralTargets, BaseLinearSVM):
     """Linear support vector regression, to the optimum.
 
     The objective is liblinear's: ``C * sum(max(0, |raw - y| - epsilon))``, or of its square, plus
@@ -56,8 +58,9 @@ class LinearSVR(LinearRegressor, BaseLinearSVM):
 
     Attributes
     ----------
-    coef_ : ndarray of shape (n_features,)
-    intercept_ : ndarray of shape (1,)
+    coef_ : ndarray of shape (n_features,), or (n_targets, n_features) for several targets
+        Each target is fitted as if it were alone.
+    intercept_ : ndarray of shape (1,) or (n_targets,)
     n_iter_ : int
         Iterations of the solver.
     n_features_in_, feature_names_in_, history_
@@ -112,8 +115,13 @@ class LinearSVR(LinearRegressor, BaseLinearSVM):
             raise InvalidParameterError(f"loss={self.loss!r}: use one of {list(_LOSSES)}.")
         check_number("epsilon", self.epsilon)
 
-    def _problem(self, rows: Rows) -> tuple[LinearModel, PenalisedSolver]:
-        survey, penalty = rows.survey, self._strengths(rows, "l2")
+    def _problem(self, rows: Rows) -> tuple[LinearModel, Solver]:
+        survey = rows.survey
+        problems = [self._problem_of(rows, of_one) for of_one in survey.of_each_target]
+        return side_by_side(problems, survey.n_targets)
+
+    def _problem_of(self, rows: Rows, survey: Survey) -> tuple[LinearModel, PenalisedSolver]:
+        penalty = self._strengths(rows, "l2")
         model = LinearModel(self._loss(), survey.n_features, 0, bool(self.fit_intercept))
         limits = int(self.max_iter), float(self.tol)
         if self.loss == "epsilon_insensitive":

@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
-from scipy import sparse
 
-from daskml_dist.backends import get_backend
-from daskml_dist.backends.devices import stored_dtype
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.blocks import Block
-from daskml_dist.data.scales import block_scales
 from daskml_dist.models.linear import LinearModel
-from daskml_dist.optimizers import NAG, Adagrad, Optimizer
-from daskml_dist.ps.rule import UpdateRule
+from daskml_dist.optimizers import NAG, Adagrad
 from daskml_dist.ps.shard_state import ShardState
-from daskml_dist.schedules import Constant
+from daskml_dist.training import rate_search
+from daskml_dist.training.calibration_task import (
+    ITERATIONS,
+    SHARED_ROWS,
+    Task,
+    is_narrow,
+    lane_rows,
+    linear_model,
+)
 from daskml_dist.training.coordinates import FEW
 from daskml_dist.training.engine import Engine
-from daskml_dist.training.pilot import Pilot
+from daskml_dist.training.pilot import ENOUGH
 from daskml_dist.training.sample import sample_rows
 from daskml_dist.training.settings import Settings
 from daskml_dist.training.spec import FitSpec
+from daskml_dist.training.stacked_pilot import StackedPilot
 from daskml_dist.training.threads import blas
 
-__all__ = ["calibrated", "calibrated_on", "drawn_sample", "sample_size"]
+__all__ = ["calibrated", "calibrated_on", "calibrated_together", "drawn_sample", "sample_size"]
 
 #: Work of a reading of the sample: about so many nanoseconds.
 _WORK = 1 << 22
@@ -37,14 +40,6 @@ _SHARE = 1 / 8
 _ROWS, _MOST = 1 << 16, 1 << 23
 #: Rows that are plenty, and for each parameter: what more would tell, the first steps do.
 _PLENTY, _EACH = 1 << 14, 256
-#: Rows of a sample that any number of fits share at least.
-_SHARED_ROWS = 1 << 11
-#: Parameters that a sample may touch at most.
-_PARAMETERS = 1 << 21
-#: Largest value of all features, or its inverse, from which their units count.
-_FAR = 10.0
-#: Steps of the quasi-Newton method at most.
-_ITERATIONS = 200
 
 
 def calibrated(
@@ -86,11 +81,15 @@ def drawn_sample(
     fit, settings, lanes, engine, rarity
         As of :func:`calibrated`.
     n_fits : int, default=1
-        Number of fits like it, whose pilots share the time of one: beyond some rows, each has the
-        fewer the more they are.
+        Number of fits like it. Unless they go through :func:`calibrated_together` as one, their
+        pilots share the time of one: beyond some rows, each has the fewer the more they are.
     """
-    n_sample = sample_size(sum(_lane_rows(fit)), _linear(fit), rarity)
-    n_sample = min(n_sample, max(n_sample // n_fits, _SHARED_ROWS))
+    model = linear_model(fit)
+    # Targets that are fitted together each have the pilot of their own fits.
+    model = model if model.n_targets is None else model.of_target(0)
+    n_sample = sample_size(sum(lane_rows(fit)), model, rarity)
+    if n_fits > 1 and not (is_narrow(fit) and n_sample >= 2 * ENOUGH * model.shape[0]):
+        n_sample = min(n_sample, max(n_sample // n_fits, SHARED_ROWS))
     return sample_rows(engine, lanes, n_sample, settings.seed, settings.validation_fraction)
 
 
@@ -111,151 +110,51 @@ def calibrated_on(fit: FitSpec, block: Block, seed: int) -> FitSpec:
         return _calibrated(fit, block, seed)
 
 
-def _linear(fit: FitSpec) -> LinearModel:
-    model = fit.steps.model
-    assert isinstance(model, LinearModel)
-    return model
+def calibrated_together(fits: Sequence[FitSpec], block: Block, seed: int) -> list[FitSpec]:
+    """Fits of one model and optimizer with what pilots on the same rows find.
 
-
-def _calibrated(fit: FitSpec, block: Block, seed: int) -> FitSpec:
-    work, model = fit.steps, _linear(fit)
-    # Whoever trains on it says where it is.
-    if block.n_rows == 0 or len(work.rule.groups) > 1:
-        return fit
-    largest = _largest(block.rows)
-    if not largest * largest * block.rows.size < np.inf:
-        return fit
-    block = replace(block, rows=_stored(block.rows, fit))
-    columns = _touched(block.rows, model)
-    if len(columns) * model.width > _PARAMETERS:
-        return fit
-    state = work.start_state(fit.rows.dtype)
-    X = block.rows
-    if len(columns) < model.shape[0]:
-        X = X[:, columns[columns < model.n_features]]
-    small = replace(model, n_features=X.shape[1])
-    assert block.y is not None
-    pilot = Pilot(
-        small, X.astype(fit.rows.dtype, copy=False),
-        model.encode(block.y, fit.rows.classes, fit.rows.dtype), fit.rows.weights(block),
-        work.rule.only.penalty, seed,
-    )  # fmt: skip
-    unit = abs(pilot.value(state.w[columns]))
-    # A loss that is nothing for nothing tells of no rate, and one that is infinite of no start.
-    if not 0 < unit < np.inf:
-        return fit
-    rule, stopping = _in_units(work.rule, largest), work.stopping
-    optimizer, before = rule.only.optimizer, work.rule.only.optimizer
-    base = work.rule.schedule(1, 0.0)
-    base *= optimizer.default_learning_rate / before.default_learning_rate
-    slots = state.slots or _slots(optimizer, state.w, block, model)
-    found = _Start(pilot, optimizer, _rows_of_a_step(fit), base)
-    w, own, factor = found.of(
-        state.w[columns],
-        {k: v[columns] for k, v in slots.items()},
-        block.n_rows == sum(_lane_rows(fit)),
-    )
-    if not (np.isfinite(w).all() and all(np.isfinite(slot).all() for slot in own.values())):
-        return fit
-    if work.single_rows and "accumulator" in own:
-        # Squares of the rows' own gradients, of those of their means.
-        own["accumulator"] *= found.batch**2
-    state.w[columns] = w
-    for name, slot in own.items():
-        slots[name][columns] = slot
-    if model.loss.in_target_units and stopping.tol is not None:
-        stopping = replace(stopping, tol=stopping.tol * unit)
-    return fit.working(
-        initial=ShardState(state.w, slots if own else {}),
-        rule=replace(rule, schedule=Constant(base * factor)),
-        stopping=stopping,
-    )
-
-
-def _stored(X: Any, fit: FitSpec) -> Any:
-    """Rows as a GPU is to store them."""
-    kind = fit.rows.compute_dtype
-    if kind is None or sparse.issparse(X) or get_backend(fit.run.device).device == "cpu":
-        return X
-    return X.astype(stored_dtype(kind)).astype(fit.rows.dtype)
-
-
-def _touched(X: Any, model: LinearModel) -> Any:
-    """Rows of the parameters that rows of data touch: of others nothing can be told."""
-    if not sparse.issparse(X):
-        return np.arange(model.shape[0])
-    return np.append(np.unique(X.indices), np.arange(model.n_features, model.shape[0]))
-
-
-def _in_units(rule: UpdateRule, largest: float) -> UpdateRule:
-    """The rule, of Adagrad in the units of each feature where these are far apart."""
-    if type(rule.only.optimizer) is not Adagrad:
-        return rule
-    # A small column among others matters little; a large one is all that matters.
-    if not largest or 1 / _FAR <= largest <= _FAR:
-        return rule
-    return replace(rule, groups=(replace(rule.only, optimizer=NAG()),))
-
-
-@dataclass(frozen=True, eq=False)
-class _Start:
-    """The search for a start and a rate.
+    Of few rows, or of models of other kinds, each has a pilot of its own.
 
     Parameters
     ----------
-    pilot : Pilot
-    optimizer : Optimizer
-    batch : int
-        Rows of a step.
-    base : float
-        The rate that factors are of.
+    fits : sequence of FitSpec
+        As of :func:`calibrated`, alike but for penalties, rates and when they stop.
+    block, seed
+        As of :func:`calibrated_on`.
     """
-
-    pilot: Pilot
-    optimizer: Optimizer
-    batch: int
-    base: float
-
-    def of(
-        self, begin: Any, slots: dict[str, Any], whole: bool
-    ) -> tuple[Any, dict[str, Any], float]:
-        """Parameters, the optimizer's state (empty: a fresh one), and the factor.
-
-        `whole`: the sample is all rows, so that its minimum is where the fit ends.
-        """
-        pilot = self.pilot
-        if whole:
-            w, settled = pilot.minimum(begin, _ITERATIONS)
-            tried = w
-        else:
-            tried, n_iter = pilot.of_half(begin, _ITERATIONS)
-            w, settled = pilot.minimum(begin, max(n_iter, 1))[0], False
-        w, tried = w.astype(begin.dtype), tried.astype(begin.dtype)
-        rate = pilot.calm_rate if settled else pilot.best_rate
-        own = self._warmed(w, slots)
-        return w, own, rate(self.optimizer, tried, own or slots, self.base, self.batch)
-
-    def _warmed(self, w: Any, slots: dict[str, Any]) -> dict[str, Any]:
-        # Sums of squares, but no moments, can be those of steps that never were.
-        if not isinstance(self.optimizer, Adagrad | NAG):
-            return {}
-        return self.pilot.warmed(self.optimizer, w, slots, self.batch)
+    with np.errstate(all="ignore"), blas().limit(limits=1, user_api="blas"):
+        first = Task.of(fits[0], block, seed)
+        if first is None or len(fits) == 1 or not first.stacks(fits):
+            return [_calibrated(fit, block, seed) for fit in fits]
+        found = StackedPilot(first.pilot, [fit.steps.rule.only.penalty.l2 for fit in fits])
+        tasks = [replace(first, fit=fit, unit=abs(float(value))) for fit, value in zip(
+            fits, found.values(np.repeat(first.begin, len(fits), axis=1)), strict=True
+        )]  # fmt: skip
+        tried, w = (
+            np.concatenate(points, axis=1).astype(first.begin.dtype)
+            for points in found.starts(first.begin, ITERATIONS, first.whole)
+        )
+        slots = {name: np.repeat(s, len(fits), axis=1) for name, s in first.slots_here.items()}
+        own = {}
+        if isinstance(first.optimizer, Adagrad | NAG):
+            own = found.warmed(first.optimizer, w, slots, first.batch)
+        factors = found.rates(
+            first.optimizer, tried, own or slots, [task.base for task in tasks], first.batch,
+            rate_search.calm if first.whole else rate_search.best,
+        )  # fmt: skip
+        return [
+            task.found(w[:, k : k + 1], {n: s[:, k : k + 1] for n, s in own.items()}, factor)
+            for k, (task, factor) in enumerate(zip(tasks, factors, strict=True))
+        ]
 
 
-def _slots(optimizer: Optimizer, w: Any, block: Block, model: LinearModel) -> dict[str, Any]:
-    """State of an optimizer before its first step."""
-    if not isinstance(optimizer, NAG):
-        return optimizer.init(w)
-    scales = block_scales(block)
-    if model.fit_intercept:
-        scales = scales.with_intercept()
-    return optimizer.init_scaled(w, scales.largest, scales.norm)
-
-
-def _largest(X: Any) -> float:
-    """The largest absolute value; NaN where there is one."""
-    values = X.data if sparse.issparse(X) else X
-    return max(float(values.max()), -float(values.min())) if values.size else 0.0
+def _calibrated(fit: FitSpec, block: Block, seed: int) -> FitSpec:
+    if linear_model(fit).n_targets is not None:
+        return _of_targets(fit, block, seed)
+    task = Task.of(fit, block, seed)
+    if task is None:
+        return fit
+    return task.calibrated()
 
 
 def sample_size(n_rows: int, model: LinearModel, rarity: float) -> int:
@@ -270,14 +169,49 @@ def sample_size(n_rows: int, model: LinearModel, rarity: float) -> int:
     return max(1, int(min(n_rows, most, max(_MOST / entries, 1024), plenty, _ROWS)))
 
 
-def _rows_of_a_step(fit: FitSpec) -> int:
-    """Rows of one step of the parameters."""
-    lane_rows, policy = _lane_rows(fit), fit.steps.policy
-    together = policy.lockstep and not policy.averages
-    rows = sum(lane_rows) if together else max(lane_rows) * policy.push_every
-    return max(1, -(-rows // fit.steps.n_steps))
+def _of_targets(fit: FitSpec, block: Block, seed: int) -> FitSpec:
+    """A fit of several targets with what pilots find of the fit of each alone."""
+    model = linear_model(fit)
+    alone = [_alone(fit, k) for k in range(model.width)]
+    assert block.y is not None
+    tasks = [
+        Task.of(one, replace(block, y=block.y[:, k].copy()), seed) for k, one in enumerate(alone)
+    ]
+    told = next((task for task in tasks if task is not None), None)
+    if told is None:
+        return fit
+    found = [
+        one if task is None else task.calibrated() for one, task in zip(alone, tasks, strict=True)
+    ]
+    rates = [one.steps.rule.schedule(1, 0.0) for one in found]
+    for k, (one, before) in enumerate(zip(found, alone, strict=True)):
+        if one is before:  # at the rate of its own, in the units of the others
+            rates[k] *= told.base / told.fit.steps.rule.schedule(1, 0.0)
+    states = [one.steps.start_state(fit.rows.dtype) for one in found]
+    names = next((tuple(state.slots) for state in states if state.slots), ())
+    slots = {
+        name: np.hstack([
+            state.slots.get(name, (told if task is None else task).slots[name])
+            for state, task in zip(states, tasks, strict=True)
+        ])
+        for name in names
+    }  # fmt: skip
+    if model.loss.in_target_units:
+        units = tuple(1.0 if task is None else task.unit for task in tasks)
+        model = replace(model, units=units)
+    return fit.working(
+        model=model,
+        initial=ShardState(np.hstack([state.w for state in states]), slots),
+        rule=told.rule.at_rates(rates),
+    )
 
 
-def _lane_rows(fit: FitSpec) -> tuple[int, ...]:
-    """Rows of each lane; of lanes of columns, which have the same ones, of the first."""
-    return fit.rows.lane_rows if fit.steps.columns is None else fit.rows.lane_rows[:1]
+def _alone(fit: FitSpec, target: int) -> FitSpec:
+    """The fit of one of several targets."""
+    state, at = fit.steps.start_state(fit.rows.dtype), slice(target, target + 1)
+    slots = {name: slot[:, at].copy() for name, slot in state.slots.items()}
+    return fit.working(
+        model=linear_model(fit).of_target(target),
+        initial=ShardState(state.w[:, at].copy(), slots),
+        rule=fit.steps.rule.at_rate_of(target),
+    )

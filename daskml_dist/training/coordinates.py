@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,13 +56,22 @@ class Coordinates:
             Variance that each direction is given more, since a penalty bends the loss by as much
             whatever the rows are.
         """
+        (one,) = cls.several(X, weight, centred=centred, turned=turned, leasts=(least,))
+        return one
+
+    @classmethod
+    def several(
+        cls, X: Any, weight: Array | None, *, centred: bool, turned: bool, leasts: Sequence[float]
+    ) -> list[Coordinates]:
+        """Coordinates as of :meth:`of`, for each of some least variances; rows are read once."""
         n, d = X.shape
         total = n if weight is None else weight.sum() or 1.0
         if sparse.issparse(X):
             each = X.data.astype(np.float64) ** 2
             if weight is not None:
                 each *= np.repeat(weight, np.diff(X.indptr))
-            return cls(None, _scale(np.bincount(X.indices, each, d) / total + least))
+            squares = np.bincount(X.indices, each, d) / total
+            return [cls(None, _scale(squares + least)) for least in leasts]
         turned = turned and d <= FEW
         mean, squares = np.zeros(d), np.zeros((d, d) if turned else d)
         if centred:
@@ -79,13 +88,17 @@ class Coordinates:
         variance = np.where(variance <= (1e-12 * mean) ** 2, 0.0, variance)
         taken = mean if centred else None
         if not turned:
-            return cls(taken, _scale(variance + least))
+            return [cls(taken, _scale(variance + least)) for least in leasts]
         scale = _scale(variance)
         squares /= np.outer(scale, scale)
-        squares.flat[:: d + 1] += least / scale**2 + _FLAT
-        values, vectors = np.linalg.eigh(squares)
-        sizes = np.sqrt(np.maximum(values, _FLAT * max(values[-1], 1e-300)))
-        return cls(taken, scale, vectors / sizes, (vectors * sizes).T)
+        found = []
+        for least in leasts:
+            bent = squares.copy()
+            bent.flat[:: d + 1] += least / scale**2 + _FLAT
+            values, vectors = np.linalg.eigh(bent)
+            sizes = np.sqrt(np.maximum(values, _FLAT * max(values[-1], 1e-300)))
+            found.append(cls(taken, scale, vectors / sizes, (vectors * sizes).T))
+        return found
 
     def rows(self, X: Any) -> Any:
         """Rows in these coordinates, a new array of their dtype."""

@@ -59,6 +59,10 @@ class History:
         with its number, reason, ``lost_versions`` (updates made again), ``anew`` (whether the fit
         began anew) and ``seconds``; ``dropped_pushes`` counts pushes that came twice or too late,
         of which none was applied, and ``lost_rows`` the rows lost for good.
+        On a cluster ``seatings`` tells who ran the lanes, one entry a change: ``generation``,
+        ``workers``, the address of each lane's worker, ``at``, the seconds from the begin of
+        training to theirs, and ``seconds``, how long it took to seat them; and ``seconds`` of the
+        fit how long training took.
         Where blocks were moved because they lay unevenly: ``skew``, the rows of the fullest lane
         over those of an even one, and ``moved_bytes``.
     interrupted : bool, default=False

@@ -43,6 +43,10 @@ class OneFit(CallbackList):
         if not self._holds:
             super().on_pass_end(run, record)
 
+    def on_pass_redone(self, run: Any, record: dict[str, Any]) -> None:
+        if not self._holds:
+            super().on_pass_redone(run, record)
+
     def has_raised(self, error: BaseException) -> bool:
         return super().has_raised(error) or self._of.has_raised(error)
 
@@ -142,6 +146,8 @@ def train_in_parts(
     if watched.view is not None and (w := watched.view.ending) is not None:
         assert isinstance(state, ShardState)
         state = state.ending_with(w)
+        if checkpoint is not None and interrupted is None:  # the file has what the fit ends with
+            checkpoint.save(state, facts_of(fit, records))
     return FitResult(state, records, fit.work.stopping, partial, dropped, lost, events, interrupted)
 
 

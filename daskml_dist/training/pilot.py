@@ -25,24 +25,17 @@ from daskml_dist.models.linear import LinearModel
 from daskml_dist.optimizers import Optimizer
 from daskml_dist.penalties import Penalty
 from daskml_dist.solvers.owlqn import orthant_wise
+from daskml_dist.training import rate_search
 from daskml_dist.training.coordinates import FEW, Coordinates
 
-__all__ = ["Pilot"]
+__all__ = ["BENT", "ENOUGH", "Pilot", "trial_starts"]
 
 Array = NDArray[Any]
 
 #: Steps that gain less than this share of the first loss; after so many the way ends.
 _FTOL, _SMALL_STEPS = 1e-5, 1
 #: Inverse of the curvature of a loss, roughly, where a fit ends: the weight of a penalty.
-_BENT = 40.0
-#: Half powers of ten by which a rate is multiplied: of the first trial, of the largest and of the
-#: least that is ever tried, and of the largest that may be called calm.
-_FIRST, _MOST, _LEAST, _CALM = -1, 8, -40, -6
-#: Share of the loss that steps must gain, lest they had better be calm; and the share of the best
-#: gain for which a smaller rate is taken.
-_GAIN, _MOST_OF_IT = 1e-3, 0.9
-#: Share of the loss by which calm steps may raise it.
-_STIR = 1e-4
+BENT = 40.0
 #: Batches of a trial at most, fewer of more parameters than these.
 _STEPS, _SMALL = 64, 1 << 17
 #: Gradients of this share of the first are none.
@@ -53,12 +46,9 @@ _CHEAP, _FINE = 1 << 20, 0.1
 #: The same for so few that the minimum is found to nearly all digits: weights are repeated rows.
 _TINY, _FINEST = 1 << 14, 1e-6
 #: Rows for each parameter from which its minimum is taken for that of other rows.
-_ENOUGH = 20
+ENOUGH = 20
 #: Steps without a smaller loss of the other half, after which there is no smaller one.
 _PATIENCE = 5
-
-#: Rates that are tried, as multiples of the optimizer's own.
-_RATES = [10.0 ** (k / 2) for k in range(-6, 4)]
 
 
 class Pilot:
@@ -100,10 +90,14 @@ class Pilot:
         converged : bool
             Whether it took fewer than `most` iterations.
         """
-        size = self.X.size * self.model.width
-        tol = _FINEST if size <= _TINY else _FINE if size <= _CHEAP else 1.0
-        found = self._minimised(start, slice(0, self.n_rows), most, tol=tol)
+        found = self._minimised(start, slice(0, self.n_rows), most, tol=self.tol)
         return found.w, found.n_iter < most
+
+    @property
+    def tol(self) -> float:
+        """Factor on the tolerances of the minimum of all rows."""
+        size = self.X.size * self.model.width
+        return _FINEST if size <= _TINY else _FINE if size <= _CHEAP else 1.0
 
     def of_half(self, start: Array, most: int) -> tuple[Array, int]:
         """Point of the way to the minimum of one half at which the loss of the other is smallest.
@@ -117,10 +111,14 @@ class Pilot:
             Iterations made up to there; `most` at the minimum.
         """
         half = -(-self.n_rows // 2)
-        # Rows enough are not overfitted, while a few wild ones can mislead who watches.
-        watched = slice(half, self.n_rows) if half < _ENOUGH * start.size else None
+        watched = slice(half, self.n_rows) if self.watches(start.size) else None
         found = self._minimised(start, slice(0, half), most, watched)
         return found.w, most if watched is None else found.n_iter
+
+    def watches(self, n_parameters: int) -> bool:
+        """Whether the loss of the other half is watched on the way to the minimum of one."""
+        # Rows enough are not overfitted, while a few wild ones can mislead who watches.
+        return -(-self.n_rows // 2) < ENOUGH * n_parameters
 
     def _minimised(
         self, start: Array, at: slice, most: int, watched: slice | None = None, tol: float = 1.0
@@ -170,7 +168,7 @@ class Pilot:
             self.weight,
             centred=self.model.fit_intercept,
             turned=not self.penalty.l1,
-            least=_BENT * self.penalty.l2,
+            least=BENT * self.penalty.l2,
         )
 
     @cached_property
@@ -207,36 +205,25 @@ class Pilot:
         self, optimizer: Optimizer, w: Array, slots: dict[str, Array], base: float, batch: int
     ) -> float:
         """The factor on the `base` rate by which the other half's batches lead farthest down."""
-        values: dict[int, float] = {}
-
-        def value(k: int) -> float:
-            if k not in values:
-                values[k] = self._value_after(optimizer, w, slots, base * _factor(k), batch)
-            return values[k]
-
-        k = _FIRST
-        way = -1 if value(k - 1) <= value(k) else 1
-        while _LEAST < k + way <= _MOST and value(k + way) <= value(k):
-            k += way
-        begin = self.value(w)
-        gain = begin - value(k)
-        if not gain > _GAIN * abs(begin):
-            return self.calm_rate(optimizer, w, slots, base, batch)
-        # Rows that the sample lacks may be wilder than those that it has.
-        while k - 1 > _LEAST and begin - value(k - 1) >= _MOST_OF_IT * gain:
-            k -= 1
-        return _factor(k)
+        search = rate_search.best(self.value(w))
+        return self._rate(search, optimizer, w, slots, base, batch)
 
     def calm_rate(
         self, optimizer: Optimizer, w: Array, slots: dict[str, Array], base: float, batch: int
     ) -> float:
         """A factor on the `base` rate, small enough that steps at a minimum stay there."""
-        most = self.value(w)
-        most += _STIR * abs(most)
-        for k in range(_CALM, _LEAST, -2):
-            if self._value_after(optimizer, w, slots, base * _factor(k), batch) <= most:
-                return _factor(k)
-        return _factor(_LEAST)
+        search = rate_search.calm(self.value(w))
+        return self._rate(search, optimizer, w, slots, base, batch)
+
+    def _rate(
+        self, search: rate_search.Search, optimizer: Optimizer, w: Array, slots: dict[str, Array],
+        base: float, batch: int,
+    ) -> float:  # fmt: skip
+        def losses(_: list[int], asked: list[int]) -> list[float]:
+            rates = [base * rate_search.factor(k) for k in asked]
+            return [self._value_after(optimizer, w, slots, rate, batch) for rate in rates]
+
+        return rate_search.found([search], losses)[0]
 
     def _value_after(
         self, optimizer: Optimizer, w: Array, slots: dict[str, Array], rate: float, batch: int
@@ -261,8 +248,7 @@ class Pilot:
         if self.penalty.l1 and rate:
             l1 = np.zeros((len(w), 1), w.dtype)
             l1[:k] = self.penalty.l1
-        most = max(_STEPS * _SMALL // max(w.size, _SMALL), 4)
-        starts = range(first, self.n_rows, batch)[:most]
+        starts = trial_starts(first, self.n_rows, batch, w.size)
         with np.errstate(all="ignore"):
             for number, start in enumerate(starts, 1):
                 at = slice(start, min(start + batch, self.n_rows))
@@ -275,6 +261,12 @@ class Pilot:
                     gradient[:k] += self.penalty.l2 * w[:k]
                 optimizer.update(w, gradient, slots, rate, number, l1)
         return w, slots
+
+
+def trial_starts(first: int, n_rows: int, batch: int, n_parameters: int) -> range:
+    """First rows of the batches of a trial."""
+    most = max(_STEPS * _SMALL // max(n_parameters, _SMALL), 4)
+    return range(first, n_rows, batch)[:most]
 
 
 class _Way:
@@ -342,10 +334,6 @@ class _Objective:
             loss += l2 / 2 * float(np.vdot(coef, coef))
             gradient[:k] += l2 * self._places.transposed(coef)
         return loss, gradient.ravel()
-
-
-def _factor(k: int) -> float:
-    return float(10.0 ** (k / 2))
 
 
 def _power(number: float) -> float:

@@ -18,7 +18,6 @@ from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.outer import OuterStep
 from daskml_dist.ps.rule import UpdateRule, make_groups
 from daskml_dist.ps.shard_state import ShardState
-from daskml_dist.schedules import Constant, Schedule
 from daskml_dist.training.model_parallel import policy_of_columns, policy_of_stages
 from daskml_dist.training.rows import Rows
 from daskml_dist.training.settings import Settings
@@ -95,7 +94,7 @@ def make_fit(
         rule=_rule(
             settings,
             model,
-            schedule=_schedule(settings, survey, model, single_rows, few),
+            rates=_rates(settings, survey, model, single_rows, few),
             steps_per_pass=float(policy.applies_per_pass(steps, len(lanes))),
             coordinates=single_rows or few,
         ),
@@ -122,7 +121,7 @@ def _rule(
     settings: Settings,
     model: StepModel,
     *,
-    schedule: Schedule,
+    rates: list[float] | None,
     steps_per_pass: float,
     coordinates: bool,
 ) -> UpdateRule:
@@ -133,9 +132,9 @@ def _rule(
         )
     groups = make_groups(model.parameters, settings.optimizer, settings.penalty, settings.groups)
     average, clip, outer = settings.average, settings.clip, _outer(settings.policy)
-    return UpdateRule(
+    rule = UpdateRule(
         groups,
-        schedule,
+        settings.schedule,
         steps_per_pass,
         average,
         coordinates,
@@ -143,6 +142,7 @@ def _rule(
         outer=outer,
         flushes=model.flushes,
     )
+    return rule if rates is None else rule.at_rates(rates)
 
 
 def _outer(policy: Policy) -> OuterStep | None:
@@ -174,21 +174,28 @@ def _default_rate(optimizer: Optimizer, single_rows: bool, few: bool) -> float:
     return optimizer.default_learning_rate
 
 
-def _schedule(
+def _rates(
     settings: Settings, survey: Survey, model: StepModel, single_rows: bool, few: bool
-) -> Schedule:
-    """The learning rates; an automatic one is in the units in which parameters must move."""
+) -> list[float] | None:
+    """Automatic rates of each target, in the units in which parameters must move; None: others."""
+    if not settings.auto_rate:
+        return None
     loss = None if model.linear is None else model.linear.loss
     default = _default_rate(settings.optimizer, single_rows, few)
-    if settings.auto_rate and loss and loss.in_target_units and settings.optimizer.adaptive:
-        spread = survey.target_spread
-        if loss.center == "median":  # which a few targets far away do not move
-            first, _, third = survey.target_quartiles
-            spread = float(third - first) / _QUARTILES or spread
-        if not np.isfinite(spread):
-            raise DivergedError("The squares of the targets overflow. Scale the targets.")
-        return Constant(default * spread)
-    return Constant(default) if settings.auto_rate else settings.schedule
+    if not (loss and loss.in_target_units and settings.optimizer.adaptive):
+        return [default]
+    return [default * _unit(loss, one) for one in survey.of_each_target]
+
+
+def _unit(loss: Loss, survey: Survey) -> float:
+    """Unit of the targets."""
+    spread = survey.target_spread
+    if loss.center == "median":  # which a few targets far away do not move
+        first, _, third = survey.target_quartiles
+        spread = float(third - first) / _QUARTILES or spread
+    if not np.isfinite(spread):
+        raise DivergedError("The squares of the targets overflow. Scale the targets.")
+    return spread
 
 
 def lane_batch(batch: int, settings: Settings, lanes: list[LaneSpec]) -> int:
@@ -206,9 +213,9 @@ def make_target_shift(loss: Loss, fit_intercept: bool, survey: Survey) -> tuple[
     """Shift that the model is to take from the targets; empty where the loss or it cannot."""
     if not fit_intercept or loss.center is None:
         return ()
-    if loss.center == "mean" or survey.n_targets is not None:
+    if loss.center == "mean":
         return tuple(survey.target_means.tolist())
-    return (float(survey.target_quartiles[1]),)
+    return tuple(float(one.target_quartiles[1]) for one in survey.of_each_target)
 
 
 def _scaled(

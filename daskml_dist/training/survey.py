@@ -171,11 +171,11 @@ class Survey:
 
     @cached_property
     def target_quartiles(self) -> NDArray[np.float64]:
-        """Rough quartiles of the targets of one dimension, of a sample of each block."""
+        """Rough quartiles of the targets (the first column), of a sample of each block."""
         parts = [
-            (info.y_sample[0], info.y_sample[1] * (info.weight_sum / info.y_sample[1].sum()))
+            (info.y_sample[0], info.y_sample[-1] * (info.weight_sum / info.y_sample[-1].sum()))
             for info in self.infos
-            if info.y_sample is not None and info.y_sample[1].any()
+            if info.y_sample is not None and info.y_sample[-1].any()
         ]
         if not parts:
             return np.zeros(3)
@@ -201,6 +201,16 @@ class Survey:
                 "every partition the same targets."
             )
         return found.pop()
+
+    def of_target(self, target: int) -> Survey:
+        """The survey where one of several targets is all; its range is that of all."""
+        return Survey([info.of_target(target) for info in self.infos])
+
+    @property
+    def of_each_target(self) -> list[Survey]:
+        """Surveys of each target; of one dimension, this one alone."""
+        n_targets = self.n_targets
+        return [self] if n_targets is None else [self.of_target(k) for k in range(n_targets)]
 
     @property
     def target_means(self) -> NDArray[np.float64]:

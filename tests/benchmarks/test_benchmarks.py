@@ -17,11 +17,12 @@ from tests.subprocesses import ROOT, environment
 NAMES = sorted(p.stem for p in (ROOT / "benchmarks").glob("[!_]*.py"))
 #: Those that take longest, most of it to start clusters and to compile.
 LONG = {
-    "accuracy", "billion", "boosting", "clusters", "columns", "cv_estimators", "dense", "ensembles",
-    "factors",
+    "accuracy", "billion", "boosting", "break_even", "clusters", "columns", "cv_estimators",
+    "dense", "ensembles", "factors",
     "growth", "large", "large_trees", "least_squares", "logistic", "network_accuracy", "networks",
-    "overhead", "pipeline", "planner", "predict", "recommender", "recovery", "simulate", "sparse",
-    "staleness", "step_latency", "streaming", "sums", "topics", "transform", "tree_growth", "what_if",
+    "overhead", "pipeline", "planner", "policies", "predict", "recommender", "recovery",
+    "simulate", "sparse", "staleness", "step_latency", "streaming", "sums", "topics", "transform",
+    "tree_growth", "what_if",
 }  # fmt: skip
 
 

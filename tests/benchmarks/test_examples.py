@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import runpy
 import subprocess
 import sys
@@ -31,6 +32,7 @@ def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
     def run(name: str, *arguments: str) -> str:
         monkeypatch.setattr(sys, "argv", [name, *arguments])
+        monkeypatch.syspath_prepend(EXAMPLES)  # as Python does for a script
         runpy.run_path(str(EXAMPLES / name), run_name="__main__")
         return capsys.readouterr().out
 
@@ -72,8 +74,10 @@ def test_quickstart_reads_files(tmp_path: Path, kind: str) -> None:
         ("newsgroups.py", []),
         ("nycflights.py", []),
         ("quickstart.py", ["--data"]),
+        ("rank_pages.py", []),
         ("recommend_jokes.py", []),
         ("rnn_text.py", []),
+        ("topics.py", []),
     ],
 )
 def test_an_empty_folder_is_a_usage_error(
@@ -85,6 +89,7 @@ def test_an_empty_folder_is_a_usage_error(
 ) -> None:
     if name in {"cnn_images.py", "rnn_text.py"}:
         pytest.importorskip("torch", reason="PyTorch is not installed")
+    monkeypatch.syspath_prepend(EXAMPLES)
     for folder in (tmp_path, tmp_path / "none"):
         monkeypatch.setattr(sys, "argv", [name, *option, str(folder)])
         with pytest.raises(SystemExit, match="2"):
@@ -93,6 +98,17 @@ def test_an_empty_folder_is_a_usage_error(
         assert "usage:" in told
         assert str(folder) in told
         assert ": name a" in told
+        if name not in {"quickstart.py", "rnn_text.py"}:  # which read a user's own files
+            assert "DASKML_DIST_DATA" in told
+            assert "examples/fetch.py" in told
+
+
+def test_every_example_has_a_test() -> None:
+    texts = "".join(path.read_text() for path in EXAMPLES.parent.glob("tests/*/test_*.py"))
+    # A call, a path to it, or a row of a table of runs; a missing folder alone is no run.
+    runs = re.findall(r'(?:(?:run|here)\(|/ )"(\w+\.py)"|\("(\w+\.py)", 0', texts)
+    names = {path.name for path in EXAMPLES.glob("*.py")} - {"fetch.py"}  # test_fetch.py
+    assert names <= {name for pair in runs for name in pair}
 
 
 @pytest.mark.slow
@@ -131,6 +147,37 @@ def test_boosting(tmp_path: Path, rows: int, here: Callable[..., str]) -> None:
     # The feature that tells nothing comes last.
     assert output.splitlines()[-2].startswith("without feature 5 AUC falls by")
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("gallery/plot_*.py")))
+def test_pictures_of_the_site(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that each build of the documentation runs."""
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    pyplot.switch_backend("Agg")
+    shown: list[int] = []
+    monkeypatch.setattr(pyplot, "show", lambda: shown.extend(pyplot.get_fignums()))
+    runpy.run_path(str(EXAMPLES / "gallery" / name), run_name="__main__")
+    pyplot.close("all")
+    assert shown
+
+
+@pytest.mark.slow
+def test_forests(tmp_path: Path, here: Callable[..., str]) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "forests.png"
+    output = here("forests.py", "--rows", "3000", "--picture", str(picture))
+    assert "grows the same trees: True" in output
+    assert float(output.split("accuracy ")[1].split(",")[0]) > 0.8
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_ensembles(here: Callable[..., str]) -> None:
+    rows = here("ensembles.py", "--rows", "4000").splitlines()[1:]
+    brier = {row[:28].strip(): float(row.split()[-2]) for row in rows}
+    assert len(brier) == 6
+    assert brier["naive Bayes, calibrated"] < brier["naive Bayes"]
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])

@@ -92,6 +92,18 @@ def test_a_fit_ends_once_it_gets_no_better(restore: bool) -> None:
     np.testing.assert_array_equal(model.coef_[0], w[:-1, 0])
 
 
+def test_a_checkpoint_has_the_parameters_that_the_fit_ends_with(tmp_path: Path) -> None:
+    saved = Checkpoint(tmp_path / "fit.npz", every=2, resume=True)
+    params: dict[str, Any] = {"learning_rate": 3.0, "checkpoint": saved}
+    stopping = EarlyStopping(patience=2, restore_best=True)
+    model = _sgd(max_iter=40, callbacks=[stopping], **params).fit(X, Y, eval_set=(HELD, HELD_Y))
+    assert not np.array_equal(
+        model.coef_, _sgd(learning_rate=3.0, max_iter=model.n_iter_).fit(X, Y).coef_
+    )
+    again = _sgd(max_iter=model.n_iter_, **params).fit(X, Y)  # from the file
+    np.testing.assert_array_equal(again.coef_, model.coef_)
+
+
 def test_early_stopping_by_the_loss_needs_no_parameters() -> None:
     model = _sgd(max_iter=50, callbacks=[EarlyStopping("loss", patience=2, min_delta=1e-3)])
     model.fit(X, Y)
@@ -136,6 +148,14 @@ def test_a_csv_file_has_a_line_a_pass(tmp_path: Path) -> None:
         lines = list(csv.DictReader(file))
     assert [int(line["pass"]) for line in lines] == [1, 2, 3] * 2
     assert [float(line["loss"]) for line in lines[:3]] == [r["loss"] for r in model.history_]
+    logger = CSVLogger(path, append=True)
+    logger.on_fit_begin(None)
+    for number, loss in ((1, 0.5), (2, 0.4), (3, 0.3)):
+        logger.on_pass_end(None, {"pass": number, "loss": loss})
+    for number, loss in ((2, 0.25), (3, 0.125)):
+        logger.on_pass_redone(None, {"pass": number, "loss": loss})
+    logger.on_fit_end(None)
+    assert path.read_text().splitlines()[7:] == ["1,0.5", "2,0.25", "3,0.125"]
     with pytest.raises(InvalidParameterError, match="folder that exists"):
         _sgd(callbacks=[CSVLogger(tmp_path / "none" / "a.csv")]).fit(X, Y)
 
@@ -157,6 +177,7 @@ def test_a_fit_ends_before_its_limit(limit: Any) -> None:
         lambda: _sgd().fit(X, Y, scoring="roc_auc"),
         lambda: _sgd(callbacks=[EarlyStopping("val_score")]).fit(X, Y),
         lambda: _sgd(learning_rate="adaptive").fit(X, Y, eval_set=(HELD, HELD_Y)),
+        lambda: _sgd(learning_rate="adaptive").fit([["no rows"]], [0], eval_set=(HELD, HELD_Y)),
         lambda: LogisticRegression(callbacks=[Scores()]).fit(X, Y),
         lambda: MLPClassifier(solver="lbfgs").fit(X, Y, eval_set=(HELD, HELD_Y)),
     ],

@@ -23,7 +23,12 @@ PYTHON = {name: found for name, page in PAGES.items() if (found := blocks(page, 
 #: Packages of extras, without which the blocks that import them, and those after, are left out.
 OPTIONAL = {"matplotlib", "onnxruntime", "skl2onnx", "torch"}
 #: What a block needs beside its own imports.
-USES = {".to_onnx(": {"onnxruntime", "skl2onnx"}, ".plot(": {"matplotlib"}}
+USES = {
+    ".to_onnx(": {"onnxruntime", "skl2onnx"},
+    ".plot(": {"matplotlib"},
+    "plots.": {"matplotlib"},
+    "Display": {"matplotlib"},
+}
 #: How many blocks each page may say are not run: another has to be wanted.
 NOT_RUN = {
     "docs/coming_from.md": 1,

@@ -13,7 +13,7 @@ from sklearn import linear_model as truths
 from sklearn import model_selection as truth
 
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.linear_model import RidgeClassifier
+from daskml_dist.linear_model import RidgeClassifier, RidgeClassifierCV
 from daskml_dist.model_selection import GridSearchCV
 
 RNG = np.random.default_rng(0)
@@ -69,7 +69,51 @@ def test_searches(kind: str) -> None:
     )
 
 
+CHOSEN: dict[str, dict[str, Any]] = {
+    "rows left out": {"store_cv_results": True},
+    "folds": {"cv": 3},
+    "folds, by f1": {"cv": 3, "scoring": "f1_macro"},
+}
+
+
+@pytest.mark.parametrize("how", CHOSEN)
+@pytest.mark.parametrize("kind", ["memory", "array"])
+def test_penalties_are_chosen(kind: str, how: str) -> None:
+    params = {"alphas": [1e-2, 1.0, 30.0, 1e3], **CHOSEN[how]}
+    rows, labels, weight = ROWS[kind](Y)
+    more = () if how == "folds, by f1" else (WEIGHT,)
+    theirs = truths.RidgeClassifierCV(**params).fit(X, Y, *more)
+    ours = RidgeClassifierCV(**params).fit(rows, labels, *((weight,) if more else ()))
+    assert (ours.alpha_, ours.coef_.shape) == (theirs.alpha_, theirs.coef_.shape)
+    assert ours.best_score_ == pytest.approx(
+        theirs.best_score_, abs=0.01 if "cv" in params else 1e-9
+    )
+    np.testing.assert_allclose(ours.coef_, theirs.coef_, rtol=1e-8)
+    np.testing.assert_array_equal(np.asarray(ours.predict(rows)), theirs.predict(X))
+    if how == "rows left out":
+        np.testing.assert_allclose(ours.cv_results_, theirs.cv_results_, rtol=1e-8)
+
+
+def test_a_score_of_rows_left_out_is_of_all_their_labels() -> None:
+    """scikit-learn's takes the first label of each row for its only one."""
+    alphas = [1e-2, 30.0, 1e4]
+    ours = RidgeClassifierCV(alphas, scoring="accuracy").fit(X[:60], Y[:60])
+    hits = np.zeros(len(alphas))
+    for i in range(60):
+        kept = np.arange(60) != i
+        for k, alpha in enumerate(alphas):
+            one = truths.RidgeClassifier(alpha=alpha).fit(X[:60][kept], Y[:60][kept])
+            hits[k] += (one.predict(X[i : i + 1]) == Y[i]).all()
+    assert ours.best_score_ == pytest.approx(hits.max() / 60)
+    assert ours.alpha_ == alphas[hits.argmax()]
+
+
 def test_what_is_refused() -> None:
+    for cv in (None, 3):
+        with pytest.raises(InvalidParameterError, match="rows of several labels have no class"):
+            RidgeClassifierCV(class_weight="balanced", cv=cv).fit(X, Y)
+        with pytest.raises(InvalidDataError, match="give a column of 0 and 1 for each"):
+            RidgeClassifierCV(cv=cv).fit(X, Y + 1)
     with pytest.raises(InvalidParameterError, match="rows of several labels have no class"):
         RidgeClassifier(class_weight="balanced").fit(X, Y)
     with pytest.raises(InvalidDataError, match="give a column of 0 and 1 for each"):

@@ -9,6 +9,7 @@ import importlib
 import pickle
 import pkgutil
 import warnings
+from functools import cache
 from typing import Any
 
 import dask.array as da
@@ -59,13 +60,21 @@ def _table(subject: Any) -> tuple[Any, Any]:
     return table[FEATURES], table["y"]
 
 
+@cache
+def fitted(name: str) -> tuple[Any, Any]:
+    """A model, or one of the `OTHERS`, after a fit; its rows."""
+    if name in OTHERS:
+        model, rows, y = OTHERS[name]
+        return (clone(model).fit(rows, y) if y is not None else clone(model).fit(rows)), rows
+    X, y = _table(MODELS[name])
+    return clone(MODELS[name].model).fit(X, y), X
+
+
 @pytest.mark.filterwarnings("ignore:n_quantiles")
 @pytest.mark.parametrize("name", MODELS)
 def test_twins_answer_as_the_estimators_do(name: str) -> None:
-    subject = MODELS[name]
-    X, y = _table(subject)
-    model = clone(subject.model).fit(X, y)
-    twin = to_sklearn(model) if subject.is_composed else model.to_sklearn()
+    model, X = fitted(name)
+    twin = to_sklearn(model) if MODELS[name].is_composed else model.to_sklearn()
     assert type(twin).__module__.startswith("sklearn.")
     # The likelihood of whitened rows is another in scikit-learn: it scales components twice.
     aside = ("score_samples",) if getattr(model, "whiten", False) else ()
@@ -149,8 +158,7 @@ OTHERS = _others()
 @pytest.mark.filterwarnings("ignore:.*failed to converge", "ignore:divide by zero")
 @pytest.mark.parametrize("name", OTHERS)
 def test_twins_of_others_answer_as_they_do(name: str) -> None:
-    model, rows, y = OTHERS[name]
-    model = clone(model).fit(rows, y) if y is not None else clone(model).fit(rows)
+    model, rows = fitted(name)
     # The words of documents are lists.
     aside = ("inverse_transform",) if "Vectorizer" in name else ()
     assert_answers(model, assert_alone(to_sklearn(model)), rows, aside=aside)

@@ -1,45 +1,110 @@
-"""Displays of scikit-learn, fed by metrics of Dask collections."""
+"""Displays of Dask collections against scikit-learn's of the same rows in memory."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import dask.dataframe as dd
 import numpy as np
+import pandas as pd
 import pytest
-from sklearn.calibration import CalibrationDisplay
-from sklearn.metrics import (
-    ConfusionMatrixDisplay,
-    DetCurveDisplay,
-    PrecisionRecallDisplay,
-    RocCurveDisplay,
+import sklearn.calibration
+import sklearn.metrics
+from sklearn.linear_model import LogisticRegression
+
+from daskml_dist import calibration, metrics
+from daskml_dist.errors import DaskMLDistError, InvalidParameterError
+from tests.metrics.rows import BINARY, CLASSES, GUESSES, RNG, SCORES, WEIGHTS, lazy
+
+CURVES = ["RocCurveDisplay", "PrecisionRecallDisplay", "DetCurveDisplay", "CalibrationDisplay"]
+ALL = [*CURVES, "ConfusionMatrixDisplay"]
+X = RNG.normal(size=(len(BINARY), 2)) + BINARY[:, None]
+WORDS = np.array(["no", "yes"])[BINARY]
+
+
+@pytest.fixture(autouse=True)
+def pyplot() -> Iterator[Any]:
+    found = pytest.importorskip("matplotlib.pyplot")
+    found.switch_backend("Agg")
+    yield found
+    found.close("all")
+
+
+def _pair(name: str) -> tuple[Any, Any]:
+    of_calibration = name == "CalibrationDisplay"
+    ours, theirs = (
+        (calibration, sklearn.calibration) if of_calibration else (metrics, sklearn.metrics)
+    )
+    return getattr(ours, name), getattr(theirs, name)
+
+
+def _assert_same(shown: Any, expected: Any) -> None:
+    if hasattr(expected, "im_"):
+        np.testing.assert_array_equal(shown.im_.get_array(), expected.im_.get_array())
+        texts = [[t.get_text() for t in d.ax_.get_xticklabels()] for d in (shown, expected)]
+        assert texts[0] == texts[1]
+        return
+    assert len(shown.ax_.lines) == len(expected.ax_.lines)
+    for one, other in zip(shown.ax_.lines, expected.ax_.lines, strict=True):
+        # Points in line between two others depend on which scores there are.
+        np.testing.assert_allclose(one.get_xydata(), other.get_xydata(), rtol=1e-12, atol=1e-15)
+        if not one.get_label().startswith("_"):
+            assert one.get_label() == other.get_label()
+
+
+@pytest.mark.parametrize(
+    ("name", "weights"),  # scikit-learn's CalibrationDisplay takes none
+    [*((name, "none") for name in ALL), *((n, "whole") for n in ALL if n != "CalibrationDisplay")],
 )
-
-from daskml_dist import metrics
-from tests.metrics.rows import BINARY, GUESSES, SCORES, lazy
-
-
-def test_displays_show_what_they_show_of_rows_in_memory() -> None:
-    pyplot = pytest.importorskip("matplotlib.pyplot")
-    pyplot.switch_backend("Agg")
-    y, scores = lazy(BINARY), lazy(SCORES)
-    fpr, tpr, _ = metrics.roc_curve(y, scores)
-    of_precision = metrics.precision_recall_curve(y, scores)[:2]
-    rates = metrics.det_curve(y, scores)[:2]
-    curve = metrics.calibration_curve(y, scores)
-    pairs = [
-        (RocCurveDisplay(fpr=fpr, tpr=tpr), RocCurveDisplay),
-        (PrecisionRecallDisplay(*of_precision), PrecisionRecallDisplay),
-        (DetCurveDisplay(fpr=rates[0], fnr=rates[1]), DetCurveDisplay),
-        (CalibrationDisplay(*curve, None), CalibrationDisplay),
-    ]
-    for display, theirs in pairs:
-        lines = [shown.ax_.lines[-1] for shown in (display.plot(), _of_memory(theirs))]
-        np.testing.assert_allclose(lines[0].get_xydata(), lines[1].get_xydata(), rtol=1e-12)
-        pyplot.close("all")
-    matrix = metrics.confusion_matrix(y, lazy(GUESSES % 2))
-    shown = ConfusionMatrixDisplay(matrix).plot()
-    expected = ConfusionMatrixDisplay.from_predictions(BINARY, GUESSES % 2)
-    np.testing.assert_array_equal(shown.im_.get_array(), expected.im_.get_array())
-    pyplot.close("all")
+def test_displays_of_predictions(name: str, weights: str) -> None:
+    ours, theirs = _pair(name)
+    labels, scores = (CLASSES, GUESSES) if name == "ConfusionMatrixDisplay" else (BINARY, SCORES)
+    given: Any = {} if WEIGHTS[weights] is None else {"sample_weight": WEIGHTS[weights]}
+    lazily = {key: lazy(value) for key, value in given.items()}
+    expected = theirs.from_predictions(labels, scores, **given)
+    _assert_same(ours.from_predictions(lazy(labels), lazy(scores), **lazily), expected)
+    _assert_same(ours.from_predictions(labels, scores, **given), expected)
 
 
-def _of_memory(display: type) -> object:
-    return display.from_predictions(BINARY, SCORES)  # type: ignore[attr-defined]
+@pytest.mark.parametrize("first", [False, True], ids=["second label", "first label"])
+@pytest.mark.parametrize("name", CURVES)
+def test_displays_of_an_estimator(name: str, first: bool) -> None:
+    ours, theirs = _pair(name)
+    model = LogisticRegression().fit(X, WORDS)
+    given = {"pos_label": "no"} if first else {}
+    _assert_same(
+        ours.from_estimator(model, lazy(X), lazy(WORDS), **given),
+        theirs.from_estimator(model, X, WORDS, **given),
+    )
+
+
+def test_a_target_may_be_a_column() -> None:
+    frame = pd.DataFrame({"a": X[:, 0], "b": X[:, 1], "y": WORDS})
+    model = LogisticRegression().fit(frame[["a", "b"]], WORDS)
+    rows = dd.from_pandas(frame, npartitions=3)
+    for name in ALL:
+        ours, theirs = _pair(name)
+        expected = theirs.from_estimator(model, frame[["a", "b"]], WORDS)
+        _assert_same(ours.from_estimator(model, rows, "y"), expected)
+
+
+def test_the_level_of_chance() -> None:
+    ours, theirs = _pair("PrecisionRecallDisplay")
+    shown = ours.from_predictions(lazy(BINARY), lazy(SCORES), plot_chance_level=True)
+    _assert_same(shown, theirs.from_predictions(BINARY, SCORES, plot_chance_level=True))
+
+
+def test_what_cannot_be_drawn_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = LogisticRegression().fit(X, CLASSES)
+    with pytest.raises(InvalidParameterError, match="no two labels"):
+        metrics.RocCurveDisplay.from_estimator(model, lazy(X), lazy(CLASSES))
+    model = LogisticRegression().fit(X, WORDS)
+    with pytest.raises(InvalidParameterError, match="choose one of"):
+        metrics.DetCurveDisplay.from_estimator(model, lazy(X), lazy(WORDS), pos_label="maybe")
+    with pytest.raises(InvalidParameterError, match="name the positive one"):
+        metrics.PrecisionRecallDisplay.from_predictions(lazy(WORDS), lazy(SCORES))
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    with pytest.raises(DaskMLDistError, match=r"daskml-dist\[viz\]"):
+        metrics.RocCurveDisplay.from_predictions(lazy(BINARY), lazy(SCORES))

@@ -17,6 +17,7 @@ from sklearn.exceptions import FitFailedWarning
 from sklearn.linear_model import SGDClassifier as TheirSGDClassifier
 from sklearn.model_selection import KFold, RandomizedSearchCV
 
+from daskml_dist import _step_stacks
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.linear_model import LogisticRegression, SGDClassifier, SGDRegressor
 from daskml_dist.model_selection import HyperbandSearchCV
@@ -259,3 +260,16 @@ def test_killed_workers_change_nothing_of_a_model() -> None:
         own.partial_fit(X[train], LABELS[train], classes=np.unique(LABELS))
         scores.append(own.score(X[test], LABELS[test]))
     assert table["mean_test_score"][one] == pytest.approx(np.mean(scores))
+
+
+def test_rows_are_held_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[int] = []
+    opened = _step_stacks.open_engine
+
+    def counted(*given: Any) -> Any:
+        held.append(1)
+        return opened(*given)
+
+    monkeypatch.setattr(_step_stacks, "open_engine", counted)
+    search = HyperbandSearchCV(OWN, ALPHA, max_iter=3, cv=2, random_state=0, refit=False)
+    assert search.fit(X, LABELS).stacks_ == len(held) == 1

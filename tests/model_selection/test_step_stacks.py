@@ -19,7 +19,7 @@ from daskml_dist import Run, model_selection
 from daskml_dist.backends import wide_gather
 from daskml_dist.linear_model import SGDClassifier, SGDRegressor
 from daskml_dist.schedules import Cosine
-from daskml_dist.training import calibration
+from daskml_dist.training import calibration, calibration_task
 from daskml_dist.training.callbacks import CallbackList
 
 RNG = np.random.default_rng(0)
@@ -123,7 +123,8 @@ def test_each_column_is_its_own_fit(case: str) -> None:
 def test_columns_of_a_shared_sample_are_as_good(monkeypatch: pytest.MonkeyPatch) -> None:
     estimator = SGDClassifier(random_state=0, max_iter=20, tol=None)
     exact = _grid(estimator, X, BINARY, ALPHAS).cv_results_["mean_test_score"]
-    monkeypatch.setattr(calibration, "_SHARED_ROWS", 150)
+    for module in (calibration, calibration_task):
+        monkeypatch.setattr(module, "SHARED_ROWS", 150)
     shared = _grid(estimator, X, BINARY, ALPHAS)
     np.testing.assert_allclose(shared.cv_results_["mean_test_score"], exact, atol=0.02)
     assert 0 < _largest_difference(shared, X, BINARY, scores=False) < 0.2

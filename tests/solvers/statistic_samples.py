@@ -34,6 +34,7 @@ from daskml_dist.solvers.scatter import Scatter
 from daskml_dist.solvers.seeds import CandidateWeights, Seeds
 from daskml_dist.solvers.smoothing import RoundedTube
 from daskml_dist.solvers.stacked import StackedGradient
+from daskml_dist.solvers.stacked_ranks import RoleCounts, StackedRanks
 from daskml_dist.solvers.stacked_scores import StackedScores
 from daskml_dist.solvers.topics import DocumentBounds, TopicWords
 
@@ -306,6 +307,8 @@ SAMPLES |= {
     },
     LabelWeights: _stacked(lambda w, splits: LabelWeights(), "two", "three"),
     StackedGradient: _stacked(StackedGradient),
+    RoleCounts: _stacked(lambda w, splits: RoleCounts(TEST)),
+    StackedRanks: _stacked(lambda w, splits: StackedRanks(w, splits, TEST, N_ROWS), "two"),
     StackedScores: _stacked(lambda w, splits: StackedScores(w, splits, TEST, pairs=True)),
     CodeWeights: _stacked(lambda w, splits: CodeWeights()),
     OfSplits: _stacked(lambda w, splits: OfSplits(LossGradient(w[0]), (0, 2))),

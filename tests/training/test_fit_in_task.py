@@ -103,6 +103,19 @@ def test_a_fit_inside_a_task_ends(client: Client, fit: Callable[[], bool]) -> No
     assert client.submit(fit, pure=False).result(timeout=60)
 
 
+@pytest.mark.parametrize("scale", [1, 2], ids=["as they are", "with work to do"])
+def test_persisted_rows_that_come_with_a_function(client: Client, scale: int) -> None:
+    X, y = (part.persist() for part in _lazy())
+
+    def fit() -> Any:
+        rows = X if scale == 1 else X * scale
+        clf = _sgd().fit(rows, y)
+        return clf.coef_, clf.score(rows, y), LogisticRegression().fit(rows, y).coef_
+
+    for theirs, ours in zip(client.submit(fit, pure=False).result(timeout=60), fit(), strict=True):
+        np.testing.assert_allclose(theirs, ours, rtol=1e-12)
+
+
 def test_an_asynchronous_task_is_told_that_it_cannot_wait(client: Client) -> None:
     async def fit() -> str:
         try:

@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from daskml_dist.errors import ExportError
 from daskml_dist.inference.export.boosting import set_boosting
 from daskml_dist.inference.export.trees import set_forest, set_tree
+from daskml_dist.losses import Loss
 
 __all__ = ["FINISH", "OTHER_KINDS", "finish", "stand_in"]
 
@@ -44,9 +46,29 @@ def _of_classes(estimator: Any) -> tuple[str, str] | None:
     return None
 
 
+def _of_targets(estimator: Any) -> tuple[str, str] | None:
+    """Several targets, which scikit-learn's SGD does not have.
+
+    Raises
+    ------
+    ExportError
+        A loss whose predictions are no raw predictions.
+    """
+    loss = estimator._loss()
+    if not loss.in_target_units and type(loss).inverse_link is not Loss.inverse_link:
+        raise ExportError(
+            f"scikit-learn's SGDRegressor has no loss={loss.name!r}, nor any with a link. Fit "
+            "PoissonRegressor, GammaRegressor or TweedieRegressor of daskml_dist.linear_model, "
+            "which have twins."
+        )
+    several = np.size(getattr(estimator, "intercept_", ())) > 1
+    return ("linear_model", "LinearRegression") if several else None
+
+
 #: Functions that tell in which cases the twin is of another name, and room.
 OTHER_KINDS: dict[str, Callable[[Any], tuple[str, str] | None]] = {
     "SGDClassifier": _of_classes,
+    "SGDRegressor": _of_targets,
 }
 
 # --- inner parts -----------------------------------------------------------------------------

@@ -18,7 +18,7 @@ __all__ = ["to_sklearn"]
 
 _PACKAGE = "daskml_dist"
 #: Attributes that tell of the fit, or serve Dask collections alone.
-_OWN = {"history_", "_drawn_rows", "_first_row"}
+_OWN = {"history_", "_drawn_rows", "_feature_dtypes", "_first_row"}
 _REMEDY = (
     "Export the parts of the model that have one, keep this one in Python (pickle it), or apply it "
     "before the exported model."

@@ -28,8 +28,10 @@ from daskml_dist.training.client.ending import Ending
 from daskml_dist.training.client.fleet import Fleet, Gone, Host
 from daskml_dist.training.client.generations import Generations
 from daskml_dist.training.client.listening import listen
+from daskml_dist.training.client.made import Made
 from daskml_dist.training.client.reasons import Reasons
 from daskml_dist.training.client.recovery import GoOn
+from daskml_dist.training.client.seat_log import SeatLog
 from daskml_dist.training.dask_internals import retire
 from daskml_dist.training.engine import FitResult, RunView
 from daskml_dist.training.interrupts import Interrupts
@@ -95,6 +97,8 @@ class TrainingRun:
     rows : ClusterRows
     interrupts : Interrupts
     early : Early
+    log : SeatLog
+        Who runs the lanes, for the history.
     """
 
     def __init__(
@@ -105,12 +109,14 @@ class TrainingRun:
         rows: ClusterRows,
         interrupts: Interrupts,
         early: Early,
+        log: SeatLog,
     ) -> None:
         self._client = client
         self._fit = fit
         self._rows = rows
         self._interrupts = interrupts
         self._id = early.run_id
+        self._log = log
         self._awake = threading.Event()
         there = self._membership = rows.membership
         self._fleet = Fleet(client, fit, early, there.is_there, there.begins, self._awake.set)
@@ -120,7 +126,6 @@ class TrainingRun:
             client, fit, self._id, self._membership, self._fleet, self._crew, self._awake
         )
         self._callbacks = CallbackList()
-        self._told = 0
         self._stopping = False
         #: Generations since the fit last came further, and how far that was.
         self._failures, self._clocks = 0, 0
@@ -139,6 +144,7 @@ class TrainingRun:
         self._view = RunView(
             self._id, fit, self._trainer_addresses, self._server_addresses, self._stop, client
         )
+        self._made = Made(self._view)
 
     def run(self, callbacks: CallbackList) -> FitResult:
         """Run the fit to its end, or clean up and raise.
@@ -155,7 +161,8 @@ class TrainingRun:
             self._begin("the fit begins")
             with self._interrupts.between_steps():
                 result = self._watch()
-            self._tell(result.records[self._told :])
+            self._made.take_back(result.records)
+            self._tell(result.records[self._made.n_passes :])
         except BaseException as error:
             with self._interrupts.held():
                 cause, kept = self._ending.give_up(error, callbacks.has_raised(error))
@@ -225,6 +232,7 @@ class TrainingRun:
         self._callbacks.on_phase("training")
         lanes = {lane.lane: seat.address for seat in crew.seats for lane in seat.lanes}
         self._view.lane_addresses = lanes
+        self._log.note(crew.number, lanes, self._began - since)
         if crew.number == 0:
             self._fleet.ask_for_results(crew.seats)
             return
@@ -238,6 +246,9 @@ class TrainingRun:
             again, anew = min(again, 1), False
         event = GenerationEvent(crew.number, reason, again, anew, time.monotonic() - since)
         self._events.append(event)
+        if self._made.n_passes:
+            with suppress(Gone):  # the next generation is asked
+                self._made.take_back(self._ask_first("records", 0))
         self._callbacks.on_generation(self._view, event)
 
     def _made_again(self, go_on: GoOn[Host] | None) -> int:
@@ -303,7 +314,7 @@ class TrainingRun:
                             return result
                         self._on_alarm(Alarm("a trainer ended early", 0, self._crew.number))
                     if not woken:  # the end of a trainer is seldom alone
-                        self._tell(self._ask_first("records", self._told))
+                        self._tell(self._ask_first("records", self._made.n_passes))
                     if self._reasons.to_let_go:
                         self._let_go()
                     self._keep_safe()
@@ -355,10 +366,9 @@ class TrainingRun:
 
     def _tell(self, records: list[dict[str, Any]]) -> None:
         for record in records:
-            self._told += 1
             self._reasons.note_progress()
             with self._interrupts.at_once():
-                self._callbacks.on_pass_end(self._view, record)
+                self._made.tell(record, self._callbacks)
 
     def _stop(self) -> None:
         self._stopping = True

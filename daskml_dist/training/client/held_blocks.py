@@ -24,6 +24,7 @@ from daskml_dist.training.client.membership import Membership
 from daskml_dist.training.client.rows_here import RowsHere
 from daskml_dist.training.client.telling import ask_of_bundles
 from daskml_dist.training.dask_internals import (
+    ask_for,
     free_tasks,
     is_dasks,
     is_killed_worker,
@@ -108,7 +109,7 @@ class HeldBlocks:
         DataLostError
             The user has let go of data that they are made of.
         """
-        self._sources = _futures_in(self._collection.parts)
+        self._sources = _futures_in(self._client, self._collection.parts)
         if self.is_direct:
             nbytes = self._collection.nbytes
             self.bundles = bundled(self.homes, self._membership.threads, nbytes)
@@ -307,7 +308,7 @@ class HeldBlocks:
         parts = [X for X, _, _ in self._collection.parts]
         if not all(isinstance(X, Delayed) for X in parts):
             return []
-        futures = _futures_in([(X,) for X in parts])
+        futures = _futures_in(self._client, [(X,) for X in parts])
         if not all(X.key in futures for X in parts):
             return []
         return [futures[X.key] for X in parts]
@@ -386,12 +387,14 @@ def tell_lost(causes: dict[int, str]) -> str:
     )
 
 
-def _futures_in(parts: list[tuple[Any, ...]]) -> dict[Any, Any]:
-    """Futures of the user's that parts are made of, by key."""
+def _futures_in(client: Client, parts: list[tuple[Any, ...]]) -> dict[Any, Any]:
+    """Futures of the user's that parts are made of, by key; holds of our own in a task."""
     # Parts of one collection share their layers; asking each for its graph takes quadratic time.
     layers: dict[str, Any] = {}
     for part in parts:
         for value in (value for value in part if isinstance(value, Delayed)):
             layers.update(value.dask.layers)
     values = (value for layer in layers.values() for value in layer.values())
-    return {value.key: value for value in values if isinstance(value, Future)}
+    futures = {value.key: value for value in values if isinstance(value, Future)}
+    # Those that came to a task with its function belong to no client.
+    return {k: f if f.client is not None else ask_for(client, k) for k, f in futures.items()}

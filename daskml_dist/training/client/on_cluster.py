@@ -25,6 +25,7 @@ from daskml_dist.training.client.cluster_rows import ClusterRows
 from daskml_dist.training.client.cluster_run import TrainingRun
 from daskml_dist.training.client.early import Early
 from daskml_dist.training.client.quiet import silence
+from daskml_dist.training.client.seat_log import SeatLog
 from daskml_dist.training.client.shielding import Shielding
 from daskml_dist.training.dask_internals import end_quietly
 from daskml_dist.training.engine import Engine, FitResult
@@ -69,6 +70,7 @@ class ClusterEngine(Engine):
         self._visited: set[str] = set()
         self._placement: Placement | None = None
         self._moved: Move | None = None
+        self._log = SeatLog()
 
     @classmethod
     def on_own_cluster(
@@ -180,10 +182,11 @@ class ClusterEngine(Engine):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Skew of the rows as they lay, and the bytes moved for it; nothing where none were."""
+        """Seats of the lanes; where rows were moved, their skew before and the bytes moved."""
+        seats = self._log.facts
         if self._moved is None:
-            return {}
-        return {"skew": self._moved.skew, "moved_bytes": self._moved.nbytes}
+            return seats
+        return {**seats, "skew": self._moved.skew, "moved_bytes": self._moved.nbytes}
 
     def leave(self, share: float) -> None:
         """Leave a share of the budget to what trainers make of blocks; before the survey."""
@@ -230,12 +233,14 @@ class ClusterEngine(Engine):
         assert self._shielding is not None
         if self._visited:
             self._shielding.rename(early.run_id)
+        self._log.begin()
         try:
             run = TrainingRun(
-                self._client, fit, self._placement, self._rows, self.interrupts, early
+                self._client, fit, self._placement, self._rows, self.interrupts, early, self._log
             )
             result = run.run(callbacks)
         finally:
+            self._log.end()
             early.close()
         self._visited = run.visited if result.interrupted is None else set()
         return result

@@ -1,0 +1,44 @@
+"""The callbacks of a fit: the user's, and those that every fit has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from daskml_dist.diagnostics.live.feed import Feed
+from daskml_dist.diagnostics.progress import Progress
+from daskml_dist.training.callbacks import CallbackList
+
+__all__ = ["callback_list"]
+
+
+def callback_list(
+    given: Any, name: str, max_iter: int | None, verbose: Any = 0,
+    *, aside: tuple[type, ...] = (), first: Sequence[object] = (),
+) -> CallbackList:  # fmt: skip
+    """Callbacks of `fit` itself, the user's, and those that show how far a fit is.
+
+    Parameters
+    ----------
+    given : object, or list or tuple of these, or None
+        The user's.
+    name : str
+        Of the estimator.
+    max_iter : int or None
+        Passes at most, where that is known.
+    verbose : int or bool
+        As estimators take it.
+    aside : tuple of type
+        Classes whose callbacks are left out.
+    first : sequence of object
+        Of `fit` itself.
+
+    Returns
+    -------
+    CallbackList
+    """
+    callbacks = [*first, *(given if isinstance(given, list | tuple) else [given])]
+    if verbose:
+        callbacks.append(Progress(max_iter=max_iter, verbose=verbose))
+    callbacks.append(Feed(name, max_iter))
+    return CallbackList([c for c in callbacks if c is not None and not isinstance(c, aside)])

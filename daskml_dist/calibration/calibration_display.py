@@ -1,0 +1,102 @@
+"""scikit-learn's display of calibration, of Dask collections, too."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import sklearn.calibration
+
+from daskml_dist.data.collection import take_columns
+from daskml_dist.data.lazy import is_dask
+from daskml_dist.metrics.curves import calibration_curve
+from daskml_dist.metrics.displays import UNNAMED, check_matplotlib, positive_scores
+
+__all__ = ["CalibrationDisplay"]
+
+
+class CalibrationDisplay(sklearn.calibration.CalibrationDisplay):
+    """scikit-learn's display of shares of the positive label over their probabilities.
+
+    Of Dask collections ``y_prob`` stays lazy. Of other rows it is scikit-learn's own.
+    """
+
+    @classmethod
+    def from_estimator(
+        cls,
+        estimator: Any,
+        X: Any,
+        y: Any,
+        *,
+        pos_label: Any = None,
+        name: str | None = None,
+        **options: Any,
+    ) -> Self:
+        """Draw the curve of a fitted classifier of two labels.
+
+        Parameters
+        ----------
+        estimator : fitted classifier with ``predict_proba``
+        X, y : dask collections, or in memory
+            `y` may name a column of X.
+        pos_label, name, **options
+            scikit-learn's.
+
+        Returns
+        -------
+        CalibrationDisplay
+            With ``ax_`` and ``figure_``.
+
+        Raises
+        ------
+        InvalidParameterError, InvalidDataError
+        DaskMLDistError
+            matplotlib is not installed.
+        """
+        check_matplotlib(cls.__name__)
+        X, y, _ = take_columns(X, y, None)
+        scores, pos_label = positive_scores(estimator, X, "predict_proba", pos_label)
+        name = type(estimator).__name__ if name is None else name
+        return cls.from_predictions(y, scores, pos_label=pos_label, name=name, **options)
+
+    @classmethod
+    def from_predictions(
+        cls,
+        y_true: Any,
+        y_prob: Any,
+        *,
+        n_bins: int = 5,
+        strategy: str = "uniform",
+        pos_label: Any = None,
+        name: str | None = None,
+        **options: Any,
+    ) -> Self:
+        """Draw the curve of labels and probabilities.
+
+        Parameters
+        ----------
+        y_true, y_prob : dask Array or Series, or array-like, of shape (n_rows,)
+            Labels, and probabilities of the positive one.
+        n_bins, strategy, pos_label, name, **options
+            scikit-learn's.
+
+        Returns
+        -------
+        CalibrationDisplay
+            With ``ax_`` and ``figure_``.
+
+        Raises
+        ------
+        InvalidParameterError, InvalidDataError
+        DaskMLDistError
+            matplotlib is not installed.
+        """
+        check_matplotlib(cls.__name__)
+        binned = {"n_bins": n_bins, "strategy": strategy, "pos_label": pos_label}
+        if not (is_dask(y_true) or is_dask(y_prob)):
+            shown: Self = super().from_predictions(y_true, y_prob, name=name, **binned, **options)
+            return shown
+        curve = calibration_curve(y_true, y_prob, **binned)
+        drawn: Self = cls(*curve, y_prob, pos_label=pos_label).plot(
+            name=UNNAMED if name is None else name, **options
+        )
+        return drawn

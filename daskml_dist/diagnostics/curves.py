@@ -1,0 +1,64 @@
+"""Curves of a fit's measures as HTML, with no other library."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+__all__ = ["CURVES", "curves_html"]
+
+#: Size of a curve in pixels, and the room around its lines.
+_WIDTH, _HEIGHT, _MARGIN = 320, 110, 8
+#: Points of a curve at most: of more, a part is left out.
+_POINTS = 400
+#: Measures that have a curve, with their colours, which suit light and dark pages.
+CURVES = {"loss": "#4c8bf5", "val_score": "#2da44e", "eval_score": "#d9822b"}
+
+
+def curves_html(records: Sequence[dict[str, Any]]) -> str:
+    """Figures over the passes, each an SVG, of the measures that some record has.
+
+    Parameters
+    ----------
+    records : sequence of dict
+        Those of :class:`daskml_dist.training.history.History`.
+    """
+    return "".join(
+        _curve(records, key, colour)
+        for key, colour in CURVES.items()
+        if any(_is_number(record.get(key)) for record in records)
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def _curve(records: Sequence[dict[str, Any]], key: str, colour: str) -> str:
+    """A measure over the passes, as an SVG."""
+    points = [(r["pass"], r[key]) for r in records if _is_number(r.get(key))]
+    if len(points) > _POINTS:
+        step = -(-len(points) // _POINTS)
+        points = [*points[:-1:step], points[-1]]
+    low, high = (find(value for _, value in points) for find in (min, max))
+    x = _scale([number for number, _ in points], _WIDTH)
+    y = [_HEIGHT - at for at in _scale([value for _, value in points], _HEIGHT)]
+    corners = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))
+    words = escape(f"{key} {points[0][1]:.6g} to {points[-1][1]:.6g} ({low:.6g} to {high:.6g})")
+    return (
+        f'<figure style="margin:0"><svg width="{_WIDTH}" height="{_HEIGHT}" role="img" '
+        f'aria-label="{words}"><title>{words}</title><polyline points="{corners}" '
+        f'fill="none" stroke="{colour}" stroke-width="1.5"/><circle cx="{x[-1]:.1f}" '
+        f'cy="{y[-1]:.1f}" r="2.5" fill="{colour}"/></svg>'
+        f'<figcaption style="font-size:smaller">{words}</figcaption></figure>'
+    )
+
+
+def _scale(values: Sequence[float], size: int) -> list[float]:
+    """Places of values between the margins; in the middle where they are all the same."""
+    low, high = min(values), max(values)
+    if high == low:
+        return [size / 2 for _ in values]
+    return [_MARGIN + (size - 2 * _MARGIN) * (v - low) / (high - low) for v in values]

@@ -1,0 +1,82 @@
+"""Axes to draw on, and what is drawn: histories by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from daskml_dist.errors import DaskMLDistError, InvalidParameterError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["COLOURS", "axes_of", "history_of", "named_histories", "whole_numbers"]
+
+#: Okabe and Ito's colours, which colour-blind people tell apart.
+COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#666666")
+
+
+def axes_of(ax: Axes | None, name: str) -> Axes:
+    """The Axes given, or those of a new figure.
+
+    Raises
+    ------
+    DaskMLDistError
+        matplotlib is not installed.
+    """
+    if ax is not None:
+        return ax
+    try:
+        from matplotlib import pyplot
+    except ImportError as error:
+        raise DaskMLDistError(
+            f"plots.{name} needs matplotlib: pip install 'daskml-dist[viz]'"
+        ) from error
+    _, made = pyplot.subplots(layout="constrained")
+    return made
+
+
+def whole_numbers(ax: Axes) -> None:
+    """Let marks of the axis of passes be whole numbers."""
+    from matplotlib.ticker import MaxNLocator
+
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def history_of(given: Any) -> Any:
+    """The history of a fitted estimator, or the history itself.
+
+    Raises
+    ------
+    InvalidParameterError
+        It is neither.
+    """
+    history = getattr(given, "history_", given)
+    if not (hasattr(history, "records") and hasattr(history, "extra")):
+        raise InvalidParameterError(
+            f"{given!r} has no history: give a fitted estimator of daskml_dist, or its history_."
+        )
+    return history
+
+
+def named_histories(given: Any) -> dict[str, Any]:
+    """Histories by name: of one or several, which are called by their policies.
+
+    Raises
+    ------
+    InvalidParameterError
+        One of them is none, or there are none.
+    """
+    if isinstance(given, Mapping):
+        named = {str(name): history_of(one) for name, one in given.items()}
+    else:
+        several = given if isinstance(given, list | tuple) else [given]
+        named = {}
+        for one in several:
+            history = history_of(one)
+            name = str(history.extra.get("policy", "fit"))
+            number = sum(known.split(" #")[0] == name for known in named)
+            named[f"{name} #{number + 1}" if number else name] = history
+    if not named:
+        raise InvalidParameterError("There is no history to draw: give at least one.")
+    return named

@@ -1,0 +1,109 @@
+"""Coefficients of a linear model, the largest first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daskml_dist.diagnostics.plots.canvas import COLOURS, axes_of
+from daskml_dist.errors import InvalidParameterError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["coefficients"]
+
+
+def coefficients(
+    estimator: Any,
+    *,
+    n: int = 20,
+    label: Any = None,
+    feature_names: Sequence[str] | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """Draw the largest coefficients of a fitted linear model, with the names of their features.
+
+    Parameters
+    ----------
+    estimator : fitted estimator with ``coef_``, or a pipeline that ends with one
+    n : int, default=20
+        Coefficients that are drawn, those of the largest absolute values; >= 1.
+    label : label, or int, or None, default=None
+        Of several classes the one whose coefficients are drawn; of several targets the number of
+        one. None: the only one.
+    feature_names : sequence of str, or None, default=None
+        Names of all features. None: those that the model was fitted with (of a pipeline, those that
+        its steps give), else their numbers.
+    ax : matplotlib.axes.Axes or None, default=None
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        With a bar for each, the largest at the top.
+
+    Raises
+    ------
+    InvalidParameterError
+        There are no coefficients, `label` is none of its labels or missing, or names are too many
+        or too few.
+    DaskMLDistError
+        matplotlib is not installed.
+    """
+    last = estimator[-1] if hasattr(estimator, "steps") else estimator
+    found = getattr(last, "coef_", None)
+    if found is None:
+        raise InvalidParameterError(
+            f"{type(last).__name__} has no coef_: give a fitted linear model."
+        )
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise InvalidParameterError(f"n={n!r}: give a number of coefficients, >= 1.")
+    if hasattr(found, "toarray"):
+        found = found.toarray()
+    coef = _of_label(last, np.atleast_2d(np.asarray(found)), label)
+    names = _names(estimator, last, len(coef), feature_names)
+    ax = axes_of(ax, "coefficients")
+    largest = np.argsort(-np.abs(coef), kind="stable")[:n][::-1]
+    values = coef[largest]
+    colours = [COLOURS[0] if value >= 0 else COLOURS[5] for value in values]
+    ax.barh(range(len(values)), values, color=colours)
+    ax.set_yticks(range(len(values)), [names[i] for i in largest])
+    ax.axvline(0.0, color="black", linewidth=0.8)
+    ax.set_xlabel("coefficient" if label is None else f"coefficient of {label}")
+    return ax
+
+
+def _of_label(estimator: Any, coef: Any, label: Any) -> Any:
+    """Coefficients of one label or target, of shape (n_features,)."""
+    if len(coef) == 1:
+        if label is None:
+            return coef[0]
+        classes = getattr(estimator, "classes_", ())
+        # One row tells of two labels: it is the second one's, and the first one's with its sign.
+        signs = dict(zip(classes, (-1, 1), strict=True)) if len(classes) == 2 else {0: 1}
+    else:
+        signs = dict.fromkeys(getattr(estimator, "classes_", range(len(coef))), 1)
+    if label not in signs:
+        raise InvalidParameterError(
+            f"label={label!r}: choose one of {', '.join(repr(str(known)) for known in signs)}."
+        )
+    row = 0 if len(coef) == 1 else list(signs).index(label)
+    return signs[label] * coef[row]
+
+
+def _names(estimator: Any, last: Any, n: int, given: Sequence[str] | None) -> list[str]:
+    if given is None and estimator is not last and hasattr(estimator, "get_feature_names_out"):
+        try:
+            given = estimator[:-1].get_feature_names_out()
+        except (AttributeError, ValueError):  # a step that has no names
+            given = None
+    if given is None:
+        given = getattr(last, "feature_names_in_", None)
+    names = [str(i) for i in range(n)] if given is None else [str(name) for name in given]
+    if len(names) != n:
+        raise InvalidParameterError(
+            f"feature_names has {len(names)} names, and there are {n} coefficients."
+        )
+    return names

@@ -1,0 +1,167 @@
+"""Measures of the passes of fits, side by side."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from daskml_dist.diagnostics.plots.canvas import (
+    COLOURS,
+    axes_of,
+    history_of,
+    named_histories,
+    whole_numbers,
+)
+from daskml_dist.errors import InvalidParameterError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["learning_curves", "staleness", "traffic"]
+
+_MEASURES = {
+    "loss": "mean training loss",
+    "val_score": "validation score",
+    "eval_score": "score of the eval_set",
+}
+_OVER = {"pass": "pass", "seconds": "wall time (s)", "rows": "rows", "bytes": "traffic (MB)"}
+
+
+def learning_curves(
+    histories: Any, y: str = "loss", *, over: str = "pass", ax: Axes | None = None
+) -> Axes:
+    """Draw learning curves of fits side by side, such as those of several policies.
+
+    Parameters
+    ----------
+    histories : dict of str to history, or one history, or a list of them
+        Fitted estimators do as well. Without names, lines are called by their policies.
+    y : {"loss", "val_score", "eval_score"}, default="loss"
+        ``"val_score"`` needs ``early_stopping=True``, ``"eval_score"`` ``fit(eval_set=...)``.
+    over : {"pass", "seconds", "rows", "bytes"}, default="pass"
+        What the passes cost: their number, their wall time (s), rows, or traffic (MB), summed up.
+    ax : matplotlib.axes.Axes or None, default=None
+        Where to draw; None makes a new figure.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        With a line for each history.
+
+    Raises
+    ------
+    InvalidParameterError
+        An argument has no meaning, or a fit has not recorded `y`.
+    DaskMLDistError
+        matplotlib is not installed.
+    """
+    for name, value, valid in (("y", y, _MEASURES), ("over", over, _OVER)):
+        if value not in valid:
+            raise InvalidParameterError(f"{name}={value!r}: choose one of {', '.join(valid)}.")
+    lines = {name: _line(name, h, y, over) for name, h in named_histories(histories).items()}
+    ax = axes_of(ax, "learning_curves")
+    for number, (name, (costs, values)) in enumerate(lines.items()):
+        # A marker, since the line of a single pass has no length.
+        colour = COLOURS[number % len(COLOURS)]
+        ax.plot(costs, values, label=name, marker=".", color=colour)
+    ax.set_xlabel(_OVER[over])
+    ax.set_ylabel(_MEASURES[y])
+    if over == "pass":
+        whole_numbers(ax)
+    ax.legend()
+    return ax
+
+
+def _line(name: str, history: Any, y: str, over: str) -> tuple[list[float], list[float]]:
+    """Costs and values of a history's passes."""
+    records = history.records
+    if not records or all(record.get(y) is None for record in records):
+        raise InvalidParameterError(
+            f"The fit {name!r} has recorded no {y!r}; val_score needs early_stopping=True, "
+            "eval_score fit(..., eval_set=(X, y)), and any of them a whole pass."
+        )
+    values = [_or_nan(record.get(y)) for record in records]
+    if over == "pass":
+        return [record["pass"] for record in records], values
+    if over == "bytes":
+        costs = [(record["bytes_pushed"] + record["bytes_pulled"]) / 1e6 for record in records]
+    else:
+        costs = [record[over] for record in records]
+    return list(accumulate(costs)), values
+
+
+def staleness(histories: Any, *, ax: Axes | None = None) -> Axes:
+    """Draw how old gradients were as they were applied: the mean of each pass, and the largest.
+
+    Parameters
+    ----------
+    histories : dict of str to history, or one history, or a list of them
+        As of :func:`learning_curves`.
+    ax : matplotlib.axes.Axes or None, default=None
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        With two lines for each history, the largest dashed; in versions of the parameters.
+
+    Raises
+    ------
+    InvalidParameterError
+        There is no history.
+    DaskMLDistError
+        matplotlib is not installed.
+    """
+    named = named_histories(histories)
+    ax = axes_of(ax, "staleness")
+    for number, (name, history) in enumerate(named.items()):
+        colour = COLOURS[number % len(COLOURS)]
+        passes = [record["pass"] for record in history.records]
+        for key, style in (("mean", "-"), ("max", "--")):
+            values = [_or_nan(record.get(f"staleness_{key}")) for record in history.records]
+            ax.plot(passes, values, style, marker=".", color=colour, label=f"{name}, {key}")
+    ax.set_xlabel("pass")
+    ax.set_ylabel("staleness (versions)")
+    ax.set_yscale("symlog", linthresh=1.0)  # the largest may be a thousand times the mean
+    ax.set_ylim(bottom=0.0)
+    whole_numbers(ax)
+    ax.legend()
+    return ax
+
+
+def traffic(history: Any, *, ax: Axes | None = None) -> Axes:
+    """Draw the bytes of each pass of a fit, those pushed below those pulled.
+
+    Parameters
+    ----------
+    history : History or fitted estimator
+    ax : matplotlib.axes.Axes or None, default=None
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        With two containers of bars, in megabytes (10^6 bytes).
+
+    Raises
+    ------
+    InvalidParameterError
+        It is no history.
+    DaskMLDistError
+        matplotlib is not installed.
+    """
+    records = history_of(history).records
+    ax = axes_of(ax, "traffic")
+    passes = [record["pass"] for record in records]
+    pushed, pulled = (
+        [record[f"bytes_{way}"] / 1e6 for record in records] for way in ("pushed", "pulled")
+    )
+    ax.bar(passes, pushed, color=COLOURS[0], label="pushed")
+    ax.bar(passes, pulled, bottom=pushed, color=COLOURS[1], label="pulled")
+    ax.set_xlabel("pass")
+    ax.set_ylabel("traffic (MB)")
+    whole_numbers(ax)
+    ax.legend()
+    return ax
+
+
+def _or_nan(value: Any) -> float:
+    return float("nan") if value is None else float(value)

@@ -1,0 +1,232 @@
+"""Results of a search for parameters."""
+
+from __future__ import annotations
+
+from numbers import Real
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daskml_dist.diagnostics.plots.canvas import COLOURS, axes_of
+from daskml_dist.errors import InvalidParameterError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["rungs", "search_results"]
+
+#: Numbers so far apart, and more, are drawn on an axis of logarithms.
+_FAR = 100.0
+
+
+def search_results(
+    search: Any, params: Any = None, *, score: str = "score", ax: Axes | None = None
+) -> Axes:
+    """Draw the scores of a search over one parameter (a curve) or two (a heat map).
+
+    Parameters
+    ----------
+    search : fitted search with ``cv_results_``
+        scikit-learn's, too.
+    params : str, or sequence of one or two str, or None, default=None
+        Names of parameters, of the axes x and y. None: all that vary. Where others vary as well,
+        the best score of each value is drawn.
+    score : str, default="score"
+        Of several metrics the one that is drawn.
+    ax : matplotlib.axes.Axes or None, default=None
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        With a line of mean test scores, and a band of a standard deviation of the splits to either
+        side; or an image whose rows are values of the second parameter.
+
+    Raises
+    ------
+    InvalidParameterError
+        The search is not fitted, or has no such parameters or score.
+    DaskMLDistError
+        matplotlib is not installed.
+    """
+    results = _results(search)
+    means = _column(results, f"mean_test_{score}")
+    candidates = results["params"]
+    names = _varying(candidates) if params is None else _as_names(params)
+    for name in names:
+        if not any(name in candidate for candidate in candidates):
+            known = ", ".join(sorted({key for candidate in candidates for key in candidate}))
+            raise InvalidParameterError(f"The search has no parameter {name!r}: it has {known}.")
+    if not 1 <= len(names) <= 2:
+        raise InvalidParameterError(
+            f"params={names}: name one parameter, for a curve, or two, for a heat map."
+        )
+    values = [_values([c[name] for c in candidates if name in c]) for name in names]
+    best = _best(candidates, names, means)
+    ax = axes_of(ax, "search_results")
+    if len(names) == 1:
+        numbers = [best[(_key(value),)] for value in values[0]]
+        spread = np.asarray(results.get(f"std_test_{score}", np.zeros(len(means))))[numbers]
+        _draw_curve(ax, values[0], np.asarray(means)[numbers], spread)
+    else:
+        _draw_map(ax, values, best, means, score)
+    ax.set_xlabel(names[0])
+    ax.set_ylabel(names[1] if len(names) == 2 else f"mean test {score}")
+    return ax
+
+
+def _draw_curve(ax: Axes, values: list[Any], means: Any, spread: Any) -> None:
+    numbers = all(isinstance(v, Real) and not isinstance(v, bool) for v in values)
+    x = values if numbers else range(len(values))
+    ax.plot(x, means, marker=".", color=COLOURS[0])
+    ax.fill_between(x, means - spread, means + spread, color=COLOURS[0], alpha=0.2)
+    if not numbers:
+        ax.set_xticks(range(len(values)), [str(v) for v in values])
+    elif min(values) > 0 and max(values) >= _FAR * min(values):
+        ax.set_xscale("log")
+
+
+def _draw_map(ax: Axes, values: list[list[Any]], best: Any, means: Any, score: str) -> None:
+    grid = np.full((len(values[1]), len(values[0])), np.nan)
+    for row, of_y in enumerate(values[1]):
+        for column, of_x in enumerate(values[0]):
+            number = best.get((_key(of_x), _key(of_y)))
+            if number is not None:
+                grid[row, column] = means[number]
+    image = ax.imshow(grid, origin="lower", aspect="auto", cmap="viridis")
+    for axis, of_axis in zip((ax.set_xticks, ax.set_yticks), values, strict=True):
+        axis(range(len(of_axis)), [_text(v) for v in of_axis])
+    if (figure := ax.get_figure()) is not None:
+        figure.colorbar(image, ax=ax, label=f"mean test {score}")
+
+
+def rungs(search: Any, *, ax: Axes | None = None) -> Axes:
+    """Draw the rungs of a halving search or of Hyperband: a line a candidate, up to where it fell.
+
+    Parameters
+    ----------
+    search : fitted halving search, or HyperbandSearchCV
+    ax : matplotlib.axes.Axes or None, default=None
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        With a line of mean test scores over resources for each candidate, the best one's last and
+        thickest.
+
+    Raises
+    ------
+    InvalidParameterError
+        It is no such search, or not fitted.
+    DaskMLDistError
+        matplotlib is not installed.
+    """
+    lines, resource = _lines(search)
+    ax = axes_of(ax, "rungs")
+    for points, is_best in sorted(lines, key=lambda line: line[1]):
+        style: dict[str, Any] = {"color": "#999999", "linewidth": 1, "alpha": 0.7}
+        if is_best:
+            style = {"color": COLOURS[0], "linewidth": 2.5, "label": "best"}
+        ax.plot(*zip(*points, strict=True), marker=".", **style)
+    resources = [x for points, _ in lines for x, _ in points]
+    if min(resources) > 0 and max(resources) > min(resources):
+        ax.set_xscale("log")
+        marks = sorted(set(resources))
+        ax.set_xticks(marks, [f"{mark:g}" for mark in marks])
+        ax.set_xticks([], minor=True)
+    ax.set_xlabel(resource)
+    ax.set_ylabel("mean test score")
+    ax.legend()
+    return ax
+
+
+def _lines(search: Any) -> tuple[list[tuple[list[tuple[float, float]], bool]], str]:
+    """Points of each candidate, whether it is the best, and what the resource is."""
+    told = getattr(search, "history_", None)
+    if isinstance(told, list) and told and "passes" in told[0]:
+        of: dict[Any, list[tuple[float, float]]] = {}
+        for row in told:
+            point = (row["passes"], row["mean_test_score"])
+            of.setdefault(row["candidate"], []).append(point)
+        best = search.best_index_
+        return [(sorted(points), number == best) for number, points in of.items()], "passes"
+    results = _results(search)
+    if "n_resources" not in results:
+        raise InvalidParameterError(
+            f"{type(search).__name__} has no rungs: give a fitted halving search or Hyperband; of "
+            "others draw search_results."
+        )
+    resource = str(getattr(search, "resource", "resources"))
+    by: dict[Any, list[tuple[float, float]]] = {}
+    for candidate, n, score in zip(
+        results["params"], results["n_resources"], results["mean_test_score"], strict=True
+    ):
+        by.setdefault(_candidate(candidate, resource), []).append((n, score))
+    best_key = _candidate(results["params"][search.best_index_], resource)
+    return [(sorted(points), key == best_key) for key, points in by.items()], resource
+
+
+def _candidate(params: dict[str, Any], resource: str) -> Any:
+    return tuple(sorted((name, _key(v)) for name, v in params.items() if name != resource))
+
+
+def _results(search: Any) -> Any:
+    results = getattr(search, "cv_results_", None)
+    if results is None:
+        raise InvalidParameterError(
+            f"{type(search).__name__} has no cv_results_: give a search, after its fit."
+        )
+    return results
+
+
+def _column(results: Any, name: str) -> Any:
+    if name not in results:
+        known = [key.removeprefix("mean_test_") for key in results if key.startswith("mean_test_")]
+        raise InvalidParameterError(
+            f"score={name.removeprefix('mean_test_')!r}: the search has {', '.join(known)}."
+        )
+    return results[name]
+
+
+def _as_names(params: Any) -> list[str]:
+    return [params] if isinstance(params, str) else list(params)
+
+
+def _varying(candidates: list[dict[str, Any]]) -> list[str]:
+    names = list(dict.fromkeys(name for candidate in candidates for name in candidate))
+    several = [n for n in names if len({_key(c[n]) for c in candidates if n in c}) > 1]
+    return several or names[:1]
+
+
+def _key(value: Any) -> Any:
+    """Value to tell parameters apart by, also of those that cannot be hashed."""
+    try:
+        hash(value)
+    except TypeError:
+        return repr(value)
+    return value
+
+
+def _values(given: list[Any]) -> list[Any]:
+    """Values of a parameter, each once; sorted where they can be."""
+    values = list({_key(value): value for value in given}.values())
+    try:
+        return sorted(values)
+    except (TypeError, ValueError):
+        return values
+
+
+def _best(candidates: Any, names: list[str], means: Any) -> dict[tuple[Any, ...], int]:
+    """Number of the best candidate of each combination of values."""
+    best: dict[tuple[Any, ...], int] = {}
+    for number, candidate in enumerate(candidates):
+        if not all(name in candidate for name in names):
+            continue
+        key = tuple(_key(candidate[name]) for name in names)
+        known = best.get(key)
+        if known is None or np.isnan(means[known]) or means[number] > means[known]:
+            best[key] = number
+    return best
+
+
+def _text(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

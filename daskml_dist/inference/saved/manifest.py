@@ -1,0 +1,118 @@
+"""Manifests: what a model file says of itself, in JSON."""
+
+from __future__ import annotations
+
+import platform
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+
+from daskml_dist._version import __version__
+
+__all__ = ["FORMAT", "manifest_of"]
+
+#: Version of the layout of model files; a reader refuses a later one.
+FORMAT = 1
+
+_PACKAGES = ("numpy", "scikit-learn", "skops", "safetensors")
+
+
+def manifest_of(estimator: Any) -> dict[str, Any]:
+    """Facts of a fitted estimator that whoever applies it must know.
+
+    Parameters
+    ----------
+    estimator : estimator
+        Fitted; may be a pipeline.
+
+    Returns
+    -------
+    dict
+        Of what JSON holds: ``format``, ``estimator`` (its class), ``saved`` (when, UTC),
+        ``inputs`` (``n_features``, ``names``, ``dtypes``; None where they are not known),
+        ``outputs`` (``classes`` where it has them), ``training`` (of its history) and
+        ``versions`` of the packages that made it.
+    """
+    kind = type(estimator)
+    return {
+        "format": FORMAT,
+        "estimator": f"{_public(kind.__module__)}.{kind.__name__}",
+        "saved": datetime.now(UTC).isoformat(timespec="seconds"),
+        "inputs": _inputs(estimator),
+        "outputs": _outputs(estimator),
+        "training": _training(estimator),
+        "versions": _versions(),
+    }
+
+
+def _public(module: str) -> str:
+    """The room of the package that a class is imported from; elsewhere its module."""
+    parts = module.split(".")
+    return ".".join(parts[:2]) if parts[0] == "daskml_dist" else module
+
+
+def _inputs(estimator: Any) -> dict[str, Any]:
+    names = getattr(estimator, "feature_names_in_", None)
+    n_features = getattr(estimator, "n_features_in_", None)
+    return {
+        "n_features": None if n_features is None else int(n_features),
+        "names": None if names is None else [str(name) for name in names],
+        "dtypes": _dtypes(estimator),
+    }
+
+
+def _dtypes(estimator: Any) -> list[str] | None:
+    """Dtypes of the columns of the fit; a single one of rows that have one for all."""
+    steps = getattr(estimator, "steps", None)
+    first = steps[0][1] if steps else estimator
+    return getattr(first, "_feature_dtypes", None)
+
+
+def _outputs(estimator: Any) -> dict[str, Any]:
+    classes = getattr(estimator, "classes_", None)
+    if classes is None:
+        return {"classes": None}
+    several = isinstance(classes, list)
+    found = [np.asarray(one) for one in (classes if several else [classes])]
+    lists = [one.tolist() for one in found]
+    dtypes = [str(one.dtype) for one in found]
+    return {
+        "classes": lists if several else lists[0],
+        "dtype": dtypes if several else dtypes[0],
+    }
+
+
+def _training(estimator: Any) -> dict[str, Any]:
+    """Facts of the last fit, where it left a history."""
+    steps = getattr(estimator, "steps", None)
+    last = steps[-1][1] if steps else estimator
+    history: Any = getattr(last, "history_", None)
+    records = getattr(history, "records", None)
+    if not records:
+        return {}
+    return {
+        "passes": len(records),
+        "rows": _number(records[-1].get("rows")),
+        "loss": _number(records[-1].get("loss")),
+        "seconds": _number(sum(record.get("seconds") or 0.0 for record in records)),
+        "policy": history.extra.get("policy"),
+    }
+
+
+def _number(value: Any) -> Any:
+    """A number that JSON has; None for NaN and infinity."""
+    if value is None or not np.isfinite(value):
+        return None
+    return int(value) if float(value).is_integer() else float(value)
+
+
+def _versions() -> dict[str, str]:
+    found = {"daskml-dist": __version__, "python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

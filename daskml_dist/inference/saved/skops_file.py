@@ -1,0 +1,120 @@
+"""Files of skops: scikit-learn's own twin for everybody, and the estimator itself."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection
+from typing import Any
+
+from daskml_dist.errors import ExportError, ModelFileError
+from daskml_dist.inference.export.twins import to_sklearn
+from daskml_dist.inference.saved.archive import pack, unpack
+from daskml_dist.inference.saved.manifest import manifest_of
+from daskml_dist.inference.saved.trusted import check_trusted
+
+__all__ = ["SUFFIX", "read", "read_manifest", "write"]
+
+SUFFIX = ".skops"
+#: Member that holds the estimator where the file itself is of its twin.
+_INNER = "daskml_dist/estimator.skops"
+
+
+def write(estimator: Any) -> bytes:
+    """The file of a fitted estimator.
+
+    Parameters
+    ----------
+    estimator : estimator
+
+    Returns
+    -------
+    bytes
+
+    Raises
+    ------
+    ModelFileError
+        It holds what skops cannot store, or skops is not installed.
+    """
+    sio = _skops()
+    own = _dumped(sio, estimator)
+    try:
+        twin = sio.dumps(to_sklearn(estimator))
+    except ExportError:  # scikit-learn has none
+        twin = None
+    manifest = {**manifest_of(estimator), "twin": twin is not None}
+    if twin is None:
+        return pack(own, {}, manifest)
+    return pack(twin, {_INNER: own}, manifest)
+
+
+def read(data: bytes, name: str, trusted: Collection[str] = ()) -> Any:
+    """The estimator of a file.
+
+    Parameters
+    ----------
+    data : bytes
+    name : str
+        Of the file, for errors.
+    trusted : collection of str
+        Names of types, besides those of this package, that it may be made of.
+
+    Returns
+    -------
+    estimator
+
+    Raises
+    ------
+    ModelFileError
+        The file is damaged, of a later version, or made of types that are not trusted.
+    """
+    sio = _skops()
+    manifest, members = unpack(data, name)
+    own = members[_INNER] if manifest.get("twin") and _INNER in members else data
+    try:
+        return sio.loads(own, check_trusted(sio.get_untrusted_types(data=own), trusted, name))
+    except ModelFileError:
+        raise
+    except Exception as error:  # of many kinds: a class that has moved, or is of another version
+        raise ModelFileError(
+            f"{name} cannot be read ({type(error).__name__}: {error}). It was written with "
+            f"{_told(manifest)}; install these, or save the model again."
+        ) from error
+
+
+def read_manifest(data: bytes, name: str) -> dict[str, Any]:
+    """The manifest of a file, whose parts are checked."""
+    return unpack(data, name)[0]
+
+
+def _without_callbacks(estimator: Any) -> Any:
+    """A copy without callbacks, which belong to a fit and may hold anything."""
+    params = estimator.get_params(deep=True) if hasattr(estimator, "get_params") else {}
+    given = [v for n, v in params.items() if n.rpartition("__")[2] == "callbacks" and v is not None]
+    return copy.deepcopy(estimator, {id(value): None for value in given})
+
+
+def _dumped(sio: Any, estimator: Any) -> bytes:
+    try:
+        data: bytes = sio.dumps(_without_callbacks(estimator))
+    except Exception as error:  # of many kinds, among them TypeError and UnsupportedTypeException
+        raise ModelFileError(
+            f"This {type(estimator).__name__} holds what skops cannot store "
+            f"({type(error).__name__}: {error}). Make it without functions and objects of your "
+            "own, or pickle it."
+        ) from error
+    return data
+
+
+def _told(manifest: dict[str, Any]) -> str:
+    versions = manifest.get("versions", {})
+    return ", ".join(f"{name} {number}" for name, number in versions.items())
+
+
+def _skops() -> Any:
+    try:
+        import skops.io
+    except ImportError as error:
+        raise ModelFileError(
+            'Model files need skops: pip install "daskml-dist[export]".'
+        ) from error
+    return skops.io

@@ -1,0 +1,85 @@
+"""Bytes of model files, local or on any file system that fsspec knows; written whole or not."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import Any
+
+from daskml_dist.errors import ModelFileError
+
+__all__ = ["read_bytes", "write_bytes"]
+
+
+def write_bytes(path: str, data: bytes) -> None:
+    """Write a file; who reads it meanwhile finds the one before or this one.
+
+    Parameters
+    ----------
+    path : str
+        Or the URL of an fsspec file system.
+    data : bytes
+
+    Raises
+    ------
+    ModelFileError
+        It cannot be written.
+    """
+    fs, name, is_local = _opened(path)
+    try:
+        if not is_local:
+            fs.pipe_file(name, data)
+            return
+        new = f"{name}.{os.getpid()}.new"
+        try:
+            with open(new, "xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(new, name)
+        except BaseException:
+            with suppress(OSError):
+                os.remove(new)
+            raise
+    except Exception as error:
+        raise ModelFileError(
+            f"Cannot write {path} ({type(error).__name__}: {error}). Name a file in a folder that "
+            "exists and that you may write to."
+        ) from error
+
+
+def read_bytes(path: str) -> bytes:
+    """The content of a file.
+
+    Parameters
+    ----------
+    path : str
+        Or the URL of an fsspec file system.
+
+    Raises
+    ------
+    ModelFileError
+        It is not there, or cannot be read.
+    """
+    fs, name, _ = _opened(path)
+    try:
+        return bytes(fs.cat_file(name))
+    except Exception as error:
+        raise ModelFileError(
+            f"Cannot read {path} ({type(error).__name__}: {error}). Name a file that save() wrote."
+        ) from error
+
+
+def _opened(path: str) -> tuple[Any, str, bool]:
+    """File system, the name there, and whether it is this machine's own."""
+    try:
+        from fsspec.core import url_to_fs  # type: ignore[import-untyped]
+        from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
+
+        fs, name = url_to_fs(path)
+    except Exception as error:
+        raise ModelFileError(
+            f"Cannot open the file system of {path} ({type(error).__name__}: {error}). Name a "
+            "local path, or install the package of that file system."
+        ) from error
+    return fs, name, isinstance(fs, LocalFileSystem)

@@ -1,0 +1,78 @@
+"""Trusted types: what a model file may be made of without its reader's word.
+
+What is read is arrays, numbers, and objects of the classes named here, whose attributes are set
+without a call of their constructors; a name of anything else is refused. Rooms that write files,
+open sockets or run commands are not among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from daskml_dist.errors import ModelFileError
+
+__all__ = ["check_trusted"]
+
+_ROOMS = (
+    "_run", "calibration", "cluster", "compose", "compression", "decomposition", "ensemble",
+    "feature_extraction", "frequent_patterns", "graph", "impute", "linear_model", "losses",
+    "metrics", "mixture", "model_selection", "models", "naive_bayes", "neural_network",
+    "optimizers", "penalties", "policies", "preprocessing", "ps.shard_state", "recommender",
+    "schedules", "solvers", "svm", "training.history", "tree",
+)  # fmt: skip
+#: Of scikit-learn and NumPy: data alone, which skops does not list.
+_ALSO = frozenset(
+    (
+        "numpy.dtype",
+        "sklearn._loss.loss.HalfTweedieLoss",
+        "sklearn._loss.loss.HalfTweedieLossIdentity",
+        "sklearn.calibration._CalibratedClassifier",
+        "sklearn.calibration._SigmoidCalibration",
+        "sklearn.calibration._TemperatureScaling",
+        "sklearn.cluster._bisect_k_means._BisectingTree",
+        "sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor",
+        "sklearn.metrics._scorer._PassthroughScorer",
+        "sklearn.metrics._scorer._Scorer",
+        "sklearn.model_selection._search_successive_halving.HalvingGridSearchCV",
+        "sklearn.model_selection._search_successive_halving.HalvingRandomSearchCV",
+        "sklearn.utils._bunch.Bunch",
+    )
+)
+_SPLITTERS = "sklearn.model_selection._split."
+
+
+def check_trusted(types: Iterable[str], given: Collection[str], name: str) -> list[str]:
+    """Check the types that a file is made of.
+
+    Parameters
+    ----------
+    types : iterable of str
+        Those that skops does not trust by itself.
+    given : collection of str
+        Those that the user trusts.
+    name : str
+        Of the file, for errors.
+
+    Returns
+    -------
+    list of str
+        The `types`, all of which may be read.
+
+    Raises
+    ------
+    ModelFileError
+        Some are neither of this package nor given.
+    """
+    types = sorted(types)
+    if unknown := [one for one in types if one not in given and not _is_known(one)]:
+        raise ModelFileError(
+            f"{name} is made of {', '.join(unknown)}, which are not of daskml_dist or "
+            "scikit-learn. Where you trust whoever wrote the file, pass "
+            f"load({name!r}, trusted={unknown})."
+        )
+    return types
+
+
+def _is_known(name: str) -> bool:
+    ours = any(name.startswith(f"daskml_dist.{room}.") for room in _ROOMS)
+    return ours or name in _ALSO or name.startswith(_SPLITTERS)

@@ -1,0 +1,306 @@
+"""scikit-learn's displays, drawn of what one pass over Dask collections leaves.
+
+Of other rows they are scikit-learn's own. matplotlib is loaded as one is drawn.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+import sklearn.metrics as theirs
+from numpy.typing import NDArray
+
+from daskml_dist.data.collection import take_columns
+from daskml_dist.errors import DaskMLDistError, InvalidParameterError
+from daskml_dist.metrics._columns import is_lazy
+from daskml_dist.metrics._pairs import paired_rows
+from daskml_dist.metrics.ranking import COLUMNS, MAX_THRESHOLDS, check_limit, one_run
+from daskml_dist.metrics.scorers import make_scorer
+
+__all__ = [
+    "UNNAMED",
+    "ConfusionMatrixDisplay",
+    "DetCurveDisplay",
+    "PrecisionRecallDisplay",
+    "RocCurveDisplay",
+    "check_matplotlib",
+    "positive_scores",
+]
+
+#: What scikit-learn calls a curve that nobody names.
+UNNAMED = "Classifier"
+_METHODS = ("predict_proba", "decision_function")
+
+
+def check_matplotlib(name: str) -> None:
+    """Check that a display can be drawn, before any rows are read.
+
+    Raises
+    ------
+    DaskMLDistError
+        matplotlib is not installed.
+    """
+    try:
+        import matplotlib.pyplot  # noqa: F401
+    except ImportError as error:
+        raise DaskMLDistError(f"{name} needs matplotlib: pip install 'daskml-dist[viz]'") from error
+
+
+def positive_scores(
+    estimator: Any, X: Any, response_method: Any, pos_label: Any
+) -> tuple[Any, Any]:
+    """Scores of the positive label, lazy where the rows are, and that label.
+
+    Raises
+    ------
+    InvalidParameterError
+        The classifier knows other than two labels, or not `pos_label`.
+    """
+    classes = getattr(estimator, "classes_", None)
+    if classes is None or len(classes) != 2:
+        raise InvalidParameterError(
+            f"{type(estimator).__name__} knows no two labels: a curve is of a fitted classifier of "
+            "two. Of several, draw each label's: from_predictions(y == label, scores)."
+        )
+    pos_label = classes[1] if pos_label is None else pos_label
+    if pos_label not in list(classes):
+        raise InvalidParameterError(
+            f"pos_label={pos_label!r}: choose one of {list(classes)}, which the model knows."
+        )
+    methods = _METHODS if response_method == "auto" else response_method
+    scorer = make_scorer(theirs.roc_auc_score, response_method=methods, pos_label=pos_label)
+    return scorer._predicted(estimator, X), pos_label
+
+
+class _OfRuns:
+    """Base class of displays of curves over thresholds."""
+
+    @classmethod
+    def from_estimator(
+        cls,
+        estimator: Any,
+        X: Any,
+        y: Any,
+        *,
+        sample_weight: Any = None,
+        response_method: Any = "auto",
+        pos_label: Any = None,
+        name: str | None = None,
+        **options: Any,
+    ) -> Self:
+        """Draw the curve of a fitted classifier of two labels.
+
+        Parameters
+        ----------
+        estimator : fitted classifier
+        X, y, sample_weight : dask collections, or in memory
+            `y` and the weights may name columns of X.
+        response_method, pos_label, name, **options
+            scikit-learn's, and those of :meth:`from_predictions`.
+
+        Returns
+        -------
+        display
+            With ``ax_`` and ``figure_``.
+
+        Raises
+        ------
+        InvalidParameterError, InvalidDataError
+        DaskMLDistError
+            matplotlib is not installed.
+        """
+        check_matplotlib(cls.__name__)
+        X, y, sample_weight = take_columns(X, y, sample_weight)
+        if not is_lazy(X, y, sample_weight):
+            given = {"sample_weight": sample_weight, "response_method": response_method}
+            shown: Self = super().from_estimator(  # type: ignore[misc]
+                estimator, X, y, pos_label=pos_label, name=name, **given, **options
+            )
+            return shown
+        scores, pos_label = positive_scores(estimator, X, response_method, pos_label)
+        name = type(estimator).__name__ if name is None else name
+        return cls.from_predictions(
+            y, scores, sample_weight=sample_weight, pos_label=pos_label, name=name, **options
+        )
+
+    @classmethod
+    def from_predictions(
+        cls,
+        y_true: Any,
+        y_score: Any,
+        *,
+        sample_weight: Any = None,
+        max_thresholds: int | None = MAX_THRESHOLDS,
+        **options: Any,
+    ) -> Self:
+        """Draw the curve of labels and scores.
+
+        Parameters
+        ----------
+        y_true, y_score : dask Array or Series, or array-like, of shape (n_rows,)
+            Labels, and scores that are higher for the positive one.
+        sample_weight : like `y_true`, or None
+        max_thresholds : int or None
+            Distinct scores that are kept of a Dask collection: see
+            :func:`daskml_dist.metrics.roc_auc_score`. None keeps all.
+        **options
+            scikit-learn's.
+
+        Returns
+        -------
+        display
+            With ``ax_`` and ``figure_``.
+
+        Raises
+        ------
+        InvalidParameterError, InvalidDataError
+        DaskMLDistError
+            matplotlib is not installed.
+        """
+        check_matplotlib(cls.__name__)
+        check_limit(max_thresholds)
+        rows = (y_true, y_score, sample_weight)
+        if is_lazy(*rows):
+            rows = _weighed(*rows, max_thresholds)
+        return cls._drawn(*rows, **options)
+
+    @classmethod
+    def _drawn(cls, y_true: Any, y_score: Any, sample_weight: Any, **options: Any) -> Self:
+        shown: Self = super().from_predictions(  # type: ignore[misc]
+            y_true, y_score, sample_weight=sample_weight, **options
+        )
+        return shown
+
+
+def _weighed(
+    y_true: Any, y_score: Any, sample_weight: Any, limit: int | None
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Rows that have the curve of all: one for each label and score, of their weight."""
+    run = one_run(COLUMNS.align(y_true, y_score, sample_weight), limit)
+    labels, scores = np.repeat(run.labels, len(run.low)), np.tile(run.low, len(run.labels))
+    weights = run.weights.T.ravel()
+    some = weights > 0
+    return labels[some], scores[some], weights[some]
+
+
+class RocCurveDisplay(_OfRuns, theirs.RocCurveDisplay):
+    """scikit-learn's display of true over false positive rates, of Dask collections, too."""
+
+
+class DetCurveDisplay(_OfRuns, theirs.DetCurveDisplay):
+    """scikit-learn's display of false negative over false positive rates, of Dask, too."""
+
+
+class PrecisionRecallDisplay(_OfRuns, theirs.PrecisionRecallDisplay):
+    """scikit-learn's display of precision over recall, of Dask collections, too.
+
+    The level of chance is the share of the positive label's weight; scikit-learn's counts rows.
+    """
+
+    @classmethod
+    def _drawn(
+        cls,
+        y_true: Any,
+        y_score: Any,
+        sample_weight: Any,
+        *,
+        pos_label: Any = None,
+        drop_intermediate: bool = False,
+        name: str | None = None,
+        **options: Any,
+    ) -> Self:
+        if pos_label is None:
+            if not set(np.unique(y_true).tolist()) <= {-1, 0, 1}:
+                raise InvalidParameterError(
+                    "pos_label is to be given, where labels are none of -1, 0 and 1: name the "
+                    "positive one."
+                )
+            pos_label = 1
+        given = {"pos_label": pos_label, "sample_weight": sample_weight}
+        precision, recall, _ = theirs.precision_recall_curve(
+            y_true, y_score, drop_intermediate=drop_intermediate, **given
+        )
+        positive = np.asarray(y_true) == pos_label
+        display = cls(
+            precision,
+            recall,
+            average_precision=theirs.average_precision_score(y_true, y_score, **given),
+            pos_label=pos_label,
+            prevalence_pos_label=float(np.average(positive, weights=sample_weight)),
+        )
+        return display.plot(name=UNNAMED if name is None else name, **options)  # type: ignore[no-any-return]
+
+
+class ConfusionMatrixDisplay(theirs.ConfusionMatrixDisplay):
+    """scikit-learn's display of pairs of true and predicted labels, of Dask collections, too."""
+
+    @classmethod
+    def from_estimator(
+        cls, estimator: Any, X: Any, y: Any, *, sample_weight: Any = None, **options: Any
+    ) -> Self:
+        """Draw the matrix of a fitted classifier.
+
+        Parameters
+        ----------
+        estimator : fitted classifier
+        X, y, sample_weight : dask collections, or in memory
+            `y` and the weights may name columns of X.
+        **options
+            scikit-learn's.
+
+        Returns
+        -------
+        display
+            With ``ax_`` and ``figure_``.
+
+        Raises
+        ------
+        InvalidDataError
+        DaskMLDistError
+            matplotlib is not installed.
+        """
+        X, y, sample_weight = take_columns(X, y, sample_weight)
+        scorer = make_scorer(theirs.accuracy_score)
+        predicted = scorer._predicted(estimator, X)
+        return cls.from_predictions(y, predicted, sample_weight=sample_weight, **options)
+
+    @classmethod
+    def from_predictions(
+        cls,
+        y_true: Any,
+        y_pred: Any,
+        *,
+        labels: Any = None,
+        sample_weight: Any = None,
+        **options: Any,
+    ) -> Self:
+        """Draw the matrix of labels and predicted labels.
+
+        Parameters
+        ----------
+        y_true, y_pred, sample_weight : dask Array or Series, or array-like, of shape (n_rows,)
+        labels : array-like, or None
+            Those shown, in their order; None: all, sorted.
+        **options
+            scikit-learn's.
+
+        Returns
+        -------
+        display
+            With ``ax_`` and ``figure_``.
+
+        Raises
+        ------
+        InvalidDataError
+        DaskMLDistError
+            matplotlib is not installed.
+        """
+        check_matplotlib(cls.__name__)
+        if is_lazy(y_true, y_pred, sample_weight):
+            y_true, y_pred, sample_weight, found = paired_rows(y_true, y_pred, sample_weight)
+            labels = found if labels is None else labels
+        shown: Self = super().from_predictions(
+            y_true, y_pred, labels=labels, sample_weight=sample_weight, **options
+        )
+        return shown

@@ -1,0 +1,224 @@
+"""Range test of learning rates, on a sample of the rows."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import clone
+from sklearn.exceptions import ConvergenceWarning
+
+from daskml_dist._run import Run
+from daskml_dist._steps import BaseSteps
+from daskml_dist._supervised import Supervised
+from daskml_dist.data.blocks import Block
+from daskml_dist.diagnostics.plots.rates import learning_rates
+from daskml_dist.errors import DivergedError, InvalidParameterError
+from daskml_dist.training.calibration_task import rows_of_a_step
+from daskml_dist.training.run import open_engine
+from daskml_dist.training.sample import sample_rows
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["LearningRates", "learning_rate_range"]
+
+#: Rates that are tried by default: three in each power of ten.
+_RATES = np.logspace(-7, 2, 28)
+#: Steps of each trial at least.
+_STEPS = 32
+#: Share of the first loss that a rate must gain, lest none be suggested; and the share of the best
+#: gain for which a smaller rate is taken.
+_GAIN, _MOST_OF_IT = 1e-3, 0.9
+
+
+@dataclass(frozen=True, eq=False)
+class LearningRates:
+    """Losses of short fits by their learning rates.
+
+    Attributes
+    ----------
+    rates : ndarray of float64 of shape (n_rates,)
+        In ascending order.
+    losses : ndarray of float64 of shape (n_rates,)
+        Mean training losses of the last pass over the sample, each batch's before its step;
+        infinite where the fit diverged.
+    suggestion : float or None
+        The smallest rate with nine tenths of the best gain over the smallest rate's loss. None
+        where no rate gains a thousandth.
+    parameter : str
+        Name of the estimator's parameter that takes it.
+    batch_size, n_rows : int
+        Rows of a step, as in a fit to all rows, and of the sample.
+    """
+
+    rates: NDArray[np.float64]
+    losses: NDArray[np.float64]
+    suggestion: float | None
+    parameter: str
+    batch_size: int
+    n_rows: int
+
+    def __repr__(self) -> str:
+        told = "none" if self.suggestion is None else f"{self.suggestion:.3g}"
+        span = f"{self.rates[0]:.3g} to {self.rates[-1]:.3g}"
+        return f"<LearningRates: {len(self.rates)} from {span}, suggestion {told}>"
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw the losses; see :func:`daskml_dist.diagnostics.plots.learning_rates`.
+
+        Parameters
+        ----------
+        ax : matplotlib.axes.Axes or None, default=None
+
+        Returns
+        -------
+        matplotlib.axes.Axes
+        """
+        return learning_rates(self, ax=ax)
+
+
+def learning_rate_range(
+    estimator: Any,
+    X: Any,
+    y: Any,
+    sample_weight: Any = None,
+    *,
+    rates: Any = None,
+    n_rows: int = 8192,
+    client: Any = None,
+) -> LearningRates:
+    """Try learning rates on a sample of the rows, and suggest one.
+
+    A sample is drawn of all rows, wherever they are, and comes to the client. Each rate then has a
+    short fit of its own, from the same start and over the same batches, whose size is that of a
+    step of the fit to all rows. (Smith raises the rate within one fit, so that each step begins
+    where larger and larger ones have led; with fits side by side a rate answers for itself.)
+
+    Parameters
+    ----------
+    estimator : estimator trained by gradient steps
+        `SGDClassifier`, `SGDRegressor`, `MLPClassifier`, `TorchClassifier`, ... It is not fitted.
+    X, y, sample_weight
+        As for its ``fit``.
+    rates : array-like of shape (n_rates,), or None
+        > 0. None: three in each power of ten from 1e-7 to 100.
+    n_rows : int, default=8192
+        Rows of the sample at most; >= 1.
+    client : distributed.Client or "inline", optional
+        As for ``fit``: where the rows are read.
+
+    Returns
+    -------
+    LearningRates
+        With ``rates``, ``losses``, ``suggestion`` and ``plot()``.
+
+    Raises
+    ------
+    InvalidParameterError
+        The estimator makes no gradient steps on rows and targets, or an argument has no meaning.
+    InvalidDataError
+        The rows are none that it could be fitted to.
+
+    References
+    ----------
+    Smith, L. N. (2017). Cyclical learning rates for training neural networks. WACV, 464-472
+    (arXiv:1506.01186), section 3.3.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_breast_cancer
+    >>> from daskml_dist.linear_model import SGDClassifier
+    >>> from daskml_dist.model_selection import learning_rate_range
+    >>> X, y = load_breast_cancer(return_X_y=True)
+    >>> found = learning_rate_range(SGDClassifier(random_state=0), X, y)
+    >>> clf = SGDClassifier(learning_rate=found.suggestion, random_state=0).fit(X, y)
+    """
+    if not (isinstance(estimator, BaseSteps) and isinstance(estimator, Supervised)):
+        raise InvalidParameterError(
+            f"{type(estimator).__name__} has no learning rate to look for: give an estimator that "
+            "is trained by gradient steps on X and y, such as SGDClassifier or MLPRegressor."
+        )
+    if isinstance(n_rows, bool) or not isinstance(n_rows, int | np.integer) or n_rows < 1:
+        raise InvalidParameterError(f"n_rows={n_rows!r}: give a number of rows, >= 1.")
+    tried = _checked(_RATES if rates is None else rates)
+    block, batch, seed = _sample(clone(estimator), X, y, sample_weight, int(n_rows), client)
+    name = "learning_rate_init" if "learning_rate_init" in estimator.get_params() else _NAME
+    batch = min(batch, block.n_rows)
+    passes = math.ceil(_STEPS / max(1, block.n_rows // batch))
+    losses = np.array([_loss(estimator, name, r, block, batch, passes, seed) for r in tried])
+    return LearningRates(tried, losses, _suggested(tried, losses), name, batch, block.n_rows)
+
+
+_NAME = "learning_rate"
+
+
+def _checked(given: Any) -> NDArray[np.float64]:
+    try:
+        rates = np.sort(np.asarray(given, dtype=np.float64))
+    except (TypeError, ValueError):
+        rates = np.empty(0)
+    if rates.ndim != 1 or not len(rates) or not (np.isfinite(rates).all() and rates[0] > 0):
+        raise InvalidParameterError(f"rates={given!r}: give a sequence of numbers > 0.")
+    return rates
+
+
+def _sample(
+    estimator: Any, X: Any, y: Any, sample_weight: Any, most: int, client: Any
+) -> tuple[Block, int, int]:
+    """Some rows, the rows of a step of the fit to all of them, and the fit's seed."""
+    settings = replace(estimator._settings(None), auto_rate=False)
+    collection = estimator._collection(X, y, sample_weight, reset=True)
+    run = settings.run
+    with open_engine(collection, client, run.memory_budget, run.device) as engine:
+        rows = estimator._rows(engine, run, None, settings.class_weight, sample_weight is not None)
+        fit = estimator._plan(settings, estimator._model(rows, None), rows, None, engine)
+        lanes = engine.lanes(run.n_lanes, share=None, passes=1)
+        block = sample_rows(engine, lanes, most, settings.seed, 0.0)
+        return block, rows_of_a_step(fit), settings.seed
+
+
+def _loss(
+    estimator: Any, name: str, rate: float, block: Block, batch: int, passes: int, seed: int
+) -> float:
+    """The loss that a short fit by a rate comes to."""
+    fixed = {
+        "batch_size": batch, "max_iter": passes, "random_state": seed, "run": Run(n_lanes=1),
+        "policy": "sync", "pipeline": None, "warm_start": False, "early_stopping": False,
+        "average": False, "callbacks": None, "verbose": 0, "checkpoint": None, "schedule": None,
+        "n_iter_no_change": passes + 1,
+    }  # fmt: skip
+    fixed[name] = float(rate)
+    if name != _NAME:
+        fixed[_NAME] = "constant"
+    known = estimator.get_params(deep=False)
+    short = clone(estimator).set_params(**{k: v for k, v in fixed.items() if k in known})
+    try:
+        with _calm():
+            short.fit(block.rows, block.y, block.sample_weight, client="inline")
+    except DivergedError:
+        return math.inf
+    loss = float(short.history_.records[-1]["loss"])
+    return loss if math.isfinite(loss) else math.inf
+
+
+@contextmanager
+def _calm() -> Iterator[None]:
+    """A context in which fits by wild rates do not warn: their losses tell."""
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        warnings.simplefilter("ignore", RuntimeWarning)
+        yield
+
+
+def _suggested(rates: NDArray[np.float64], losses: NDArray[np.float64]) -> float | None:
+    gains = losses[0] - losses
+    if not (np.isfinite(losses[0]) and gains.max() > _GAIN * abs(losses[0])):
+        return None
+    return float(rates[np.argmax(gains >= _MOST_OF_IT * gains.max())])

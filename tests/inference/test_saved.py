@@ -1,0 +1,223 @@
+"""Model files: what is read answers as what was saved, to the bit, and nothing else is read."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pandas as pd
+import pytest
+import skops.io
+from numpy.testing import assert_array_equal
+from sklearn.pipeline import make_pipeline
+
+import daskml_dist
+from daskml_dist.callbacks import EarlyStopping
+from daskml_dist.errors import ModelFileError, NotFittedError
+from daskml_dist.inference import read_manifest
+from daskml_dist.inference.saved.archive import MANIFEST
+from daskml_dist.linear_model import LogisticRegression, Ridge, SGDClassifier
+from daskml_dist.losses import LogLoss
+from daskml_dist.naive_bayes import GaussianNB
+from daskml_dist.preprocessing import StandardScaler
+from tests.inference.test_to_sklearn import MODELS, OTHERS, fitted
+from tests.inference.twins import assert_answers
+
+X = np.random.default_rng(0).normal(size=(60, 4))
+Y = (X[:, 0] > 0).astype(int)
+#: scikit-learn's classes that skops does not trust by itself.
+UNKNOWN_TO_SKOPS = (
+    "BisectingKMeans", "HistGradient", "KBins", "SimpleImputer", "Tweedie", "Voting", "bag",
+    "calibrated", "halving", "hyperband", "search", "stack", "vote",
+)  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:n_quantiles", "ignore:.*failed to converge")
+@pytest.mark.filterwarnings("ignore:divide by zero")
+@pytest.mark.parametrize("name", [*MODELS, *OTHERS])
+def test_what_is_read_answers_as_what_was_saved(name: str, tmp_path: Path) -> None:
+    model, rows = fitted(name)
+    daskml_dist.save(model, tmp_path / "model.skops")
+    found = daskml_dist.load(tmp_path / "model.skops")
+    assert type(found) is type(model)
+    aside = ("inverse_transform",) if hasattr(model, "transform") else ()
+    assert_answers(model, found, rows, 0, aside)
+    # Everybody else reads scikit-learn's own.
+    unknown = skops.io.get_untrusted_types(file=tmp_path / "model.skops")
+    assert not [one for one in unknown if one.startswith("daskml_dist")]
+    assert not unknown or name.startswith(UNKNOWN_TO_SKOPS)
+
+
+def test_a_fit_goes_on_after_a_file(tmp_path: Path) -> None:
+    first = SGDClassifier(learning_rate=0.1, random_state=0).partial_fit(X, Y, classes=[0, 1])
+    first.save(tmp_path / "a.skops")
+    second = daskml_dist.load(tmp_path / "a.skops")
+    assert_array_equal(first.partial_fit(X, Y).coef_, second.partial_fit(X, Y).coef_)
+
+
+def test_callbacks_are_left_out(tmp_path: Path) -> None:
+    class Shout:
+        def on_pass_end(self, run: Any, record: Any) -> None:
+            pass
+
+    shout = Shout()
+    clf = SGDClassifier(max_iter=2, tol=None, callbacks=[EarlyStopping("loss"), shout]).fit(X, Y)
+    clf.save(tmp_path / "a.skops")
+    assert daskml_dist.load(tmp_path / "a.skops").callbacks is None
+    assert clf.callbacks[1] is shout
+
+
+def test_the_manifest_tells_what_a_service_must_know(tmp_path: Path) -> None:
+    frame = pd.DataFrame(X[:, :2], columns=["a", "b"]).astype({"b": np.float32})
+    clf = SGDClassifier(max_iter=2, tol=None).fit(frame, np.where(Y, "yes", "no"))
+    clf.save(tmp_path / "a.skops")
+    told = read_manifest(tmp_path / "a.skops")
+    assert told["estimator"] == "daskml_dist.linear_model.SGDClassifier"
+    names = {"n_features": 2, "names": ["a", "b"], "dtypes": ["float64", "float32"]}
+    assert told["inputs"] == names
+    assert told["outputs"]["classes"] == ["no", "yes"]
+    assert told["training"]["passes"] == 2
+    assert told["training"]["rows"] == 60
+    assert told["versions"]["daskml-dist"] == daskml_dist.__version__
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_dtypes_of_a_pipeline_are_those_of_its_first_step(lazy: bool, tmp_path: Path) -> None:
+    rows, y = X.astype(np.float32), Y
+    if lazy:
+        rows, y = da.from_array(rows, chunks=(30, -1)), da.from_array(y, chunks=30)
+    pipe = make_pipeline(StandardScaler(), LogisticRegression()).fit(rows, y)
+    daskml_dist.save(pipe, tmp_path / "a.skops")
+    inputs = read_manifest(tmp_path / "a.skops")["inputs"]
+    assert inputs == {"n_features": 4, "names": None, "dtypes": ["float32"]}
+
+
+def test_estimators_that_are_not_fitted_say_so(tmp_path: Path) -> None:
+    with pytest.raises(NotFittedError):
+        Ridge().save(tmp_path / "a.skops")
+    assert not list(tmp_path.iterdir())
+
+
+def test_urls_of_other_file_systems() -> None:
+    model = Ridge().fit(X, Y)
+    model.save("memory://models/a.skops")
+    assert_array_equal(daskml_dist.load("memory://models/a.skops").coef_, model.coef_)
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [("a.pkl", "ends in none of .skops"), ("no/a.skops", "Cannot write .* folder that exists")],
+)
+def test_paths_that_cannot_be_written(path: str, told: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match=told):
+        Ridge().fit(X, Y).save(tmp_path / path)
+
+
+def test_files_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match=r"Cannot read .*FileNotFoundError"):
+        daskml_dist.load(tmp_path / "a.skops")
+
+
+def test_what_cannot_be_stored_is_named(tmp_path: Path) -> None:
+    clf = SGDClassifier(max_iter=1, tol=None).fit(X, Y)
+    clf.note_ = (one for one in "ab")
+    with pytest.raises(ModelFileError, match="SGDClassifier holds what skops cannot store"):
+        clf.save(tmp_path / "a.skops")
+
+
+class Doubled(LogLoss):
+    """A loss of one's own."""
+
+
+def test_classes_of_ones_own_are_read_where_they_are_trusted(tmp_path: Path) -> None:
+    path = tmp_path / "a.skops"
+    clf = SGDClassifier(Doubled(), max_iter=1, tol=None).fit(X, Y)
+    clf.save(path)
+    with pytest.raises(ModelFileError, match=r"trusted=\['.*Doubled'\]"):
+        daskml_dist.load(path)
+    found = daskml_dist.load(path, trusted=[f"{Doubled.__module__}.Doubled"])
+    assert_array_equal(found.predict_proba(X), clf.predict_proba(X))
+
+
+# --- files that are not what save() wrote ------------------------------------------------------
+
+
+def _members(path: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def _written(members: dict[str, bytes], how: int = zipfile.ZIP_STORED) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", how) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return buffer.getvalue()
+
+
+def _told(members: dict[str, bytes], **facts: Any) -> dict[str, bytes]:
+    manifest = json.loads(members[MANIFEST]) | facts
+    return members | {MANIFEST: json.dumps(manifest).encode()}
+
+
+def _attacks() -> dict[str, Any]:
+    changed = "daskml_dist/estimator.skops"
+    return {
+        "cut off": (lambda m: _written(m)[:-40], "is damaged, or"),
+        "no zip": (lambda m: b"coef: 1", "damaged, or no model file"),
+        "empty": (lambda m: b"", "damaged, or no model file"),
+        "no manifest": (
+            lambda m: _written({n: d for n, d in m.items() if n != MANIFEST}), "not written by save"
+        ),
+        "another byte": (
+            lambda m: _written(m | {"schema.json": m["schema.json"] + b" "}), "another checksum"
+        ),
+        "a member gone": (
+            lambda m: _written({n: d for n, d in m.items() if n != changed}), "is missing"
+        ),
+        "a member more": (lambda m: _written(m | {"x": b"1"}), "another checksum"),
+        "of a later version": (lambda m: _written(_told(m, format=99)), "Install a newer"),
+        "a manifest of another kind": (
+            lambda m: _written(m | {MANIFEST: b"[1]"}), "without checksums"
+        ),
+        "manifest without end": (lambda m: _written(m | {MANIFEST: b"[" * 10**5}), "no JSON"),
+        "compressed": (lambda m: _written(m, zipfile.ZIP_DEFLATED), "compressed members"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("attack", _attacks())
+def test_other_files_are_refused(attack: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.skops"
+    GaussianNB().fit(X, Y).save(path)
+    change, told = _attacks()[attack]
+    path.write_bytes(change(_members(path)))
+    with pytest.raises(ModelFileError, match=told):
+        daskml_dist.load(path)
+
+
+@pytest.mark.parametrize(
+    "name", ["os.system", "daskml_dist.callbacks.CSVLogger", "builtins.eval", "subprocess.Popen"]
+)
+def test_functions_and_classes_of_elsewhere_are_refused(name: str, tmp_path: Path) -> None:
+    module, _, kind = name.rpartition(".")
+    inner = {
+        "__class__": kind, "__module__": module, "__loader__": "TypeNode", "__id__": 7,
+        "protocol": 2, "_skops_version": "0.16",
+    }  # fmt: skip
+    path = tmp_path / "a.skops"
+    GaussianNB().fit(X, Y).save(path)
+    members = _members(path)
+    bad = _written({"schema.json": json.dumps(inner).encode()})
+
+    sums = json.loads(members[MANIFEST])["sha256"]
+    sums["daskml_dist/estimator.skops"] = hashlib.sha256(bad).hexdigest()
+    members = _told(members | {"daskml_dist/estimator.skops": bad}, sha256=sums)
+    path.write_bytes(_written(members))
+    with pytest.raises(ModelFileError, match=f"made of {name}"):
+        daskml_dist.load(path)

@@ -1,0 +1,94 @@
+"""Range test of learning rates, against gradient descent written out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client
+
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.linear_model import LogisticRegression, SGDClassifier, SGDRegressor
+from daskml_dist.model_selection import learning_rate_range
+from daskml_dist.neural_network import MLPClassifier
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(400, 3)) * [1.0, 2.0, 0.5]
+Y = X @ [1.0, -2.0, 3.0] + 0.1 * RNG.normal(size=400)
+LABELS = np.where(Y > 0, "yes", "no")
+RATES = np.logspace(-4, 1, 11)
+
+
+def _descended(rate: float, n_steps: int = 32) -> float:
+    """Half the mean square before the last of so many steps with all rows."""
+    w, loss = np.zeros(3), np.nan
+    for _ in range(n_steps):
+        residual = X @ w - Y
+        loss = float(residual @ residual) / (2 * len(X))
+        w -= rate * X.T @ residual / len(X)
+    return loss
+
+
+def test_losses_are_those_of_gradient_descent() -> None:
+    model = SGDRegressor(
+        penalty=None, optimizer="sgd", fit_intercept=False, batch_size=len(X), random_state=0
+    )
+    found = learning_rate_range(model, X, Y, rates=RATES[::-1])
+    assert (found.batch_size, found.n_rows, found.parameter) == (400, 400, "learning_rate")
+    np.testing.assert_array_equal(found.rates, RATES)
+    expected = np.array([_descended(rate) for rate in RATES])
+    calm = 2 / np.linalg.eigvalsh(X.T @ X / len(X)).max() > RATES
+    np.testing.assert_allclose(found.losses[calm], expected[calm], rtol=1e-9)
+    assert (found.losses[~calm] > 1e3 * found.losses[calm].max()).all()
+    gains = expected[0] - expected[calm]
+    assert found.suggestion == RATES[np.argmax(gains >= 0.9 * gains.max())]
+    assert not hasattr(model, "coef_")
+
+
+def test_a_sample_of_dask_rows_has_the_batches_of_all(client: Client) -> None:
+    rows = da.from_array(np.tile(X, (10, 1)), chunks=(500, 3))
+    labels = da.from_array(np.tile(LABELS, 10), chunks=500)
+    model = SGDClassifier(random_state=0, batch_size=50)
+    found = learning_rate_range(model, rows, labels, n_rows=1000)
+    assert found.n_rows == 1000
+    fitted = SGDClassifier(
+        random_state=0, batch_size=50, learning_rate=found.suggestion, tol=None, max_iter=1
+    ).fit(rows, labels)
+    (record,) = fitted.history_
+    assert found.batch_size == pytest.approx(record["rows"] / record["steps"], abs=1)
+    assert record["loss"] < 0.5 * np.log(2)
+
+
+def test_a_network_and_its_plot() -> None:
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    pyplot.switch_backend("Agg")
+    model = MLPClassifier((8,), random_state=0)
+    found = learning_rate_range(model, X, LABELS, rates=[1e-6, 1e-3, 1e-1])
+    assert found.parameter == "learning_rate_init"
+    assert found.suggestion == 1e-1
+    ax = found.plot()
+    np.testing.assert_array_equal(ax.lines[0].get_xydata(), np.c_[found.rates, found.losses])
+    assert ax.lines[1].get_xdata()[0] == found.suggestion
+    pyplot.close("all")
+
+
+def test_no_rate_is_suggested_where_none_gains() -> None:
+    found = learning_rate_range(SGDClassifier(random_state=0), X, LABELS, rates=[1e-12, 1e-11])
+    assert found.suggestion is None
+    assert repr(found) == "<LearningRates: 2 from 1e-12 to 1e-11, suggestion none>"
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "remedy"),
+    [
+        (LogisticRegression(), {}, "trained by gradient steps"),
+        (SGDClassifier(), {"rates": [0.1, -1.0]}, "numbers > 0"),
+        (SGDClassifier(), {"rates": "fast"}, "numbers > 0"),
+        (SGDClassifier(), {"n_rows": 0}, ">= 1"),
+    ],
+)
+def test_what_cannot_be_tried_is_told(model: Any, given: dict[str, Any], remedy: str) -> None:
+    with pytest.raises(InvalidParameterError, match=remedy):
+        learning_rate_range(model, X, LABELS, **given)

@@ -1,0 +1,128 @@
+"""Ranking scores of stacks: all columns together, and exactly those of the rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client
+from scipy.special import expit
+from sklearn.metrics import average_precision_score, roc_auc_score
+from sklearn.model_selection import KFold, ShuffleSplit
+
+from daskml_dist.linear_model import LogisticRegression, LogisticRegressionCV, SGDClassifier
+from daskml_dist.model_selection import GridSearchCV, _stacking
+from daskml_dist.solvers import stacked_ranks
+
+RNG = np.random.default_rng(0)
+N = 400
+X = RNG.integers(-2, 3, (N, 4)).astype(np.float64)  # many rows have equal scores
+Y = (RNG.random(N) < expit(X[:, 0] - X[:, 1])).astype(int)
+WEIGHTS = RNG.integers(0, 4, N) / 3
+TRUTHS = {"roc_auc": roc_auc_score, "average_precision": average_precision_score}
+CV = ShuffleSplit(2, test_size=0.4, random_state=0)
+SGD = SGDClassifier(max_iter=2, tol=None, random_state=0)
+
+
+@pytest.mark.parametrize("kind", ["ties", "few", "constant", "none tied"])
+def test_a_columns_scores_are_scikit_learns(kind: str) -> None:
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        n = 3 if kind == "few" else 50
+        y, weight = np.append([0, 1], rng.integers(0, 2, n)), rng.random(n + 2) ** 4
+        scores = {"constant": np.zeros(n + 2), "none tied": rng.normal(size=n + 2)}.get(
+            kind, rng.integers(0, 5, n + 2) / 3
+        )
+        found = stacked_ranks.rankings(scores, np.where(y == 1, weight, -weight))
+        truth = [metric(y, scores, sample_weight=weight) for metric in TRUTHS.values()]
+        np.testing.assert_allclose(found, truth, rtol=1e-12)
+
+
+def test_what_cannot_be_ranked_is_no_number() -> None:
+    for scores, signed in (
+        ([], []), ([1.0, 2.0], [1.0, 1.0]), ([1.0, 2.0], [-1.0, -1.0]),
+        ([np.nan, 2.0], [-1.0, 1.0]),
+    ):  # fmt: skip
+        assert np.isnan(stacked_ranks.rankings(np.array(scores), np.array(signed))).all()
+
+
+class _Kept(GridSearchCV):
+    """A search that keeps its fits."""
+
+    def _fits(self, splits: Any, candidates: Any, scorers: Any) -> Any:
+        self.fits = super()._fits(splits, candidates, scorers)
+        return self.fits
+
+
+def _check(
+    estimator: Any, name: str, rows: Any, y: Any, weight: Any, cv: Any = CV
+) -> None:  # fmt: skip
+    search = _Kept(
+        estimator, {name: [1e-3, 1.0, 0.1]}, cv=cv, refit=False, scoring=list(TRUTHS),
+        return_train_score=True,
+    ).fit(rows, y, sample_weight=weight)  # fmt: skip
+    for row in search.fits:
+        for fit, sides in zip(row, cv.split(X), strict=True):
+            for side, found in zip(sides, (fit.train, fit.test), strict=True):
+                scores = fit.estimator.decision_function(X[side])
+                for metric, truth in TRUTHS.items():
+                    given = WEIGHTS[side] if weight is not None else None
+                    expected = truth(Y[side], scores, sample_weight=given)
+                    assert found[metric] == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.fixture
+def together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No column is scored by a look at the rows of its own."""
+
+    def look(*args: Any, **named: Any) -> Any:
+        raise AssertionError("A column was scored alone.")
+
+    monkeypatch.setattr(_stacking, "score_sides", look)
+
+
+@pytest.mark.usefixtures("together")
+@pytest.mark.parametrize("weight", [None, WEIGHTS], ids=["", "weights"])
+def test_columns_are_ranked_together(monkeypatch: pytest.MonkeyPatch, weight: Any) -> None:
+    _check(LogisticRegression(), "C", X, Y, weight)
+    # As many passes as there are pairs of columns.
+    monkeypatch.setattr(stacked_ranks, "_TOGETHER", 4 * N)
+    _check(SGD, "alpha", X, Y, weight)
+
+
+@pytest.mark.usefixtures("together")
+def test_columns_are_ranked_on_workers(client: Client) -> None:
+    rows, y, weight = (da.from_array(a, chunks=(70, *a.shape[1:])) for a in (X, Y, WEIGHTS))
+    _check(SGD, "alpha", rows, y, weight, KFold(2))
+
+
+def test_columns_that_are_too_long_are_scored_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacked_ranks, "_TOGETHER", 10)
+    _check(SGD, "alpha", X, Y, None)
+
+
+def test_a_positive_label_of_the_metrics_own() -> None:
+    """The metric calls 1 positive, though 2 is larger."""
+    found = GridSearchCV(
+        SGD, {"alpha": [0.1]}, cv=CV, refit=False, scoring="average_precision"
+    ).fit(X, 2 - Y)  # fmt: skip
+    own = SGDClassifier(alpha=0.1, max_iter=2, tol=None, random_state=0)
+    train, test = next(CV.split(X))
+    own.fit(X[train], 2 - Y[train])
+    expected = average_precision_score(Y[test], -own.decision_function(X[test]))
+    assert found.cv_results_["split0_test_score"][0] == pytest.approx(expected, abs=0.02)
+
+
+def test_paths_are_ranked_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    def scores(name: str) -> Any:
+        model = LogisticRegressionCV(
+            Cs=3, cv=CV, scoring=name, refit=False, use_legacy_attributes=False
+        )
+        return model.fit(X, Y).scores_
+
+    together = [scores(name) for name in TRUTHS]
+    monkeypatch.setattr(stacked_ranks, "_TOGETHER", 10)
+    alone = [scores(name) for name in TRUTHS]
+    np.testing.assert_allclose(together, alone, rtol=1e-12)
