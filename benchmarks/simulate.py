@@ -10,11 +10,11 @@ from typing import Any
 from threadpoolctl import threadpool_limits
 
 from benchmarks._common import logistic_rows, markdown, persisted, processes
-from benchmarks.simulator import Costs, Outcome, Stragglers, simulate
 from benchmarks.simulator.costs import measure, step_seconds
 from benchmarks.simulator.threads import SCHEMES, updates_per_second
 from benchmarks.simulator.training import LogisticRun, Problem
 from daskml_dist.linear_model import SGDClassifier
+from daskml_dist.planning.simulator import Costs, Outcome, Stragglers, simulate
 from daskml_dist.policies import (
     AllReduce,
     Asynchronous,

@@ -24,6 +24,7 @@ from daskml_dist.data.row_checks import check_row_shape
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, NotFittedError
 from daskml_dist.errors.foreign import called_here
 from daskml_dist.inference.predict import map_rows, results_of_rows
+from daskml_dist.planning import Planned
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.engine import Engine, FitResult
 from daskml_dist.training.history import History
@@ -35,7 +36,7 @@ from daskml_dist.training.survey import Survey
 __all__ = ["BaseOnRows", "survey_of"]
 
 
-class BaseOnRows(Exported, BaseEstimator):
+class BaseOnRows(Planned, Exported, BaseEstimator):
     """Base class of estimators fitted to rows, with or without a target.
 
     Of the parameters `run`, `device`, `callbacks` and `verbose` an estimator's constructor has

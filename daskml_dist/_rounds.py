@@ -107,6 +107,7 @@ class BaseRounds(BaseOnRows):
         class_weight = self._params()["class_weight"]
         collection = self._collection(X, y, sample_weight, reset=reset)
         callbacks = self._callbacks(None, aside=(Checkpoint,))
+        client = self._placed(client, collection)
         with open_engine(collection, client, run.memory_budget, run.device, callbacks) as engine:
             engine.leave(self._made_share)
             rows = self._rows(engine, run, classes, class_weight, weighted)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,6 @@ from daskml_dist.data.batches import LaneSpec
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.optimizers import NAG, Adagrad
-from daskml_dist.planning import Plan, advise
 from daskml_dist.policies import Policy
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.training.adaptive import train_adaptively
@@ -34,9 +33,6 @@ __all__ = ["BaseSGD"]
 
 class BaseSGD(BaseSteps, BaseLinear):
     """Base class of linear models trained by gradient steps."""
-
-    #: Whether the costs of `daskml_dist.planning` are those of its fits.
-    _plannable: ClassVar[bool] = True
 
     def fit(
         self,
@@ -73,10 +69,11 @@ class BaseSGD(BaseSteps, BaseLinear):
             :class:`daskml_dist.callbacks.EvalMonitor`.
         policy : str or Policy, optional
             For this fit only.
-        client : distributed.Client or "inline", optional
+        client : distributed.Client, "inline" or "auto", optional
             Default: the current client. Without one, rows in memory are trained in this process
             and a Dask collection on a cluster inside it. ``"inline"`` trains rows in memory in this
-            process, though there be a client.
+            process, though there be a client; ``"auto"`` where that is sooner, by
+            :meth:`plan`'s costs.
 
         Returns
         -------
@@ -97,21 +94,6 @@ class BaseSGD(BaseSteps, BaseLinear):
             eval_set=eval_set, scoring=scoring,
         )  # fmt: skip
         return self
-
-    def plan(self, X: Any, y: Any, *, client: Any = None) -> Plan:
-        """Tell where :meth:`fit` had better run, and what it will take at each place.
-
-        Parameters
-        ----------
-        X, y, client
-            As in :meth:`fit`; X is dense, and the number of its rows known.
-
-        Returns
-        -------
-        Plan
-            See :func:`daskml_dist.planning.advise`, which also tells what is raised.
-        """
-        return advise(X, self, y, client=client)
 
     def _params(self) -> dict[str, Any]:
         return resolved(super()._params())

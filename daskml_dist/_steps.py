@@ -165,6 +165,7 @@ class BaseSteps(BaseOnRows):
         callbacks = self._callbacks(settings.max_iter, first=eval_monitors(eval_set, scoring))
         collection = self._collection(X, y, sample_weight, reset=not go_on)
         run, weighted = settings.run, sample_weight is not None
+        client = self._placed(client, collection)
         with open_engine(collection, client, run.memory_budget, run.device, callbacks) as engine:
             if run.shard == "features":
                 engine.cut_columns(run.n_lanes)

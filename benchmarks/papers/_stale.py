@@ -19,11 +19,11 @@ from distributed import Client
 from threadpoolctl import threadpool_limits
 
 from benchmarks._common import persisted, processes
-from benchmarks.simulator import Costs, Stragglers, simulate
 from benchmarks.simulator.training import LogisticRun, Problem
 from daskml_dist import Run
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.optimizers import SGD
+from daskml_dist.planning.simulator import Costs, Stragglers, simulate
 from daskml_dist.policies import BoundedStaleness, Policy
 
 __all__ = ["LANES", "PulledSeldom", "Reached", "measured", "simulated"]

@@ -12,8 +12,8 @@ from pathlib import Path
 from benchmarks._common import markdown
 from benchmarks.papers._picture import BLUE, GREY, ORANGE, label, shades, small_picture
 from benchmarks.papers._stale import LANES, PulledSeldom, Reached, measured, simulated
-from benchmarks.simulator import Stragglers
 from benchmarks.simulator.training import Problem
+from daskml_dist.planning.simulator import Stragglers
 from daskml_dist.policies import BoundedStaleness
 
 __all__ = ["draw", "measure", "table"]

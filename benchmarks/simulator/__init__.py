@@ -1,8 +1,1 @@
-"""A simulator of training: real policies and gates, modelled time."""
-
-from __future__ import annotations
-
-from benchmarks.simulator.events import allreduce_seconds, simulate
-from benchmarks.simulator.parts import Costs, Outcome, Stragglers, Training
-
-__all__ = ["Costs", "Outcome", "Stragglers", "Training", "allreduce_seconds", "simulate"]
+"""What feeds the simulator of `daskml_dist.planning`: measured costs, real gradients, cores."""

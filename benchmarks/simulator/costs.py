@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from benchmarks._common import logistic_rows
-from benchmarks.simulator.parts import Costs
 from benchmarks.simulator.server import make_server, run_server
 from daskml_dist.comm.base import Endpoint, Wait
 from daskml_dist.comm.bounds import Bounds
@@ -22,6 +21,7 @@ from daskml_dist.comm.listener import Credentials
 from daskml_dist.comm.remote import RemoteConnection
 from daskml_dist.comm.socket import Inbox, Outbox
 from daskml_dist.linear_model import SGDClassifier
+from daskml_dist.planning.simulator import Costs
 from daskml_dist.policies import Synchronous
 from daskml_dist.ps.messages import Request
 

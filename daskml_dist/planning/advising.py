@@ -3,52 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from daskml_dist.errors import InvalidParameterError
-from daskml_dist.models.linear import LinearModel
 from daskml_dist.planning.cache import load, save
 from daskml_dist.planning.costs import Costs
+from daskml_dist.planning.families import Family, family_of
 from daskml_dist.planning.measure import measured_costs
-from daskml_dist.planning.places import (
-    Place,
-    cluster_place,
-    inline_place,
-    traffic_of,
-    work_of,
-)
+from daskml_dist.planning.places import Place, cluster_place, inline_place
 from daskml_dist.planning.plan import Choice, Plan
-from daskml_dist.planning.rows import RowsShape, shape_of
+from daskml_dist.planning.rows import RowsShape
+from daskml_dist.planning.supposed import supposed_choice
 from daskml_dist.planning.text import bytes_text, seconds_text
 from daskml_dist.training.run import INLINE, client_of
-from daskml_dist.training.settings import Settings
 
-__all__ = ["advise"]
-
-#: Policies that a plan looks at beside the estimator's own.
-_OTHERS = ("sync", "async", "local", "average")
-#: Policies of the same steps.
-_SAME = {"sync": {"sync", "allreduce"}, "allreduce": {"sync", "allreduce"}}
-#: Factors of the expected seconds that make the range, at each place.
-_RANGE = {INLINE: (1 / 1.5, 1.5), "cluster": (1 / 1.7, 1.7)}
+__all__ = ["advise", "known_costs"]
 
 
 def advise(X: Any, estimator: Any, y: Any = None, client: Any = None) -> Plan:
     """Tell where a fit had better run, and what it will take at each place.
 
     The first plan of an estimator's kind makes some tiny fits at each place, which tell what a fit,
-    a pass, a step, a row and an entry cost there; Dask's setting ``daskml_dist.planning.cache``
+    a pass, a row and an entry cost there; Dask's setting ``daskml_dist.planning.cache``
     (default True) keeps them in the user's cache folder. No row of X is read.
 
     Parameters
     ----------
     X : dask Array or DataFrame, array-like or pandas.DataFrame
-        Of shape (n_rows, n_features), dense.
+        Of shape (n_rows, n_features), dense. Ratings, in memory, for
+        :class:`~daskml_dist.recommender.ALS`.
     estimator : estimator
-        Trained by gradient steps, linear: :class:`~daskml_dist.linear_model.SGDClassifier`,
-        :class:`~daskml_dist.linear_model.SGDRegressor` and estimators of your own like these.
-        It is left as it is.
+        One that there is a cost model for: linear models by steps and by rounds, K-means, PCA,
+        trees, forests, boosting, ALS, and estimators of your own like these. It is left as it is.
     y : str, dask Array or Series, or array-like, of shape (n_rows,)
     client : distributed.Client, optional
         Default: the current client. Without one the only place is this process.
@@ -71,125 +57,128 @@ def advise(X: Any, estimator: Any, y: Any = None, client: Any = None) -> Plan:
     >>> plan = daskml_dist.advise(X, SGDClassifier(), y)    # doctest: +SKIP
     >>> print(plan)                                         # doctest: +SKIP
     >>> clf = plan.best.fit(X, y)                           # doctest: +SKIP
+    >>> print(plan.what_if(50, bandwidth="10Gbit"))         # doctest: +SKIP
     """
-    settings = _settings(estimator)
-    rows = shape_of(estimator, X, y)
-    client = client_of(rows.collection) if client is None else client
-    places = [inline_place(settings)]
+    family = family_of(estimator)
+    family.check(estimator)
+    rows = family.shape(estimator, X, y)
+    client = client_of(rows.collection) if client is None else client  # type: ignore[arg-type]
     notes = list(rows.notes)
+    places = [inline_place(family.lanes(estimator))]
     if client is not None:
-        cluster = cluster_place(settings, rows, client)
+        cluster = cluster_place(family.lanes(estimator), family.budget(estimator), rows, client)
         if cluster is None:
             notes.append("The cluster has no worker yet, so it is left out.")
         else:
             places.append(cluster)
-    costs = [_costs(estimator, settings, place, rows) for place in places]
+    asked = _Asked(family, estimator, rows)
+    costs: list[Costs] = []
+    for place in places:
+        costs.append(asked.costs(place, costs[0] if costs else Costs({})))
     choices = [
         choice
         for place, cost in zip(places, costs, strict=True)
-        for choice in _choices(estimator, settings, place, rows, cost, gather=costs[-1].gather)
+        for choice in asked.choices(place, cost, costs[0], gather=costs[-1].gather)
     ]
     notes += _memory_notes(choices, places)
-    title = (
-        f"{type(estimator).__name__}, {rows.n_rows:,} rows x {rows.n_features:,} features, "
-        f"{bytes_text(rows.nbytes)}"
-    )
-    plan = Plan(title, tuple(choices), "", tuple(notes))
+    size = f"{rows.n_rows:,} rows x {rows.n_features:,} features"
+    size = f"{rows.n_rows:,} ratings" if rows.keys else size
+    title = f"{type(estimator).__name__}, {size}, {bytes_text(rows.nbytes)}"
+    plan = Plan(
+        title, tuple(choices), "", tuple(notes), asked.supposed(costs[0], costs[1:])
+    )  # fmt: skip
     return replace(plan, why=_reason(plan, places, costs))
 
 
-def _settings(estimator: Any) -> Settings:
-    if not getattr(estimator, "_plannable", False):
-        raise InvalidParameterError(
-            f"There are no plans for {type(estimator).__name__}: the costs are those of linear "
-            "models by gradient steps, SGDClassifier and SGDRegressor. Measure a fit of a part of "
-            "the rows instead."
-        )
-    settings: Settings = estimator._settings(None)
-    if settings.policy.uses_threads or settings.run.shard == "features":
-        what = "shard='features'" if settings.run.shard == "features" else settings.policy.name
-        raise InvalidParameterError(
-            f"There are no plans for {what}: its cost is not that of steps, rows and entries. Use "
-            "another policy, with rows in the lanes, or measure a fit of a part of the rows."
-        )
-    return settings
+def known_costs(family: Family, estimator: Any, place: Place, rows: RowsShape) -> Costs | None:
+    """Costs at a place that were measured before; None where they were not."""
+    return load(_key(family, estimator, place, rows))
 
 
-def _costs(estimator: Any, settings: Settings, place: Place, rows: RowsShape) -> Costs:
-    """Costs at a place, out of the file or measured now."""
-    source = rows.collection.kind if place.name != INLINE else "memory"
+def _key(family: Family, estimator: Any, place: Place, rows: RowsShape) -> str:
     several = rows.n_classes > 2
-    key = (
-        f"{type(estimator).__name__}, {estimator._loss()!r}, {settings.optimizer!r}, "
-        f"{settings.penalty!r}, {settings.policy!r}, {settings.average is not None}, "
-        f"{settings.auto_rate}, {settings.run!r}, {rows.dtype}, {several}, from {source}; "
-        f"{place.machine}"
-    )
-    found = load(key)
-    if found is None:
-        others = [name for name in _others(estimator, settings) if _differs(name, settings, place)]
-        found = measured_costs(estimator, settings, place, source, rows.dtype, several, others)
-        save(key, found)
-    return found
+    source = rows.kind if place.name != INLINE else "memory"
+    return f"{family.key(estimator)}, {rows.dtype}, {several}, from {source}; {place.machine}"
 
 
-def _others(estimator: Any, settings: Settings) -> list[str]:
-    """Names of other policies that the estimator can be trained under."""
-    own = settings.policy.name
-    found = []
-    for name in _OTHERS:
-        if name in _SAME.get(own, {own}):
-            continue
-        try:
-            estimator._settings(name)
-        except InvalidParameterError:
-            continue
-        found.append(name)
-    return found
+@dataclass(frozen=True)
+class _Asked:
+    """What a plan is asked for.
 
+    Parameters
+    ----------
+    family : Family
+    estimator : estimator
+    rows : RowsShape
+    """
 
-def _differs(name: str, settings: Settings, place: Place) -> bool:
-    """Whether steps under a policy differ from the user's; a lane that is alone meets nobody."""
-    return place.lanes > 1 or not settings.policy.lockstep or name == "async"
+    family: Family
+    estimator: Any
+    rows: RowsShape
 
+    def costs(self, place: Place, here: Costs) -> Costs:
+        """Costs at a place, out of the file or measured now; there, with those of this process."""
+        family, rows = self.family, self.rows
+        key = _key(family, self.estimator, place, rows)
+        found = load(key)
+        if found is None:
+            source = rows.kind if place.name != INLINE else "memory"
+            names = family.policies(self.estimator)
+            others = [name for name in names if family.differs(self.estimator, name, place)]
+            known = {name: v for name, v in here.values.items() if name in family.computing}
+            found = measured_costs(
+                family, self.estimator, place, source, rows.dtype, rows.n_classes > 2, known,
+                others,
+            )  # fmt: skip
+            # Whatever a fit does in one process it does on workers too.
+            least = {name: max(v, here.values.get(name, 0.0)) for name, v in found.values.items()}
+            found = replace(found, values=least)
+            save(key, found)
+        return found
 
-def _choices(
-    estimator: Any, settings: Settings, place: Place, rows: RowsShape, costs: Costs, gather: float
-) -> list[Choice]:
-    """Choices of a place, of the user's policy and of others; those of the same steps are one."""
-    model = LinearModel(
-        estimator._loss(), rows.n_features, rows.n_classes, bool(estimator.fit_intercept)
-    )
-    work = work_of(place, settings, model, rows.n_rows, settings.max_iter)
-    quick = work
-    if settings.tol is not None:
-        quick = replace(work, passes=min(settings.max_iter, settings.n_iter_no_change + 1))
-    memory = rows.nbytes / place.trainers
-    moved = gather * rows.nbytes if place.name == INLINE and rows.collection.kind == "dask" else 0.0
-    here = place.name == INLINE and rows.collection.kind == "memory"
-    low, high = _RANGE[place.name]
-    found = []
-    for name in [settings.policy.name, *_others(estimator, settings)]:
-        own = name == settings.policy.name
-        if not own and not _differs(name, settings, place):
-            continue
-        policy = settings.policy if own else estimator._settings(name).policy
-        shortest, longest = (moved + costs.seconds(w, name) for w in (quick, work))
-        found.append(
-            Choice(
-                estimator,
-                place.name,
-                name,
-                settings.max_iter,
-                costs.pass_seconds(work, name),
-                (low * shortest, high * longest) if here or memory <= place.room else None,
-                traffic_of(place, rows, policy, work),
-                memory,
-                own,
-                place.client,
+    def choices(self, place: Place, costs: Costs, here: Costs, gather: float) -> list[Choice]:
+        """Choices of a place, of the user's policy and of others."""
+        family, estimator, rows = self.family, self.estimator, self.rows
+        inline, lazy = place.name == INLINE, rows.kind == "dask"
+        least, most = family.passes(estimator, here)
+        works = [family.work(estimator, rows, place, passes) for passes in (least, most)]
+        memory = rows.nbytes / place.trainers
+        moved = gather * rows.nbytes if inline and lazy else 0.0
+        sent = rows.nbytes if lazy == inline else 0.0
+        low, high = 1 / family.spread[place.name], family.spread[place.name]
+        own_name = family.choice_policy(estimator)
+        names = [own_name]
+        names += [n for n in family.policies(estimator) if family.differs(estimator, n, place)]
+        found = []
+        for name in names:
+            shortest, longest = (moved + costs.seconds(work, name) for work in works)
+            fits = memory <= place.room or (inline and not lazy)
+            found.append(
+                Choice(
+                    estimator,
+                    place.name,
+                    name,
+                    (round(least), round(most)),
+                    costs.pass_seconds(works[1], name),
+                    (low * shortest, high * longest) if fits else None,
+                    sent + family.traffic(estimator, name, place, works[1]),
+                    memory,
+                    name == own_name,
+                    place.client,
+                )
             )
-        )
-    return found
+        return found
+
+    def supposed(self, here: Costs, there: Sequence[Costs]) -> Any:
+        """Function that makes the choice of a cluster which there is not."""
+        start = there[0].values.get("fit", 0.0) if there else self.family.usual_there["fit"]
+
+        def choice(**given: Any) -> Choice:
+            return supposed_choice(
+                self.family, self.estimator, self.rows, here, start=start, **given
+            )
+
+        return choice
 
 
 def _memory_notes(choices: Sequence[Choice], places: Sequence[Place]) -> list[str]:
@@ -215,8 +204,12 @@ def _reason(plan: Plan, places: Sequence[Place], costs: Sequence[Costs]) -> str:
     if not others:
         alone = "there is no Client with workers to compare with"
         return f"{fits}; about {seconds_text(best.expected)}, and {alone}."
-    place, cost = places[-1], costs[-1]
-    start = f"{seconds_text(cost.fit)} start, {seconds_text(cost.step)} a step there"
+    place, values = places[-1], costs[-1].values
+    start = f"{seconds_text(values.get('fit', 0.0))} start"
+    for name, what in (("step", "a step"), ("pass", "a pass")):
+        if values.get(name):
+            start += f", {seconds_text(values[name])} {what} there"
+            break
     other = others[0]
     words = {INLINE: "inline", "cluster": f"on {place.text}"}
     if other.seconds is None:

@@ -8,6 +8,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,14 @@ def save(key: str, costs: Costs) -> None:
 
 
 def _read(path: Path) -> Mapping[str, Any]:
+    with suppress(OSError):
+        return _parsed(path, path.stat().st_mtime_ns)
+    return {}
+
+
+@lru_cache(maxsize=4)
+def _parsed(path: Path, changed: int) -> Mapping[str, Any]:
+    """The file's values; read anew once it has changed."""
     with suppress(OSError, ValueError):
         values = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(values, dict):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from html import escape
 from typing import Any
 
 from dask.base import compute
 
 from daskml_dist.data.lazy import is_dask
+from daskml_dist.errors import InvalidParameterError
 from daskml_dist.planning.text import bytes_text, range_text, seconds_text
 from daskml_dist.training.run import INLINE
 
@@ -25,12 +26,12 @@ class Choice:
     Parameters
     ----------
     estimator : estimator
-    place : {"inline", "cluster"}
-        In this process, or on the workers of the client.
+    place : str
+        "inline": in this process; "cluster": on the workers of the client; else a supposed one.
     policy : str
-        Name of the policy.
-    passes : int
-        Passes over the rows, at most where `tol` may end the fit sooner.
+        Name of the policy; what meets, where there is none.
+    passes : tuple of (int, int)
+        Passes over the rows that are likely, at least and at most.
     pass_seconds : float
         Of one pass.
     seconds : tuple of (float, float), or None
@@ -47,7 +48,7 @@ class Choice:
     estimator: Any = field(repr=False)
     place: str
     policy: str
-    passes: int
+    passes: tuple[int, int]
     pass_seconds: float
     seconds: tuple[float, float] | None
     traffic: float
@@ -62,7 +63,7 @@ class Choice:
             return float("inf")
         return float((self.seconds[0] * self.seconds[1]) ** 0.5)
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
         """Fit the estimator so; Dask rows are gathered first where they are trained inline.
 
         Parameters
@@ -73,12 +74,23 @@ class Choice:
         Returns
         -------
         estimator
+
+        Raises
+        ------
+        InvalidParameterError
+            The place is a supposed one.
         """
+        if self.place not in (INLINE, "cluster"):
+            raise InvalidParameterError(
+                f"There are no {self.place}: this choice was a supposition. Start a cluster, and "
+                "take plan.best of a plan made with its client."
+            )
         if self.place == INLINE and any(map(is_dask, (X, y, sample_weight))):
             X, y, sample_weight = compute(X, y, sample_weight)
         client = INLINE if self.place == INLINE else self.client
         policy = {} if self.own else {"policy": self.policy}
-        return self.estimator.fit(X, y, sample_weight, client=client, **policy)
+        weight = {} if sample_weight is None else {"sample_weight": sample_weight}
+        return self.estimator.fit(X, y, client=client, **weight, **policy)
 
 
 @dataclass(frozen=True)
@@ -100,6 +112,56 @@ class Plan:
     choices: tuple[Choice, ...]
     why: str
     notes: tuple[str, ...] = ()
+    _suppose: Callable[..., Choice] | None = field(default=None, repr=False)
+
+    def what_if(
+        self,
+        workers: int,
+        *,
+        bandwidth: Any = "10Gbit",
+        latency: float = 50e-6,
+        stragglers: float = 0.1,
+        policy: str | None = None,
+    ) -> Plan:
+        """This plan, and what the fit would take on a cluster that there is not.
+
+        Computing takes what it does in this process; who waits for whom is simulated with the
+        gates of the policy, and messages by their bytes (see the page on simulation, which tells
+        what is left out).
+
+        Parameters
+        ----------
+        workers : int
+            Machines like this one, with a lane each.
+        bandwidth : str or float, default="10Gbit"
+            Of each machine's network card, each way: "10Gbit", "1.25GB", or bytes a second.
+        latency : float, default=50e-6
+            Seconds of a message, one way.
+        stragglers : float, default=0.1
+            Sigma of a lognormal factor on each step's time.
+        policy : str, optional
+            Default: the estimator's own.
+
+        Returns
+        -------
+        Plan
+
+        Raises
+        ------
+        InvalidParameterError
+            A value is none of these, or the policy none that the estimator is planned under.
+
+        Examples
+        --------
+        >>> plan.what_if(50, bandwidth="10Gbit")    # doctest: +SKIP
+        """
+        assert self._suppose is not None
+        choice = self._suppose(
+            workers=workers, bandwidth=bandwidth, latency=latency,
+            stragglers=stragglers, policy=policy,
+        )  # fmt: skip
+        note = f"{choice.place}: simulated, not measured; {bandwidth} a machine."
+        return replace(self, choices=(*self.choices, choice), notes=(*self.notes, note))
 
     @property
     def best(self) -> Choice:
@@ -107,7 +169,7 @@ class Plan:
 
         Other policies end in other coefficients, so time alone does not choose between them.
         """
-        own = (choice for choice in self.choices if choice.own)
+        own = (c for c in self.choices if c.own and c.place in (INLINE, "cluster"))
         # Rows that fit nowhere are read again in each pass, which workers do side by side.
         return min(own, key=lambda choice: (choice.expected, choice.place == INLINE))
 
@@ -141,11 +203,11 @@ class Plan:
 
 
 def _cells(choice: Choice) -> Sequence[str]:
-    sure = choice.estimator.tol is None
+    least, most = choice.passes
     return (
         choice.place,
         choice.policy,
-        f"{choice.passes}" if sure else f"{choice.passes} at most",
+        f"{least}" if least == most else f"{least} to {most}",
         seconds_text(choice.pass_seconds),
         "unknown" if choice.seconds is None else range_text(choice.seconds),
         bytes_text(choice.traffic),

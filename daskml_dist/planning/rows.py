@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +14,10 @@ from daskml_dist.data.collection import Collection
 from daskml_dist.data.conversion import to_host
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 
-__all__ = ["RowsShape", "shape_of"]
+__all__ = ["RowsShape", "shape_of", "shape_of_collection"]
 
-#: Labels that are looked at.
-_LABELS = 1 << 14
+#: Labels that are looked at, and those for a decision that may not take long.
+_LABELS, _FEW = 1 << 14, 1 << 9
 
 
 @dataclass(frozen=True)
@@ -30,25 +31,47 @@ class RowsShape:
         0 for regression.
     dtype : str
         Of the features, as they are trained.
-    collection : Collection
+    collection : Collection or None
+        None: nobody has them, as those of tiny fits.
     persisted : bool
         Whether Dask rows are in the memory of workers.
     notes : tuple of str
         What was taken for granted.
+    keys : tuple of float
+        Users and items, of ratings.
+    item_bytes : int or None
+        Bytes of a row where it is no row of features.
     """
 
     n_rows: int
     n_features: int
     n_classes: int
     dtype: str
-    collection: Collection
-    persisted: bool
+    collection: Collection | None = None
+    persisted: bool = True
     notes: tuple[str, ...] = ()
+    keys: tuple[float, ...] = ()
+    item_bytes: int | None = None
+
+    @property
+    def kind(self) -> str:
+        """Where the rows are, "memory" or "dask"."""
+        return "memory" if self.collection is None else self.collection.kind
+
+    @property
+    def n_parts(self) -> int:
+        """Blocks that rows of Dask are in."""
+        return 1 if self.collection is None else len(self.collection.parts)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an entry."""
+        return int(np.dtype(self.dtype).itemsize)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the features."""
-        return self.n_rows * self.n_features * np.dtype(self.dtype).itemsize
+        return self.n_rows * (self.item_bytes or self.n_features * self.itemsize)
 
 
 def shape_of(estimator: Any, X: Any, y: Any) -> RowsShape:
@@ -61,7 +84,13 @@ def shape_of(estimator: Any, X: Any, y: Any) -> RowsShape:
     InvalidParameterError
         The rows are sparse.
     """
-    collection = estimator._aligned(*estimator._taken(X, y, None))
+    # A fit notes what it finds of the columns.
+    collection = copy.copy(estimator)._collection(X, y, None, reset=True)
+    return shape_of_collection(estimator, collection)
+
+
+def shape_of_collection(estimator: Any, collection: Any, *, quick: bool = False) -> RowsShape:
+    """Shape of the rows of a fit; `quick` looks at few of the labels."""
     X, y, _ = collection.inputs
     if _is_sparse(X):
         raise InvalidParameterError(
@@ -77,7 +106,7 @@ def shape_of(estimator: Any, X: Any, y: Any) -> RowsShape:
     n_classes = 0
     notes: list[str] = []
     if estimator._classification:
-        n_classes, notes = _classes(y, collection, persisted)
+        n_classes, notes = _classes(y, collection, persisted, _FEW if quick else _LABELS)
     if collection.kind == "dask" and not persisted:
         notes.append(
             "X is lazy: the time of its graph comes on top, wherever it is trained. Persist it to "
@@ -89,7 +118,7 @@ def shape_of(estimator: Any, X: Any, y: Any) -> RowsShape:
     )  # fmt: skip
 
 
-def _classes(y: Any, collection: Collection, persisted: bool) -> tuple[int, list[str]]:
+def _classes(y: Any, collection: Collection, persisted: bool, looked: int) -> tuple[int, list[str]]:
     """Number of labels, of some of them."""
     if collection.kind == "memory":
         labels = to_host(y)
@@ -100,7 +129,7 @@ def _classes(y: Any, collection: Collection, persisted: bool) -> tuple[int, list
     else:
         return 2, ["y is lazy: two classes are taken for granted."]
     labels = np.asarray(labels)
-    return len(np.unique(labels[:: max(1, len(labels) // _LABELS)])), []
+    return len(np.unique(labels[:: max(1, len(labels) // looked)])), []
 
 
 def _is_sparse(X: Any) -> bool:

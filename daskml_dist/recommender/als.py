@@ -19,6 +19,7 @@ from daskml_dist._run import Run
 from daskml_dist.backends.als import LeastSquares
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.models.factors import Factors
+from daskml_dist.planning import Planned
 from daskml_dist.recommender._base import BaseRecommender
 from daskml_dist.solvers.als import ALSSolver
 from daskml_dist.solvers.keyed import KeyedSolution
@@ -29,7 +30,7 @@ from daskml_dist.training.keyed_fit import KeyedFit
 __all__ = ["ALS"]
 
 
-class ALS(BaseRecommender):
+class ALS(Planned, BaseRecommender):
     """Factors of users and items by alternating least squares.
 
     A rating is predicted by the product of a user's and an item's factors. Given the items'
@@ -186,7 +187,9 @@ class ALS(BaseRecommender):
         solver = self._solver()
         settings = check_run(self.run, self.device, name=type(self).__name__, used=self._run_used)
         callbacks = callback_list(self.callbacks, type(self).__name__, self.max_iter, self.verbose)
-        with KeyedFit(self._entries(X), settings, client, callbacks) as fit:
+        entries = self._entries(X)
+        client = self._placed(client, entries, X)
+        with KeyedFit(entries, settings, client, callbacks) as fit:
             solution, result, spec = fit.solve(solver, callbacks)
             self.user_ids_, self.item_ids_ = (solution.ids[side] for side in ("user", "item"))
             self._set_factors(solution)

@@ -11,10 +11,13 @@ from daskml_dist.errors import InvalidParameterError
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.engine import Engine
 
-__all__ = ["INLINE", "client_of", "open_engine"]
+__all__ = ["AUTO", "INLINE", "client_of", "open_engine"]
 
 #: In a client's place: rows in memory are trained in this process, though there be a client.
 INLINE = "inline"
+#: In a client's place: rows in memory are trained where that is sooner, as estimators that have a
+#: plan find out before; of all others it is the current client.
+AUTO = "auto"
 
 
 def open_engine(
@@ -29,8 +32,9 @@ def open_engine(
     Parameters
     ----------
     collection : Collection
-    client : distributed.Client, "inline" or None
-        "inline": none, the rows are trained in this process.
+    client : distributed.Client, "inline", "auto" or None
+        "inline": none, the rows are trained in this process. "auto" is None here: who can choose
+        has chosen before.
         None: the current client. Without one, rows in memory are trained in this process, and
         a Dask collection on a cluster inside this process that lives as long as the fit.
         Inside a Dask task, rows in memory are trained in its process unless a client is given;
@@ -54,10 +58,13 @@ def _opened(
 ) -> Engine:
     if isinstance(client, str) and client == INLINE:
         return _inline(collection)
+    if isinstance(client, str) and client == AUTO:
+        client = None
     if client is not None and not hasattr(client, "scheduler_info"):
         raise InvalidParameterError(
             f"client={client!r}: pass a distributed.Client, such as Client(address), 'inline' to "
-            "train rows in memory in this process, or None."
+            "train rows in memory in this process, 'auto' to train them where that is sooner, or "
+            "None."
         )
     in_task = _in_task()
     if client is None:

@@ -20,8 +20,9 @@ LONG = {
     "accuracy", "billion", "boosting", "break_even", "clusters", "columns", "cv_estimators",
     "dense", "ensembles", "factors",
     "growth", "large", "large_trees", "least_squares", "logistic", "network_accuracy", "networks",
-    "overhead", "pipeline", "policies", "predict", "recommender", "recovery", "simulate", "sparse",
-    "staleness", "step_latency", "streaming", "sums", "topics", "transform", "tree_growth",
+    "overhead", "pipeline", "planner", "policies", "predict", "recommender", "recovery",
+    "simulate", "sparse", "staleness", "step_latency", "streaming", "sums", "topics", "transform",
+    "tree_growth", "what_if",
 }  # fmt: skip
 
 

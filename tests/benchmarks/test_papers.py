@@ -15,8 +15,8 @@ from benchmarks import _common, papers
 from benchmarks.papers import sparknet2015
 from benchmarks.papers._objective import Objective, made_rows
 from benchmarks.papers._stale import RATES, PulledSeldom, simulated
-from benchmarks.simulator import Stragglers
 from benchmarks.simulator.training import Problem
+from daskml_dist.planning.simulator import Stragglers
 from tests.quick import quick
 
 

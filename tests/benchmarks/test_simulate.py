@@ -12,9 +12,16 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from benchmarks.simulate import NOISE, RATES, measured_rates
-from benchmarks.simulator import Costs, Outcome, Stragglers, allreduce_seconds, events, simulate
 from benchmarks.simulator.threads import SCHEMES, Memory, updates_per_second
 from benchmarks.simulator.training import LogisticRun, Problem
+from daskml_dist.planning.simulator import (
+    Costs,
+    Outcome,
+    Stragglers,
+    allreduce_seconds,
+    events,
+    simulate,
+)
 from daskml_dist.policies import (
     AllReduce,
     Asynchronous,

@@ -16,66 +16,82 @@ from scipy import sparse
 import daskml_dist
 from daskml_dist import Run
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.linear_model import LogisticRegression, SGDClassifier, SGDRegressor
-from daskml_dist.planning import Choice, Costs, Plan, Timing, Work, advise
+from daskml_dist.linear_model import SGDClassifier, SGDRegressor
+from daskml_dist.naive_bayes import GaussianNB
+from daskml_dist.planning import Choice, Costs, Plan, Work, advise
 from daskml_dist.planning.cache import cache_file, load, save
-from daskml_dist.planning.costs import fitted_costs
-from daskml_dist.planning.measure import timing_of
+from daskml_dist.planning.costs import fitted_values
+from daskml_dist.planning.families.steps import LinearSteps
+from daskml_dist.planning.places import inline_place
+from daskml_dist.planning.rows import RowsShape
 from daskml_dist.planning.text import bytes_text, seconds_text
 
+STEPS = LinearSteps()
 TRUE = Costs(
-    fit=0.1, read=2e-9, sample=6e-8, one_pass=1e-3, early=4e-5, step=1e-5, row=1e-8, entry=3e-10
-)
+    {"fit": 0.1, "read": 2e-9, "sample": 6e-8, "pass": 1e-3, "early": 3e-5, "copy": 2e-10,
+     "step": 1e-5, "row": 1e-8, "far": 2e-8, "entry": 3e-10},
+)  # fmt: skip
 
 
-def work(n: int, d: int, batch: int, width: int = 1, sample: int = 0, passes: int = 5) -> Work:
-    return Work(n, d, width, 1, batch, -(-n // batch), passes, sample)
+def without(*names: str) -> Costs:
+    return Costs({name: v for name, v in TRUE.values.items() if name not in names})
+
+
+def work(n: int, d: int, batch: int, width: int = 1, passes: int = 5) -> Work:
+    """The work of a fit of one lane in this process."""
+    clf = SGDClassifier(batch_size=batch)
+    rows = RowsShape(n, d, width if width > 2 else 2, "float64")
+    return STEPS.work(clf, rows, inline_place(None), passes)
 
 
 def test_costs_are_recovered_exactly() -> None:
     """Seconds made of costs give these back; also those that are zero, which is the edge."""
     works = [
-        work(20_000, 8, 64, sample=20_000),
-        work(20_000, 8, 512, sample=5_000),
-        work(20_000, 64, 256),
-        work(4_000, 1000, 256, width=3, sample=1_000),
-        work(400_000, 16, 1000, width=2, sample=16_000),
-        work(1_000, 8, 1000, sample=1_000),
-    ]
-    for costs in (TRUE, dataclasses.replace(TRUE, read=0.0, row=0.0)):
-        slower = [costs.early - costs.step for _ in works]
-        timings = [
-            Timing(w, costs.setup_seconds(w), costs.pass_seconds(w) + s * w.steps, late)
-            for w, s in zip(works, slower, strict=True)
-            for late in [costs.pass_seconds(w)]
-        ]
-        found = fitted_costs(timings).as_dict()
-        for name, value in costs.as_dict().items():
-            assert found[name] == pytest.approx(value, rel=1e-6, abs=1e-15), name
+        work(20_000, 8, 64), work(20_000, 8, 512), work(20_000, 64, 256), work(1_000, 8, 1000),
+        work(4_000, 1000, 256, 3), work(400_000, 16, 1000, 4), work(2_000_000, 8, 1000),
+        work(900_000, 64, 256),
+    ]  # fmt: skip
+    for costs in (TRUE, without("read", "row")):
+        equations = []
+        for one in works:
+            for counts in (one.setup, one.one_pass, {**one.setup, **one.one_pass}):
+                seconds = costs.setup_seconds(Work(counts, {}, 0))
+                equations.append((counts, seconds))
+        known = {"fit": costs.values["fit"]}
+        found = fitted_values(equations, known)
+        for name in TRUE.values:
+            wanted = costs.values.get(name, 0.0)
+            assert found[name] == pytest.approx(wanted, rel=1e-6, abs=1e-15), name
 
 
 def test_no_cost_is_negative() -> None:
     """Timings that no costs explain, where the larger fit took less time."""
-    timings = [Timing(work(n, 8, 64), s, s, s) for n, s in ((1000, 0.2), (9000, 0.1))]
-    assert all(value >= 0 for value in dataclasses.astuple(fitted_costs(timings))[:-1])
+    equations = [(work(n, 8, 64).one_pass, s) for n, s in ((1000, 0.2), (9000, 0.1))]
+    assert all(value >= 0 for value in fitted_values(equations, {"row": 1.0}).values())
 
 
 def test_seconds_of_a_fit_are_the_sum_of_its_parts() -> None:
-    one = work(10_000, 10, 100, sample=50, passes=20)
-    setup = 0.1 + 2e-9 * 100_000 + 6e-8 * 500
+    clf = SGDClassifier(batch_size=100)
+    clf.set_params(learning_rate="constant", eta0=0.1)  # no pilot
+    rows = RowsShape(10_000, 10, 2, "float64")
+    one = STEPS.work(clf, rows, inline_place(None), 20)
+    setup = 0.1 + 2e-9 * 100_000 + 1024 * (3e-5 + 2e-10 * 1000)
     a_pass = 1e-3 + 100 * 1e-5 + 10_000 * 1e-8 + 100_000 * 3e-10
-    assert TRUE.seconds(one) == pytest.approx(setup + 20 * a_pass + 1024 * 3e-5)
-    slow = TRUE.with_policy("slow", Timing(one, 0.0, late=a_pass + 100 * 1e-5))
+    assert TRUE.seconds(one) == pytest.approx(setup + 20 * a_pass)
+    slow = TRUE.with_policy("slow", (one.one_pass, a_pass + 100 * 1e-5))
     assert slow.steps["slow"] == pytest.approx(2e-5)
     assert slow.seconds(one, "slow") - TRUE.seconds(one) == pytest.approx(20 * 100 * 1e-5)
 
 
 def test_passes_are_of_early_steps_or_of_late_ones() -> None:
     """512 steps a pass: after the first the second is early, and the third on are late."""
-    timing = timing_of(work(32_768, 8, 64), 10.0, [9.0, 0.5, 0.1, 0.2, 0.1])
-    assert (timing.early, timing.late) == (0.5, 0.1)
-    assert timing.setup == pytest.approx(0.1)
-    assert np.isnan(timing_of(work(32_768, 8, 64), 1.0, [0.5]).late)
+    one = work(32_768, 8, 64)
+    setup, early, late = STEPS.equations(one, None, 10.0, [9.0, 0.5, 0.1, 0.2, 0.1])
+    assert (early[1], late[1]) == (0.5, 0.1)
+    assert setup[1] == pytest.approx(0.1)
+    assert early[0]["early"] == one.one_pass["step"] == 512
+    assert early[0]["copy"] == 512 * 64 * 8
+    assert len(STEPS.equations(one, None, 1.0, [0.5])) == 1
 
 
 def test_costs_are_kept_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +104,7 @@ def test_costs_are_kept_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     path = cache_file()
     assert path is not None
     assert [file.name for file in path.parent.iterdir()] == ["planning.json"]
-    for broken in ("{", "[]", '{"here": 1}', path.read_text().replace("0.1", "-0.1")):
+    for broken in ("{", "[]", '{"here": 1}', path.read_text().replace(": 0.1", ": -0.1")):
         path.write_text(broken)
         assert load("here") is None
     save("here", TRUE)
@@ -112,7 +128,7 @@ def test_bytes_in_words() -> None:
 
 
 def choice(place: str, policy: str, seconds: Any, own: bool = True) -> Choice:
-    return Choice(SGDClassifier(), place, policy, 20, 0.01, seconds, 1e6, 2e6, own)
+    return Choice(SGDClassifier(), place, policy, (6, 20), 0.01, seconds, 1e6, 2e6, own)
 
 
 def test_a_plan_in_words_and_as_html() -> None:
@@ -126,7 +142,7 @@ def test_a_plan_in_words_and_as_html() -> None:
     assert plan.best is plan.choices[0]
     lines = str(plan).splitlines()
     assert lines[1].split()[:2] == ["place", "policy"]
-    assert "20 at most" in lines[2]
+    assert "6 to 20" in lines[2]
     assert "100 ms to 400 ms" in lines[2]
     assert lines[-2:] == ["Advice: inline. It fits.", "A note."]
     html = plan._repr_html_()
@@ -152,7 +168,8 @@ def known(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def load(key: str) -> Costs:
         keys.append(key)
         far = {"fit": 1.0} if "workers of" in key else {}
-        return dataclasses.replace(TRUE, steps={"async": 1e-3, "local": 1e-5}, **far)
+        steps = {"async": 1e-3, "local": 1e-5}
+        return dataclasses.replace(TRUE, values={**TRUE.values, **far}, steps=steps)
 
     monkeypatch.setattr("daskml_dist.planning.advising.load", load)
     return keys
@@ -206,7 +223,7 @@ def test_rows_that_do_not_fit_are_named(
 @pytest.mark.parametrize(
     ("estimator", "rows", "error", "words"),
     [
-        (LogisticRegression(), X, InvalidParameterError, "no plans for LogisticRegression"),
+        (GaussianNB(), X, InvalidParameterError, "no plans for GaussianNB.*boosting.*part of the"),
         (SGDClassifier(policy="hogwild"), X, InvalidParameterError, "no plans for hogwild"),
         (SGDClassifier(run=Run(shard="features")), X, InvalidParameterError, "shard='features'"),
         (SGDClassifier(), sparse.csr_matrix(X), InvalidParameterError, "dense rows"),

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.simulator.parts import Costs, Outcome, Stragglers, Training
 from daskml_dist.comm.allreduce import _MESH
+from daskml_dist.planning.simulator.parts import Costs, Outcome, Stragglers, Training
 from daskml_dist.policies import BoundedStaleness, Gate, Policy
 from daskml_dist.training.worker.loops.shared import _MEET_EVERY
 

@@ -1,0 +1,49 @@
+"""Families of estimators, each with its cost model; a module of this folder is found by itself."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from functools import cache
+from inspect import isabstract
+from typing import Any
+
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.planning.families.base import Family, Probe
+
+__all__ = ["Family", "Probe", "families", "family_of"]
+
+
+@cache
+def families() -> dict[str, Family]:
+    """Families by the names of the classes that they serve."""
+    found: dict[str, Family] = {}
+    for module in pkgutil.iter_modules(__path__, __name__ + "."):
+        for value in vars(importlib.import_module(module.name)).values():
+            if _is_family(value) and value.__module__ == module.name:
+                family = value()
+                found.update((name, family) for name in family.estimators)
+    return found
+
+
+def _is_family(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, Family) and not isabstract(value)
+
+
+def family_of(estimator: Any) -> Family:
+    """The family of an estimator, or of the class that it is derived from.
+
+    Raises
+    ------
+    InvalidParameterError
+        There is no cost model for such estimators.
+    """
+    every = families()
+    for cls in type(estimator).__mro__:
+        if cls.__name__ in every:
+            return every[cls.__name__]
+    raise InvalidParameterError(
+        f"There are no plans for {type(estimator).__name__}: nobody has written down what its fits "
+        f"are made of. There are for {', '.join(dict.fromkeys(f.kind for f in every.values()))}. "
+        "Measure a fit of a part of the rows instead, or add a family: see the page on extending."
+    )

@@ -1,0 +1,177 @@
+"""`Family`: what a kind of estimators does in a fit, in counts."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.utils import get_tags
+
+from daskml_dist.planning.costs import Costs, Equation, Work
+from daskml_dist.planning.places import Place
+from daskml_dist.planning.rows import RowsShape, shape_of, shape_of_collection
+from daskml_dist.policies import AllReduce, Policy
+from daskml_dist.training.run import INLINE
+
+__all__ = ["Family", "Probe"]
+
+#: Parameters that a pass costs the same under.
+_ALIKE = (
+    "callbacks", "verbose", "checkpoint", "random_state", "max_iter", "tol", "warm_start", "run",
+    "device", "n_jobs", "batch_size",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A tiny fit of made-up rows.
+
+    Parameters
+    ----------
+    n_rows, n_features : int
+    n_outputs : int, default=3
+        Classes, where there are more than two.
+    params : mapping of str to object
+        Parameters that the estimator is given.
+    times : int, default=1
+        Fits, of which the quickest counts.
+    """
+
+    n_rows: int
+    n_features: int
+    n_outputs: int = 3
+    params: Mapping[str, Any] = field(default_factory=dict)
+    times: int = 1
+
+
+class Family(ABC):
+    """Kind of estimators whose fits are made of the same things.
+
+    The counts of :meth:`work` and the seconds of one of each, which tiny fits tell, make the time
+    of a fit. To add a family, put a module into this folder: it is found by itself.
+    """
+
+    #: Its estimators in words.
+    kind: ClassVar[str]
+    #: Names of the classes that it serves, and with these all that are derived from them.
+    estimators: ClassVar[tuple[str, ...]]
+    #: Things that are computing: what one takes is measured in this process for the workers too.
+    computing: ClassVar[frozenset[str]]
+    #: Costs of a usual processor, and of starts and meetings on a usual cluster, to decide where
+    #: to train small rows while nothing is measured.
+    usual: ClassVar[Mapping[str, float]]
+    usual_there: ClassVar[Mapping[str, float]] = {"fit": 0.1, "read": 2e-9, "pass": 2e-3}
+    #: Factor of the expected seconds that makes the range, at each place.
+    spread: ClassVar[Mapping[str, float]] = {INLINE: 1.5, "cluster": 1.7}
+    #: Bytes of rows from which another lane in one process is worth a thread; 0: never.
+    share: ClassVar[int] = 1 << 22
+    #: Rows of tiny fits that differ; the others repeat these.
+    distinct: ClassVar[int] = 1000
+
+    # -- what a fit does -----------------------------------------------------------------------
+
+    @abstractmethod
+    def work(self, estimator: Any, rows: RowsShape, place: Place, passes: float) -> Work:
+        """Counts of a fit of so many passes."""
+
+    def passes(self, estimator: Any, costs: Costs) -> tuple[float, float]:
+        """Passes of a fit: those that are likely, at least and at most."""
+        return 1.0, 1.0
+
+    def probes(self, estimator: Any, place: Place, *, several: bool) -> Sequence[Probe]:
+        """Tiny fits that tell the costs at a place, of several outputs or of one."""
+        raise NotImplementedError
+
+    # -- how it may be asked -------------------------------------------------------------------
+
+    def check(self, estimator: Any) -> None:
+        """Check the parameters, of which some may have no plan."""
+        estimator._check_params()
+
+    def shape(self, estimator: Any, X: Any, y: Any) -> RowsShape:
+        """Shape of the rows."""
+        return shape_of(estimator, X, y)
+
+    def quick_shape(self, estimator: Any, collection: Any, X: Any) -> RowsShape:
+        """Shape of rows in memory, of few looks at them."""
+        return shape_of_collection(estimator, collection, quick=True)
+
+    def lanes(self, estimator: Any) -> int | None:
+        """Lanes that the user asks for."""
+        run = getattr(estimator, "run", None)
+        return None if run is None else run.n_lanes
+
+    def budget(self, estimator: Any) -> float | None:
+        """Bytes of rows in a worker that the user allows."""
+        run = getattr(estimator, "run", None)
+        return None if run is None else run.memory_budget
+
+    def key(self, estimator: Any) -> str:
+        """What its costs depend on, beside the rows and the place."""
+        params = estimator.get_params(deep=False).items()
+        told = ", ".join(f"{k}={v!r}" for k, v in sorted(params) if k not in _ALIKE)
+        return f"{type(estimator).__name__}({told}), {getattr(estimator, 'device', 'cpu')}"
+
+    def policy(self, estimator: Any) -> Policy:
+        """Who waits for whom."""
+        return AllReduce()
+
+    def policies(self, estimator: Any) -> list[str]:
+        """Names of other policies that it can be trained under."""
+        return []
+
+    def differs(self, estimator: Any, name: str, place: Place) -> bool:
+        """Whether steps under a policy differ from the user's."""
+        return False
+
+    def choice_policy(self, estimator: Any) -> str:
+        """Name of the policy in a plan."""
+        return "rounds"
+
+    def traffic(self, estimator: Any, name: str, place: Place, work: Work) -> float:
+        """Bytes between processes, of a fit's meetings."""
+        if place.trainers == 1:
+            return 0.0
+        return 2.0 * work.message * work.meetings * work.passes * place.trainers
+
+    # -- how it is measured --------------------------------------------------------------------
+
+    def made_up(self, estimator: Any, probe: Probe, dtype: str, several: bool) -> tuple[Any, Any]:
+        """Rows and targets of a probe."""
+        n_classes = (probe.n_outputs if several else 2) * estimator._classification
+        X, y = _made_up(probe.n_rows, probe.n_features, n_classes, dtype, self.distinct)
+        return X, y if get_tags(estimator).target_tags.required else None
+
+    def made_shape(self, probe: Probe, n_classes: int, dtype: str) -> RowsShape:
+        """Shape of the rows of a probe."""
+        return RowsShape(probe.n_rows, probe.n_features, n_classes, dtype)
+
+    def equations(
+        self, work: Work, fitted: Any, seconds: float, records: Sequence[float]
+    ) -> list[Equation]:
+        """What a fit of so many seconds tells, whose passes took so long each."""
+        usual = median(records)
+        return [
+            (work.setup, max(seconds - usual * work.passes, 0.0)),
+            (work.one_pass, usual),
+        ]
+
+
+def _made_up(
+    n_rows: int, n_features: int, n_classes: int, dtype: str, distinct: int
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Rows and targets that can be learned; repeated, since drawing all takes longer than a fit."""
+    rng = np.random.default_rng(0)
+    some = rng.standard_normal((min(n_rows, distinct), n_features), dtype=np.float32).astype(dtype)
+    X = np.resize(some, (n_rows, n_features))
+    # Half of it is noise: the pilot of rows without any would look for no end.
+    score = X[:, :8].sum(axis=1) / 8**0.5 + rng.standard_normal(n_rows).astype(dtype)
+    if not n_classes:
+        return X, np.abs(score)
+    bounds = np.quantile(score[:2000], np.linspace(0, 1, n_classes + 1)[1:-1])
+    return X, np.digitize(score, bounds)

@@ -1,0 +1,134 @@
+"""Factors of users and items by alternating least squares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import exp
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+from dask.utils import is_dataframe_like
+from numpy.typing import NDArray
+
+from daskml_dist.data.lazy import is_dask
+from daskml_dist.errors import InvalidDataError
+from daskml_dist.planning.costs import Costs, Work
+from daskml_dist.planning.families.base import Family, Probe
+from daskml_dist.planning.places import Place
+from daskml_dist.planning.rows import RowsShape
+from daskml_dist.training.run import INLINE
+
+__all__ = ["Factors"]
+
+#: Ratings whose ids are looked at, and bytes of a rating: two numbers and a value.
+_SOME, _BYTES = 1 << 16, 24
+
+
+class Factors(Family):
+    """Alternating least squares: a sweep solves for each user, and then for each item.
+
+    It counts the ratings by the square of the rank, and the systems by its cube.
+    """
+
+    kind = "ALS"
+    estimators = ("ALS",)
+    computing = frozenset({"cut", "entry", "square", "cube"})
+    usual: ClassVar = {
+        "fit": 5e-3, "cut": 8e-8, "pass": 1e-3, "entry": 2e-9, "square": 2e-10, "cube": 1e-9,
+    }  # fmt: skip
+    usual_there: ClassVar = {"fit": 0.2, "send": 3e-8, "pass": 1e-2}
+    spread: ClassVar = {INLINE: 1.7, "cluster": 2.0}
+    #: As of a thread for each half a million ratings.
+    share = (1 << 19) * _BYTES
+
+    def check(self, estimator: Any) -> None:
+        """Check the parameters."""
+        estimator._solver()
+
+    def shape(self, estimator: Any, X: Any, y: Any) -> RowsShape:
+        """Ratings, users and items; of ratings in memory, whose ids are counted."""
+        return self.quick_shape(estimator, estimator._entries(X), X)
+
+    def quick_shape(self, estimator: Any, collection: Any, X: Any) -> RowsShape:
+        """Ratings, users and items, of some ratings."""
+        if is_dask(X) or collection.kind != "memory":
+            raise InvalidDataError(
+                "A plan of factors needs ratings in memory: how many users and items there are is "
+                "unknown of lazy ones. Plan with a part, X.get_partition(0).compute()."
+            )
+        if is_dataframe_like(X):
+            ids = X[estimator.user_col].to_numpy(), X[estimator.item_col].to_numpy()
+            keys = _distinct(ids[0]), _distinct(ids[1])
+        else:
+            keys = float(X.shape[0]), float(X.shape[1])
+        return RowsShape(
+            collection.n_entries, 3, 0, "float64", collection, True, keys=keys, item_bytes=_BYTES
+        )
+
+    def work(self, estimator: Any, rows: RowsShape, place: Place, passes: float) -> Work:
+        """Counts of a fit of so many sweeps, of two sides each."""
+        rank, keys = float(estimator.rank), sum(rows.keys)
+        side_by_side = place.side_by_side(rows.nbytes, self.share)
+        share, solved = rows.n_rows / side_by_side, keys / side_by_side
+        cubes = rank**2 * estimator.cg_steps if estimator.solver == "cg" else rank**3
+        return Work(
+            {"fit": 1.0, "cut": share, "send": float(rows.n_rows)},
+            {
+                "pass": 1.0,
+                "entry": 2 * share * rank,
+                "square": 2 * share * rank**2,
+                "cube": solved * cubes,
+            },
+            passes,
+            2.0,
+            keys * rank * 8 / 2,
+        )
+
+    def passes(self, estimator: Any, costs: Costs) -> tuple[float, float]:
+        """All sweeps, or some where a tolerance may end them."""
+        most = float(estimator.max_iter)
+        return (most if estimator.tol is None else max(most / 3, 1.0)), most
+
+    def probes(self, estimator: Any, place: Place, *, several: bool) -> Sequence[Probe]:
+        """Fits of few users, of many, and of a high rank."""
+        few = {"max_iter": 3, "tol": None}
+        if place.name != INLINE:
+            return Probe(1000, 50, params=few), Probe(60_000, 1000, params=few)
+        return (
+            Probe(1000, 50, params=few, times=2),
+            Probe(60_000, 300, params=few),
+            Probe(60_000, 6_000, params=few),
+            Probe(60_000, 1000, params={**few, "rank": 32}),
+        )
+
+    def made_up(self, estimator: Any, probe: Probe, dtype: str, several: bool) -> tuple[Any, Any]:
+        """Ratings of as many users as the probe has features, and of as many items."""
+        rng = np.random.default_rng(0)
+        pairs = rng.integers(0, probe.n_features, (probe.n_rows, 2))
+        columns = (estimator.user_col, estimator.item_col)
+        frame = pd.DataFrame(pairs, columns=pd.Index(columns))
+        frame[estimator.rating_col] = 1.0 + pairs.sum(axis=1) % 5
+        return frame, None
+
+    def made_shape(self, probe: Probe, n_classes: int, dtype: str) -> RowsShape:
+        """Shape of the ratings of a probe."""
+        keys = float(min(probe.n_features, probe.n_rows))
+        return RowsShape(probe.n_rows, 3, 0, dtype, keys=(keys, keys), item_bytes=_BYTES)
+
+    def choice_policy(self, estimator: Any) -> str:
+        """What meets in a sweep."""
+        return "sweeps"
+
+
+def _distinct(ids: NDArray[Any]) -> float:
+    """How many ids there are, by those of some entries, as if all were as frequent."""
+    some = pd.unique(ids[:: max(1, len(ids) // _SOME)])
+    seen, looked = float(len(some)), float(len(ids[:: max(1, len(ids) // _SOME)]))
+    if looked == len(ids) or seen >= looked:
+        return seen
+    low, high = seen, float(len(ids))
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if middle * (1 - exp(-looked / middle)) < seen else (low, middle)
+    return low

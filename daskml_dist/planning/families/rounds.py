@@ -1,0 +1,124 @@
+"""Round solvers: one answer by sums over all rows after the other."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from daskml_dist.planning.costs import Costs, Work
+from daskml_dist.planning.families.base import Family, Probe
+from daskml_dist.planning.places import Place
+from daskml_dist.planning.rows import RowsShape
+from daskml_dist.training.run import INLINE
+
+__all__ = ["Centres", "Gradients", "Moments"]
+
+
+class _Rounds(Family):
+    """Sums over rows, which those who compute share."""
+
+    computing = frozenset({"row", "entry", "square", "cube", "begin"})
+    spread: ClassVar = {INLINE: 1.7, "cluster": 2.0}
+
+    @abstractmethod
+    def width(self, estimator: Any, rows: RowsShape) -> float:
+        """Outputs of each row."""
+
+    def work(self, estimator: Any, rows: RowsShape, place: Place, passes: float) -> Work:
+        """Counts of a fit: rows and entries, times the outputs, of the share of each."""
+        d, width = rows.n_features, self.width(estimator, rows)
+        share = rows.n_rows / place.side_by_side(rows.nbytes, self.share)
+        setup = {"fit": 1.0, "read": float(rows.n_rows * d)}
+        one_pass = {"pass": 1.0, "row": share * width, "entry": share * d * width}
+        message = float((d + 1) * width * 8)
+        return Work(setup, one_pass, passes, 1.0, message)
+
+    def probes(self, estimator: Any, place: Place, *, several: bool) -> Sequence[Probe]:
+        """Few rows, many rows, wide rows; there the last two alone tell nothing new."""
+        start = Probe(1000, 8, times=2)
+        if place.name != INLINE:
+            return start, Probe(400_000, 16, times=2)
+        return start, Probe(60_000, 8), Probe(60_000, 32), Probe(24_000, 256), Probe(300_000, 16)
+
+
+class Gradients(_Rounds):
+    """Linear models whose loss is made least by its gradients, pass after pass."""
+
+    kind = "LogisticRegression and its like"
+    estimators = (
+        "LogisticRegression", "PoissonRegressor", "GammaRegressor", "TweedieRegressor",
+        "HuberRegressor",
+    )  # fmt: skip
+    usual: ClassVar = {"fit": 2e-3, "read": 5e-10, "pass": 2e-4, "row": 4e-9, "entry": 3e-10}
+
+    def width(self, estimator: Any, rows: RowsShape) -> float:
+        """A column for each class beyond two."""
+        return float(rows.n_classes if rows.n_classes > 2 else 1)
+
+    def passes(self, estimator: Any, costs: Costs) -> tuple[float, float]:
+        """About as many as made-up rows took: how far the minimum is depends on the rows."""
+        return _about(costs.passes or 10.0, 1.5 * estimator.max_iter)
+
+
+class Moments(_Rounds):
+    """Estimators that need the second moments of the features, in one pass, and solve for these."""
+
+    kind = "least squares, PCA"
+    estimators = (
+        "LinearRegression", "Ridge", "RidgeClassifier", "Lasso", "ElasticNet", "PCA",
+    )  # fmt: skip
+    usual: ClassVar = {
+        "fit": 2e-3, "read": 5e-10, "pass": 1e-3, "entry": 3e-10, "square": 2e-11, "cube": 1e-9,
+    }  # fmt: skip
+
+    def width(self, estimator: Any, rows: RowsShape) -> float:
+        """One: targets are columns among hundreds."""
+        return 1.0
+
+    def work(self, estimator: Any, rows: RowsShape, place: Place, passes: float) -> Work:
+        """Counts of a fit: products of each two features of each row, and the solution."""
+        work = super().work(estimator, rows, place, passes)
+        d = rows.n_features
+        squares = rows.n_rows / place.side_by_side(rows.nbytes, self.share) * d * d
+        setup = {**work.setup, "cube": float(d**3)}
+        return Work(setup, {**work.one_pass, "square": squares}, passes, 1.0, float(d * d * 8))
+
+
+class Centres(_Rounds):
+    """Clusters: the distance of each row to each centre, pass after pass."""
+
+    kind = "KMeans"
+    estimators = ("KMeans",)
+    usual: ClassVar = {
+        "fit": 3e-3, "read": 5e-10, "pass": 5e-4, "row": 1e-9, "entry": 3e-10, "begin": 2e-9,
+    }  # fmt: skip
+
+    def width(self, estimator: Any, rows: RowsShape) -> float:
+        """The centres."""
+        return float(estimator.n_clusters)
+
+    def work(self, estimator: Any, rows: RowsShape, place: Place, passes: float) -> Work:
+        """Counts of a fit, with the search of the first centres."""
+        work = super().work(estimator, rows, place, passes)
+        begin = work.one_pass["entry"]
+        return Work({**work.setup, "begin": begin}, work.one_pass, passes, 1.0, work.message)
+
+    def passes(self, estimator: Any, costs: Costs) -> tuple[float, float]:
+        """Some twenty, as of rows in clusters; all of them without a tolerance."""
+        most = float(estimator.max_iter)
+        return (most, most) if not estimator.tol else _about(20.0, most)
+
+    def probes(self, estimator: Any, place: Place, *, several: bool) -> Sequence[Probe]:
+        """As of other sums, of a few passes: made-up rows have no clusters to settle on."""
+        few = super().probes(estimator, place, several=several)
+        params = {"max_iter": 4, "tol": 0.0, "n_init": 1}
+        rows = (min(probe.n_rows, 2_000_000 // probe.n_features, 60_000) for probe in few)
+        return [replace(one, n_rows=n, params=params) for one, n in zip(few, rows, strict=True)]
+
+
+def _about(expected: float, most: float) -> tuple[float, float]:
+    """A range about a number of passes that nobody knows beforehand."""
+    most = max(most, 1.0)
+    return max(min(expected / 1.5, most), 1.0), min(expected * 1.5, most)

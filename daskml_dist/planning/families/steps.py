@@ -1,0 +1,234 @@
+"""Linear models by gradient steps."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from statistics import fmean, median
+from typing import Any, ClassVar
+
+from daskml_dist.data.batches import LaneSpec, Segment, pass_steps
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.models.linear import LinearModel
+from daskml_dist.planning.costs import Costs, Equation, Work
+from daskml_dist.planning.families.base import Family, Probe
+from daskml_dist.planning.places import Place
+from daskml_dist.planning.rows import RowsShape
+from daskml_dist.policies import Policy, get_policy
+from daskml_dist.training.calibration import sample_size
+from daskml_dist.training.plan import batch_rows
+from daskml_dist.training.run import INLINE
+from daskml_dist.training.settings import Settings
+
+__all__ = ["LinearSteps"]
+
+#: Steps of a fit, and the entries in their rows, that are made before compiled gathers are loaded.
+_EARLY_STEPS, _EARLY_ENTRIES = 1 << 10, 1 << 26
+#: Policies that a plan looks at beside the estimator's own, and those of the same steps.
+_OTHERS = ("sync", "async", "local", "average")
+_SAME = {"sync": {"sync", "allreduce"}, "allreduce": {"sync", "allreduce"}}
+#: Rows for each lane, features, rows of a batch and outputs beyond two classes of the tiny fits.
+#: The first tells of early steps, under each policy; the other ones of later ones.
+_SHAPES = ((10000, 8, 64, 3), (20000, 8, 512, 3), (20000, 64, 256, 3), (3000, 1000, 256, 10))
+#: Rows and features of fits which tell what a fit costs beside its passes: of next to no rows, and
+#: of so many that the pilot's sample is a small part of them, and no cache holds them.
+_EMPTY, _MANY, _MANY_BATCH = (1000, 8), (500_000, 16), 1024
+#: Passes of the fits of early steps: the first of them loads what the others find in caches.
+_EARLY_PASSES = 3
+#: Bytes of rows from which on no cache of a usual processor holds them, and bytes that it reads
+#: from memory while it looks for one place there.
+_CACHE, _AHEAD = 1 << 23, 256
+#: Lanes from which on a lane's share of the tiny fits' rows gets smaller.
+_MOST_LANES = 8
+#: Passes after the early steps, and passes at most.
+_LATE, _MOST_PASSES = 3, 80
+
+
+class LinearSteps(Family):
+    """Linear models by gradient steps, of rows in the lanes.
+
+    A pass counts steps of each lane, and rows and entries times the outputs; before the first comes
+    the pilot on a sample. The first steps of a fit are made another way than later ones.
+    """
+
+    kind = "linear models by gradient steps"
+    estimators = ("BaseSGD",)
+    computing = frozenset({"sample", "early", "copy", "row", "far", "entry"})
+    usual: ClassVar = {
+        "fit": 2e-3, "read": 1e-9, "sample": 4e-8, "pass": 1e-4, "early": 2e-5, "copy": 1e-9,
+        "step": 5e-6, "row": 5e-9, "far": 4e-8, "entry": 2e-10,
+    }  # fmt: skip
+    usual_there: ClassVar = {"fit": 0.1, "read": 4e-9, "pass": 1e-3, "step": 6e-5}
+    share = 0
+    #: The estimator that a plan is made of, and its settings, which take long to check.
+    _kept: tuple[weakref.ref[Any], Settings] | None = None
+
+    def check(self, estimator: Any) -> None:
+        """Refuse steps whose costs are others; the settings are kept until the next question."""
+        self._kept = None
+        settings = self._settings(estimator)
+        self._kept = weakref.ref(estimator), settings
+        if settings.policy.uses_threads or settings.run.shard == "features":
+            threads = settings.policy.uses_threads
+            what = settings.policy.name if threads else "shard='features'"
+            raise InvalidParameterError(
+                f"There are no plans for {what}: its cost is not that of steps, rows and entries. "
+                "Use another policy, with rows in the lanes, or measure a fit of a part of the "
+                "rows."
+            )
+
+    def work(self, estimator: Any, rows: RowsShape, place: Place, passes: float) -> Work:
+        """Counts of a fit; rows are shared by the trainers, each with some lanes."""
+        settings = self._settings(estimator)
+        model = self._model(estimator, rows)
+        lane = [LaneSpec(0, (Segment(0, 0, -(-rows.n_rows // place.lanes)),))]
+        batch = batch_rows(settings.batch_size, lane)
+        size = min(batch or lane[0].n_rows, lane[0].n_rows)
+        steps = pass_steps(lane, batch, settings.validation_fraction)
+        piloted = settings.auto_rate and settings.calibrates
+        sample = sample_size(rows.n_rows, model, 1.0) if piloted else 0
+        share, d, width = rows.n_rows / place.trainers, model.n_features, model.width
+        early = min(_EARLY_STEPS, _EARLY_ENTRIES // max(size * d, 1))
+        # Rows are drawn, so that each is looked for in memory.
+        wide = d * rows.itemsize
+        far = share * (1 + wide / _AHEAD) if share * wide > _CACHE else 0.0
+        return Work(
+            {
+                "fit": 1.0,
+                "read": float(rows.n_rows * d),
+                "sample": float(sample * d * width),
+                "early": min(early, passes * steps),
+                "copy": min(early, passes * steps) * size * d,
+            },
+            {
+                "pass": 1.0,
+                "step": float(steps),
+                "row": share * width,
+                "far": far,
+                "entry": share * d * width,
+            },
+            passes,
+            float(steps),
+            float((d + 1) * width * rows.itemsize),
+        )
+
+    def passes(self, estimator: Any, costs: Costs) -> tuple[float, float]:
+        """From the fewest that `tol` may end, to all."""
+        settings = self._settings(estimator)
+        most = float(settings.max_iter)
+        return (most if settings.tol is None else min(most, settings.n_iter_no_change + 1.0)), most
+
+    def probes(self, estimator: Any, place: Place, *, several: bool) -> Sequence[Probe]:
+        """Here fits of several shapes; there some that tell starts, steps and the way of rows."""
+        share = min(1.0, _MOST_LANES / place.lanes)
+        shapes = _SHAPES if place.name == INLINE else (_SHAPES[0], _SHAPES[2])
+        found: list[Probe] = []
+        for rows, d, batch, outputs in shapes:
+            few = int(rows * share)
+            steps = -(-few // batch)
+            early = min(_EARLY_STEPS, _EARLY_ENTRIES // max(batch * d, 1))
+            passes = min(-(-early // steps) + _LATE, _MOST_PASSES)
+            if not found or place.name != INLINE:
+                passes = _EARLY_PASSES
+            found.append(_probe(few * place.lanes, d, batch, outputs, passes))
+        rows, d = _EMPTY
+        found.append(_probe(-(-rows // place.lanes) * place.lanes, d, rows, 3, 1, times=2))
+        rows, d = _MANY
+        few = -(-rows // place.lanes)
+        if place.name != INLINE:
+            return [*found, _probe(few * place.lanes, d, few, 3, 1)]
+        passes = -(-_EARLY_STEPS * _MANY_BATCH // few) + 2
+        return [*found, _probe(few * place.lanes, d, _MANY_BATCH, 3, passes)]
+
+    def equations(
+        self, work: Work, fitted: Any, seconds: float, records: Sequence[float]
+    ) -> list[Equation]:
+        """The start and the end; passes of early steps alone, and of later ones alone."""
+        steps, early = work.one_pass["step"], work.setup["early"]
+        # The first pass loads what later ones find in the processor's caches.
+        before = [s for i, s in enumerate(records) if i and steps * (i + 1) <= early]
+        after = [s for i, s in enumerate(records) if steps * i >= early]
+        late = ("early", "copy")
+        setup = {name: count for name, count in work.setup.items() if name not in late}
+        found: list[Equation] = [(setup, max(seconds - sum(records), 0.0))]
+        if before:
+            copied = steps * work.setup["copy"] / early
+            found.append(({**work.one_pass, "early": steps, "copy": copied}, fmean(before)))
+        if after:
+            found.append((work.one_pass, median(after)))
+        return found
+
+    # -- policies ------------------------------------------------------------------------------
+
+    def lanes(self, estimator: Any) -> int | None:
+        """Lanes that the user asks for."""
+        return self._settings(estimator).run.n_lanes
+
+    def key(self, estimator: Any) -> str:
+        """What a step costs depends on."""
+        settings = self._settings(estimator)
+        return (
+            f"{type(estimator).__name__}, {estimator._loss()!r}, {settings.optimizer!r}, "
+            f"{settings.penalty!r}, {settings.policy!r}, {settings.average is not None}, "
+            f"{settings.auto_rate}, {settings.run!r}"
+        )
+
+    def policy(self, estimator: Any) -> Policy:
+        """That of the estimator."""
+        return self._settings(estimator).policy
+
+    def choice_policy(self, estimator: Any) -> str:
+        """That of the estimator, by its name."""
+        return self.policy(estimator).name
+
+    def policies(self, estimator: Any) -> list[str]:
+        """Others, but for those whose steps are the same and those that it refuses."""
+        own = self.policy(estimator).name
+        found = []
+        for name in _OTHERS:
+            if name in _SAME.get(own, {own}):
+                continue
+            try:
+                estimator._settings(name)
+            except InvalidParameterError:
+                continue
+            found.append(name)
+        return found
+
+    def differs(self, estimator: Any, name: str, place: Place) -> bool:
+        """Whether steps differ from the user's; a lane that is alone meets nobody."""
+        return place.lanes > 1 or not self.policy(estimator).lockstep or name == "async"
+
+    def traffic(self, estimator: Any, name: str, place: Place, work: Work) -> float:
+        """Bytes of gradients and parameters, as often as the policy sends them."""
+        if place.trainers == 1:
+            return 0.0
+        own = self.policy(estimator)
+        policy = own if name == own.name else get_policy(name)
+        both_ways, steps = 2.0 * work.message, work.meetings
+        if not policy.lockstep:
+            per_lane = steps * (1 / policy.push_every + 1 / policy.pull_every) / 2
+            return both_ways * per_lane * place.lanes * work.passes
+        if not policy.averages:
+            return both_ways * steps * place.trainers * work.passes
+        every = policy.average_every
+        return both_ways * max(steps * work.passes // every if every else 1, 1) * place.trainers
+
+    def _settings(self, estimator: Any) -> Settings:
+        kept = self._kept
+        if kept is not None and kept[0]() is estimator:
+            return kept[1]
+        settings: Settings = estimator._settings(None)
+        return settings
+
+    def _model(self, estimator: Any, rows: RowsShape) -> LinearModel:
+        fit_intercept = bool(estimator.get_params(deep=False)["fit_intercept"])
+        return LinearModel(estimator._loss(), rows.n_features, rows.n_classes, fit_intercept)
+
+
+def _probe(rows: int, d: int, batch: int, outputs: int, passes: int, times: int = 1) -> Probe:
+    params = {
+        "batch_size": batch, "max_iter": passes, "tol": None, "early_stopping": False,
+        "class_weight": None,
+    }  # fmt: skip
+    return Probe(rows, d, outputs, params, times)

@@ -1,0 +1,150 @@
+"""Trees over binned features: boosting, forests, single trees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import log2
+from typing import Any, ClassVar
+
+from daskml_dist.planning.costs import Costs, Equation, Work
+from daskml_dist.planning.families.base import Family, Probe
+from daskml_dist.planning.places import Place
+from daskml_dist.planning.rows import RowsShape
+from daskml_dist.training.run import INLINE
+
+__all__ = ["Boosting", "Forests"]
+
+#: Numbers of 8 bytes in a histogram of a feature: gradients and hessians of some 256 bins.
+_BINS = 2 * 256
+
+
+class Boosting(Family):
+    """Gradient boosting: a tree, or one for each class, is an iteration.
+
+    It counts rows by the outputs, entries by outputs and levels, and histograms by their bins.
+    """
+
+    kind = "boosting"
+    estimators = ("BaseBoosting",)
+    computing = frozenset({"read", "row", "entry", "bin"})
+    usual: ClassVar = {
+        "fit": 2e-2, "read": 1.5e-8, "pass": 2e-3, "row": 1e-8, "entry": 1e-9, "bin": 4e-9,
+    }  # fmt: skip
+    usual_there: ClassVar = {"fit": 0.15, "send": 2e-9, "pass": 1e-2, "met": 2e-9}
+    spread: ClassVar = {INLINE: 1.7, "cluster": 2.0}
+
+    #: All: trees end at rows that are alike.
+    distinct = 1 << 17
+
+    def work(self, estimator: Any, rows: RowsShape, place: Place, passes: float) -> Work:
+        """Counts of a fit of so many iterations."""
+        p = estimator.get_params(deep=False)
+        width = rows.n_classes if rows.n_classes > 2 else 1
+        leaves = p["max_leaf_nodes"] or 2 ** (p["max_depth"] or 8)
+        leaves = max(min(leaves, rows.n_rows // max(int(p["min_samples_leaf"]), 1)), 2)
+        levels = min(log2(leaves), p["max_depth"] or 99)
+        share = rows.n_rows / place.side_by_side(rows.nbytes, self.share)
+        bins = min(rows.n_rows, _BINS / 2) * rows.n_features
+        read = {"read": share * rows.n_features, "send": float(rows.n_rows * rows.n_features)}
+        return Work(
+            {"fit": 1.0, **read},
+            {
+                "pass": float(width),
+                "row": share * width,
+                "entry": share * rows.n_features * levels * width,
+                "bin": bins * leaves * width,
+                "met": 8.0 * _BINS * rows.n_features * leaves * width * (place.trainers > 1),
+            },
+            passes,
+            float(levels * width),
+            float(rows.n_features * _BINS * 8 * leaves / levels),
+        )
+
+    def passes(self, estimator: Any, costs: Costs) -> tuple[float, float]:
+        """All iterations; with early stopping, from the fewest on."""
+        most = float(estimator.max_iter)
+        early = estimator.early_stopping is True
+        return (min(most, estimator.n_iter_no_change + 1.0) if early else most), most
+
+    def probes(self, estimator: Any, place: Place, *, several: bool) -> Sequence[Probe]:
+        """Some iterations of few rows, of many, and of many features."""
+        few = {"max_iter": 4, "early_stopping": False, "warm_start": False}
+        if place.name != INLINE:
+            return (
+                Probe(2000, 8, params=few),
+                Probe(60_000, 16, params=few),
+                Probe(10_000, 64, params=few),
+            )
+        return (
+            Probe(2000, 8, params=few, times=2),
+            Probe(40_000, 8, params=few),
+            Probe(40_000, 32, params=few),
+            Probe(5_000, 64, params=few),
+        )
+
+
+class Forests(Family):
+    """Random forests and single trees, grown to their leaves.
+
+    Entries are counted by the features that are looked at and by the levels, of which there are
+    more the more rows there are, where no depth is given.
+    """
+
+    kind = "trees and forests"
+    estimators = ("BaseTrees",)
+    computing = frozenset({"row", "entry", "node"})
+    usual: ClassVar = {
+        "fit": 2e-2, "pass": 2e-3, "row": 1e-8, "entry": 5e-9, "node": 1e-6,
+    }  # fmt: skip
+    usual_there: ClassVar = {"fit": 0.15, "send": 2e-9, "pass": 1e-2}
+    spread: ClassVar = {INLINE: 2.0, "cluster": 2.0}
+
+    #: All: trees end at rows that are alike.
+    distinct = 1 << 17
+
+    def work(self, estimator: Any, rows: RowsShape, place: Place, passes: float) -> Work:
+        """Counts of a fit of so many trees."""
+        p = estimator.get_params(deep=False)
+        leaf = p["min_samples_leaf"]
+        leaf = leaf if leaf >= 1 else leaf * rows.n_rows
+        full = log2(max(rows.n_rows / max(leaf, 1.0), 2.0))
+        depth = min(full * 1.2, p["max_depth"] or 1e9)
+        # Noise is split to single rows: about a leaf for three of them.
+        nodes = min(2.0 ** min(depth, 60.0), rows.n_rows / 3, p["max_leaf_nodes"] or 1e12)
+        share = rows.n_rows / place.side_by_side(rows.nbytes, self.share)
+        looked = float(estimator._features_of(rows.n_features))
+        return Work(
+            {"fit": 1.0, "send": float(rows.n_rows * rows.n_features)},
+            {
+                "pass": 1.0,
+                "row": share * depth,
+                "entry": share * looked * depth,
+                "node": nodes * looked / place.side_by_side(rows.nbytes, self.share),
+            },
+            passes,
+            depth,
+            float(min(nodes, 4096.0) * looked * _BINS * 8 / depth),
+        )
+
+    def passes(self, estimator: Any, costs: Costs) -> tuple[float, float]:
+        """The trees."""
+        return (float(estimator._n_trees),) * 2
+
+    def probes(self, estimator: Any, place: Place, *, several: bool) -> Sequence[Probe]:
+        """Two trees of few rows, of many, and of many features."""
+        few = {"n_estimators": 2, "warm_start": False, "oob_score": False}
+        if place.name != INLINE:
+            return Probe(2000, 8, params=few), Probe(20_000, 16, params=few)
+        return (
+            Probe(2000, 8, params=few, times=2),
+            Probe(20_000, 8, params=few),
+            Probe(20_000, 32, params=few),
+            Probe(4_000, 64, params=few),
+        )
+
+    def equations(
+        self, work: Work, fitted: Any, seconds: float, records: Sequence[float]
+    ) -> list[Equation]:
+        """One for all of it: trees are grown some together."""
+        both = {**work.setup, **{k: v * work.passes for k, v in work.one_pass.items()}}
+        return [(both, seconds)]

@@ -1,0 +1,8 @@
+"""A simulator of training: real policies and gates, modelled time."""
+
+from __future__ import annotations
+
+from daskml_dist.planning.simulator.events import allreduce_seconds, simulate
+from daskml_dist.planning.simulator.parts import Costs, Outcome, Stragglers, Training
+
+__all__ = ["Costs", "Outcome", "Stragglers", "Training", "allreduce_seconds", "simulate"]

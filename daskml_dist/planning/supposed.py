@@ -1,0 +1,159 @@
+"""Clusters that there are not: what a fit would take on them, simulated."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.planning.costs import Costs
+from daskml_dist.planning.families import Family
+from daskml_dist.planning.places import place_of
+from daskml_dist.planning.plan import Choice
+from daskml_dist.planning.rows import RowsShape
+from daskml_dist.planning.simulator import Costs as Network
+from daskml_dist.planning.simulator import Stragglers, simulate
+from daskml_dist.policies import Policy, get_policy
+
+__all__ = ["bytes_a_second", "meeting_seconds", "supposed_choice"]
+
+#: What a message costs its server and its peer, and a byte its apply and its sum, as measured on
+#: the package's own parts (`python -m benchmarks simulate`).
+_NETWORK = Network(0.0, message=1.5e-4, apply=3.4e-10, add=8e-11, peer=8e-6)
+#: Steps that are simulated; the rest is as these.
+_STEPS = 60
+#: Factor of the expected seconds that makes the range: nobody has seen such a cluster.
+_SPREAD = 2.5
+_UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+
+
+def supposed_choice(
+    family: Family,
+    estimator: Any,
+    rows: RowsShape,
+    here: Costs,
+    *,
+    start: float,
+    workers: int,
+    bandwidth: Any,
+    latency: float,
+    stragglers: float,
+    policy: str | None,
+) -> Choice:
+    """A choice on workers of machines like this one, each with a network card of its own.
+
+    Computing costs what it does here, by the share of each worker; meetings are simulated, with
+    the gates of the policy. Rows in memory are sent through this machine's card.
+    """
+    if workers < 1 or latency < 0 or stragglers < 0:
+        raise InvalidParameterError(
+            f"workers={workers}, latency={latency}, stragglers={stragglers}: use at least one "
+            "worker, and nothing negative."
+        )
+    place = place_of(workers, family.lanes(estimator))
+    speed = bytes_a_second(bandwidth)
+    own = family.choice_policy(estimator)
+    name = policy or own
+    least, most = family.passes(estimator, here)
+    if policy is not None and policy not in (own, *family.policies(estimator)):
+        raise InvalidParameterError(
+            f"policy={policy!r}: {type(estimator).__name__} is planned under "
+            f"{[own, *family.policies(estimator)]}."
+        )
+    rule = family.policy(estimator) if name == own else get_policy(name)
+    works = [family.work(estimator, rows, place, passes) for passes in (least, most)]
+    meetings = works[1].meetings
+    # What a pass costs here beside computing is the report of this process alone.
+    a_step = here.pass_seconds(works[1]) / meetings
+    met = meeting_seconds(
+        rule, a_step, place.lanes, works[1].message, latency, speed, stragglers=stragglers
+    )
+    sent = float(rows.nbytes) if rows.kind == "memory" else 0.0
+    computing = {name: v for name, v in here.values.items() if name in family.computing}
+    setup = Costs(computing).setup_seconds(works[1]) + start + sent / speed
+    seconds = [setup + work.passes * meetings * met for work in works]
+    memory = rows.nbytes / workers
+    return Choice(
+        estimator,
+        f"{workers} workers",
+        name,
+        (round(least), round(most)),
+        meetings * met,
+        (seconds[0] / _SPREAD, seconds[1] * _SPREAD) if memory <= place.room else None,
+        sent + family.traffic(estimator, name, place, works[1]),
+        memory,
+        name == own,
+        None,
+    )
+
+
+def meeting_seconds(
+    policy: Policy,
+    compute: float,
+    workers: int,
+    n_bytes: float,
+    latency: float,
+    bandwidth: float,
+    *,
+    stragglers: float = 0.0,
+    colocated: bool = False,
+) -> float:
+    """Seconds from a step of all workers to the next, simulated.
+
+    Parameters
+    ----------
+    policy : Policy
+    compute : float
+        Seconds that a worker computes in a step.
+    workers : int
+    n_bytes : float
+        Of the parameters, or of the sums.
+    latency : float
+        Seconds, one way.
+    bandwidth : float
+        Bytes a second of each network card, each way.
+    stragglers : float, default=0.0
+        Sigma of a lognormal factor on each step.
+    colocated : bool, default=False
+        Whether the server shares a process with the first worker.
+    """
+    costs = Network(
+        compute, _NETWORK.message, _NETWORK.apply, _NETWORK.add, _NETWORK.peer, latency, bandwidth
+    )
+    if workers == 1:
+        return compute
+    out = simulate(
+        policy, costs, workers,
+        n_bytes=max(n_bytes, 1.0), steps=_STEPS, stragglers=Stragglers(stragglers),
+        colocated=colocated,
+    )  # fmt: skip
+    return out.seconds * workers / out.steps
+
+
+def bytes_a_second(bandwidth: Any) -> float:
+    """Bytes a second of a number of these, or of words such as "10Gbit" or "1.25GB".
+
+    Raises
+    ------
+    InvalidParameterError
+        It is neither.
+    """
+    if isinstance(bandwidth, int | float) and bandwidth > 0:
+        return float(bandwidth)
+    found = re.fullmatch(
+        r"([\d.]+)\s*([kmgt]?)(bit|b)(?:it)?(?:/s|ps)?", str(bandwidth).strip(), re.IGNORECASE
+    )
+    if found is None or not _number(found[1]):
+        raise InvalidParameterError(
+            f'bandwidth={bandwidth!r}: use bytes a second, or words such as "10Gbit" or "1.25GB".'
+        )
+    # As usual: "b" alone is bits, "B" bytes.
+    bits = found[3].lower() == "bit" or found[3] == "b"
+    return _number(found[1]) * _UNITS[found[2].lower()] / (8 if bits else 1)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0

@@ -1,0 +1,247 @@
+"""Families of estimators, where `client="auto"` trains, and clusters that there are not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pandas as pd
+import pytest
+from distributed import Client
+from sklearn.base import clone
+
+from daskml_dist import Run
+from daskml_dist.cluster import KMeans
+from daskml_dist.decomposition import PCA
+from daskml_dist.ensemble import HistGradientBoostingClassifier, RandomForestRegressor
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.linear_model import LogisticRegression, Ridge, SGDClassifier, SGDRegressor
+from daskml_dist.naive_bayes import GaussianNB
+from daskml_dist.planning import Costs, families
+from daskml_dist.planning.families import family_of
+from daskml_dist.planning.families.factors import _distinct
+from daskml_dist.planning.places import place_of
+from daskml_dist.planning.rows import RowsShape
+from daskml_dist.planning.simulator import allreduce_seconds
+from daskml_dist.planning.supposed import _NETWORK, bytes_a_second, meeting_seconds
+from daskml_dist.policies import AllReduce, Asynchronous
+from daskml_dist.recommender import ALS
+from daskml_dist.tree import DecisionTreeClassifier
+
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((400, 4)).astype(np.float32)
+Y = (X[:, 0] > 0).astype(int)
+RATINGS = pd.DataFrame({"user": np.arange(400) % 40, "item": np.arange(400) % 23, "rating": 1.0})
+
+#: An estimator of each family, and of those that count in their own way.
+PLANNED: list[tuple[Any, Any, Any]] = [
+    (SGDClassifier(max_iter=2, tol=None), X, Y),
+    (LogisticRegression(), X, Y),
+    (Ridge(), X, X[:, 1]),
+    (PCA(2), X, None),
+    (KMeans(3, random_state=0), X, None),
+    (HistGradientBoostingClassifier(max_iter=2), X, Y),
+    (RandomForestRegressor(2, random_state=0), X, X[:, 1]),
+    (DecisionTreeClassifier(max_depth=2), X, Y),
+    (ALS(rank=2, max_iter=2, random_state=0), RATINGS, None),
+]
+
+
+@pytest.fixture
+def usual(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Costs as if they had been measured: the usual ones of each family."""
+
+    def costs(asked: Any, place: Any, here: Any) -> Costs:
+        there = {} if place.name == "inline" else asked.family.usual_there
+        return Costs({**asked.family.usual, **there})
+
+    monkeypatch.setattr("daskml_dist.planning.advising._Asked.costs", costs)
+
+
+@pytest.fixture
+def nothing_known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No file of costs, and nobody who measures any."""
+    monkeypatch.setattr("daskml_dist.planning.advising.measured_costs", None)
+    with dask.config.set({"daskml_dist.planning.cache": False}):
+        yield
+
+
+@pytest.mark.parametrize(("estimator", "rows", "y"), PLANNED)
+def test_every_family_plans_and_fits(
+    client: Client, usual: None, estimator: Any, rows: Any, y: Any
+) -> None:
+    before = repr(vars(estimator))
+    plan = estimator.plan(rows, y)
+    assert repr(vars(estimator)) == before
+    own = [choice for choice in plan.choices if choice.own]
+    assert [choice.place for choice in own] == ["inline", "cluster"]
+    assert all(choice.seconds[0] <= choice.expected <= choice.seconds[1] for choice in own)
+    assert plan.best is own[0]
+    assert own[1].traffic > own[0].traffic == 0
+    told = plan.what_if(50, bandwidth="10Gbit")
+    assert "50 workers" in str(told)
+    assert "simulated" in str(told)
+    assert told.best == plan.best
+    with pytest.raises(InvalidParameterError, match="Start a cluster"):
+        told.choices[-1].fit(rows, y)
+    assert len(clone(estimator).fit(rows, y, client="auto").history_) > 0
+
+
+@pytest.mark.usefixtures("nothing_known")
+@pytest.mark.parametrize("configured", [False, True])
+def test_auto_trains_few_rows_here(client: Client, configured: bool) -> None:
+    """By costs that are known already: nothing is measured for a fit."""
+    clf = SGDClassifier(max_iter=2, tol=None, random_state=0)
+    assert clf.fit(X, Y).history_.extra["n_lanes"] == 2
+    with dask.config.set({"daskml_dist.client": "auto" if configured else None}):
+        clf.fit(X, Y, client=None if configured else "auto")
+    assert clf.history_.extra["n_lanes"] == 1
+
+
+@pytest.mark.usefixtures("nothing_known")
+def test_auto_leaves_work_to_the_cluster(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where that is sooner, and whatever has no plan, or lies on workers."""
+    clf = SGDClassifier(max_iter=2, tol=None, random_state=0)
+    assert GaussianNB().fit(X, Y, client="auto").history_.extra["n_lanes"] == 2
+    lazy = da.from_array(X, chunks=(200, 4)), da.from_array(Y, chunks=200)
+    assert clf.fit(*lazy, client="auto").history_.extra["n_lanes"] == 2
+    family = family_of(clf)
+    monkeypatch.setattr(type(family), "usual", {"fit": 1e9})
+    assert clf.fit(X, Y, client="auto").history_.extra["n_lanes"] == 2
+    monkeypatch.setattr(type(family), "usual_there", {"fit": 1e10})
+    assert clf.fit(X, Y, client="auto").history_.extra["n_lanes"] == 1
+    with pytest.raises(InvalidParameterError, match="'auto' to train"):
+        clf.fit(X, Y, client="cluster")
+
+
+def test_auto_without_a_client_is_here() -> None:
+    assert SGDClassifier(max_iter=1, tol=None)._placed("auto", _Memory()) == "inline"
+
+
+class _Memory:
+    kind = "memory"
+
+
+@pytest.mark.parametrize(
+    ("estimator", "y", "rtol"),
+    [
+        (LogisticRegression(), Y, 0.0),
+        (Ridge(), X[:, 1], 0.0),
+        (SGDRegressor(max_iter=2, tol=None, random_state=0), X @ [1.0, 2.0, 3.0, 4.0], 1e-3),
+    ],
+)
+def test_lanes_of_ones_own_end_alike_in_both_places(
+    client: Client, estimator: Any, y: Any, rtol: float
+) -> None:
+    """Sums to the bit; steps to rounding, since a block here is not a block there."""
+    estimator.set_params(run=Run(n_lanes=3, deterministic=True))
+    here = clone(estimator).fit(X, y, client="inline")
+    there = clone(estimator).fit(X, y, client=client)
+    np.testing.assert_allclose(here.coef_, there.coef_, rtol=rtol)
+    np.testing.assert_allclose(here.intercept_, there.intercept_, rtol=rtol, atol=rtol / 10)
+
+
+def test_a_family_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bayes.py").write_text(
+        "from daskml_dist.planning.costs import Work\n"
+        "from daskml_dist.planning.families.base import Family\n"
+        "class Bayes(Family):\n"
+        "    kind, estimators = 'naive Bayes', ('BaseNB',)\n"
+        "    def work(self, estimator, rows, place, passes):\n"
+        "        return Work({'fit': 1.0}, {'pass': 1.0}, passes)\n"
+    )
+    with pytest.raises(InvalidParameterError, match="no plans for GaussianNB"):
+        family_of(GaussianNB())
+    monkeypatch.setattr(families, "__path__", [*families.__path__, str(tmp_path)])
+    families.families.cache_clear()
+    try:
+        assert family_of(GaussianNB()).kind == "naive Bayes"
+        with pytest.raises(InvalidParameterError, match="naive Bayes"):
+            family_of(3)
+    finally:
+        families.families.cache_clear()
+
+
+# --- suppositions ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "bytes_"),
+    [("10Gbit", 1.25e9), ("1.25GB", 1.25e9), ("100 Mbit/s", 12.5e6), ("10Gb", 1.25e9), (7, 7.0)],
+)
+def test_bandwidths(given: Any, bytes_: float) -> None:
+    assert bytes_a_second(given) == bytes_
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"bandwidth": "fast"}, {"bandwidth": -1}, {"bandwidth": "1.2.3GB"}, {"workers": 0},
+     {"latency": -1.0}, {"policy": "sorted"}],
+)  # fmt: skip
+def test_suppositions_that_are_none(usual: None, more: dict[str, Any]) -> None:
+    plan = Ridge().plan(X, X[:, 1], client=None)
+    with pytest.raises(InvalidParameterError, match=next(iter(more))):
+        plan.what_if(**{"workers": 2, **more})
+
+
+def test_what_all_wait_for_is_the_closed_form() -> None:
+    """Rounds without stragglers: computing, and a ring; async is bound by the server's work."""
+    for n_bytes in (1e3, 1e8):
+        found = meeting_seconds(AllReduce(), 0.1, 8, n_bytes, 1e-4, 1e9)
+        ring = allreduce_seconds(_network(1e-4, 1e9), 8, n_bytes)
+        assert found == pytest.approx(0.1 + ring + _NETWORK.apply * n_bytes)
+    assert meeting_seconds(AllReduce(), 0.1, 1, 1e8, 1.0, 1.0) == 0.1
+    full = meeting_seconds(Asynchronous(), 1e-6, 200, 8.0, 0.0, 1e12)
+    assert full == pytest.approx(200 * _NETWORK.message, rel=0.05)
+
+
+def _network(latency: float, bandwidth: float) -> Any:
+    return type(_NETWORK)(
+        0.0, _NETWORK.message, _NETWORK.apply, _NETWORK.add, _NETWORK.peer, latency, bandwidth
+    )
+
+
+def test_more_workers_compute_less_each(usual: None) -> None:
+    """A pass of sums is shared by workers until the meeting takes longest."""
+    rows = RowsShape(10_000_000, 100, 0, "float32")
+    family = family_of(Ridge())
+    share = [family.work(Ridge(), rows, place_of(n, None), 1).one_pass["square"] for n in (1, 50)]
+    assert share[0] == pytest.approx(50 * share[1])
+
+
+def test_ids_are_told_from_some() -> None:
+    """By how many of 65,536 drawn ids differ; exactly where all are looked at."""
+    assert _distinct(np.arange(1000) % 7) == 7
+    for count in (500, 40_000):
+        found = _distinct(np.random.default_rng(0).integers(0, count, 1_000_000))
+        assert found == pytest.approx(count, rel=0.05)
+    with pytest.raises(InvalidDataError, match="get_partition"):
+        ALS().plan(pd_to_dask(RATINGS))
+
+
+def pd_to_dask(frame: pd.DataFrame) -> Any:
+    import dask.dataframe as dd
+
+    return dd.from_pandas(frame, npartitions=2)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("estimator", "rows", "y"), PLANNED)
+def test_real_costs_of_every_family(
+    client: Client, folder: Path, estimator: Any, rows: Any, y: Any
+) -> None:
+    """Measured once, here and there, then known: to a decision too."""
+    plan = estimator.plan(rows, y)
+    own = [choice for choice in plan.choices if choice.own]
+    assert all(0 < choice.expected < 60 for choice in own)
+    assert str(estimator.plan(rows, y)) == str(plan)
