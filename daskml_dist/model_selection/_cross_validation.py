@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from sklearn import model_selection
 
 from daskml_dist.data.lazy import is_dask
+from daskml_dist.diagnostics.works import doing
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.metrics.scorers import get_scorers
 from daskml_dist.model_selection._pipelines import fits_of_stacks, score_names
@@ -82,19 +83,20 @@ def cross_validate(
         )  # fmt: skip
         return found
     scorers = get_scorers(estimator, scoring)
-    splits = Splits(estimator, X, y, groups, fit_params, cv)
-    weigh = weighed_scores(estimator, scorers, fit_params, False)
     names, found_by_stacks = score_names(scoring), None
-    # Scores of stacks count the weights of rows, and their fits have no history.
-    if names is not None and not fit_params and not return_estimator:
-        found_by_stacks = fits_of_stacks(
-            [estimator], splits, names, scorers, train_score=return_train_score,
-            error_score=error_score,
-        )  # fmt: skip
-    (fits,) = splits.fits(
-        [estimator], scorers, train_score=return_train_score, error_score=error_score,
-        weigh_scores=weigh,
-    ) if found_by_stacks is None else found_by_stacks[0]  # fmt: skip
+    with doing("cross_validate", verbose):
+        splits = Splits(estimator, X, y, groups, fit_params, cv)
+        weigh = weighed_scores(estimator, scorers, fit_params, False)
+        # Scores of stacks count the weights of rows, and their fits have no history.
+        if names is not None and not fit_params and not return_estimator:
+            found_by_stacks = fits_of_stacks(
+                [estimator], splits, names, scorers, train_score=return_train_score,
+                error_score=error_score,
+            )  # fmt: skip
+        (fits,) = splits.fits(
+            [estimator], scorers, train_score=return_train_score, error_score=error_score,
+            weigh_scores=weigh,
+        ) if found_by_stacks is None else found_by_stacks[0]  # fmt: skip
     result: dict[str, Any] = {
         "fit_time": np.array([fit.fit_time for fit in fits]),
         "score_time": np.array([fit.score_time for fit in fits]),

@@ -11,6 +11,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.data.bad_values import name_column
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.block_info import BlockInfo
 from daskml_dist.data.blocks import Block
@@ -78,6 +79,8 @@ class RunView:
         Dask worker address of each lane, once it has one; empty without a cluster.
     client : distributed.Client or None
         That of the cluster.
+    n_passes : int
+        Passes that are made and count; after a loss, fewer than callbacks were told of.
     """
 
     def __init__(
@@ -98,6 +101,7 @@ class RunView:
         self.server_addresses = server_addresses
         self.lane_addresses: dict[int, str] = {}
         self.client = client
+        self.n_passes = fit.work.first_pass
         self.stopped = False
         self._stop = stop
         self._state: ShardState | None = None
@@ -169,6 +173,8 @@ class Engine(ABC):
     def __init__(self) -> None:
         self.interrupts = Interrupts()
         self.callbacks = CallbackList()
+        #: Names of the columns, for errors about values.
+        self.feature_names: NDArray[Any] | None = None
 
     def tell(self, phase: str, done: int = 0, total: int | None = None) -> None:
         """Tell the callbacks what the fit does now."""
@@ -265,6 +271,8 @@ class Engine(ABC):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self.columns is None:  # else numbers of columns are those of a part of them
+            name_column(error, self.feature_names)
         try:
             with self.interrupts.held():
                 self.close()

@@ -21,6 +21,7 @@ from daskml_dist.data.placement import Placement
 from daskml_dist.data.waiting import Patience
 from daskml_dist.errors import MessageError, WorkerLostError
 from daskml_dist.training.callbacks import CallbackList
+from daskml_dist.training.client.batch_jobs import BatchJobs
 from daskml_dist.training.client.calls import call_workers
 from daskml_dist.training.client.cluster_rows import ClusterRows
 from daskml_dist.training.client.early import Early
@@ -28,6 +29,7 @@ from daskml_dist.training.client.ending import Ending
 from daskml_dist.training.client.fleet import Fleet, Gone, Host
 from daskml_dist.training.client.generations import Generations
 from daskml_dist.training.client.listening import listen
+from daskml_dist.training.client.made import Made
 from daskml_dist.training.client.reasons import Reasons
 from daskml_dist.training.client.recovery import GoOn
 from daskml_dist.training.client.seat_log import SeatLog
@@ -124,8 +126,9 @@ class TrainingRun:
         self._ending = Ending(
             client, fit, self._id, self._membership, self._fleet, self._crew, self._awake
         )
+        self._jobs = BatchJobs()
+        there.why_lost = self._jobs.told
         self._callbacks = CallbackList()
-        self._told = 0
         self._stopping = False
         #: Generations since the fit last came further, and how far that was.
         self._failures, self._clocks = 0, 0
@@ -144,6 +147,7 @@ class TrainingRun:
         self._view = RunView(
             self._id, fit, self._trainer_addresses, self._server_addresses, self._stop, client
         )
+        self._made = Made(self._view)
 
     def run(self, callbacks: CallbackList) -> FitResult:
         """Run the fit to its end, or clean up and raise.
@@ -160,7 +164,8 @@ class TrainingRun:
             self._begin("the fit begins")
             with self._interrupts.between_steps():
                 result = self._watch()
-            self._tell(result.records[self._told :])
+            self._made.take_back(result.records)
+            self._tell(result.records[self._made.n_passes :])
         except BaseException as error:
             with self._interrupts.held():
                 cause, kept = self._ending.give_up(error, callbacks.has_raised(error))
@@ -186,6 +191,8 @@ class TrainingRun:
     def _on_alarm(self, alarm: Alarm) -> None:
         if alarm.at_work is not None:
             self._membership.note_at_work(alarm.at_work)
+            if alarm.job is not None:
+                self._jobs.note(alarm.at_work, alarm.job)
             if alarm.trainer is not None:
                 self._crew.begun.add(alarm.trainer)
             return
@@ -209,8 +216,11 @@ class TrainingRun:
     def _begin(self, reason: str, *, even: bool = False) -> None:
         """Begin the next generation, and again where it loses somebody on the way."""
         since, crew = time.monotonic(), self._crew
+        members = crew.members
         self._callbacks.on_phase("placing")
         while True:
+            if members:
+                self._jobs.were_lost(members.difference(self._membership.call()))
             self._count_failure(reason)
             self._membership.wait_for_any(self._fit.run.timeout)
             try:
@@ -219,8 +229,7 @@ class TrainingRun:
                     self._fleet.ask(crew.servers[0].host, "stop")
                 break
             except Gone as gone:
-                self._note_gone(gone)
-                reason = f"{reason}; {gone}"
+                reason = f"{reason}; {self._note_gone(gone)}"
         self._began = time.monotonic()
         for address in crew.visited:
             handler = partial(self._on_worker_event, address)
@@ -242,8 +251,14 @@ class TrainingRun:
         if self._fit.work.replays and crew.kept:
             # The open sum alone is made again.
             again, anew = min(again, 1), False
-        event = GenerationEvent(crew.number, reason, again, anew, time.monotonic() - since)
+        seconds = time.monotonic() - since
+        # Slurm may take a moment to tell: all have their orders, so nobody waits.
+        reason = self._jobs.name(reason, members.difference(self._membership.threads))
+        event = GenerationEvent(crew.number, reason, again, anew, seconds)
         self._events.append(event)
+        if self._made.n_passes:
+            with suppress(Gone):  # the next generation is asked
+                self._made.take_back(self._ask_first("records", 0))
         self._callbacks.on_generation(self._view, event)
 
     def _made_again(self, go_on: GoOn[Host] | None) -> int:
@@ -276,15 +291,25 @@ class TrainingRun:
             return
         raise WorkerLostError(
             f"The fit lost workers {self._failures - 1} times in {self._fit.run.timeout:g} s "
-            f"without coming further in between ({reason}). {_TOO_MANY} Then fit again."
+            f"without coming further in between ({reason}).{self._jobs.told()} {_TOO_MANY} "
+            "Then fit again."
         )
 
-    def _note_gone(self, gone: Gone) -> None:
-        """Count a worker that does not answer as lost, also where the scheduler does not yet."""
+    def _note_gone(self, gone: Gone) -> str:
+        """Count a worker that does not answer as lost, also where the scheduler does not yet.
+
+        Returns
+        -------
+        str
+            The reason for a new generation.
+        """
         if not self._membership.begins(gone.address):
-            return  # it is only paused
+            return str(gone)  # it is only paused
         if gone.address in self._membership.call():
             self._membership.cast_out(gone.address)
+        elif gone.address in self._crew.visited:
+            return f"worker {gone.address} was lost"
+        return str(gone)
 
     # -- watch ---------------------------------------------------------------------------------
 
@@ -309,13 +334,12 @@ class TrainingRun:
                             return result
                         self._on_alarm(Alarm("a trainer ended early", 0, self._crew.number))
                     if not woken:  # the end of a trainer is seldom alone
-                        self._tell(self._ask_first("records", self._told))
+                        self._tell(self._ask_first("records", self._made.n_passes))
                     if self._reasons.to_let_go:
                         self._let_go()
                     self._keep_safe()
             except Gone as gone:
-                self._note_gone(gone)
-                reason = str(gone)
+                reason = self._note_gone(gone)
             if reason is not None:
                 with self._interrupts.at_once():
                     self._begin(reason, even=even)
@@ -361,10 +385,9 @@ class TrainingRun:
 
     def _tell(self, records: list[dict[str, Any]]) -> None:
         for record in records:
-            self._told += 1
             self._reasons.note_progress()
             with self._interrupts.at_once():
-                self._callbacks.on_pass_end(self._view, record)
+                self._made.tell(record, self._callbacks)
 
     def _stop(self) -> None:
         self._stopping = True
