@@ -83,10 +83,10 @@ def cross_validate(
         )  # fmt: skip
         return found
     scorers = get_scorers(estimator, scoring)
+    names, found_by_stacks = score_names(scoring), None
     with doing("cross_validate", verbose):
         splits = Splits(estimator, X, y, groups, fit_params, cv)
         weigh = weighed_scores(estimator, scorers, fit_params, False)
-        names, found_by_stacks = score_names(scoring), None
         # Scores of stacks count the weights of rows, and their fits have no history.
         if names is not None and not fit_params and not return_estimator:
             found_by_stacks = fits_of_stacks(
