@@ -296,12 +296,9 @@ class TrainingRun:
         )
 
     def _note_gone(self, gone: Gone) -> str:
-        """Count a worker that does not answer as lost, also where the scheduler does not yet.
+        """Count a worker that does not answer as lost; the reason for a new generation.
 
-        Returns
-        -------
-        str
-            The reason for a new generation.
+        Also where the scheduler does not count it so yet.
         """
         if not self._membership.begins(gone.address):
             return str(gone)  # it is only paused
