@@ -296,9 +296,9 @@ class TrainingRun:
         )
 
     def _note_gone(self, gone: Gone) -> str:
-        """Count a worker that does not answer as lost; the reason for a new generation.
+        """The reason for a new generation where a worker does not answer.
 
-        Also where the scheduler does not count it so yet.
+        It counts as lost, also where the scheduler does not yet know.
         """
         if not self._membership.begins(gone.address):
             return str(gone)  # it is only paused
