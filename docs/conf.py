@@ -11,10 +11,18 @@ author = "daskml_dist developers"
 copyright = "2026, daskml_dist developers"
 release = version = distribution_version("daskml-dist")
 
-extensions = ["myst_parser", "numpydoc", "sphinx.ext.autodoc"]
+extensions = ["myst_nb", "numpydoc", "sphinx.ext.autodoc"]
 exclude_patterns = ["_build"]
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
+
+# Notebooks are stored without outputs: these are made as the site is built.
+nb_execution_mode = "auto"
+nb_execution_in_temp = True
+nb_execution_timeout = 110
+nb_execution_raise_on_error = True
+nb_merge_streams = True
+nb_output_stderr = "remove"  # what Dask logs as a worker is killed
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # numpydoc's sections state them
