@@ -184,7 +184,7 @@ class _Ours(_Line):
         self.fit(1)  # compiles, or loads what was compiled
 
     def fit(self, passes: int) -> tuple[float, Any]:
-        # Chosen, unlike the peers' defaults; docs/benchmarks.md says how.
+        # Chosen, unlike the peers' defaults; docs/benchmarks_linear.md says how.
         clf = SGDClassifier(
             policy=self._policy,
             max_iter=passes,

@@ -21,7 +21,8 @@ from daskml_dist.data.collection import Collection, as_collection, take_columns
 from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.data.row_checks import check_row_shape
-from daskml_dist.errors import InvalidDataError, NotFittedError
+from daskml_dist.errors import InvalidDataError, InvalidParameterError, NotFittedError
+from daskml_dist.errors.foreign import called_here
 from daskml_dist.inference.predict import map_rows, results_of_rows
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.engine import Engine, FitResult
@@ -63,7 +64,28 @@ class BaseOnRows(Exported, BaseEstimator):
         return tags
 
     def set_params(self, **params: Any) -> Self:
-        """Set parameters by name; those of `run` as ``run__n_lanes``, also where that is None."""
+        """Set parameters by name; those of `run` as ``run__n_lanes``, also where that is None.
+
+        Parameters
+        ----------
+        **params
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidParameterError
+            There is no such parameter; where it is known what it is called here, it says so.
+        """
+        valid = self.get_params(deep=False)
+        for name in params:
+            if (own := name.partition("__")[0]) not in valid:
+                raise InvalidParameterError(
+                    f"Invalid parameter {own!r} for estimator {self}. Valid parameters are: "
+                    f"{sorted(valid)}.{called_here(own, valid)}"
+                )
         if any(name.startswith("run__") for name in params) and params.get("run", self.run) is None:
             params["run"] = Run()
         super().set_params(**params)

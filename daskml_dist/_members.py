@@ -25,9 +25,7 @@ from daskml_dist.data.collection import Collection, as_collection, take_columns
 from daskml_dist.data.computing import tried
 from daskml_dist.data.conversion import as_column as column_of
 from daskml_dist.data.conversion import plain_objects
-from daskml_dist.data.lazy import is_dask, is_dask_frame
-from daskml_dist.data.missing import check_no_missing
-from daskml_dist.data.reduce import reduce_parts
+from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import (
     DaskMLDistError,
     InvalidDataError,
@@ -50,12 +48,9 @@ __all__ = [
     "as_array",
     "check_weighable",
     "checked_as_theirs",
-    "counted_labels",
-    "encoded",
     "fit_folds",
     "fit_members",
     "here",
-    "labels_of",
     "params_of",
     "taken",
 ]
@@ -105,80 +100,6 @@ def checked_as_theirs() -> Iterator[None]:
         raise
     except (ValueError, TypeError) as error:
         raise InvalidParameterError(str(error)) from error
-
-
-# --- targets ---------------------------------------------------------------------------------
-
-
-def labels_of(y: Any) -> NDArray[Any]:
-    """Sorted labels; one pass over those of a Dask collection.
-
-    Raises
-    ------
-    InvalidDataError
-        They are missing, or numbers with a fraction, or of several columns.
-    """
-    return counted_labels(y)[0]
-
-
-def counted_labels(y: Any) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Labels as of :func:`labels_of`, and how many rows have each."""
-    if not is_dask(y):
-        labels, counts = np.unique(np.asarray(y), return_counts=True)
-        return _checked_labels(labels), counts
-    table = y.to_frame("y") if is_series_like(y) else y
-    if getattr(table, "ndim", 2) == 1:
-        table = table[:, np.newaxis]
-    columns = as_collection(table, y, numeric=False, classification=True)
-    labels, counts = reduce_parts(columns, _labels_of_block, _all_labels)
-    return _checked_labels(labels), counts
-
-
-def _labels_of_block(index: int, X: Any, y: Any, weight: Any) -> tuple[NDArray[Any], NDArray[Any]]:
-    column = column_of(y, name="y", index=index)
-    check_no_missing(column, "y", index)
-    labels, counts = np.unique(column, return_counts=True)
-    return labels, counts
-
-
-def _all_labels(
-    parts: list[tuple[NDArray[Any], NDArray[Any]]],
-) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    filled = [part for part in parts if len(part[0])] or parts[:1]
-    labels, at = np.unique(np.concatenate([own for own, _ in filled]), return_inverse=True)
-    counts = np.bincount(at, np.concatenate([n for _, n in filled]), len(labels))
-    return labels, counts.astype(np.int64)
-
-
-def _checked_labels(labels: NDArray[Any]) -> NDArray[Any]:
-    if labels.dtype.kind == "f":
-        if not np.isfinite(labels).all():
-            raise InvalidDataError("Input y contains NaN or infinity. Drop these rows.")
-        if (labels % 1).any():
-            raise InvalidDataError(
-                "Unknown label type: continuous. Use a regressor for a continuous target."
-            )
-    return labels
-
-
-def encoded(y: Any, classes: NDArray[Any]) -> Any:
-    """Numbers of labels among the sorted `classes`; lazy where y is."""
-    if is_dask_frame(y):
-        column = y if is_series_like(y) else y[y.columns[0]]
-        return column.map_partitions(_codes_of_series, classes, meta=(column.name, np.int64))
-    if is_dask(y):
-        return y.map_blocks(_codes, classes, dtype=np.int64, meta=np.empty(0, np.int64))
-    return _codes(np.asarray(y), classes)
-
-
-def _codes(labels: Any, classes: NDArray[Any]) -> NDArray[np.int64]:
-    return np.searchsorted(classes, np.asarray(labels)).astype(np.int64)
-
-
-def _codes_of_series(labels: Any, classes: NDArray[Any]) -> Any:
-    import pandas
-
-    return pandas.Series(_codes(labels, classes), labels.index, name=labels.name)
 
 
 # --- fits ------------------------------------------------------------------------------------
@@ -337,7 +258,7 @@ def _out_of_fold(roles: Any, both: Any, X: Any, codes: NDArray[np.int64]) -> Any
             "cross_val_predict only works for partitions: every row must be in the test rows of "
             "one split. Use KFold, StratifiedKFold or GroupKFold as cv."
         )
-    found: list[NDArray[Any]] = []
+    found: list[Any] = []
     for fits, method in zip(own.fits, own.methods, strict=True):
         out: Any = None
         for at, fitted in zip(played, fits, strict=True):
@@ -345,16 +266,24 @@ def _out_of_fold(roles: Any, both: Any, X: Any, codes: NDArray[np.int64]) -> Any
                 continue
             rows = X.iloc[np.flatnonzero(at)] if hasattr(X, "iloc") else X[np.flatnonzero(at)]
             answers = _in_order(fitted, method, rows, own.n_classes)
+            several = answers if isinstance(answers, list) else [answers]
             if out is None:
-                out = np.empty((len(codes), *answers.shape[1:]), answers.dtype)
-            out[at] = answers
-        found.append(out)
+                out = [np.empty((len(codes), *one.shape[1:]), one.dtype) for one in several]
+            for whole, one in zip(out, several, strict=True):
+                whole[at] = one
+        found.append(out if isinstance(answers, list) else out[0])
     return then(X, found)
 
 
-def _in_order(fitted: Any, method: str, X: Any, n_classes: int | None) -> NDArray[Any]:
-    """Answers with a column for every class, of a fit that may not have met all."""
-    answers = np.asarray(getattr(fitted, method)(X))
+def _in_order(fitted: Any, method: str, X: Any, n_classes: int | None) -> Any:
+    """Answers with a column for every class, of a fit that may not have met all.
+
+    Of several labels a row a list of those of each, from estimators that answer so.
+    """
+    given = getattr(fitted, method)(X)
+    if isinstance(given, list):
+        return [np.asarray(one) for one in given]
+    answers = np.asarray(given)
     known = np.asarray(getattr(fitted, "classes_", ()))
     if n_classes is None or method == "predict" or len(known) == n_classes:
         return answers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
@@ -132,15 +133,27 @@ class BaseSGD(BaseSteps, BaseLinear):
         return ShardState(model.centred(w), {})
 
     def _trained(self, engine: Engine, fit: FitSpec, callbacks: CallbackList) -> FitResult:
+        train = train_adaptively if self._adapts else super()._trained
+        return train(engine, fit, callbacks)
+
+    @property
+    def _adapts(self) -> bool:
         rate = self.get_params(deep=False).get("learning_rate")
-        if isinstance(rate, str) and rate == "adaptive":
-            if callbacks.need_parameters:
-                raise InvalidParameterError(
-                    'learning_rate="adaptive" makes a fit of parts by rate, and not one a pass: '
-                    "leave eval_set and callbacks that need parameters out, or use another rate."
-                )
-            return train_adaptively(engine, fit, callbacks)
-        return super()._trained(engine, fit, callbacks)
+        return isinstance(rate, str) and rate == "adaptive"
+
+    def _callbacks(
+        self,
+        max_iter: int | None,
+        aside: tuple[type, ...] = (),
+        first: Sequence[object] = (),
+    ) -> CallbackList:
+        found = super()._callbacks(max_iter, aside, first)
+        if self._adapts and found.need_parameters:
+            raise InvalidParameterError(
+                'learning_rate="adaptive" makes a fit of parts by rate, and not one a pass: '
+                "leave eval_set and callbacks that need parameters out, or use another rate."
+            )
+        return found
 
     def _model(self, rows: Rows, last: LinearModel | None) -> LinearModel:
         params, survey = self.get_params(deep=False), rows.survey

@@ -1,4 +1,4 @@
-"""Base classes for estimators of your own; :doc:`extending` shows how they are used.
+"""Base classes for estimators of your own; :doc:`/extending` shows how they are used.
 
 An estimator trained by gradient steps derives from `BaseSteps`, one fitted by a round solver from
 `BaseRounds`; one that learns a target derives from `Supervised` too, or from `BaseClassifier`,

@@ -10,6 +10,8 @@ from typing import Any, Self
 import numpy as np
 from sklearn.base import BaseEstimator, clone
 from sklearn.exceptions import NotFittedError as SklearnNotFittedError
+from sklearn.feature_extraction import FeatureHasher
+from sklearn.feature_extraction.text import HashingVectorizer
 from sklearn.preprocessing import PolynomialFeatures
 from sklearn.utils import get_tags
 from sklearn.utils.validation import check_is_fitted
@@ -22,6 +24,9 @@ from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.inference.transform import map_blocks, sample_rows
 
 __all__ = ["Blockwise"]
+
+#: Those that learn nothing from rows but their number of columns, whatever a version's tags say.
+_STATELESS = (FeatureHasher, HashingVectorizer, PolynomialFeatures)
 
 
 class Blockwise(Exported, BaseEstimator):
@@ -77,7 +82,7 @@ class Blockwise(Exported, BaseEstimator):
             return self
         self.transformer_ = clone(self.transformer)
         learns = get_tags(self.transformer_).requires_fit
-        if learns and not isinstance(self.transformer_, PolynomialFeatures):
+        if learns and not isinstance(self.transformer_, _STATELESS):
             raise InvalidParameterError(
                 f"{type(self.transformer).__name__} learns from rows, so it cannot be applied to "
                 "blocks before it is fitted. Fit it first on a sample of the rows, or use the "

@@ -30,7 +30,13 @@ from daskml_dist.data.lazy import (
 )
 from daskml_dist.data.not_rows import check_holds_rows
 from daskml_dist.data.reads import read_columns
-from daskml_dist.data.row_checks import RowShape, check_rows, row_shape, unsupported
+from daskml_dist.data.row_checks import (
+    RowShape,
+    check_rows,
+    check_weight_shape,
+    row_shape,
+    unsupported,
+)
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.errors.nearest import nearest
 
@@ -300,10 +306,12 @@ def _check_column(values: Any, name: str, several: bool = False) -> Any:
     if values is None:
         return None
     values = join_delayed(values, 1)
+    if name == "sample_weight":
+        if isinstance(values, Real):
+            return float(values)
+        check_weight_shape(values)
     if is_dask(values):
         return _check_dask_column(values, name, several)
-    if name == "sample_weight" and (isinstance(values, Real) or getattr(values, "ndim", 1) == 0):
-        return float(values)
     return as_column(values, name=name, several=several)
 
 

@@ -6,12 +6,14 @@ And states that blocks change one after the other, where their order matters.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from dask.delayed import delayed
 
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.computing import tried
+from daskml_dist.data.unread import marking_own, naming_blocks
 
 __all__ = ["fold_parts", "reduce_parts"]
 
@@ -45,10 +47,16 @@ def reduce_parts(
     -------
     object
         The summary of all parts, the same whatever the workers.
+
+    Raises
+    ------
+    InvalidDataError
+        Names the block that cannot be read.
     """
     if collection.kind == "memory":
         return merge([summarise(i, *part, *shared) for i, part in enumerate(collection.parts)])
-    result: S = tried(lambda: _merged(collection, summarise, merge, shared))
+    with naming_blocks(collection.parts):
+        result: S = tried(lambda: _merged(collection, summarise, merge, shared))
     return result
 
 
@@ -68,18 +76,24 @@ def fold_parts(collection: Collection, step: Callable[[S, int, Any, Any, Any], S
     -------
     object
         The state after the last part.
+
+    Raises
+    ------
+    InvalidDataError
+        Names the block that cannot be read.
     """
     if collection.kind == "memory":
         for i, part in enumerate(collection.parts):
             state = step(state, i, *part)
         return state
-    result: S = tried(lambda: _folded(collection, step, state))
+    with naming_blocks(collection.parts):
+        result: S = tried(lambda: _folded(collection, step, state))
     return result
 
 
 def _folded(collection: Collection, step: Any, state: Any) -> Any:
     """The last state, lazy."""
-    one, last = delayed(step, pure=False), delayed(state, pure=False)
+    one, last = _task(step), delayed(state, pure=False)
     for i, part in enumerate(collection.parts):
         last = one(last, i, *part)
     return last
@@ -87,9 +101,13 @@ def _folded(collection: Collection, step: Any, state: Any) -> Any:
 
 def _merged(collection: Collection, summarise: Any, merge: Any, shared: Any) -> Any:
     """The summary of all parts, lazy."""
-    one, join = delayed(summarise, pure=False), delayed(merge, pure=False)
+    one, join = _task(summarise), _task(merge)
     level = [one(i, *part, *shared) for i, part in enumerate(collection.parts)]
     while True:
         level = [join(level[i : i + _FAN_IN]) for i in range(0, len(level), _FAN_IN)]
         if len(level) == 1:
             return level[0]
+
+
+def _task(function: Callable[..., Any]) -> Any:
+    return delayed(partial(marking_own, function), pure=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import dask.array as da
@@ -20,7 +21,14 @@ from daskml_dist.data.lazy import is_dask, is_dask_frame, join_delayed
 from daskml_dist.data.not_rows import check_holds_rows
 from daskml_dist.errors import InvalidDataError
 
-__all__ = ["RowShape", "check_row_shape", "check_rows", "row_shape", "unsupported"]
+__all__ = [
+    "RowShape",
+    "check_row_shape",
+    "check_rows",
+    "check_weight_shape",
+    "row_shape",
+    "unsupported",
+]
 
 #: Shape of a row: ``(n_features,)``, or more dimensions of tensors; None where it is not known.
 RowShape = tuple[int, ...] | None
@@ -111,3 +119,22 @@ def _as_array(X: Any) -> NDArray[Any]:
         return np.asarray(X)
     except ValueError as error:
         raise InvalidDataError(f"X is not an array: {error}. Pass rows of equal length.") from error
+
+
+def check_weight_shape(weights: Any) -> None:
+    """Check that sample weights, where they are no single number, have one dimension.
+
+    Raises
+    ------
+    InvalidDataError
+    """
+    ndim = getattr(weights, "ndim", None)
+    if ndim is None:
+        with suppress(ValueError):  # rows of unequal length, which whoever reads them tells
+            ndim = np.ndim(weights)
+    if ndim not in (None, 1):
+        raise InvalidDataError(
+            f"Sample weights must be 1D array or scalar, got {ndim}D array. Expected either a "
+            "scalar value or a 1D array of length n_rows: pass a number, or one column such as "
+            "sample_weight[:, 0]."
+        )

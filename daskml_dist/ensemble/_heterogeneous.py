@@ -9,11 +9,19 @@ from sklearn.base import is_classifier
 from sklearn.preprocessing import LabelEncoder
 from sklearn.utils import Bunch
 
-from daskml_dist._members import checked_as_theirs, encoded, here, labels_of, params_of, taken
+from daskml_dist._lazy_labels import encoded, labels_of
+from daskml_dist._members import checked_as_theirs, here, params_of, taken
 from daskml_dist._on_blocks import OnBlocks
 from daskml_dist.data.lazy import is_dask
 
-__all__ = ["Named"]
+__all__ = ["Named", "label_encoder"]
+
+
+def label_encoder(labels: Any) -> LabelEncoder:
+    """scikit-learn's encoder of sorted labels."""
+    encoder = LabelEncoder()
+    encoder.classes_ = labels
+    return encoder
 
 
 class Named(OnBlocks):
@@ -50,12 +58,15 @@ class Named(OnBlocks):
         named = self._checked_members(params)
         given = params_of(self, named, params)
         if is_classifier(self):
-            encoder = LabelEncoder()
-            encoder.classes_ = self.classes_ = labels_of(y)
-            setattr(self, self._encoder, encoder)
-            y = encoded(y, self.classes_)
+            y = self._encoded(y)
         self._fit_lazy(named, given, X, y, params)
         return self
+
+    def _encoded(self, y: Any) -> Any:
+        """Numbers of the labels of a Dask collection, which are set."""
+        self.classes_: Any = labels_of(y)
+        setattr(self, self._encoder, label_encoder(self.classes_))
+        return encoded(y, self.classes_)
 
     @abstractmethod
     def _fit_lazy(

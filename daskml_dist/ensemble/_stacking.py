@@ -11,6 +11,7 @@ import numpy as np
 from dask.delayed import delayed
 from sklearn.base import clone, is_classifier
 
+from daskml_dist._lazy_labels import check_indicators
 from daskml_dist._members import (
     OutOfFold,
     as_array,
@@ -22,8 +23,9 @@ from daskml_dist._members import (
 from daskml_dist._transformer import check_fitted
 from daskml_dist.data.collection import as_collection
 from daskml_dist.data.conversion import as_column
-from daskml_dist.ensemble._heterogeneous import Named
+from daskml_dist.ensemble._heterogeneous import Named, label_encoder
 from daskml_dist.inference.transform import map_blocks, sample_rows
+from daskml_dist.model_selection._checks import has_columns
 from daskml_dist.model_selection._validation import Splits
 
 __all__ = ["Stacking"]
@@ -50,6 +52,14 @@ class Stacking(Named):
         del self.final_estimator_  # until it is fitted
         check_weighable([("final_estimator", self._final())], params)
         return named
+
+    def _encoded(self, y: Any) -> Any:
+        if not has_columns(y):
+            return super()._encoded(y)
+        n_labels = check_indicators(y)  # of several labels a row: 0 and 1, as they are
+        self.classes_ = [np.array([0, 1]) for _ in range(n_labels)]
+        self._label_encoder = [label_encoder(labels) for labels in self.classes_]
+        return y
 
     def _fit_lazy(
         self, named: list[tuple[str, Any]], given: list[dict[str, Any]], X: Any, y: Any,
@@ -91,7 +101,8 @@ class Stacking(Named):
         for member, params in zip(members, given, strict=True):
             splits = Splits(self, X, y, None, params, cv)
             fits.append(fit_folds(member, splits))
-        n_classes = len(self.classes_) if is_classifier(self) else None
+        several = is_classifier(self) and isinstance(self.classes_, list)
+        n_classes = len(self.classes_) if is_classifier(self) and not several else None
         own = OutOfFold(fits, self.stack_method_, n_classes)
         plain = self._plain()
         sample = sample_rows(X)
@@ -135,11 +146,13 @@ def _fixed(cv: Any) -> Any:
 def _aligned(X: Any, y: Any, params: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Targets and arguments of the last fit, cut as the rows are."""
     weight = params.get("sample_weight")
-    rows = as_collection(X, y, weight, numeric=False)
-    column = delayed(partial(as_column, name="y"), pure=False)
-    targets = np.empty(0, getattr(y, "dtype", np.float64))
+    rows = as_collection(X, y, weight, numeric=False, multi_output=True)
+    column = delayed(partial(as_column, name="y", several=True), pure=False)
+    width = y.shape[1:] if has_columns(y) else ()
+    targets = np.empty((0, *width), getattr(y, "dtype", np.float64))
     y = as_array([column(part[1]) for part in rows.parts], rows, targets)
     if weight is None or np.ndim(weight) == 0:
         return y, params
+    column = delayed(partial(as_column, name="sample_weight"), pure=False)
     weights = as_array([column(part[2]) for part in rows.parts], rows, np.empty(0))
     return y, {**params, "sample_weight": weights}

@@ -78,7 +78,7 @@ class CrossValidated(BaseLinear):
         y = plain_objects(y) if isinstance(y, np.ndarray) and y.dtype.kind == "O" else y
         check_feature_names(self, X, reset=True)
         given = {} if weight is None else {"sample_weight": weight}
-        groups, given = beside(X, y, groups, given)
+        y, groups, given = beside(X, y, groups, given)
         return Splits(self, X, y, groups, given, self.cv)
 
     def _stack(
@@ -124,7 +124,7 @@ class CrossValidated(BaseLinear):
         return None if self.scoring is None else get_scorer(self.scoring)
 
     def _scored(
-        self, splits: Any, estimators: Mapping[int, Sequence[Any]], scorer: Any
+        self, splits: Any, estimators: Mapping[int, Sequence[Any]], scorer: Any, weigh: bool = True
     ) -> NDArray[np.float64]:
         """Scores of fitted estimators on the test rows of their splits, a split a row."""
         from daskml_dist.model_selection._validation import score_sides
@@ -132,7 +132,7 @@ class CrossValidated(BaseLinear):
         found = []
         for split, of_split in estimators.items():
             side = splits.side(split, TEST)
-            scores = [score_sides({"": scorer}, e, *side, weigh=True)[""] for e in of_split]
+            scores = [score_sides({"": scorer}, e, *side, weigh=weigh)[""] for e in of_split]
             found.append(scores)
         return np.array(found)
 

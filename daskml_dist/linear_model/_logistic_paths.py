@@ -21,6 +21,8 @@ __all__ = ["LogisticPaths"]
 
 #: Columns of one stack: each has a thread that waits.
 _MOST_COLUMNS = 512
+#: Log odds against a label that no row has.
+_FAR = 18.0
 
 
 class LogisticPaths:
@@ -52,6 +54,7 @@ class LogisticPaths:
         n_classes = sums.shape[1]
         of_splits = None if factors is None else np.tile(factors, (len(sums), 1))
         self.model = stack.model(each, of_splits)
+        self._lacking = sums == 0
         self._weights = sums @ (np.ones(n_classes) if factors is None else factors)
         self._n_splits = len(sums) - 1
 
@@ -109,4 +112,19 @@ class LogisticPaths:
     def _column(self, candidate: Any, split: int) -> Column:
         weight = float(self._weights[split])
         _, solver = candidate._problem(self._stack.of_split(weight))
-        return Column(split, solver, weight)
+        return Column(split, solver, weight, self._start(split))
+
+    def _start(self, split: int) -> NDArray[np.float64] | None:
+        """Parameters to start from where training rows lack a label; None: zeros.
+
+        Its intercept has no minimum, and nothing else tells of it: from there it need not move.
+        """
+        each, lacking = self.model.each, self._lacking[split]
+        if not each.fit_intercept or not lacking.any() or lacking.all():
+            return None
+        w = np.zeros(each.shape)
+        if each.width > 1:
+            w[-1, lacking] = -_FAR
+        else:
+            w[-1, 0] = _FAR if lacking[0] else -_FAR
+        return w

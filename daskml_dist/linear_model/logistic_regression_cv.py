@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import warnings
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import metadata_routing
+from sklearn.utils.metadata_routing import MetadataRouter, MethodMapping
 
 from daskml_dist._checks import check_flag
 from daskml_dist._linear_classifier import LinearClassifier
@@ -16,10 +18,11 @@ from daskml_dist._run import Run
 from daskml_dist._stacks import Stack
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.linear_model._cross_validated import CrossValidated
+from daskml_dist.linear_model._cv_routing import routed
 from daskml_dist.linear_model._logistic_paths import LogisticPaths
 from daskml_dist.linear_model.logistic_regression import LogisticRegression
 from daskml_dist.losses import LogLoss, Loss
-from daskml_dist.metrics.scorers import Scorer
+from daskml_dist.metrics.scorers import Scorer, get_scorer
 from daskml_dist.models.stacked import TEST
 from daskml_dist.solvers import Solution
 from daskml_dist.solvers.by_class import OnePass
@@ -96,6 +99,9 @@ class LogisticRegressionCV(CrossValidated, LinearClassifier):
     (5, 1, 5)
     """
 
+    #: Weights of a score are the scorer's affair.
+    __metadata_request__score: ClassVar = {"sample_weight": metadata_routing.UNUSED}
+
     def __init__(
         self,
         *,
@@ -141,12 +147,69 @@ class LogisticRegressionCV(CrossValidated, LinearClassifier):
         self.device = device
         self.callbacks = callbacks
 
-    def _fit_splits(self, X: Any, y: Any, sample_weight: Any, groups: Any, client: Any) -> None:
+    def get_metadata_routing(self) -> Any:
+        """Routes of metadata: to the splitter, and to the scorer.
+
+        Returns
+        -------
+        sklearn.utils.metadata_routing.MetadataRouter
+        """
+        scores = MethodMapping().add(caller="score", callee="score")
+        router = MetadataRouter(owner=self).add_self_request(self)
+        router.add(
+            splitter=self.cv, method_mapping=MethodMapping().add(caller="fit", callee="split")
+        )
+        scorer = self._scorer() or get_scorer("accuracy")
+        return router.add(scorer=scorer, method_mapping=scores.add(caller="fit", callee="score"))
+
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        *,
+        groups: Any = None,
+        client: Any = None,
+        **params: Any,
+    ) -> Self:
+        """Choose the penalty, and fit all rows with it.
+
+        Parameters
+        ----------
+        X, y, sample_weight, client
+            As in :meth:`daskml_dist.linear_model.SGDClassifier.fit`.
+        groups : like `y`, optional
+            For splitters that need them.
+        **params
+            Of scikit-learn's metadata routing, where it is on: what the splitter requests. Scores
+            then count weights only where the scorer requests `sample_weight`.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidParameterError, InvalidDataError
+        TrainingError
+            When the fit cannot go on.
+        """
+        self._check_params()
+        given = {"sample_weight": sample_weight, "groups": groups}
+        route = routed(self, "fit", given, params)
+        groups = route.splitter.split.get("groups")
+        weigh = sample_weight is None or "sample_weight" in route.scorer.score
+        self._fit_splits(X, y, sample_weight, groups, client, weigh)
+        return self
+
+    def _fit_splits(
+        self, X: Any, y: Any, sample_weight: Any, groups: Any, client: Any, weigh: bool = True
+    ) -> None:
         splits = self._splits(X, y, sample_weight, groups)
         with self._stack(splits, client) as stack:
             paths = self._paths(stack)
             paths.fit(self._candidates())
-            scores = self._scores(paths, splits)
+            scores = self._scores(paths, splits, weigh)
             model = paths.model.each
             if self.refit:
                 best = int(np.argmax(scores.mean(axis=0)))
@@ -168,23 +231,27 @@ class LogisticRegressionCV(CrossValidated, LinearClassifier):
                 stacklevel=3,
             )
 
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+    def score(self, X: Any, y: Any, sample_weight: Any = None, **params: Any) -> float:
         """Score of `scoring`, in one pass over the blocks.
 
         Parameters
         ----------
         X, y, sample_weight
             As in :meth:`fit`.
+        **params
+            Of scikit-learn's metadata routing, where it is on.
 
         Returns
         -------
         float
         """
         scorer = self._scorer()
+        route = routed(self, "score", {"sample_weight": sample_weight}, params)
+        weight = route.scorer.score.get("sample_weight")
         if scorer is None:
-            return super().score(X, y, sample_weight)
+            return super().score(X, y, weight)
         self._check_fitted()
-        X, y, weight = self._taken(X, y, sample_weight)
+        X, y, weight = self._taken(X, y, weight)
         more = {} if weight is None else {"sample_weight": weight}
         return float(scorer(self, X, y, **more))
 
@@ -218,12 +285,12 @@ class LogisticRegressionCV(CrossValidated, LinearClassifier):
         shared |= {"C": C, "l1_ratio": l1_ratio, "class_weight": None, "callbacks": None}
         return LogisticRegression(**shared)
 
-    def _scores(self, paths: LogisticPaths, splits: Any) -> NDArray[np.float64]:
-        """Scores of test rows, of shape (n_splits, n_candidates)."""
+    def _scores(self, paths: LogisticPaths, splits: Any, weigh: bool) -> NDArray[np.float64]:
+        """Scores of test rows, of shape (n_splits, n_candidates); with their weights, or not."""
         name = "accuracy" if self.scoring is None else self.scoring
-        if isinstance(name, str) and name in SCORES["classifier"]:
+        if weigh and isinstance(name, str) and name in SCORES["classifier"]:
             return paths.scores(name, TEST)
-        if isinstance(name, str) and name in RANKINGS:
+        if weigh and isinstance(name, str) and name in RANKINGS:
             found = paths.rankings(name, TEST)
             if np.isfinite(found).all():
                 return found
@@ -237,11 +304,11 @@ class LogisticRegressionCV(CrossValidated, LinearClassifier):
             for one in estimators[split]:
                 if hasattr(self, "feature_names_in_"):
                     one.feature_names_in_ = self.feature_names_in_
-        scorer = self._scorer()
+        scorer = self._scorer() or get_scorer("accuracy")
         if hasattr(scorer, "_score_func"):
             scorer = Scorer.of(scorer, getattr(scorer, "_name", None))
             scorer = scorer.of_rows_lacking(estimators[0][0].classes_)
-        return self._scored(splits, estimators, scorer)
+        return self._scored(splits, estimators, scorer, weigh=weigh)
 
     # -- attributes -----------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from daskml_dist.training.survey import Survey
 __all__ = ["LabelsToSigns", "RidgeClassifier"]
 
 
-class SignedClassifier(LinearClassifier):
+class _SignedClassifier(LinearClassifier):
     """Least squares to targets of 1 for a row's label and -1 for others."""
 
     fit_intercept: bool
@@ -44,7 +44,7 @@ class SignedClassifier(LinearClassifier):
             self.coef_ = self.coef_[0]
 
 
-class LabelsToSigns(SeveralLabels, SignedClassifier):
+class LabelsToSigns(SeveralLabels, _SignedClassifier):
     """The same of rows with one label each, or with several."""
 
     class_weight: Any

@@ -78,7 +78,7 @@ class SGDClassifier(LinearClassifier, SparseCoef, BaseSGD):
         See :mod:`daskml_dist.optimizers`.
     learning_rate : float, str or Schedule, default="auto"
         ``"auto"``: a pilot on a sample of the rows finds where :meth:`fit` starts and a constant
-        rate that suits them, whatever the units of the features, see :doc:`defaults`. What goes on
+        rate that suits them, whatever the units of the features, see :doc:`/defaults`. What goes on
         from a fit (:meth:`partial_fit`, `warm_start`), or starts at `coef_init`, has the
         optimizer's own rate. A number, a schedule, or an `eta0` starts from zero.
         See :mod:`daskml_dist.schedules`.

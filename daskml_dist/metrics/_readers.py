@@ -19,6 +19,7 @@ from daskml_dist.data.conversion import (
 )
 from daskml_dist.data.distinct import count_whole
 from daskml_dist.data.missing import check_no_missing
+from daskml_dist.data.row_checks import check_weight_shape
 from daskml_dist.errors import InvalidDataError
 
 __all__ = [
@@ -156,8 +157,9 @@ def read_weights(values: Any, n_rows: int, index: int | None) -> NDArray[Any] | 
     """
     if values is None:
         return None
-    if isinstance(values, Real) or np.ndim(values) == 0:
+    if isinstance(values, Real):
         values = np.full(n_rows, values)
+    check_weight_shape(values)
     weights = as_column(values, name="sample_weight", index=index)
     _check_no_missing(weights, "sample_weight", index)
     # Whole weights stay so, because a confusion matrix has their dtype.

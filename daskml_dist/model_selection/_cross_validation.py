@@ -69,7 +69,7 @@ def cross_validate(
     ------
     InvalidParameterError, InvalidDataError
     """
-    groups, fit_params = beside(X, y, groups, params)
+    y, groups, fit_params = beside(X, y, groups, params)
     if not any(map(is_dask, (X, y, groups, *fit_params.values()))):
         found: dict[str, Any] = model_selection.cross_validate(
             estimator, X, y, groups=groups, scoring=scoring, cv=cv, n_jobs=n_jobs,
@@ -176,7 +176,7 @@ def cross_val_predict(
     InvalidParameterError
         Splits are no partition of the rows.
     """
-    groups, fit_params = beside(X, y, groups, params)
+    y, groups, fit_params = beside(X, y, groups, params)
     if not any(map(is_dask, (X, y, groups, *fit_params.values()))):
         return model_selection.cross_val_predict(
             estimator, X, y, groups=groups, cv=cv, n_jobs=n_jobs, verbose=verbose,

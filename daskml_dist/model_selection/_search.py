@@ -65,7 +65,7 @@ class SearchOnDask(Exported):
         ------
         InvalidParameterError, InvalidDataError
         """
-        groups, params = beside(X, y, groups, params)
+        y, groups, params = beside(X, y, groups, params)
         lazy = any(map(is_dask, (X, y, groups, *params.values())))
         asks = self._has_peer and (is_routed(params) or has_sklearns_callbacks(self))
         if not lazy and (asks or not self._stacks()):

@@ -8,7 +8,6 @@ from typing import Any
 
 import dask.array as da
 import numpy as np
-from dask.base import compute
 from dask.delayed import Delayed, delayed
 from dask.utils import is_dataframe_like, is_series_like
 from numpy.typing import NDArray
@@ -17,6 +16,7 @@ from scipy import sparse
 from daskml_dist.data.collection import Collection, as_collection
 from daskml_dist.data.lazy import is_dask_frame
 from daskml_dist.data.reduce import reduce_parts
+from daskml_dist.data.unread import unread
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.model_selection._codes import Thinned
 from daskml_dist.model_selection._roles import (
@@ -91,23 +91,9 @@ class RowsOfSplits:
         return both
 
     def unread(self, error: Exception) -> InvalidDataError:
-        """Error of rows that could not be gathered: it names the block.
-
-        Blocks are read once more, one after the other, up to the one that cannot be.
-        """
-        there = delayed(_is_there, pure=False)
+        """Error of rows that could not be gathered: it names the block."""
         pieces = [self._pieces(value) for value in self.inputs if value is not None]
-        what = "Rows"
-        for number, of_block in enumerate(zip(*pieces, strict=True)):
-            try:
-                compute(there(*of_block))
-            except Exception as found:
-                what, error = f"Block {number}", found
-                break
-        return InvalidDataError(
-            f"{what} could not be read: {error!r}. Mend or leave out the file or the task that "
-            "makes it."
-        )
+        return unread(zip(*pieces, strict=True), error)
 
     def mask(self, split: int, role: int) -> da.Array:
         """Rows that play a role in a split: a lazy array of bool, chunked as X is."""
@@ -148,10 +134,6 @@ def _taken(
     return da.concatenate(
         [da.from_delayed(part, shape, dtype=array.dtype, meta=meta) for part in taken]
     )
-
-
-def _is_there(*pieces: Any) -> bool:
-    return True
 
 
 def n_rows_of(part: Any) -> int:

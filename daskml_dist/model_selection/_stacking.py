@@ -184,7 +184,7 @@ def of_sums(estimator: Any, given: Any) -> OfSums | None:
 
 
 def looks_of(known: Mapping[str, OfSums | None]) -> Looks:
-    """What scores are made of."""
+    """Parts that scores are made of."""
     made = {one.func for one in known.values() if isinstance(one, partial)}
     return Looks(_of_pairs in made, _of_ranks in made)
 

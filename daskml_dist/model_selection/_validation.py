@@ -182,12 +182,16 @@ class Splits:
 
 def beside(
     X: Any, y: Any, groups: Any, params: Mapping[str, Any] | None
-) -> tuple[Any, dict[str, Any]]:
-    """Groups and arguments of ``fit``: of rows in memory, what is lazy is brought there."""
-    if is_dask(X) or is_dask(y):
-        return groups, dict(params or {})
-    found = {n: v.compute() if is_dask(v) else v for n, v in (params or {}).items()}
-    return groups.compute() if is_dask(groups) else groups, found
+) -> tuple[Any, Any, dict[str, Any]]:
+    """Targets, groups and arguments of ``fit``: beside rows in memory, all of them are there."""
+    if is_dask(X):
+        return y, groups, dict(params or {})
+    found = {name: _here(value) for name, value in (params or {}).items()}
+    return _here(y), _here(groups), found
+
+
+def _here(value: Any) -> Any:
+    return value.compute() if is_dask(value) else value
 
 
 def _fit_here(

@@ -230,7 +230,7 @@ def tiles_of_splits(
 def in_order_of_splits(
     of: Callable[[Array, NDArray[np.int64]], Array], w: Array, splits: NDArray[np.int64]
 ) -> Array:
-    """What a function gives for columns, of which those of a split must be neighbours."""
+    """Results of a function of columns, of which those of a split must be neighbours."""
     order = np.argsort(splits, kind="stable")
     parts = []
     for start in range(0, len(order), _MOST_TOGETHER):

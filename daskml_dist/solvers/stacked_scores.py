@@ -30,7 +30,7 @@ _MOST_LOSS = -float(np.log(np.finfo(np.float64).eps))
 
 
 class Looks(NamedTuple):
-    """What scores are made of beside sums.
+    """Parts of scores beside sums.
 
     Parameters
     ----------

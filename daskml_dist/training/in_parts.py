@@ -142,6 +142,8 @@ def train_in_parts(
     if watched.view is not None and (w := watched.view.ending) is not None:
         assert isinstance(state, ShardState)
         state = state.ending_with(w)
+        if checkpoint is not None and interrupted is None:  # the file has what the fit ends with
+            checkpoint.save(state, facts_of(fit, records))
     return FitResult(state, records, fit.work.stopping, partial, dropped, lost, events, interrupted)
 
 

@@ -203,12 +203,12 @@ class Survey:
         return found.pop()
 
     def of_target(self, target: int) -> Survey:
-        """What is known where one of several targets is all; its range is that of all."""
+        """The survey where one of several targets is all; its range is that of all."""
         return Survey([info.of_target(target) for info in self.infos])
 
     @property
     def of_each_target(self) -> list[Survey]:
-        """What is known of each target; of one dimension, this alone."""
+        """Surveys of each target; of one dimension, this one alone."""
         n_targets = self.n_targets
         return [self] if n_targets is None else [self.of_target(k) for k in range(n_targets)]
 

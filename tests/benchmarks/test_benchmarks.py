@@ -17,10 +17,10 @@ from tests.subprocesses import ROOT, environment
 NAMES = sorted(p.stem for p in (ROOT / "benchmarks").glob("[!_]*.py"))
 #: Those that take longest, most of it to start clusters and to compile.
 LONG = {
-    "accuracy", "billion", "boosting", "clusters", "columns", "cv_estimators", "dense", "ensembles",
-    "factors",
+    "accuracy", "billion", "boosting", "break_even", "clusters", "columns", "cv_estimators",
+    "dense", "ensembles", "factors",
     "growth", "large", "large_trees", "least_squares", "logistic", "network_accuracy", "networks",
-    "overhead", "pipeline", "predict", "recommender", "recovery", "simulate", "sparse",
+    "overhead", "pipeline", "policies", "predict", "recommender", "recovery", "simulate", "sparse",
     "staleness", "step_latency", "streaming", "sums", "topics", "transform", "tree_growth",
 }  # fmt: skip
 

@@ -150,6 +150,19 @@ def test_boosting(tmp_path: Path, rows: int, here: Callable[..., str]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("gallery/plot_*.py")))
+def test_pictures_of_the_site(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that each build of the documentation runs."""
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    pyplot.switch_backend("Agg")
+    shown: list[int] = []
+    monkeypatch.setattr(pyplot, "show", lambda: shown.extend(pyplot.get_fignums()))
+    runpy.run_path(str(EXAMPLES / "gallery" / name), run_name="__main__")
+    pyplot.close("all")
+    assert shown
+
+
+@pytest.mark.slow
 def test_forests(tmp_path: Path, here: Callable[..., str]) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "forests.png"

@@ -92,6 +92,18 @@ def test_a_fit_ends_once_it_gets_no_better(restore: bool) -> None:
     np.testing.assert_array_equal(model.coef_[0], w[:-1, 0])
 
 
+def test_a_checkpoint_has_the_parameters_that_the_fit_ends_with(tmp_path: Path) -> None:
+    saved = Checkpoint(tmp_path / "fit.npz", every=2, resume=True)
+    params: dict[str, Any] = {"learning_rate": 3.0, "checkpoint": saved}
+    stopping = EarlyStopping(patience=2, restore_best=True)
+    model = _sgd(max_iter=40, callbacks=[stopping], **params).fit(X, Y, eval_set=(HELD, HELD_Y))
+    assert not np.array_equal(
+        model.coef_, _sgd(learning_rate=3.0, max_iter=model.n_iter_).fit(X, Y).coef_
+    )
+    again = _sgd(max_iter=model.n_iter_, **params).fit(X, Y)  # from the file
+    np.testing.assert_array_equal(again.coef_, model.coef_)
+
+
 def test_early_stopping_by_the_loss_needs_no_parameters() -> None:
     model = _sgd(max_iter=50, callbacks=[EarlyStopping("loss", patience=2, min_delta=1e-3)])
     model.fit(X, Y)
@@ -157,6 +169,7 @@ def test_a_fit_ends_before_its_limit(limit: Any) -> None:
         lambda: _sgd().fit(X, Y, scoring="roc_auc"),
         lambda: _sgd(callbacks=[EarlyStopping("val_score")]).fit(X, Y),
         lambda: _sgd(learning_rate="adaptive").fit(X, Y, eval_set=(HELD, HELD_Y)),
+        lambda: _sgd(learning_rate="adaptive").fit([["no rows"]], [0], eval_set=(HELD, HELD_Y)),
         lambda: LogisticRegression(callbacks=[Scores()]).fit(X, Y),
         lambda: MLPClassifier(solver="lbfgs").fit(X, Y, eval_set=(HELD, HELD_Y)),
     ],

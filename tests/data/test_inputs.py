@@ -205,7 +205,6 @@ WEIGHTS: dict[str, Callable[[np.ndarray], Any]] = {
     "dask Array, cut otherwise": lambda w: da.from_array(w, chunks=11),
     "dask Array, unknown chunks": lambda w: _unknown(da.from_array(w, chunks=ROWS)),
     "dask Series": lambda w: _frame_parts(pd.Series(w)),
-    "dask column": lambda w: da.from_array(w[:, None], chunks=(*ROWS, 1)),
     "delayed blocks": _delayed,
 }
 

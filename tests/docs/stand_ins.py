@@ -13,6 +13,8 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 
+from daskml_dist.linear_model import SGDClassifier
+
 __all__ = ["ELSEWHERE", "STAND_INS", "Given"]
 
 N_ROWS = 240
@@ -49,6 +51,10 @@ def _classes(_: Path, rng: np.random.Generator, n_features: int = 4) -> dict[str
 
 def _in_memory(folder: Path, rng: np.random.Generator) -> dict[str, Any]:
     return {name: np.asarray(rows) for name, rows in _classes(folder, rng).items()}
+
+
+def _fitted(folder: Path, rng: np.random.Generator) -> dict[str, Any]:
+    return {**_in_memory(folder, rng), "clf": SGDClassifier(max_iter=2, tol=None)}
 
 
 def _counts(folder: Path, rng: np.random.Generator) -> dict[str, Any]:
@@ -178,11 +184,14 @@ STAND_INS = {
     "docs/clusters.md": Given(_clusters),
     "docs/columns.md": Given(_classes),
     "docs/coming_from.md": Given(_images, slow=True),
+    "docs/coming_from_clusters.md": Given(_classes, slow=True),
     "docs/compression.md": Given(_classes),
     "docs/data.md": Given(_data),
     "docs/decomposition.md": Given(_positive, slow=True),
+    "docs/early_stopping.md": Given(_classes, slow=True),
     "docs/ensembles.md": Given(_classes, slow=True),
     "docs/export.md": Given(_classes),
+    "docs/fault_tolerance.md": Given(_fitted),
     "docs/first_fit.md": Given(_first_fit, slow=True),
     "docs/forests.md": Given(_nothing, slow=True),
     "docs/frequent_patterns.md": Given(_baskets, slow=True),
@@ -197,10 +206,13 @@ STAND_INS = {
     "docs/pictures_of_fits.md": Given(_classes, slow=True),
     "docs/planning.md": Given(_in_memory, slow=True),
     "docs/policies.md": Given(_classes),
+    "docs/policies_measured.md": Given(_in_memory, slow=True),
     "docs/recommender.md": Given(_ratings, slow=True),
     "docs/recovery.md": Given(_classes),
     "docs/solvers.md": Given(_counts),
     "docs/topics.md": Given(_topics, slow=True),
+    "docs/tuning.md": Given(_classes, slow=True),
+    "docs/when_not.md": Given(_in_memory, slow=True),
 }
 
 #: Pages whose blocks another file of tests runs, with what must come of them.

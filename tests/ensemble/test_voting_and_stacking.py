@@ -18,7 +18,7 @@ from sklearn.neighbors import KNeighborsClassifier
 
 from daskml_dist import ensemble
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, InvalidTypeError
-from daskml_dist.linear_model import LogisticRegression, Ridge
+from daskml_dist.linear_model import LogisticRegression, Ridge, RidgeClassifier
 from daskml_dist.naive_bayes import GaussianNB
 
 RNG = np.random.default_rng(0)
@@ -51,6 +51,14 @@ CASES: dict[str, tuple[str, dict[str, Any], Any]] = {
         LABELS,
     ),
     "two labels": ("StackingClassifier", {"estimators": CLASSIFIERS, "cv": 3}, LABELS == "a"),
+    "several labels": (
+        "StackingClassifier",
+        {
+            "estimators": [("line", RidgeClassifier()), ("near", KNeighborsClassifier(5))],
+            "final_estimator": RidgeClassifier(), "cv": KFold(3), "passthrough": True,
+        },
+        np.column_stack([LABELS == "a", NUMBERS > 0]).astype(int),
+    ),
     "numbers": ("StackingRegressor", {"estimators": REGRESSORS}, NUMBERS),
     "numbers through": (
         "StackingRegressor",

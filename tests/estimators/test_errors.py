@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 from distributed import Client
 
 from daskml_dist import errors
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.linear_model import SGDClassifier
 
 ERRORS = sorted(name for name in errors.__all__ if name.endswith("Error"))
 
@@ -29,3 +32,18 @@ def test_errors_that_users_derive() -> None:
 
     assert isinstance(Users.__new__(Users, "why"), ConnectionError)
     assert Users("why").args == ("why",)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("n_epochs", "Here it is called 'max_iter'."),
+        ("lr", "Here it is called 'learning_rate'."),
+        ("alpah", "Did you mean 'alpha'?"),
+        ("run2__n_lanes", "Invalid parameter 'run2'"),
+        ("unheard_of", "'warm_start']."),
+    ],
+)
+def test_parameters_of_other_libraries_are_told_their_names_here(name: str, told: str) -> None:
+    with pytest.raises(InvalidParameterError, match=re.escape(told)):
+        SGDClassifier().set_params(**{name: 1})

@@ -158,7 +158,7 @@ def test_rounds_go_on() -> None:
 
 @pytest.mark.parametrize("model", [sgd(max_iter=4), HuberRegressor(max_iter=1000)], ids=["s", "r"])
 def test_checkpoints(model: Any, tmp_path: Any) -> None:
-    kept = Checkpoint(str(tmp_path / "fit"), every=2)
+    kept = Checkpoint(str(tmp_path / "fit"), every=2, resume=True)
     at = {"callbacks": [kept]} if isinstance(model, HuberRegressor) else {"checkpoint": kept}
     saved = clone(model).set_params(**at).fit(X, Y)
     again = clone(model).set_params(**at).fit(X, Y)  # from the file

@@ -63,11 +63,11 @@ def test_a_fit_goes_on_after_a_file(tmp_path: Path) -> None:
 
 def test_callbacks_are_left_out(tmp_path: Path) -> None:
     class Shout:
-        def on_pass_end(self, record: Any) -> None:
+        def on_pass_end(self, run: Any, record: Any) -> None:
             pass
 
     shout = Shout()
-    clf = SGDClassifier(max_iter=2, tol=None, callbacks=[EarlyStopping(), shout]).fit(X, Y)
+    clf = SGDClassifier(max_iter=2, tol=None, callbacks=[EarlyStopping("loss"), shout]).fit(X, Y)
     clf.save(tmp_path / "a.skops")
     assert daskml_dist.load(tmp_path / "a.skops").callbacks is None
     assert clf.callbacks[1] is shout

@@ -53,7 +53,7 @@ def with_empty_partition(values: Any) -> Any:
     return whole[whole["keep"]]["a"]
 
 
-# Kinds of (y_true, y_pred); weights come as the first.
+# Kinds of (y_true, y_pred); weights come as the first, without columns.
 KINDS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "arrays": (np.asarray, np.asarray),
     "pandas": (pd.Series, pd.Series),
@@ -70,6 +70,14 @@ KINDS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "truth in memory": (np.asarray, lazy),
     "prediction in memory": (lazy, pd.Series),
 }
+
+
+def weights_of(kind: str, values: Any) -> Any:
+    """Weights of a kind of y_true, always of one dimension."""
+    made = KINDS[kind][0](values)
+    if getattr(made, "ndim", 1) == 1:
+        return made
+    return made["a"] if hasattr(made, "columns") else made[:, 0]
 
 
 #: Options of metrics whose defaults mean nothing on these rows.

@@ -25,6 +25,7 @@ from tests.metrics.rows import (
     metric_of,
     takes_weights,
     truth_of,
+    weights_of,
 )
 from tests.quick import quick
 
@@ -58,7 +59,7 @@ def test_equals_scikit_learn(case: tuple[str, str, str]) -> None:
     theirs: dict[str, Any] = {}
     if WEIGHTS[weights] is not None:
         theirs = {"sample_weight": WEIGHTS[weights]}
-        ours = {"sample_weight": make_true(WEIGHTS[weights])}
+        ours = {"sample_weight": weights_of(kind, WEIGHTS[weights])}
     expected = truth_of(name)(y_true, y_pred, **theirs)
     assert_equal(metric_of(name)(make_true(y_true), make_pred(y_pred), **ours), expected)
 

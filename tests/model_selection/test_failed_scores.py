@@ -7,6 +7,7 @@ from typing import Any
 
 import dask.array as da
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.linear_model import SGDClassifier as TheirSGDClassifier
 from sklearn.linear_model import SGDRegressor as TheirSGDRegressor
@@ -123,6 +124,17 @@ def test_rows_that_cannot_be_read_name_their_block(kind: Any, estimator: Any, cl
     search = kind(estimator, {"alpha": [1e-4, 1e-2]}, cv=KFold(2), **more)
     with pytest.raises(InvalidDataError, match=r"Block 1 could not be read.*no such file"):
         search.fit(rows, labels)
+
+
+@pytest.mark.parametrize("clf", [LogisticRegression(), TheirSGDClassifier(random_state=0)])
+@pytest.mark.parametrize("cv", [KFold(2), model_selection.ShuffleSplit(2, random_state=0)])
+def test_labels_that_are_lazy_beside_rows_in_memory(clf: Any, cv: Any) -> None:
+    for rows in (X, pd.DataFrame(X)):
+        found = model_selection.cross_val_score(clf, rows, da.from_array(LABELS, chunks=17), cv=cv)
+        np.testing.assert_array_equal(found, model_selection.cross_val_score(clf, X, LABELS, cv=cv))
+    if isinstance(cv, KFold):
+        lazy = da.from_array(LABELS, chunks=17)
+        assert len(model_selection.cross_val_predict(clf, X, lazy, cv=cv)) == len(X)
 
 
 def test_weights_that_are_lazy_beside_rows_in_memory() -> None:

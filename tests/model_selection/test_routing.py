@@ -15,8 +15,8 @@ from sklearn.exceptions import UnsetMetadataPassedError
 from sklearn.pipeline import make_pipeline
 
 from daskml_dist import model_selection as ours
-from daskml_dist.errors import InvalidParameterError
-from daskml_dist.linear_model import LogisticRegression
+from daskml_dist.errors import InvalidParameterError, InvalidTypeError
+from daskml_dist.linear_model import LogisticRegression, LogisticRegressionCV
 from daskml_dist.metrics import accuracy_score, make_scorer
 from daskml_dist.preprocessing import StandardScaler
 
@@ -114,3 +114,40 @@ def test_requests_that_dask_rows_cannot_meet_are_refused(client: Any) -> None:
     np.testing.assert_allclose(
         found.cv_results_["mean_test_score"], expected.cv_results_["mean_test_score"]
     )
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("asked", [True, False])
+@pytest.mark.parametrize("scoring", ["accuracy", "balanced_accuracy"])
+def test_scores_of_penalties_count_weights_where_they_are_requested(
+    scoring: str, asked: bool
+) -> None:
+    scorer = metrics.get_scorer(scoring).set_score_request(sample_weight=asked)
+    params = {"Cs": [0.01, 1.0], "cv": FOLDS, "scoring": scorer, "tol": 1e-8, "max_iter": 500}
+    theirs = linear_model.LogisticRegressionCV(**params).fit(X, Y, sample_weight=WEIGHTS)
+    found = LogisticRegressionCV(**params).fit(X, Y, sample_weight=WEIGHTS)
+    np.testing.assert_allclose(found.scores_[1], theirs.scores_[1])
+    np.testing.assert_allclose(found.coef_, theirs.coef_, rtol=1e-4)
+    if asked:
+        expected = theirs.score(X, Y, sample_weight=WEIGHTS)
+        assert found.score(X, Y, sample_weight=WEIGHTS) == pytest.approx(expected)
+    else:
+        with pytest.raises(InvalidTypeError, match="not routed to any object"):
+            found.score(X, Y, sample_weight=WEIGHTS)
+    assert found.score(X, Y) == pytest.approx(theirs.score(X, Y))
+
+
+def test_metadata_of_penalties_that_nobody_takes() -> None:
+    model = LogisticRegressionCV(Cs=[1.0], cv=ours.GroupKFold(2))
+    groups = np.arange(120) % 4
+    assert model.fit(X, Y, groups=groups).scores_[1].shape == (2, 1)
+    with pytest.raises(UnsetMetadataPassedError, match="sample_weight"):
+        model.fit(X, Y, WEIGHTS, groups=groups)
+    with pytest.raises(InvalidTypeError, match="not routed to any object"):
+        model.fit(X, Y, groups=groups, colour="red")
+    with sklearn.config_context(enable_metadata_routing=False):
+        weighed = model.fit(X, Y, WEIGHTS, groups=groups).scores_[1]
+        assert not np.allclose(weighed, model.fit(X, Y, groups=groups).scores_[1])
+        for call in (model.fit, model.score):
+            with pytest.raises(InvalidParameterError, match="only supported if enable_metadata"):
+                call(X, Y, colour="red")

@@ -88,10 +88,10 @@ def _training(estimator: Any) -> dict[str, Any]:
     """Facts of the last fit, where it left a history."""
     steps = getattr(estimator, "steps", None)
     last = steps[-1][1] if steps else estimator
-    history = getattr(last, "history_", None)
-    if history is None or not history.records:
+    history: Any = getattr(last, "history_", None)
+    records = getattr(history, "records", None)
+    if not records:
         return {}
-    records = history.records
     return {
         "passes": len(records),
         "rows": _number(records[-1].get("rows")),

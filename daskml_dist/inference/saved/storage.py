@@ -1,4 +1,4 @@
-"""Where model files lie: local, or on any file system that fsspec knows; written whole or not."""
+"""Bytes of model files, local or on any file system that fsspec knows; written whole or not."""
 
 from __future__ import annotations
 

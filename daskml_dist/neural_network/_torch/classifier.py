@@ -73,7 +73,7 @@ class TorchClassifier(NetworkClassifier, BaseTorch):
     class_weight : dict, "balanced" or None, default=None
         Weights of the classes, by label.
     policy : str or Policy, default="allreduce"
-        Who may run ahead, and how gradients meet (:doc:`policies`).
+        Who may run ahead, and how gradients meet (:doc:`/policies`).
     pipeline : Pipeline or None, default=None
         Spread the layers of a ``torch.nn.Sequential`` over the trainers, with policy
         ``"allreduce"`` or ``"sync"`` (:class:`~daskml_dist.policies.Pipeline`).

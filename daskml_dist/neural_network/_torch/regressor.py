@@ -57,7 +57,7 @@ class TorchRegressor(NetworkRegressor, BaseTorch):
     layer : str or None, default=None
         Layer whose output :meth:`transform` returns.
     policy : str or Policy, default="allreduce"
-        Who may run ahead, and how gradients meet (:doc:`policies`).
+        Who may run ahead, and how gradients meet (:doc:`/policies`).
     pipeline : Pipeline or None, default=None
         Spread the layers of a ``torch.nn.Sequential`` over the trainers, with policy
         ``"allreduce"`` or ``"sync"`` (:class:`~daskml_dist.policies.Pipeline`).
