@@ -26,6 +26,7 @@ from daskml_dist.data.computing import tried
 from daskml_dist.data.conversion import as_column as column_of
 from daskml_dist.data.conversion import plain_objects
 from daskml_dist.data.lazy import is_dask
+from daskml_dist.diagnostics.works import tell
 from daskml_dist.errors import (
     DaskMLDistError,
     InvalidDataError,
@@ -163,10 +164,12 @@ def fit_members(jobs: Sequence[tuple[Any, Any, Any, dict[str, Any]]]) -> list[An
     found, tasks = {}, {}
     for i, job in enumerate(jobs):
         if knows_dask(job[0]):
+            tell("members", i, len(jobs), "fit")
             found[i] = fitted_on(*job)
         else:
             tasks[i] = _fit_task(*job)
     if tasks:
+        tell(f"{len(tasks)} members as tasks")
         every = list(tasks.values())
         found.update(zip(tasks, tried(lambda: delayed(list, pure=False)(every)), strict=True))
     return [found[i] for i in range(len(jobs))]

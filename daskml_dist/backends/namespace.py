@@ -7,6 +7,7 @@ that follows it. Arrays of different libraries or devices are never mixed.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ __all__ = [
     "is_host",
     "item_bytes",
     "namespace",
+    "numbers",
     "one_hot",
     "ones",
     "scalar",
@@ -59,6 +61,19 @@ def zeros(shape: tuple[int, ...], dtype: DTypeLike, like: Any) -> Any:
 def ones(shape: tuple[int, ...], dtype: DTypeLike, like: Any) -> Any:
     """Ones where another array lies; as :func:`zeros`."""
     return _created("ones", shape, dtype, like)
+
+
+def numbers(values: Sequence[float], like: Any) -> Any:
+    """Numbers as an array of the dtype of another, where that lies.
+
+    Parameters
+    ----------
+    values : sequence of float
+    like : array
+    """
+    xp = namespace(like)
+    place = {} if xp is np else _place(like)
+    return xp.asarray(list(values), dtype=like.dtype, **place)
 
 
 def cast(array: Any, dtype: Any) -> Any:

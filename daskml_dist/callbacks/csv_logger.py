@@ -36,6 +36,8 @@ class CSVLogger(FitCallback):
         self.append = append
         self._file: Any = None
         self._writer: Any = None
+        #: Where the line of each pass begins.
+        self._places: dict[int, int] = {}
 
     def on_fit_begin(self, run: Any) -> None:
         """Open the file.
@@ -53,7 +55,7 @@ class CSVLogger(FitCallback):
                 f"CSVLogger(path={self.path!r}): cannot be written ({error}). Name a file in a "
                 "folder that exists and that you may write to."
             ) from error
-        self._writer = None
+        self._writer, self._places = None, {}
 
     def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
         """Write a pass.
@@ -69,8 +71,22 @@ class CSVLogger(FitCallback):
             self._writer = csv.DictWriter(self._file, list(record), extrasaction="ignore")
             if self._file.tell() == 0:
                 self._writer.writeheader()
+        self._places[record["pass"]] = self._file.tell()
         self._writer.writerow(record)
         self._file.flush()
+
+    def on_pass_redone(self, run: Any, record: dict[str, Any]) -> None:
+        """Write a pass over, that was made again since a worker was lost, and drop later ones.
+
+        Parameters
+        ----------
+        run : object
+        record : dict
+        """
+        if self._file is not None and record["pass"] in self._places:
+            self._file.seek(self._places[record["pass"]])
+            self._file.truncate()
+        self.on_pass_end(run, record)
 
     def on_fit_end(self, run: Any) -> None:
         """Close the file.

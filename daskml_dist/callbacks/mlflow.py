@@ -92,6 +92,16 @@ class MLflow(FitCallback):
         for key, value in numbers_of(record).items():
             self._client.log_metric(self._run_id, key, float(value), step=record["pass"])
 
+    def on_pass_redone(self, run: Any, record: dict[str, Any]) -> None:
+        """Write a pass again, that was made again since a worker was lost.
+
+        Parameters
+        ----------
+        run : object
+        record : dict
+        """
+        self.on_pass_end(run, record)
+
     def on_generation(self, run: Any, event: Any) -> None:
         """Note a change of membership as a tag.
 

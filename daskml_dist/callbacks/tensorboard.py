@@ -67,6 +67,16 @@ class TensorBoard(FitCallback):
             self._writer.add_scalar(key, value, self._pass)
         self._writer.flush()
 
+    def on_pass_redone(self, run: Any, record: dict[str, Any]) -> None:
+        """Write a pass again, that was made again since a worker was lost.
+
+        Parameters
+        ----------
+        run : object
+        record : dict
+        """
+        self.on_pass_end(run, record)
+
     def on_generation(self, run: Any, event: Any) -> None:
         """Write a change of membership.
 

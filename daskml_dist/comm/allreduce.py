@@ -98,6 +98,8 @@ class PeerGroup(Communicator):
     wait : Wait
     """
 
+    transport = "sockets"
+
     def __init__(
         self,
         rank: int,

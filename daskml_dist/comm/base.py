@@ -99,6 +99,8 @@ class ServerConnection(ABC):
 
     bytes_pushed: int = 0
     bytes_pulled: int = 0
+    #: How messages travel: "sockets", "shared memory", or "one process".
+    transport: str = "one process"
 
     @abstractmethod
     def send(self, request: Request) -> None:
@@ -188,11 +190,18 @@ class Communicator(ABC):
     size: int
     bytes_sent: int = 0
     bytes_received: int = 0
+    #: How its messages travel, where all travel one way.
+    transport: str = "one process"
     #: Whether sums of arrays on a GPU are made there, the same on all ranks.
     sums_on_device: bool = False
     #: What was begun and may still be under way, and the thread that does it.
     _begun: tuple[Pending, ...] = ()
     _background: ThreadPoolExecutor | None = None
+
+    @property
+    def traffic(self) -> dict[str, int]:
+        """Bytes sent and received by this rank, by transport; may be asked for in any thread."""
+        return {self.transport: self.bytes_sent + self.bytes_received}
 
     # -- sums ----------------------------------------------------------------------------------
 

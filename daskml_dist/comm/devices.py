@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import platform
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
@@ -170,6 +171,14 @@ class DeviceCommunicator(Communicator):
         self._group, self._firsts = group, firsts
         # What it took to meet is no traffic of the fit.
         self._met = host.bytes_sent, host.bytes_received
+
+    @property
+    def traffic(self) -> dict[str, int]:
+        """Bytes sent and received by this rank, by transport."""
+        found = Counter({} if self._group is None else {"NCCL": 2 * self._group.bytes_moved})
+        for part in (self._host, self._firsts):
+            found.update({} if part is None else part.traffic)
+        return dict(found)
 
     def _allreduce(self, array: Any, out: Any) -> Any:
         if is_host(array):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -74,6 +75,14 @@ class TwoLevels(Communicator):
         firsts = [ranks[0] for ranks in hosts]
         self._first = peers.among(firsts) if self.rank in firsts else None
         self._here = next(ranks for ranks in hosts if self.rank in ranks)
+
+    @property
+    def traffic(self) -> dict[str, int]:
+        """Bytes sent and received by this rank, by transport."""
+        found: Counter[str] = Counter()
+        for part in (self._peers, self._local, self._first):
+            found.update({} if part is None else part.traffic)
+        return dict(found)
 
     def _allreduce(self, array: NDArray[Any], out: NDArray[Any] | None) -> NDArray[Any]:
         total = array

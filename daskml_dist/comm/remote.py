@@ -59,6 +59,7 @@ class RemoteConnection(ServerConnection):
         super().__init__()
         up, down = call_listener(endpoint, credentials)
         self._out, self._in = up.outbox(wait), down.inbox(wait)
+        self.transport = "sockets" if up.ring is None else "shared memory"
         self._reader = Reader(self._in, bounds, (REPLY, CALL))
         self._n_rows = bounds.n_rows
         self._keys: Keys = {}

@@ -63,6 +63,11 @@ class ShardedConnection:
             sum(c.bytes_pulled for c in self._connections),
         )
 
+    @property
+    def traffic(self) -> list[tuple[str, int]]:
+        """Bytes pushed and pulled so far by each connection, after its transport."""
+        return [(c.transport, c.bytes_pushed + c.bytes_pulled) for c in self._connections]
+
     def send(
         self,
         lanes: tuple[int, ...],

@@ -61,6 +61,8 @@ class SharedGroup(Communicator):
         Seconds to look for the others without sleeping.
     """
 
+    transport = "shared memory"
+
     def __init__(
         self,
         rank: int,

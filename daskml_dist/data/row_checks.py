@@ -19,7 +19,7 @@ from daskml_dist.data.conversion import (
 )
 from daskml_dist.data.lazy import is_dask, is_dask_frame, join_delayed
 from daskml_dist.data.not_rows import check_holds_rows
-from daskml_dist.errors import InvalidDataError
+from daskml_dist.errors import InvalidDataError, InvalidTypeError
 
 __all__ = [
     "RowShape",
@@ -126,12 +126,17 @@ def check_weight_shape(weights: Any) -> None:
 
     Raises
     ------
-    InvalidDataError
+    InvalidDataError, InvalidTypeError
     """
     ndim = getattr(weights, "ndim", None)
     if ndim is None:
         with suppress(ValueError):  # rows of unequal length, which whoever reads them tells
             ndim = np.ndim(weights)
+    if ndim == 0:
+        raise InvalidTypeError(
+            "Input should have at least 1 dimension i.e. satisfy `len(x.shape) > 0`, got scalar "
+            f"`{weights!r}` instead. Pass sample_weight as a number, or one for each row."
+        )
     if ndim not in (None, 1):
         raise InvalidDataError(
             f"Sample weights must be 1D array or scalar, got {ndim}D array. Expected either a "

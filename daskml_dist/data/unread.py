@@ -62,7 +62,7 @@ def naming_blocks(blocks: Iterable[tuple[Any, ...]]) -> Iterator[None]:
 
 
 def marking_own(function: Callable[..., Any], *args: Any) -> Any:
-    """What a function returns of parts that were read; an error of its own is marked as such."""
+    """Result of a function of parts that were read; an error of its own is marked as such."""
     try:
         return function(*args)
     except Exception as error:

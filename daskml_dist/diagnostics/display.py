@@ -76,6 +76,11 @@ class Display:
         if self._each_pass:
             self.note(self._status.line())
 
+    def show_line(self, text: str) -> None:
+        """Leave a line where each pass has one."""
+        if self._each_pass:
+            self.note(text)
+
     def note(self, text: str) -> None:
         """Leave a line."""
         # As Text: neither markup nor colours; and never broken at the width of a log.

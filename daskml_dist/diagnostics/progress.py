@@ -121,6 +121,16 @@ class Progress:
             self._status.add(record)
             self._display.show()
 
+    def on_pass_redone(self, run: Any, record: dict[str, Any]) -> None:
+        """Show a pass that was made again since a worker was lost.
+
+        Parameters
+        ----------
+        run : object
+        record : dict
+        """
+        self.on_pass_end(run, record)
+
     def on_generation(self, run: Any, event: Any) -> None:
         """Note on a line of its own that the membership of the fit changed.
 

@@ -31,6 +31,8 @@ class Status:
     ----------
     max_iter : int or None
         Passes that count as the whole; None: the fit's own.
+    work : str, default=""
+        Name of what is no fit but makes many.
 
     Attributes
     ----------
@@ -40,19 +42,22 @@ class Status:
         What the fit does, as callbacks are told.
     """
 
-    def __init__(self, max_iter: int | None) -> None:
-        self.title = ""
+    def __init__(self, max_iter: int | None, work: str = "") -> None:
+        self.title = work
+        self._work = work
+        self._noun = "block"
+        self._entered = time.perf_counter()
         self.max_iter = max_iter
         self.phase = _PASSES
         self._done = 0
         self._total: int | None = None
         self._since = time.perf_counter()
         self._last: dict[str, Any] | None = None
+        #: Pass, rows and seconds of each pass that counts.
+        self._made: list[tuple[int, int, float]] = []
         #: Measures of the passes so far, for curves; of very many, of each second, fourth, ... one.
         self.records: list[dict[str, Any]] = []
         self._every = 1
-        self._n_passes = self._rows = 0
-        self._seconds = 0.0
 
     def begin(self, run: Any) -> None:
         """Take note that the fit begins."""
@@ -63,20 +68,26 @@ class Status:
         if self.max_iter is None:
             self.max_iter = run.max_iter
 
-    def enter(self, phase: str, done: int = 0, total: int | None = None) -> bool:
+    def enter(
+        self, phase: str, done: int = 0, total: int | None = None, noun: str = "block"
+    ) -> bool:
         """Take note of what the fit does; return whether it is something else than before."""
-        before, self.phase = self.phase, phase
+        before, self.phase, self._noun = self.phase, phase, noun
+        if phase != before:
+            self._entered = time.perf_counter()
         self._done, self._total = done, total
         return phase != before
 
     def add(self, record: dict[str, Any]) -> None:
         """Take note of a pass."""
         self.phase = _PASSES
-        self._n_passes += 1
-        self._rows += record["rows"]
-        self._seconds += record["seconds"]
+        while self._made and self._made[-1][0] >= record["pass"]:
+            self._made.pop()  # it was made again
+        while self.records and self.records[-1]["pass"] >= record["pass"]:
+            self.records.pop()
+        self._made.append((record["pass"], record["rows"], record["seconds"]))
         self._last = record
-        if self._n_passes % self._every == 0 or self._n_passes == 1:
+        if len(self._made) % self._every == 0 or len(self._made) == 1:
             self.records.append({key: record.get(key) for key in ("pass", *CURVES)})
         if len(self.records) > _MOST_RECORDS:
             self.records, self._every = self.records[::2], 2 * self._every
@@ -94,7 +105,15 @@ class Status:
         return f"pass {self._pass}{whole}"
 
     def _counted(self) -> str:
-        return f"{self._done}/{_count(self._total or 0, 'block')}"
+        return f"{self._done}/{_count(self._total or 0, self._noun)}"
+
+    @property
+    def _rows(self) -> int:
+        return sum(rows for _, rows, _ in self._made)
+
+    @property
+    def _seconds(self) -> float:
+        return sum(seconds for *_, seconds in self._made)
 
     @property
     def _pass(self) -> int:
@@ -110,7 +129,7 @@ class Status:
         """Words that tell how it goes."""
         record = self._last
         if record is None or not self.in_passes:
-            return self._elapsed()
+            return "  ".join([self._elapsed(), *self._left_of_phase()])
         shown = [
             *_loss(record),
             _rate(record["rows"], record["seconds"]),
@@ -127,8 +146,16 @@ class Status:
     def _left(self) -> list[str]:
         """The time for the passes that are left, which a tolerance may leave out."""
         left = 0 if self.max_iter is None else self.max_iter - self._pass
-        seconds = left * self._seconds / self._n_passes
+        seconds = left * self._seconds / max(len(self._made), 1)
         return [f"ETA <= {_clock(math.ceil(seconds))}"] if 0 < seconds < _LONG else []
+
+    def _left_of_phase(self) -> list[str]:
+        """The time for the parts of a phase that are left, if they take as long as the others."""
+        if not self._done or self._total is None:
+            return []
+        spent = time.perf_counter() - self._entered
+        seconds = spent / self._done * (self._total - self._done)
+        return [f"ETA {_clock(math.ceil(seconds))}"] if 1 <= seconds < _LONG else []
 
     def opening(self) -> str:
         """First line of a fit."""
@@ -137,14 +164,17 @@ class Status:
 
     def line(self) -> str:
         """Line that tells all."""
-        return f"{self.position()}  {self.metrics()}"
+        named = f"{self._work}: " if self._work else ""
+        return f"{named}{self.position()}  {self.metrics()}"
 
     def summary(self) -> str:
         """Last line of a fit; of one that never began, what it did last."""
         spent = time.perf_counter() - self._since
+        if self._work:
+            return f"{self._work}: {spent:.3g} s, last: {self.position()}"
         if not self.title:
             return f"no pass in {spent:.3g} s, last: {self.position()}"
-        parts = [f"{self.title}: {_count(self._n_passes, 'pass')} in {spent:.3g} s"]
+        parts = [f"{self.title}: {_count(len(self._made), 'pass')} in {spent:.3g} s"]
         if self._last is not None:
             parts += [*_loss(self._last), _rate(self._rows, self._seconds)]
             parts += _score(self._last)
@@ -158,7 +188,8 @@ class Status:
         table.add_column(no_wrap=True)
         table.add_column(no_wrap=True)
         table.add_column()
-        table.add_row(Text(self.position()), bar, Text(self.metrics()))
+        where = f"{self._work}: {self.position()}" if self._work else self.position()
+        table.add_row(Text(where), bar, Text(self.metrics()))
         return table
 
 

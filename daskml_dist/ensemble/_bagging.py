@@ -25,6 +25,7 @@ from daskml_dist.data.conversion import as_column
 from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import reduce_parts
+from daskml_dist.diagnostics.works import doing, tell
 from daskml_dist.ensemble._drawn_stacks import can_be_drawn, fit_drawn
 from daskml_dist.ensemble._draws import DrawnRows, Draws, weights_of
 from daskml_dist.ensemble._unseen import oob_scores, unseen_answers
@@ -249,9 +250,11 @@ class Bagging(OnBlocks):
             self._make_estimator(append=False, random_state=int(seed))  # type: ignore[attr-defined]
             for seed in bagged.draws.seeds
         ]
-        fitted = None if params else self._fit_stacked(bagged, sample, members)
-        if fitted is None:
-            fitted = self._fit_apart(bagged, sample, members, by_weight, params)
+        with doing(type(self).__name__, getattr(self, "verbose", 0)):
+            tell(f"one fit of {len(members)} members")
+            fitted = None if params else self._fit_stacked(bagged, sample, members)
+            if fitted is None:
+                fitted = self._fit_apart(bagged, sample, members, by_weight, params)
         self.estimators_ = self.estimators_ + fitted
         self.estimators_features_ = self.estimators_features_ + bagged.features
         weights = [part[2] for part in bagged.rows.parts] if bagged.draws.weight else None

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from daskml_dist._stacks import Fits, NotStackedError, can_stack, open_stack
 from daskml_dist.data.collection import as_collection
+from daskml_dist.data.feature_names import remember_dtypes
 from daskml_dist.ensemble._draws import Draws
 from daskml_dist.models.stacked import Roles
 from daskml_dist.solvers.stacked_scores import Looks
@@ -77,6 +78,7 @@ def fit_drawn(
             fitted = [fit.estimator for fit in Fits(stack, members, own, (), Looks()).found()]
             for one in fitted:
                 one._set_history(*stack.last, stack.engine)
+                remember_dtypes(one, X)
     except NotStackedError:
         return None
     return fitted

@@ -13,6 +13,7 @@ from daskml_dist._lazy_labels import encoded, labels_of
 from daskml_dist._members import checked_as_theirs, here, params_of, taken
 from daskml_dist._on_blocks import OnBlocks
 from daskml_dist.data.lazy import is_dask
+from daskml_dist.diagnostics.works import doing
 
 __all__ = ["Named", "label_encoder"]
 
@@ -59,7 +60,8 @@ class Named(OnBlocks):
         given = params_of(self, named, params)
         if is_classifier(self):
             y = self._encoded(y)
-        self._fit_lazy(named, given, X, y, params)
+        with doing(type(self).__name__, getattr(self, "verbose", 0)):
+            self._fit_lazy(named, given, X, y, params)
         return self
 
     def _encoded(self, y: Any) -> Any:

@@ -28,7 +28,7 @@ class BaggingClassifier(Bagging, ensemble.BaggingClassifier):
 warm_start, random_state
         scikit-learn's. `estimator` is this package's `DecisionTreeClassifier` by default. On a Dask
         collection `max_samples` rows are drawn on average with replacement, and exactly without.
-        `n_jobs` and `verbose` are for rows in memory.
+        `n_jobs` is for rows in memory.
 
     Attributes
     ----------

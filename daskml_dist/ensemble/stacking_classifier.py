@@ -23,7 +23,7 @@ class StackingClassifier(Stacking, ensemble.StackingClassifier):
     ----------
     estimators, final_estimator, cv, stack_method, passthrough
         scikit-learn's. On a Dask collection the last estimator is this package's
-        `LogisticRegression` by default. `n_jobs` and `verbose` are for rows in memory.
+        `LogisticRegression` by default. `n_jobs` is for rows in memory.
 
     Attributes
     ----------

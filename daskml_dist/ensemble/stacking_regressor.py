@@ -21,7 +21,7 @@ class StackingRegressor(Stacking, ensemble.StackingRegressor):
     ----------
     estimators, final_estimator, cv, passthrough
         scikit-learn's. On a Dask collection the last estimator is this package's `RidgeCV` by
-        default. `n_jobs` and `verbose` are for rows in memory.
+        default. `n_jobs` is for rows in memory.
 
     Attributes
     ----------

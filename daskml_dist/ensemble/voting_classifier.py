@@ -19,7 +19,7 @@ class VotingClassifier(Voting, ensemble.VotingClassifier):
     Parameters
     ----------
     estimators, voting, weights, flatten_transform
-        scikit-learn's. `n_jobs` and `verbose` are for rows in memory.
+        scikit-learn's. `n_jobs` is for rows in memory.
 
     Attributes
     ----------

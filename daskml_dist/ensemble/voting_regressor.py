@@ -17,7 +17,7 @@ class VotingRegressor(Voting, ensemble.VotingRegressor):
     Parameters
     ----------
     estimators, weights
-        scikit-learn's. `n_jobs` and `verbose` are for rows in memory.
+        scikit-learn's. `n_jobs` is for rows in memory.
 
     Attributes
     ----------

@@ -16,7 +16,7 @@ __all__ = ["routed"]
 
 
 def routed(estimator: Any, method: str, given: Mapping[str, Any], more: Mapping[str, Any]) -> Bunch:
-    """What goes to the splitter (``splitter.split``) and to the scorer (``scorer.score``).
+    """Metadata for the splitter (``splitter.split``) and for the scorer (``scorer.score``).
 
     Parameters
     ----------

@@ -100,7 +100,8 @@ class SGDClassifier(LinearClassifier, SparseCoef, BaseSGD):
         Resolved on each worker.
     callbacks : object or list, default=None
         Objects with any of ``on_fit_begin(run)``, ``on_pass_end(run, record)``,
-        ``on_generation(run, event)``, ``on_fit_end(run)``; they run in the client.
+        ``on_pass_redone(run, record)``, ``on_generation(run, event)``, ``on_fit_end(run)``; they
+        run in the client.
     checkpoint : Checkpoint or None, default=None
         Where and how often :meth:`fit` saves itself, see
         :class:`daskml_dist.training.checkpoint.Checkpoint`.

@@ -15,6 +15,7 @@ from distributed import Client, Future, as_completed
 from numpy.typing import NDArray
 from sklearn.base import clone
 
+from daskml_dist.diagnostics.works import tell, tell_rung
 from daskml_dist.errors import TrainingError
 from daskml_dist.model_selection._brackets import Bracket, best_of
 from daskml_dist.model_selection._failures import safe
@@ -175,9 +176,13 @@ class Climb:
         score = float(np.mean([fit.test[name] for fit in self.fits[candidate]]))
         self._ladders[ladder].tell(candidate, rung, score)
         bracket = self._brackets[ladder]
-        told = {"candidate": candidate, "bracket": bracket.number,
+        told: dict[str, Any] = {"candidate": candidate, "bracket": bracket.number,
                 "passes": bracket.rungs[rung][1], "mean_test_score": score}  # fmt: skip
         self.told.append(told)
+        here = {"candidate": candidate, "bracket": bracket.number,
+                "resource": bracket.rungs[rung][1], "score": score}  # fmt: skip
+        tell_rung(f"bracket {bracket.number}, candidate {candidate}", [here])
+        tell("candidates scored at rungs", len(self.told))
 
 
 def _next_of(ladders: Sequence[Ladder]) -> tuple[int, int, int] | None:

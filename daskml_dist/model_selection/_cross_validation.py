@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from sklearn import model_selection
 
 from daskml_dist.data.lazy import is_dask
+from daskml_dist.diagnostics.works import doing
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.metrics.scorers import get_scorers
 from daskml_dist.model_selection._roles import TEST, TRAIN
@@ -79,11 +80,12 @@ def cross_validate(
         )  # fmt: skip
         return found
     scorers = get_scorers(estimator, scoring)
-    splits = Splits(estimator, X, y, groups, fit_params, cv)
-    (fits,) = splits.fits(
-        [estimator], scorers, train_score=return_train_score, error_score=error_score,
-        weigh_scores=weighed_scores(estimator, scorers, fit_params, False),
-    )  # fmt: skip
+    with doing("cross_validate", verbose):
+        splits = Splits(estimator, X, y, groups, fit_params, cv)
+        (fits,) = splits.fits(
+            [estimator], scorers, train_score=return_train_score, error_score=error_score,
+            weigh_scores=weighed_scores(estimator, scorers, fit_params, False),
+        )  # fmt: skip
     result: dict[str, Any] = {
         "fit_time": np.array([fit.fit_time for fit in fits]),
         "score_time": np.array([fit.score_time for fit in fits]),

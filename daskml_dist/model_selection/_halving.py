@@ -16,6 +16,7 @@ from sklearn import model_selection  # isort: skip
 from sklearn.base import is_classifier
 
 from daskml_dist.data.lazy import is_dask
+from daskml_dist.diagnostics.works import tell, tell_rung
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.model_selection._checks import check_splitter
 from daskml_dist.model_selection._results import table_of
@@ -79,7 +80,7 @@ class HalvingOnDask(SearchOnDask):
         tried: list[dict[str, Any]] = []
         fits: list[list[Fitted]] = []
         more: dict[str, list[int]] = {"iter": [], "n_resources": []}
-        stacks = 0
+        stacks, numbers = 0, list(range(len(candidates)))
         for rung in range(self.n_iterations_):
             n_resources = self._resources_of(rung)
             self.n_resources_.append(n_resources)
@@ -91,16 +92,22 @@ class HalvingOnDask(SearchOnDask):
             else:
                 candidates = [{**params, self.resource: n_resources} for params in candidates]
             vars(self).pop("stacks_", None)
+            name = f"rung {rung + 1} of {self.n_iterations_}, {self.resource}={n_resources}"
+            tell(f"{name}: {len(candidates)} candidates")
             found = self._fits(of_rung, candidates, scorers)
             stacks += vars(self).get("stacks_", 0)
             tried, fits = tried + candidates, fits + found
             more["iter"] += [rung] * len(candidates)
             more["n_resources"] += [n_resources] * len(candidates)
             scores = np.mean([[fit.test["score"] for fit in row] for row in found], axis=1)
+            known = {"bracket": 0, "resource": n_resources}
+            told = zip(numbers, scores, strict=True)
+            tell_rung(name, [known | {"candidate": i, "score": float(s)} for i, s in told])
             order = np.roll(np.argsort(scores), np.count_nonzero(np.isnan(scores)))
             keep = ceil(len(candidates) / self.factor)
             self.n_remaining_candidates_ = keep
             candidates = [candidates[i] for i in order[-keep:]]
+            numbers = [numbers[i] for i in order[-keep:]]
         if stacks:
             self.stacks_ = stacks
         return table_of(tried, fits, train_score=bool(self.return_train_score), more=more)
@@ -184,7 +191,7 @@ class HalvingGridSearchCV(HalvingOnDask, model_selection.HalvingGridSearchCV):
     ----------
     estimator, param_grid, factor, resource, max_resources, min_resources, \
 aggressive_elimination, cv, scoring, refit, error_score, return_train_score, random_state
-        scikit-learn's. `n_jobs` and `verbose` are for rows in memory.
+        scikit-learn's. `n_jobs` is for rows in memory.
 
     Attributes
     ----------
@@ -210,7 +217,7 @@ class HalvingRandomSearchCV(HalvingOnDask, model_selection.HalvingRandomSearchCV
     estimator, param_distributions, n_candidates, factor, resource, max_resources, \
 min_resources, aggressive_elimination, cv, scoring, refit, error_score, return_train_score, \
 random_state
-        scikit-learn's. `n_jobs` and `verbose` are for rows in memory.
+        scikit-learn's. `n_jobs` is for rows in memory.
 
     Attributes
     ----------

@@ -16,6 +16,7 @@ from sklearn.base import is_classifier
 
 from daskml_dist._checks import check_count, check_number
 from daskml_dist.data.lazy import is_dask
+from daskml_dist.diagnostics.works import tell, tell_rung
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.model_selection._brackets import Bracket, best_of, brackets_of
 from daskml_dist.model_selection._checks import knows_dask
@@ -65,6 +66,8 @@ class HyperbandSearchCV(SearchOnDask, model_selection.RandomizedSearchCV):
     error_score : "raise" or float, default=nan
         What a failed fit scores.
     return_train_score : bool, default=False
+    verbose : int, default=0
+        1: a live line of progress, and one of summary; 2 or more: a line a rung too.
 
     Attributes
     ----------
@@ -117,6 +120,7 @@ multimetric_
         random_state: Any = None,
         error_score: Any = np.nan,
         return_train_score: bool = False,
+        verbose: int = 0,
     ) -> None:
         self.estimator = estimator
         self.param_distributions = param_distributions
@@ -128,6 +132,7 @@ multimetric_
         self.random_state = random_state
         self.error_score = error_score
         self.return_train_score = return_train_score
+        self.verbose = verbose
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -246,6 +251,7 @@ multimetric_
         self.history_, self._calls = [], 0
         for passes in sorted({passes for bracket, _ in brackets for _, passes in bracket.rungs}):
             going = [i for candidates in left.values() for i in candidates]
+            tell(f"rung at pass {passes}/{self.max_iter}, {len(going)} candidates")
             self._calls += runs.advance(going, passes)
             at_rung = [b for b, _ in brackets if passes in [p for _, p in b.rungs]]
             at_rung = [bracket for bracket in at_rung if left[bracket.number]]
@@ -264,6 +270,11 @@ multimetric_
             {"candidate": i, "bracket": bracket.number, "passes": passes, "mean_test_score": score}
             for i, score in zip(candidates, scores, strict=True)
         ]
+        told = [
+            {"candidate": i, "bracket": bracket.number, "resource": passes, "score": score}
+            for i, score in zip(candidates, scores, strict=True)
+        ]
+        tell_rung(f"bracket {bracket.number} at pass {passes}", told)
         later = [n for n, more in bracket.rungs if more > passes]
         best = best_of(np.array(scores), later[0] if later else 0)
         return [candidates[k] for k in best if not np.isnan(scores[k])]

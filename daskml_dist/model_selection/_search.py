@@ -14,6 +14,7 @@ from sklearn.metrics import check_scoring, get_scorer
 from daskml_dist._checks import has_sklearns_callbacks, refuse_sklearns_callbacks
 from daskml_dist._exported import Exported
 from daskml_dist.data.lazy import is_dask
+from daskml_dist.diagnostics.works import doing, tell
 from daskml_dist.errors import (
     InvalidDataError,
     InvalidParameterError,
@@ -44,6 +45,7 @@ class SearchOnDask(Exported):
     cv: Any
     error_score: Any
     return_train_score: bool
+    verbose: Any
     #: Whether scikit-learn has such a search, for rows in memory.
     _has_peer: ClassVar[bool] = True
 
@@ -81,13 +83,16 @@ class SearchOnDask(Exported):
                 "Scores of a search over Dask collections count the weights of rows. Request them: "
                 "set_score_request(sample_weight=True) of the estimator, or of each scorer."
             )
-        splits = Splits(self.estimator, X, y, groups, params, self.cv)
-        self.n_splits_ = splits.n_splits
-        self.cv_results_ = self._searched(splits, scorers)
-        self.scorer_ = scorers if self.multimetric_ else scorers["score"]
-        self._choose()
-        if self.refit:
-            self._refit(X, y, params)
+        with doing(type(self).__name__, self.verbose):
+            tell("splitting rows")
+            splits = Splits(self.estimator, X, y, groups, params, self.cv)
+            self.n_splits_ = splits.n_splits
+            self.cv_results_ = self._searched(splits, scorers)
+            self.scorer_ = scorers if self.multimetric_ else scorers["score"]
+            self._choose()
+            if self.refit:
+                tell("fit of the best to all rows")
+                self._refit(X, y, params)
         return self
 
     def _as_sklearns(self) -> Any:
@@ -119,6 +124,7 @@ class SearchOnDask(Exported):
         self, splits: Splits, candidates: Candidates, scorers: Mapping[str, Callable[..., Any]]
     ) -> list[list[Fitted]]:
         """One fit for each candidate and split."""
+        tell(f"fits of {len(candidates)} candidates")
         estimators = [self._candidate(params) for params in candidates]
         train_score = bool(self.return_train_score)
         names = self._names()
@@ -217,7 +223,7 @@ class GridSearchCV(SearchOnDask, model_selection.GridSearchCV):
     Parameters
     ----------
     estimator, param_grid, scoring, refit, cv, error_score, return_train_score
-        scikit-learn's. `n_jobs`, `verbose` and `pre_dispatch` are for rows in memory.
+        scikit-learn's. `n_jobs` and `pre_dispatch` are for rows in memory.
 
     Attributes
     ----------
@@ -237,7 +243,7 @@ class RandomizedSearchCV(SearchOnDask, model_selection.RandomizedSearchCV):
     ----------
     estimator, param_distributions, n_iter, scoring, refit, cv, random_state, error_score, \
 return_train_score
-        scikit-learn's. `n_jobs`, `verbose` and `pre_dispatch` are for rows in memory.
+        scikit-learn's. `n_jobs` and `pre_dispatch` are for rows in memory.
 
     Attributes
     ----------

@@ -23,6 +23,7 @@ from daskml_dist._step_stacks import StepColumn, StepStack
 from daskml_dist.data.collection import Collection, as_collection
 from daskml_dist.data.conversion import check_dtype
 from daskml_dist.data.reduce import reduce_parts
+from daskml_dist.diagnostics.works import tell
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 from daskml_dist.metrics.scorers import SCORERS, Scorer
 from daskml_dist.model_selection._checks import has_columns
@@ -136,7 +137,8 @@ def _fit_step_stacks(
 ) -> list[list[StackedFit | FailedFit]]:  # fmt: skip
     """Fits by gradient steps, each stack one fit."""
     found: dict[int, list[StackedFit | FailedFit]] = {}
-    for numbers in stacks:
+    for k, numbers in enumerate(stacks):
+        tell("stacks of candidates", k, len(stacks), "stack")
         stack = StepStack([estimators[number] for number in numbers], roles, classes)
         with stack.opened(collection, weighted) as columns:
             stack.advance(columns, max(column.stopping.max_iter for column in columns))

@@ -16,6 +16,7 @@ from sklearn.utils import _safe_indexing
 
 from daskml_dist.data.collection import take_columns
 from daskml_dist.data.lazy import is_dask
+from daskml_dist.diagnostics.works import tell
 from daskml_dist.errors import TrainingError
 from daskml_dist.model_selection._checks import (
     check_splitter,
@@ -149,15 +150,15 @@ class Splits:
         options = {"train_score": train_score, "error_score": error_score, "weigh": weigh_scores}
         every = [(e, split) for e in estimators for split in range(self.n_splits)]
         if self._rows is None or all(map(knows_dask, estimators)):
-            found = [
-                _fit_and_score(
-                    e, self.side(split, TRAIN), partial(self.side, split, TEST), scorers, **options
-                )
-                for e, split in every
-            ]
+            found: list[Fitted] = []
+            for e, split in every:
+                tell("fits", len(found), len(every))
+                train, test = self.side(split, TRAIN), partial(self.side, split, TEST)
+                found.append(_fit_and_score(e, train, test, scorers, **options))
         else:
             rows = [self.rows.gathered(split) for split in range(self.n_splits)]
             task = delayed(partial(_fit_here, self.plain, scorers, options), pure=False)
+            tell(f"{len(every)} fits as tasks")
             found = self._computed([task(e, rows[split]) for e, split in every])
         tell_failures([fit.error for fit in found], error_score, stacklevel=5)
         n = self.n_splits

@@ -10,7 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends import Backend
-from daskml_dist.backends.namespace import cast, namespace, one_hot, ones, scalar, total, zeros
+from daskml_dist.backends.namespace import (
+    cast,
+    namespace,
+    numbers,
+    one_hot,
+    ones,
+    scalar,
+    total,
+    zeros,
+)
 from daskml_dist.losses import Loss
 from daskml_dist.models.base import BatchRows, LinearForm, Parameters, Part, StepModel
 from daskml_dist.models.columned import ColumnModel, ColumnPart
@@ -241,7 +250,7 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
         xp, n = namespace(raw), raw.shape[0]
         flat = xp.reshape(y, (-1,)), xp.reshape(raw, (-1,))
         values, g = self.loss.value_and_gradient(*flat)
-        shares = cast(xp.asarray([1 / unit for unit in self.units]), raw.dtype)
+        shares = numbers([1 / unit for unit in self.units], raw)
         return xp.reshape(values, (n, -1)) @ shares, xp.reshape(g, (n, -1))
 
     # -- columns that lie apart ----------------------------------------------------------------

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from daskml_dist.backends.namespace import cast, namespace, zeros
+from daskml_dist.backends.namespace import numbers, zeros
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.models.base import Parameters
 from daskml_dist.optimizers import Adagrad, GroupOptions, Optimizer
@@ -69,8 +69,8 @@ class Group:
         """A learning rate, or a sum of such a row, of each column; itself where these are alike."""
         if not self.rates:
             return amount
-        xp = namespace(like)
-        return cast(amount * xp.asarray([self.rates], dtype=xp.float64), like.dtype)
+        amount = float(amount) if isinstance(amount, float) else amount
+        return amount * numbers(self.rates, like)[None, :]
 
     def update(
         self, w: Any, grad: Any, slots: dict[str, Any], rate: float, number: int, l1: Any

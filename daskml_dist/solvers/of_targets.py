@@ -67,7 +67,7 @@ class OfTargets(Statistic):
         loss, xp = 0.0, namespace(rows.y)
         parts = self.parts(model, out)
         for one, target, part in zip(self.each, self.targets, parts, strict=True):
-            y = xp.asarray(rows.y[:, target], copy=True)  # in one piece, as kernels read it
+            y = xp.concat([rows.y[:, target]])  # a copy in one piece, as kernels read it
             of_one = BatchRows(
                 rows.X, y, rows.weight, rows.key, rows.block, rows.first, places=rows.places
             )

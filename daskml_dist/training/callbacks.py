@@ -1,10 +1,12 @@
-"""Callbacks: a user's own code at six moments of a fit.
+"""Callbacks: a user's own code at seven moments of a fit.
 
 A callback is any object with one or more of the methods
 
 - ``on_phase(phase, done, total)``: as each of its `PHASES` begins, and goes on;
 - ``on_fit_begin(run)``: before the first step;
 - ``on_pass_end(run, record)``: after each pass over the data, with its record of the history;
+- ``on_pass_redone(run, record)``: after a pass that ``on_pass_end`` has told of, and that was made
+  again since a worker was lost: its record takes the place of that one;
 - ``on_generation(run, event)``: after lanes moved because a worker died, left or joined; see
   :class:`~daskml_dist.training.client.cluster_run.GenerationEvent`;
 - ``on_fit_end(run)``: after the last step, also of a fit that failed or was interrupted;
@@ -14,7 +16,7 @@ One whose attribute ``needs_parameters`` is true is told of a pass once the para
 with the client: ``run.parameters()``, ``run.estimator()``. A fit by gradient steps then goes on
 from pass to pass as it does with a checkpoint after each.
 
-The first five run in the client. Phases come in any order and number: a fit that loses a worker
+The first six run in the client. Phases come in any order and number: a fit that loses a worker
 places again, one that begins in memory places nothing. ``"reading"`` counts blocks, `done` of
 `total`; of other phases, or where it is not known, `total` is None. The last one is ``"end"``,
 whatever ends the fit, also one that fails before ``on_fit_begin``.
@@ -36,7 +38,14 @@ from daskml_dist.errors import InvalidParameterError
 __all__ = ["HOOKS", "PHASES", "STEP_HOOK", "CallbackList", "StepEnd"]
 
 #: The methods that a callback may have in the client, and the one where steps are made.
-HOOKS = ("on_phase", "on_fit_begin", "on_pass_end", "on_generation", "on_fit_end")
+HOOKS = (
+    "on_phase",
+    "on_fit_begin",
+    "on_pass_end",
+    "on_pass_redone",
+    "on_generation",
+    "on_fit_end",
+)
 STEP_HOOK = "on_step_end"
 #: What a fit does, as ``on_phase`` is told.
 PHASES = (
@@ -191,6 +200,24 @@ class CallbackList:
         """
         for callback in self._callbacks:
             self._call(callback, "on_pass_end", run, record)
+
+    def on_pass_redone(self, run: Any, record: dict[str, Any]) -> None:
+        """Tell every callback that a pass which they were told of has been made again.
+
+        Parameters
+        ----------
+        run : object
+            The fit.
+        record : dict
+            The record of the pass that counts.
+
+        Raises
+        ------
+        BaseException
+            What a callback raised; the later ones are not told.
+        """
+        for callback in self._callbacks:
+            self._call(callback, "on_pass_redone", run, record)
 
     def on_generation(self, run: Any, event: Any) -> None:
         """Tell every callback that the membership of the fit changed.

@@ -34,6 +34,7 @@ __all__ = [
     "is_wanted",
     "is_workers_own",
     "list_workers",
+    "memory_of",
     "proxy_at",
     "proxy_of",
     "retire",
@@ -363,3 +364,10 @@ def retire(client: Any, address: str) -> None:
                 time.sleep(0.1)
 
     threading.Thread(target=run, daemon=True, name="daskml-retire").start()
+
+
+def memory_of(worker: Any) -> tuple[int, int]:
+    """Bytes that the process of a worker has in memory, and that Dask has put on its disk."""
+    memory = worker.monitor.get_process_memory()
+    spilled = getattr(getattr(worker.data, "spilled_total", None), "disk", 0)
+    return int(memory), int(spilled)

@@ -78,6 +78,8 @@ class RunView:
         Dask worker address of each lane, once it has one; empty without a cluster.
     client : distributed.Client or None
         That of the cluster.
+    n_passes : int
+        Passes that are made and count; after a loss, fewer than callbacks were told of.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class RunView:
         self.server_addresses = server_addresses
         self.lane_addresses: dict[int, str] = {}
         self.client = client
+        self.n_passes = fit.work.first_pass
         self.stopped = False
         self._stop = stop
         self._state: ShardState | None = None

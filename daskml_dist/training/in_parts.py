@@ -43,6 +43,10 @@ class OneFit(CallbackList):
         if not self._holds:
             super().on_pass_end(run, record)
 
+    def on_pass_redone(self, run: Any, record: dict[str, Any]) -> None:
+        if not self._holds:
+            super().on_pass_redone(run, record)
+
     def has_raised(self, error: BaseException) -> bool:
         return super().has_raised(error) or self._of.has_raised(error)
 

@@ -129,6 +129,7 @@ class InProcessEngine(Engine):
             nonlocal told
             while told < len(records):
                 told += 1
+                view.n_passes += 1
                 with self.interrupts.at_once():
                     callbacks.on_pass_end(view, records[told - 1])
 

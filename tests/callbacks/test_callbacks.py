@@ -148,6 +148,14 @@ def test_a_csv_file_has_a_line_a_pass(tmp_path: Path) -> None:
         lines = list(csv.DictReader(file))
     assert [int(line["pass"]) for line in lines] == [1, 2, 3] * 2
     assert [float(line["loss"]) for line in lines[:3]] == [r["loss"] for r in model.history_]
+    logger = CSVLogger(path, append=True)
+    logger.on_fit_begin(None)
+    for number, loss in ((1, 0.5), (2, 0.4), (3, 0.3)):
+        logger.on_pass_end(None, {"pass": number, "loss": loss})
+    for number, loss in ((2, 0.25), (3, 0.125)):
+        logger.on_pass_redone(None, {"pass": number, "loss": loss})
+    logger.on_fit_end(None)
+    assert path.read_text().splitlines()[7:] == ["1,0.5", "2,0.25", "3,0.125"]
     with pytest.raises(InvalidParameterError, match="folder that exists"):
         _sgd(callbacks=[CSVLogger(tmp_path / "none" / "a.csv")]).fit(X, Y)
 

@@ -67,7 +67,7 @@ def test_tables_say_what_was_told() -> None:
     assert math.isnan(fit.rows_per_second)
     assert math.isnan(fit.seconds_left)
     fits.take([_fit_of(1, bytes_pushed=2_000_000), _fit_of(2, val_score=0.75, seconds=1.5)])
-    fits.take([{"fit": "a", "kind": "generation", "at": 2.5, "text": "v was lost"}])
+    fits.take([{"fit": "a", "kind": "generation", "at": 2.5, "text": "v was lost", "n_passes": 2}])
     fits.take([{"fit": "a", "kind": "lanes", "at": 2.5, "lanes": ["u", "u"]}, _fit_of(3)])
     table = pass_table(fit)
     assert table["pass"] == [1.0, 2.0, 3.0]
@@ -90,6 +90,17 @@ def test_tables_say_what_was_told() -> None:
     assert fit.state == "its client has left"
     assert fit.seconds_left == 0.0
     assert all(not any(table(None).values()) for table in (pass_table, lane_table, mark_table))
+
+
+def test_passes_that_are_made_again_take_the_place_of_the_first() -> None:
+    fits = Fits()
+    fits.take([BEGIN | {"fit": "a"}, *(_fit_of(number) for number in (1, 2, 3, 4))])
+    lost = {"fit": "a", "kind": "generation", "at": 4.5, "text": "v was lost"}
+    fits.take([lost | {"n_passes": 2}])
+    (fit,) = fits.all()
+    assert (fit.n_passes, pass_table(fit)["loss"]) == (2, [1.0, 0.5])
+    fits.take([_fit_of(3, loss=0.3), _fit_of(4, loss=0.2), _fit_of(3, loss=0.25)])
+    assert pass_table(fit)["loss"] == [1.0, 0.5, 0.25]
 
 
 def test_no_more_than_the_last_are_kept() -> None:

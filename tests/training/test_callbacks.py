@@ -15,6 +15,7 @@ CALLS: dict[str, Callable[[CallbackList], None]] = {
     "on_phase": lambda callbacks: callbacks.on_phase("reading", 1, 4),
     "on_fit_begin": lambda callbacks: callbacks.on_fit_begin(RUN),
     "on_pass_end": lambda callbacks: callbacks.on_pass_end(RUN, {"pass": 1}),
+    "on_pass_redone": lambda callbacks: callbacks.on_pass_redone(RUN, {"pass": 1}),
     "on_generation": lambda callbacks: callbacks.on_generation(RUN, "a worker left"),
     "on_fit_end": lambda callbacks: callbacks.on_fit_end(RUN),
 }
@@ -43,6 +44,9 @@ class Recorder:
 
     def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
         self._note("on_pass_end", run, record)
+
+    def on_pass_redone(self, run: Any, record: dict[str, Any]) -> None:
+        self._note("on_pass_redone", run, record)
 
     def on_generation(self, run: Any, event: Any) -> None:
         self._note("on_generation", run, event)
@@ -81,6 +85,7 @@ def test_every_hook_is_passed_on_in_order(log: list[tuple[Any, ...]]) -> None:
         "on_phase": ("reading", 1, 4),
         "on_fit_begin": (RUN,),
         "on_pass_end": (RUN, {"pass": 1}),
+        "on_pass_redone": (RUN, {"pass": 1}),
         "on_generation": (RUN, "a worker left"),
         "on_fit_end": (RUN,),
     }

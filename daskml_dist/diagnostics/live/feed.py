@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 from daskml_dist.diagnostics.live.fits import HANDLER
 from daskml_dist.diagnostics.live.plain import plain
 
-__all__ = ["Feed"]
+__all__ = ["Feed", "harmless", "line_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ _MOST = 20_000
 _lines: WeakKeyDictionary[Any, _Line] = WeakKeyDictionary()
 
 
-def _harmless(hook: Callable[..., None]) -> Callable[..., None]:
+def harmless(hook: Callable[..., None]) -> Callable[..., None]:
     """A hook that no fit fails from."""
 
     @wraps(hook)
@@ -60,8 +60,22 @@ class Feed:
         self._fit = ""
         self._began = 0.0
         self._lanes: list[str] = []
+        #: Name of the present part of the fit.
+        self._part = ""
 
-    @_harmless
+    @harmless
+    def on_phase(self, phase: str, done: int, total: int | None) -> None:
+        """Tell what a fit that has begun does now.
+
+        Parameters
+        ----------
+        phase : str
+        done, total : int, int or None
+        """
+        if self._client is not None:
+            self._tell("phase", text=phase)
+
+    @harmless
     def on_fit_begin(self, run: Any) -> None:
         """Tell what begins.
 
@@ -73,6 +87,7 @@ class Feed:
         if self._client is None:
             return
         self._fit, self._began, self._lanes = run.run_id, time.monotonic(), []
+        self._part = run.run_id
         self._tell(
             "begin",
             estimator=self._estimator,
@@ -84,7 +99,7 @@ class Feed:
             began=time.time(),
         )
 
-    @_harmless
+    @harmless
     def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
         """Tell of a pass.
 
@@ -94,10 +109,23 @@ class Feed:
         record : dict
         """
         if self._client is not None:
+            if run.run_id != self._part:
+                self._part = run.run_id
+                self._tell("part", run=run.run_id)
             self._tell_lanes(run)
             self._tell("pass", record=plain(record))
 
-    @_harmless
+    def on_pass_redone(self, run: Any, record: dict[str, Any]) -> None:
+        """Tell of a pass that takes the place of one told before.
+
+        Parameters
+        ----------
+        run : RunView
+        record : dict
+        """
+        self.on_pass_end(run, record)
+
+    @harmless
     def on_generation(self, run: Any, event: Any) -> None:
         """Tell of another membership.
 
@@ -107,10 +135,10 @@ class Feed:
         event : GenerationEvent
         """
         if self._client is not None:
-            self._tell("generation", text=str(event))
+            self._tell("generation", text=str(event), n_passes=run.n_passes)
             self._tell_lanes(run)
 
-    @_harmless
+    @harmless
     def on_fit_end(self, run: Any) -> None:
         """Tell of the end.
 
@@ -136,8 +164,14 @@ class Feed:
 
     def _tell(self, kind: str, at: float | None = None, **facts: Any) -> None:
         at = time.monotonic() - self._began if at is None else at
-        line = _lines.setdefault(self._client, _Line())
-        line.tell(self._client, {"fit": self._fit, "kind": kind, "at": at, **facts})
+        line_of(self._client).tell(
+            self._client, {"fit": self._fit, "kind": kind, "at": at, **facts}
+        )
+
+
+def line_of(client: Any) -> _Line:
+    """The way to the scheduler of a client."""
+    return _lines.setdefault(client, _Line())
 
 
 class _Line:

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["HANDLER", "Fit", "Fits", "lane_table", "mark_table", "pass_table"]
+from daskml_dist.diagnostics.live.pulses import Pulses
+
+__all__ = [
+    "HANDLER",
+    "Fit",
+    "Fits",
+    "colours_of",
+    "lane_table",
+    "mark_table",
+    "pass_table",
+    "rung_table",
+]
 
 #: Name of the scheduler's handler that takes what clients tell.
 HANDLER = "daskml_dist_training"
 #: Fits that are kept, and of each the last passes, changes of membership, and lanes in a picture.
-N_FITS, N_PASSES, N_CHANGES, N_LANES = 20, 2000, 100, 256
+N_FITS, N_PASSES, N_CHANGES, N_LANES, N_RUNGS = 20, 2000, 100, 256, 2000
 #: Passes that speed and remaining time are told from.
 _RECENT = 5
 #: Colours of workers: Okabe and Ito's, which colour-blind people tell apart.
@@ -50,19 +62,47 @@ class Fit:
     #: Seconds and words of changes of membership; seconds and the worker of each lane.
     generations: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=N_CHANGES))
     lanes: deque[tuple[float, list[str]]] = field(default_factory=lambda: deque(maxlen=N_CHANGES))
+    #: What it does now.
+    phase: str = ""
+    #: Candidate, bracket, resource and score, as searches tell of them.
+    rungs: deque[tuple[int, int, float, float]] = field(
+        default_factory=lambda: deque(maxlen=N_RUNGS)
+    )
+    pulses: Pulses = field(default_factory=Pulses)
+    #: When it began, by the clock of this process, as far as messages tell.
+    here: float = math.inf
 
     def take(self, event: dict[str, Any]) -> None:
         """Take an event in."""
         at, kind = event["at"], event["kind"]
         self.at, self.version = max(self.at, at), self.version + 1
+        self.here = min(self.here, time.monotonic() - at)
         if kind == "pass":
+            self._take_back(event["record"]["pass"] - 1)
             self.records.append(event["record"])
+        elif kind == "phase":
+            self.phase = event["text"]
+        elif kind == "rung":
+            self.rungs.extend(tuple(told) for told in event["scores"])
         elif kind == "generation":
+            self._take_back(event["n_passes"])
             self.generations.append((at, event["text"]))
         elif kind == "lanes":
             self.lanes.append((at, event["lanes"]))
         elif kind == "end":
             self.state = event["how"]
+
+    def hear(self, told: dict[str, Any]) -> None:
+        """Take what a worker tells of its trainers."""
+        if self.state == "running":
+            self.at = max(self.at, time.monotonic() - self.here)
+            if self.pulses.hear(self.at, told):
+                self.version += 1
+
+    def _take_back(self, n_passes: int) -> None:
+        """Forget what was told of later passes: they are made again."""
+        while self.records and self.records[-1]["pass"] > n_passes:
+            self.records.pop()
 
     @property
     def n_passes(self) -> int:
@@ -98,6 +138,8 @@ class Fits:
 
     def __init__(self) -> None:
         self._fits: dict[str, Fit] = {}
+        #: The fit that a run is a part of.
+        self._fit_of: dict[str, str] = {}
 
     def take(self, events: list[dict[str, Any]]) -> None:
         """Take what a client tells; of a fit that is not known, nothing."""
@@ -107,10 +149,23 @@ class Fits:
                 facts = {k: v for k, v in event.items() if k not in {"kind", "at"}}
                 self._fits.pop(name, None)
                 self._fits[name] = Fit(**facts)
+                self._fit_of[name] = name
                 while len(self._fits) > N_FITS:
-                    del self._fits[next(iter(self._fits))]
+                    self._forget(next(iter(self._fits)))
+            elif event["kind"] == "part":
+                self._fit_of[event["run"]] = name
             elif name in self._fits:
                 self._fits[name].take(event)
+
+    def hear(self, told: dict[str, Any]) -> None:
+        """Take what a worker tells of its trainers; of a run that is not known, nothing."""
+        fit = self._fits.get(self._fit_of.get(told["run"], ""))
+        if fit is not None:
+            fit.hear(told)
+
+    def _forget(self, name: str) -> None:
+        del self._fits[name]
+        self._fit_of = {run: fit for run, fit in self._fit_of.items() if fit != name}
 
     def leave(self, client: str) -> None:
         """Note that a client is gone, and with it the fits that it ran."""
@@ -143,6 +198,13 @@ def pass_table(fit: Fit | None) -> dict[str, list[float]]:
     return table
 
 
+def colours_of(fit: Fit | None) -> dict[str, str]:
+    """A colour for each worker that had a lane."""
+    lanes = [] if fit is None else fit.lanes
+    workers = dict.fromkeys(worker for _, some in lanes for worker in some)
+    return {w: _COLOURS[number % len(_COLOURS)] for number, w in enumerate(workers)}
+
+
 def lane_table(fit: Fit | None) -> dict[str, list[Any]]:
     """Rectangles: which worker ran a lane, from one moment to another (seconds)."""
     table: dict[str, list[Any]] = {
@@ -150,8 +212,7 @@ def lane_table(fit: Fit | None) -> dict[str, list[Any]]:
     }
     if fit is None or not fit.lanes:
         return table
-    workers = dict.fromkeys(worker for _, lanes in fit.lanes for worker in lanes)
-    colours = {w: _COLOURS[number % len(_COLOURS)] for number, w in enumerate(workers)}
+    colours = colours_of(fit)
     ends = [at for at, _ in list(fit.lanes)[1:]] + [fit.at]
     for (begin, lanes), end in zip(fit.lanes, ends, strict=True):
         for lane, worker in enumerate(lanes[:N_LANES]):
@@ -170,6 +231,26 @@ def mark_table(fit: Fit | None) -> dict[str, list[Any]]:
         "bottom": [-0.5] * len(marks),
         "top": [top] * len(marks),
         "text": [text for _, text in marks],
+    }
+
+
+def rung_table(fit: Fit | None) -> dict[str, list[Any]]:
+    """Lines: the scores of a candidate over its rungs, of each NaN left out."""
+    lines: dict[tuple[int, int], tuple[list[float], list[float]]] = {}
+    for candidate, bracket, resource, score in () if fit is None else fit.rungs:
+        if not math.isnan(score):
+            resources, scores = lines.setdefault((bracket, candidate), ([], []))
+            resources.append(resource)
+            scores.append(score)
+    return {
+        "resource": [resources for resources, _ in lines.values()],
+        "score": [scores for _, scores in lines.values()],
+        "last": [resources[-1] for resources, _ in lines.values()],
+        "came_to": [scores[-1] for _, scores in lines.values()],
+        "bracket": [bracket for bracket, _ in lines],
+        "name": [f"bracket {bracket}" for bracket, _ in lines],
+        "candidate": [candidate for _, candidate in lines],
+        "colour": [_COLOURS[bracket % len(_COLOURS)] for bracket, _ in lines],
     }
 
 

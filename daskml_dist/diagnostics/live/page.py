@@ -5,11 +5,21 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from html import escape
 from typing import Any
 
-from daskml_dist.diagnostics.live.fits import Fit, Fits, lane_table, mark_table, pass_table
+from daskml_dist.diagnostics.live.fits import (
+    Fit,
+    Fits,
+    colours_of,
+    lane_table,
+    mark_table,
+    pass_table,
+    rung_table,
+)
+from daskml_dist.diagnostics.live.pulses import N_SPEEDS, TRANSPORTS, load_table, speed_table
 
 __all__ = ["show"]
 
@@ -26,6 +36,18 @@ _FIGURES = (
     ("Staleness (versions)", {"staleness_mean": "#0072b2", "staleness_max": "#d55e00"}),
     ("Rows a second", {"rows_per_second": "#0072b2"}),
 )
+#: Lines over the seconds, alike.
+_LOADS = (
+    (
+        "Traffic of the trainers (MB a second)",
+        dict(zip(TRANSPORTS.values(), ("#0072b2", "#e69f00", "#009e73"), strict=True)),
+    ),
+    ("Training rows", {"rows_in_memory": "#0072b2", "rows_streamed": "#e69f00"}),
+    ("Memory of the workers (GB)", {"gb_in_memory": "#0072b2", "gb_spilled": "#d55e00"}),
+)
+
+#: A change of membership.
+_MARK = {"color": "#d00000", "line_dash": "dashed", "line_width": 2}
 
 
 def show(fits: Fits, extra: dict[str, Any], document: Any) -> None:
@@ -43,14 +65,16 @@ def show(fits: Fits, extra: dict[str, Any], document: Any) -> None:
     from bokeh.models import ColumnDataSource, Div, Select
     from distributed.dashboard.components.scheduler import BOKEH_THEME, env
 
-    sources = {
-        name: ColumnDataSource(table(None), name=name)
-        for name, table in (("passes", pass_table), ("lanes", lane_table), ("marks", mark_table))
-    }
+    sources = {name: ColumnDataSource(table(None), name=name) for name, table in _TABLES.items()}
     head, last = (Div(name=name, sizing_mode="stretch_width") for name in ("head", "fits"))
     choice = Select(title="Fit", value=_NEWEST, options=[(_NEWEST, _NEWEST)], name="choice")
     figures = [_lines(title, columns, sources["passes"]) for title, columns in _FIGURES]
-    figures.append(_lanes(sources["lanes"], sources["marks"]))
+    over_time = [_speeds(sources["speeds"])]
+    over_time += [_lines(title, columns, sources["load"], "seconds") for title, columns in _LOADS]
+    for plot in over_time:
+        plot.vspan("at", source=sources["marks"], **_MARK)
+    figures += [_lanes(sources["lanes"], sources["marks"]), *over_time]
+    rungs = _rungs(sources["rungs"])
     grid = gridplot(figures, ncols=2, sizing_mode="stretch_width", toolbar_options={"logo": None})
     shown: list[Any] = []
 
@@ -64,6 +88,10 @@ def show(fits: Fits, extra: dict[str, Any], document: Any) -> None:
             fit = next((f for f in kept if f.fit == choice.value), kept[-1] if kept else None)
             head.text, last.text = _head(fit), _list(kept)
             choice.options = [(_NEWEST, _NEWEST), *((f.fit, _name(f)) for f in reversed(kept))]
+            grid.visible = fit is None or fit.n_lanes > 0
+            rungs.visible = fit is not None and fit.n_lanes == 0
+            told = () if fit is None else fit.rungs
+            rungs.xaxis[0].ticker.ticks = sorted({resource for _, _, resource, _ in told})
             for name, table in sources.items():
                 table.data = _TABLES[name](fit)
         except Exception:
@@ -72,25 +100,46 @@ def show(fits: Fits, extra: dict[str, Any], document: Any) -> None:
     look()
     document.add_periodic_callback(without_property_validation(look), _LOOK)
     document.title, document.theme = "Dask: Training", BOKEH_THEME
-    document.add_root(column(head, choice, grid, last, sizing_mode="stretch_width"))
+    document.add_root(column(head, choice, grid, rungs, last, sizing_mode="stretch_width"))
     document.template = env.get_template("simple.html")
     document.template_variables.update(extra, active_page="training")
 
 
-_TABLES = {"passes": pass_table, "lanes": lane_table, "marks": mark_table}
+def _speeds_of(fit: Fit | None) -> dict[str, list[Any]]:
+    return speed_table(None if fit is None else fit.pulses, colours_of(fit))
 
 
-def _lines(title: str, columns: dict[str, str], source: Any) -> Any:
-    """A figure with a line for each column over the passes."""
-    from bokeh.models import HoverTool
+def _load_of(fit: Fit | None) -> dict[str, list[float]]:
+    return load_table(None if fit is None else fit.pulses)
+
+
+_TABLES: dict[str, Callable[[Fit | None], dict[str, list[Any]]]] = {
+    "passes": pass_table, "lanes": lane_table, "marks": mark_table, "speeds": _speeds_of,
+    "rungs": rung_table,
+    "load": _load_of,
+}  # fmt: skip
+
+
+def _lines(title: str, columns: dict[str, str], source: Any, over: str = "pass") -> Any:
+    """A figure with a line for each column over the passes, or over the seconds."""
+    from bokeh.models import HoverTool, NumeralTickFormatter
     from bokeh.plotting import figure
 
-    plot = figure(title=title, x_axis_label="pass", height=240, tools="pan,wheel_zoom,reset")
+    plot = figure(title=title, x_axis_label=over, height=240, tools="pan,wheel_zoom,reset")
     for name, colour in columns.items():
-        named = {"legend_label": name} if len(columns) > 1 else {}
-        plot.line("pass", name, source=source, color=colour, line_width=2, **named)
-        plot.scatter("pass", name, source=source, color=colour, size=5)  # of a single pass
-    tips = [("pass", "@pass"), *((name, f"@{name}") for name in columns)]
+        named = {"legend_label": name.replace("_", " ")} if len(columns) > 1 else {}
+        plot.line(over, name, source=source, color=colour, line_width=2, **named)
+        plot.scatter(over, name, source=source, color=colour, size=5, **named)  # of a single one
+    if len(columns) > 1:
+        legend = plot.legend[0]
+        legend.orientation, legend.label_text_font_size, legend.border_line_alpha = (
+            "horizontal", "9pt", 0.0,
+        )  # fmt: skip
+        legend.padding = legend.margin = 0
+        plot.add_layout(legend, "above")  # where it hides no line
+    if "loss" not in columns and "val_score" not in columns:
+        plot.yaxis.formatter = NumeralTickFormatter(format="0.[000]a")
+    tips = [(over, f"@{over}"), *((name.replace("_", " "), f"@{name}") for name in columns)]
     plot.add_tools(HoverTool(tooltips=tips, mode="vline"))
     return plot
 
@@ -106,9 +155,7 @@ def _lanes(lanes: Any, marks: Any) -> Any:
     boxes = plot.quad(
         "left", "right", "top", "bottom", source=lanes, color="colour", line_color="white"
     )
-    lines = plot.segment(
-        "at", "bottom", "at", "top", source=marks, color="#d00000", line_dash="dashed", line_width=2
-    )
+    lines = plot.segment("at", "bottom", "at", "top", source=marks, **_MARK)
     plot.add_tools(
         HoverTool(renderers=[boxes], tooltips=[("lane", "@lane"), ("worker", "@worker")]),
         HoverTool(renderers=[lines], tooltips=[("", "@text"), ("seconds", "@at")]),
@@ -116,24 +163,66 @@ def _lanes(lanes: Any, marks: Any) -> Any:
     return plot
 
 
+def _speeds(source: Any) -> Any:
+    """A figure of the steps a second of each lane."""
+    from bokeh.models import HoverTool
+    from bokeh.plotting import figure
+
+    title = f"Steps a second of each lane (colour: worker; at most {N_SPEEDS} lanes)"
+    plot = figure(title=title, x_axis_label="seconds", height=240, tools="pan,wheel_zoom,reset")
+    plot.y_range.start = 0
+    drawn = plot.multi_line(
+        "seconds", "speed", source=source, color="colour", line_width=2, line_alpha=0.8
+    )
+    tips = [("lane", "@lane"), ("worker", "@worker"), ("steps a second", "$y{0}")]
+    plot.add_tools(HoverTool(renderers=[drawn], tooltips=tips, line_policy="nearest"))
+    return plot
+
+
+def _rungs(source: Any) -> Any:
+    """A figure of the candidates of a search: their scores from rung to rung."""
+    from bokeh.models import BasicTickFormatter, FixedTicker, HoverTool
+    from bokeh.plotting import figure
+
+    plot = figure(
+        title="Candidates from rung to rung (a dot: where one came to)",
+        x_axis_label="passes, or another resource", y_axis_label="mean score of held-out rows",
+        x_axis_type="log", height=420, tools="pan,wheel_zoom,reset", sizing_mode="stretch_width",
+    )  # fmt: skip
+    plot.xaxis[0].ticker, plot.xaxis[0].formatter = FixedTicker(ticks=[]), BasicTickFormatter()
+    plot.multi_line("resource", "score", source=source, color="colour", line_alpha=0.5)
+    dots = plot.scatter(
+        "last", "came_to", source=source, color="colour", size=7, legend_field="name"
+    )
+    plot.add_layout(plot.legend[0], "right")
+    plot.legend.border_line_alpha = 0.0
+    names = ("candidate", "bracket", "last", "came_to")
+    tips = [(name.replace("_", " "), f"@{name}") for name in names]
+    plot.add_tools(HoverTool(renderers=[dots], tooltips=tips))
+    return plot
+
+
 def _name(fit: Fit) -> str:
-    return f"{time.strftime('%H:%M:%S', time.localtime(fit.began))} {fit.estimator}, {fit.policy}"
+    began = time.strftime("%H:%M:%S", time.localtime(fit.began))
+    return ", ".join([f"{began} {fit.estimator}", *([fit.policy] if fit.policy else [])])
 
 
 def _head(fit: Fit | None) -> str:
     if fit is None:
         return "<b>No fit has been run on this cluster yet.</b>"
-    facts = [
-        f"<b>{escape(fit.estimator)}</b>",
-        f"policy <b>{escape(fit.policy)}</b>",
-        f"{fit.n_lanes} lanes, {fit.n_servers} servers",
-        f"pass <b>{fit.n_passes}/{fit.max_iter}</b>",
-    ]
+    facts = [f"<b>{escape(fit.estimator)}</b>"]
+    if fit.n_lanes:
+        facts += [
+            f"policy <b>{escape(fit.policy)}</b>",
+            f"lanes: {fit.n_lanes}, servers: {fit.n_servers}",
+            f"pass <b>{fit.n_passes}/{fit.max_iter}</b>",
+        ]
     if not math.isnan(fit.rows_per_second):
         facts.append(f"{fit.rows_per_second:,.0f} rows/s")
     if fit.state == "running" and not math.isnan(fit.seconds_left):
         facts.append(f"at most {timedelta(seconds=math.ceil(fit.seconds_left))} left")
-    facts.append(escape(fit.state))
+    running = fit.state == "running" and fit.phase
+    facts.append(escape(fit.phase if running else fit.state))
     return f"<span style='font-size:15px'>{' &nbsp; '.join(facts)}</span>"
 
 
@@ -145,7 +234,7 @@ def _list(fits: list[Fit]) -> str:
             time.strftime("%H:%M:%S", time.localtime(fit.began)),
             fit.estimator,
             fit.policy,
-            f"{fit.n_passes}/{fit.max_iter}",
+            f"{fit.n_passes}/{fit.max_iter}" if fit.n_lanes else "",
             f"{fit.records[-1]['loss']:.6g}" if fit.records else "",
             f"{fit.at:.3g}",
             str(len(fit.generations)),

@@ -9,6 +9,7 @@ from typing import Any
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 from daskml_dist.diagnostics.live.fits import HANDLER, Fits
+from daskml_dist.diagnostics.live.pulses import PULSES
 
 __all__ = ["NAME", "TrainingPage", "add_tab", "find_dashboard", "open_page"]
 
@@ -40,6 +41,15 @@ class TrainingPage(SchedulerPlugin):
             self.fits.take(events)
         except Exception:
             logger.debug("What a fit tells cannot be read", exc_info=True)
+
+    def log_event(self, topic: str, msg: Any) -> None:
+        """Take what a worker tells of its trainers."""
+        if topic != PULSES:
+            return
+        try:
+            self.fits.hear(msg)
+        except Exception:
+            logger.debug("What a trainer tells cannot be read", exc_info=True)
 
     def remove_client(self, scheduler: Any, client: str) -> None:
         """Note that the fits of a client are not told of any more."""

@@ -28,6 +28,7 @@ from daskml_dist.training.client.ending import Ending
 from daskml_dist.training.client.fleet import Fleet, Gone, Host
 from daskml_dist.training.client.generations import Generations
 from daskml_dist.training.client.listening import listen
+from daskml_dist.training.client.made import Made
 from daskml_dist.training.client.reasons import Reasons
 from daskml_dist.training.client.recovery import GoOn
 from daskml_dist.training.client.seat_log import SeatLog
@@ -125,7 +126,6 @@ class TrainingRun:
             client, fit, self._id, self._membership, self._fleet, self._crew, self._awake
         )
         self._callbacks = CallbackList()
-        self._told = 0
         self._stopping = False
         #: Generations since the fit last came further, and how far that was.
         self._failures, self._clocks = 0, 0
@@ -144,6 +144,7 @@ class TrainingRun:
         self._view = RunView(
             self._id, fit, self._trainer_addresses, self._server_addresses, self._stop, client
         )
+        self._made = Made(self._view)
 
     def run(self, callbacks: CallbackList) -> FitResult:
         """Run the fit to its end, or clean up and raise.
@@ -160,7 +161,8 @@ class TrainingRun:
             self._begin("the fit begins")
             with self._interrupts.between_steps():
                 result = self._watch()
-            self._tell(result.records[self._told :])
+            self._made.take_back(result.records)
+            self._tell(result.records[self._made.n_passes :])
         except BaseException as error:
             with self._interrupts.held():
                 cause, kept = self._ending.give_up(error, callbacks.has_raised(error))
@@ -244,6 +246,9 @@ class TrainingRun:
             again, anew = min(again, 1), False
         event = GenerationEvent(crew.number, reason, again, anew, time.monotonic() - since)
         self._events.append(event)
+        if self._made.n_passes:
+            with suppress(Gone):  # the next generation is asked
+                self._made.take_back(self._ask_first("records", 0))
         self._callbacks.on_generation(self._view, event)
 
     def _made_again(self, go_on: GoOn[Host] | None) -> int:
@@ -309,7 +314,7 @@ class TrainingRun:
                             return result
                         self._on_alarm(Alarm("a trainer ended early", 0, self._crew.number))
                     if not woken:  # the end of a trainer is seldom alone
-                        self._tell(self._ask_first("records", self._told))
+                        self._tell(self._ask_first("records", self._made.n_passes))
                     if self._reasons.to_let_go:
                         self._let_go()
                     self._keep_safe()
@@ -361,10 +366,9 @@ class TrainingRun:
 
     def _tell(self, records: list[dict[str, Any]]) -> None:
         for record in records:
-            self._told += 1
             self._reasons.note_progress()
             with self._interrupts.at_once():
-                self._callbacks.on_pass_end(self._view, record)
+                self._made.tell(record, self._callbacks)
 
     def _stop(self) -> None:
         self._stopping = True

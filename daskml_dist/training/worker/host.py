@@ -42,6 +42,7 @@ from daskml_dist.training.worker.orders import (
     take_leave,
     tidy,
 )
+from daskml_dist.training.worker.pulse import telling_facts
 from daskml_dist.training.worker.servers import make_server
 from daskml_dist.training.worker.shipper import Shipper
 from daskml_dist.training.worker.trainer import Trainer
@@ -330,7 +331,8 @@ def run_trainer(fit: FitSpec, spec: TrainerSpec, blocks: list[Bundle] | bytes) -
         next_spec=line.next_spec,
         rest=line.rest,
     )
-    with at_work(worker, spec.run_id):
+    told = telling_facts(worker, spec.run_id, spec.n_trainers, trainer.facts)
+    with at_work(worker, spec.run_id), told:
         try:
             return trainer.run(_source(blocks, worker, wait))
         except TrainingError as error:

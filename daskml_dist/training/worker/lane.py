@@ -44,6 +44,8 @@ class Lane:
         self.clock = 0
         #: Steps that it has made gradients of, whether they counted or not.
         self.reached = 0
+        #: Where it went on from last.
+        self.began_at = 0
         self.backend: Backend = backend_of(fit)
         self._on_host = self.backend.device == "cpu"
         self._fit = fit
@@ -82,7 +84,7 @@ class Lane:
 
     def seek(self, clock: int) -> None:
         """Go on from a clock: the next batch is that of step ``clock % n_steps``."""
-        self.clock = self.reached = clock
+        self.clock = self.reached = self.began_at = clock
         self._drawn = None
         self._reader.seek(clock)
 

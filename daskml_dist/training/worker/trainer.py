@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -32,6 +33,7 @@ from daskml_dist.training.threads import blas
 from daskml_dist.training.worker.cores import Seat, kept_to, share_of
 from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops import LOOPS, Context
+from daskml_dist.training.worker.pulse import TrainerFacts
 from daskml_dist.training.worker.ready_blocks import (
     ReadyBlock,
     backend_of,
@@ -96,8 +98,10 @@ class Trainer:
         self._memory: dict[str, Any] = {}
         self._cores: frozenset[int] = frozenset()
         self._at_work: list[Lane] = []
-        #: Connections to the servers that are open, and nobody's.
+        #: Connections to the servers of this generation, and those that are nobody's.
+        self._reached: list[ShardedConnection] = []
         self._spare: list[ShardedConnection] = []
+        self._communicator: Communicator = NoPeers()
 
     def run(self, blocks: Mapping[int, Block] | Callable[[int], Block]) -> TrainerResult:
         """Run the fit's passes over the blocks of this trainer's lanes.
@@ -142,6 +146,18 @@ class Trainer:
             left=None if left is None else left(),
         )
 
+    def facts(self) -> TrainerFacts:
+        """Facts of this moment; in any thread."""
+        traffic = Counter(self._communicator.traffic)
+        for connection in list(self._reached):
+            for transport, moved in connection.traffic:
+                traffic[transport] += moved
+        lanes = self._at_work
+        rows = sum(lane.n_rows for lane in lanes)
+        streamed = rows if self._fit.rows.streaming is not None else 0
+        steps = {lane.number: lane.reached - lane.began_at for lane in lanes}
+        return TrainerFacts(steps, dict(traffic), rows - streamed, streamed)
+
     def _run_generation(self, ready: Any) -> ShardState | StateParts | Solution | None:
         spec = self._spec
         # Its own, since a loop may add conditions to it.
@@ -149,7 +165,8 @@ class Trainer:
         with ExitStack() as stack:
             self._at_work = lanes = self._lanes(ready, stack)
             stack.callback(self._close_spare)
-            communicator = self._meet()
+            stack.callback(self._forget_ways)
+            self._communicator = communicator = self._meet()
             stack.callback(communicator.close)
             stack.enter_context(kept_to(self._cores))
             context = Context(
@@ -229,15 +246,20 @@ class Trainer:
         while self._spare:
             self._spare.pop().close()
 
+    def _forget_ways(self) -> None:
+        self._reached, self._communicator = [], NoPeers()
+
     def _reach(self) -> ShardedConnection:
         fit = self._fit
         connections = [
             reach(endpoint, self._credentials, self._wait, fit.bounds(number))
             for number, endpoint in enumerate(self._spec.servers)
         ]
-        return ShardedConnection(
+        reached = ShardedConnection(
             connections, fit.work.layout, self._spec.generation, fit.work.compression
         )
+        self._reached.append(reached)
+        return reached
 
     def _meet(self) -> Communicator:
         """Wait until every trainer of the fit is there; connect to them where they must talk."""

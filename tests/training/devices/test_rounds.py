@@ -46,6 +46,7 @@ ROUNDS = [
     (GammaRegressor(tol=1e-6), "positive"),
     (TweedieRegressor(power=1.5, tol=1e-6), "positive"),
     (HuberRegressor(tol=1e-6, max_iter=500), "numbers"),
+    (HuberRegressor(tol=1e-6, max_iter=500), "columns"),
     (svm.LinearSVC(tol=1e-6, max_iter=2000), "two"),
     (svm.LinearSVR(loss="squared_epsilon_insensitive", tol=1e-4), "numbers"),
     (naive_bayes.GaussianNB(), "three"),

@@ -67,6 +67,15 @@ def test_every_optimizer(gpu: None, optimizer: str) -> None:
     check_device(model, TARGETS["numbers"])
 
 
+@pytest.mark.parametrize("policy", ["allreduce", "local"])
+def test_several_targets_at_rates_of_their_own(gpu: None, policy: str) -> None:
+    y = TARGETS["columns"] * [1, 10]
+    params = STEPS | {"learning_rate": "auto", "penalty": "elasticnet", "policy": policy}
+    for optimizer in ("adagrad", "adam"):
+        check_device(SGDRegressor(optimizer=optimizer, **params), y)
+    check_device(SGDRegressor(early_stopping=True, **params), y, sample_weight=WEIGHT)
+
+
 @pytest.mark.parametrize("loss", LOSSES)
 def test_every_loss(gpu: None, loss: str) -> None:
     if LOSSES[loss].kind == "classification":

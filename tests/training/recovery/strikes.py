@@ -111,15 +111,24 @@ class Strike:
         self.first = float("inf")
         self.struck = False
         self.events: list[Any] = []
+        #: Records as a callback that follows the fit has them.
+        self.records: list[dict[str, Any]] = []
 
     def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
+        self.on_pass_redone(run, record)
         self.first = min(self.first, time.monotonic())
         if not self.struck and time.monotonic() - self.first >= self.after:
             self.struck = True
             self.strike(run)
 
+    def on_pass_redone(self, run: Any, record: dict[str, Any]) -> None:
+        del self.records[record["pass"] - 1 :]
+        self.records.append(record)
+        assert run.n_passes == record["pass"]
+
     def on_generation(self, run: Any, event: Any) -> None:
         self.events.append(event)
+        del self.records[run.n_passes :]
 
 
 def workers_of(run: Any, role: str) -> set[str]:
@@ -149,6 +158,9 @@ def check_fit(clf: SGDClassifier, policy: str) -> None:
     records = clf.history_.records
     assert [record["pass"] for record in records] == list(range(1, N_PASSES + 1))
     assert {record["rows"] for record in records} == {N_ROWS}
+    for strike in clf.callbacks:
+        if isinstance(strike, Strike):
+            assert strike.records == records
     calm = calm_fit(policy)
     if policy in EXACT:
         np.testing.assert_allclose(clf.coef_, calm.coef_, rtol=1e-6)

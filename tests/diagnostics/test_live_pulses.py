@@ -1,0 +1,106 @@
+"""What trainers tell of each second of a fit, from their counts to the tables of the page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from daskml_dist.comm.local import NoPeers
+from daskml_dist.diagnostics.live import pulses
+from daskml_dist.diagnostics.live.fits import Fits
+from daskml_dist.diagnostics.live.plugin import TrainingPage
+from daskml_dist.diagnostics.live.pulses import N_PULSES, Pulses, load_table, speed_table
+from daskml_dist.training.worker import pulse
+from daskml_dist.training.worker.pulse import TrainerFacts, telling_facts
+
+COLOURS = {"u": "red", "v": "blue"}
+
+
+def _told(worker: str, steps: dict[int, int], sockets: int = 0, **more: Any) -> dict[str, Any]:
+    whole = {"run": "a", "worker": worker, "steps": list(steps.items()), "rows_here": 10}
+    whole |= {"traffic": {"sockets": sockets}, "rows_streamed": 5, "memory": 2e9, "spilled": 0}
+    return whole | more
+
+
+def test_counts_become_rates() -> None:
+    found = Pulses()
+    for at, u, v in ((1.0, 10, 10), (2.0, 30, 20), (4.0, 130, 20)):
+        found.hear(at, _told("u", {0: u}, sockets=1_000_000 * u))
+        found.hear(at, _told("v", {1: v, pulses.N_SPEEDS: v}))
+    # The worker v is lost: u goes on with both lanes, from 0 as each generation does.
+    found.hear(5.0, _told("u", {0: 5, 1: 5}, sockets=3_000_000))
+    found.hear(6.0, _told("u", {0: 12, 1: 9}, sockets=4_000_000))
+    assert found.hear(7.0, _told("u", {0: 12, 1: 9}, sockets=4_000_000))
+    lines = speed_table(found, COLOURS)
+    assert list(zip(*lines.values(), strict=True)) == [
+        ([2.0, 4.0, 6.0], [20.0, 50.0, 7.0], 0, "u", "red"),
+        ([2.0, 4.0], [10.0, 0.0], 1, "v", "blue"),
+        ([6.0], [4.0], 1, "u", "red"),
+    ]
+    load = load_table(found)
+    assert load["seconds"] == [1.0, 2.0, 4.0, 5.0, 6.0]
+    assert load["sockets"] == [0.0, 20.0, 50.0, 3.0, 1.0]
+    assert (load["rows_in_memory"], load["gb_in_memory"]) == ([20, 20, 20, 10, 10], [4, 4, 4, 2, 2])
+
+
+def test_no_more_moments_than_that_are_kept_over_the_whole_fit() -> None:
+    found = Pulses()
+    for at in range(2 * N_PULSES):
+        found.take(float(at), {})
+    times = load_table(found)["seconds"]
+    assert len(times) <= N_PULSES
+    assert times[0] == 0.0
+    assert times[-1] == 2 * N_PULSES - 1
+    assert not any(load_table(None).values())
+    assert not any(speed_table(None, {}).values())
+
+
+def test_the_scheduler_knows_whose_facts_they_are(caplog: pytest.LogCaptureFixture) -> None:
+    assert pulses.PULSES == pulse.PULSES
+    page = TrainingPage()
+    page.fits = fits = Fits()
+    names = ("estimator", "policy", "client")
+    begin = dict.fromkeys(names, "") | dict.fromkeys(("max_iter", "n_lanes", "n_servers"), 1)
+    fits.take([begin | {"fit": "a", "kind": "begin", "at": 0.0, "began": 0.0}])
+    fits.take([{"fit": "a", "kind": "part", "at": 1.0, "run": "b"}])
+    for run in ("a", "b", "unknown"):
+        page.log_event(pulse.PULSES, _told("u", {0: 1}, run=run))
+    page.log_event("another", None)
+    (fit,) = fits.all()
+    assert len(fit.pulses.kept) == 1
+    caplog.set_level("DEBUG")
+    page.log_event(pulse.PULSES, {"run": "a"})
+    assert "cannot be read" in caplog.text
+    fits.take([{"fit": "a", "kind": "end", "at": 2.0, "how": "ended"}])
+    page.log_event(pulse.PULSES, _told("u", {0: 1}))
+    assert len(fit.pulses.kept) == 1
+
+
+def test_a_worker_tells_while_it_has_trainers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulse, "memory_of", lambda worker: (7, 3))
+    later: list[Callable[[], None]] = []
+    told: list[Any] = []
+
+    def log_event(topic: str, message: Any) -> None:
+        told.append(json.loads(json.dumps(message)))  # which Dask asks of it
+
+    loop = SimpleNamespace(
+        call_later=lambda seconds, call: later.append(call),
+        add_callback=lambda function, *args: function(*args),
+    )
+    worker = SimpleNamespace(address="u", loop=loop, log_event=log_event)
+    facts = TrainerFacts({0: 4}, {"sockets": 2}, 10, 0)
+    with telling_facts(worker, "a", 2, lambda: facts):
+        with telling_facts(worker, "a", 2, lambda: TrainerFacts({1: 5}, {"sockets": 3}, 0, 20)):
+            later.pop()()
+        later.pop()()
+    later.pop()()
+    assert not later
+    assert [message["steps"] for message in told] == [[[0, 4], [1, 5]], [[0, 4]]]
+    first = {key: told[0][key] for key in ("traffic", "rows_here", "rows_streamed", "memory")}
+    assert first == {"traffic": {"sockets": 5}, "rows_here": 10, "rows_streamed": 20, "memory": 7}
+    assert NoPeers().traffic == {"one process": 0}

@@ -1,0 +1,131 @@
+"""What searches and ensembles tell of themselves, on the screen and to the page."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from rich.console import Console
+from sklearn.naive_bayes import GaussianNB
+
+from daskml_dist.diagnostics import works
+from daskml_dist.diagnostics.live import search_feed
+from daskml_dist.diagnostics.live.fits import Fits, rung_table
+from daskml_dist.diagnostics.live.page import _head, _list, _name
+from daskml_dist.ensemble import BaggingClassifier, VotingClassifier
+from daskml_dist.linear_model import SGDClassifier
+from daskml_dist.model_selection import (
+    GridSearchCV,
+    HalvingGridSearchCV,
+    HyperbandSearchCV,
+    cross_validate,
+)
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(120, 3))
+Y = (X[:, 0] > 0).astype(int)
+LAZY = da.from_array(X, chunks=(60, 3)), da.from_array(Y, chunks=60)
+VALUES = {"alpha": [1e-4, 1e-3, 1e-2, 1e-1]}
+SGD = SGDClassifier(tol=None, random_state=0)
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
+    """Lines that were shown where there is no terminal."""
+    console = Console(file=io.StringIO(), force_terminal=False, _environ={})
+    monkeypatch.setattr("rich.get_console", lambda: console)
+    assert isinstance(console.file, io.StringIO)
+    return lambda: console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def fits(monkeypatch: pytest.MonkeyPatch) -> Fits:
+    """Fits as the page has them, of what a client would tell."""
+    found = Fits()
+    line = SimpleNamespace(tell=lambda client, event: found.take([event]))
+    monkeypatch.setattr(search_feed, "line_of", lambda client: line)
+    monkeypatch.setattr("distributed.default_client", lambda: SimpleNamespace(id="c"))
+    return found
+
+
+def test_rungs_of_hyperband_are_on_the_screen_and_on_the_page(
+    shown: Callable[[], list[str]], fits: Fits
+) -> None:
+    search = HyperbandSearchCV(SGD, VALUES, max_iter=9, cv=2, random_state=0, verbose=2)
+    search.fit(X, Y)
+    (fit,) = (one for one in fits.all() if one.estimator == "HyperbandSearchCV")
+    assert fit.state == "ended"
+    assert fit.phase == "fit of the best to all rows"
+    told = [(r["candidate"], r["bracket"], r["passes"], r["mean_test_score"])
+            for r in search.history_]  # fmt: skip
+    assert list(fit.rungs) == told
+    lines = shown()
+    rungs = [line for line in lines if line.startswith("bracket")]
+    assert rungs[0].startswith("bracket 2 at pass 1: 9 candidates, best score ")
+    assert len(rungs) == len({(b, p) for _, b, p, _ in told})
+    assert lines[-1].startswith("HyperbandSearchCV: ")
+    table = rung_table(fit)
+    best = max(zip(table["came_to"], table["candidate"], strict=True))
+    assert best[0] == pytest.approx(search.best_score_)
+    assert "HyperbandSearchCV" in _head(fit)
+    assert "lanes" not in _head(fit)
+    assert _name(fit).endswith("HyperbandSearchCV")
+    assert "HyperbandSearchCV" in _list(fits.all())
+
+
+def test_rungs_of_halving(fits: Fits, shown: Callable[[], list[str]]) -> None:
+    search = HalvingGridSearchCV(
+        SGD, VALUES, resource="max_iter", max_resources=4, min_resources=1, factor=2, cv=2
+    ).fit(X, Y)
+    (fit,) = (one for one in fits.all() if one.estimator == "HalvingGridSearchCV")
+    scores = [score for *_, score in fit.rungs]
+    np.testing.assert_array_equal(scores, search.cv_results_["mean_test_score"])
+    alphas = [VALUES["alpha"][candidate] for candidate, *_ in fit.rungs]
+    assert alphas == [params["alpha"] for params in search.cv_results_["params"]]
+    assert shown() == []
+
+
+WORKS: dict[str, Callable[[int], Any]] = {
+    "GridSearchCV": lambda v: GridSearchCV(GaussianNB(), {"var_smoothing": [1e-9, 1e-3]}, cv=2,
+                                           verbose=v).fit(*LAZY),
+    "cross_validate": lambda v: cross_validate(SGD, *LAZY, cv=2, verbose=v),
+    "VotingClassifier": lambda v: VotingClassifier([("a", SGD), ("b", SGD)], verbose=v).fit(*LAZY),
+    "BaggingClassifier": lambda v: BaggingClassifier(SGD, 2, verbose=v).fit(*LAZY),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(WORKS))
+def test_verbose_is_obeyed_on_dask_collections(name: str, shown: Callable[[], list[str]]) -> None:
+    WORKS[name](0)
+    assert shown() == []
+    WORKS[name](1)
+    (line,) = shown()
+    assert line.startswith(f"{name}: ")
+    assert ", last: " in line
+
+
+def test_a_work_that_fails_says_so(fits: Fits, shown: Callable[[], list[str]]) -> None:
+    works.tell("nothing is under way")
+    works.tell_rung("nothing", [{"candidate": 0, "bracket": 0, "resource": 1, "score": 1.0}])
+    rung = {"bracket": 0, "resource": 1, "score": math.nan}
+
+    def fail() -> None:
+        with works.doing("Search", 2):
+            works.tell("fits", 3, 12)
+            works.tell_rung("rung", [rung | {"candidate": i} for i in range(2)])
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    (fit,) = fits.all()
+    assert (fit.state, fit.phase) == ("failed: ZeroDivisionError", "fits 3/12")
+    assert not any(rung_table(fit).values())
+    lines = shown()
+    assert lines[0] == "rung: 2 candidates"
+    assert lines[1].endswith("last: fits 3/12 fits")
