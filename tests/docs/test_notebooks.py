@@ -15,7 +15,7 @@ BOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 EXPECTED = {
     "jupyter": ("image/png", ["10 passes in", "suggestion 0."]),
     "gpu_box": ("image/png", ["5 passes in", "0.9"]),
-    "hpc": ("image/png", ["8 passes in", "'generation': 1", "dask_worker"]),
+    "hpc": ("image/png", ["60 passes in", "'generation': 1", "dask_worker"]),
 }
 
 
