@@ -12,20 +12,24 @@ from sklearn.experimental import enable_halving_search_cv  # noqa: F401
 from sklearn.linear_model import LogisticRegressionCV
 from sklearn.linear_model import SGDClassifier as TheirSGDClassifier
 from sklearn.model_selection import HalvingRandomSearchCV
+from sklearn.pipeline import make_pipeline
 
 from benchmarks._common import markdown, processes
 from daskml_dist.linear_model import LogisticRegression, SGDClassifier
 from daskml_dist.model_selection import GridSearchCV, HyperbandSearchCV, KFold
+from daskml_dist.preprocessing import StandardScaler
 
 #: Rows, features, values of C, folds; separate fits that are timed, of all.
 ROWS, FEATURES, VALUES, FOLDS, SOME = 1_000_000, 28, 64, 5, 10
 #: Rows of searches by gradient steps, and of those that halve; passes at most.
 STEPS, HALVED, PASSES = (200_000, 1_000_000), 100_000, 27
+#: Rows of searches over pipelines, and their values of C.
+PIPED, PIPED_VALUES = 200_000, 16
 
 
 def run(tiny: bool = False) -> str:
     """Seconds of whole searches."""
-    return "\n\n".join([_values_of_c(tiny), _candidates(tiny), _halved(tiny)])
+    return "\n\n".join([_values_of_c(tiny), _candidates(tiny), _halved(tiny), _pipelines(tiny)])
 
 
 def _values_of_c(tiny: bool) -> str:
@@ -100,6 +104,29 @@ def _halved(tiny: bool) -> str:
     title = f"Hyperband over `SGDClassifier`, {passes} passes at most, {n:,} x {FEATURES}"
     columns = ["splits", "scoring", "s", "`HalvingRandomSearchCV`, 2 processes, s", "times faster"]
     return markdown(title, [*columns, "score", "its score"], table)
+
+
+def _pipelines(tiny: bool) -> str:
+    """Of a pipeline: seconds of a search, a stack a split, and of its fits one by one."""
+    n, values, some = (500, 2, 2) if tiny else (PIPED, PIPED_VALUES, SOME)
+    X, y = _rows(n)
+    grid = {"logisticregression__C": np.logspace(-4, 4, values)}
+    pipeline, cv = make_pipeline(StandardScaler(), LogisticRegression()), KFold(FOLDS)
+    search = GridSearchCV(pipeline, grid, cv=cv, refit=False)
+    seconds = {"stacks": min(_timed(search, X, y) for _ in range(1 if tiny else 3))}
+    every = [(c, *split) for c in grid["logisticregression__C"] for split in cv.split(X)]
+    chosen = every[:: max(1, len(every) // some)]
+    start = time.perf_counter()
+    for c, train, test in chosen:
+        fitted = pipeline.set_params(logisticregression__C=c).fit(X[train], y[train])
+        fitted.score(X[test], y[test])
+    seconds["separate fits"] = (time.perf_counter() - start) * len(every) / len(chosen)
+    table = [
+        [name, f"{s:.2f}", f"{s / len(every) * 1e3:.1f}", f"{s / seconds['stacks']:.1f}"]
+        for name, s in seconds.items()
+    ]
+    title = f"Pipelines, {values} values of C, {FOLDS} folds, {n:,} x {FEATURES}"
+    return markdown(title, ["", "s", "ms a fit", "of the stacks"], table)
 
 
 def _rows(n: int) -> tuple[Any, Any]:

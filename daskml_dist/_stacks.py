@@ -25,7 +25,8 @@ from daskml_dist.solvers import Solution, Solver
 from daskml_dist.solvers.by_class import OnePass
 from daskml_dist.solvers.lbfgs import LBFGS
 from daskml_dist.solvers.of_splits import CodeWeights, LabelWeights
-from daskml_dist.solvers.stacked import Column, StackedSolver, in_order_of_splits
+from daskml_dist.solvers.stacked import Column, StackedSolver
+from daskml_dist.solvers.stacked_gradient import in_order_of_splits
 from daskml_dist.solvers.stacked_ranks import RANKINGS, StackedRankings
 from daskml_dist.solvers.stacked_scores import SCORES, Looks, StackedScores
 from daskml_dist.training.callbacks import CallbackList
@@ -53,7 +54,7 @@ __all__ = [
 _MOST_COLUMNS = 512
 #: Rows times columns from which a share of the rows tells where to begin: for fewer, the passes
 #: that this saves are hardly dearer than those it takes; and one row in how many is read then.
-_MANY, _SHARE_OF_ROWS = 1 << 26, 16
+_MANY, _SHARE_OF_ROWS = 1 << 22, 16
 #: Parameters that must be alike in a stack, since they lay out its one fit.
 _ALIKE = ("run", "device", "callbacks", "verbose")
 

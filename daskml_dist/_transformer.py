@@ -14,6 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from daskml_dist._checks import refuse_sklearns_callbacks
 from daskml_dist._exported import Exported
+from daskml_dist.data.bad_values import telling_columns
 from daskml_dist.data.collection import Collection, as_collection, take_columns
 from daskml_dist.data.conversion import plain_rows, to_host
 from daskml_dist.data.feature_names import check_feature_names, remember_dtypes
@@ -91,7 +92,8 @@ class BlockTransformer(Exported, BaseEstimator):
             For a block that scikit-learn cannot take, which is named.
         """
         if not (is_dask(X) or is_dask(y)):
-            super().fit(plain_rows(X), y)
+            with telling_columns(X if self._numeric else None):
+                super().fit(plain_rows(X), y)
             self._keep(X)
             remember_dtypes(self, X)
             return self
@@ -206,7 +208,8 @@ class BlockTransformer(Exported, BaseEstimator):
         as :meth:`transform`
         """
         if not (is_dask(X) or is_dask(y)):
-            result = super().fit_transform(plain_rows(X), y, **params)
+            with telling_columns(X if self._numeric else None):
+                result = super().fit_transform(plain_rows(X), y, **params)
             self._keep(X)
             remember_dtypes(self, X)
             return result

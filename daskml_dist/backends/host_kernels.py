@@ -27,7 +27,7 @@ def has_kernel(
     """Whether the kernels of dense rows take these."""
     if kernel not in FUSED or w.shape[1] > 1 or isinstance(X, CSRRows) or X.size < FUSED_FROM:
         return False
-    if sparse.issparse(X) or not X.flags.c_contiguous:
+    if sparse.issparse(X) or not all(a.flags.c_contiguous for a in (X, y, weight)):
         return False
     return bool(X.dtype == y.dtype == w.dtype == weight.dtype)
 

@@ -138,7 +138,7 @@ def _score_row(
 ) -> None:
     for j in range(len(raw)):
         margin = raw[j] + bias[j]
-        value, _ = log_loss(np.float64(sign * margin))
+        value, _ = log_loss(sign * margin)
         losses[j] += weight * (value if value < most else most)
         weights[j] += weight
         right[j] += weight if (margin > 0) == (sign > 0) else 0.0

@@ -211,7 +211,7 @@ class WideSteps:
         w, used = self._state[0], gather.n_features + gather.has_intercept
         n_columns, dtype = w.shape[1], gather.dtype
         counts = np.array([step.rows for step in steps], np.float64)
-        rates = np.array([optimizer.rates(step.lr) for step in steps], dtype)
+        rates = optimizer.rates_of([step.lr for step in steps]).astype(dtype)
         numbers = np.array([optimizer.each.numbers(step.number) for step in steps], dtype)
         numbers = numbers.reshape(len(steps), -1)
         parts, found = gather.parts(batches), np.zeros((len(steps), n_columns))

@@ -101,7 +101,6 @@ class ColumnTransformer(_Routing, compose.ColumnTransformer):
         """
         if not is_dask(X):
             compose.ColumnTransformer.fit(self, X, y, **params)
-            remember_dtypes(self, X)
             return self
         _check_no_metadata(X, params)
         self._check_parameters()
@@ -124,7 +123,6 @@ class ColumnTransformer(_Routing, compose.ColumnTransformer):
         self.__dict__.update({k: v for k, v in vars(fitted).items() if k not in params})
         self.transformers_ = [(n, _thaw(t), c) for n, t, c in fitted.transformers_]
         self._keep(rows)
-        remember_dtypes(self, X)
         return self
 
     def _check_parameters(self) -> None:
@@ -152,6 +150,7 @@ class ColumnTransformer(_Routing, compose.ColumnTransformer):
         return FrozenEstimator(fitted)
 
     def _keep(self, X: Any) -> None:
+        remember_dtypes(self, X)
         row = copy.copy(X[:1])
         if is_dataframe_like(X):  # as plain values, which need no pandas to be stored
             dtypes = row.dtypes.astype(str)

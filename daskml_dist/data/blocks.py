@@ -14,6 +14,7 @@ from scipy import sparse
 
 from daskml_dist.backends.devices import gpu_problem
 from daskml_dist.backends.namespace import namespace, total
+from daskml_dist.data.bad_values import bad_value
 from daskml_dist.data.conversion import (
     Rows,
     as_column,
@@ -202,16 +203,17 @@ def check_finite_rows(X: Rows, index: int | None = None, first: int = 0) -> None
         return
     if sparse.issparse(X):
         row = int(np.searchsorted(X.indptr, position, side="right")) - 1
-        place = f"column {X.indices[position]}"
+        column, place = int(X.indices[position]), "{column}"
     else:
         row, rest = divmod(position, math.prod(X.shape[1:]))
         at = tuple(map(int, np.unravel_index(rest, X.shape[1:])))
-        place = f"column {rest}" if len(at) == 1 else f"entry {at}"
-    raise InvalidDataError(
+        column, place = rest, "{column}" if len(at) == 1 else f"entry {at}"
+    raise bad_value(
         f"{where(index)}Input X contains {_describe(_entry(values, position), values.dtype)} "
         f"(row {first + row} of the block, {place}, both counted from 0). Drop such rows "
         "(`dropna()` of a dataframe) or fill them first, for example with "
-        "daskml_dist.impute.SimpleImputer."
+        "daskml_dist.impute.SimpleImputer.",
+        column,
     )
 
 

@@ -24,11 +24,13 @@ def tried(make: Callable[[], Any]) -> Any:
             return _computed(make())
         except Exception as error:
             name = type(error).__name__
-            if name == "FutureCancelledError":
+            # The second is said where the client that held rows is closed.
+            if name == "FutureCancelledError" or str(error).startswith("Missing dependency"):
                 raise DataLostError(
                     "Rows are not there any more. Nothing can make again what was scattered, and "
                     "what was persisted is held by the collection that persist() returned, not by "
-                    f"parts of it: keep that, or read the rows from storage. ({error})"
+                    "parts of it, for as long as its client is open: keep that, or read the rows "
+                    f"from storage. ({error})"
                 ) from error
             # Dask gives a task up while whose work workers died again and again; by any cause.
             if not left or name != "KilledWorker":

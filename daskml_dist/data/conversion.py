@@ -288,7 +288,7 @@ def where(index: int | None) -> str:
 def _not_numeric(dtype: Any, name: str, index: int | None) -> str:
     return (
         f"{where(index)}{name} is not numeric (dtype {dtype}). Encode it first, for example with "
-        f"sklearn.preprocessing.OrdinalEncoder; where it holds numbers, "
+        "daskml_dist.preprocessing.OrdinalEncoder or OneHotEncoder; where it holds numbers, "
         f"{name} = {name}.astype('float64')."
     )
 

@@ -73,6 +73,7 @@ def wait_for_workers(
     workers: Callable[[], Iterable[Mapping[str, Any]]],
     timeout: float,
     on_wait: Callable[[], None] | None = None,
+    why: Callable[[], str] | None = None,
 ) -> None:
     """Wait until some worker takes work.
 
@@ -87,6 +88,8 @@ def wait_for_workers(
         Seconds.
     on_wait : callable, optional
         Called before a wait, where there is one.
+    why : callable, optional
+        Returns a sentence of why workers are gone, for the error.
 
     Raises
     ------
@@ -102,7 +105,7 @@ def wait_for_workers(
     try:
         while not _some_begins(statuses):
             if not patience.lasts(_tell(statuses)):
-                raise _no_worker(timeout, statuses)
+                raise _no_worker(timeout, statuses, why() if why is not None else "")
             time.sleep(0.05)
             statuses = _statuses(workers)
     finally:
@@ -177,9 +180,10 @@ def _some_begins(statuses: list[Any]) -> bool:
     return bool(BEGINS.intersection(statuses))
 
 
-def _no_worker(timeout: float, statuses: list[Any]) -> TrainingError:
+def _no_worker(timeout: float, statuses: list[Any], why: str = "") -> TrainingError:
     return TrainingError(
-        f"No worker that takes work was there within {timeout:g} s ({_tell(statuses)}). {_SCALE} "
+        f"No worker that takes work was there within {timeout:g} s ({_tell(statuses)}).{why} "
+        f"{_SCALE} "
         "Then fit again; with Checkpoint(path, resume=True) it goes on from the last checkpoint. "
         "daskml_dist.timeout in Dask's configuration is the time."
     )

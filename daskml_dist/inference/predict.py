@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from daskml_dist.backends.row_slices import row_slices
+from daskml_dist.data.bad_values import naming_columns
 from daskml_dist.data.blocks import check_finite_rows, first_not_finite
 from daskml_dist.data.conversion import as_rows, device_of
 from daskml_dist.data.lazy import is_dask
@@ -135,7 +136,7 @@ def _apply(
         return np.empty(shape, dtype=dtype)
     check_row_shape(rows.shape[1:], row_shape, name, index)
     out: NDArray[Any] | None = None
-    for at, found in results_of_rows(both.function, rows, index):
+    for at, found in _named(results_of_rows(both.function, rows, index), X):
         if both.then is None and len(found) == rows.shape[0]:
             return np.asarray(found, dtype=dtype).reshape(shape)
         if out is None:
@@ -146,6 +147,12 @@ def _apply(
             both.then(found, out[at])
     assert out is not None
     return out
+
+
+def _named(results: Iterator[Any], X: Any) -> Iterator[Any]:
+    """Results of rows, and errors that name the columns of a dataframe."""
+    with naming_columns(X):
+        yield from results
 
 
 def results_of_rows(

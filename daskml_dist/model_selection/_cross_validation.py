@@ -12,6 +12,7 @@ from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.works import doing
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.metrics.scorers import get_scorers
+from daskml_dist.model_selection._pipelines import fits_of_stacks, score_names
 from daskml_dist.model_selection._roles import TEST, TRAIN
 from daskml_dist.model_selection._routing import weighed_scores
 from daskml_dist.model_selection._split_rows import chosen
@@ -40,7 +41,9 @@ def cross_validate(
     """Fit an estimator on the training rows of each split, and score it on the test rows.
 
     Rows in memory are scikit-learn's affair. Those of Dask collections stay where they lie: a
-    code a row tells its fold, and each fit reads the rows of its folds.
+    code a row tells its fold. Fits of a linear model are columns of one, as in a search (of a
+    pipeline's last step: once its transformers are fitted to a split's rows), unless `params` or
+    fitted estimators are asked for; each other fit reads the rows of its folds.
 
     Parameters
     ----------
@@ -82,10 +85,18 @@ def cross_validate(
     scorers = get_scorers(estimator, scoring)
     with doing("cross_validate", verbose):
         splits = Splits(estimator, X, y, groups, fit_params, cv)
+        weigh = weighed_scores(estimator, scorers, fit_params, False)
+        names, found_by_stacks = score_names(scoring), None
+        # Scores of stacks count the weights of rows, and their fits have no history.
+        if names is not None and not fit_params and not return_estimator:
+            found_by_stacks = fits_of_stacks(
+                [estimator], splits, names, scorers, train_score=return_train_score,
+                error_score=error_score,
+            )  # fmt: skip
         (fits,) = splits.fits(
             [estimator], scorers, train_score=return_train_score, error_score=error_score,
-            weigh_scores=weighed_scores(estimator, scorers, fit_params, False),
-        )  # fmt: skip
+            weigh_scores=weigh,
+        ) if found_by_stacks is None else found_by_stacks[0]  # fmt: skip
     result: dict[str, Any] = {
         "fit_time": np.array([fit.fit_time for fit in fits]),
         "score_time": np.array([fit.score_time for fit in fits]),

@@ -15,17 +15,61 @@ from dask.base import tokenize
 from sklearn.base import clone
 from sklearn.pipeline import Pipeline
 
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.model_selection._checks import knows_dask
 from daskml_dist.model_selection._stacking import stacked_fits, stacks
 from daskml_dist.model_selection._validation import Fitted, Splits
 from daskml_dist.models.stacked import TRAIN
 
-__all__ = ["pipelines_stack", "stacked_pipelines"]
+__all__ = ["fits_of_stacks", "pipelines_stack", "score_names", "stacked_pipelines"]
 
 
 def pipelines_stack(estimators: Sequence[Any]) -> bool:
     """Whether estimators are pipelines whose last steps can be fitted as stacks."""
     return all(map(_is_ours, estimators)) and stacks([e.steps[-1][1] for e in estimators])
+
+
+def fits_of_stacks(
+    estimators: Sequence[Any],
+    splits: Splits,
+    scoring: Mapping[str, Any],
+    scorers: Mapping[str, Any],
+    *,
+    train_score: bool,
+    error_score: Any,
+) -> tuple[list[list[Fitted]], int] | None:
+    """Fit and score estimators, or pipelines, by stacks; None where these are none.
+
+    Scores count the weights of rows.
+
+    Parameters
+    ----------
+    estimators, splits, scoring, scorers, train_score, error_score
+        As in :func:`~daskml_dist.model_selection._stacking.stacked_fits`.
+
+    Returns
+    -------
+    tuple of (list of list of Fitted, int), or None
+        As of :func:`stacked_pipelines`.
+    """
+    fit = stacked_pipelines if pipelines_stack(estimators) else stacked_fits
+    try:
+        return fit(
+            estimators, splits, scoring, scorers, train_score=train_score, error_score=error_score
+        )
+    except (InvalidParameterError, InvalidDataError):
+        if error_score == "raise":
+            raise
+        return None  # fits by themselves tell which of them have failed
+
+
+def score_names(scoring: Any) -> dict[str, Any] | None:
+    """Scores by their names; None where one is a function of several scores."""
+    if scoring is None or isinstance(scoring, str):
+        return {"score": scoring}
+    if isinstance(scoring, dict):
+        return dict(scoring)
+    return {name: name for name in scoring} if isinstance(scoring, list | tuple | set) else None
 
 
 def _is_ours(estimator: Any) -> bool:

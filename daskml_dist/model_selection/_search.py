@@ -16,16 +16,15 @@ from daskml_dist._exported import Exported
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.works import doing, tell
 from daskml_dist.errors import (
-    InvalidDataError,
     InvalidParameterError,
     InvalidTypeError,
     NoCandidateError,
 )
 from daskml_dist.metrics.scorers import get_scorers
-from daskml_dist.model_selection._pipelines import pipelines_stack, stacked_pipelines
+from daskml_dist.model_selection._pipelines import fits_of_stacks, pipelines_stack, score_names
 from daskml_dist.model_selection._results import table_of
 from daskml_dist.model_selection._routing import is_routed, weighed_scores
-from daskml_dist.model_selection._stacking import stacked_fits, stacks
+from daskml_dist.model_selection._stacking import stacks
 from daskml_dist.model_selection._validation import Fitted, Splits, beside, fitted_on
 
 __all__ = ["GridSearchCV", "RandomizedSearchCV", "SearchOnDask"]
@@ -129,16 +128,10 @@ class SearchOnDask(Exported):
         train_score = bool(self.return_train_score)
         names = self._names()
         if names is not None:
-            try:
-                fit = stacked_pipelines if pipelines_stack(estimators) else stacked_fits
-                found = fit(
-                    estimators, splits, names, scorers, train_score=train_score,
-                    error_score=self.error_score,
-                )  # fmt: skip
-            except (InvalidParameterError, InvalidDataError):
-                if self.error_score == "raise":
-                    raise
-                found = None  # fits by themselves tell which of them have failed
+            found = fits_of_stacks(
+                estimators, splits, names, scorers, train_score=train_score,
+                error_score=self.error_score,
+            )  # fmt: skip
             if found is not None:
                 fits, self.stacks_ = found
                 return fits
@@ -157,12 +150,7 @@ class SearchOnDask(Exported):
 
     def _names(self) -> dict[str, Any] | None:
         """Names of the scores; None where one is a function of several scores."""
-        given = self.scoring
-        if given is None or isinstance(given, str):
-            return {"score": given}
-        if isinstance(given, dict):
-            return dict(given)
-        return {name: name for name in given} if isinstance(given, list | tuple | set) else None
+        return score_names(self.scoring)
 
     def _check_refit_on_dask(self) -> None:
         several = isinstance(self.scoring, list | tuple | set | dict)

@@ -17,6 +17,8 @@ __all__ = ["NEITHER", "TEST", "TRAIN", "OnlyOne", "Roles", "StackedLinear", "Wit
 
 #: What a row is to a split.
 NEITHER, TRAIN, TEST = 0, 1, 2
+#: Codes whose roles are looked up.
+_FEW = 1 << 12
 
 
 class Roles(ABC):
@@ -35,6 +37,15 @@ class Roles(ABC):
     @abstractmethod
     def played(self, codes: NDArray[np.int64], split: int) -> NDArray[Any]:
         """NEITHER, TRAIN or TEST for each code; or `counted`."""
+
+    def every(self, codes: NDArray[np.int64]) -> NDArray[Any]:
+        """Roles in all splits, of shape (n, n_splits)."""
+        most = int(codes.max(initial=-1)) + 1
+        few = most <= _FEW and codes.min(initial=0) >= 0
+        known = np.arange(most) if few else codes
+        roles = [self.played(known, split) for split in range(self.n_splits)]
+        table = np.stack(roles, axis=1)
+        return table[codes] if few else table
 
     def times(self, played: Any, role: int) -> Any:
         """Times that rows play a role, of what :meth:`played` tells of them."""
@@ -138,8 +149,7 @@ class StackedLinear(Model):
         n_targets = self.n_targets
         out = np.empty((len(y), n_targets + self.roles.n_splits), dtype)
         out[:, :n_targets] = targets.reshape(len(y), -1)
-        for split in range(self.roles.n_splits):
-            out[:, n_targets + split] = self.roles.played(codes, split)
+        out[:, n_targets:] = self.roles.every(codes)
         return out
 
     @property

@@ -10,6 +10,7 @@ from sklearn import preprocessing
 from sklearn.preprocessing._data import _handle_zeros_in_scale, _is_constant_feature
 
 from daskml_dist._transformer import CopyingTransformer
+from daskml_dist.data.bad_values import telling_columns
 from daskml_dist.data.columns import column_moments
 from daskml_dist.data.conversion import as_rows
 from daskml_dist.data.lazy import is_dask
@@ -51,7 +52,8 @@ class StandardScaler(CopyingTransformer, preprocessing.StandardScaler):
         self
         """
         if not (is_dask(X) or is_dask(sample_weight)):
-            preprocessing.StandardScaler.fit(self, X, y, sample_weight)
+            with telling_columns(X):
+                preprocessing.StandardScaler.fit(self, X, y, sample_weight)
             return self
         return self._fit_lazy(X, None, sample_weight)
 
@@ -59,7 +61,8 @@ class StandardScaler(CopyingTransformer, preprocessing.StandardScaler):
         """Go on from the last fit with more rows; parameters as in :meth:`fit`."""
         if is_dask(X) or is_dask(sample_weight):
             return self._fit_more(X, sample_weight)
-        preprocessing.StandardScaler.partial_fit(self, X, y, sample_weight)
+        with telling_columns(X):
+            preprocessing.StandardScaler.partial_fit(self, X, y, sample_weight)
         return self
 
     def _summary(self) -> Any:

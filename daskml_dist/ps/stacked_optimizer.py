@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,7 @@ from daskml_dist.backends.entries import of_arrays
 from daskml_dist.backends.namespace import namespace
 from daskml_dist.optimizers.base import Array, Optimizer, Slots
 from daskml_dist.penalties import soft_threshold
+from daskml_dist.schedules import Constant
 
 __all__ = ["StackedOptimizer"]
 
@@ -57,6 +58,12 @@ class StackedOptimizer(Optimizer):
         """Learning rates of all columns after so many passes."""
         step = round(passes * self.steps_per_pass) + 1
         return np.array([schedule(step, passes) for schedule in self.schedules])[self.schedule_of]
+
+    def rates_of(self, passes: Sequence[float]) -> NDArray[np.float64]:
+        """Learning rates of shape (n_steps, n_columns), of steps after so many passes each."""
+        if all(type(schedule) is Constant for schedule in self.schedules):
+            return np.repeat([self.rates(one) for one in passes[:1]], len(passes), axis=0)
+        return np.array([self.rates(one) for one in passes])
 
     def update(
         self, w: Array, grad: Array, slots: Slots, lr: float, step: int, l1: float | Array = 0.0

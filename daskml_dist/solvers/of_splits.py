@@ -16,7 +16,14 @@ from daskml_dist.models.stacked import TRAIN, StackedLinear
 from daskml_dist.solvers.base import Array, Statistic
 from daskml_dist.solvers.rows import is_sparse
 
-__all__ = ["CodeWeights", "LabelWeights", "OfSplits", "rows_of_split", "train_weights"]
+__all__ = [
+    "CodeWeights",
+    "LabelWeights",
+    "OfSplits",
+    "rows_of_split",
+    "train_weights",
+    "weighed_rows",
+]
 
 #: Splits whose training rows are told apart by the bits of a number.
 _MOST_BITS = 62
@@ -57,14 +64,13 @@ class OfSplits(Statistic):
     def add(self, model: StackedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
         xp, (y, roles) = namespace(rows.y), model.parted(rows.y)
         y = cast(y, xp.int32 if model.each.n_classes > 2 else rows.y.dtype)
+        y = np.ascontiguousarray(y) if is_host(y) else y
         every = BatchRows(rows.X, y, rows.weight, rows.key, rows.block, rows.first)
         plain = model.class_weight is None and not model.roles.counted
         shared = self.additive and is_host(y) and plain
         if shared and self._add_alike(model, every, roles, out, backend):
             return float("nan")
-        weights = train_weights(model, rows, np.array(self.splits), rows.y.dtype, backend)
-        for k in range(len(self.splits)):
-            some = BatchRows(rows.X, y, weights[:, k], rows.key, rows.block, rows.first)
+        for k, some in enumerate(weighed_rows(model, rows, np.array(self.splits), backend)):
             self.each.add(model.each, some, out[k, ...], backend)
         return float("nan")
 
@@ -137,7 +143,8 @@ def train_weights(
     """Weights of rows in some splits, of shape (n, n_some): zero where a split does not train."""
     y, roles = model.parted(rows.y)
     xp = namespace(roles)
-    some = xp.take(roles, backend.to_device(splits), axis=1)
+    every = np.array_equal(splits, np.arange(roles.shape[1]))
+    some = roles if every else xp.take(roles, backend.to_device(splits), axis=1)
     found = cast(model.times(some, TRAIN), dtype)
     if rows.weight is not None:
         found = found * cast(rows.weight, dtype)[:, None]
@@ -145,6 +152,21 @@ def train_weights(
         of_class = cast(backend.to_device(model.class_weight.T[:, splits]), dtype)
         found = found * xp.take(of_class, model.label_codes(y), axis=0)
     return found
+
+
+def weighed_rows(
+    model: StackedLinear, rows: BatchRows, splits: NDArray[np.int64], backend: Backend
+) -> list[BatchRows]:
+    """Rows as each model reads them, with their weights in each of some splits."""
+    xp, (y, _) = namespace(rows.y), model.parted(rows.y)
+    y = cast(y, xp.int32 if model.each.n_classes > 2 else rows.y.dtype)
+    weights = train_weights(model, rows, splits, rows.y.dtype, backend).T
+    if is_host(y):  # kernels read neighbours
+        y, weights = np.ascontiguousarray(y), np.ascontiguousarray(weights)
+    return [
+        BatchRows(rows.X, y, weights[k, :], rows.key, rows.block, rows.first)
+        for k in range(len(splits))
+    ]
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,7 @@ from daskml_dist.backends.namespace import cast, namespace, total
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.stacked import StackedLinear
 from daskml_dist.solvers.base import Array, OwnedStatistic, Solution, Solver, Statistic, Sums
-from daskml_dist.solvers.stacked import tiles_of_splits
+from daskml_dist.solvers.stacked_gradient import tiles_of_splits
 
 __all__ = ["RANKINGS", "RoleCounts", "StackedRankings", "StackedRanks", "rankings"]
 

@@ -14,7 +14,7 @@ from daskml_dist.backends.namespace import cast, namespace, one_hot, ones, total
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.stacked import StackedLinear
 from daskml_dist.solvers.base import Array, Statistic
-from daskml_dist.solvers.stacked import (
+from daskml_dist.solvers.stacked_gradient import (
     Some,
     takes_kernel,
     tiles_of_splits,

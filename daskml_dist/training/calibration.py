@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -187,23 +188,25 @@ def _of_targets(fit: FitSpec, block: Block, seed: int) -> FitSpec:
     for k, (one, before) in enumerate(zip(found, alone, strict=True)):
         if one is before:  # at the rate of its own, in the units of the others
             rates[k] *= told.base / told.fit.steps.rule.schedule(1, 0.0)
-    states = [one.steps.start_state(fit.rows.dtype) for one in found]
-    names = next((tuple(state.slots) for state in states if state.slots), ())
-    slots = {
-        name: np.hstack([
-            state.slots.get(name, (told if task is None else task).slots[name])
-            for state, task in zip(states, tasks, strict=True)
-        ])
-        for name in names
-    }  # fmt: skip
     if model.loss.in_target_units:
         units = tuple(1.0 if task is None else task.unit for task in tasks)
         model = replace(model, units=units)
+    slots = [(told if task is None else task).slots for task in tasks]
     return fit.working(
         model=model,
-        initial=ShardState(np.hstack([state.w for state in states]), slots),
+        initial=_side_by_side([one.steps.start_state(fit.rows.dtype) for one in found], slots),
         rule=told.rule.at_rates(rates),
     )
+
+
+def _side_by_side(states: list[ShardState], fresh: list[dict[str, Any]]) -> ShardState:
+    """One state of several; where one has slots, those of others that have none are fresh."""
+    names = next((tuple(state.slots) for state in states if state.slots), ())
+    slots = {
+        name: np.hstack([s.slots.get(name, f[name]) for s, f in zip(states, fresh, strict=True)])
+        for name in names
+    }
+    return ShardState(np.hstack([state.w for state in states]), slots)
 
 
 def _alone(fit: FitSpec, target: int) -> FitSpec:

@@ -11,6 +11,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.data.bad_values import name_column
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.block_info import BlockInfo
 from daskml_dist.data.blocks import Block
@@ -172,6 +173,8 @@ class Engine(ABC):
     def __init__(self) -> None:
         self.interrupts = Interrupts()
         self.callbacks = CallbackList()
+        #: Names of the columns, for errors about values.
+        self.feature_names: NDArray[Any] | None = None
 
     def tell(self, phase: str, done: int = 0, total: int | None = None) -> None:
         """Tell the callbacks what the fit does now."""
@@ -268,6 +271,8 @@ class Engine(ABC):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self.columns is None:  # else numbers of columns are those of a part of them
+            name_column(error, self.feature_names)
         try:
             with self.interrupts.held():
                 self.close()

@@ -43,6 +43,7 @@ def open_engine(
         Who is told of the phases of the fit.
     """
     engine = _opened(collection, client, memory_budget, device)
+    engine.feature_names = getattr(collection, "feature_names", None)  # keyed ones have none
     if callbacks is not None:
         engine.callbacks = callbacks
     return engine

@@ -76,7 +76,9 @@ def picture(page: Any, path: Path) -> None:
     """Keep what a page shows, in few colours."""
     page.wait_for_timeout(700)
     taken = Image.open(io.BytesIO(page.screenshot(full_page=True)))
-    taken.quantize(96, dither=Image.Dither.NONE).save(path, optimize=True)
+    taken.convert("RGB").quantize(
+        64, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE
+    ).save(path, optimize=True)
     print(path, path.stat().st_size, "bytes")
 
 

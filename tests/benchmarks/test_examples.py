@@ -103,6 +103,14 @@ def test_an_empty_folder_is_a_usage_error(
             assert "examples/fetch.py" in told
 
 
+@pytest.mark.slow
+def test_a_new_users_first_hour() -> None:
+    output = _run("first_hour.py")
+    assert "was lost" in output
+    assert output.count("the same coefficients") == 2
+    assert output.endswith("Done.\n")
+
+
 def test_every_example_has_a_test() -> None:
     texts = "".join(path.read_text() for path in EXAMPLES.parent.glob("tests/*/test_*.py"))
     # A call, a path to it, or a row of a table of runs; a missing folder alone is no run.

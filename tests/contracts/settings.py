@@ -5,6 +5,7 @@ What is not in the table is tried with its defaults.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -299,5 +300,6 @@ DRAWN_METRICS = {
     "roc_auc_score",
     "root_mean_squared_error",
 }
-OTHERS = set(metrics.__all__) - DRAWN_METRICS - ELSEWHERE.keys() - {"METRICS"}
+SCORES = {name for name in metrics.__all__ if inspect.isfunction(getattr(metrics, name))}
+OTHERS = SCORES - DRAWN_METRICS - ELSEWHERE.keys()
 ELSEWHERE |= dict.fromkeys(sorted(OTHERS), "tests/metrics has it")

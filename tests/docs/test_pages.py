@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from distributed import Client
 
+from daskml_dist.cli import COMMANDS as COMMANDS_OF_CLI
 from tests.docs.blocks import PAGES, ROOT, Block, blocks
 from tests.docs.stand_ins import ELSEWHERE, STAND_INS
 
@@ -143,6 +144,15 @@ def _script(command: str) -> None:
         assert f'"{option}"' in text, option
 
 
+def _command_line(command: str) -> None:
+    """There is such a command, with each option that the line gives it."""
+    name, *rest = command.split()
+    assert name in COMMANDS_OF_CLI
+    texts = "".join(p.read_text(encoding="utf-8") for p in (ROOT / "daskml_dist/cli").glob("*.py"))
+    for option in (word for word in rest if word.startswith("--")):
+        assert f'"{option}"' in texts, option
+
+
 def _file(command: str) -> None:
     assert (ROOT / command.split("-f ")[1]).is_file()
 
@@ -151,7 +161,10 @@ def _file(command: str) -> None:
 COMMANDS: dict[str, Callable[[str], None] | None] = {
     "pip install ": _extras,
     "python examples/": lambda command: _script(command.removeprefix("python ")),
+    "python -m daskml_dist ": lambda c: _command_line(c.removeprefix("python -m daskml_dist ")),
     "conda env create ": _file,
+    "conda build recipe ": None,  # tests/release
+    "docker build ": None,
     "pytest": None,
     "ruff ": None,
     "mypy": None,

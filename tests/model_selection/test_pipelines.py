@@ -21,7 +21,7 @@ from sklearn.preprocessing import StandardScaler as TheirStandardScaler
 
 from daskml_dist import _stacks
 from daskml_dist.linear_model import LogisticRegression
-from daskml_dist.model_selection import GridSearchCV
+from daskml_dist.model_selection import GridSearchCV, cross_validate
 from daskml_dist.preprocessing import PolynomialFeatures, StandardScaler
 from daskml_dist.training.callbacks import CallbackList
 
@@ -122,3 +122,34 @@ def test_a_killed_worker_changes_nothing(rank: int, monkeypatch: pytest.MonkeyPa
     assert struck.best_params_ == theirs.best_params_
     best = struck.best_estimator_[-1], theirs.best_estimator_[-1]
     np.testing.assert_allclose(best[0].coef_, best[1].coef_, atol=1e-4)
+
+
+def test_cross_validation_is_a_stack_a_split(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, labels = da.from_array(X, chunks=(130, 3)), da.from_array(Y, chunks=130)
+    fits: list[int] = []
+    found_by = _stacks.Fits.found
+
+    def counted(self: _stacks.Fits) -> Any:
+        found = found_by(self)
+        fits.append(len(found))
+        return found
+
+    monkeypatch.setattr(_stacks.Fits, "found", counted)
+    last = LogisticRegression(tol=1e-8, max_iter=1_000)
+    truly = TheirLogisticRegression(tol=1e-8, max_iter=1_000)
+    options: dict[str, Any] = {"cv": 3, "scoring": SCORING, "return_train_score": True}
+    for ours, theirs, expected_fits in (
+        (last, truly, [3]),
+        (
+            make_pipeline(StandardScaler(), last),
+            make_pipeline(TheirStandardScaler(), truly),
+            [1] * 3,
+        ),
+    ):
+        fits.clear()
+        found = cross_validate(ours, rows, labels, **options)
+        expected = truth.cross_validate(theirs, X, Y, **options)
+        assert found.keys() == expected.keys()
+        for name in expected.keys() - {"fit_time", "score_time"}:
+            np.testing.assert_allclose(found[name], expected[name], atol=1e-6)
+        assert fits == expected_fits

@@ -21,7 +21,7 @@ from sklearn.naive_bayes import GaussianNB as TheirGaussianNB
 from daskml_dist import _stacks, linear_model, model_selection
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.naive_bayes import GaussianNB
-from daskml_dist.solvers import stacked
+from daskml_dist.solvers import stacked_gradient
 from daskml_dist.training.callbacks import CallbackList
 
 RNG = np.random.default_rng(0)
@@ -111,7 +111,7 @@ def test_stacks_give_scikit_learns_results(case: str, cv: str, weighted: bool) -
 
 def test_a_share_of_the_rows_tells_where_to_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     """The optimum is that of all rows all the same."""
-    monkeypatch.setattr(stacked, "_RUN", 8)
+    monkeypatch.setattr(stacked_gradient, "_RUN", 8)
     found = []
     for many in (1 << 40, 0):
         monkeypatch.setattr(_stacks, "_MANY", many)

@@ -33,7 +33,7 @@ from daskml_dist.solvers.power import GramProducts
 from daskml_dist.solvers.scatter import Scatter
 from daskml_dist.solvers.seeds import CandidateWeights, Seeds
 from daskml_dist.solvers.smoothing import RoundedTube
-from daskml_dist.solvers.stacked import StackedGradient
+from daskml_dist.solvers.stacked_gradient import StackedGradient, StackedHessian
 from daskml_dist.solvers.stacked_ranks import RoleCounts, StackedRanks
 from daskml_dist.solvers.stacked_scores import StackedScores
 from daskml_dist.solvers.topics import DocumentBounds, TopicWords
@@ -307,6 +307,7 @@ SAMPLES |= {
     },
     LabelWeights: _stacked(lambda w, splits: LabelWeights(), "two", "three"),
     StackedGradient: _stacked(StackedGradient),
+    StackedHessian: _stacked(lambda w, splits: StackedHessian(w, splits, 1)),
     RoleCounts: _stacked(lambda w, splits: RoleCounts(TEST)),
     StackedRanks: _stacked(lambda w, splits: StackedRanks(w, splits, TEST, N_ROWS), "two"),
     StackedScores: _stacked(lambda w, splits: StackedScores(w, splits, TEST, pairs=True)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from types import SimpleNamespace
 from typing import Any
@@ -228,3 +229,14 @@ def test_samples_hold_more_rows_of_labels_that_are_rare() -> None:
     )
     assert even < rare <= 1 << 16
     assert few == 500
+
+
+def test_a_client_loads_no_compiled_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("compiled", "dense_kernels"):
+        monkeypatch.setitem(sys.modules, f"daskml_dist.backends.{name}", None)
+    X = np.random.default_rng(0).normal(size=(4000, 5))
+    pilot = Pilot(_model(2), X, np.sign(X[:, 0] + X[:, 1]), None, Penalty(0.0, 1e-2), 0)
+    w, converged = pilot.minimum(np.zeros((6, 1)), 100)
+    assert converged
+    slots = pilot.warmed(Adagrad(), w, {"accumulator": np.zeros_like(w)}, 50)
+    assert pilot.best_rate(Adagrad(), 0 * w, slots, 0.05, 50) > 0

@@ -1,4 +1,4 @@
-"""What trainers tell of each second of a fit: made into rates, and kept for its whole time."""
+"""Pulses of a fit, which trainers tell each second: made into rates, kept for its whole time."""
 
 from __future__ import annotations
 

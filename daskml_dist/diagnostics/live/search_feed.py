@@ -13,7 +13,7 @@ __all__ = ["SearchFeed"]
 
 
 class SearchFeed:
-    """What tells the page of a work, where there is a current client; else nothing.
+    """Feed of the page about a work, where there is a current client; else nothing.
 
     Parameters
     ----------

@@ -21,6 +21,7 @@ from daskml_dist.data.placement import Placement
 from daskml_dist.data.waiting import Patience
 from daskml_dist.errors import MessageError, WorkerLostError
 from daskml_dist.training.callbacks import CallbackList
+from daskml_dist.training.client.batch_jobs import BatchJobs
 from daskml_dist.training.client.calls import call_workers
 from daskml_dist.training.client.cluster_rows import ClusterRows
 from daskml_dist.training.client.early import Early
@@ -125,6 +126,8 @@ class TrainingRun:
         self._ending = Ending(
             client, fit, self._id, self._membership, self._fleet, self._crew, self._awake
         )
+        self._jobs = BatchJobs()
+        there.why_lost = self._jobs.told
         self._callbacks = CallbackList()
         self._stopping = False
         #: Generations since the fit last came further, and how far that was.
@@ -188,6 +191,8 @@ class TrainingRun:
     def _on_alarm(self, alarm: Alarm) -> None:
         if alarm.at_work is not None:
             self._membership.note_at_work(alarm.at_work)
+            if alarm.job is not None:
+                self._jobs.note(alarm.at_work, alarm.job)
             if alarm.trainer is not None:
                 self._crew.begun.add(alarm.trainer)
             return
@@ -211,8 +216,11 @@ class TrainingRun:
     def _begin(self, reason: str, *, even: bool = False) -> None:
         """Begin the next generation, and again where it loses somebody on the way."""
         since, crew = time.monotonic(), self._crew
+        members = crew.members
         self._callbacks.on_phase("placing")
         while True:
+            if members:
+                self._jobs.were_lost(members.difference(self._membership.call()))
             self._count_failure(reason)
             self._membership.wait_for_any(self._fit.run.timeout)
             try:
@@ -221,8 +229,7 @@ class TrainingRun:
                     self._fleet.ask(crew.servers[0].host, "stop")
                 break
             except Gone as gone:
-                self._note_gone(gone)
-                reason = f"{reason}; {gone}"
+                reason = f"{reason}; {self._note_gone(gone)}"
         self._began = time.monotonic()
         for address in crew.visited:
             handler = partial(self._on_worker_event, address)
@@ -244,7 +251,10 @@ class TrainingRun:
         if self._fit.work.replays and crew.kept:
             # The open sum alone is made again.
             again, anew = min(again, 1), False
-        event = GenerationEvent(crew.number, reason, again, anew, time.monotonic() - since)
+        seconds = time.monotonic() - since
+        # Slurm may take a moment to tell: all have their orders, so nobody waits.
+        reason = self._jobs.name(reason, members.difference(self._membership.threads))
+        event = GenerationEvent(crew.number, reason, again, anew, seconds)
         self._events.append(event)
         if self._made.n_passes:
             with suppress(Gone):  # the next generation is asked
@@ -281,15 +291,22 @@ class TrainingRun:
             return
         raise WorkerLostError(
             f"The fit lost workers {self._failures - 1} times in {self._fit.run.timeout:g} s "
-            f"without coming further in between ({reason}). {_TOO_MANY} Then fit again."
+            f"without coming further in between ({reason}).{self._jobs.told()} {_TOO_MANY} "
+            "Then fit again."
         )
 
-    def _note_gone(self, gone: Gone) -> None:
-        """Count a worker that does not answer as lost, also where the scheduler does not yet."""
+    def _note_gone(self, gone: Gone) -> str:
+        """The reason for a new generation where a worker does not answer.
+
+        It counts as lost, also where the scheduler does not yet know.
+        """
         if not self._membership.begins(gone.address):
-            return  # it is only paused
+            return str(gone)  # it is only paused
         if gone.address in self._membership.call():
             self._membership.cast_out(gone.address)
+        elif gone.address in self._crew.visited:
+            return f"worker {gone.address} was lost"
+        return str(gone)
 
     # -- watch ---------------------------------------------------------------------------------
 
@@ -319,8 +336,7 @@ class TrainingRun:
                         self._let_go()
                     self._keep_safe()
             except Gone as gone:
-                self._note_gone(gone)
-                reason = str(gone)
+                reason = self._note_gone(gone)
             if reason is not None:
                 with self._interrupts.at_once():
                     self._begin(reason, even=even)

@@ -159,8 +159,9 @@ class Gathering:
             gone = [n for n, future in users.items() if future.status == "cancelled"]
             if gone:
                 raise DataLostError(
-                    f"Blocks {gone[:10]} of {what} went with their worker or were cancelled. Read "
-                    "them from storage, persist them again, and fit again."
+                    f"Blocks {gone[:10]} of {what} went with their worker, were cancelled, or the "
+                    "client that persisted them was closed. Read them from storage, persist them "
+                    "again, and fit again."
                 )
 
         self._until_done(users, len(users), check, what, ours=False)

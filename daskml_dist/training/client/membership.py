@@ -62,6 +62,8 @@ class Membership:
         self._workers: dict[str, dict[str, Any]] = {}
         #: Called before a wait for workers.
         self.on_wait: Callable[[], None] = nothing
+        #: Sentence of why workers were lost, for the error of one in vain.
+        self.why_lost: Callable[[], str] = str
 
     def call(self) -> dict[str, int]:
         """Take the roll; return the threads of each worker that may take a part."""
@@ -169,7 +171,7 @@ class Membership:
 
         if time.monotonic() - self._last_call < _FRESH and self.ready:
             return self.ready
-        wait_for_workers(self._client, there, timeout, self.on_wait)
+        wait_for_workers(self._client, there, timeout, self.on_wait, self.why_lost)
         return self.ready
 
 

@@ -8,6 +8,7 @@ and trainers and servers raise an alarm (`Worker.log_event`) when somebody they 
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections import Counter
@@ -235,6 +236,8 @@ class Alarm:
         Address of a worker that has begun its part; no cause for alarm.
     garbled : bool
         Whether its cause is a message without a meaning.
+    job : str or None
+        Job of Slurm that the worker has begun in.
     """
 
     message: str
@@ -244,6 +247,7 @@ class Alarm:
     leaving: str | None = None
     at_work: str | None = None
     garbled: bool = False
+    job: str | None = None
 
 
 def raise_alarm(
@@ -276,6 +280,8 @@ def raise_alarm(
 def say_hello(worker: Any, run_id: str, trainer: int | None = None) -> None:
     """Tell the client that this worker has begun its part, and which trainer that is."""
     told = {"run": run_id, "message": "at work", "at_work": worker.address, "trainer": trainer}
+    if job := os.environ.get("SLURM_JOB_ID"):
+        told["job"] = job
     _send(worker, told)
 
 
@@ -297,5 +303,5 @@ async def take_leave(worker: Any, run_id: str) -> None:
 
 def to_alarm(told: dict[str, Any]) -> Alarm:
     """An alarm as it was raised."""
-    keys = ("trainer", "generation", "reached", "leaving", "at_work", "garbled")
+    keys = ("trainer", "generation", "reached", "leaving", "at_work", "garbled", "job")
     return Alarm(told["message"], **{key: told[key] for key in keys if key in told})

@@ -1,0 +1,66 @@
+"""Command line: ``python -m daskml_dist COMMAND``. Each module here is a command of its name.
+
+A command's module has `add_arguments(parser)` and `run(arguments)`, which returns the exit status,
+and its docstring is the help; modules that begin with an underscore are none.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+from daskml_dist._version import __version__
+from daskml_dist.cli._parser import Parser
+from daskml_dist.errors import DaskMLDistError
+
+__all__ = ["COMMANDS", "main"]
+
+#: Names of the commands.
+COMMANDS = tuple(
+    sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        Default: the process's arguments.
+
+    Returns
+    -------
+    int
+        0: it is done; 1: it failed, and standard error says why; 130: it was interrupted. Arguments
+        that are none end the process with 2.
+    """
+    parser = Parser(
+        prog="python -m daskml_dist",
+        description="Distributed machine learning on Dask, from the command line.",
+    )
+    parser.add_argument("--version", action="version", version=f"daskml_dist {__version__}")
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", parser_class=Parser
+    )
+    modules = {name: import_module(f"{__name__}.{name}") for name in COMMANDS}
+    for name, module in modules.items():
+        text = (module.__doc__ or "").strip()
+        command = commands.add_parser(name, help=text.split("\n")[0], description=text)
+        module.add_arguments(command)
+    arguments = parser.parse_args(argv)
+    return _run(modules[arguments.command], arguments)
+
+
+def _run(module: Any, arguments: Any) -> int:
+    try:
+        return int(module.run(arguments))
+    except (DaskMLDistError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130

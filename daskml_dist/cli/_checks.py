@@ -1,0 +1,233 @@
+"""Checks of `doctor`: each tells what it found, or raises what is wrong."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module, metadata
+from importlib.util import find_spec
+from typing import Any
+
+__all__ = ["CHECKS", "Check", "Finding"]
+
+_BUSY = "Is the machine very busy? Give the check longer: --limit 300."
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Finding of a check.
+
+    Parameters
+    ----------
+    state : {"ok", "missing", "broken"}
+    text : str
+        One line; of what is not ok, with the remedy.
+    """
+
+    state: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check.
+
+    Parameters
+    ----------
+    make : callable
+        Returns the finding; what it raises is one too.
+    slow : str
+        What to do where it does not end.
+    """
+
+    make: Callable[[], Finding]
+    slow: str = _BUSY
+
+
+def _ok(text: str) -> Finding:
+    return Finding("ok", text)
+
+
+def _missing(text: str) -> Finding:
+    return Finding("missing", text)
+
+
+def _versions() -> Finding:
+    """All that the package requires, at the versions that it requires."""
+    from packaging.requirements import Requirement
+
+    try:
+        lines = metadata.requires("daskml-dist") or []
+    except metadata.PackageNotFoundError:
+        return Finding("broken", "daskml-dist itself is not installed: pip install -e .")
+    told, wrong = [], []
+    for requirement in map(Requirement, lines):
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            version = metadata.version(requirement.name)
+        except metadata.PackageNotFoundError:
+            version = "none"
+        if version == "none" or not requirement.specifier.contains(version, prereleases=True):
+            wrong.append(f"{requirement.name} {version} ({requirement.specifier} is needed)")
+        told.append(f"{requirement.name} {version}")
+    if wrong:
+        return Finding("broken", f"{'; '.join(wrong)}. pip install -U daskml-dist")
+    return _ok(", ".join(told))
+
+
+def _fit(client: Any = None) -> float:
+    """Make a small fit; its seconds."""
+    import numpy as np
+
+    from daskml_dist.linear_model import SGDClassifier
+
+    X = np.random.default_rng(0).normal(size=(2_000, 4))
+    y = X[:, 0] > 0
+    since = time.perf_counter()
+    model = SGDClassifier(max_iter=5, tol=None, random_state=0)
+    model.fit(X, y, client="inline" if client is None else client)
+    seconds = time.perf_counter() - since
+    if (score := model.score(X, y)) < 0.9:
+        raise ArithmeticError(f"a fit of separable rows scores {score:.2f} only")
+    return seconds
+
+
+def _inline() -> Finding:
+    return _ok(f"a small fit in this process: {_fit():.2f} s, with the first load of its loops")
+
+
+def _cluster(**options: Any) -> Finding:
+    from distributed import Client, LocalCluster
+
+    with (
+        LocalCluster(
+            n_workers=2,
+            threads_per_worker=1,
+            host="127.0.0.1",
+            dashboard_address=None,
+            **options,
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        address, seconds = cluster.scheduler_address, _fit(client)
+    return _ok(f"a small fit on two worker processes at {address}: {seconds:.2f} s")
+
+
+def _tls() -> Finding:
+    if find_spec("cryptography") is None:
+        return _missing(
+            "temporary certificates need: pip install cryptography. With certificates of your own "
+            "TLS works without it."
+        )
+    from distributed import Security
+
+    return _cluster(security=Security.temporary(), protocol="tls://")
+
+
+def _shared_memory() -> Finding:
+    """An anonymous segment, opened by another process as trainers do."""
+    size = 1 << 20
+    handle = os.memfd_create("daskml_dist-doctor")
+    try:
+        os.ftruncate(handle, size)
+        os.pwrite(handle, b"shared", 0)
+        script = f"print(open('/proc/{os.getpid()}/fd/{handle}', 'rb').read(6).decode())"
+        command = [sys.executable, "-c", script]
+        read = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    finally:
+        os.close(handle)
+    if read.stdout.strip() != "shared":
+        return Finding(
+            "broken",
+            "processes of this user cannot open each other's memory by /proc/PID/fd, so workers of "
+            "one machine talk over TCP, which is slower. Containers forbid it where ptrace is: "
+            "docker run --cap-add SYS_PTRACE.",
+        )
+    return _ok("processes of this machine share memory")
+
+
+def _gpu() -> Finding:
+    from daskml_dist.backends.devices import gpu_problem
+
+    if (problem := gpu_problem()) is not None:
+        has_device = os.path.exists("/dev/nvidiactl") or shutil.which("nvidia-smi") is not None
+        return Finding("broken" if has_device else "missing", problem)
+    cupy = import_module("cupy")
+    runtime = cupy.cuda.runtime
+    names = [
+        runtime.getDeviceProperties(i)["name"].decode() for i in range(runtime.getDeviceCount())
+    ]
+    total = float(cupy.arange(10, dtype="float32").sum())
+    if total != 45.0:
+        return Finding("broken", f"{names[0]} adds wrongly: {total} for 45. Look at its driver.")
+    return _ok(f"{', '.join(names)}; CuPy {cupy.__version__}")
+
+
+def _nccl() -> Finding:
+    if find_spec("nccl") is None:
+        return _missing('for sums between GPUs of one machine: pip install "daskml-dist[nccl]"')
+    from daskml_dist.comm.nccl import find_gpu_and_nccl
+
+    gpu, version = find_gpu_and_nccl()
+    if not gpu:
+        return _missing("NCCL is installed, and there is no GPU for it")
+    if not version:
+        return Finding("broken", 'its library cannot be loaded: pip install -U "daskml-dist[nccl]"')
+    return _ok(f"NCCL {version // 10000}.{version // 100 % 100}.{version % 100} on GPU {gpu}")
+
+
+def _slurm() -> Finding:
+    lacking = [name for name in ("sbatch", "scancel", "sinfo") if shutil.which(name) is None]
+    if lacking:
+        return _missing(f"no {', '.join(lacking)} here: not a node from which Slurm takes jobs")
+    told = subprocess.run(
+        ["sinfo", "-h", "-o", "%P %a %D"], capture_output=True, text=True, timeout=30, check=False
+    )
+    if "configuration source" in told.stderr:
+        return _missing("Slurm's programs are here, and no configuration: set SLURM_CONF")
+    if told.returncode:
+        return Finding("broken", f"sinfo: {told.stderr.strip()} Is SLURM_CONF set, slurmctld up?")
+    if find_spec("dask_jobqueue") is None:
+        return _missing('Slurm answers, and SLURMCluster needs: pip install "daskml-dist[hpc]"')
+    return _ok(f"partitions: {'; '.join(told.stdout.strip().splitlines())}")
+
+
+def _tables() -> Finding:
+    if lacking := [name for name in ("pandas", "pyarrow") if find_spec(name) is None]:
+        return _missing(f'no {", ".join(lacking)}: pip install "daskml-dist[dataframe]"')
+    import_module("dask.dataframe")  # where the versions do not fit together it says so
+    return _ok(f"pandas {metadata.version('pandas')}, pyarrow {metadata.version('pyarrow')}")
+
+
+def _pictures() -> Finding:
+    if lacking := [name for name in ("bokeh", "matplotlib") if find_spec(name) is None]:
+        return _missing(
+            f"no {', '.join(lacking)}, for Dask's dashboard and plots: pip install "
+            '"daskml-dist[viz]"'
+        )
+    return _ok("Dask's dashboard and plots")
+
+
+#: Every check by its name, in the order of the report.
+CHECKS: dict[str, Check] = {
+    "versions": Check(_versions),
+    "fit": Check(_inline),
+    "cluster": Check(
+        _cluster,
+        "Do processes of this machine reach each other at 127.0.0.1, whatever firewall there is? "
+        + _BUSY,
+    ),
+    "tls": Check(_tls),
+    "shared-memory": Check(_shared_memory),
+    "gpu": Check(_gpu, "Does nvidia-smi answer? If not, the driver hangs: restart the machine."),
+    "nccl": Check(_nccl, "Does nvidia-smi answer?"),
+    "slurm": Check(_slurm, "slurmctld does not answer: ask who runs the cluster."),
+    "tables": Check(_tables),
+    "pictures": Check(_pictures),
+}

@@ -1,0 +1,79 @@
+"""Estimators by the names of their classes, with parameters as the command line gives them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from importlib import import_module
+from typing import Any
+
+import daskml_dist
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors.nearest import nearest
+
+__all__ = ["estimator", "names_of_estimators"]
+
+#: Rooms whose estimators are fitted to a target, in the order that they are looked at.
+_ROOMS = ("linear_model", "svm", "naive_bayes", "neural_network", "tree", "ensemble")
+
+
+def estimator(name: str, settings: Iterable[str], **params: Any) -> Any:
+    """An estimator of a class.
+
+    Parameters
+    ----------
+    name : str
+        Of its class.
+    settings : iterable of str
+        Parameters, as ``NAME=VALUE``; a value is a literal of Python, or else a text.
+    **params : object
+        More of them; None: as the class has it.
+
+    Raises
+    ------
+    InvalidParameterError
+        There is no such class, or no such parameter of it.
+    """
+    made = _class(name)()
+    given = dict(map(_setting, settings))
+    given |= {key: value for key, value in params.items() if value is not None}
+    known = made.get_params()
+    for key in given:
+        if key.partition("__")[0] not in known:
+            raise InvalidParameterError(
+                f"{name} has no parameter {key!r}. Use one of {sorted(known)}.{nearest(key, known)}"
+            )
+    return made.set_params(**given)
+
+
+def names_of_estimators() -> list[str]:
+    """Names of all classes that `estimator` makes."""
+    return sorted(name for room in _ROOMS for name in _of(room))
+
+
+def _class(name: str) -> Any:
+    for room in _ROOMS:
+        if (found := _of(room).get(name)) is not None:
+            return found
+    known = names_of_estimators()
+    raise InvalidParameterError(
+        f"There is no estimator {name!r}. Use one of {known}.{nearest(name, known)}"
+    )
+
+
+def _of(room: str) -> dict[str, Any]:
+    module = import_module(f"{daskml_dist.__name__}.{room}")
+    classes = {name: getattr(module, name) for name in module.__all__}
+    return {n: c for n, c in classes.items() if hasattr(c, "fit") and hasattr(c, "predict")}
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    name, is_set, value = text.partition("=")
+    if not is_set or not name.isidentifier():
+        raise InvalidParameterError(
+            f"--set {text}: give a parameter as NAME=VALUE, such as --set alpha=1e-4."
+        )
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value

@@ -1,0 +1,62 @@
+"""Files that a fitted estimator is written to, by their suffixes."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from daskml_dist.errors import InvalidParameterError
+
+__all__ = ["check_output", "save"]
+
+
+def _pickle(model: Any, path: Path) -> str:
+    path.write_bytes(pickle.dumps(model))
+    return f"pickle.load(open({str(path)!r}, 'rb'))"
+
+
+def _joblib(model: Any, path: Path) -> str:
+    import_module("joblib").dump(model, path)  # scikit-learn's own
+    return f"joblib.load({str(path)!r})"
+
+
+def _onnx(model: Any, path: Path) -> str:
+    model.to_onnx(str(path))
+    return f"onnxruntime.InferenceSession({str(path)!r})"
+
+
+#: Writer of each suffix, which returns the words that load the file.
+_FORMATS: dict[str, Callable[[Any, Path], str]] = {
+    ".pkl": _pickle,
+    ".joblib": _joblib,
+    ".onnx": _onnx,
+}
+
+
+def check_output(path: str | None) -> None:
+    """Check before a fit that its end can be written.
+
+    Raises
+    ------
+    InvalidParameterError
+    """
+    if path is None:
+        return
+    if Path(path).suffix not in _FORMATS:
+        raise InvalidParameterError(f"--output {path}: end it with one of {', '.join(_FORMATS)}.")
+    if not Path(path).absolute().parent.is_dir():
+        raise InvalidParameterError(f"--output {path}: there is no folder for it. Make it first.")
+
+
+def save(model: Any, path: str) -> str:
+    """Write a fitted estimator; the words that load it.
+
+    Raises
+    ------
+    ExportError
+        The model has no such form.
+    """
+    return _FORMATS[Path(path).suffix](model, Path(path))

@@ -1,0 +1,66 @@
+"""Places where a command computes: this process, processes that it starts, or a cluster."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from daskml_dist.errors import InvalidParameterError, TrainingError
+
+__all__ = ["add_arguments", "client_of"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that name a place."""
+    places = parser.add_mutually_exclusive_group()
+    places.add_argument(
+        "--workers",
+        type=int,
+        default=0,
+        metavar="N",
+        help="start N worker processes; default: none",
+    )
+    places.add_argument(
+        "--scheduler", metavar="ADDRESS", help="of a cluster, such as tcp://10.0.0.7:8786"
+    )
+
+
+@contextmanager
+def client_of(arguments: argparse.Namespace) -> Iterator[Any]:
+    """A client of the place, closed at the end; None: this process."""
+    if arguments.workers < 0:
+        raise InvalidParameterError(f"--workers {arguments.workers}: use an integer >= 0.")
+    if not (arguments.workers or arguments.scheduler):
+        yield None
+        return
+    from distributed import Client, LocalCluster
+
+    if arguments.scheduler:
+        with _connected(arguments.scheduler) as client:
+            yield client
+        return
+    with (
+        LocalCluster(
+            n_workers=arguments.workers,
+            threads_per_worker=1,
+            host="127.0.0.1",
+            dashboard_address="127.0.0.1:0",
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        yield client
+
+
+def _connected(address: str) -> Any:
+    """A client of the scheduler at an address."""
+    from distributed import Client
+
+    try:
+        return Client(address, timeout=10)
+    except (OSError, ValueError) as error:
+        raise TrainingError(
+            f"No scheduler answers at {address} ({error}). Is its address what `dask scheduler` "
+            "prints, and can this machine reach it?"
+        ) from error

@@ -1,0 +1,55 @@
+"""Tell what works here: versions, a fit, a cluster, TLS, shared memory, GPU, NCCL, Slurm.
+
+    python -m daskml_dist doctor
+
+Each line is ok, missing (not here, and needed only for what the line names) or broken, with the
+remedy. The exit status is 1 where something is broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+from daskml_dist._version import __version__
+from daskml_dist.cli._checks import CHECKS
+from daskml_dist.cli._child import examine
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors.nearest import nearest
+
+__all__ = ["add_arguments", "run"]
+
+#: Checks that are made at a time.
+_AT_ONCE = 2
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.add_argument(
+        "--only", nargs="+", metavar="CHECK", help=f"some of: {', '.join(CHECKS)}; default: all"
+    )
+    parser.add_argument(
+        "--limit", type=float, default=60.0, metavar="SECONDS", help="of one check; default: 60"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command; the exit status."""
+    names = list(CHECKS) if arguments.only is None else arguments.only
+    for name in names:
+        if name not in CHECKS:
+            raise InvalidParameterError(
+                f"There is no check {name!r}. Use one of {list(CHECKS)}.{nearest(name, CHECKS)}"
+            )
+    python = ".".join(map(str, sys.version_info[:3]))
+    print(f"daskml_dist {__version__}, Python {python} at {sys.executable}")
+    width = max(map(len, names))
+    broken = False
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        for name, found in zip(
+            names, pool.map(lambda n: examine(n, arguments.limit), names), strict=True
+        ):
+            print(f"{found.state:7}  {name:{width}}  {found.text}", flush=True)
+            broken |= found.state == "broken"
+    return int(broken)

@@ -1,0 +1,111 @@
+"""Fit an estimator to files, score it on rows held out, and save it.
+
+python -m daskml_dist fit rows.parquet --target label --policy sync --output model.pkl
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from dask.base import compute
+
+from daskml_dist.cli._estimators import estimator
+from daskml_dist.cli._outputs import check_output, save
+from daskml_dist.cli._places import add_arguments as add_places
+from daskml_dist.cli._places import client_of
+from daskml_dist.cli._rows import FileRows, read
+from daskml_dist.cli._rows import add_arguments as add_rows
+from daskml_dist.errors import InvalidParameterError
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add_rows(parser)
+    parser.add_argument("--estimator", default="SGDClassifier", metavar="CLASS")
+    parser.add_argument("--policy", help="of fits by gradient steps, such as sync or local")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="a parameter; repeatable"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the split and of the fit")
+    parser.add_argument("--test", type=float, default=0.25, help="share of rows held out; 0: none")
+    parser.add_argument("--output", metavar="MODEL", help="file: .pkl, .joblib or .onnx")
+    parser.add_argument(
+        "--checkpoint", metavar="FILE", help="save the fit on its way, and go on from there"
+    )
+    add_places(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command; the exit status."""
+    check_output(arguments.output)
+    if not 0 <= arguments.test < 1:
+        raise InvalidParameterError(f"--test {arguments.test}: use a share from 0 to below 1.")
+    model = _model(arguments)
+    rows = read(arguments)
+    with client_of(arguments) as client:
+        X, X_test, y, y_test = _split(rows, arguments, client)
+        _tell_rows(rows, arguments)
+        _fit(model, X, y)
+        told = [f"train {float(model.score(X, y)):.4f}"]
+        if X_test is not None:
+            told.append(f"test {float(model.score(X_test, y_test)):.4f}")
+        print(f"score: {', '.join(told)}")
+    if arguments.output is not None:
+        load = save(model, arguments.output)
+        size = Path(arguments.output).stat().st_size
+        print(f"saved: {arguments.output}, {size:,} bytes; {load}")
+    history = getattr(model, "history_", None)
+    return 130 if getattr(history, "interrupted", False) else 0
+
+
+def _fit(model: Any, X: Any, y: Any) -> None:
+    """Fit a model; one that is interrupted keeps what it had come to."""
+    since = time.perf_counter()
+    try:
+        model.fit(X, y)
+    except KeyboardInterrupt:
+        if not hasattr(model, "n_features_in_"):
+            raise
+        print("interrupted: the model is what the fit had come to", file=sys.stderr)
+    seconds = time.perf_counter() - since
+    n_iter = getattr(model, "n_iter_", None)
+    passes = f"{n_iter} passes in " if isinstance(n_iter, int) else ""
+    print(f"{model}: {passes}{seconds:.2f} s")
+
+
+def _model(arguments: argparse.Namespace) -> Any:
+    params: dict[str, Any] = {"policy": arguments.policy}
+    model = estimator(arguments.estimator, arguments.set, **params)
+    own = model.get_params(deep=False)
+    if "random_state" in own and own["random_state"] is None:
+        model.set_params(random_state=arguments.seed)
+    if arguments.checkpoint is not None:
+        from daskml_dist.training.checkpoint import Checkpoint
+
+        if "checkpoint" not in own:
+            raise InvalidParameterError(f"{arguments.estimator} keeps no checkpoints.")
+        model.set_params(checkpoint=Checkpoint(arguments.checkpoint, resume=True))
+    return model
+
+
+def _split(rows: FileRows, arguments: argparse.Namespace, client: Any) -> Any:
+    """Rows to train on and to test on; in this process's memory where there is no cluster."""
+    X, y = rows.X, rows.y
+    if rows.is_lazy and client is None:
+        X, y = compute(X, y)
+    if not arguments.test:
+        return X, None, y, None
+    from daskml_dist.model_selection import train_test_split
+
+    return train_test_split(X, y, test_size=arguments.test, random_state=arguments.seed)
+
+
+def _tell_rows(rows: FileRows, arguments: argparse.Namespace) -> None:
+    left_out = f"; left out, no numbers: {', '.join(rows.left_out)}" if rows.left_out else ""
+    print(f"{rows.name}: {rows.X.shape[1]} features, target {arguments.target}{left_out}")

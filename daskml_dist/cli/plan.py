@@ -1,0 +1,45 @@
+"""Tell where a fit had better run, and what it will take at each place.
+
+python -m daskml_dist plan rows.parquet --target label --workers 2
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from dask.base import compute
+
+from daskml_dist.cli._estimators import estimator
+from daskml_dist.cli._places import add_arguments as add_places
+from daskml_dist.cli._places import client_of
+from daskml_dist.cli._rows import add_arguments as add_rows
+from daskml_dist.cli._rows import read
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add_rows(parser)
+    parser.add_argument("--estimator", default="SGDClassifier", metavar="CLASS")
+    parser.add_argument("--policy", help="such as sync or local")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="a parameter; repeatable"
+    )
+    add_places(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command; the exit status."""
+    from daskml_dist.planning import advise
+
+    model = estimator(arguments.estimator, arguments.set, policy=arguments.policy)
+    rows = read(arguments)
+    with client_of(arguments) as client:
+        X, y = rows.X, rows.y
+        if rows.is_lazy:  # a plan asks how many rows there are, which files tell once read
+            X, y = compute(X, y) if client is None else client.persist([X, y])
+            if client is not None:
+                X, y = (part.to_dask_array(lengths=True) for part in (X, y))
+        print(advise(X, model, y, client))
+    return 0

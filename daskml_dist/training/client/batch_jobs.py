@@ -1,0 +1,152 @@
+"""Jobs of Slurm in which workers of a run are, and what became of those that were lost."""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+import subprocess
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+__all__ = ["BatchJobs", "ask_slurm"]
+
+#: Seconds in which workers that are lost together may be noticed, and that Slurm may take to
+#: answer, and to settle what became of a job.
+_TOGETHER, _ANSWER, _SETTLED = 0.2, 5.0, 15.0
+#: Seconds between two looks at a job that is about to end.
+_LOOK = 0.3
+#: Seconds that the answer may take to be a part of the reason for a new generation.
+_NAMED = 1.0
+
+#: What became of jobs, by Slurm's name of the state that they ended in.
+_ENDS = {
+    "TIMEOUT": "reached the walltime",
+    "CANCELLED": "was cancelled",
+    "PREEMPTED": "was preempted",
+    "NODE_FAIL": "lost its node",
+    "OUT_OF_MEMORY": "took more memory than it asked for",
+    "FAILED": "failed",
+    "COMPLETED": "came to its end",
+}
+_LIFETIME = (
+    " Workers with a --lifetime some minutes shorter than the walltime hand over what they hold "
+    'before it: worker_extra_args=["--lifetime", "55m", "--lifetime-stagger", "4m"].'
+)
+
+logger = logging.getLogger("daskml_dist")
+
+
+def ask_slurm(job: str) -> tuple[str, str]:
+    """State that a job is in, of Slurm's names, and its walltime; two empty texts: nobody knows."""
+    if (program := shutil.which("scontrol")) is None:
+        return "", ""
+    with suppress(OSError, subprocess.TimeoutExpired):
+        command = [program, "show", "job", "-o", job]
+        told = subprocess.run(
+            command, capture_output=True, text=True, timeout=_ANSWER, check=False
+        ).stdout
+        fields = dict(re.findall(r"(JobState|Reason|TimeLimit)=(\S+)", told))
+        # While its processes end a job is "COMPLETING", and its reason tells more.
+        timed_out = fields.get("Reason") == "TimeLimit"
+        return ("TIMEOUT" if timed_out else fields.get("JobState", "")), fields.get("TimeLimit", "")
+    return "", ""
+
+
+class BatchJobs:
+    """Jobs of a run's workers.
+
+    Slurm is asked in a thread, so a fit goes on whether it answers or not.
+
+    Parameters
+    ----------
+    ask : callable, default=ask_slurm
+    """
+
+    def __init__(self, ask: Callable[[str], tuple[str, str]] = ask_slurm) -> None:
+        self._ask = ask
+        #: Job of each worker that is in one.
+        self._jobs: dict[str, str] = {}
+        #: End and walltime of the job of each worker that was lost with it.
+        self._ends: dict[str, tuple[str, str]] = {}
+        self._noted: set[str] = set()
+        self._to_ask: set[str] = set()
+        self._lock = threading.Lock()
+        self._answered = threading.Event()
+
+    def note(self, address: str, job: str) -> None:
+        """Note the job of a worker."""
+        self._jobs[address] = job
+
+    def were_lost(self, addresses: Iterable[str]) -> None:
+        """Find out in the background why workers were lost, and tell it by a warning."""
+        with self._lock:
+            fresh = {a for a in addresses if a in self._jobs} - self._noted
+            if not fresh:
+                return
+            is_asked = bool(self._to_ask)
+            self._noted |= fresh
+            self._to_ask |= fresh
+            self._answered.clear()
+        if not is_asked:
+            threading.Thread(target=self._find_out, name="daskml-jobs", daemon=True).start()
+
+    def name(self, reason: str, lost: Iterable[str]) -> str:
+        """A reason that names all workers that were lost, and what became of their jobs."""
+        lost = sorted(lost)
+        self.were_lost(lost)
+        if unnamed := [address for address in lost if address not in reason]:
+            reason = f"{reason}; worker {', '.join(unnamed)} was lost"
+        if not self._noted.isdisjoint(lost):
+            self._answered.wait(_NAMED)
+        why = self._why(lost)
+        return f"{reason}: {why}" if why else reason
+
+    def told(self) -> str:
+        """A sentence about all that were lost with their jobs; empty where none were."""
+        lost = sorted(self._ends)
+        return f" Lost with their jobs: {', '.join(lost)} ({self._why(lost)})." if lost else ""
+
+    def _why(self, addresses: Iterable[str]) -> str:
+        """Words for what became of the jobs of lost workers; empty where nobody knows."""
+        ends: dict[tuple[str, str], set[str]] = defaultdict(set)
+        for address in addresses:
+            if address in self._ends:
+                ends[self._ends[address]].add(self._jobs[address])
+        return "; ".join(_words(jobs, *end) for end, jobs in sorted(ends.items()))
+
+    def _find_out(self) -> None:
+        time.sleep(_TOGETHER)
+        with self._lock:
+            asked, self._to_ask = sorted(self._to_ask), set()
+        found = {job: self._end(job) for job in dict.fromkeys(self._jobs[a] for a in asked)}
+        self._ends |= {a: end for a in asked if (end := found[self._jobs[a]]) is not None}
+        lost = [a for a in asked if a in self._ends]
+        if lost:
+            timed_out = any(self._ends[a][0] == "TIMEOUT" for a in lost)
+            remedy = _LIFETIME if timed_out else ""
+            logger.warning("lost %s: %s.%s", ", ".join(lost), self._why(lost), remedy)
+        with self._lock:
+            if not self._to_ask:
+                self._answered.set()
+
+    def _end(self, job: str) -> tuple[str, str] | None:
+        """End of a job and its walltime; None where it has none, or nobody knows."""
+        deadline = time.monotonic() + _SETTLED
+        while True:
+            state, limit = self._ask(job)
+            if state in _ENDS:
+                return state, limit
+            # One that runs may be about to end: its worker was the first to hear.
+            if not state or time.monotonic() > deadline:
+                return None
+            time.sleep(_LOOK)
+
+
+def _words(jobs: set[str], state: str, limit: str) -> str:
+    names = ", ".join(sorted(jobs, key=lambda job: (len(job), job)))
+    of = f" of {limit}" if state == "TIMEOUT" and limit else ""
+    return f"job {names} of Slurm {_ENDS[state]}{of}"

@@ -1,0 +1,198 @@
+"""The command line: fits of files, plans, what works here, and mistakes with what was meant."""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dask
+import joblib
+import numpy as np
+import pandas as pd
+import pytest
+from distributed import LocalCluster
+
+from daskml_dist.cli import COMMANDS, main
+from daskml_dist.cli import _checks as checks
+from daskml_dist.cli import _child as child
+from daskml_dist.cli._checks import CHECKS, Check, Finding
+from daskml_dist.linear_model import SGDClassifier
+from tests.subprocesses import environment
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(120, 3))
+FRAME = pd.DataFrame(X, columns=["age", "pay", "days"]).assign(
+    job="clerk", label=np.where(X[:, 0] > 0, "yes", "no")
+)
+
+
+@pytest.fixture
+def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with the same rows in each kind of file; it is the current one."""
+    monkeypatch.chdir(tmp_path)
+    FRAME.to_parquet("rows.parquet")
+    FRAME.to_csv("rows.csv", index=False)
+    (tmp_path / "parts").mkdir()
+    FRAME[:60].to_parquet("parts/0.parquet")
+    FRAME[60:].to_parquet("parts/1.parquet")
+    y = (X[:, 0] > 0).astype(float)
+    np.save("rows.npy", np.column_stack([X, y]))
+    np.savez("rows.npz", X=X, label=y)
+    return tmp_path
+
+
+FILES = [
+    ("rows.parquet", "label"), ("rows.csv", "label"), ("parts", "label"),
+    ("parts/*.parquet", "label"), ("rows.npy", "-1"), ("rows.npz", "label"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("file", "target"), FILES)
+def test_files(rows: Path, file: str, target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--set", "max_iter=5", "--set", "tol=None", "--policy", "local"]
+    assert main(["fit", file, "--target", target, *options, "--output", "model.pkl"]) == 0
+    told = capsys.readouterr().out
+    assert "3 features" in told
+    assert "5 passes in" in told
+    model = pickle.loads(Path("model.pkl").read_bytes())
+    assert type(model) is SGDClassifier
+    assert (model.policy, model.max_iter, model.random_state) == ("local", 5, 0)
+    y = FRAME["label"] if model.classes_.dtype.kind not in "fi" else X[:, 0] > 0
+    rows_in = FRAME[["age", "pay", "days"]] if "np" not in file else X
+    assert model.score(rows_in, y) > 0.85
+    if "np" not in file:
+        assert "left out, no numbers: job" in told
+
+
+def test_a_fit_is_that_of_the_same_lines(rows: Path) -> None:
+    """Without rows held out it is the estimator's own fit."""
+    options = ["--test", "0", "--set", "max_iter=3", "--set", "tol=None", "--seed", "7"]
+    assert main(["fit", "rows.npz", "--target", "label", *options, "--output", "m.joblib"]) == 0
+    same = SGDClassifier(max_iter=3, tol=None, random_state=7).fit(X, (X[:, 0] > 0).astype(float))
+    np.testing.assert_array_equal(joblib.load("m.joblib").coef_, same.coef_)
+
+
+def test_on_a_cluster(
+    rows: Path, cluster: LocalCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--estimator", "LogisticRegression", "--features", "age,pay"]
+    where = ["--scheduler", cluster.scheduler_address]
+    assert main(["fit", "parts", "--target", "label", *options, *where]) == 0
+    told = capsys.readouterr().out
+    assert "2 features" in told
+    assert "test 0.9" in told or "test 1.0" in told
+
+
+def test_a_checkpoint_is_gone_on_from(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--target", "label", "--set", "tol=None", "--checkpoint", "fit.npz"]
+    assert main(["fit", "rows.npz", *options, "--set", "max_iter=2"]) == 0
+    assert main(["fit", "rows.npz", *options, "--set", "max_iter=4"]) == 0
+    assert "4 passes in" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["fitt", "rows.csv"], 2, "Did you mean 'fit'?"),
+        (["fit", "rows.csv", "--target", "label", "--polcy", "x"], 2, "Did you mean '--policy'?"),
+        (["fit", "rows.csv"], 2, "--target"),
+        (["fit", "rows.cvs", "--target", "label"], 1, "Did you mean 'rows.csv'?"),
+        (["fit", "rows.txt.gz", "--target", "label"], 1, "There is no file"),
+        (["fit", "rows.csv", "--target", "labels"], 1, "Did you mean 'label'?"),
+        (["fit", "rows.csv", "--target", "label", "--features", "agee"], 1, "Did you mean 'age'?"),
+        (["fit", "rows.csv", "--target", "label", "--features", "job"], 1, "OneHotEncoder"),
+        (["fit", "rows.npy", "--target", "label"], 1, "--target -1"),
+        (["fit", "rows.npz", "--target", "lable"], 1, "Did you mean 'label'?"),
+        (["fit", "rows.npz", "--target", "label", "--estimator", "SGDClasifier"], 1,
+         "Did you mean 'SGDClassifier'?"),
+        (["fit", "rows.npz", "--target", "label", "--policy", "snyc"], 1, "Did you mean 'sync'?"),
+        (["fit", "rows.npz", "--target", "label", "--set", "alhpa=1"], 1, "Did you mean 'alpha'?"),
+        (["fit", "rows.npz", "--target", "label", "--set", "alpha"], 1, "NAME=VALUE"),
+        (["fit", "rows.npz", "--target", "label", "--test", "25"], 1, "--test 25.0"),
+        (["fit", "rows.npz", "--target", "label", "--output", "m.h5"], 1, ".pkl"),
+        (["fit", "rows.npz", "--target", "label", "--output", "no/m.pkl"], 1, "no folder"),
+        (["fit", "rows.npz", "--target", "label", "--estimator", "GaussianNB", "--checkpoint", "c"],
+         1, "keeps no checkpoints"),
+        (["plan", "rows.npz", "--target", "label", "--estimator", "GaussianNB"], 1, "no plans for"),
+        (["doctor", "--only", "clustre"], 1, "Did you mean 'cluster'?"),
+    ],
+)  # fmt: skip
+def test_mistakes(
+    rows: Path, arguments: list[str], status: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        found = main(arguments)
+    except SystemExit as error:
+        found = int(error.code or 0)
+    told = capsys.readouterr().err
+    assert found == status
+    assert words in told
+    assert "Traceback" not in told
+
+
+@pytest.mark.slow
+def test_a_plan(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with dask.config.set({"daskml_dist.planning.cache": False}):
+        assert main(["plan", "rows.parquet", "--target", "label"]) == 0
+    told = capsys.readouterr().out
+    assert "SGDClassifier, 120 rows x 3 features" in told
+    assert "Advice: inline" in told
+
+
+def test_every_command_has_help() -> None:
+    assert set(COMMANDS) >= {"doctor", "fit", "plan"}
+    for name in COMMANDS:
+        module: Any = importlib.import_module(f"daskml_dist.cli.{name}")
+        assert f"python -m daskml_dist {name}" in module.__doc__
+
+
+@pytest.mark.parametrize("only", ["versions", "shared-memory", "fit"])
+def test_what_works_here(only: str) -> None:
+    assert CHECKS[only].make().state == "ok"
+
+
+def test_a_check_that_hangs_is_ended() -> None:
+    found = child.examine("fit", 0.01)
+    assert found.state == "broken"
+    assert "did not end within 0.01 s" in found.text
+
+
+@pytest.mark.slow
+def test_the_doctor_as_a_user_calls_it() -> None:
+    command = [sys.executable, "-m", "daskml_dist", "doctor"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=110, env=environment(), check=False
+    )
+    lines = {line.split()[1]: line for line in done.stdout.splitlines()[1:]}
+    assert set(lines) == set(CHECKS)
+    for name in ("versions", "fit", "cluster", "tls", "shared-memory"):
+        assert lines[name].startswith("ok"), lines[name]
+    assert done.returncode == any(line.startswith("broken") for line in lines.values())
+
+
+def test_what_is_wrong_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = checks.metadata.version
+    monkeypatch.setattr(
+        checks.metadata, "version", lambda name: "0.1" if name == "numba" else real(name)
+    )
+    found = CHECKS["versions"].make()
+    assert found.state == "broken"
+    assert "numba 0.1 (>=" in found.text
+    assert "pip install" in found.text
+
+
+def test_a_check_that_raises_is_broken(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> Finding:
+        raise OSError("no\nsuch thing")
+
+    monkeypatch.setitem(CHECKS, "fit", Check(fail))
+    monkeypatch.setattr(sys, "argv", ["doctor", "fit"])
+    child._main()
+    assert '["broken", "OSError: no such thing"]' in capsys.readouterr().out

@@ -1,0 +1,140 @@
+"""Starts of columns by Newton's steps: the same optima, in fewer readings of all rows."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import sparse
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LogisticRegression as Truth
+
+from daskml_dist import _stacks
+from daskml_dist.linear_model import LogisticRegression, LogisticRegressionCV, PoissonRegressor
+from daskml_dist.model_selection import GridSearchCV, KFold
+from daskml_dist.solvers import stacked_gradient, stacked_starts
+from daskml_dist.solvers.stacked_gradient import StackedGradient
+from daskml_dist.solvers.stacked_starts import Starts
+
+RNG = np.random.default_rng(0)
+N, D = 6000, 4
+X = RNG.normal(size=(N, D))
+RAW = X @ [1.0, -2.0, 0.5, 0.0]
+BINARY = (RAW + RNG.logistic(size=N) > 0).astype(int)
+THREE = (RAW[:, None] * [-1, 0, 1] + RNG.gumbel(size=(N, 3))).argmax(axis=1)
+BY_LABEL = np.argsort(BINARY, kind="stable")
+STRENGTHS = [0.01, 1.0, 10.0]
+#: Rows and labels.
+CASES: dict[str, tuple[Any, Any]] = {
+    "scaled": (X, BINARY),
+    "other scales": (X * [1e-2, 1, 1e2, 10], BINARY),
+    "far from zero": (X + 20, BINARY),
+    "collinear": (np.c_[X, X[:, :1]], BINARY),
+    "sparse": (sparse.csr_array(np.where(np.abs(X) > 1, X, 0)), BINARY),
+    "separable": (X, (RAW > 0).astype(int)),
+    "folds of other labels": (X[BY_LABEL], BINARY[BY_LABEL]),
+    "three classes": (X, THREE),
+}
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shares and Hessians of few rows."""
+    monkeypatch.setattr(stacked_gradient, "_RUN", 8)
+    monkeypatch.setattr(stacked_starts, "_ROWS", 4)
+    monkeypatch.setattr(_stacks, "_MANY", 0)
+    monkeypatch.setattr(_stacks, "_SHARE_OF_ROWS", 4)
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Columns of each reading of all rows."""
+    found: list[int] = []
+    add = StackedGradient._add
+
+    def counted(self: StackedGradient, *given: Any) -> Any:
+        if self.share == 1:
+            found.append(len(self.w))
+        return add(self, *given)
+
+    monkeypatch.setattr(StackedGradient, "_add", counted)
+    return found
+
+
+def _search(tol: float, X: Any, y: Any) -> Any:
+    estimator = LogisticRegression(tol=tol, max_iter=3_000)
+    return GridSearchCV(
+        estimator,
+        {"C": STRENGTHS},
+        cv=KFold(3),
+        scoring="neg_log_loss",
+        refit=False,
+        error_score="raise",
+    ).fit(X, y)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_optima_are_those_of_newtons_method_in_double_precision(case: str) -> None:
+    rows, labels = CASES[case]
+    found, dense = _search(1e-7, rows, labels).cv_results_, np.asarray(rows @ np.eye(rows.shape[1]))
+    truth = Truth(solver="newton-cholesky", tol=1e-12)
+    for split, (train, test) in enumerate(KFold(3).split(dense)):
+        for number, C in enumerate(STRENGTHS):
+            fitted = truth.set_params(C=C).fit(dense[train], labels[train])
+            at = np.searchsorted(fitted.classes_, labels[test])
+            likely = fitted.predict_proba(dense[test])[np.arange(len(at)), at]
+            loss = -np.log(likely).mean()
+            score = found[f"split{split}_test_score"][number]
+            np.testing.assert_allclose(-score, loss, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("case", "share"),
+    [("scaled", 0.9), ("other scales", 0.5), ("far from zero", 0.5), ("three classes", 0.9)],
+)
+def test_all_rows_are_read_less_often(
+    case: str, share: float, read: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _search(1e-5, *CASES[case])
+    few = sum(read)
+    read.clear()
+    monkeypatch.setattr(Starts, "_share_for", lambda self, n_groups: None)
+    _search(1e-5, *CASES[case])
+    assert 0 < few < share * sum(read)
+
+
+def test_steps_count_as_iterations_up_to_the_limit() -> None:
+    counts = {}
+    for max_iter in (1, 100):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            face = LogisticRegressionCV(Cs=[0.1, 1.0], cv=3, max_iter=max_iter, tol=1e-6)
+            counts[max_iter] = face.fit(X, BINARY).n_iter_
+    assert counts[1].max() == 1
+    assert (counts[100] >= 1).all()
+    assert counts[100].max() < 10
+
+
+def test_other_losses_and_losses_without_hessian(monkeypatch: pytest.MonkeyPatch) -> None:
+    y = RNG.poisson(np.exp(RAW / 4))
+    scores = []
+    for many in (0, 1 << 60):
+        monkeypatch.setattr(_stacks, "_MANY", many)
+        search = GridSearchCV(PoissonRegressor(tol=1e-8, max_iter=1_000), {"alpha": [0.1, 1.0]})
+        scores.append(search.fit(X, y).cv_results_["mean_test_score"])
+    np.testing.assert_allclose(scores[0], scores[1], rtol=1e-7)
+
+
+def test_searches_of_newtons_method_take_the_kernels_of_many_rows() -> None:
+    """Targets and weights that a kernel reads lie side by side."""
+    rows = np.tile(X, (8, 1)).astype(np.float32)
+    labels = np.tile(BINARY, 8)
+    scores = [
+        GridSearchCV(LogisticRegression(solver=solver, tol=1e-6), {"C": [0.1, 1.0]}, cv=KFold(3))
+        .fit(rows, labels)
+        .cv_results_["mean_test_score"]
+        for solver in ("newton-cholesky", "lbfgs")
+    ]
+    np.testing.assert_allclose(scores[0], scores[1], atol=1e-3)

@@ -1,0 +1,72 @@
+"""Workers that were lost with their jobs: all are named, and what became of the jobs."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from daskml_dist.training.client import batch_jobs
+from daskml_dist.training.client.batch_jobs import BatchJobs
+
+A, B, C = "tcp://a:1", "tcp://b:1", "tcp://c:1"
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_jobs, "_TOGETHER", 0.01)
+    monkeypatch.setattr(batch_jobs, "_LOOK", 0.01)
+
+
+def _jobs(*states: str) -> BatchJobs:
+    """Jobs of which Slurm tells one state after the other, and then the last again."""
+    told = list(states)
+
+    def ask(job: str) -> tuple[str, str]:
+        return (told.pop(0) if len(told) > 1 else told[0]), "01:00:00"
+
+    jobs = BatchJobs(ask)
+    for number, address in enumerate((A, B), 7):
+        jobs.note(address, str(number))
+    return jobs
+
+
+def _end_of_thread() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "daskml-jobs":
+            thread.join(20)
+
+
+def test_a_walltime_names_all_workers_and_the_remedy(told: pytest.LogCaptureFixture) -> None:
+    jobs = _jobs("TIMEOUT")
+    reason = jobs.name(f"worker {A} was lost", {A, B})
+    assert reason == (
+        f"worker {A} was lost; worker {B} was lost: job 7, 8 of Slurm reached the walltime of "
+        "01:00:00"
+    )
+    _end_of_thread()
+    assert f"lost {A}, {B}: job 7, 8 of Slurm reached the walltime" in told.text
+    assert "--lifetime" in told.text
+    assert jobs.told().startswith(f" Lost with their jobs: {A}, {B} (job 7, 8 of Slurm")
+
+
+def test_a_job_that_still_ends_is_asked_for_again(told: pytest.LogCaptureFixture) -> None:
+    jobs = _jobs("RUNNING", "COMPLETING", "CANCELLED")
+    jobs.were_lost({A})
+    _end_of_thread()
+    assert jobs.told() == f" Lost with their jobs: {A} (job 7 of Slurm was cancelled)."
+    assert "--lifetime" not in told.text
+
+
+def test_workers_without_jobs_are_named_alone() -> None:
+    jobs = _jobs("TIMEOUT")
+    assert jobs.name("worker x joined", ()) == "worker x joined"
+    assert jobs.name(f"worker {C} was lost", {C}) == f"worker {C} was lost"
+    assert jobs.told() == ""
+
+
+def test_where_slurm_does_not_tell_there_is_no_cause(told: pytest.LogCaptureFixture) -> None:
+    jobs = _jobs("")
+    assert jobs.name(f"worker {A} was lost", {A}) == f"worker {A} was lost"
+    _end_of_thread()
+    assert "Slurm" not in told.text
