@@ -14,9 +14,9 @@ copyright = "2026, daskml_dist developers"
 release = version = distribution_version("daskml-dist")
 
 sys.path.insert(0, str(Path(__file__).parent / "_ext"))
-extensions = ["myst_parser", "numpydoc", "sphinx.ext.autodoc", "sphinx_gallery.gen_gallery"]
+extensions = ["myst_nb", "numpydoc", "sphinx.ext.autodoc", "sphinx_gallery.gen_gallery"]
 extensions += ["reference_pages"]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "gallery/*.ipynb"]  # pages of the gallery are its .rst files
 # Each public class and function has a page by the module that users import it from:
 # reference/{estimator_module}.{estimator_name}.html, with estimator_module such as
 # "daskml_dist.linear_model". Links from outside (the "?" of a notebook) are made by this template.
@@ -37,6 +37,14 @@ sphinx_gallery_conf = {
     "image_scrapers": ("matplotlib",),
     "copyfile_regex": "",
 }
+
+# Notebooks are stored without outputs: these are made as the site is built.
+nb_execution_mode = "auto"
+nb_execution_in_temp = True
+nb_execution_timeout = 110
+nb_execution_raise_on_error = True
+nb_merge_streams = True
+nb_output_stderr = "remove"  # what Dask logs as a worker is killed
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # numpydoc's sections state them

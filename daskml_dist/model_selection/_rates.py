@@ -192,7 +192,7 @@ def _loss(
         "batch_size": batch, "max_iter": passes, "random_state": seed, "run": Run(n_lanes=1),
         "policy": "sync", "pipeline": None, "warm_start": False, "early_stopping": False,
         "average": False, "callbacks": None, "verbose": 0, "checkpoint": None, "schedule": None,
-        "n_iter_no_change": passes + 1,
+        "n_iter_no_change": passes + 1, "eta0": None,
     }  # fmt: skip
     fixed[name] = float(rate)
     if name != _NAME:

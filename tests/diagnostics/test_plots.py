@@ -170,7 +170,7 @@ def test_a_curve_and_a_map_of_a_search() -> None:
     assert ax.get_xscale() == "log"
 
 
-@pytest.mark.parametrize("kind", ["halving", "hyperband"])
+@pytest.mark.parametrize("kind", [pytest.param("halving", marks=pytest.mark.slow), "hyperband"])
 def test_rungs(kind: str) -> None:
     values = {"alpha": np.logspace(-6, 0, 9).tolist()}
     model = SGDClassifier(tol=None, max_iter=2, random_state=0)

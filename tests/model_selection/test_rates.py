@@ -75,7 +75,8 @@ def test_a_network_and_its_plot() -> None:
 
 
 def test_no_rate_is_suggested_where_none_gains() -> None:
-    found = learning_rate_range(SGDClassifier(random_state=0), X, LABELS, rates=[1e-12, 1e-11])
+    model = SGDClassifier(learning_rate="constant", eta0=0.1, random_state=0)
+    found = learning_rate_range(model, X, LABELS, rates=[1e-12, 1e-11])
     assert found.suggestion is None
     assert repr(found) == "<LearningRates: 2 from 1e-12 to 1e-11, suggestion none>"
 
