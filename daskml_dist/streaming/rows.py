@@ -101,7 +101,7 @@ class RowsOfCalls:
         of_class, classes, given = (
             self._spec.class_weight, self._spec.classes, block.sample_weight,
         )  # fmt: skip
-        if of_class is None or classes is None:
+        if of_class is None or classes is None or block.y is None:
             return None if given is None else given.astype(self._dtype, copy=False)
         at = np.minimum(np.searchsorted(classes, block.y), len(classes) - 1)
         weight = of_class[at] if given is None else of_class[at] * given

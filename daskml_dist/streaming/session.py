@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext, suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -62,7 +63,9 @@ class Session:
         trace: TracebackType | None,
     ) -> None:
         try:
-            self.show()
+            # What ended the stream is told rather than what came of it.
+            with suppress(DivergedError) if error is not None else nullcontext():
+                self.show()
         finally:
             self._is_open = False
             vars(self.estimator).pop("_stream", None)
@@ -163,6 +166,8 @@ class Session:
             estimator.n_iter_ = 1
             estimator.t_ = started.seen + self._progress.n_rows
         except BaseException:
+            held.clear()
+            held.update(before)
             self._shown = None
             raise
         self._shown = [n for n, v in held.items() if n not in before or before[n] is not v]

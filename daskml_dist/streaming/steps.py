@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import ExitStack
 from typing import Any
 
@@ -62,7 +63,7 @@ class Steps:
             # The same cuts as those of a pass.
             n_steps = -(-n_rows // most)
             cuts = [i * n_rows // n_steps for i in range(n_steps + 1)]
-            parts = zip(cuts, cuts[1:], strict=False)
+            parts = itertools.pairwise(cuts)
             return sum(self._step(self._part(rows, slice(a, b)), b - a) for a, b in parts)
 
     def restore(self, state: ShardState) -> None:
@@ -100,4 +101,7 @@ class Steps:
         scales = block_scales(block)
         if self._model.linear.fit_intercept:
             scales = scales.with_intercept()
-        self._scaled.rescale(self.shard.w, self.shard.slots, scales.largest, scales.norm)
+        slots = dict(self.shard.slots)
+        self._scaled.rescale(self.shard.w, slots, scales.largest, scales.norm)
+        for name, slot in slots.items():  # steps are bound to the arrays that there are
+            self.shard.slots[name][...] = slot

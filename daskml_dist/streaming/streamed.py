@@ -77,5 +77,5 @@ class Streamed:
         session = vars(self).get("_stream")
         if session is not None:
             session.show()
-        state = super().__getstate__()
+        state: Any = super().__getstate__()
         return {name: value for name, value in state.items() if name != "_stream"}
