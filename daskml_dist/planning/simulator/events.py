@@ -348,7 +348,7 @@ class _Run:
             self.result.lead = max(self.result.lead, clock - slowest)
 
     def _received(self, worker: _Worker) -> float:
-        """When the last answer is there, through the worker's one network card."""
+        """Time at which the last answer is there, through the worker's one network card."""
         for first, duration in sorted(worker.answers):
             worker.read_free = max(worker.read_free, first) + duration
             worker.moved += duration
