@@ -102,7 +102,7 @@ class _RawPrediction:
         as_it_is = wanted == raw.dtype
 
         def apply(X: NDArray[Any]) -> NDArray[Any]:
-            raw = X @ w if as_it_is else (X @ w).astype(wanted)
+            raw: NDArray[Any] = X @ w if as_it_is else (X @ w).astype(wanted)
             raw += shift
             return raw
 

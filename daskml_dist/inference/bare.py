@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.pipeline import Pipeline
 
 from daskml_dist.data.rows_to_come import RowsToCome
 from daskml_dist.inference.bare_scalers import bare_scaler
 from daskml_dist.inference.few_rows import AppliedToRows, Lane, are_few
+
+if TYPE_CHECKING:
+    from sklearn.pipeline import Pipeline
 
 __all__ = ["bare_function"]
 
@@ -33,6 +35,8 @@ def bare_function(model: Any, method: str, dtype: np.dtype[Any]) -> Lane | None:
         method knows how it answers: models that are not this package's, and methods that do more
         than to map a function over rows.
     """
+    from sklearn.pipeline import Pipeline  # which every worker would load otherwise
+
     if type(model) is Pipeline:
         return _of_pipeline(model, method, dtype)
     if method == "transform" and (scaled := bare_scaler(model, dtype)) is not None:

@@ -84,7 +84,7 @@ def _bare(kind: type, scaler: Any, dtype: np.dtype[Any]) -> Callable[[NDArray[An
 
 
 @cache
-def _as_installed(kind: type) -> bool:
+def _as_installed(kind: Any) -> bool:
     """Whether the installed scikit-learn computes what is written here."""
     rows = np.random.default_rng(0).normal(size=(9, 3))
     scaler = kind().fit(rows[1:])
@@ -98,7 +98,7 @@ def _as_installed(kind: type) -> bool:
 
 
 @cache
-def _kind(kind: type) -> type | None:
+def _kind(kind: Any) -> Any:
     """scikit-learn's class of a scaler that is known here."""
     return next((base for base in _STEPS if _is_plain(kind, base)), None)
 
