@@ -1,4 +1,4 @@
-"""Rows to come: what stands for them where an estimator is asked how it would answer."""
+"""Rows to come: a stand-in for them, to ask an estimator how it would answer."""
 
 from __future__ import annotations
 

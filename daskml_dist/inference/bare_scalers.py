@@ -36,7 +36,7 @@ def bare_scaler(scaler: Any, dtype: np.dtype[Any]) -> Callable[[NDArray[Any]], A
         Makes new arrays. None for any other transformer, and where the installed scikit-learn
         computes otherwise.
     """
-    kind = _kind(type(scaler))
+    kind = _kind(scaler.__class__)
     return None if kind is None or not _as_installed(kind) else _bare(kind, scaler, dtype)
 
 
@@ -49,7 +49,7 @@ def scaled_few(scaler: Any, X: Any) -> NDArray[Any] | None:
         As above; need not be fitted.
     X : any rows
     """
-    kind = _kind(type(scaler))
+    kind = _kind(scaler.__class__)
     known = vars(scaler)
     if (
         kind is None

@@ -24,7 +24,7 @@ Lane = Callable[[NDArray[Any]], "NDArray[Any] | None"]
 
 @dataclass(frozen=True, eq=False)
 class AppliedToRows:
-    """What `map_rows` was asked to apply to rows; its parameters are described there."""
+    """The call of `map_rows` that rows to come led to; its parameters are described there."""
 
     function: Callable[..., NDArray[Any]]
     then: Callable[[NDArray[Any], NDArray[Any]], Any] | None

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
 
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.inference.bare import bare_function
@@ -129,7 +130,7 @@ class Predictor:
         Returns
         -------
         ndarray of shape (n_rows,) or (n_rows, n_outputs)
-            To the bit those of the method itself.
+            To the bit those of the method itself; sparse ones made dense.
 
         Raises
         ------
@@ -142,4 +143,5 @@ class Predictor:
                 found = answer(X)
                 if found is not None:
                     return found
-        return np.asarray(self._function(X))
+        answers = self._function(X)
+        return np.asarray(answers.toarray() if sparse.issparse(answers) else answers)

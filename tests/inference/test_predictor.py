@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from numpy.testing import assert_array_equal
+from scipy import sparse
 from sklearn import linear_model as sklearn_linear
 from sklearn import preprocessing as sklearn_preprocessing
 from sklearn.base import clone
@@ -95,8 +96,9 @@ def own(model: Any, method: str, rows: Any) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "X does not have valid feature names")
-            return np.asarray(getattr(model, method)(rows))
-    except ValueError as error:
+            found = getattr(model, method)(rows)
+            return np.asarray(found.toarray() if sparse.issparse(found) else found)
+    except Exception as error:
         return type(error), str(error)
 
 
