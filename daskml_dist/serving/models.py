@@ -9,12 +9,8 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from daskml_dist.errors import DaskMLDistError, ModelFileError, UnknownModelError
 from daskml_dist.errors.nearest import nearest
@@ -23,6 +19,7 @@ from daskml_dist.inference.saved.manifest import manifest_of
 from daskml_dist.inference.saved.model_file import FORMATS
 from daskml_dist.inference.saved.storage import read_bytes
 from daskml_dist.serving import registry
+from daskml_dist.serving.entries import Entry, Route, Served, alone, look, shared, state_of, warm
 from daskml_dist.serving.metrics import Metrics
 
 __all__ = ["Models", "Route", "Served"]
@@ -30,34 +27,6 @@ __all__ = ["Models", "Route", "Served"]
 _LOG = logging.getLogger("daskml_dist.serving")
 #: Steps of the golden section visit [0, 1) evenly, however many have been made (Weyl).
 _GOLDEN = 0.6180339887498949
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Served:
-    """A version of a model, in memory."""
-
-    name: str
-    version: str
-    predictor: Predictor
-    manifest: Mapping[str, Any]
-
-
-class Route(NamedTuple):
-    """The version that answers a request, and those that see the same rows."""
-
-    served: Served
-    shadows: tuple[Served, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """All that is served of one name; never changed, only replaced."""
-
-    signature: Any
-    current: Served
-    loaded: Mapping[str, Served]
-    ends: tuple[float, ...]  # of the shares, as parts of 1
-    routes: tuple[Route, ...]
 
 
 class Models:
@@ -101,7 +70,7 @@ class Models:
     ) -> None:
         self._metrics, self._method = metrics or Metrics(), method
         self._all_versions, self._trusted = all_versions, frozenset(trusted)
-        self._table: dict[str, _Entry] = {}
+        self._table: dict[str, Entry] = {}
         self._refused: dict[tuple[str, str], Any] = {}  # versions not taken, as they were then
         self._count = itertools.count(1)
         self._changing = threading.Lock()
@@ -191,7 +160,7 @@ class Models:
             point = int.from_bytes(hashlib.blake2b(data, digest_size=6).digest()) / 2**48
         return entry.routes[bisect.bisect_right(entry.ends, point)]
 
-    def _entry(self, name: str) -> _Entry:
+    def _entry(self, name: str) -> Entry:
         try:
             return self._table[name]
         except KeyError:
@@ -218,7 +187,7 @@ class Models:
         registry.check_name(name)
         served = Served(name, version, Predictor(model, self._method), manifest_of(model))
         with self._changing:
-            self._swap(_alone(served, None))
+            self._swap(alone(served, None))
         return served
 
     def refresh(self) -> list[str]:
@@ -285,7 +254,7 @@ class Models:
     # --- a registry ----------------------------------------------------------------------------
 
     def _refresh_name(self, folder: Path, name: str) -> bool:
-        signature = _look(folder, name)
+        signature = look(folder, name)
         before = self._table.get(name)
         if before is not None and before.signature == signature:
             return False
@@ -300,10 +269,10 @@ class Models:
         for version in sorted(wanted - set(loaded), key=int):
             if served := self._version(folder, name, version, before):
                 loaded[version] = served
-        self._swap(_shared(signature, current, loaded, route))
+        self._swap(shared(signature, current, loaded, route))
         return True
 
-    def _current(self, folder: Path, name: str, before: _Entry | None) -> Served | None:
+    def _current(self, folder: Path, name: str, before: Entry | None) -> Served | None:
         """The current version; where it is not whole the one served so far, or an older one."""
         told = registry.current_version(folder, name)
         versions = registry.version_names(folder, name)
@@ -320,14 +289,14 @@ class Models:
         return None
 
     def _version(
-        self, folder: Path, name: str, version: str, before: _Entry | None
+        self, folder: Path, name: str, version: str, before: Entry | None
     ) -> Served | None:
         """A version, read where it has changed; None where it cannot be taken, which is said."""
         path = registry.model_file(folder, name, version)
         if path is None:
             self._refuse(name, version, "has no model file", None)
             return None
-        state = _state(path)
+        state = state_of(path)
         if before is not None and (held := before.loaded.get(version)):
             if dict(before.signature[2]).get(version) == state:
                 return held
@@ -349,7 +318,7 @@ class Models:
         manifest = form.read_manifest(data, str(path))
         model = form.read(data, str(path), self._trusted)
         predictor = Predictor(model, self._method)
-        _warm(predictor)
+        warm(predictor)
         return Served(name, version, predictor, manifest)
 
     def _refuse(self, name: str, version: str, why: str, state: Any) -> None:
@@ -368,7 +337,7 @@ class Models:
     # --- a file --------------------------------------------------------------------------------
 
     def _refresh_file(self, path: Path) -> list[str]:
-        state, before = _state(path), self._table.get(path.stem)
+        state, before = state_of(path), self._table.get(path.stem)
         if before is None or state is None or before.signature == state:
             return []
         if self._refused.get((path.stem, "file")) == state:
@@ -381,12 +350,12 @@ class Models:
         return [path.stem]
 
     def _take_file(self, path: Path) -> None:
-        state = _state(path)
+        state = state_of(path)
         before = self._table.get(path.stem)
         version = str(int(before.current.version) + 1) if before else "1"
-        self._swap(_alone(self._read(path, path.stem, version), state))
+        self._swap(alone(self._read(path, path.stem, version), state))
 
-    def _swap(self, entry: _Entry) -> None:
+    def _swap(self, entry: Entry) -> None:
         """Serve an entry from the next request on: one reference changes."""
         now, before = entry.current, self._table.get(entry.current.name)
         self._table = {**self._table, now.name: entry}
@@ -397,53 +366,3 @@ class Models:
             before.current.manifest.get("inputs") != now.manifest.get("inputs")
         ):
             _LOG.warning("model %s: version %s has other inputs", now.name, now.version)
-
-
-def _alone(served: Served, signature: Any) -> _Entry:
-    return _Entry(signature, served, {served.version: served}, (1.0,), (Route(served, ()),))
-
-
-def _shared(
-    signature: Any, current: Served, loaded: Mapping[str, Served], route: registry.Routing
-) -> _Entry:
-    """An entry with shares; versions that could not be taken leave theirs to the others."""
-    shadows = tuple(loaded[one] for one in route.shadows if one in loaded)
-    shares: dict[str, float] = {}
-    for version, weight in route.weights.items():
-        real = current.version if version == registry.CURRENT else version
-        if real in loaded and weight > 0:
-            shares[real] = shares.get(real, 0.0) + weight
-    shares = shares or {current.version: 1.0}
-    ends = np.cumsum(list(shares.values())) / sum(shares.values())
-    ends[-1] = 1.0
-    routes = tuple(
-        Route(loaded[version], tuple(one for one in shadows if one.version != version))
-        for version in shares
-    )
-    return _Entry(signature, current, loaded, tuple(map(float, ends)), routes)
-
-
-def _look(folder: Path, name: str) -> tuple[Any, ...]:
-    """What tells whether anything of a name has changed: its pointer, shares and files."""
-    files = []
-    for version in registry.version_names(folder, name):
-        if path := registry.model_file(folder, name, version):
-            files.append((version, _state(path)))
-    route = _state(folder / name / "route.json")
-    return registry.current_version(folder, name), route, tuple(files)
-
-
-def _state(path: Path) -> tuple[int, int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
-
-
-def _warm(predictor: Predictor) -> None:
-    """Ask for a row, so that what is compiled or imported at a first call is there before it."""
-    if predictor.n_features is None or predictor.names is not None:
-        return
-    with suppress(Exception):  # zeros need be no row of this model
-        predictor(np.zeros((1, predictor.n_features)))

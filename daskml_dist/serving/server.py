@@ -18,6 +18,13 @@ from daskml_dist.serving.supervisor import Place, Supervisor
 
 __all__ = ["listen", "serve"]
 
+#: What every process needs, imported once, before the forks.
+_LOADED_BEFORE = (
+    "fsspec.implementations.local",
+    "skops.io",
+    "uvicorn.lifespan.on",
+    "uvicorn.protocols.http.httptools_impl",
+)
 _LOG = logging.getLogger("daskml_dist.serving")
 
 
@@ -87,8 +94,9 @@ def serve(
     """
     _check(port, workers, watch, certificate, private_key, keep_alive, end_within)
     check_installed()
-    with suppress(ImportError):
-        import_module("skops.io")  # once, before the forks; what it lacks is told by `load`
+    for name in _LOADED_BEFORE:
+        with suppress(ImportError):  # whoever needs it says so
+            import_module(name)
     if token is not None:
         settings["token"] = token
     kind = app or _default()
