@@ -11,6 +11,7 @@
     ├── NotFittedError          (also scikit-learn's)  predict before fit
     ├── DeviceUnavailableError  (also RuntimeError)    a GPU was asked for and is not there
     ├── ExportError             (also ValueError)      a model has no form of that kind
+    ├── RequestError            (also ValueError)      a request that a server of models refuses
     ├── ServingError            (also RuntimeError)    a server cannot start or go on
     └── TrainingError           (also RuntimeError)    a fit that had started
         ├── WorkerLostError                            a Dask worker of the fit went away
@@ -47,6 +48,7 @@ __all__ = [
     "ModelFileError",
     "NoCandidateError",
     "NotFittedError",
+    "RequestError",
     "RunAbortedError",
     "SchedulerLostError",
     "ServingError",
@@ -81,6 +83,28 @@ class ExportError(DaskMLDistError, ValueError):
 
 class ModelFileError(DaskMLDistError, ValueError):
     """A model file is damaged, of another version, not trusted, or cannot be read or written."""
+
+
+class RequestError(DaskMLDistError, ValueError):
+    """A request that a server of models refuses as it is; the message tells what to send.
+
+    Attributes
+    ----------
+    status : int
+        Of HTTP.
+    headers : tuple of (bytes, bytes)
+        That the answer has besides.
+    """
+
+    def __init__(
+        self, message: str = "", status: int = 400, headers: tuple[tuple[bytes, bytes], ...] = ()
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = headers
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (*self.args, self.status, self.headers)
 
 
 class InvalidDataError(DaskMLDistError, ValueError):
