@@ -100,7 +100,7 @@ def shape_of_collection(estimator: Any, collection: Any, *, quick: bool = False)
         )
     persisted, n_rows = _persisted(X) and _persisted(y), collection.n_rows
     if n_rows is None and persisted and not quick:
-        n_rows = reduce_parts(collection, _count, sum)
+        n_rows = reduce_parts(collection, _count, _added)
     if n_rows is None or collection.n_features is None:
         raise InvalidDataError(
             "A plan needs the number of rows, which Dask does not know here. Persist what X and y "
@@ -120,6 +120,10 @@ def shape_of_collection(estimator: Any, collection: Any, *, quick: bool = False)
         n_rows, collection.n_features, n_classes, _dtype(X), collection, persisted,
         tuple(notes),
     )  # fmt: skip
+
+
+def _added(counts: list[int]) -> int:
+    return sum(counts)
 
 
 def _count(index: int, X: Any, y: Any, weight: Any) -> int:
