@@ -100,7 +100,7 @@ def shape_of_collection(estimator: Any, collection: Any, *, quick: bool = False)
         )
     persisted, n_rows = _persisted(X) and _persisted(y), collection.n_rows
     if n_rows is None and persisted and not quick:
-        n_rows = reduce_parts(collection, _count, _added)
+        n_rows = reduce_parts(collection, _count, _total)
     if n_rows is None or collection.n_features is None:
         raise InvalidDataError(
             "A plan needs the number of rows, which Dask does not know here. Persist what X and y "
@@ -122,12 +122,12 @@ def shape_of_collection(estimator: Any, collection: Any, *, quick: bool = False)
     )  # fmt: skip
 
 
-def _added(counts: list[int]) -> int:
-    return sum(counts)
-
-
 def _count(index: int, X: Any, y: Any, weight: Any) -> int:
     return int(X.shape[0])
+
+
+def _total(counts: list[int]) -> int:
+    return sum(counts)
 
 
 def _classes(y: Any, collection: Collection, persisted: bool, looked: int) -> tuple[int, list[str]]:
