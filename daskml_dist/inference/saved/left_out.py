@@ -1,4 +1,4 @@
-"""What model files hold otherwise than an estimator does in memory."""
+"""Replacements: parts of an estimator that model files hold otherwise, or not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SHARED = (type(None), str, int, float, tuple)
 
 
 def replacements(estimator: Any) -> dict[int, Any]:
-    """What stands in a file for parts of an estimator, and of those that it holds.
+    """Values that stand in a file for parts of an estimator, and of those that it holds.
 
     Callbacks and checkpoints are left out. An estimator may have a method ``_in_files()``, which
     tells the values of attributes that it wants otherwise there.

@@ -41,7 +41,7 @@ class Writer:
         self._names: dict[int, tuple[str, Any]] = {}  # of arrays, which are kept alive
 
     def of(self, value: Any, name: str) -> Any:
-        """What stands in JSON for the value of an attribute.
+        """JSON that stands for the value of an attribute.
 
         Raises
         ------
