@@ -66,7 +66,7 @@ def _models() -> dict[str, tuple[Any, str, int]]:
         "naive Bayes": (naive_bayes.GaussianNB(), "predict_proba", 2),
         "k-means, 3 centres": (cluster.KMeans(3, random_state=0), "predict", 2),
         "network, 20 hidden units": (
-            MLPClassifier((20,), max_iter=5, random_state=0), "predict_proba", 2
+            MLPClassifier((20,), solver="lbfgs", random_state=0), "predict_proba", 2
         ),
     }  # fmt: skip
 
