@@ -20,6 +20,7 @@ from daskml_dist.data.conversion import plain_rows, to_host
 from daskml_dist.data.feature_names import check_feature_names, remember_dtypes
 from daskml_dist.data.lazy import is_dask, join_delayed
 from daskml_dist.data.reduce import reduce_parts
+from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import (
     InvalidDataError,
     InvalidParameterError,
@@ -117,9 +118,10 @@ class BlockTransformer(Exported, BaseEstimator):
 
     def _reduce(self, collection: Collection) -> tuple[int, Any]:
         plain = clone(self)
-        found: tuple[int, Any] | None = reduce_parts(
-            collection, partial(_summary_of, plain), partial(_merged, plain)
-        )
+        with reading(type(self).__name__):
+            found: tuple[int, Any] | None = reduce_parts(
+                collection, partial(_summary_of, plain), partial(_merged, plain)
+            )
         if found is None:
             raise InvalidDataError(
                 "X holds 0 sample(s) in all its blocks, while a minimum of 1 is required. Check "

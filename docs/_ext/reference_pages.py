@@ -33,11 +33,11 @@ GROUPS = {
         "inspection", "inference",
     ],
     "How a fit is made": [
-        "", "planning", "policies", "compression", "optimizers", "schedules", "losses",
+        "", "planning", "streaming", "policies", "compression", "optimizers", "schedules", "losses",
         "penalties", "solvers", "callbacks", "training.history", "training.callbacks",
         "training.client.cluster_run", "diagnostics.progress", "diagnostics.plots",
     ],
-    "Your own, errors, the command line": ["base", "models", "errors", "cli"],
+    "Your own, errors, services, the command line": ["base", "models", "errors", "serving", "cli"],
 }  # fmt: skip
 #: Rooms of the engine, of which the groups above name the modules that users meet.
 ENGINE = {"backends", "comm", "data", "diagnostics", "inference", "ps", "training"}
