@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from daskml_dist._version import __version__
-from daskml_dist.serving.checks import told_dtype
-from daskml_dist.serving.outputs import outputs_of
+from daskml_dist.serving.checks import joined, told_dtype
+from daskml_dist.serving.outputs import outputs_of, predictor_of
 from daskml_dist.serving.protocol.messages import datatype_of
 
 __all__ = ["of_model", "of_server"]
@@ -44,15 +46,25 @@ def of_model(served: Any, versions: list[str]) -> dict[str, Any]:
 
 
 def _output(name: str, predictor: Any) -> dict[str, Any]:
-    """An output; what only a call would show is told as open: -1."""
+    """An output, by what a row of zeros gives; where that is no row, what the classes tell."""
+    try:
+        rows = np.zeros((1, predictor.n_features), told_dtype(predictor, 0))
+        found = predictor_of(predictor, name)(joined([rows], predictor))
+        width = list(found.shape[1:])
+        return {"name": name, "datatype": datatype_of(found.dtype), "shape": [-1, *width]}
+    except Exception:  # of a model of anybody's
+        pass
     classes = predictor.classes
     if name == "predict":
         sample = classes[0] if classes else 0.0
         datatype = {bool: "BOOL", int: "INT64", str: "BYTES"}.get(type(sample), "FP64")
         return {"name": name, "datatype": datatype, "shape": [-1]}
     is_probability = name in ("predict_proba", "predict_log_proba")
-    width = [len(classes)] if classes and is_probability else [-1]
-    return {"name": name, "datatype": "FP64", "shape": [-1, *width]}
+    return {
+        "name": name,
+        "datatype": "FP64",
+        "shape": [-1, len(classes) if classes and is_probability else -1],
+    }
 
 
 def _datatype(dtype: str | None) -> str:

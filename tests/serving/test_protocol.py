@@ -258,9 +258,16 @@ def test_metadata(model, pipeline):
     told = ask(app, "/v2/models/m").json
     assert told["inputs"] == [{"name": "rows", "datatype": "FP32", "shape": [-1, 4]}]
     assert told["versions"] == ["1"]
-    names = [output["name"] for output in told["outputs"]]
-    assert names == ["predict_proba", "predict", "decision_function", "predict_log_proba"]
-    assert ask(app, "/v2/models/p/versions/1").json["name"] == "p"
+    outputs = [(one["name"], one["datatype"], one["shape"]) for one in told["outputs"]]
+    assert outputs == [
+        ("predict_proba", "FP32", [-1, 2]),
+        ("predict", "BOOL", [-1]),
+        ("decision_function", "FP32", [-1]),
+        ("predict_log_proba", "FP32", [-1, 2]),
+    ]
+    told = ask(app, "/v2/models/p/versions/1").json  # zeros are no job
+    assert told["name"] == "p"
+    assert told["outputs"][0] == {"name": "predict_proba", "datatype": "FP64", "shape": [-1, 2]}
 
 
 def test_codecs_are_found_by_their_types():
