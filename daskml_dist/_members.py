@@ -171,7 +171,7 @@ def fit_members(jobs: Sequence[tuple[Any, Any, Any, dict[str, Any]]]) -> list[An
     if tasks:
         tell(f"{len(tasks)} members as tasks")
         every = list(tasks.values())
-        found.update(zip(tasks, tried(lambda: delayed(list, pure=False)(every)), strict=True))
+        found.update(zip(tasks, tried(lambda _: delayed(list, pure=False)(every)), strict=True))
     return [found[i] for i in range(len(jobs))]
 
 

@@ -20,12 +20,14 @@ from daskml_dist.data.conversion import plain_rows, to_host
 from daskml_dist.data.feature_names import check_feature_names, remember_dtypes
 from daskml_dist.data.lazy import is_dask, join_delayed
 from daskml_dist.data.reduce import reduce_parts
+from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import (
     InvalidDataError,
     InvalidParameterError,
     NotFittedError,
     as_ours,
 )
+from daskml_dist.inference.bare_scalers import scaled_few
 from daskml_dist.inference.transform import map_blocks, sample_rows
 
 __all__ = ["BlockTransformer", "CopyingTransformer", "check_fitted"]
@@ -116,9 +118,10 @@ class BlockTransformer(Exported, BaseEstimator):
 
     def _reduce(self, collection: Collection) -> tuple[int, Any]:
         plain = clone(self)
-        found: tuple[int, Any] | None = reduce_parts(
-            collection, partial(_summary_of, plain), partial(_merged, plain)
-        )
+        with reading(type(self).__name__):
+            found: tuple[int, Any] | None = reduce_parts(
+                collection, partial(_summary_of, plain), partial(_merged, plain)
+            )
         if found is None:
             raise InvalidDataError(
                 "X holds 0 sample(s) in all its blocks, while a minimum of 1 is required. Check "
@@ -172,6 +175,9 @@ class BlockTransformer(Exported, BaseEstimator):
 
     def _transformed(self, X: Any, **options: Any) -> Any:
         """Rows transformed; scikit-learn's `options` are for rows in memory."""
+        if type(X) is np.ndarray:
+            few = None if options.get("copy") is not None else scaled_few(self, X)
+            return super().transform(plain_rows(X), **options) if few is None else few
         if not is_dask(X):
             return super().transform(plain_rows(X), **options)
         return self._map("transform", X)

@@ -21,6 +21,7 @@ from daskml_dist.calibration._answers import Asked, has_decisions
 from daskml_dist.calibration._calibrators import by_scores, by_temperature
 from daskml_dist.data.collection import as_collection
 from daskml_dist.data.lazy import is_dask
+from daskml_dist.diagnostics.works import doing, reading, tell
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.model_selection._validation import Splits
 from daskml_dist.svm import LinearSVC
@@ -110,7 +111,8 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
             y, classes = encoded(y, self.classes_), np.arange(len(self.classes_))
         else:
             classes = self.classes_
-        self._fit_lazily(member, X, y, groups, own, weighted.get("sample_weight"), classes)
+        with doing(type(self).__name__, None):
+            self._fit_lazily(member, X, y, groups, own, weighted.get("sample_weight"), classes)
         return self
 
     def _fit_lazily(
@@ -133,11 +135,13 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
         else:
             final = [fits[0]] if frozen else fit_members([(member, X, y, own)])
         columns = [self._columns(one, classes) for one in final]
+        tell("calibrating")
         lots = asked.blocks(rows, codes)
-        if self.method == "temperature":
-            found = by_temperature(lots, len(final), has_decisions(final[0]))
-        else:
-            found = by_scores(lots, columns, self.method)
+        with reading("calibrating"):
+            if self.method == "temperature":
+                found = by_temperature(lots, len(final), has_decisions(final[0]))
+            else:
+                found = by_scores(lots, columns, self.method)
         self.calibrated_classifiers_ = [
             calibration._CalibratedClassifier(
                 fitted, calibrators, method=self.method, classes=self.classes_

@@ -19,6 +19,7 @@ from daskml_dist.data.conversion import plain_rows
 from daskml_dist.data.feature_names import remember_dtypes
 from daskml_dist.data.lazy import is_dask, join_column_chunks
 from daskml_dist.data.optional import load_pandas
+from daskml_dist.diagnostics.works import reading, tell
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 
 __all__ = ["ColumnTransformer", "make_column_transformer"]
@@ -64,7 +65,8 @@ class ColumnTransformer(_Routing, compose.ColumnTransformer):
     n_jobs : int, default=None
         For rows in memory.
     transformer_weights : dict, default=None
-    verbose : bool, default=False
+    verbose : bool or int, default=False
+        True shows which transformer is fitted, and how many blocks it has read.
     verbose_feature_names_out : bool, str or callable, default=True
 
     Attributes
@@ -104,17 +106,10 @@ class ColumnTransformer(_Routing, compose.ColumnTransformer):
             return self
         _check_no_metadata(X, params)
         self._check_parameters()
-        rows = _head(X)
-        chosen = [_resolve(rows, columns) for _, _, columns in self.transformers]
-        frozen = [
-            (name, self._fit_one(t, X, rows, resolved, y), columns)
-            for (name, t, columns), resolved in zip(self.transformers, chosen, strict=True)
-        ]
-        used = {at for columns in chosen for at in _positions(rows, columns)}
-        rest = [at for at in range(rows.shape[1]) if at not in used]
-        fitted = clone(self).set_params(
-            transformers=frozen, remainder=self._fit_one(self.remainder, X, rows, rest, y)
-        )
+        with reading(type(self).__name__, self.verbose):
+            tell("reading the first rows")
+            rows = _head(X)
+            fitted = self._fit_each(X, rows, y)
         if hasattr(self, "_sklearn_output_config"):
             fitted.set_output(transform=self._sklearn_output_config.get("transform"))
         # scikit-learn works all else out on the first rows.
@@ -124,6 +119,22 @@ class ColumnTransformer(_Routing, compose.ColumnTransformer):
         self.transformers_ = [(n, _thaw(t), c) for n, t, c in fitted.transformers_]
         self._keep(rows)
         return self
+
+    def _fit_each(self, X: Any, rows: Any, y: Any) -> compose.ColumnTransformer:
+        """A copy whose transformers are fitted; `rows` are the first."""
+        chosen = [_resolve(rows, columns) for _, _, columns in self.transformers]
+        frozen = []
+        for at, ((name, one, columns), own) in enumerate(
+            zip(self.transformers, chosen, strict=True)
+        ):
+            tell(f"fitting {name!r}", at, len(chosen), "transformer")
+            frozen.append((name, self._fit_one(one, X, rows, own, y), columns))
+        used = {at for columns in chosen for at in _positions(rows, columns)}
+        rest = [at for at in range(rows.shape[1]) if at not in used]
+        tell("fitting the remainder")
+        return clone(self).set_params(
+            transformers=frozen, remainder=self._fit_one(self.remainder, X, rows, rest, y)
+        )
 
     def _check_parameters(self) -> None:
         super()._check_parameters()

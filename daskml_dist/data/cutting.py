@@ -84,7 +84,9 @@ def cut(inputs: dict[str, Any]) -> tuple[list[int] | None, list[tuple[Any, Any, 
 def _counted(pieces: list[Any]) -> list[int]:
     """Rows of each piece."""
     count = delayed(_count, pure=False)
-    found: list[int] = tried(lambda: delayed(list, pure=False)([count(piece) for piece in pieces]))
+    found: list[int] = tried(
+        lambda _: delayed(list, pure=False)([count(piece) for piece in pieces])
+    )
     return found
 
 

@@ -56,7 +56,9 @@ def reduce_parts(
     if collection.kind == "memory":
         return merge([summarise(i, *part, *shared) for i, part in enumerate(collection.parts)])
     with naming_blocks(collection.parts):
-        result: S = tried(lambda: _merged(collection, summarise, merge, shared))
+        result: S = tried(
+            lambda name: _merged(name, collection, summarise, merge, shared), len(collection.parts)
+        )
     return result
 
 
@@ -87,22 +89,26 @@ def fold_parts(collection: Collection, step: Callable[[S, int, Any, Any, Any], S
             state = step(state, i, *part)
         return state
     with naming_blocks(collection.parts):
-        result: S = tried(lambda: _folded(collection, step, state))
+        result: S = tried(
+            lambda name: _folded(name, collection, step, state), len(collection.parts)
+        )
     return result
 
 
-def _folded(collection: Collection, step: Any, state: Any) -> Any:
+def _folded(name: str, collection: Collection, step: Any, state: Any) -> Any:
     """The last state, lazy."""
     one, last = _task(step), delayed(state, pure=False)
     for i, part in enumerate(collection.parts):
-        last = one(last, i, *part)
+        last = one(last, i, *part, dask_key_name=(name, i))
     return last
 
 
-def _merged(collection: Collection, summarise: Any, merge: Any, shared: Any) -> Any:
+def _merged(name: str, collection: Collection, summarise: Any, merge: Any, shared: Any) -> Any:
     """The summary of all parts, lazy."""
     one, join = _task(summarise), _task(merge)
-    level = [one(i, *part, *shared) for i, part in enumerate(collection.parts)]
+    level = [
+        one(i, *part, *shared, dask_key_name=(name, i)) for i, part in enumerate(collection.parts)
+    ]
     while True:
         level = [join(level[i : i + _FAN_IN]) for i in range(0, len(level), _FAN_IN)]
         if len(level) == 1:

@@ -9,6 +9,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
+from functools import partial
 from typing import Any
 
 from daskml_dist.errors import TrainingError
@@ -114,7 +116,11 @@ def wait_for_workers(
 
 @contextmanager
 def watched(
-    client: Any, workers: Callable[[], Iterable[Mapping[str, Any]]], timeout: float, key: Any
+    client: Any,
+    workers: Callable[[], Iterable[Mapping[str, Any]]],
+    timeout: float,
+    key: Any,
+    look: Callable[[], None] | None = None,
 ) -> Iterator[None]:
     """Watch the workers while Dask computes, which waits for ever and silently for new ones.
 
@@ -124,6 +130,8 @@ def watched(
         As `wait_for_workers`.
     key : key
         Of the task that is waited for, which is cancelled where no worker comes.
+    look : callable, optional
+        Called now and then.
 
     Raises
     ------
@@ -140,6 +148,8 @@ def watched(
             with suppress(Exception):  # of a scheduler that is gone Dask tells
                 if _some_begins(statuses := _statuses(workers)):
                     patience = None
+                    if look is not None:
+                        look()
                     continue
                 patience = patience or Patience("workers", timeout, _SCALE)
                 if not patience.lasts(_tell(statuses)):
@@ -147,7 +157,8 @@ def watched(
                     client.cancel([Future(key, client)], force=True)
                     return
 
-    watcher = threading.Thread(target=watch, name="daskml-watch", daemon=True)
+    as_here = partial(copy_context().run, watch)  # with the user's client
+    watcher = threading.Thread(target=as_here, name="daskml-watch", daemon=True)
     watcher.start()
     try:
         yield

@@ -18,6 +18,7 @@ from daskml_dist.data.conversion import as_rows
 from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import fold_parts
+from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import DivergedError, InvalidDataError, as_ours
 
 __all__ = ["IncrementalPCA"]
@@ -96,7 +97,8 @@ noise_variance_, n_components_, n_samples_seen_, batch_size_
         """Go on from an estimator with all batches of a collection."""
         self._check_parameters()
         collection = as_collection(*take_columns(X, None, None), numeric=self._numeric)
-        course = fold_parts(collection, _step, _Course(begun)).ended()
+        with reading(type(self).__name__):
+            course = fold_parts(collection, _step, _Course(begun)).ended()
         if not course.n_rows:
             raise InvalidDataError(
                 "X holds 0 sample(s) in all its blocks, while a minimum of 1 is required. Check "

@@ -1,38 +1,81 @@
-"""Works of many fits, such as searches: what they do now, on the screen and on the page."""
+"""Works that are no fit, such as searches: what they do now, on the screen and on the page."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from threading import Lock
 from typing import Any
 
+import dask
+
+from daskml_dist.data.computing import heard
 from daskml_dist.diagnostics.display import Display, open_display
 from daskml_dist.diagnostics.live.search_feed import SearchFeed
 from daskml_dist.diagnostics.status import Status
 
-__all__ = ["doing", "tell", "tell_rung"]
+__all__ = ["doing", "reading", "tell", "tell_rung"]
 
 
 class _Work:
-    """A work under way."""
+    """A work under way.
 
-    def __init__(self, name: str, verbose: int) -> None:
-        self.feed = SearchFeed(name)
-        self.status: Status | None = None
-        self.display: Display | None = None
+    Parameters
+    ----------
+    name : str
+    verbose : int
+    at_once : bool
+        Whether the page shows it from now on, and not from the first block that it hears of.
+    """
+
+    def __init__(self, name: str, verbose: int, *, at_once: bool = True) -> None:
+        self._name = name
+        self._feed = SearchFeed(name) if at_once else None
+        self._status: Status | None = None
+        self._display: Display | None = None
+        self._said = ""
+        #: Of threads that tell, and whether there is nothing more to tell.
+        self._lock, self._closed = Lock(), False
         if verbose:
-            self.status = Status(None, work=name)
-            self.display = open_display(None, self.status, verbose)
+            self._status = Status(None, work=name)
+            self._status.enter("starting" if at_once else "reading")
+            self._display = open_display(None, self._status, verbose)
 
     def tell(self, phase: str, done: int, total: int | None, noun: str) -> None:
-        if self.status is not None and self.display is not None:
-            self.display.enter(anew=self.status.enter(phase, done, total, noun))
-        self.feed.phase(phase if total is None else f"{phase} {done}/{total}")
+        self._said = phase if total is None else f"{phase} {done}/{total}"
+        with self._lock:
+            self._show(phase, done, total, noun)
+
+    def read(self, done: int, total: int) -> None:
+        """Tell of blocks that are read, as a part of what was told; in any thread."""
+        with self._lock:
+            if not self._closed:
+                self._feed = self._feed or SearchFeed(self._name)
+                phase = f"{self._said}: reading" if self._said else "reading"
+                self._show(phase, done, total, "block")
+
+    def _show(self, phase: str, done: int, total: int | None, noun: str) -> None:
+        if self._status is not None and self._display is not None:
+            self._display.enter(anew=self._status.enter(phase, done, total, noun))
+        if self._feed is not None:
+            self._feed.phase(phase if total is None else f"{phase} {done}/{total}")
+
+    def rung(self, scores: Sequence[dict[str, Any]]) -> None:
+        if self._feed is not None:
+            self._feed.rung(scores)
 
     def note(self, text: str) -> None:
-        if self.display is not None:
-            self.display.show_line(text)
+        if self._display is not None:
+            self._display.show_line(text)
+
+    def close(self, how: str) -> None:
+        with self._lock:
+            self._closed = True
+            if self._feed is not None:
+                self._feed.end(how)
+            if self._display is not None:
+                self._display.close()
 
 
 _now: ContextVar[_Work | None] = ContextVar("daskml_dist_work", default=None)
@@ -46,11 +89,43 @@ def doing(name: str, verbose: Any) -> Iterator[None]:
     ----------
     name : str
         Of the estimator's class.
-    verbose : int
+    verbose : int or None
         0: nothing on the screen; 1: a live line, and one of summary; 2 or more: a line for each
-        rung too.
+        rung too. None: ``daskml_dist.verbose`` of Dask's configuration, 0 by default.
     """
-    work = _Work(name, int(verbose or 0))
+    with _during(_Work(name, _level(verbose))):
+        yield
+
+
+@contextmanager
+def reading(name: str, verbose: Any = None) -> Iterator[None]:
+    """While blocks are read: how many, where that lasts.
+
+    The page shows nothing of what takes less than about two seconds. Within a work it is a part of
+    that.
+
+    Parameters
+    ----------
+    name : str
+        Of the estimator's class, or of what else reads.
+    verbose : int or None, default=None
+        As of :func:`doing`.
+    """
+    if (work := _now.get()) is not None:
+        with heard(work.read):
+            yield
+        return
+    work = _Work(name, _level(verbose), at_once=False)
+    with _during(work), heard(work.read):
+        yield
+
+
+def _level(verbose: Any) -> int:
+    return int((dask.config.get("daskml_dist.verbose", 0) if verbose is None else verbose) or 0)
+
+
+@contextmanager
+def _during(work: _Work) -> Iterator[None]:
     token, how = _now.set(work), "ended"
     try:
         yield
@@ -60,9 +135,7 @@ def doing(name: str, verbose: Any) -> Iterator[None]:
         raise
     finally:
         _now.reset(token)
-        work.feed.end(how)
-        if work.display is not None:
-            work.display.close()
+        work.close(how)
 
 
 def tell(phase: str, done: int = 0, total: int | None = None, noun: str = "fit") -> None:
@@ -92,7 +165,7 @@ def tell_rung(name: str, scores: Sequence[dict[str, Any]]) -> None:
     """
     if (work := _now.get()) is None or not scores:
         return
-    work.feed.rung(scores)
+    work.rung(scores)
     best = max((told["score"] for told in scores if told["score"] == told["score"]), default=None)
     shown = "" if best is None else f", best score {best:.4g}"
     work.note(f"{name}: {len(scores)} candidates{shown}")

@@ -24,6 +24,7 @@ from daskml_dist.data.conversion import to_host
 from daskml_dist.data.lazy import is_dask, join_delayed
 from daskml_dist.data.lowering import frame_pieces
 from daskml_dist.data.reduce import reduce_parts
+from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, as_ours
 
 __all__ = ["DocumentTransformer", "TermCounts", "VocabularyTransformer"]
@@ -133,7 +134,8 @@ class VocabularyTransformer(DocumentTransformer):
         if not (given and self._knows_all):
             plain = clone(self)
             documents = Collection("dask", _document_blocks(X), None, None, None)
-            found = reduce_parts(documents, partial(_counted, plain), _added)
+            with reading(type(self).__name__):
+                found = reduce_parts(documents, partial(_counted, plain), _added)
         if given:
             self._set_vocabulary(sorted(self.vocabulary_, key=self.vocabulary_.__getitem__), found)
         else:

@@ -16,6 +16,7 @@ from sklearn.utils import Bunch
 from daskml_dist._transformer import check_fitted
 from daskml_dist.data.collection import as_collection
 from daskml_dist.data.reduce import reduce_parts
+from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import ExportError, InvalidParameterError
 from daskml_dist.inference.export import to_sklearn
 from daskml_dist.inference.share import shared
@@ -32,6 +33,7 @@ _TREES = {
 }  # fmt: skip
 
 
+@reading("partial_dependence")
 def partial_dependence(
     estimator: Any,
     X: Any,

@@ -18,6 +18,7 @@ from daskml_dist._transformer import check_fitted
 from daskml_dist.data.collection import Collection, as_collection, take_columns
 from daskml_dist.data.permutations import Draw
 from daskml_dist.data.reduce import reduce_parts
+from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.inference.share import shared
 from daskml_dist.inspection._blocks import column_of, read_rows, weights_of
@@ -26,6 +27,7 @@ from daskml_dist.inspection._scores import Score, Target, score_of
 __all__ = ["permutation_importance"]
 
 
+@reading("permutation_importance")
 def permutation_importance(
     estimator: Any,
     X: Any,

@@ -17,6 +17,7 @@ from daskml_dist.data.collection import Collection, as_collection
 from daskml_dist.data.conversion import as_column, to_host, where
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import reduce_parts
+from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, InvalidTypeError
 from daskml_dist.metrics._readers import MissingValues, read_weights
 
@@ -142,9 +143,10 @@ class Columns:
         """
         if in_pieces:
             summarise = partial(_by_pieces, summarise, merge)
-        summary: S | None = reduce_parts(
-            collection, partial(_summarise, self, summarise), partial(_merge, merge)
-        )
+        with reading("scoring"):
+            summary: S | None = reduce_parts(
+                collection, partial(_summarise, self, summarise), partial(_merge, merge)
+            )
         if summary is None:
             raise InvalidDataError(
                 f"y_true and {self.pred_name} have no rows. Look at the files or the filter that "

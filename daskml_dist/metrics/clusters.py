@@ -17,6 +17,7 @@ from sklearn.utils.random import sample_without_replacement
 from daskml_dist.data.blocks import check_finite_rows, make_block
 from daskml_dist.data.collection import Collection, as_collection
 from daskml_dist.data.reduce import reduce_parts
+from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.inference.share import shared
 from daskml_dist.metrics._columns import called, is_lazy
@@ -39,6 +40,7 @@ _BY_SUMS = ("sqeuclidean", "cosine")
 _PERMUTED = 1 << 24
 
 
+@reading("silhouette_score")
 def silhouette_score(
     X: Any,
     labels: Any,

@@ -19,6 +19,7 @@ from daskml_dist.data.conversion import as_column, plain_rows, to_host
 from daskml_dist.data.distinct import distinct_rows
 from daskml_dist.data.lazy import is_dask, join_delayed
 from daskml_dist.data.reduce import reduce_parts
+from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, as_ours
 from daskml_dist.inference.transform import map_blocks
 
@@ -65,7 +66,8 @@ class LabelEncoder(
             return self
         column = _one_column(y)
         X = column.to_frame() if is_series_like(column) else column[:, None]
-        found = reduce_parts(as_collection(X, numeric=False), _labels_of, _union)
+        with reading(type(self).__name__):
+            found = reduce_parts(as_collection(X, numeric=False), _labels_of, _union)
         if found is None:
             raise InvalidDataError(
                 "y holds 0 labels in all its blocks. Check the filter or the path that made it."

@@ -18,6 +18,7 @@ from daskml_dist.data.conversion import as_column, plain_rows, to_host
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.lowering import has_one_order
 from daskml_dist.data.reduce import reduce_parts
+from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.inference.transform import map_pieces
 from daskml_dist.preprocessing._categories import CategoryTransformer
@@ -133,7 +134,8 @@ class TargetEncoder(CategoryTransformer, preprocessing.TargetEncoder):
         seed = int(check_random_state(given).randint(2**31 - 1))
         collection = as_collection(*take_columns(X, y, None), numeric=False)
         summarise = partial(_summarise, clone(self), n_folds, seed)
-        folds = reduce_parts(collection, summarise, _merge_each)
+        with reading(type(self).__name__):
+            folds = reduce_parts(collection, summarise, _merge_each)
         whole = merge_sums(folds)
         if whole is None:
             raise InvalidDataError("X holds 0 sample(s) in all its blocks. Check its filter.")

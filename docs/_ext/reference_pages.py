@@ -33,7 +33,7 @@ GROUPS = {
         "inspection", "inference",
     ],
     "How a fit is made": [
-        "", "planning", "policies", "compression", "optimizers", "schedules", "losses",
+        "", "planning", "streaming", "policies", "compression", "optimizers", "schedules", "losses",
         "penalties", "solvers", "callbacks", "training.history", "training.callbacks",
         "training.client.cluster_run", "diagnostics.progress", "diagnostics.plots",
     ],

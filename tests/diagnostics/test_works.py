@@ -8,24 +8,31 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import dask
 import dask.array as da
 import numpy as np
 import pytest
+from distributed import Client, Event
 from rich.console import Console
 from sklearn.naive_bayes import GaussianNB
 
+from daskml_dist.calibration import CalibratedClassifierCV
+from daskml_dist.compose import ColumnTransformer
+from daskml_dist.data import waiting
 from daskml_dist.diagnostics import works
 from daskml_dist.diagnostics.live import search_feed
 from daskml_dist.diagnostics.live.fits import Fits, rung_table
 from daskml_dist.diagnostics.live.page import _head, _list, _name
 from daskml_dist.ensemble import BaggingClassifier, VotingClassifier
 from daskml_dist.linear_model import SGDClassifier
+from daskml_dist.metrics import accuracy_score
 from daskml_dist.model_selection import (
     GridSearchCV,
     HalvingGridSearchCV,
     HyperbandSearchCV,
     cross_validate,
 )
+from daskml_dist.preprocessing import MinMaxScaler, StandardScaler
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(120, 3))
@@ -97,7 +104,20 @@ WORKS: dict[str, Callable[[int], Any]] = {
     "cross_validate": lambda v: cross_validate(SGD, *LAZY, cv=2, verbose=v),
     "VotingClassifier": lambda v: VotingClassifier([("a", SGD), ("b", SGD)], verbose=v).fit(*LAZY),
     "BaggingClassifier": lambda v: BaggingClassifier(SGD, 2, verbose=v).fit(*LAZY),
+    "ColumnTransformer": lambda v: ColumnTransformer([("a", StandardScaler(), [0]),
+                                                      ("b", "passthrough", [1])],
+                                                     verbose=v).fit(LAZY[0]),
+    "scoring": lambda v: _configured(v, lambda: accuracy_score(LAZY[1], LAZY[1])),
+    "MinMaxScaler": lambda v: _configured(v, lambda: MinMaxScaler().fit(LAZY[0])),
+    "CalibratedClassifierCV": lambda v: _configured(
+        v, lambda: CalibratedClassifierCV(GaussianNB(), cv=2).fit(*LAZY)
+    ),
 }  # fmt: skip
+
+
+def _configured(verbose: int, work: Callable[[], Any]) -> Any:
+    with dask.config.set({"daskml_dist.verbose": verbose}):
+        return work()
 
 
 @pytest.mark.parametrize("name", list(WORKS))
@@ -129,3 +149,33 @@ def test_a_work_that_fails_says_so(fits: Fits, shown: Callable[[], list[str]]) -
     lines = shown()
     assert lines[0] == "rung: 2 candidates"
     assert lines[1].endswith("last: fits 3/12 fits")
+
+
+def test_blocks_of_a_long_fit_are_told(
+    client: Client, monkeypatch: pytest.MonkeyPatch, shown: Callable[[], list[str]]
+) -> None:
+    gate, found, phases = Event("the last block", client=client), Fits(), []
+
+    def hold(block: Any, block_info: Any = None) -> Any:
+        if block_info and block_info[0]["chunk-location"][0] == 2:
+            assert Event("the last block").wait(60)
+        return block
+
+    def tell(client: Any, event: dict[str, Any]) -> None:
+        found.take([event])
+        phases.append(event.get("text"))
+        if event.get("text") == "fitting 'a' 0/2: reading 2/3":
+            gate.set()
+
+    monkeypatch.setattr(search_feed, "line_of", lambda client: SimpleNamespace(tell=tell))
+    rows = da.from_array(X, chunks=(40, 3))
+    columns = ColumnTransformer([("a", StandardScaler(), [0]), ("b", "passthrough", [1])])
+    columns.fit(rows)
+    assert not found.all()  # of a short one nothing is told
+    monkeypatch.setattr(waiting, "_TELL", 0.01)
+    columns.fit(rows.map_blocks(hold, dtype=float, meta=np.empty((0, 3))))
+    gate.clear()
+    (fit,) = found.all()
+    assert (fit.estimator, fit.state) == ("ColumnTransformer", "ended")
+    assert "fitting 'a' 0/2: reading 2/3" in phases
+    assert not shown()
