@@ -234,7 +234,7 @@ def test_a_client_that_left_gets_nothing(app):
 
 def test_errors_of_the_model_itself_are_not_told(model, caplog):
     predictor = Predictor(model)
-    predictor._function = lambda X: {}["a secret"]
+    predictor._bare, predictor._function = {}, lambda X: {}["a secret"]
     app = App(Models(m=predictor), Metrics())
     with caplog.at_level(logging.ERROR, "daskml_dist.serving"):
         reply = ask(app, INFER, body(np.zeros((1, 5))))
@@ -247,7 +247,8 @@ def test_shadows_answer_nobody(model, rows):
     models = Models(m=model)
     models.put("m", LogisticRegression(C=0.01).fit(rows, rows[:, 1] > 0))
     models.put("m", model)
-    models.served["m"][1].predictor._function = lambda X: 1 / 0
+    failing = models.served["m"][1].predictor
+    failing._bare, failing._function = {}, lambda X: 1 / 0
     models.shadowed.add("m")
     app = App(models, Metrics())
     reply = ask(app, INFER, body(rows))
