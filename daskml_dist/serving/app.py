@@ -39,6 +39,8 @@ _PATHS = (
     "/v2, /v2/health/live, /v2/health/ready, /v2/models/NAME[/versions/VERSION], the same with "
     "/ready or /infer behind it, and /metrics"
 )
+#: Header whose value always meets the same version, where several share the requests.
+_KEY = b"x-route-key"
 _MODEL, _VERSION = "/v2/models/", "/versions/"
 
 
@@ -181,7 +183,7 @@ class App:
         codec = codec_of(call.headers)
         body = await body_of(receive, call.headers, self._max_bytes, self._deadlines)
         if version is None:
-            served, shadows = self.models.route(name)
+            served, shadows = self.models.route(name, call.headers.get(_KEY))
         else:
             served, shadows = self.models.get(name, version), ()
         call.model, call.version = served.name, str(served.version)
