@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from daskml_dist.streaming.drift import Detector, PageHinkley
 from daskml_dist.streaming.folder import folder
+from daskml_dist.streaming.kafka_source import KafkaSource
 from daskml_dist.streaming.session import Session
 from daskml_dist.streaming.sources import Batch
 from daskml_dist.streaming.streamed import Streamed
 
-__all__ = ["Batch", "Detector", "PageHinkley", "Session", "Streamed", "folder"]
+__all__ = ["Batch", "Detector", "KafkaSource", "PageHinkley", "Session", "Streamed", "folder"]
