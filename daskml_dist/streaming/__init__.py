@@ -10,13 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 from daskml_dist.streaming.drift import Detector, PageHinkley
 from daskml_dist.streaming.folder import folder
+from typing import TYPE_CHECKING, Any
+
+from daskml_dist.streaming.drift import Detector, PageHinkley
+from daskml_dist.streaming.folder import folder
+from daskml_dist.streaming.kafka_source import KafkaSource
 from daskml_dist.streaming.sources import Batch
 from daskml_dist.streaming.streamed import Streamed
 
 if TYPE_CHECKING:
     from daskml_dist.streaming.session import Session
 
-__all__ = ["Batch", "Detector", "PageHinkley", "Session", "Streamed", "folder"]
+__all__ = ["Batch", "Detector", "KafkaSource", "PageHinkley", "Session", "Streamed", "folder"]
 
 
 def __getattr__(name: str) -> Any:

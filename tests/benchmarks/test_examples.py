@@ -168,6 +168,17 @@ def test_boosting(tmp_path: Path, rows: int, here: Callable[..., str]) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_clicks_that_drift(tmp_path: Path, here: Callable[..., str]) -> None:
+    pytest.importorskip("matplotlib")
+    picture, given = tmp_path / "clicks.png", ["--calls", "1000"]
+    given += ["--checkpoint", str(tmp_path / "clicks.npz")]
+    output = here("online_ctr.py", *given, "--picture", str(picture))
+    loss = [float(line.split("loss ")[1].split(",")[0]) for line in output.splitlines()]
+    assert loss[0] > loss[1] > loss[2]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert here("online_ctr.py", *given).count("; 0 calls of") == 3  # all had been learned
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("gallery/plot_*.py")))
 def test_pictures_of_the_site(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
