@@ -131,7 +131,7 @@ def check_weight_shape(weights: Any) -> None:
     ndim = getattr(weights, "ndim", None)
     if ndim is None:
         with suppress(ValueError):  # rows of unequal length, which whoever reads them tells
-            ndim = np.ndim(weights)
+            ndim = np.asarray(weights).ndim
     if ndim == 0:
         raise InvalidTypeError(
             "Input should have at least 1 dimension i.e. satisfy `len(x.shape) > 0`, got scalar "

@@ -103,7 +103,7 @@ def _key(family: Family, estimator: Any, place: Place, rows: RowsShape) -> str:
 
 @dataclass(frozen=True)
 class _Asked:
-    """What a plan is asked for.
+    """Question that a plan answers.
 
     Parameters
     ----------

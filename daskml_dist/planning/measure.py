@@ -65,7 +65,7 @@ def measured_costs(
 
 
 class _Timing:
-    """What a tiny fit told."""
+    """Findings of a tiny fit."""
 
     def __init__(self, work: Work, seconds: float, equations: list[Equation]) -> None:
         self.work = work

@@ -61,7 +61,7 @@ class Place:
         return "1 worker" if self.trainers == 1 else f"{self.trainers} workers"
 
     def side_by_side(self, nbytes: float, share: int) -> float:
-        """How many compute at once; in one process a thread is worth it for `share` bytes."""
+        """Number of those that compute at once; inline a thread is worth it for `share` bytes."""
         if self.name != INLINE or self.given:
             return float(max(1, min(self.lanes, self.cores)))
         return float(max(1, min(self.cores, 1 + nbytes // share if share else 1)))

@@ -56,7 +56,7 @@ class RowsShape:
 
     @property
     def kind(self) -> str:
-        """Where the rows are, "memory" or "dask"."""
+        """Place of the rows, "memory" or "dask"."""
         return "memory" if self.collection is None else self.collection.kind
 
     @property

@@ -63,7 +63,7 @@ ESTIMATORS = [
         calibration,
     )
     for name in module.__all__
-    if name != "calibration_curve"
+    if hasattr(getattr(module, name), "fit")
 ]
 
 # Draws of first centres belong to places of rows, of which a repeated row has several.

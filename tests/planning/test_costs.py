@@ -222,6 +222,13 @@ def test_rows_that_do_not_fit_are_named(
     assert plan.best.place == "cluster"
 
 
+@pytest.mark.parametrize("budget", ["auto", "1 GiB"])
+def test_budgets_are_what_a_run_takes(client: Client, known: list[str], budget: str) -> None:
+    estimator = SGDClassifier(run=Run(n_lanes=2, memory_budget=budget))
+    plan = advise(da.from_array(X, chunks=(500, 4)), estimator, da.from_array(Y, chunks=500))
+    assert not any(note.startswith("Memory: ") for note in plan.notes)
+
+
 @pytest.mark.parametrize(
     ("estimator", "rows", "error", "words"),
     [

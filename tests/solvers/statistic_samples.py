@@ -28,6 +28,7 @@ from daskml_dist.solvers.nmf import LeastSquaresWeights
 from daskml_dist.solvers.nonnegative import HalfNorms, Totals
 from daskml_dist.solvers.objective import LossGradient
 from daskml_dist.solvers.of_splits import CodeWeights, LabelWeights, OfSplits
+from daskml_dist.solvers.of_targets import OfTargets
 from daskml_dist.solvers.path_scores import PathSums, SignedHits
 from daskml_dist.solvers.power import GramProducts
 from daskml_dist.solvers.scatter import Scatter
@@ -292,7 +293,20 @@ def _left_out() -> dict[str, Sample]:
     return found
 
 
+def _of_targets() -> dict[str, Sample]:
+    """Samples of both targets, and of one of them."""
+    _, n_targets, y = TASKS["numbers"]
+    model = LinearModel(LOSSES["huber"](), N_FEATURES, 0, True, n_targets)
+    w = np.random.default_rng(1).normal(size=model.shape) / 3
+    each = tuple(LossGradient(w[:, k : k + 1]) for k in range(2))
+    return {
+        "both": (model, OfTargets(each, (0, 1)), y),
+        "one": (model, OfTargets(each[1:], (1,)), y),
+    }
+
+
 SAMPLES |= {
+    OfTargets: _of_targets(),
     LeftOut: _left_out(),
     PathSums: {
         f"{task}-{'absolute' if absolute else 'squared'}": sample

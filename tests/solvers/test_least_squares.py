@@ -299,7 +299,7 @@ def test_bad_rows_are_named_with_their_remedy(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(InvalidDataError, match="needs dense rows"):
         LinearRegression(positive=True).fit(sparse.csr_array(X), y)
     with pytest.raises(ValueError, match="1d array"):
-        linear_model.SGDRegressor().fit(X, np.c_[y, y])
+        linear_model.PoissonRegressor().fit(X, np.exp(np.c_[y, y]))
     with pytest.raises(ValueError, match="contains NaN"):
         Ridge().fit(X, np.c_[y, np.where(np.arange(N) == 5, np.nan, y)])
     monkeypatch.setattr("distributed.system.MEMORY_LIMIT", 2**30)

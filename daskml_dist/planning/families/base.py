@@ -108,17 +108,17 @@ class Family(ABC):
 
     def budget(self, estimator: Any) -> float | None:
         """Bytes of rows in a worker that the user allows."""
-        run = getattr(estimator, "run", None)
-        return None if run is None else run.memory_budget
+        settings = getattr(estimator, "_run_settings", None)
+        return None if settings is None else settings().memory_budget
 
     def key(self, estimator: Any) -> str:
-        """What its costs depend on, beside the rows and the place."""
+        """Things that its costs depend on, beside the rows and the place."""
         params = estimator.get_params(deep=False).items()
         told = ", ".join(f"{k}={v!r}" for k, v in sorted(params) if k not in _ALIKE)
         return f"{type(estimator).__name__}({told}), {getattr(estimator, 'device', 'cpu')}"
 
     def policy(self, estimator: Any) -> Policy:
-        """Who waits for whom."""
+        """Name of who waits for whom."""
         return AllReduce()
 
     def policies(self, estimator: Any) -> list[str]:
@@ -154,7 +154,7 @@ class Family(ABC):
     def equations(
         self, work: Work, fitted: Any, seconds: float, records: Sequence[float]
     ) -> list[Equation]:
-        """What a fit of so many seconds tells, whose passes took so long each."""
+        """Findings of a fit of so many seconds, whose passes took so long each."""
         usual = median(records)
         return [
             (work.setup, max(seconds - usual * work.passes, 0.0)),

@@ -117,12 +117,12 @@ class Factors(Family):
         return RowsShape(probe.n_rows, 3, 0, dtype, keys=(keys, keys), item_bytes=_BYTES)
 
     def choice_policy(self, estimator: Any) -> str:
-        """What meets in a sweep."""
+        """Meetings in a sweep."""
         return "sweeps"
 
 
 def _distinct(ids: NDArray[Any]) -> float:
-    """How many ids there are, by those of some entries, as if all were as frequent."""
+    """Number of ids, by those of some entries, as if all were as frequent."""
     some = pd.unique(ids[:: max(1, len(ids) // _SOME)])
     seen, looked = float(len(some)), float(len(ids[:: max(1, len(ids) // _SOME)]))
     if looked == len(ids) or seen >= looked:

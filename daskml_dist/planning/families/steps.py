@@ -165,7 +165,7 @@ class LinearSteps(Family):
         return self._settings(estimator).run.n_lanes
 
     def key(self, estimator: Any) -> str:
-        """What a step costs depends on."""
+        """Things that the cost of a step depends on."""
         settings = self._settings(estimator)
         return (
             f"{type(estimator).__name__}, {estimator._loss()!r}, {settings.optimizer!r}, "
@@ -174,11 +174,11 @@ class LinearSteps(Family):
         )
 
     def policy(self, estimator: Any) -> Policy:
-        """That of the estimator."""
+        """Policy of the estimator."""
         return self._settings(estimator).policy
 
     def choice_policy(self, estimator: Any) -> str:
-        """That of the estimator, by its name."""
+        """Policy of the estimator, by its name."""
         return self.policy(estimator).name
 
     def policies(self, estimator: Any) -> list[str]:

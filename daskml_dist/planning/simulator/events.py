@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.comm.allreduce import _MESH
 from daskml_dist.planning.simulator.parts import Costs, Outcome, Stragglers, Training
-from daskml_dist.policies import BoundedStaleness, Gate, Policy
+from daskml_dist.policies import Gate, Policy
 from daskml_dist.training.worker.loops.shared import _MEET_EVERY
 
 __all__ = ["allreduce_seconds", "simulate"]
@@ -175,7 +175,7 @@ class _Run:
         self._colocated = colocated
         self._training = training
         self._push_every, self._pull_every = _pace(policy)
-        self._staleness = policy.staleness if isinstance(policy, BoundedStaleness) else None
+        self._staleness: int | None = getattr(policy, "staleness", None)
         self._cached = cached and self._staleness is not None
         self._servers = [_Server(policy.gate(range(workers))) for _ in range(servers)]
         self._workers = [_Worker(i, row) for i, row in enumerate(seconds.tolist())]
@@ -348,7 +348,7 @@ class _Run:
             self.result.lead = max(self.result.lead, clock - slowest)
 
     def _received(self, worker: _Worker) -> float:
-        """When the last answer is there, through the worker's one network card."""
+        """Time at which the last answer is there, through the worker's one network card."""
         for first, duration in sorted(worker.answers):
             worker.read_free = max(worker.read_free, first) + duration
             worker.moved += duration

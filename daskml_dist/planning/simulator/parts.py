@@ -1,4 +1,4 @@
-"""What a simulated run is made of and comes to: costs, stragglers, outcome."""
+"""Parts of a simulated run: costs, stragglers, outcome."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Costs", "Outcome", "Stragglers", "Training"]
 
 @dataclass(frozen=True)
 class Costs:
-    """What things cost; seconds, and bytes a second.
+    """Costs of things; seconds, and bytes a second.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Stragglers:
-    """Why a step takes longer than it should.
+    """Causes that make a step longer than it should be.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ class Training(Protocol):
 
 @dataclass
 class Outcome:
-    """What a simulated run came to.
+    """Outcome of a simulated run.
 
     Parameters
     ----------

@@ -1,0 +1,13 @@
+"""Streams: rows that come little by little, learned as they come, with no fit around each batch.
+
+An estimator's :meth:`~daskml_dist.streaming.Streamed.stream` opens a session, which keeps the
+parameters and the optimizer's state in the calling process between calls.
+"""
+
+from __future__ import annotations
+
+from daskml_dist.streaming.drift import Detector, PageHinkley
+from daskml_dist.streaming.session import Session
+from daskml_dist.streaming.streamed import Streamed
+
+__all__ = ["Detector", "PageHinkley", "Session", "Streamed"]

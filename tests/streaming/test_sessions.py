@@ -1,0 +1,197 @@
+"""Sessions: equal to sequential fits of the same batches, and fitted at any time."""
+
+import copy
+import pickle
+
+import dask.array as da
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import sparse
+
+from daskml_dist.errors import (
+    DivergedError,
+    InvalidDataError,
+    InvalidParameterError,
+    NotFittedError,
+)
+from daskml_dist.linear_model import SGDClassifier, SGDRegressor
+
+_RNG = np.random.default_rng(0)
+_X = _RNG.standard_normal((600, 6))
+_RAW = _X @ _RNG.standard_normal(6)
+_SPARSE = sparse.random(600, 3000, 0.01, format="csr", random_state=0)
+_TARGETS = {
+    "two": (_RAW > 0).astype(int),
+    "text": np.where(_RAW > 0, "yes", "no"),
+    "three": np.digitize(_RAW, [-1, 1]),
+    "numbers": _RAW + 3,
+}
+
+
+def _batches(X, y, rows=100):
+    return [(X[i : i + rows], y[i : i + rows]) for i in range(0, X.shape[0], rows)]
+
+
+def _classes(y):
+    return {} if y.dtype.kind == "f" else {"classes": np.unique(y)}
+
+
+@pytest.mark.parametrize(
+    ("estimator", "rows", "target", "params"),
+    [
+        (SGDClassifier, "float64", "two", {}),
+        (SGDClassifier, "float32", "two", {"optimizer": "sgd", "learning_rate": 0.1}),
+        (SGDClassifier, "float32", "two", {"batch_size": 32}),
+        (SGDClassifier, "float64", "text", {"penalty": "l1", "alpha": 1e-2}),
+        (SGDClassifier, "pandas", "three", {}),
+        (SGDClassifier, "sparse", "two", {"batch_size": 100}),
+        (SGDRegressor, "float64", "numbers", {"optimizer": "sgd", "learning_rate": 0.01}),
+    ],
+)
+def test_a_session_equals_sequential_fits_to_the_bit(estimator, rows, target, params):
+    y = _TARGETS[target]
+    X = _SPARSE if rows == "sparse" else _X
+    if rows == "pandas":
+        X, y = pd.DataFrame(_X, columns=list("abcdef")), pd.Series(y)
+    elif rows != "sparse":
+        X = X.astype(rows)
+    ours = estimator(random_state=0, **params)
+    theirs = estimator(random_state=0, shuffle=False, **{"batch_size": None, **params})
+    with ours.stream(**_classes(y)) as stream:
+        for batch in _batches(X, y):
+            stream.learn(*batch)
+    for batch in _batches(X, y):
+        theirs.partial_fit(*batch, **_classes(y))
+    assert np.array_equal(ours.coef_, theirs.coef_)
+    assert np.array_equal(ours.intercept_, theirs.intercept_)
+    assert (stream.n_rows, ours.t_) == (600, 600)
+
+
+def test_it_goes_on_from_a_fit_in_the_units_of_its_features():
+    y = _TARGETS["two"]
+    ours = SGDClassifier(random_state=0, max_iter=2, tol=None, batch_size=None).fit(100 * _X, y)
+    theirs = copy.deepcopy(ours)
+    with ours.stream() as stream:
+        for batch in _batches(_X, y):
+            stream.learn(*batch)
+            theirs.partial_fit(*batch)
+    assert np.array_equal(ours.coef_, theirs.coef_)
+    assert ours.t_ == theirs.t_
+
+
+def test_the_progressive_loss_is_of_predictions_before_they_are_learned():
+    y, truth, total = _TARGETS["two"], SGDClassifier(batch_size=None), 0.0
+    weights = _RNG.uniform(0.5, 2, 600)
+    with SGDClassifier(optimizer="sgd", learning_rate=0.5).stream(classes=[0, 1]) as stream:
+        for at in (slice(i, i + 100) for i in range(0, 600, 100)):
+            given = weights[at]
+            raw = truth.decision_function(_X[at]) if stream.n_rows else np.zeros(100)
+            losses = np.log1p(np.exp(-np.where(y[at] > 0, raw, -raw)))
+            last = stream.learn(_X[at], y[at], given)
+            assert last == pytest.approx(losses @ given / given.sum(), rel=1e-12)
+            total += losses @ given
+            truth = copy.deepcopy(stream.estimator)
+    assert stream.progressive_loss == pytest.approx(total / weights.sum(), rel=1e-12)
+
+
+def test_a_weight_makes_a_step_as_much_longer():
+    y, found = np.array([1]), {}
+    for weight in (1.0, 3.0):
+        model = SGDClassifier(optimizer="sgd", learning_rate=0.1, penalty=None)
+        with model.stream(classes=[0, 1]) as stream:
+            stream.learn(_X[:1], y, weight)
+        found[weight] = model.coef_
+    assert found[3.0] == pytest.approx(3 * found[1.0])
+    by_class = SGDClassifier(
+        optimizer="sgd", learning_rate=0.1, penalty=None, class_weight={0: 1.0, 1: 3.0}
+    )
+    with by_class.stream(classes=[0, 1]) as stream:
+        stream.learn(_X[:1], y)
+    assert by_class.coef_ == pytest.approx(found[3.0])
+
+
+def test_the_estimator_is_fitted_at_any_time():
+    model, y = SGDClassifier(), _TARGETS["two"]
+    with model.stream(classes=[0, 1]) as stream:
+        with pytest.raises(NotFittedError):
+            model.predict(_X)
+        stream.learn(_X, y)
+        first, held = model.coef_, pickle.loads(pickle.dumps(model))
+        kept = first.copy()
+        stream.learn(_X, y)
+        assert np.array_equal(first, kept)  # what was handed out stays
+        assert np.array_equal(held.coef_, kept)
+        assert not np.array_equal(model.coef_, kept)
+        raw = _X @ model.coef_[0] + model.intercept_
+        assert np.array_equal(model.predict(_X), raw > 0)
+        with pytest.raises(AttributeError):
+            model.feature_names_in_  # noqa: B018
+    assert np.array_equal(model.coef_, pickle.loads(pickle.dumps(model)).coef_)
+    with pytest.raises(InvalidParameterError, match="closed"):
+        stream.learn(_X, y)
+    model.partial_fit(_X, y)
+    model.fit(_X, y)
+
+
+@pytest.mark.parametrize(
+    ("X", "y", "says"),
+    [
+        (np.full((2, 6), np.nan), [0, 1], "NaN"),
+        (_X[:2, :5], [0, 1], "5 features"),
+        (_X[:2], np.array([0, 7]), "stream holds|classes of the stream"),
+        (_X[:2], [0, 1, 1], "3"),
+        (da.from_array(_X), [0, 1], "Dask collection"),
+    ],
+)
+def test_rows_that_cannot_be_learned_change_nothing(X, y, says):
+    model = SGDClassifier()
+    with model.stream(classes=[0, 1]) as stream:
+        stream.learn(_X, _TARGETS["two"])
+        before = model.coef_.copy()
+        with pytest.raises(InvalidDataError, match=says):
+            stream.learn(X, y)
+        assert np.array_equal(model.coef_, before)
+        assert stream.n_rows == 600
+
+
+@pytest.mark.parametrize(
+    ("params", "how", "says"),
+    [
+        ({"early_stopping": True}, {"classes": [0, 1]}, "early_stopping=False"),
+        ({"class_weight": "balanced"}, {"classes": [0, 1]}, "by label"),
+        ({"device": "gpu"}, {"classes": [0, 1]}, "CPU"),
+        ({}, {}, "classes must be passed"),
+        ({}, {"classes": [0, 1], "client": "somewhere"}, "calling process"),
+    ],
+)
+def test_what_has_no_meaning_in_a_stream_is_told(params, how, says):
+    with (
+        pytest.raises(InvalidParameterError, match=says),
+        SGDClassifier(**params).stream(**how) as stream,
+    ):
+        stream.learn(_X, _TARGETS["two"])
+
+
+def test_an_estimator_has_one_stream_at_a_time():
+    model = SGDClassifier()
+    with (
+        model.stream(classes=[0, 1]),
+        pytest.raises(InvalidParameterError, match="already"),
+        model.stream(classes=[0, 1]),
+    ):
+        pass
+    with model.stream(classes=[0, 1]):
+        pass
+
+
+def test_divergence_is_told():
+    model = SGDRegressor(optimizer="sgd", learning_rate=1e6)
+
+    def learn_all(stream):
+        for _ in range(100):
+            stream.learn(_X, _TARGETS["numbers"])
+
+    with pytest.raises(DivergedError, match="learning_rate"), model.stream() as stream:
+        learn_all(stream)
+    assert stream.n_rows < 60_000
