@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.streaming.saving import Saving
-from daskml_dist.streaming.session import Session
 from daskml_dist.streaming.watching import Watch
 from daskml_dist.training.checkpoint import Checkpoint
-from daskml_dist.training.run import INLINE
+
+if TYPE_CHECKING:
+    from daskml_dist.streaming.session import Session
 
 __all__ = ["Streamed"]
 
@@ -88,6 +88,11 @@ class Streamed:
         >>> s.n_rows, s.progressive_loss < 0.5
         (10000, True)
         """
+        # They load the engine, which an import of an estimator does without.
+        from daskml_dist.streaming.saving import Saving
+        from daskml_dist.streaming.session import Session
+        from daskml_dist.training.run import INLINE
+
         if client is not None and client != INLINE:
             raise InvalidParameterError(
                 f"client={client!r}: a stream is learned in the calling process. Leave client "

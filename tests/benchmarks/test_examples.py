@@ -111,6 +111,17 @@ def test_a_new_users_first_hour() -> None:
     assert output.endswith("Done.\n")
 
 
+@pytest.mark.slow
+def test_a_service_of_incomes(tmp_path: Path) -> None:
+    """From scikit-learn's own rows, where those of the census are not there."""
+    for package in ("uvicorn", "uvloop", "httptools", "msgspec"):
+        pytest.importorskip(package, reason="needs the extra serve")
+    output = _run("serve_adult.py", str(tmp_path))
+    assert output.count("to the bit: True") == 2
+    assert "version 1 again" in output
+    assert output.endswith("status 0.\n")
+
+
 def test_every_example_has_a_test() -> None:
     texts = "".join(path.read_text() for path in EXAMPLES.parent.glob("tests/*/test_*.py"))
     # A call, a path to it, or a row of a table of runs; a missing folder alone is no run.

@@ -213,6 +213,7 @@ STAND_INS = {
     "docs/policies_measured.md": Given(_in_memory, slow=True),
     "docs/recommender.md": Given(_ratings, slow=True),
     "docs/recovery.md": Given(_classes),
+    "docs/serving.md": Given(_classes),
     "docs/solvers.md": Given(_counts),
     "docs/topics.md": Given(_topics, slow=True),
     "docs/tuning.md": Given(_classes, slow=True),
