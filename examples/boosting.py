@@ -68,8 +68,8 @@ def main() -> None:
     found = permutation_importance(
         model, X_test, y_test, scoring="roc_auc", n_repeats=3, random_state=0
     )
-    for feature in np.argsort(-found.importances_mean):
-        print(f"without feature {feature} AUC falls by {found.importances_mean[feature]:.4f}")
+    falls = [f"{f}: {found.importances_mean[f]:.4f}" for f in np.argsort(-found.importances_mean)]
+    print(f"AUC falls without feature {', '.join(falls)}")
     if arguments.picture:
         draw(arguments.picture, model, found, X_test, y_test)
 

@@ -58,7 +58,7 @@ def main() -> None:
             model.fit(X, y)
             seconds = time.perf_counter() - start
             shares[name] = model.predict_proba(X)[:, 1].compute()
-            told = f", {model.oob_score_:.4f} of rows not drawn" if model.bootstrap else ""
+            told = f", {model.oob_score_:.4f} out of bag" if model.bootstrap else ""
             print(f"{name}: {seconds:.1f} s, accuracy {model.score(X, y):.4f}{told}")
         forest = models["random forest"]
         other = RandomForestClassifier(**{**forest.get_params(), "decomposition": "data"})
