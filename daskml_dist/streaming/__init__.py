@@ -10,10 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from daskml_dist.streaming.drift import Detector, PageHinkley
 from daskml_dist.streaming.folder import folder
-from typing import TYPE_CHECKING, Any
-
-from daskml_dist.streaming.drift import Detector, PageHinkley
-from daskml_dist.streaming.folder import folder
 from daskml_dist.streaming.kafka_source import KafkaSource
 from daskml_dist.streaming.sources import Batch
 from daskml_dist.streaming.streamed import Streamed
