@@ -203,6 +203,7 @@ STAND_INS = {
     "docs/graphs.md": Given(_links, slow=True),
     "docs/hpc.md": Given(_classes),
     "docs/index.md": Given(_classes),
+    "docs/live_page.md": Given(_classes),
     "docs/mixture.md": Given(_clusters),
     "docs/model_selection.md": Given(_classes, slow=True),
     "docs/networks.md": Given(_images, slow=True),
