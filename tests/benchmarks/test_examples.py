@@ -168,6 +168,7 @@ def test_boosting(tmp_path: Path, rows: int, here: Callable[..., str]) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_clicks_that_drift(tmp_path: Path, here: Callable[..., str]) -> None:
     pytest.importorskip("matplotlib")
     picture, given = tmp_path / "clicks.png", ["--calls", "1000"]
