@@ -85,11 +85,28 @@ class _RawPrediction:
     def __call__(self, X: Any, out: NDArray[Any] | None = None) -> NDArray[Any]:
         w = self._weights
         # The same for all rows of a block but the last ones.
-        if out is not None and isinstance(X, np.ndarray):
-            raw = np.matmul(X, w[:, 0] if out.ndim == 1 else w, out=out[: len(X)])
-        else:
-            raw = self._in_dtype(get_backend("cpu").dot(X, w))
-        return self._shifted(raw)
+        if isinstance(X, np.ndarray):
+            w = w[:, 0] if w.shape[1] == 1 else w
+            if out is None:
+                return self._shifted(self._in_dtype(X @ w))
+            return self._shifted(np.matmul(X, w, out=out[: len(X)]))
+        return self._shifted(self._in_dtype(get_backend("cpu").dot(X, w)))
+
+    def for_dtype(self, dtype: np.dtype[Any]) -> Callable[[NDArray[Any]], NDArray[Any]]:
+        """The same function of dense rows of a dtype; what they do not change is found once."""
+        w = self._weights
+        raw = np.empty(0, np.result_type(dtype, w))
+        wanted = self._in_dtype(raw).dtype
+        one = w.shape[1] == 1
+        w, shift = (w[:, 0], np.ravel(self.intercept)[0]) if one else (w, self.intercept)
+        as_it_is = wanted == raw.dtype
+
+        def apply(X: NDArray[Any]) -> NDArray[Any]:
+            raw: NDArray[Any] = X @ w if as_it_is else (X @ w).astype(wanted)
+            raw += shift
+            return raw
+
+        return apply
 
     def on_device(self, backend: Backend, dtype: Any) -> Callable[[Any], NDArray[Any]]:
         """The same function of rows of a dtype on a device; only products leave it."""

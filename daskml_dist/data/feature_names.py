@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from sklearn.utils.validation import _check_feature_names
 
 from daskml_dist.data.lazy import is_dask_frame
+from daskml_dist.data.rows_to_come import RowsToCome
 from daskml_dist.errors import InvalidDataError
 
 __all__ = ["check_feature_names", "remember_dtypes"]
@@ -34,6 +36,10 @@ def check_feature_names(estimator: Any, X: Any, *, reset: bool) -> None:
     """
     if reset:
         remember_dtypes(estimator, X)
+    elif type(X) is np.ndarray and not hasattr(estimator, "feature_names_in_"):
+        return  # the usual case, in which scikit-learn looks for kinds of dataframes one by one
+    if isinstance(X, RowsToCome):
+        return
     try:
         _check_feature_names(estimator, X._meta if is_dask_frame(X) else X, reset=reset)
     except ValueError as error:

@@ -4,12 +4,15 @@
 
     DaskMLDistError
     ├── InvalidParameterError   (also ValueError)      a constructor or fit argument
-    │   └── NoCandidateError    (also IndexError)      a search has no candidate of that number
+    │   ├── NoCandidateError    (also IndexError)      a search has no candidate of that number
+    │   └── UnknownModelError   (also LookupError)     no model or version of that name is served
     ├── InvalidDataError        (also ValueError)      rows, labels or weights
     │   └── InvalidTypeError    (also TypeError)       values of no such type, or of several
     ├── NotFittedError          (also scikit-learn's)  predict before fit
     ├── DeviceUnavailableError  (also RuntimeError)    a GPU was asked for and is not there
     ├── ExportError             (also ValueError)      a model has no form of that kind
+    ├── RequestError            (also ValueError)      a request that a server of models refuses
+    ├── ServingError            (also RuntimeError)    a server cannot start or go on
     └── TrainingError           (also RuntimeError)    a fit that had started
         ├── WorkerLostError                            a Dask worker of the fit went away
         ├── CommunicationError  (also ConnectionError) a peer or server closed, or refused us
@@ -45,9 +48,12 @@ __all__ = [
     "ModelFileError",
     "NoCandidateError",
     "NotFittedError",
+    "RequestError",
     "RunAbortedError",
     "SchedulerLostError",
+    "ServingError",
     "TrainingError",
+    "UnknownModelError",
     "WaitTimeoutError",
     "WorkerLostError",
     "as_ours",
@@ -63,12 +69,42 @@ class NoCandidateError(InvalidParameterError, IndexError):
     """A search has no candidate of the number that the user's function chose."""
 
 
+class UnknownModelError(InvalidParameterError, LookupError):
+    """A model, or a version of it, is not in a registry or not served; the message lists others."""
+
+
+class ServingError(DaskMLDistError, RuntimeError):
+    """A server of models cannot start, or its processes end again and again."""
+
+
 class ExportError(DaskMLDistError, ValueError):
     """A model cannot be made one of another library; the message names what can be done."""
 
 
 class ModelFileError(DaskMLDistError, ValueError):
     """A model file is damaged, of another version, not trusted, or cannot be read or written."""
+
+
+class RequestError(DaskMLDistError, ValueError):
+    """A request that a server of models refuses as it is; the message tells what to send.
+
+    Attributes
+    ----------
+    status : int
+        Of HTTP.
+    headers : tuple of (bytes, bytes)
+        That the answer has besides.
+    """
+
+    def __init__(
+        self, message: str = "", status: int = 400, headers: tuple[tuple[bytes, bytes], ...] = ()
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = headers
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (*self.args, self.status, self.headers)
 
 
 class InvalidDataError(DaskMLDistError, ValueError):

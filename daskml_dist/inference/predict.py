@@ -17,6 +17,8 @@ from daskml_dist.data.conversion import as_rows, device_of
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.row_checks import RowShape, check_row_shape, check_rows
 from daskml_dist.data.row_checks import row_shape as shape_of_rows
+from daskml_dist.data.rows_to_come import RowsToCome
+from daskml_dist.inference.few_rows import FEW, AppliedToRows, few_answers
 from daskml_dist.inference.on_device import results_on_device
 from daskml_dist.inference.transform import map_pieces
 
@@ -26,7 +28,7 @@ __all__ = ["map_rows", "results_of_rows", "written"]
 #: between, or once, or are copied to be aligned; and how many rows that is, so that what is made of
 #: them stays there too.
 _READ_TWICE, _READ_ONCE, _COPIED = 2**18, 2**23, 2**20
-_FEWEST_ROWS, _MOST_ROWS = 256, 15_000
+_FEWEST_ROWS, _MOST_ROWS = FEW, 15_000
 
 
 def map_rows(
@@ -70,7 +72,8 @@ def map_rows(
     Returns
     -------
     ndarray or dask Array of shape (n_rows,) or (n_rows, n_outputs)
-        Lazy where `X` is, with the row chunks of `X` (of unknown sizes for a dataframe).
+        Lazy where `X` is, with the row chunks of `X` (of unknown sizes for a dataframe). Of
+        `RowsToCome`: an `AppliedToRows`.
 
     Raises
     ------
@@ -80,12 +83,18 @@ def map_rows(
     DeviceUnavailableError, DeviceMemoryError
         Rows of CuPy are where no GPU can be used, or what is made of them does not fit on it.
     """
+    dtype = np.dtype(dtype)
+    if isinstance(X, RowsToCome):
+        return AppliedToRows(function, then, dtype, n_outputs, row_shape)
+    few = few_answers(X, function, then, dtype, n_outputs, row_shape)
+    if few is not None:
+        return few
     X = check_rows(X, tensors=tensors)
     check_row_shape(shape_of_rows(X), row_shape, name)
     both = _Composed(function, then)
     apply = partial(
         _apply,
-        dtype=np.dtype(dtype),
+        dtype=dtype,
         n_outputs=n_outputs,
         row_shape=row_shape,
         name=name,

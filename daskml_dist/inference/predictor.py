@@ -2,29 +2,46 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Collection
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
 
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.inference.bare import bare_function
 from daskml_dist.inference.saved.manifest import manifest_of
+from daskml_dist.inference.saved.model_file import load
 
 __all__ = ["METHODS", "Predictor"]
 
 #: Methods of an estimator that a predictor may be of, the first that there is by default.
 METHODS = ("predict_proba", "predict", "transform")
+_DTYPES = (np.dtype(np.float64), np.dtype(np.float32))
 
 
 class Predictor:
     """A fitted model, or pipeline, as a function of rows in memory.
 
+    What a method finds anew at each call (whether it is fitted, names, which kind of rows these
+    are, the loss, the shapes) is found once. Then up to 256 rows in an array of float32 or float64
+    go straight through the model's arithmetic; all other rows, and any in doubt, such as those
+    with NaN, go to the method itself, which answers or says what is wrong. Whatever the rows, the
+    answer is the method's to the bit. Pipelines are bare throughout where only `StandardScaler`,
+    `MinMaxScaler`, `MaxAbsScaler` and `RobustScaler` stand before a model of this package.
+
+    Threads may share a predictor. It holds the model and copies none of its arrays, and is pickled
+    as model and method. It is of the model as it was: make another after another fit.
+
     Parameters
     ----------
     model : estimator
-        Fitted; of this package, scikit-learn's, or a pipeline.
+        Fitted; of this package, scikit-learn's, or a pipeline. For that of a file:
+        :meth:`of_file`.
     method : str, optional
-        Of `METHODS` or any other method of rows; None: the first of `METHODS` that it has.
+        Of `METHODS` or any other method of rows, such as ``decision_function``; None: the first
+        of `METHODS` that it has.
 
     Attributes
     ----------
@@ -32,16 +49,28 @@ class Predictor:
     method : str
     n_features : int or None
     names : list of str or None
-        Of the features, where the fit knew them.
+        Of the features, where the fit knew them. Of arrays, which have none, nobody asks for them.
     dtypes : list of str or None
         Of the features; one for all of them, or one each.
     classes : list or None
         Labels, in the order of the columns of ``predict_proba``.
+    bare : bool
+        Whether few rows go straight through the arithmetic.
 
     Raises
     ------
     InvalidParameterError
         The model has no such method.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.inference import Predictor
+    >>> from daskml_dist.linear_model import Ridge
+    >>> X = np.arange(8.0).reshape(4, 2)
+    >>> predict = Predictor(Ridge().fit(X, X[:, 0]))
+    >>> np.round(predict(X[:1]), 3)
+    array([0.143])
     """
 
     def __init__(self, model: Any, method: str | None = None) -> None:
@@ -60,6 +89,36 @@ class Predictor:
         self.dtypes: list[str] | None = told["inputs"]["dtypes"]
         self.classes: list[Any] | None = told["outputs"]["classes"]
         self._function = getattr(model, method)
+        found = {dtype: bare_function(model, method, dtype) for dtype in _DTYPES}
+        self._bare = {dtype: answer for dtype, answer in found.items() if answer is not None}
+        self.bare = bool(self._bare)
+
+    @classmethod
+    def of_file(
+        cls, path: Any, method: str | None = None, *, trusted: Collection[str] = ()
+    ) -> Self:
+        """The predictor of a saved model.
+
+        Parameters
+        ----------
+        path, trusted
+            As in :func:`daskml_dist.load`.
+        method : str, optional
+            As above.
+
+        Returns
+        -------
+        Predictor
+
+        Raises
+        ------
+        ModelFileError
+            As :func:`daskml_dist.load` does.
+        """
+        return cls(load(path, trusted=trusted), method)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.model, self.method)
 
     def __call__(self, X: Any) -> NDArray[Any]:
         """Answers of the model's method for rows.
@@ -71,6 +130,18 @@ class Predictor:
         Returns
         -------
         ndarray of shape (n_rows,) or (n_rows, n_outputs)
-            To the bit those of the method itself.
+            To the bit those of the method itself; sparse ones made dense.
+
+        Raises
+        ------
+        InvalidDataError, ValueError
+            As the method does: of this package's models the first.
         """
-        return np.asarray(self._function(X))
+        if type(X) is np.ndarray:
+            answer = self._bare.get(X.dtype)
+            if answer is not None:
+                found = answer(X)
+                if found is not None:
+                    return found
+        answers = self._function(X)
+        return np.asarray(answers.toarray() if sparse.issparse(answers) else answers)

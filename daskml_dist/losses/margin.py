@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import cache
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -127,7 +128,7 @@ class LogLoss(_MarginLoss):
         # The softmax of (0, raw); like it exact for probabilities near 0, with the odds kept in
         # the range of the dtype.
         xp = namespace(raw)
-        odds = xp.exp(xp.minimum(-raw, math.log(xp.finfo(raw.dtype).max / 8)))
+        odds = xp.exp(xp.minimum(-raw, _log_largest(xp, raw.dtype)))
         positive = 1 / (1 + odds)
         odds *= positive
         return odds, positive
@@ -210,11 +211,15 @@ class ModifiedHuber(_MarginLoss):
         A row that no class claims is uniform, as in scikit-learn.
         """
         xp = namespace(raw)
-        proba = (xp.clip(raw, -1, 1) + 1) / 2
+        proba = (xp.minimum(xp.maximum(raw, -1), 1) + 1) / 2
         if raw.ndim == 1:
             return xp.stack([1 - proba, proba], axis=1)
         sums = total(proba, axis=1)[:, None]
-        return xp.where(sums == 0, 1, proba) / xp.where(sums == 0, raw.shape[1], sums)
+        nobody = sums == 0
+        if is_host(raw) and not nobody.any():
+            proba /= sums
+            return proba
+        return xp.where(nobody, 1, proba) / xp.where(nobody, raw.shape[1], sums)
 
 
 @dataclass(frozen=True)
@@ -224,6 +229,12 @@ class Perceptron(Hinge):
     name = "perceptron"
     kernel = "perceptron"
     _threshold = 0.0
+
+
+@cache
+def _log_largest(xp: Any, dtype: Any) -> float:
+    """Logarithm of an eighth of the largest number of a dtype."""
+    return math.log(xp.finfo(dtype).max / 8)
 
 
 def _write_softmax(raw: Array, out: Array) -> None:

@@ -65,6 +65,8 @@ def train_test_split(
             "The first array is in memory and another is a Dask collection. Pass the rows as Dask "
             "collection first: dask.array.from_array(X)."
         )
+    if test_size is None and train_size is None:
+        test_size = 0.25  # of the splitters it is a tenth
     sizes = {"test_size": test_size, "train_size": train_size}
     if not shuffle:
         if stratify is not None:

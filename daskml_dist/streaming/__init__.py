@@ -6,7 +6,8 @@ parameters and the optimizer's state in the calling process between calls.
 
 from __future__ import annotations
 
+from daskml_dist.streaming.drift import Detector, PageHinkley
 from daskml_dist.streaming.session import Session
 from daskml_dist.streaming.streamed import Streamed
 
-__all__ = ["Session", "Streamed"]
+__all__ = ["Detector", "PageHinkley", "Session", "Streamed"]

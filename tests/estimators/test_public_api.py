@@ -57,6 +57,10 @@ TABLES = ["losses", "optimizers", "penalties", "policies", "schedules"]
 FAMILIES = ["losses", "optimizers"]
 
 
+#: Libraries that modules may need and that need not be installed.
+EXTRAS = {"cupy", "cupyx", "httptools", "msgspec", "uvicorn", "uvloop"}
+
+
 def _module_names() -> list[str]:
     found = pkgutil.walk_packages(daskml_dist.__path__, "daskml_dist.")
     return sorted(module.name for module in found)
@@ -93,9 +97,9 @@ def module(request: pytest.FixtureRequest) -> ModuleType:
     try:
         return importlib.import_module(request.param)
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in {"cupy", "cupyx"}:
+        if error.name is None or error.name.partition(".")[0] not in EXTRAS:
             raise
-        pytest.skip(f"{request.param} needs CuPy")
+        pytest.skip(f"{request.param} needs {error.name}")
 
 
 def test_public_names_are_exported(module: ModuleType) -> None:

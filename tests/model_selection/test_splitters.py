@@ -154,6 +154,14 @@ def test_train_test_split(frame: bool, stratify: bool) -> None:
         )
 
 
+@pytest.mark.parametrize("stratify", [False, True])
+def test_train_test_split_keeps_a_quarter_by_default(stratify: bool) -> None:
+    rows, labels = da.from_array(X, chunks=(30, -1)), da.from_array(Y, chunks=30)
+    parts = model_selection.train_test_split(rows, stratify=labels if stratify else None)
+    expected = truth.train_test_split(X, stratify=Y if stratify else None)
+    assert [len(part.compute()) for part in parts] == [len(part) for part in expected]
+
+
 def test_train_test_split_in_order() -> None:
     rows, labels, _ = _lazy((50, 53))
     parts = model_selection.train_test_split(rows, labels, shuffle=False)

@@ -1,0 +1,96 @@
+"""Serve fitted models over HTTP, by the Open Inference Protocol.
+
+python -m daskml_dist serve models --port 8000 --workers 2 --watch
+
+PATH is a model file, served under its name without the suffix, or a registry, a folder that
+daskml_dist.serving.publish writes, served under the names of its models. SIGHUP replaces the
+processes one by one, SIGTERM and Ctrl-C end them once they have answered. Clients must carry a
+token where DASKML_DIST_TOKEN holds one, or --token-file names a file that does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from daskml_dist.errors import InvalidParameterError
+
+__all__ = ["TOKEN", "add_arguments", "run"]
+
+#: Variable of the environment that holds the token.
+TOKEN = "DASKML_DIST_TOKEN"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.add_argument("path", metavar="PATH", help="a model file, or a registry")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen at; 0.0.0.0: all")
+    parser.add_argument("--port", type=int, default=8000, help="0: a free one, which is told")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes")
+    parser.add_argument(
+        "--watch",
+        type=float,
+        nargs="?",
+        const=1.0,
+        metavar="SECONDS",
+        help="look for new versions, each second or so many",
+    )
+    parser.add_argument("--all-versions", action="store_true", help="serve old versions, too")
+    parser.add_argument("--method", help="of the models: predict_proba, predict or transform")
+    parser.add_argument("--token-file", metavar="FILE", help="its first line is the token")
+    parser.add_argument("--certificate", metavar="FILE", help="of TLS, in PEM")
+    parser.add_argument("--private-key", metavar="FILE", help="of the certificate")
+    parser.add_argument("--client-authorities", metavar="FILE", help="that clients must be of")
+    parser.add_argument("--max-bytes", type=int, metavar="N", help="of a request's body")
+    parser.add_argument("--max-waiting", type=int, metavar="N", help="requests that may wait")
+    parser.add_argument(
+        "--max-delay", type=float, metavar="SECONDS", help="to gather rows for costly models"
+    )
+    parser.add_argument("--access-log", action="store_true", help="a line for each request")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command; the exit status."""
+    from daskml_dist.serving import serve
+
+    logging.basicConfig(format="%(asctime)s %(process)d %(message)s")
+    logging.getLogger("daskml_dist.serving").setLevel(logging.INFO)
+    given: dict[str, Any] = {
+        name: getattr(arguments, name) for name in ("max_bytes", "max_waiting", "max_delay")
+    }
+    settings = {name: value for name, value in given.items() if value is not None}
+    if arguments.access_log:
+        settings["access_log"] = True
+    serve(
+        arguments.path,
+        host=arguments.host,
+        port=arguments.port,
+        workers=arguments.workers,
+        watch=False if arguments.watch is None else arguments.watch,
+        token=_token(arguments.token_file),
+        certificate=arguments.certificate,
+        private_key=arguments.private_key,
+        client_authorities=arguments.client_authorities,
+        method=arguments.method,
+        all_versions=arguments.all_versions,
+        **settings,
+    )
+    return 0
+
+
+def _token(file: str | None) -> str | None:
+    """The token of a file or of the environment; never an argument, which all users see."""
+    if file is None:
+        told = os.environ.get(TOKEN)
+    else:
+        told = (Path(file).read_text("utf-8").splitlines() or [""])[0]
+    if told is None:
+        return None
+    if not told.strip():
+        raise InvalidParameterError(
+            f"The token is empty. Write one into {file or TOKEN}, or name none for no token."
+        )
+    return told.strip()

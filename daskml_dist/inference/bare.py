@@ -1,0 +1,75 @@
+"""Bare functions: a fitted model's answers to few plain rows, asked for once and kept."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.data.rows_to_come import RowsToCome
+from daskml_dist.inference.bare_scalers import bare_scaler
+from daskml_dist.inference.few_rows import AppliedToRows, Lane, are_few
+
+if TYPE_CHECKING:
+    from sklearn.pipeline import Pipeline
+
+__all__ = ["bare_function"]
+
+
+def bare_function(model: Any, method: str, dtype: np.dtype[Any]) -> Lane | None:
+    """A function from few plain rows to a method's answers.
+
+    Parameters
+    ----------
+    model : estimator
+        Fitted; may be a pipeline.
+    method : str
+    dtype : dtype
+        float32 or float64, of the rows.
+
+    Returns
+    -------
+    callable or None
+        Returns None itself for rows that are not few, plain and finite. None where only the
+        method knows how it answers: models that are not this package's, and methods that do more
+        than to map a function over rows.
+    """
+    from sklearn.pipeline import Pipeline  # which every worker would load otherwise
+
+    if type(model) is Pipeline:
+        return _of_pipeline(model, method, dtype)
+    if method == "transform" and (scaled := bare_scaler(model, dtype)) is not None:
+        return _after([(model, scaled)], None)
+    if not hasattr(model, "_applied"):
+        return None
+    try:
+        asked = getattr(model, method)(RowsToCome(dtype))
+    except (AttributeError, TypeError, ValueError):
+        return None  # it looks into the rows itself
+    return asked.few(dtype) if isinstance(asked, AppliedToRows) else None
+
+
+def _of_pipeline(model: Pipeline, method: str, dtype: np.dtype[Any]) -> Lane | None:
+    last = bare_function(model.steps[-1][1], method, dtype)
+    before = [step for _, step in model.steps[:-1] if step not in (None, "passthrough")]
+    scalers = [(step, bare_scaler(step, dtype)) for step in before]
+    if last is None or any(scaled is None for _, scaled in scalers):
+        return None
+    return _after(scalers, last) if scalers else last
+
+
+def _after(scalers: list[tuple[Any, Any]], last: Lane | None) -> Lane:
+    """The answers of a model, where there is one, to rows that are scaled first."""
+    row_shape = (int(scalers[0][0].n_features_in_),)
+    steps = [scaled for _, scaled in scalers]
+
+    def answer(X: NDArray[Any]) -> NDArray[Any] | None:
+        # What scaling would hide (clipped infinity) is seen before it.
+        if not (are_few(X, row_shape) and np.isfinite(X).all()):
+            return None
+        for scaled in steps:
+            X = scaled(X)
+        return X if last is None else last(X)
+
+    return answer

@@ -1,0 +1,134 @@
+"""Few plain rows in memory, as services have them: answered without what only others need."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.data.row_checks import RowShape
+
+__all__ = ["FEW", "AppliedToRows", "Lane", "are_few", "few_answers"]
+
+#: Rows up to which they are few: never cut into pieces.
+FEW = 256
+_FLOATS = (np.dtype(np.float64), np.dtype(np.float32))
+
+#: From rows to answers; to None where only the method itself should answer.
+Lane = Callable[[NDArray[Any]], "NDArray[Any] | None"]
+
+
+@dataclass(frozen=True, eq=False)
+class AppliedToRows:
+    """The call of `map_rows` that rows to come led to; its parameters are described there."""
+
+    function: Callable[..., NDArray[Any]]
+    then: Callable[[NDArray[Any], NDArray[Any]], Any] | None
+    dtype: np.dtype[Any]
+    n_outputs: int | None
+    row_shape: RowShape
+
+    def few(self, dtype: np.dtype[Any]) -> Lane:
+        """The answers to few rows of one dtype, with all found beforehand that can be.
+
+        Parameters
+        ----------
+        dtype : dtype
+            float32 or float64, of the rows.
+
+        Returns
+        -------
+        callable
+            As :func:`few_answers`, of rows alone. Threads may call it at once.
+        """
+        prepare = getattr(self.function, "for_dtype", None)
+        function = self.function if prepare is None else prepare(dtype)
+        shows = getattr(self.function, "shows_not_finite", False)
+        then, of_results, n_outputs = self.then, self.dtype, self.n_outputs
+        shape = self.row_shape
+
+        def answer(X: NDArray[Any]) -> NDArray[Any] | None:
+            if not are_few(X, shape):
+                return None
+            return _answered(X, function, shows, then, of_results, n_outputs)
+
+        return answer
+
+
+def few_answers(
+    X: Any,
+    function: Callable[..., NDArray[Any]],
+    then: Callable[[NDArray[Any], NDArray[Any]], Any] | None,
+    dtype: np.dtype[Any],
+    n_outputs: int | None,
+    row_shape: RowShape,
+) -> NDArray[Any] | None:
+    """Answers to few rows that are plain and finite; None where these are not so.
+
+    Parameters
+    ----------
+    X : any rows
+    function, then, dtype, n_outputs, row_shape
+        As in ``map_rows``.
+
+    Returns
+    -------
+    ndarray or None
+        To the bit what ``map_rows`` makes of them, which looks into all others and tells of them.
+    """
+    if type(X) is not np.ndarray or X.dtype not in _FLOATS or not are_few(X, row_shape):
+        return None
+    shows = getattr(function, "shows_not_finite", False)
+    return _answered(X, function, shows, then, dtype, n_outputs)
+
+
+def are_few(X: NDArray[Any], row_shape: RowShape) -> bool:
+    """Whether rows are of the fit's shape, and few, as they should lie in memory."""
+    flags = X.flags
+    return (
+        X.ndim == 2
+        and X.shape[1:] == row_shape
+        and 0 < len(X) <= FEW
+        and flags.c_contiguous
+        and flags.aligned
+    )
+
+
+def _answered(
+    X: NDArray[Any],
+    function: Callable[..., NDArray[Any]],
+    shows: bool,
+    then: Callable[[NDArray[Any], NDArray[Any]], Any] | None,
+    dtype: np.dtype[Any],
+    n_outputs: int | None,
+) -> NDArray[Any] | None:
+    # Sums tell: of finite numbers one may be infinite too, and `map_rows` looks closer.
+    if shows:
+        with np.errstate(invalid="ignore", over="ignore"):
+            found = function(X)
+            finite = _sums_to_finite(found)
+        if not finite:
+            return None
+    else:
+        with np.errstate(all="ignore"):
+            finite = _sums_to_finite(X)
+        if not finite:
+            return None
+        found = function(X)
+    n_rows = len(X)
+    shape = (n_rows,) if n_outputs is None else (n_rows, n_outputs)
+    if then is not None:
+        out = np.empty(shape, dtype)
+        then(found, out)
+        return out
+    if len(found) != n_rows:
+        return None
+    return np.asarray(found, dtype=dtype).reshape(shape)
+
+
+def _sums_to_finite(values: NDArray[Any]) -> bool:
+    return math.isfinite(values.item() if values.size == 1 else values.sum())

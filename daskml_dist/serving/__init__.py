@@ -1,0 +1,14 @@
+"""Serving: fitted models behind HTTP, by the Open Inference Protocol.
+
+Nothing of the extra ``serve`` (msgspec, uvicorn, httptools, uvloop) is imported before somebody
+serves.
+"""
+
+from __future__ import annotations
+
+from daskml_dist.serving.metrics import Metrics
+from daskml_dist.serving.models import Models, Route, Served
+from daskml_dist.serving.registry import publish, rollback, set_route
+from daskml_dist.serving.server import serve
+
+__all__ = ["Metrics", "Models", "Route", "Served", "publish", "rollback", "serve", "set_route"]

@@ -1,0 +1,199 @@
+"""Natural batching: what was parsed in one turn of the event loop is one product, with no wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from numpy.typing import NDArray
+
+from daskml_dist.errors import DaskMLDistError, RequestError
+
+__all__ = ["Batcher"]
+
+#: Makes the answers of the rows of some requests, row after row.
+Product = Callable[[list[Any]], NDArray[Any]]
+
+
+class _Line:
+    """Requests that wait for one product."""
+
+    __slots__ = ("answers", "pieces", "product", "sizes", "threaded")
+
+    def __init__(self, product: Product, threaded: bool) -> None:
+        self.product = product
+        self.threaded = threaded
+        self.pieces: list[Any] = []
+        self.sizes: list[int] = []
+        self.answers: list[asyncio.Future[NDArray[Any]]] = []
+
+
+class Batcher:
+    """Requests that came at the same time, made one call of their model.
+
+    Parameters
+    ----------
+    max_waiting : int, default=1024
+        Requests that may wait; a further one is refused.
+    max_rows : int, default=65536
+        Rows of one call. A single request with more is a call of its own.
+    together : bool, default=True
+        Whether requests share a call. BLAS may round a row's last digit by how many rows it has
+        beside it: with False the answer is to the bit what the method gives for the request's rows.
+
+    Notes
+    -----
+    The cost of a call of a small model is nearly all fixed, so that under load, where each turn of
+    the loop finds many requests, their number a second grows; without load nothing waits. Where a
+    call fails, each of its requests is tried alone, and only those that fail by themselves are told
+    so. What must not be in the loop's way (`delay`) runs in a thread, one call at a time, while
+    the requests for the next gather.
+    """
+
+    def __init__(
+        self, *, max_waiting: int = 1024, max_rows: int = 65536, together: bool = True
+    ) -> None:
+        self.max_waiting = max_waiting
+        self.max_rows = max_rows
+        self.together = together
+        self.waiting = 0
+        self._lines: dict[Hashable, _Line] = {}
+        self._due: deque[Hashable] = deque()
+        self._busy = False
+        self._thread: ThreadPoolExecutor | None = None
+
+    def ask(
+        self,
+        key: Hashable,
+        product: Product,
+        rows: Any,
+        n_rows: int,
+        delay: float | None = None,
+    ) -> asyncio.Future[NDArray[Any]]:
+        """Take in a request.
+
+        Parameters
+        ----------
+        key : hashable
+            Of what may share a call.
+        product : callable
+            Takes a list of the requests' rows; an answer a row.
+        rows : object
+            Of the request.
+        n_rows : int
+            How many these are.
+        delay : float, optional
+            Seconds for which the first request waits for others; the call is then made in a thread.
+
+        Returns
+        -------
+        Future of ndarray of shape (n_rows, ...)
+
+        Raises
+        ------
+        RequestError
+            503: too many wait.
+        """
+        if self.waiting >= self.max_waiting:
+            raise RequestError(
+                f"{self.waiting} requests wait: try again after a second, or serve with more "
+                "processes.",
+                503,
+                ((b"retry-after", b"1"),),
+            )
+        loop = asyncio.get_running_loop()
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = _Line(product, delay is not None)
+            if delay is None:
+                loop.call_soon(self._flush, key)
+            else:
+                loop.call_later(delay, self._come_due, key)
+        answer: asyncio.Future[NDArray[Any]] = loop.create_future()
+        line.pieces.append(rows)
+        line.sizes.append(n_rows)
+        line.answers.append(answer)
+        self.waiting += 1
+        return answer
+
+    def close(self) -> None:
+        """End the thread, once its call is made."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=False)
+            self._thread = None
+
+    def _flush(self, key: Hashable) -> None:
+        line = self._lines.pop(key)
+        self._tell(line, self._made(line))
+
+    def _come_due(self, key: Hashable) -> None:
+        self._due.append(key)
+        self._next()
+
+    def _next(self) -> None:
+        """Hand the thread what has waited longest."""
+        if self._busy or not self._due:
+            return
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "daskml_dist-serving")
+        self._busy = True
+        line = self._lines.pop(self._due.popleft())
+        loop = asyncio.get_running_loop()
+        made = loop.run_in_executor(self._thread, self._made, line)
+        made.add_done_callback(lambda done: self._told(line, done))
+
+    def _told(self, line: _Line, done: asyncio.Future[list[Any]]) -> None:
+        self._busy = False
+        lost = [asyncio.CancelledError()] * len(line.pieces)
+        self._tell(line, lost if done.cancelled() else done.result())
+        self._next()
+
+    def _tell(self, line: _Line, results: list[Any]) -> None:
+        self.waiting -= len(line.answers)
+        for answer, result in zip(line.answers, results, strict=True):
+            if answer.done():  # its client has left
+                continue
+            if isinstance(result, asyncio.CancelledError):
+                answer.cancel()
+            elif isinstance(result, BaseException):
+                answer.set_exception(result)
+            else:
+                answer.set_result(result)
+
+    def _made(self, line: _Line) -> list[Any]:
+        """An answer, or an error, for each request of a line."""
+        results: list[Any] = []
+        first = rows = 0
+        for at, size in enumerate(line.sizes):
+            if at > first and (not self.together or rows + size > self.max_rows):
+                results += _called(line, first, at)
+                first, rows = at, 0
+            rows += size
+        return results + _called(line, first, len(line.sizes))
+
+
+def _called(line: _Line, first: int, end: int) -> list[Any]:
+    """Answers, or errors, of some requests of a line, by one call where that does not fail."""
+    sizes = line.sizes[first:end]
+    try:
+        made = line.product(line.pieces[first:end])
+        if len(made) != sum(sizes):
+            raise _Uneven(f"The model gave {len(made)} answers for {sum(sizes)} rows.")
+    except Exception as error:
+        if len(sizes) == 1:
+            return [error]
+        return [one for at in range(first, end) for one in _called(line, at, at + 1)]
+    if len(sizes) == 1:
+        return [made]
+    results, at = [], 0
+    for size in sizes:
+        results.append(made[at : at + size])
+        at += size
+    return results
+
+
+class _Uneven(DaskMLDistError, RuntimeError):
+    """A model that answers other rows than it was given: it cannot be served."""

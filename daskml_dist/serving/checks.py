@@ -1,0 +1,193 @@
+"""Checks of a request's tensors against the model that they are for, and rows made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.errors import RequestError
+from daskml_dist.serving.protocol.messages import datatype_of
+
+__all__ = ["Rows", "joined", "rows_of", "told_dtype"]
+
+#: Rows as they come: a matrix, or columns by the names of the features, in the model's order.
+Rows = NDArray[Any] | dict[str, NDArray[Any]]
+
+_MOST_NAMED = 5
+
+
+def rows_of(tensors: Sequence[tuple[str, NDArray[Any]]], predictor: Any) -> Rows:
+    """Rows for a predictor, of one matrix or of a tensor a feature.
+
+    Parameters
+    ----------
+    tensors : sequence of (str, ndarray)
+    predictor : Predictor
+
+    Returns
+    -------
+    ndarray of shape (n_rows, n_features), or dict of ndarray of shape (n_rows,)
+
+    Raises
+    ------
+    RequestError
+        422: shapes, names or dtypes are not the model's.
+    """
+    if len(tensors) == 1 and not _is_feature(*tensors[0], predictor):
+        return _matrix(*tensors[0], predictor)
+    return _columns(tensors, predictor)
+
+
+def _is_feature(name: str, values: NDArray[Any], predictor: Any) -> bool:
+    """Whether a single tensor is one column of the rows."""
+    names = predictor.names
+    return names is not None and name in names and values.size == values.shape[0]
+
+
+def _matrix(name: str, values: NDArray[Any], predictor: Any) -> NDArray[Any]:
+    width = predictor.n_features
+    if values.ndim != 2 and width is not None:
+        raise _refused(
+            f"Input {name[:100]!r} has shape {list(values.shape)}: send [rows, {width}]."
+        )
+    if width is not None and values.shape[1] != width:
+        raise _refused(
+            f"Input {name[:100]!r} has {values.shape[1]} features and the model {width}: send "
+            f"shape [rows, {width}]."
+        )
+    if values.ndim == 0 or values.shape[0] == 0:
+        raise _refused("There are no rows: send one at least.")
+    if values.dtype.kind == "O":
+        for at in range(width or 0):
+            _check_dtype(f"{name}[:, {at}]", values[:, at], at, predictor)
+    return values
+
+
+def _columns(
+    tensors: Sequence[tuple[str, NDArray[Any]]], predictor: Any
+) -> dict[str, NDArray[Any]]:
+    names = predictor.names
+    if names is None:
+        raise _refused(
+            f"There are {len(tensors)} inputs, and the model knows no names of features: send "
+            f"one of shape [rows, {predictor.n_features}]."
+        )
+    given = dict(tensors)
+    if len(given) < len(tensors):
+        raise _refused("Two inputs have one name: send each feature once.")
+    missing = [name for name in names if name not in given]
+    unknown = [name for name in given if name not in set(names)]
+    if missing or unknown:
+        said = [f"{_some(missing)} missing"] if missing else []
+        said += [f"{_some(unknown)} unknown to the model"] if unknown else []
+        raise _refused(
+            f"Of the features, {' and '.join(said)}: send one input for each, of {_some(names)}."
+        )
+    columns = {name: _column(name, given[name]) for name in names}
+    sizes = {len(values) for values in columns.values()}
+    if len(sizes) != 1 or 0 in sizes:
+        raise _refused(
+            f"The inputs have {', '.join(map(str, sorted(sizes)))} rows: send as many of each, one "
+            "at least."
+        )
+    for at, (name, values) in enumerate(columns.items()):
+        _check_dtype(name, values, at, predictor)
+    return columns
+
+
+def _column(name: str, values: NDArray[Any]) -> NDArray[Any]:
+    if values.ndim == 2 and values.shape[1] == 1:
+        return values[:, 0]
+    if values.ndim != 1:
+        raise _refused(
+            f"Input {name[:100]!r} has shape {list(values.shape)}: send a feature as [rows] or "
+            "[rows, 1]."
+        )
+    return values
+
+
+def _check_dtype(name: str, values: NDArray[Any], at: int, predictor: Any) -> None:
+    """Refuse strings where the fit had numbers."""
+    dtype = told_dtype(predictor, at)
+    if values.dtype.kind != "O" or dtype is None or not _is_number(dtype):
+        return
+    if all(isinstance(value, (int, float)) for value in values):
+        return
+    raise _refused(
+        f"Input {name[:100]!r} holds strings, and the model was fitted to {dtype}: send "
+        f"{datatype_of(dtype)}."
+    )
+
+
+def told_dtype(predictor: Any, at: int) -> str | None:
+    """The dtype that a feature had in the fit, as far as it is known."""
+    dtypes = predictor.dtypes
+    if not dtypes:
+        return None
+    return str(dtypes[at if len(dtypes) > 1 else 0])
+
+
+def _is_number(dtype: str) -> bool:
+    try:
+        return np.dtype(dtype).kind in "biuf"
+    except TypeError:  # pandas' own: category, string, Int64
+        return False
+
+
+def joined(pieces: Sequence[Rows], predictor: Any) -> Any:
+    """Rows of several requests, as what the predictor takes.
+
+    Where the fit knew names, that is a frame: pipelines choose columns by them. A model fitted to
+    names takes a matrix where pandas is not installed.
+    """
+    first = pieces[0]
+    if isinstance(first, dict):
+        columns = {
+            name: _concatenated([piece[name] for piece in pieces if isinstance(piece, dict)])
+            for name in first
+        }
+        return _frame(columns, predictor)
+    rows = _concatenated([piece for piece in pieces if not isinstance(piece, dict)])
+    if predictor.names is None or rows.ndim != 2:
+        return rows
+    try:
+        import pandas
+    except ImportError:
+        return rows
+    return pandas.DataFrame(rows, columns=predictor.names)
+
+
+def _concatenated(pieces: list[NDArray[Any]]) -> NDArray[Any]:
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+
+def _frame(columns: dict[str, NDArray[Any]], predictor: Any) -> Any:
+    try:
+        import pandas
+    except ImportError:
+        raise RequestError(
+            "This server has no pandas, which rows of named columns need: send one matrix, or "
+            "install daskml-dist[dataframe] there.",
+            422,
+        ) from None
+    categories = {
+        name: "category"
+        for at, name in enumerate(columns)
+        if told_dtype(predictor, at) == "category"
+    }
+    frame = pandas.DataFrame(columns)
+    return frame.astype(categories) if categories else frame
+
+
+def _some(names: Sequence[str]) -> str:
+    """A few names, and how many more there are."""
+    shown = ", ".join(repr(str(name)[:100]) for name in names[:_MOST_NAMED])
+    more = len(names) - _MOST_NAMED
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def _refused(message: str) -> RequestError:
+    return RequestError(message, 422)

@@ -1,0 +1,195 @@
+"""The process that answers requests: uvicorn on a socket that it shares with others like it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any
+
+from daskml_dist.errors import DaskMLDistError, ServingError
+from daskml_dist.serving.metrics import Metrics
+from daskml_dist.serving.models import Models
+from daskml_dist.serving.supervisor import Place
+
+__all__ = ["answer", "check_installed"]
+
+#: Seconds between two sharings of the metrics.
+_SHARE = 0.5
+
+App = Callable[[Any, Any, Any], Awaitable[None]]
+
+
+def check_installed() -> Any:
+    """The module uvicorn, with what it needs here.
+
+    Raises
+    ------
+    ServingError
+        It is not installed.
+    """
+    try:
+        import httptools  # noqa: F401
+        import uvicorn
+        import uvloop  # noqa: F401
+    except ImportError as error:
+        raise ServingError(
+            f'A server needs {error.name}: pip install "daskml-dist[serve]".'
+        ) from error
+    return uvicorn
+
+
+def answer(
+    place: Place,
+    listener: socket.socket,
+    make_models: Callable[[Metrics], Models],
+    make_app: Callable[[Models, Metrics], App],
+    metrics: Metrics,
+    *,
+    watch: float | None,
+    keep_alive: float,
+    end_within: float,
+    options: Mapping[str, Any],
+) -> None:
+    """Answer requests until SIGTERM, or until the parent is gone, and then those that have come.
+
+    Parameters
+    ----------
+    place : Place
+    listener : socket.socket
+        That listens.
+    make_models : callable
+    make_app : callable
+        The ASGI application of models and metrics.
+    metrics : Metrics
+    watch : float or None
+        Seconds between two looks for new models.
+    keep_alive : float
+        Seconds after which an idle connection is closed.
+    end_within : float
+        Seconds for the requests that are under way at the end.
+    options : mapping
+        More of uvicorn's, such as those of TLS.
+    """
+    uvicorn = check_installed()
+    metrics.attach(place.slot)
+    try:
+        models = make_models(metrics)
+        if not models.is_ready() and watch is None:
+            raise ServingError(
+                "None of the models can be served; the log says why. Publish one, or start with "
+                "--watch to wait for one."
+            )
+        app = make_app(models, metrics)
+        config = uvicorn.Config(
+            _Closing(app),
+            http="httptools",
+            ws="none",
+            log_config=None,
+            log_level="warning",
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=max(1, round(keep_alive)),
+            timeout_graceful_shutdown=max(1, round(end_within)),
+            **options,
+        )
+        config.load()
+    except (DaskMLDistError, OSError) as error:
+        place.failed(str(error))
+        raise SystemExit(1) from error
+    if watch is not None:
+        models.watch(watch)
+    import uvloop
+
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_served(uvicorn, config, place, listener, metrics, keep_alive))
+    finally:
+        models.close()
+        metrics.share()
+
+
+class _Closing:
+    """An application whose answers ask for the end of their connections, once `ends` is set."""
+
+    def __init__(self, app: App) -> None:
+        self.app, self.ends = app, False
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if self.ends and scope["type"] == "http":
+            answer = send
+
+            async def send(message: Any) -> None:
+                if message["type"] == "http.response.start":
+                    headers = [*message.get("headers", ()), (b"connection", b"close")]
+                    message = {**message, "headers": headers}
+                await answer(message)
+
+        await self.app(scope, receive, send)
+
+
+async def _served(
+    uvicorn: Any,
+    config: Any,
+    place: Place,
+    listener: socket.socket,
+    metrics: Metrics,
+    keep_alive: float,
+) -> None:
+    class Server(uvicorn.Server):
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield  # they are handled here
+
+        async def startup(self, sockets: Any = None) -> None:
+            await super().startup(sockets)
+            place.ready()
+
+    loop = asyncio.get_running_loop()
+    server, ends = Server(config), asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, ends.set)
+    loop.add_reader(place.parent_end, _orphaned, loop, place.parent_end, ends)
+    sharing = loop.create_task(_share(metrics))
+    ending = loop.create_task(_end(server, config.app, ends, keep_alive))
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        for task in (sharing, ending):
+            task.cancel()
+        loop.remove_reader(place.parent_end)
+
+
+def _orphaned(loop: asyncio.AbstractEventLoop, fd: int, ends: asyncio.Event) -> None:
+    if not os.read(fd, 1):
+        loop.remove_reader(fd)
+        ends.set()
+
+
+async def _share(metrics: Metrics) -> None:
+    while True:
+        metrics.share()
+        await asyncio.sleep(_SHARE)
+
+
+async def _end(server: Any, app: _Closing, ends: asyncio.Event, keep_alive: float) -> None:
+    """Take no more connections, and close those there are with their next answer.
+
+    To close an idle one at once would break the request that is on its way on it.
+    """
+    await ends.wait()
+    app.ends = True
+    for one in server.servers:
+        one.close()
+    connections = server.server_state.connections
+    for connection in list(connections):
+        cycle = getattr(connection, "cycle", None)
+        if cycle is not None and not cycle.response_started:
+            cycle.keep_alive = False  # its answer says so
+    until = time.monotonic() + keep_alive
+    while connections and time.monotonic() < until:
+        await asyncio.sleep(0.02)
+    server.should_exit = True

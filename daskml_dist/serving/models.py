@@ -1,0 +1,368 @@
+"""Models that are served: read from a file or a registry, found by name, swapped while in use."""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import itertools
+import logging
+import os
+import threading
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from daskml_dist.errors import DaskMLDistError, ModelFileError, UnknownModelError
+from daskml_dist.errors.nearest import nearest
+from daskml_dist.inference.predictor import Predictor
+from daskml_dist.inference.saved.manifest import manifest_of
+from daskml_dist.inference.saved.model_file import formats
+from daskml_dist.inference.saved.storage import read_bytes
+from daskml_dist.serving import registry
+from daskml_dist.serving.entries import Entry, Route, Served, alone, look, shared, state_of, warm
+from daskml_dist.serving.metrics import Metrics
+
+__all__ = ["Models", "Route", "Served"]
+
+_LOG = logging.getLogger("daskml_dist.serving")
+#: Steps of the golden section visit [0, 1) evenly, however many have been made (Weyl).
+_GOLDEN = 0.6180339887498949
+
+
+class Models:
+    """The models of a file, a registry or a mapping, by name.
+
+    Readers take one reference and keep it, so a swap never waits for a request, nor a request for
+    a swap.
+
+    Parameters
+    ----------
+    source : str, path-like or mapping
+        A model file, served under the stem of its name; a registry (:func:`publish`), served under
+        the names of its models; or a mapping of names to fitted models, or to functions that make
+        them, for what no file holds.
+    metrics : Metrics, optional
+        That counts swaps and versions that were not taken.
+    method : str, optional
+        Of the models that is served; None: `predict_proba`, `predict` or `transform`, the first
+        that there is.
+    all_versions : bool, default=False
+        Whether all versions of a registry are in memory, to be asked for by number; else the
+        current ones and those with a share or a shadow.
+    trusted : collection of str, optional
+        Names of classes of your own in the files (see :func:`daskml_dist.load`).
+
+    Raises
+    ------
+    ModelFileError
+        There is no such file or folder, or the one file is damaged. A damaged version in a
+        registry is no error: it is logged and counted, and an older one is served.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        *,
+        metrics: Metrics | None = None,
+        method: str | None = None,
+        all_versions: bool = False,
+        trusted: Collection[str] = (),
+    ) -> None:
+        self._metrics, self._method = metrics or Metrics(), method
+        self._all_versions, self._trusted = all_versions, frozenset(trusted)
+        self._table: dict[str, Entry] = {}
+        self._refused: dict[tuple[str, str], Any] = {}  # versions not taken, as they were then
+        self._count = itertools.count(1)
+        self._changing = threading.Lock()
+        self._stop = threading.Event()
+        self._watcher: threading.Thread | None = None
+        self._path: Path | None = None
+        if isinstance(source, Mapping):
+            for name, model in source.items():
+                made = model() if isinstance(model, Callable) else model  # type: ignore[arg-type]
+                self.put(name, made)
+            return
+        self._path = Path(os.fspath(source))
+        if not self._path.exists():
+            raise ModelFileError(f"There is no {self._path}. Name a model file, or a registry.")
+        if not self._path.is_dir():
+            registry.check_name(self._path.stem)
+            self._take_file(self._path)  # its errors are the caller's
+            return
+        self.refresh()
+
+    # --- lookups -------------------------------------------------------------------------------
+
+    def names(self) -> list[str]:
+        """Names of the models that are served."""
+        return sorted(self._table)
+
+    def versions(self, name: str) -> list[str]:
+        """Versions of a model that are in memory.
+
+        Raises
+        ------
+        UnknownModelError
+        """
+        return sorted(self._entry(name).loaded, key=int)
+
+    def is_ready(self, name: str | None = None) -> bool:
+        """Whether a model is served; without a name, whether any is."""
+        return bool(self._table) if name is None else name in self._table
+
+    def get(self, name: str, version: str | None = None) -> Served:
+        """A version of a model.
+
+        Parameters
+        ----------
+        name : str
+        version : str, optional
+            None: the current one.
+
+        Raises
+        ------
+        UnknownModelError
+            No such model or version is in memory; the message lists those that are.
+        """
+        entry = self._entry(name)
+        if version is None:
+            return entry.current
+        found = entry.loaded.get(version)
+        if found is None:
+            raise UnknownModelError(
+                f"No version {version!r} of {name!r} is served; served: "
+                f"{', '.join(sorted(entry.loaded, key=int))}. Others of a registry are with "
+                "all_versions (--all-versions), or with a share of the requests."
+            )
+        return found
+
+    def route(self, name: str, key: str | bytes | None = None) -> Route:
+        """The version that answers a request, by the shares of its versions.
+
+        Parameters
+        ----------
+        name : str
+        key : str or bytes, optional
+            Of a user or session: the same key always meets the same version, as long as the
+            shares stay. None: requests take turns such that among any of them the shares are kept.
+
+        Raises
+        ------
+        UnknownModelError
+        """
+        entry = self._entry(name)
+        if len(entry.routes) == 1:
+            return entry.routes[0]
+        if key is None:
+            point = next(self._count) * _GOLDEN % 1.0
+        else:
+            data = key.encode() if isinstance(key, str) else key
+            point = int.from_bytes(hashlib.blake2b(data, digest_size=6).digest()) / 2**48
+        return entry.routes[bisect.bisect_right(entry.ends, point)]
+
+    def _entry(self, name: str) -> Entry:
+        try:
+            return self._table[name]
+        except KeyError:
+            pass
+        known = ", ".join(self.names()) or "none"
+        hint = nearest(name, self._table)
+        raise UnknownModelError(f"No model {name!r} is served; served: {known}.{hint}")
+
+    # --- changes -------------------------------------------------------------------------------
+
+    def put(self, name: str, model: Any, version: str = "1") -> Served:
+        """Serve a fitted model from memory, in place of any other of its name.
+
+        Parameters
+        ----------
+        name : str
+        model : estimator
+        version : str, default="1"
+
+        Returns
+        -------
+        Served
+        """
+        registry.check_name(name)
+        served = Served(name, version, Predictor(model, self._method), manifest_of(model))
+        with self._changing:
+            self._swap(alone(served, None))
+        return served
+
+    def refresh(self) -> list[str]:
+        """Look once at the file or registry, and take what has changed.
+
+        Returns
+        -------
+        list of str
+            Names of which something else is served than before.
+        """
+        if self._path is None:
+            return []
+        with self._changing:
+            if not self._path.is_dir():
+                return self._refresh_file(self._path)
+            changed = []
+            try:
+                names = registry.model_names(self._path)
+            except OSError as error:  # a mount that is away: what is in memory is served on
+                _LOG.warning("Cannot look at %s: %s", self._path, error)
+                return []
+            for name in names:
+                try:
+                    if self._refresh_name(self._path, name):
+                        changed.append(name)
+                except (DaskMLDistError, OSError) as error:
+                    self._refuse(name, "route", str(error), error)
+            for name in set(self._table) - set(names):
+                _LOG.info("model %s: its folder is gone; it is served no more", name)
+                self._table = {n: e for n, e in self._table.items() if n != name}
+                changed.append(name)
+            return changed
+
+    def watch(self, interval: float = 1.0) -> None:
+        """Look at the file or registry again and again, in a thread, until `close`.
+
+        It is looked at by its names, times and sizes, so file systems that tell of no changes
+        (network mounts) will do.
+
+        Parameters
+        ----------
+        interval : float, default=1.0
+            Seconds between two looks.
+        """
+        if self._watcher is not None or self._path is None:
+            return
+
+        def loop() -> None:
+            while not self._stop.wait(interval):
+                try:
+                    self.refresh()
+                except Exception:  # what is in memory is served on
+                    _LOG.exception("Looking for new models failed; it goes on")
+
+        self._watcher = threading.Thread(target=loop, name="daskml_dist-watch", daemon=True)
+        self._watcher.start()
+
+    def close(self) -> None:
+        """End watching."""
+        self._stop.set()
+        if self._watcher is not None:
+            self._watcher.join()
+
+    # --- a registry ----------------------------------------------------------------------------
+
+    def _refresh_name(self, folder: Path, name: str) -> bool:
+        signature = look(folder, name)
+        before = self._table.get(name)
+        if before is not None and before.signature == signature:
+            return False
+        route = registry.read_route(folder, name)
+        current = self._current(folder, name, before)
+        if current is None:
+            return False
+        loaded = {current.version: current}
+        wanted = {*route.weights, *route.shadows} - {registry.CURRENT}
+        if self._all_versions:
+            wanted |= set(registry.version_names(folder, name))
+        for version in sorted(wanted - set(loaded), key=int):
+            if served := self._version(folder, name, version, before):
+                loaded[version] = served
+        self._swap(shared(signature, current, loaded, route))
+        return True
+
+    def _current(self, folder: Path, name: str, before: Entry | None) -> Served | None:
+        """The current version; where it is not whole the one served so far, or an older one."""
+        told = registry.current_version(folder, name)
+        versions = registry.version_names(folder, name)
+        first = told or (versions[-1] if versions else None)
+        if first is None:
+            return None
+        if found := self._version(folder, name, first, before):
+            return found
+        if before is not None:
+            return before.current
+        for version in reversed(versions):
+            if int(version) < int(first) and (found := self._version(folder, name, version, None)):
+                return found
+        return None
+
+    def _version(
+        self, folder: Path, name: str, version: str, before: Entry | None
+    ) -> Served | None:
+        """A version, read where it has changed; None where it cannot be taken, which is said."""
+        path = registry.model_file(folder, name, version)
+        if path is None:
+            self._refuse(name, version, "has no model file", None)
+            return None
+        state = state_of(path)
+        if before is not None and (held := before.loaded.get(version)):
+            if dict(before.signature[2]).get(version) == state:
+                return held
+        if state is not None and self._refused.get((name, version)) == state:
+            return None
+        try:
+            return self._read(path, name, version)
+        except Exception as error:  # a file of somebody else's may hold anything
+            self._refuse(name, version, f"{type(error).__name__}: {error}", state)
+            return None
+
+    def _read(self, path: Path, name: str, version: str) -> Served:
+        form = formats().get(path.suffix)
+        if form is None:
+            raise ModelFileError(
+                f"{path} ends in none of {', '.join(formats())}, by which a model file is known."
+            )
+        data = read_bytes(str(path))  # once: its checksums and the model are of the same bytes
+        manifest = form.read_manifest(data, str(path))
+        model = form.read(data, str(path), self._trusted)
+        predictor = Predictor(model, self._method)
+        warm(predictor)
+        return Served(name, version, predictor, manifest)
+
+    def _refuse(self, name: str, version: str, why: str, state: Any) -> None:
+        """Say that a version is not taken, once for each state of it."""
+        told = state if state is not None else why
+        if isinstance(told, Exception):
+            told = str(told)
+        if self._refused.get((name, version)) == told:
+            return
+        self._refused[name, version] = told
+        self._metrics.failed(name)
+        kept = self._table.get(name)
+        still = f"version {kept.current.version} is served on" if kept else "nothing else is served"
+        _LOG.error("model %s: version %s is not taken (%s); %s", name, version, why, still)
+
+    # --- a file --------------------------------------------------------------------------------
+
+    def _refresh_file(self, path: Path) -> list[str]:
+        state, before = state_of(path), self._table.get(path.stem)
+        if before is None or state is None or before.signature == state:
+            return []
+        if self._refused.get((path.stem, "file")) == state:
+            return []
+        try:
+            self._take_file(path)
+        except Exception as error:  # as above
+            self._refuse(path.stem, "file", f"{type(error).__name__}: {error}", state)
+            return []
+        return [path.stem]
+
+    def _take_file(self, path: Path) -> None:
+        state = state_of(path)
+        before = self._table.get(path.stem)
+        version = str(int(before.current.version) + 1) if before else "1"
+        self._swap(alone(self._read(path, path.stem, version), state))
+
+    def _swap(self, entry: Entry) -> None:
+        """Serve an entry from the next request on: one reference changes."""
+        now, before = entry.current, self._table.get(entry.current.name)
+        self._table = {**self._table, now.name: entry}
+        if before is None or before.current is not now:
+            _LOG.info("model %s: version %s is served", now.name, now.version)
+            self._metrics.swapped(now.name, now.version)
+        if before is not None and (
+            before.current.manifest.get("inputs") != now.manifest.get("inputs")
+        ):
+            _LOG.warning("model %s: version %s has other inputs", now.name, now.version)

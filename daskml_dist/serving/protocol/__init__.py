@@ -1,0 +1,55 @@
+"""Codecs of requests, a module each, found by content type.
+
+A codec has ``CONTENT_TYPES``, and two functions: ``read(body, headers, predictor)`` makes a body a
+`Question`, ``write(answer, question)`` makes an `Answer` headers and a body. The protocol is the
+Open Inference Protocol, version 2: https://github.com/kserve/open-inference-protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import ModuleType
+
+from daskml_dist.errors import RequestError
+from daskml_dist.serving.protocol import arrow_stream, binary_tensors, json_tensors
+from daskml_dist.serving.protocol.messages import Answer, Question
+
+__all__ = ["CODECS", "Answer", "Question", "codec_of"]
+
+#: Modules of codecs by their content types.
+CODECS: dict[str, ModuleType] = {
+    kind: codec
+    for codec in (json_tensors, binary_tensors, arrow_stream)
+    for kind in codec.CONTENT_TYPES
+}
+
+
+def codec_of(headers: Mapping[bytes, bytes]) -> ModuleType:
+    """The codec of a request.
+
+    Parameters
+    ----------
+    headers : mapping of bytes to bytes
+        Of the request, the names in lower case.
+
+    Returns
+    -------
+    module
+
+    Raises
+    ------
+    RequestError
+        415: no codec reads this content type, or the body is compressed.
+    """
+    if headers.get(b"content-encoding", b"identity") != b"identity":
+        raise RequestError("The body is compressed: send it without Content-Encoding.", 415)
+    if binary_tensors.LENGTH in headers:  # clients of the binary extension name no content type
+        return binary_tensors
+    kind = headers.get(b"content-type", b"application/json").decode("latin-1")
+    found = CODECS.get(kind) or CODECS.get(kind.partition(";")[0].strip().lower())
+    if found is None:
+        raise RequestError(
+            f"The content type {kind[:100]!r} is not known here: send one of {', '.join(CODECS)}.",
+            415,
+        )
+    return found

@@ -1,0 +1,97 @@
+"""The codec of Arrow streams: a table of named columns in, a table of answers out.
+
+https://arrow.apache.org/docs/format/Columnar.html#ipc-streaming-format
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.errors import RequestError
+from daskml_dist.serving.protocol.messages import Answer, Question
+
+__all__ = ["CONTENT_TYPES", "read", "write"]
+
+CONTENT_TYPES = ("application/vnd.apache.arrow.stream",)
+
+_HEADERS = ((b"content-type", CONTENT_TYPES[0].encode()),)
+
+
+def read(body: bytes, headers: Mapping[bytes, bytes], predictor: Any) -> Question:
+    """A stream as a question: a tensor a column, or one matrix where the model knows no names.
+
+    Raises
+    ------
+    RequestError
+        400: it is no Arrow stream, or has columns that are neither numbers nor strings; 415:
+        pyarrow is not installed here.
+    """
+    arrow = _library()
+    try:
+        with arrow.ipc.open_stream(arrow.py_buffer(body)) as stream:
+            table = stream.read_all()
+            columns = [
+                (name, _values(name, table[at])) for at, name in enumerate(table.column_names)
+            ]
+    except (arrow.ArrowException, OSError) as error:
+        raise RequestError(f"The body is no whole Arrow stream ({error}): send one.") from None
+    if predictor.names is None and columns and all(v.dtype.kind in "biuf" for _, v in columns):
+        return Question([("rows", np.column_stack([values for _, values in columns]))])
+    return Question(columns)
+
+
+def _values(name: str, column: Any) -> NDArray[Any]:
+    arrow = _library()
+    kind = column.type
+    if arrow.types.is_dictionary(kind):
+        kind, column = kind.value_type, column.cast(kind.value_type)
+    known = (
+        arrow.types.is_integer(kind)
+        or arrow.types.is_floating(kind)
+        or arrow.types.is_boolean(kind)
+        or arrow.types.is_string(kind)
+        or arrow.types.is_large_string(kind)
+    )
+    if not known:
+        raise RequestError(
+            f"Column {name[:100]!r} is {kind}: send numbers, booleans or strings, or cast it."
+        )
+    return np.asarray(column.to_numpy())
+
+
+def write(answer: Answer, question: Question) -> tuple[tuple[tuple[bytes, bytes], ...], bytes]:
+    """Headers and body of an answer: a column an output, a list a row where it has several."""
+    arrow = _library()
+    columns = {}
+    for name, values in answer.outputs:
+        if values.ndim == 1:
+            columns[name] = arrow.array(values)
+            continue
+        width = int(np.prod(values.shape[1:]))
+        flat = arrow.array(np.ascontiguousarray(values).ravel())
+        columns[name] = arrow.FixedSizeListArray.from_arrays(flat, width)
+    table = arrow.table(columns)
+    told = {"model_name": answer.model, "model_version": answer.version, "id": question.id or ""}
+    table = table.replace_schema_metadata(told)
+    sink = arrow.BufferOutputStream()
+    with arrow.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    return _HEADERS, sink.getvalue().to_pybytes()
+
+
+def _library() -> Any:
+    try:
+        import pyarrow
+    except ImportError:
+        raise RequestError(
+            "This server has no pyarrow: send application/json, or install "
+            "daskml-dist[dataframe] there.",
+            415,
+        ) from None
+    import pyarrow.ipc
+
+    return pyarrow

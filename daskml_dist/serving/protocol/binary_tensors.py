@@ -1,0 +1,100 @@
+"""The codec of the binary extension: a header in JSON, and tensors as raw bytes behind it.
+
+https://github.com/kserve/open-inference-protocol/blob/main/specification/protocol/binary_data.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.errors import RequestError
+from daskml_dist.serving.protocol.messages import Answer, Question, datatype_of, plain
+from daskml_dist.serving.protocol.requests import question_of, read_general
+
+__all__ = ["CONTENT_TYPES", "LENGTH", "read", "write"]
+
+CONTENT_TYPES = ("application/octet-stream",)
+
+#: The header that tells the bytes of the JSON.
+LENGTH = b"inference-header-content-length"
+
+_ENCODER = msgspec.json.Encoder()
+
+
+def read(body: bytes, headers: Mapping[bytes, bytes], predictor: Any) -> Question:
+    """A body as a question; without a header of JSON it is rows of the model, and nothing else.
+
+    Raises
+    ------
+    RequestError
+        400: the header or a tensor is damaged.
+    """
+    told = headers.get(LENGTH, b"0").decode("latin-1")
+    length = int(told) if told.isdecimal() and told.isascii() and len(told) < 12 else -1
+    if not 0 <= length <= len(body):
+        raise RequestError(
+            f"Inference-Header-Content-Length is {told[:40]!r} and the body has {len(body)} bytes: "
+            "send the number of bytes of the JSON, or 0 where all are rows."
+        )
+    if length == 0:
+        return Question([("rows", _bare(body, predictor))], binary=True)
+    view = memoryview(body)
+    return question_of(read_general(view[:length]), view[length:])
+
+
+def _bare(body: bytes, predictor: Any) -> NDArray[Any]:
+    """Rows that are the whole body, of the model's own dtype."""
+    dtypes, n_features = set(predictor.dtypes or ["float64"]), predictor.n_features
+    dtype = (
+        np.dtype(dtypes.pop()) if dtypes <= {"float32", "float64"} and len(dtypes) == 1 else None
+    )
+    if dtype is None or not n_features:
+        raise RequestError(
+            "This model's rows are not of one known dtype and number of features: send a header "
+            "in JSON and Inference-Header-Content-Length."
+        )
+    if len(body) % (dtype.itemsize * n_features):
+        raise RequestError(
+            f"The body has {len(body)} bytes, no whole number of rows: send {n_features} values "
+            f"of {datatype_of(dtype)} a row, little-endian."
+        )
+    return np.frombuffer(body, dtype.newbyteorder("<")).astype(dtype).reshape(-1, n_features)
+
+
+def write(answer: Answer, question: Question) -> tuple[tuple[tuple[bytes, bytes], ...], bytes]:
+    """Headers and body of an answer."""
+    outputs: list[dict[str, Any]] = []
+    raw = []
+    for name, values in answer.outputs:
+        told: dict[str, Any] = {
+            "name": name,
+            "datatype": datatype_of(values.dtype),
+            "shape": values.shape,
+        }
+        if question.binary is True or (question.binary and name in question.binary):
+            raw.append(_bytes(values))
+            told["parameters"] = {"binary_data_size": len(raw[-1])}
+        else:
+            told["data"] = plain(values)
+        outputs.append(told)
+    head: dict[str, Any] = {"model_name": answer.model, "model_version": answer.version}
+    if question.id is not None:
+        head["id"] = question.id
+    head["outputs"] = outputs
+    header = _ENCODER.encode(head)
+    return (
+        (b"content-type", b"application/octet-stream"),
+        (LENGTH, str(len(header)).encode()),
+    ), b"".join([header, *raw])
+
+
+def _bytes(values: NDArray[Any]) -> bytes:
+    if datatype_of(values.dtype) == "BYTES":
+        strings = [str(value).encode() for value in values.ravel()]
+        return b"".join(len(one).to_bytes(4, "little") + one for one in strings)
+    return values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()

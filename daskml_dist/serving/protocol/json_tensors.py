@@ -1,0 +1,113 @@
+"""The codec of JSON bodies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from daskml_dist.errors import RequestError
+from daskml_dist.serving.protocol import binary_tensors
+from daskml_dist.serving.protocol.messages import Answer, Question, datatype_of, plain
+from daskml_dist.serving.protocol.requests import (
+    Output,
+    Parameters,
+    question_of,
+    read_general,
+    shaped,
+    wanted,
+)
+
+__all__ = ["CONTENT_TYPES", "read", "write"]
+
+CONTENT_TYPES = ("application/json",)
+
+_HEADERS = ((b"content-type", b"application/json"),)
+
+
+class _Numbers(msgspec.Struct):
+    """A tensor whose values float64 holds: nearly all requests have one."""
+
+    name: str
+    shape: list[int]
+    datatype: str
+    data: list[float]
+
+
+class _Request(msgspec.Struct):
+    inputs: list[_Numbers]
+    id: str | None = None
+    outputs: list[Output] | None = None
+    parameters: Parameters | None = None
+
+
+class _Values(msgspec.Struct):
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: list[Any]
+
+
+class _Response(msgspec.Struct):
+    model_name: str
+    model_version: str
+    outputs: list[_Values]
+
+
+class _Named(msgspec.Struct):
+    """The answer to a request with an id."""
+
+    model_name: str
+    model_version: str
+    id: str
+    outputs: list[_Values]
+
+
+_REQUESTS = msgspec.json.Decoder(_Request)
+_ENCODER = msgspec.json.Encoder()
+_FLOATS = {"FP32": np.dtype("float32"), "FP64": np.dtype("float64")}
+
+
+def read(body: bytes, headers: Mapping[bytes, bytes], predictor: Any) -> Question:
+    """A body as a question.
+
+    Raises
+    ------
+    RequestError
+        400: it is no JSON, no request, or a tensor has other values than its shape and datatype.
+    """
+    try:
+        request = _REQUESTS.decode(body)
+    except msgspec.ValidationError:  # nested lists, strings, null: the general way, or its error
+        return question_of(read_general(body))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RequestError(f"The body is no JSON ({error}): send a JSON object.") from None
+    tensors = []
+    for tensor in request.inputs:
+        dtype: Any = _FLOATS.get(tensor.datatype)
+        if dtype is None:  # whole numbers beyond 2^53
+            return question_of(read_general(body))
+        with np.errstate(over="ignore"):  # infinity, which the model refuses, or takes
+            values = np.array(tensor.data, dtype)
+        tensors.append((tensor.name, shaped(values, tensor.shape, tensor.name)))
+    if request.outputs is None and request.parameters is None:
+        return Question(tensors, (), request.id)
+    return Question(tensors, *wanted(request.id, request.outputs, request.parameters))
+
+
+def write(answer: Answer, question: Question) -> tuple[tuple[tuple[bytes, bytes], ...], bytes]:
+    """Headers and body of an answer."""
+    if question.binary:
+        return binary_tensors.write(answer, question)
+    outputs = [
+        _Values(name, datatype_of(values.dtype), values.shape, plain(values))
+        for name, values in answer.outputs
+    ]
+    told: _Response | _Named
+    if question.id is None:
+        told = _Response(answer.model, answer.version, outputs)
+    else:
+        told = _Named(answer.model, answer.version, question.id, outputs)
+    return _HEADERS, _ENCODER.encode(told)

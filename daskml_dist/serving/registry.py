@@ -1,0 +1,328 @@
+"""Registries: folders that hold models by name and version, and say which version is current.
+
+::
+
+    FOLDER/NAME/VERSION/model.skops
+    FOLDER/NAME/current       the version that is served, a line of text
+    FOLDER/NAME/route.json    shares of versions, and those that only see the rows; optional
+
+Versions are whole numbers, counted up. One is written aside and moved to its place whole; it counts
+where the checksums in its manifest are those of its parts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from daskml_dist.errors import InvalidParameterError, ModelFileError, UnknownModelError
+from daskml_dist.inference.predictor import Predictor
+from daskml_dist.inference.saved.model_file import formats, read_manifest, save
+from daskml_dist.inference.saved.storage import write_bytes
+
+__all__ = [
+    "CURRENT",
+    "Routing",
+    "check_name",
+    "current_version",
+    "model_file",
+    "model_names",
+    "prune",
+    "publish",
+    "read_route",
+    "rollback",
+    "set_route",
+    "version_names",
+]
+
+#: In shares: whatever version is current.
+CURRENT = "current"
+_ROUTE = "route.json"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Shares of versions in the requests, and versions that see the same rows unanswered."""
+
+    weights: Mapping[str, float] = field(default_factory=lambda: {CURRENT: 1.0})
+    shadows: tuple[str, ...] = ()
+
+
+def publish(
+    model: Any, folder: Any, name: str, *, keep: int | None = None, current: bool = True
+) -> str:
+    """Write a fitted model into a registry as the next version of its name.
+
+    Parameters
+    ----------
+    model : estimator
+        Fitted; what :func:`daskml_dist.save` stores and what predicts or transforms.
+    folder : str or path-like
+        The registry, made where there is none; on a file system that this machine mounts.
+    name : str
+        Letters, digits, ``.``, ``_`` and ``-``.
+    keep : int, optional
+        Versions that are kept, the newest; older ones are deleted, but neither the current one nor
+        one that has a share of the requests. None: all.
+    current : bool, default=True
+        Whether it is the one that is served from now on.
+
+    Returns
+    -------
+    str
+        The version: "1", "2", ...
+
+    Raises
+    ------
+    InvalidParameterError
+        The name or `keep` has no meaning, or the model neither predicts nor transforms.
+    ModelFileError
+        It cannot be written.
+    """
+    check_name(name)
+    if keep is not None and keep < 1:
+        raise InvalidParameterError(f"keep={keep}: use an integer >= 1, or None for all versions.")
+    Predictor(model)  # what no server could serve is no version
+    home = Path(folder) / name
+    aside = home / f".{uuid.uuid4().hex}.new"
+    try:
+        aside.mkdir(parents=True)
+        save(model, aside / f"model{next(iter(formats()))}")
+        version = _moved(aside, home)
+        if current:
+            _set_current(home, version)
+    except OSError as error:
+        raise ModelFileError(
+            f"Cannot write into {home} ({error}). Name a folder that you may write to."
+        ) from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    if keep is not None:
+        prune(folder, name, keep)
+    return version
+
+
+def rollback(folder: Any, name: str, version: str | None = None) -> str:
+    """Make an earlier version the current one.
+
+    Parameters
+    ----------
+    folder : str or path-like
+    name : str
+    version : str, optional
+        None: the last one before the current that is whole.
+
+    Returns
+    -------
+    str
+        The version that is current now.
+
+    Raises
+    ------
+    UnknownModelError
+        There is no such version.
+    ModelFileError
+        It is damaged.
+    """
+    home = _home(folder, name)
+    if version is not None:
+        read_manifest(_file_of(folder, name, version))
+        _set_current(home, version)
+        return version
+    now = current_version(folder, name)
+    for one in reversed(version_names(folder, name)):
+        if now is not None and int(one) >= int(now):
+            continue
+        try:
+            read_manifest(_file_of(folder, name, one))
+        except ModelFileError:
+            continue
+        _set_current(home, one)
+        return one
+    raise UnknownModelError(
+        f"{home} has no whole version before {now}. Its versions: "
+        f"{', '.join(version_names(folder, name)) or 'none'}."
+    )
+
+
+def prune(folder: Any, name: str, keep: int) -> list[str]:
+    """Delete all versions but the newest, the current one and those with a share.
+
+    Parameters
+    ----------
+    folder : str or path-like
+    name : str
+    keep : int
+        Of the newest.
+
+    Returns
+    -------
+    list of str
+        The versions that were deleted.
+    """
+    home, route = _home(folder, name), read_route(folder, name)
+    held = {current_version(folder, name), *route.weights, *route.shadows}
+    old = [one for one in version_names(folder, name)[:-keep] if one not in held]
+    for one in old:
+        aside = home / f".{uuid.uuid4().hex}.old"
+        os.replace(home / one, aside)  # in one move: nobody sees half a version
+        shutil.rmtree(aside)
+    return old
+
+
+def set_route(
+    folder: Any,
+    name: str,
+    weights: Mapping[str, float] | None = None,
+    shadows: Sequence[str] = (),
+) -> None:
+    """Share requests between versions, and let others see the same rows.
+
+    Parameters
+    ----------
+    folder : str or path-like
+    name : str
+    weights : mapping of str to float, optional
+        Shares of versions, in any unit; ``"current"`` is the current one, whichever that is.
+        None: the current one has all.
+    shadows : sequence of str, optional
+        Versions that are asked too and whose answers nobody gets.
+
+    Raises
+    ------
+    UnknownModelError
+        There is no such version.
+    InvalidParameterError
+        A weight is negative or no finite number, or all are 0.
+    """
+    home = _home(folder, name)
+    route = _checked({CURRENT: 1.0} if weights is None else weights, shadows)
+    for version in {*route.weights, *route.shadows} - {CURRENT}:
+        _file_of(folder, name, version)
+    told = {"weights": dict(route.weights), "shadows": list(route.shadows)}
+    write_bytes(str(home / _ROUTE), json.dumps(told, indent=2).encode())
+
+
+def read_route(folder: Any, name: str) -> Routing:
+    """Shares and shadows of a name.
+
+    Raises
+    ------
+    ModelFileError
+        What is written there has no meaning.
+    """
+    path = Path(folder) / name / _ROUTE
+    try:
+        told = json.loads(path.read_text("utf-8"))
+        return _checked(told["weights"], told.get("shadows", []))
+    except FileNotFoundError:
+        return Routing()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelFileError(
+            f"{path} cannot be read ({type(error).__name__}: {error}). Write it by set_route()."
+        ) from error
+
+
+def model_names(folder: Any) -> list[str]:
+    """Names of the models of a registry."""
+    found = [one.name for one in Path(folder).iterdir() if one.is_dir()]
+    return sorted(one for one in found if _NAME.fullmatch(one) and version_names(folder, one))
+
+
+def version_names(folder: Any, name: str) -> list[str]:
+    """Versions of a name that have a model file, whole or not, in their order."""
+    try:
+        found = [one for one in os.listdir(Path(folder) / name) if _is_version(one)]
+    except OSError:
+        return []
+    return sorted((one for one in found if model_file(folder, name, one)), key=int)
+
+
+def current_version(folder: Any, name: str) -> str | None:
+    """The version that a registry says is current, whether it is there or not."""
+    try:
+        told = (Path(folder) / name / CURRENT).read_text("utf-8").strip()
+    except (OSError, ValueError):
+        return None
+    return told if _is_version(told) else None
+
+
+def model_file(folder: Any, name: str, version: str) -> Path | None:
+    """The model file of a version."""
+    for suffix in formats():
+        path = Path(folder) / name / version / f"model{suffix}"
+        if path.is_file():
+            return path
+    return None
+
+
+def check_name(name: str) -> None:
+    """Check the name of a model.
+
+    Raises
+    ------
+    InvalidParameterError
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidParameterError(
+            f"{name!r} is no name of a model: use letters, digits, '.', '_' and '-', with a letter "
+            "or digit first, 128 at most."
+        )
+
+
+def _is_version(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 19 and text[0] != "0"
+
+
+def _home(folder: Any, name: str) -> Path:
+    home = Path(folder) / name
+    if not _NAME.fullmatch(name) or not home.is_dir():
+        raise UnknownModelError(f"{folder} has no model {name!r}. Publish it first.")
+    return home
+
+
+def _file_of(folder: Any, name: str, version: str) -> Path:
+    path = model_file(folder, name, version) if _is_version(version) else None
+    if path is None:
+        found = ", ".join(version_names(folder, name)) or "none"
+        raise UnknownModelError(f"{name!r} has no version {version!r}. Its versions: {found}.")
+    return path
+
+
+def _moved(aside: Path, home: Path) -> str:
+    """The version that a folder has become; who publishes at the same time takes another."""
+    while True:
+        taken = [int(one) for one in os.listdir(home) if _is_version(one)]
+        version = str(max(taken, default=0) + 1)
+        try:
+            os.rename(aside, home / version)
+        except OSError:
+            if (home / version).exists():
+                continue
+            raise
+        return version
+
+
+def _set_current(home: Path, version: str) -> None:
+    write_bytes(str(home / CURRENT), f"{version}\n".encode())
+
+
+def _checked(weights: Mapping[str, Any], shadows: Sequence[str]) -> Routing:
+    numbers = {str(version): float(weight) for version, weight in weights.items()}
+    total = sum(numbers.values())
+    if not 0 < total < float("inf") or min(numbers.values()) < 0:
+        raise InvalidParameterError(f"weights={dict(weights)}: use numbers >= 0, one of them > 0.")
+    named = {version for version in numbers if version != CURRENT} | set(shadows)
+    if wrong := sorted(str(one) for one in named if not _is_version(str(one))):
+        raise InvalidParameterError(
+            f"{wrong[0]!r} is no version: use its number as text, or {CURRENT!r} among weights."
+        )
+    return Routing(numbers, tuple(map(str, shadows)))

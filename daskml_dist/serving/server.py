@@ -1,0 +1,214 @@
+"""Servers of models: a parent with the listening socket, and processes that answer on it."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from importlib import import_module
+from typing import Any
+
+from daskml_dist.errors import InvalidParameterError, ServingError
+from daskml_dist.serving.child import App, answer, check_installed
+from daskml_dist.serving.metrics import Metrics
+from daskml_dist.serving.models import Models
+from daskml_dist.serving.supervisor import Place, Supervisor
+
+__all__ = ["listen", "serve"]
+
+#: What every process needs, imported once, before the forks.
+_LOADED_BEFORE = (
+    "fsspec.implementations.local",
+    "skops.io",
+    "uvicorn.lifespan.on",
+    "uvicorn.protocols.http.httptools_impl",
+)
+_LOG = logging.getLogger("daskml_dist.serving")
+
+
+def serve(
+    source: Any,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    workers: int = 1,
+    watch: bool | float = False,
+    token: str | None = None,
+    certificate: str | None = None,
+    private_key: str | None = None,
+    key_password: str | None = None,
+    client_authorities: str | None = None,
+    method: str | None = None,
+    all_versions: bool = False,
+    trusted: Collection[str] = (),
+    keep_alive: float = 5.0,
+    end_within: float = 30.0,
+    app: Callable[..., App] | None = None,
+    **settings: Any,
+) -> None:
+    """Serve models over HTTP until SIGTERM or SIGINT (Ctrl-C).
+
+    The calling process holds the listening socket and forks the processes that answer, so it needs
+    to be one without threads: `python -m daskml_dist serve` is. SIGHUP replaces the processes one
+    by one, which refuses no connection: the new ones load models and certificates anew.
+
+    Parameters
+    ----------
+    source : str, path-like or mapping
+        A model file, a registry, or models by name (:class:`Models`).
+    host : str, default="127.0.0.1"
+        Address to listen at; "0.0.0.0" is all of this machine's.
+    port : int, default=8000
+        0: a free one, which the log names.
+    workers : int, default=1
+        Processes that answer.
+    watch : bool or float, default=False
+        Whether to look for new versions meanwhile, each second, or so many seconds.
+    token : str, optional
+        That requests must carry (``Authorization: Bearer``).
+    certificate, private_key, key_password, client_authorities : str, optional
+        Of TLS: files in PEM, and the password of the key's; with `client_authorities` only clients
+        with a certificate of these are let in.
+    method, all_versions, trusted
+        As of :class:`Models`.
+    keep_alive : float, default=5.0
+        Seconds after which an idle connection is closed.
+    end_within : float, default=30.0
+        Seconds that a process that is told to end has for the requests that have come.
+    app : callable, optional
+        ``app(models, metrics, **settings)``, an ASGI application of your own in place of the Open
+        Inference Protocol's.
+    **settings
+        Of the application: `max_bytes`, `max_waiting`, `max_delay`, `body_seconds`, `access_log`
+        (:class:`daskml_dist.serving.app.App`).
+
+    Raises
+    ------
+    InvalidParameterError
+        A parameter has no meaning.
+    ServingError
+        The address is taken, nothing can be served, the extra ``serve`` is not installed, or this
+        process has threads.
+    """
+    _check(port, workers, watch, certificate, private_key, keep_alive, end_within)
+    check_installed()
+    for name in _LOADED_BEFORE:
+        with suppress(ImportError):  # whoever needs it says so
+            import_module(name)
+    if token is not None:
+        settings["token"] = token
+    kind = app or _default()
+    options = {
+        "ssl_certfile": certificate,
+        "ssl_keyfile": private_key,
+        "ssl_keyfile_password": key_password,
+        "ssl_ca_certs": client_authorities,
+        "ssl_cert_reqs": 2 if client_authorities else 0,  # ssl.CERT_REQUIRED, CERT_NONE
+        "access_log": False,  # the application's own
+    }
+    metrics = Metrics(Supervisor.n_slots(workers))
+    listener = listen(host, port)
+
+    def make_models(counted: Metrics) -> Models:
+        return Models(
+            source, metrics=counted, method=method, all_versions=all_versions, trusted=trusted
+        )
+
+    def work(place: Place) -> None:
+        answer(
+            place,
+            listener,
+            make_models,
+            lambda models, counted: kind(models, counted, **settings),
+            metrics,
+            watch=1.0 if watch is True else float(watch) or None,
+            keep_alive=keep_alive,
+            end_within=end_within,
+            options={name: value for name, value in options.items() if value is not None},
+        )
+
+    said = listener.getsockname()
+    where = f"[{said[0]}]" if ":" in said[0] else said[0]
+    scheme = "https" if certificate else "http"
+    _LOG.info("Serving at %s://%s:%d, processes: %d", scheme, where, said[1], workers)
+    try:
+        Supervisor(
+            work,
+            workers,
+            # Idle connections are waited for first, and then the requests under way.
+            end_within=keep_alive + end_within + 1.0,
+            on_stop=listener.close,
+        ).run()
+    finally:
+        listener.close()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens.
+
+    Parameters
+    ----------
+    host : str
+    port : int
+
+    Returns
+    -------
+    socket.socket
+
+    Raises
+    ------
+    ServingError
+        The address is taken, or none of this machine's.
+    """
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, proto)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(2048)
+            listener.setblocking(False)
+        except BaseException:
+            listener.close()
+            raise
+    except OSError as error:
+        raise ServingError(
+            f"Cannot listen at {host}:{port} ({error}). Is another server there? Name another "
+            "port, or 0 for a free one."
+        ) from error
+    return listener
+
+
+def _check(
+    port: int,
+    workers: int,
+    watch: bool | float,
+    certificate: str | None,
+    private_key: str | None,
+    keep_alive: float,
+    end_within: float,
+) -> None:
+    if not 0 <= port < 65536:
+        raise InvalidParameterError(f"port={port}: use an integer from 0 to 65535.")
+    if workers < 1:
+        raise InvalidParameterError(f"workers={workers}: use an integer >= 1.")
+    if watch is not False and not 0 < watch < float("inf"):
+        raise InvalidParameterError(f"watch={watch}: use True, False, or seconds > 0.")
+    if keep_alive <= 0 or end_within <= 0:
+        raise InvalidParameterError(
+            f"keep_alive={keep_alive}, end_within={end_within}: use seconds > 0."
+        )
+    if private_key is not None and certificate is None:
+        raise InvalidParameterError("A private_key needs its certificate: name both.")
+    if sys.platform == "win32":
+        raise ServingError("A server forks, which Windows does not. Use Linux, or WSL.")
+
+
+def _default() -> Callable[..., App]:
+    """The application of the Open Inference Protocol; it needs the extra."""
+    kind: Callable[..., App] = import_module("daskml_dist.serving.app").App
+    return kind

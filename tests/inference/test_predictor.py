@@ -1,0 +1,233 @@
+"""Predictors: the estimator's own answers to the bit, and its own words where it refuses."""
+
+from __future__ import annotations
+
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pandas as pd
+import pytest
+from numpy.testing import assert_array_equal
+from scipy import sparse
+from sklearn import linear_model as sklearn_linear
+from sklearn import preprocessing as sklearn_preprocessing
+from sklearn.base import clone
+from sklearn.pipeline import Pipeline, make_pipeline
+
+import daskml_dist
+from daskml_dist import cluster, ensemble, linear_model, preprocessing, tree
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.inference import Predictor
+from daskml_dist.naive_bayes import GaussianNB
+from daskml_dist.neural_network import MLPClassifier
+from tests.inference.test_to_sklearn import MODELS, OTHERS, fitted
+
+D = 5
+X = np.random.default_rng(0).normal(size=(400, D))
+SIGNAL = X[:, 0] - X[:, 1] ** 2
+TARGETS = {
+    "two": (SIGNAL > 0).astype(int),
+    "three": np.array(["a", "b", "c"])[np.digitize(SIGNAL, [-1, 0])],
+    "number": SIGNAL,
+    "count": np.floor(abs(SIGNAL)),
+    "numbers": X[:, :2],
+}
+SGD: Any = {"learning_rate": 0.1, "max_iter": 2, "tol": None, "random_state": 0}
+#: Models, the target of each, and whether few rows go straight through the arithmetic.
+TABLE: dict[str, tuple[Any, str, bool]] = {
+    "logistic": (linear_model.LogisticRegression(), "two", True),
+    "logistic, no intercept": (linear_model.LogisticRegression(fit_intercept=False), "two", True),
+    "softmax": (linear_model.LogisticRegression(), "three", True),
+    "hinge": (linear_model.SGDClassifier("hinge", **SGD), "three", True),
+    "modified huber": (linear_model.SGDClassifier("modified_huber", **SGD), "three", True),
+    "ridge": (linear_model.Ridge(), "number", True),
+    "ridge, no intercept": (linear_model.Ridge(fit_intercept=False), "number", True),
+    "ridge of two": (linear_model.Ridge(), "numbers", True),
+    "poisson": (linear_model.PoissonRegressor(), "count", True),
+    "tree": (tree.DecisionTreeClassifier(max_depth=4), "three", True),
+    "forest": (ensemble.RandomForestRegressor(3, max_depth=4, random_state=0), "number", True),
+    "boosting": (ensemble.HistGradientBoostingClassifier(max_iter=3), "two", True),
+    "bayes": (GaussianNB(), "three", True),
+    "k-means": (cluster.KMeans(3, random_state=0), "number", True),
+    "network": (MLPClassifier((3,), max_iter=2, solver="lbfgs", random_state=0), "three", True),
+    "scaled": (
+        make_pipeline(preprocessing.StandardScaler(), linear_model.LogisticRegression()),
+        "two", True,
+    ),
+    "scaled twice": (
+        make_pipeline(
+            preprocessing.MinMaxScaler(clip=True), "passthrough",
+            sklearn_preprocessing.RobustScaler(), linear_model.LogisticRegression(),
+        ), "three", True,
+    ),
+    "not scaled": (Pipeline([("a", linear_model.Ridge())]), "number", True),
+    "standard": (preprocessing.StandardScaler(), "number", True),
+    "standard of scikit-learn": (sklearn_preprocessing.StandardScaler(), "number", True),
+    "shrunk": (preprocessing.MaxAbsScaler(), "number", True),
+    "squared": (
+        make_pipeline(preprocessing.PolynomialFeatures(), linear_model.Ridge()), "number", False
+    ),
+    "scikit-learn's": (sklearn_linear.Ridge(), "number", False),
+}  # fmt: skip
+METHODS = (
+    "predict", "predict_proba", "predict_log_proba", "decision_function", "transform", "apply",
+    "score_samples",
+)  # fmt: skip
+pytestmark = pytest.mark.filterwarnings("ignore:.*failed to converge", "ignore:divide by zero")
+
+
+class Whole(np.ndarray[Any, Any]):
+    """An array of another class, of which every layer of an estimator looks at all it can."""
+
+
+@cache
+def model_of(name: str) -> Any:
+    model, target, _ = TABLE[name]
+    return clone(model).fit(X, TARGETS[target])
+
+
+def own(model: Any, method: str, rows: Any) -> Any:
+    """The method's answers, or what it says against the rows, where nothing is left out."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "X does not have valid feature names")
+            found = getattr(model, method)(rows)
+            return np.asarray(found.toarray() if sparse.issparse(found) else found)
+    except Exception as error:
+        return type(error), str(error)
+
+
+def told(predictor: Any, rows: Any) -> Any:
+    return own(predictor, "__call__", rows)
+
+
+def assert_same(found: Any, wanted: Any, about: Any) -> None:
+    if isinstance(wanted, tuple):
+        assert found == wanted, about
+        return
+    assert_array_equal(found, wanted, str(about))
+    assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape), about
+
+
+def assert_alike(model: Any, rows: np.ndarray[Any, Any]) -> set[str]:
+    """Assert that predictors and methods answer all rows alike; return the bare methods."""
+    bare = set()
+    for method in METHODS:
+        if not hasattr(model, method):
+            continue
+        predictor = Predictor(model, method)
+        bare |= {method} if predictor.bare else set()
+        for X in several(rows):
+            before = X.copy()
+            wanted = own(model, method, X.view(Whole))
+            about = method, X.dtype, X.shape
+            assert_same(told(predictor, X), wanted, about)
+            assert_same(own(model, method, X), wanted, about)
+            assert_array_equal(X, before)
+    return bare
+
+
+def several(rows: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
+    """Rows of all kinds that a predictor tells apart, those that are refused among them."""
+    found = []
+    for dtype in (np.float64, np.float32):
+        rows = rows.astype(dtype)
+        bad = [rows[:2].copy() for _ in range(4)]
+        for one, value in zip(bad, (np.nan, np.inf, -np.inf, np.finfo(dtype).max), strict=True):
+            one[1, -1] = value
+        bad[3][:] = np.finfo(dtype).max
+        frozen = rows[:1].copy()
+        frozen.flags.writeable = False
+        crooked = np.frombuffer(b"." + rows[:3].tobytes(), np.uint8)[1:].view(dtype)
+        found += [
+            rows[:1], rows[:64], rows, rows[:0], rows[::2][:3], np.asfortranarray(rows[:3]),
+            frozen, crooked.reshape(3, -1), rows[:3].astype(rows.dtype.newbyteorder()),
+            rows[:1, 1:], np.hstack([rows[:1], rows[:1]]), rows[0], *bad,
+        ]  # fmt: skip
+    return [*found, np.ones((2, rows.shape[1]), int), rows[:2].astype(object)]
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_predictors_answer_as_the_methods_do(name: str) -> None:
+    with np.errstate(all="ignore"):
+        bare = assert_alike(model_of(name), X)
+    assert bool(bare) is TABLE[name][2]
+    if "logistic" in name or name == "scaled":
+        assert bare >= {"predict", "predict_proba", "decision_function"}
+
+
+def test_ten_thousand_rows() -> None:
+    rows = np.random.default_rng(1).normal(size=(10_000, D)).astype(np.float32)
+    for name in ("logistic", "softmax", "poisson", "scaled", "forest"):
+        model = model_of(name)
+        assert_array_equal(Predictor(model, "predict")(rows), model.predict(rows.view(Whole)))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:n_quantiles", "ignore:.*failed to converge")
+@pytest.mark.parametrize("name", [*MODELS, *OTHERS])
+def test_predictors_of_all_models(name: str) -> None:
+    model, rows = fitted(name)
+    try:
+        rows = np.asarray(rows, np.float64)
+    except (TypeError, ValueError):
+        pytest.skip("its rows are no numbers")
+    if rows.ndim != 2:
+        pytest.skip("its rows are no matrix")
+    with np.errstate(all="ignore"):
+        assert_alike(model, np.resize(rows, (300, rows.shape[1])))
+
+
+def test_names_are_not_asked_of_arrays() -> None:
+    frame = pd.DataFrame(X, columns=list("abcde"))
+    model = linear_model.Ridge().fit(frame, SIGNAL)
+    predictor = Predictor(model)
+    assert (predictor.names, predictor.n_features) == (list("abcde"), D)
+    wanted = model.predict(frame[:3])
+    assert_array_equal(predictor(X[:3]), wanted)
+    assert_array_equal(predictor(frame[:3]), wanted)
+    with pytest.raises(ValueError, match="feature names"):
+        predictor(frame[["b", "a", "c", "d", "e"]])
+
+
+def test_scalers_of_ones_own_and_outputs_are_scikit_learns() -> None:
+    class Doubled(preprocessing.StandardScaler):
+        def transform(self, X: Any, copy: bool | None = None) -> Any:
+            return 2 * super().transform(X, copy)
+
+    scaler = Doubled().fit(X)
+    assert_array_equal(Predictor(scaler)(X[:1]), scaler.transform(X[:1]))
+    framed = preprocessing.StandardScaler().fit(X).set_output(transform="pandas")
+    assert isinstance(framed.transform(X[:1]), pd.DataFrame)
+    in_place, row = preprocessing.StandardScaler(copy=False).fit(X.copy()), X[:1].copy()
+    assert in_place.transform(row) is row
+    again = X[:1].copy()
+    assert preprocessing.StandardScaler().fit(X).transform(again, copy=False) is again
+    assert_array_equal(row, again)
+
+
+def test_predictors_travel_and_are_shared(tmp_path: Path) -> None:
+    model = model_of("scaled")
+    predictor = Predictor(model, "decision_function")
+    again = cloudpickle.loads(cloudpickle.dumps(predictor))
+    assert (again.method, again.bare, again.classes) == ("decision_function", True, [0, 1])
+    daskml_dist.save(model, tmp_path / "model.skops")
+    read = Predictor.of_file(tmp_path / "model.skops", "decision_function")
+    wanted = [model.decision_function(row.view(Whole)) for row in X[:, None]]
+    for one in (again, read):
+        assert_array_equal([one(row) for row in X[:, None]], wanted)
+    with ThreadPoolExecutor(4) as pool:
+        assert_array_equal(list(pool.map(predictor, X[:, None])), wanted)
+        many = Predictor(model_of("network"))
+        found = list(pool.map(many, X[:, None]))
+    assert_array_equal(found, [model_of("network").predict_proba(row) for row in X[:, None]])
+
+
+def test_a_method_that_is_not_there() -> None:
+    with pytest.raises(InvalidParameterError, match="Ridge has no method predict_proba"):
+        Predictor(model_of("ridge"), "predict_proba")

@@ -1,0 +1,302 @@
+"""The application: what is served is what the model says, and what it refuses disturbs nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import numpy as np
+import pytest
+
+pytest.importorskip("msgspec", reason="the extra serve is not installed")
+
+from daskml_dist.inference import Predictor
+from daskml_dist.linear_model import LogisticRegression
+from daskml_dist.serving.app import App
+from tests.serving.stand_ins import Metrics, Models, ask, asked, tensor
+
+INFER = "/v2/models/m/infer"
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return np.random.default_rng(0).standard_normal((40, 5))
+
+
+@pytest.fixture(scope="module")
+def model(rows):
+    return LogisticRegression().fit(rows, np.where(rows[:, 0] > 0, "yes", "no"))
+
+
+@pytest.fixture
+def app(model):
+    return App(Models(m=model), Metrics())
+
+
+def body(rows, datatype="FP64", **more):
+    return {"inputs": [tensor(rows, datatype)], **more}
+
+
+@pytest.mark.parametrize("datatype", ["FP64", "FP32"])
+def test_served_is_predict_proba_to_the_bit(app, model, rows, datatype):
+    rows = rows.astype({"FP64": "float64", "FP32": "float32"}[datatype])
+    for part in (rows, rows[:1], rows[3:10]):
+        reply = ask(app, INFER, body(part, datatype, id="a"))
+        assert reply.status == 200
+        assert reply.headers[b"content-type"] == b"application/json"
+        said = reply.json
+        (output,) = said.pop("outputs")
+        assert said == {"model_name": "m", "model_version": "1", "id": "a"}
+        truth = model.predict_proba(part)
+        assert output["name"] == "predict_proba"
+        assert output["shape"] == list(truth.shape)
+        served = np.array(output["data"], truth.dtype).reshape(truth.shape)
+        np.testing.assert_array_equal(served, truth)
+
+
+def test_outputs_by_name(app, model, rows):
+    names = ["predict", "decision_function"]
+    reply = ask(app, INFER, body(rows, outputs=[{"name": name} for name in names]))
+    labels, scores = reply.json["outputs"]
+    assert [labels["name"], labels["datatype"]] == ["predict", "BYTES"]
+    assert labels["data"] == model.predict(rows).tolist()
+    assert scores["data"] == model.decision_function(rows).tolist()
+
+
+def test_labels_that_are_numbers(rows):
+    model = LogisticRegression().fit(rows, np.digitize(rows[:, 0], [-0.5, 0.5]))
+    reply = ask(App(Models(m=Predictor(model, "predict")), Metrics()), INFER, body(rows))
+    (output,) = reply.json["outputs"]
+    assert [output["datatype"], output["data"]] == ["INT64", model.predict(rows).tolist()]
+
+
+def _changed(**changes):
+    return {"inputs": [{**tensor(np.zeros((1, 5))), **changes}]}
+
+
+#: What is sent, the status, and a word of the remedy.
+REFUSED = {
+    "no JSON": (b"\x00garbage", 400, "send a JSON object"),
+    "no UTF-8": (b'{"inputs": [{"name": "\xff"}]}', 400, "send"),
+    "cut off": (b'{"inputs": [', 400, "send"),
+    "deep": (b'{"inputs": ' + b"[" * 100_000, 400, "send"),
+    "no request": ({"rows": [1]}, 400, "send"),
+    "a list": ([1, 2], 400, "send"),
+    "no inputs": ({"inputs": []}, 422, "no names of features"),
+    "no data": ({"inputs": [{"name": "a", "shape": [1, 5], "datatype": "FP64"}]}, 400, "values"),
+    "datatype": (_changed(datatype="FP99"), 400, "send one of FP32"),
+    "strings": (_changed(data=["a"] * 5), 400, "values that are no FP64"),
+    "too few values": (_changed(data=[1.0]), 400, "as many values"),
+    "negative shape": (_changed(shape=[-1, 5]), 400, "as many values"),
+    "huge shape": (_changed(shape=[2**62, 2**62]), 400, "as many values"),
+    "many dimensions": (_changed(shape=[1] * 200), 400, "as many values"),
+    "ragged": (_changed(data=[[1.0, 2.0], [3.0]]), 400, "as many values"),
+    "whole numbers": (_changed(datatype="INT8", data=[300] * 5), 400, "no INT8"),
+    "booleans": (_changed(datatype="BOOL", data=[2] * 5), 400, "no BOOL"),
+    "bytes that are not there": (
+        {"inputs": [{"name": "a", "shape": [1, 5], "datatype": "FP64",
+                     "parameters": {"binary_data_size": 40}}]}, 400, "Header-Content-Length",
+    ),
+    "too few features": (body(np.zeros((2, 4))), 422, "send shape [rows, 5]"),
+    "one dimension": (body(np.zeros(5)), 422, "send [rows, 5]"),
+    "three": (body(np.zeros((1, 5, 1))), 422, "send [rows, 5]"),
+    "no rows": (body(np.zeros((0, 5))), 422, "send one at least"),
+    "null": (_changed(data=[None, 1, 2, 3, 4]), 422, "NaN"),
+    "infinite": (_changed(data=[1e300] * 5, datatype="FP32"), 422, "infinity"),
+    "text": (_changed(data=["a"] * 5, datatype="BYTES"), 422, "send FP64"),
+    "columns": ({"inputs": [tensor(np.zeros(1), name=n) for n in "ab"]}, 422, "no names"),
+    "output": (body(np.zeros((1, 5)), outputs=[{"name": "fit"}]), 422, "ask for predict_proba"),
+    "private": (body(np.zeros((1, 5)), outputs=[{"name": "__init__"}]), 422, "ask for"),
+}  # fmt: skip
+
+
+def test_what_is_refused_disturbs_nobody(app, model, rows):
+    """All at the same time, in one turn of the loop with good requests."""
+
+    async def all_at_once():
+        waiting = [asked(app, INFER, sent) for sent, _, _ in REFUSED.values()]
+        good = [asked(app, INFER, body(rows[at : at + 1])) for at in range(10)]
+        return await asyncio.gather(*waiting, *good)
+
+    replies = asyncio.run(all_at_once())
+    for (name, (_, status, word)), reply in zip(REFUSED.items(), replies, strict=False):
+        assert reply.status == status, (name, reply)
+        assert word in reply.json["error"], (name, reply)
+        assert len(reply.body) < 1000, name
+    for at, reply in enumerate(replies[len(REFUSED) :]):
+        assert reply.status == 200
+        np.testing.assert_allclose(
+            reply.json["outputs"][0]["data"], model.predict_proba(rows[at : at + 1])[0], rtol=1e-12
+        )
+    assert app.batcher.waiting == 0
+    assert app.metrics.codes["m", "1", 200] == 10
+    assert app.metrics.rows["m", "1"] == 10
+
+
+def test_paths_and_methods(app):
+    for path, method, status, word in [
+        ("/", "GET", 404, "/v2/models"),
+        ("/v2/models/", "GET", 404, "/v2/models"),
+        ("/v2/models/m/versions/", "GET", 404, "/v2/models"),
+        ("/v2/models/m/other/infer", "POST", 404, "/v2/models"),
+        ("/v2/models/../../etc/infer", "POST", 404, "/v2/models"),
+        ("/v2/models/other/infer", "POST", 404, "No model"),
+        ("/v2/models/m/versions/7/infer", "POST", 404, "No model"),
+        (INFER, "GET", 405, "send POST"),
+        ("/v2", "DELETE", 405, "send GET"),
+        ("/v2/health/live", "GET", 200, "true"),
+        ("/v2/health/ready", "GET", 200, "true"),
+        ("/v2/models/m/ready", "GET", 200, "true"),
+        ("/v2", "GET", 200, "daskml_dist"),
+        ("/metrics", "GET", 200, "counted 1"),
+    ]:
+        reply = ask(app, path, b"{}" if method == "POST" else None, method=method)
+        assert reply.status == status, path
+        assert word in reply.body.decode(), path
+    assert ask(app, "/v2", method="HEAD").body == b""
+    assert all(model in ("", "m") for model, _, _ in app.metrics.codes)
+
+
+def test_content_types(app):
+    for headers, word in [
+        ({"content-type": "text/html"}, "send one of application/json"),
+        ({"content-encoding": "gzip"}, "without Content-Encoding"),
+    ]:
+        reply = ask(app, INFER, body(np.zeros((1, 5))), headers)
+        assert reply.status == 415
+        assert word in reply.json["error"]
+    fine = {"content-type": "Application/JSON; charset=utf-8"}
+    assert ask(app, INFER, body(np.zeros((1, 5))), fine).status == 200
+
+
+def test_not_ready():
+    reply = ask(App(Models(), Metrics()), "/v2/health/ready")
+    assert reply.status == 503
+    assert reply.headers[b"retry-after"] == b"1"
+
+
+def test_token(model):
+    app = App(Models(m=model), Metrics(), token="secret")
+    for given in (None, "Bearer", "Bearer wrong", "Basic secret", "Bearer sécret"):
+        reply = ask(app, "/v2", headers=None if given is None else {"authorization": given})
+        assert reply.status == 401, given
+        assert reply.headers[b"www-authenticate"] == b"Bearer"
+    assert ask(app, "/v2", headers={"authorization": "Bearer secret"}).status == 200
+    assert ask(app, "/v2/health/live").status == 200
+
+
+def test_large_bodies(model):
+    app = App(Models(m=model), Metrics(), max_bytes=100)
+    told = ask(app, INFER, b"1" * 101)
+    pieces = iter([b"1" * 60] * 3)
+
+    async def in_pieces():
+        return {"type": "http.request", "body": next(pieces), "more_body": True}
+
+    untold = ask(app, INFER, b"", {"content-length": ""}, receive=in_pieces)
+    for reply in (told, untold):
+        assert reply.status == 413
+        assert reply.headers[b"connection"] == b"close"
+        assert "fewer rows" in reply.json["error"]
+    assert len(list(pieces)) == 1  # the rest was not even read
+
+
+def test_slow_bodies(model, rows):
+    """A client that never ends its body is told so, and others are answered meanwhile."""
+    app = App(Models(m=model), Metrics(), body_seconds=0.05)
+    first = [{"type": "http.request", "body": b"{", "more_body": True}]
+
+    async def slow():
+        return first.pop() if first else await asyncio.Event().wait()
+
+    async def both():
+        late = asyncio.create_task(asked(app, INFER, b"{}", receive=slow))
+        good = await asked(app, INFER, body(rows))
+        return await late, good
+
+    late, good = asyncio.run(both())
+    assert late.status == 408
+    assert late.headers[b"connection"] == b"close"
+    assert good.status == 200
+
+
+def test_a_client_that_left_gets_nothing(app):
+    async def gone():
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        raise AssertionError("nobody is there")
+
+    scope = {"type": "http", "method": "POST", "path": INFER, "headers": []}
+    asyncio.run(app(scope, gone, send))
+    assert not app.metrics.codes
+
+
+class Broken(Predictor):
+    """A predictor whose model raises."""
+
+    def __call__(self, X):
+        raise KeyError("a secret")
+
+
+def test_errors_of_the_model_itself_are_not_told(model, caplog):
+    app = App(Models(m=Broken(model)), Metrics())
+    with caplog.at_level(logging.ERROR, "daskml_dist.serving"):
+        reply = ask(app, INFER, body(np.zeros((1, 5))))
+    assert reply.status == 500
+    assert b"secret" not in reply.body
+    assert "a secret" in caplog.text
+
+
+def test_shadows_answer_nobody(model, rows):
+    models = Models(m=model)
+    models.put("m", Broken(LogisticRegression(C=0.01).fit(rows, rows[:, 1] > 0)))
+    models.put("m", model)
+    models.shadowed.add("m")
+    app = App(models, Metrics())
+    reply = ask(app, INFER, body(rows))
+    np.testing.assert_array_equal(
+        np.reshape(reply.json["outputs"][0]["data"], (-1, 2)), model.predict_proba(rows)
+    )
+    assert reply.json["model_version"] == "3"
+    assert app.metrics.codes == {("m", "1", 200): 1, ("m", "2", 500): 1, ("m", "3", 200): 1}
+
+
+def test_versions_by_number(model, rows):
+    models = Models(m=model)
+    other = LogisticRegression(C=0.01).fit(rows, rows[:, 1] > 0)
+    models.put("m", other)
+    app = App(models, Metrics())
+    for path, truth in [("/v2/models/m/versions/1/infer", model), (INFER, other)]:
+        data = ask(app, path, body(rows)).json["outputs"][0]["data"]
+        np.testing.assert_array_equal(np.reshape(data, (-1, 2)), truth.predict_proba(rows))
+
+
+def test_access_log(model, caplog):
+    app = App(Models(m=model), Metrics(), access_log=True)
+    with caplog.at_level(logging.INFO, "daskml_dist.serving.access"):
+        ask(app, "/v2/a\nforged line")
+    assert "404" in caplog.messages[0]
+    assert "\n" not in caplog.messages[0]
+
+
+def test_lifespan(app):
+    said = []
+    asks = [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}]
+
+    async def run():
+        async def receive():
+            return asks.pop(0)
+
+        async def send(message):
+            said.append(message["type"])
+
+        await app({"type": "lifespan"}, receive, send)
+
+    import gc
+
+    try:
+        asyncio.run(run())
+    finally:
+        gc.unfreeze()
+    assert said == ["lifespan.startup.complete", "lifespan.shutdown.complete"]

@@ -1,0 +1,122 @@
+"""Batches of requests: one call for a turn of the loop, a bound, and a thread for costly models."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import numpy as np
+import pytest
+
+pytest.importorskip("msgspec", reason="the extra serve is not installed")
+
+from daskml_dist.errors import RequestError
+from daskml_dist.serving.batching import Batcher
+
+
+class Product:
+    """Twice the rows; negative ones are refused."""
+
+    def __init__(self):
+        self.calls = []
+        self.threads = set()
+
+    def __call__(self, pieces):
+        self.calls.append(len(pieces))
+        self.threads.add(threading.current_thread().name)
+        rows = np.concatenate(pieces)
+        if (rows < 0).any():
+            raise ValueError("negative")
+        return 2 * rows
+
+
+def answers(batcher, product, pieces, delay=None):
+    async def run():
+        waiting = [batcher.ask("m", product, piece, len(piece), delay) for piece in pieces]
+        return await asyncio.gather(*waiting, return_exceptions=True)
+
+    return asyncio.run(run())
+
+
+PIECES = [np.arange(n, dtype=float) for n in (1, 3, 2)]
+
+
+@pytest.mark.parametrize("delay", [None, 0.0])
+@pytest.mark.parametrize(
+    ("settings", "calls"),
+    [
+        ({}, [3]),
+        ({"together": False}, [1, 1, 1]),
+        ({"max_rows": 5}, [2, 1]),
+        ({"max_rows": 1}, [1] * 3),
+    ],
+)
+def test_one_call_of_a_turn(settings, calls, delay):
+    product, batcher = Product(), Batcher(**settings)
+    for piece, answer in zip(PIECES, answers(batcher, product, PIECES, delay), strict=True):
+        np.testing.assert_array_equal(answer, 2 * piece)
+    assert product.calls == calls
+    assert batcher.waiting == 0
+    assert not batcher._lines
+    in_thread = threading.current_thread().name not in product.threads
+    assert in_thread == (delay is not None)
+    batcher.close()
+
+
+def test_one_that_fails_fails_alone():
+    product = Product()
+    good, bad, other = answers(Batcher(), product, [PIECES[1], -PIECES[1], PIECES[2]])
+    assert isinstance(bad, ValueError)
+    np.testing.assert_array_equal(good, 2 * PIECES[1])
+    np.testing.assert_array_equal(other, 2 * PIECES[2])
+    assert product.calls == [3, 1, 1, 1]
+
+
+def test_a_model_that_answers_other_rows():
+    (error,) = answers(Batcher(), lambda pieces: np.zeros(7), [PIECES[0]])
+    assert "7 answers for 1 rows" in str(error)
+
+
+def test_the_bound():
+    async def run():
+        batcher, product = Batcher(max_waiting=2), Product()
+        waiting = [batcher.ask("m", product, PIECES[0], 1) for _ in range(2)]
+        with pytest.raises(RequestError, match="try again") as caught:
+            batcher.ask("m", product, PIECES[0], 1)
+        assert caught.value.status == 503
+        assert (b"retry-after", b"1") in caught.value.headers
+        await asyncio.gather(*waiting)
+        await batcher.ask("m", product, PIECES[0], 1)  # there is room again
+
+    asyncio.run(run())
+
+
+def test_requests_gather_while_the_thread_is_busy():
+    """What comes during a call is the next call, and the loop goes on meanwhile."""
+    entered, free = threading.Event(), threading.Event()
+    calls = []
+
+    def product(pieces):
+        calls.append(len(pieces))
+        entered.set()
+        assert free.wait(60)
+        return np.concatenate(pieces)
+
+    async def run():
+        batcher = Batcher()
+        first = batcher.ask("m", product, PIECES[0], 1, 0.0)
+        while not entered.is_set():
+            await asyncio.sleep(0)
+        later = []
+        for _ in range(5):
+            later.append(batcher.ask("m", product, PIECES[0], 1, 0.0))
+            await asyncio.sleep(0.001)
+        assert calls == [1]
+        later[0].cancel()  # whose client left is no matter for the others
+        free.set()
+        await asyncio.gather(first, *later[1:])
+        assert calls == [1, 5]
+        assert batcher.waiting == 0
+        batcher.close()
+
+    asyncio.run(run())

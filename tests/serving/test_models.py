@@ -1,0 +1,224 @@
+"""Registries and the models of one: versions, swaps, shares, and files that are damaged."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+
+import daskml_dist
+from daskml_dist.errors import (
+    InvalidParameterError,
+    ModelFileError,
+    UnknownModelError,
+)
+from daskml_dist.linear_model import Ridge
+from daskml_dist.serving import Metrics, Models, publish, rollback, set_route
+from daskml_dist.serving.registry import current_version, model_file, prune, version_names
+from tests.serving.tiny import until
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(60, 4))
+
+
+def model(number: float = 0) -> Any:
+    """A model that answers by its number."""
+    made = LogisticRegression().fit(X, X[:, 0] > 0)
+    made.intercept_ = np.array([float(number)])
+    return made
+
+
+def registry(tmp_path: Path, n: int, **options: Any) -> Path:
+    for number in range(n):
+        assert publish(model(number + 1), tmp_path, "m", **options) == str(number + 1)
+    return tmp_path
+
+
+def damage(folder: Path, version: str) -> None:
+    path = model_file(folder, "m", version)
+    assert path is not None
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def numbers(models: Models) -> float:
+    return float(models.get("m").predictor.model.intercept_[0])
+
+
+def test_what_is_served_is_what_was_published(tmp_path: Path) -> None:
+    """A registry under its models' names, a file under its stem, a mapping under its keys."""
+    fitted = Ridge().fit(X, X[:, 1])
+    publish(fitted, tmp_path / "models", "ridge")
+    publish(model(1), tmp_path / "models", "m")
+    daskml_dist.save(fitted, tmp_path / "one.skops")
+    for source, name in [
+        (tmp_path / "models", "ridge"),
+        (tmp_path / "one.skops", "one"),
+        ({"held": fitted}, "held"),
+        ({"made": lambda: fitted}, "made"),
+    ]:
+        served = Models(source).get(name)
+        assert (served.name, served.version) == (name, "1")
+        assert served.manifest["inputs"]["n_features"] == 4
+        np.testing.assert_array_equal(served.predictor(X), fitted.predict(X))
+    assert Models(tmp_path / "models").names() == ["m", "ridge"]
+
+
+def test_swaps(tmp_path: Path) -> None:
+    folder, metrics = registry(tmp_path, 1), Metrics()
+    models = Models(folder, metrics=metrics)
+    before = models.get("m")
+    assert models.refresh() == []
+    publish(model(2), folder, "m")
+    assert models.refresh() == ["m"]
+    assert (models.get("m").version, numbers(models)) == ("2", 2.0)
+    assert before.version == "1"  # whoever has it goes on with it
+    assert rollback(folder, "m") == "1"
+    models.refresh()
+    assert numbers(models) == 1.0
+    assert b'daskml_dist_swaps_total{model="m"} 3' in metrics.render()
+    publish(model(3), folder, "m", current=False)
+    models.refresh()
+    assert numbers(models) == 1.0
+    assert rollback(folder, "m", "3") == "3"
+    publish(model(1), folder, "other")
+    assert models.refresh() == ["m", "other"]
+    shutil.rmtree(folder / "other")
+    assert models.refresh() == ["other"]
+    with pytest.raises(UnknownModelError, match="served: m"):
+        models.get("other")
+
+
+def test_watching(tmp_path: Path) -> None:
+    """A registry, and a file that is replaced."""
+    daskml_dist.save(model(1), tmp_path / "m.skops")
+    folder = registry(tmp_path / "models", 1)
+    watched = [Models(folder), Models(tmp_path / "m.skops")]
+    for models in watched:
+        models.watch(0.01)
+    publish(model(2), folder, "m")
+    daskml_dist.save(model(2), tmp_path / "m.skops")
+    for models in watched:
+        until(lambda models=models: numbers(models) == 2.0)
+        assert models.get("m").version == "2"
+        models.close()
+
+
+def test_a_broken_version_is_not_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder, metrics = registry(tmp_path, 2), Metrics()
+    models = Models(folder, metrics=metrics)
+    publish(model(3), folder, "m")
+    damage(folder, "3")
+    for _ in range(3):  # said once
+        models.refresh()
+    assert numbers(models) == 2.0
+    assert b'daskml_dist_load_failures_total{model="m"} 1' in metrics.render()
+    errors = [one.getMessage() for one in caplog.records if one.levelno >= logging.ERROR]
+    assert len(errors) == 1
+    assert "version 3 is not taken (ModelFileError" in errors[0]
+    assert "version 2 is served on" in errors[0]
+    # Who starts now serves the one before it, and no later one.
+    publish(model(4), folder, "m", current=False)
+    assert numbers(Models(folder)) == 2.0
+    # One that is mended, or replaced, is taken.
+    daskml_dist.save(model(5), model_file(folder, "m", "3"))
+    models.refresh()
+    assert numbers(models) == 5.0
+    damage(folder, "2")
+    assert rollback(folder, "m") == "1"
+
+
+def test_shares(tmp_path: Path) -> None:
+    folder = registry(tmp_path, 4)
+    set_route(folder, "m", {"current": 8, "2": 1, "3": 1}, shadows=["1"])
+    models = Models(folder)
+    asked = [models.route("m") for _ in range(1000)]
+    found = Counter(one.served.version for one in asked)
+    for version, share in {"4": 800, "2": 100, "3": 100}.items():
+        assert abs(found[version] - share) <= 3  # in turn, not by chance
+    assert {one.version for route in asked for one in route.shadows} == {"1"}
+    assert models.get("m").version == "4"
+    # By key: always the same, and the shares hold among many.
+    by_key = {key: models.route("m", key).served.version for key in map(str, range(2000))}
+    assert all(models.route("m", key.encode()).served.version == by_key[key] for key in by_key)
+    assert abs(Counter(by_key.values())["4"] - 1600) < 80
+    # One that cannot be read leaves its share to the others; the current one may change.
+    damage(folder, "3")
+    publish(model(5), folder, "m")
+    models.refresh()
+    assert {models.route("m").served.version for _ in range(100)} == {"5", "2"}
+    set_route(folder, "m")
+    models.refresh()
+    assert {tuple(models.route("m")) for _ in range(9)} == {(models.get("m"), ())}
+
+
+def test_a_damaged_route_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = registry(tmp_path, 1)
+    models = Models(folder)
+    (folder / "m" / "route.json").write_text("{")
+    models.refresh()
+    models.refresh()
+    assert numbers(models) == 1.0
+    assert sum("route" in one.getMessage() for one in caplog.records) == 1
+
+
+def test_old_versions(tmp_path: Path) -> None:
+    folder = registry(tmp_path, 2)
+    with pytest.raises(UnknownModelError, match="No version '1' of 'm'"):
+        Models(folder).get("m", "1")
+    both = Models(folder, all_versions=True)
+    assert both.versions("m") == ["1", "2"]
+    assert both.get("m", "1").predictor.model.intercept_[0] == 1.0
+    for number in range(3, 7):
+        publish(model(number), folder, "m", keep=2)
+    assert version_names(folder, "m") == ["5", "6"]
+    rollback(folder, "m", "5")
+    set_route(folder, "m", {"current": 1, "6": 1})
+    for number in range(7, 10):
+        publish(model(number), folder, "m", keep=1, current=False)
+    assert version_names(folder, "m") == ["5", "6", "9"]
+    assert current_version(folder, "m") == "5"
+    assert [one for one in os.listdir(folder / "m") if one.startswith(".")] == []
+    assert prune(folder, "m", 1) == []
+
+
+def test_half_written_folders_do_not_count(tmp_path: Path) -> None:
+    folder = registry(tmp_path, 1)
+    for junk in ("2", ".3.new", "4x", "05"):
+        (folder / "m" / junk).mkdir()
+    (folder / "m" / "current").write_text("nonsense")
+    assert version_names(folder, "m") == ["1"]
+    assert numbers(Models(folder)) == 1.0
+    assert publish(model(7), folder, "m") == "3"  # "2" is taken, by whatever it is
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda at: publish(model(), at, "a/b"), InvalidParameterError, "is no name"),
+        (lambda at: publish(model(), at, "m", keep=0), InvalidParameterError, "keep=0"),
+        (lambda at: publish(object(), at, "m"), InvalidParameterError, "has no method"),
+        (lambda at: rollback(at, "n"), UnknownModelError, "no model 'n'"),
+        (lambda at: rollback(at, "m"), UnknownModelError, "no whole version before 1"),
+        (lambda at: rollback(at, "m", "9"), UnknownModelError, "no version '9'"),
+        (lambda at: set_route(at, "m", {"9": 1}), UnknownModelError, "no version '9'"),
+        (lambda at: set_route(at, "m", {"1": -1}), InvalidParameterError, "weights"),
+        (lambda at: set_route(at, "m", {"x": 1}), InvalidParameterError, "'x' is no version"),
+        (lambda at: Models(at / "no"), ModelFileError, "There is no"),
+        (lambda at: Models(at / "m" / "current"), ModelFileError, "ends in none of"),
+        (lambda at: Models(at).get("mm"), UnknownModelError, "Did you mean 'm'|served: m"),
+    ],
+)
+def test_mistakes(tmp_path: Path, call: Any, error: type[Exception], words: str) -> None:
+    registry(tmp_path, 1)
+    with pytest.raises(error, match=words):
+        call(tmp_path)
+    assert version_names(tmp_path, "m") == ["1"]

@@ -1,0 +1,275 @@
+"""The codecs: raw bytes, Arrow, columns by name; against what the model says to the same rows."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from sklearn.compose import make_column_transformer
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder
+
+pytest.importorskip("msgspec", reason="the extra serve is not installed")
+
+from daskml_dist.linear_model import LogisticRegression
+from daskml_dist.serving.app import App
+from daskml_dist.serving.protocol import CODECS
+from daskml_dist.serving.protocol.messages import DATATYPES
+from tests.serving.stand_ins import Metrics, Models, ask, tensor
+
+INFER = "/v2/models/m/infer"
+ARROW = "application/vnd.apache.arrow.stream"
+RAW = "application/octet-stream"
+
+
+@pytest.fixture(scope="module")
+def frame():
+    rng = np.random.default_rng(0)
+    return pd.DataFrame(
+        {
+            "age": rng.integers(20, 60, 60),
+            "hours": rng.standard_normal(60),
+            "job": rng.choice(["chef", "clerk", "köchin"], 60),
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def pipeline(frame):
+    columns = make_column_transformer(
+        (OneHotEncoder(sparse_output=False), ["job"]), remainder="passthrough"
+    )
+    y = (frame["hours"] > 0) ^ (frame["job"] == "chef")
+    return make_pipeline(columns, LogisticRegression()).fit(frame, y)
+
+
+@pytest.fixture(scope="module")
+def model():
+    rng = np.random.default_rng(1)
+    X = rng.standard_normal((50, 4)).astype("float32")
+    return LogisticRegression().fit(X, X[:, 0] > 0)
+
+
+def binary(inputs, raw, **more):
+    """Body and headers of the binary extension."""
+    head = json.dumps({"inputs": inputs, **more}).encode()
+    return head + b"".join(raw), {"inference-header-content-length": str(len(head))}
+
+
+def strings(values):
+    return b"".join(len(v.encode()).to_bytes(4, "little") + v.encode() for v in values)
+
+
+def columns_in_json(frame):
+    return [
+        tensor(frame["age"].to_numpy(), "INT64", "age"),
+        tensor(frame["hours"].to_numpy()[:, None], "FP64", "hours"),
+        tensor(frame["job"].to_numpy(object), "BYTES", "job"),
+    ]
+
+
+def columns_raw(frame):
+    raw = [
+        frame["age"].to_numpy("<i8").tobytes(),
+        frame["hours"].to_numpy("<f8").tobytes(),
+        strings(frame["job"]),
+    ]
+    inputs = [
+        {k: v for k, v in one.items() if k != "data"} | {"parameters": {"binary_data_size": len(r)}}
+        for one, r in zip(columns_in_json(frame), raw, strict=True)
+    ]
+    return inputs, raw
+
+
+def arrow(table):
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
+def test_columns_by_name(pipeline, frame):
+    """In any order and encoding, a frame's columns are what the pipeline was fitted to."""
+    app, truth = App(Models(m=pipeline), Metrics()), pipeline.predict_proba(frame)
+    inputs = columns_in_json(frame)
+    bodies = {
+        "JSON": ({"inputs": inputs[::-1]}, {}),
+        "raw": binary(*columns_raw(frame)),
+        "Arrow": (arrow(pa.Table.from_pandas(frame[["job", "age", "hours"]])), ARROW),
+        "dictionary": (arrow(pa.Table.from_pandas(frame.astype({"job": "category"}))), ARROW),
+    }
+    for name, (body, headers) in bodies.items():
+        if headers == ARROW:
+            headers = {"content-type": ARROW}
+        reply = ask(app, INFER, body, headers)
+        assert reply.status == 200, (name, reply)
+        if headers.get("content-type") == ARROW:
+            table = pa.ipc.open_stream(reply.body).read_all()
+            served = np.vstack(table["predict_proba"].to_numpy(zero_copy_only=False))
+            assert table.schema.metadata[b"model_name"] == b"m"
+        else:
+            served = np.reshape(reply.json["outputs"][0]["data"], truth.shape)
+        np.testing.assert_array_equal(served, truth, name)
+
+
+def test_wrong_columns(pipeline, frame):
+    app = App(Models(m=pipeline), Metrics())
+    age, hours, job = columns_in_json(frame)
+    for inputs, word in [
+        ([age, hours], "'job' missing"),
+        ([age], "'hours', 'job' missing"),
+        ([age, hours, job, {**age, "name": "height"}], "'height' unknown"),
+        ([age, hours, job, job], "each feature once"),
+        ([age, hours, {**job, "shape": [59], "data": job["data"][1:]}], "59, 60 rows"),
+        ([age, hours, {**job, "shape": [20, 3]}], "send a feature as [rows]"),
+        ([{**age, "datatype": "BYTES", "data": ["x"] * 60}, hours, job], "not numeric"),
+        ([age, hours, {**job, "data": ["pilot"] * 60}], "pilot"),
+        ([{**age, "name": f"x{i}" * 99} for i in range(300)], "and 295 more"),
+    ]:
+        reply = ask(app, INFER, {"inputs": inputs})
+        assert reply.status == 422, (word, reply)
+        assert word in reply.json["error"], reply
+
+
+def test_strings_where_the_fit_had_numbers(frame):
+    """A model that knows the dtypes of its features names them."""
+    numbers = frame[["age", "hours"]]
+    app = App(Models(m=LogisticRegression().fit(numbers, frame["job"])), Metrics())
+    age, hours, _ = columns_in_json(frame)
+    assert ask(app, INFER, {"inputs": [age, hours]}).status == 200
+    reply = ask(app, INFER, {"inputs": [{**age, "datatype": "BYTES", "data": ["x"] * 60}, hours]})
+    assert reply.status == 422
+    assert "send INT64" in reply.json["error"]
+    told = ask(app, "/v2/models/m").json["inputs"]
+    assert [(one["name"], one["datatype"]) for one in told] == [("age", "INT64"), ("hours", "FP64")]
+
+
+@pytest.mark.parametrize("datatype", DATATYPES)
+def test_datatypes(datatype):
+    """JSON and raw bytes say the same, and lose nothing, in both directions."""
+
+    class Echo:
+        method, names, n_features, dtypes, classes = "echo", None, 2, None, None
+
+        def __call__(self, X):
+            return X
+
+    dtype = DATATYPES[datatype]
+    if datatype == "BYTES":
+        values = np.array([["", "ü"], ["a" * 300, "0"]], object)
+    elif datatype == "BOOL":
+        values = np.array([[True, False], [False, True]])
+    else:
+        told = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
+        values = np.array([[told.max, told.min], [0, 1]], dtype)
+    raw = strings(values.ravel()) if datatype == "BYTES" else values.tobytes()
+    head = {"name": "x", "shape": [2, 2], "datatype": datatype}
+    size = {"parameters": {"binary_data_size": len(raw)}}
+    app = App(Models(m=Echo()), Metrics())
+    for body, headers in [
+        ({"inputs": [tensor(values, datatype)]}, {}),
+        ({"inputs": [{**head, "data": values.tolist()}]}, {}),  # nested
+        binary([{**head, **size}], [raw]),
+    ]:
+        reply = ask(app, INFER, body, headers)
+        (output,) = reply.json["outputs"]
+        assert output["datatype"] == datatype
+        np.testing.assert_array_equal(np.array(output["data"], dtype).reshape(2, 2), values)
+    asked_raw = {"parameters": {"binary_data_output": True}}
+    reply = ask(app, INFER, *binary([{**head, **size}], [raw], **asked_raw))
+    length = int(reply.headers[b"inference-header-content-length"])
+    (output,) = json.loads(reply.body[:length])["outputs"]
+    assert output["parameters"] == {"binary_data_size": len(raw)}
+    assert reply.body[length:] == raw
+
+
+def test_outputs_in_json_and_raw(model):
+    """Each output in the encoding that is asked for it."""
+    X = np.ones((3, 4), "float32")
+    body = {
+        "inputs": [tensor(X, "FP32")],
+        "outputs": [
+            {"name": "predict"},
+            {"name": "predict_proba", "parameters": {"binary_data": True}},
+        ],
+    }
+    reply = ask(App(Models(m=model), Metrics()), INFER, body)
+    length = int(reply.headers[b"inference-header-content-length"])
+    labels, _ = json.loads(reply.body[:length])["outputs"]
+    assert labels["data"] == model.predict(X).tolist()
+    assert reply.body[length:] == model.predict_proba(X).tobytes()
+
+
+def test_bare_rows(model):
+    """A body that is rows and nothing else, of the model's own dtype."""
+    app, X = App(Models(m=model), Metrics()), np.ones((3, 4), "<f4")
+    reply = ask(app, INFER, X.tobytes(), {"content-type": RAW})
+    length = int(reply.headers[b"inference-header-content-length"])
+    assert reply.body[length:] == model.predict_proba(X).tobytes()
+    reply = ask(app, INFER, X.tobytes()[:-1], {"content-type": RAW})
+    assert reply.status == 400
+    assert "4 values of FP32 a row" in reply.json["error"]
+
+
+def test_damaged_bytes(model):
+    app = App(Models(m=model), Metrics())
+    head = {"name": "x", "shape": [1, 4], "datatype": "FP32"}
+
+    def of_size(size, **more):
+        return {**head, "parameters": {"binary_data_size": size}, **more}
+
+    table = arrow(pa.table({"a": [1.0]}))
+    for body, headers, word in [
+        (*binary([of_size(16)], [b"0" * 15]), "15 bytes are left"),
+        (*binary([of_size(16)], [b"0" * 17]), "1 bytes are left"),
+        (*binary([of_size(-1)], [b"0" * 16]), "16 bytes are left"),
+        (*binary([of_size(15)], [b"0" * 15]), "4 bytes a value"),
+        (*binary([of_size(12)], [b"0" * 12]), "as many values"),
+        (*binary([of_size(9, datatype="BYTES")], [b"\xff" * 9]), "no BYTES"),
+        (b"{}", {"inference-header-content-length": "7"}, "the body has 2 bytes"),
+        (b"{}", {"inference-header-content-length": "-1"}, "the body has 2 bytes"),
+        (b"{}", {"inference-header-content-length": "1_0"}, "the body has 2 bytes"),
+        (b"{}", {"inference-header-content-length": "2"}, "no request"),
+        (b"garbage", {"content-type": ARROW}, "no whole Arrow stream"),
+        (table[:-100], {"content-type": ARROW}, "no whole Arrow stream"),
+        (b"", {"content-type": ARROW}, "no whole Arrow stream"),
+        (arrow(pa.table({"a": [[1.0]]})), {"content-type": ARROW}, "send numbers"),
+    ]:
+        reply = ask(app, INFER, body, headers)
+        assert reply.status == 400, (word, reply)
+        assert word in reply.json["error"], reply
+
+
+def test_arrow_rows_without_names(model):
+    X = np.ones((3, 4), "float32")
+    table = pa.table({f"c{at}": X[:, at] for at in range(4)})
+    reply = ask(App(Models(m=model), Metrics()), INFER, arrow(table), {"content-type": ARROW})
+    served = pa.ipc.open_stream(reply.body).read_all()["predict_proba"]
+    np.testing.assert_array_equal(
+        np.vstack(served.to_numpy(zero_copy_only=False)), model.predict_proba(X)
+    )
+
+
+def test_metadata(model, pipeline):
+    app = App(Models(m=model, p=pipeline), Metrics())
+    told = ask(app, "/v2/models/m").json
+    assert told["inputs"] == [{"name": "rows", "datatype": "FP32", "shape": [-1, 4]}]
+    assert told["versions"] == ["1"]
+    outputs = [(one["name"], one["datatype"], one["shape"]) for one in told["outputs"]]
+    assert outputs == [
+        ("predict_proba", "FP32", [-1, 2]),
+        ("predict", "BOOL", [-1]),
+        ("decision_function", "FP32", [-1]),
+        ("predict_log_proba", "FP32", [-1, 2]),
+    ]
+    told = ask(app, "/v2/models/p/versions/1").json  # zeros are no job
+    assert told["name"] == "p"
+    assert told["outputs"][0] == {"name": "predict_proba", "datatype": "FP64", "shape": [-1, 2]}
+
+
+def test_codecs_are_found_by_their_types():
+    assert set(CODECS) == {"application/json", RAW, ARROW}
+    assert all(callable(codec.read) and callable(codec.write) for codec in CODECS.values())

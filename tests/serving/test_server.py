@@ -1,0 +1,172 @@
+"""Servers: swaps and restarts under load, processes that die, and the end; on loopback alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+
+from daskml_dist.errors import InvalidParameterError, ServingError
+from daskml_dist.serving import publish, serve
+from daskml_dist.serving.supervisor import Supervisor, _Child
+from tests.serving.tiny import Load, Server, ask, server, until
+
+pytest.importorskip("uvicorn", reason="needs the extra serve")
+pytest.importorskip("uvloop", reason="needs the extra serve")
+
+X = np.random.default_rng(0).normal(size=(60, 4))
+
+
+def model(number: int = 0) -> Any:
+    return LogisticRegression(C=1.0 + number).fit(X, X[:, 0] > 0)
+
+
+def swap_and_restart(
+    found: Server, folder: Path, n_swaps: int, n_restarts: int, load: Load
+) -> None:
+    """Swaps and restarts in turn, each seen in the answers, or the log, before the next."""
+    for one in range(max(n_swaps, n_restarts)):
+        if one < n_swaps:
+            version = publish(model(one), folder, "m", keep=3)
+            until(lambda version=version: load.answers[version])
+        if one < n_restarts:
+            found.tell(signal.SIGHUP)
+            found.ready(2 + 2 * (one + 1))
+            before = load.n
+            until(lambda before=before: load.n > before + 20)
+
+
+@pytest.mark.parametrize(
+    ("n_swaps", "n_restarts", "pause"),
+    [(1, 1, 0.005), pytest.param(6, 2, 0.0, marks=pytest.mark.slow)],
+)
+def test_no_request_fails(tmp_path: Path, n_swaps: int, n_restarts: int, pause: float) -> None:
+    folder = tmp_path / "models"
+    publish(model(), folder, "m")
+    with server(tmp_path, folder, workers=2, watch=0.05) as found:
+        first = found.ready(2)
+        with Load(found.port, 4, pause) as load:
+            until(lambda: load.n > 20)
+            swap_and_restart(found, folder, n_swaps, n_restarts, load)
+            # All processes count together, and those that have ended are not forgotten.
+            versions = {str(one + 1) for one in range(n_swaps + 1)}
+            until(lambda: set(_counted(found.port)) == versions)
+        assert load.failures == []
+        until(lambda: not any(map(_is_alive, first)))
+        # One that dies is replaced.
+        latest = found.ready(2 + 2 * n_restarts)[-1]
+        os.kill(latest, signal.SIGKILL)
+        found.ready(3 + 2 * n_restarts)
+        assert f"Process {latest} was killed by signal 9" in found.log
+        found.tell(signal.SIGTERM)
+        assert found.ended() == 0
+        with pytest.raises(ConnectionRefusedError):
+            ask(found.port)
+
+
+def _counted(port: int) -> dict[str, int]:
+    lines = [one for one in ask(port, "/metrics").splitlines() if "requests_total{" in one]
+    return {one.split('version="')[1].split('"')[0]: int(one.split()[-1]) for one in lines}
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_nothing_outlives_the_parent(tmp_path: Path) -> None:
+    """Without it nobody would replace or end them."""
+    publish(model(), tmp_path / "models", "m")
+    with server(tmp_path, tmp_path / "models") as found:
+        found.ready(1)
+        idle = socket.create_connection(("127.0.0.1", found.port))
+        kept = idle.makefile("rb")
+        idle.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert _answered(kept)[0] == b"HTTP/1.1 200 OK"
+        found.process.kill()
+        found.process.join()
+
+        def is_gone() -> bool:
+            try:
+                ask(found.port)
+            except OSError:
+                return True
+            return False
+
+        until(is_gone)
+        # A connection that is kept gets its answer, which says that it is the last.
+        idle.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert b"connection: close" in _answered(kept)
+        assert kept.read() == b""
+        kept.close()
+        idle.close()
+
+
+def _answered(kept: BinaryIO) -> list[bytes]:
+    """Lines of the head of an answer, whose body is read too."""
+    head = []
+    while line := kept.readline().strip():
+        head.append(line)
+    kept.read(int(next(one for one in head if one.startswith(b"content-length")).split()[1]))
+    return head
+
+
+def test_what_cannot_be_served_ends_it(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with server(tmp_path, tmp_path / "empty") as found:
+        assert found.ended() == 1
+        assert "ServingError: None of the models can be served" in found.log
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"port": 70000}, "port=70000"),
+        ({"workers": 0}, "workers=0"),
+        ({"watch": -1.0}, "watch=-1.0"),
+        ({"keep_alive": 0.0}, "keep_alive=0.0"),
+        ({"private_key": "key.pem"}, "its certificate"),
+    ],
+)
+def test_mistakes(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidParameterError, match=words):
+        serve("models", **options)
+
+
+def test_an_address_in_use_and_threads_are_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        with pytest.raises(ServingError, match="Is another server there"):
+            serve("models", port=taken.getsockname()[1], app=dict)
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait)
+    thread.start()
+    try:
+        with pytest.raises(ServingError, match="a process of its own"):
+            Supervisor(lambda place: None, 1).run()
+    finally:
+        end.set()
+        thread.join()
+
+
+def test_replacements_slow_down() -> None:
+    """Those that die at once are not replaced faster and faster."""
+    found = Supervisor(lambda place: None, 1)
+    found._anyone_was_ready = True
+    waits = []
+    for _ in range(9):
+        found._died(_Child(0, 0, 0, since=time.monotonic()), 1)
+        waits.append(found._wait)
+    assert waits == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
+    found._died(_Child(0, 0, 0, since=time.monotonic() - 60), 1)
+    assert found._wait == 0.0

@@ -1,0 +1,81 @@
+"""Clients that misbehave on their sockets, with one that does not between them."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+import time
+
+import numpy as np
+import pytest
+
+pytest.importorskip("msgspec", reason="the extra serve is not installed")
+pytest.importorskip("uvicorn", reason="the extra serve is not installed")
+pytest.importorskip("httptools", reason="the extra serve is not installed")
+
+import uvicorn
+
+from daskml_dist.linear_model import LogisticRegression
+from daskml_dist.serving.app import App
+from tests.serving.stand_ins import Metrics, Models, tensor
+
+POST = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\n"
+GOOD = json.dumps({"inputs": [tensor(np.ones((1, 3)))]}).encode()
+WHOLE = POST + b"Content-Length: %d\r\n\r\n" % len(GOOD) + GOOD
+
+#: What is sent, and how the answer begins; none: the client leaves without one.
+CLIENTS = {
+    "no HTTP": (b"\x16\x03\x01\x00garbage\r\n\r\n", b"HTTP/1.1 400"),
+    "half a head": (POST, None),
+    "half a body": (POST + b"Content-Length: 100\r\n\r\n{", None),
+    "slow": (POST + b"Content-Length: 100\r\n\r\n{", b"HTTP/1.1 408"),
+    "giant": (POST + b"Content-Length: 1000000000000\r\n\r\n" + b"0" * 4096, b"HTTP/1.1 413"),
+    "giant in pieces": (
+        POST + b"Transfer-Encoding: chunked\r\n\r\n" + b"4000\r\n" + b"0" * 0x4000 + b"\r\n",
+        b"HTTP/1.1 413",
+    ),
+    "two lengths": (POST + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n12", b"HTTP/1.1 400"),
+    "no body": (POST + b"Content-Length: 0\r\n\r\n", b"HTTP/1.1 400"),
+    "pipelined": (WHOLE * 3, b"HTTP/1.1 200"),
+}
+
+
+@pytest.fixture
+def port():
+    X = np.random.default_rng(0).standard_normal((30, 3))
+    model = LogisticRegression().fit(X, X[:, 0] > 0)
+    app = App(Models(m=model), Metrics(), max_bytes=10_000, body_seconds=0.2)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        config = uvicorn.Config(app, loop="asyncio", http="httptools", ws="none", log_config=None)
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            while not server.started:
+                assert thread.is_alive()
+                time.sleep(0.001)
+            yield listener.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+def test_who_misbehaves_disturbs_nobody(port):
+    good = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    opened = []
+    for name, (sent, _) in CLIENTS.items():
+        one = socket.create_connection(("127.0.0.1", port), timeout=60)
+        one.sendall(sent)
+        opened.append(one)
+        good.request("POST", "/v2/models/m/infer", GOOD)
+        reply = good.getresponse()
+        assert (reply.status, bool(reply.read())) == (200, True), name
+    for (name, (_, begins)), one in zip(CLIENTS.items(), opened, strict=True):
+        if begins is not None:
+            assert one.recv(100).startswith(begins), name
+        one.close()
+    good.request("GET", "/v2/health/live")
+    assert good.getresponse().status == 200
+    good.close()
