@@ -63,6 +63,8 @@ def to_onnx(estimator: Any, path: Any = None, *, sample: Any = None) -> Any:
     trees = prepare_trees(twin)
     more: dict[str, Any] = {"X": None if sample is None else sample[:1]}
     if sample is None:
+        if not hasattr(twin, "n_features_in_"):
+            raise ExportError(f"This {type(twin).__name__} takes no matrix of numbers. {_REMEDY}")
         kind = skl2onnx.common.data_types.FloatTensorType
         more["initial_types"] = [("X", kind([None, twin.n_features_in_]))]
     if _has_shares(twin):

@@ -1,0 +1,245 @@
+"""MLflow's flavour: fitted estimators as models of MLflow, which hold model files and no pickle.
+
+.. code-block:: python
+
+    import daskml_dist.inference.mlflow as flavor
+
+    with mlflow.start_run():
+        info = flavor.log_model(clf, name="model")
+    mlflow.pyfunc.load_model(info.model_uri).predict(X)   # in any of MLflow's services
+    clf = flavor.load_model(info.model_uri)               # the estimator itself
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import warnings
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from daskml_dist._version import __version__
+from daskml_dist.errors import ModelFileError
+from daskml_dist.inference.saved import load, read_manifest, save
+
+__all__ = ["FLAVOR", "load_model", "log_model", "save_model"]
+
+#: Name of the flavour in MLflow's files.
+FLAVOR = "daskml_dist"
+_ENVIRONMENT = "python_env.yaml"
+
+
+def save_model(
+    estimator: Any,
+    path: Any,
+    *,
+    suffix: str = ".skops",
+    mlflow_model: Any = None,
+    signature: Any = None,
+    pip_requirements: Collection[str] | None = None,
+    metadata: dict[str, Any] | None = None,
+) -> None:
+    """Write a fitted estimator as a folder of MLflow's.
+
+    Parameters
+    ----------
+    estimator : estimator
+        Fitted; what :func:`daskml_dist.save` takes.
+    path : str or path-like
+        A folder that is not there yet.
+    suffix : {".skops", ".safetensors"}, default=".skops"
+        Kind of the model file in it.
+    mlflow_model : mlflow.models.Model, optional
+        To be filled, as MLflow does.
+    signature : mlflow.models.ModelSignature, optional
+        None: that of the features' names and dtypes in the fit, where these are known.
+    pip_requirements : collection of str, optional
+        What a service installs. None: the versions that are here.
+    metadata : dict, optional
+        Kept in the model's description beside the manifest.
+
+    Raises
+    ------
+    ModelFileError
+        The folder is there, the estimator cannot be stored, or MLflow is not installed.
+    NotFittedError
+        The estimator is not fitted.
+    """
+    mlflow = _mlflow()
+    folder = Path(path)
+    if folder.exists() and any(folder.iterdir()):
+        raise ModelFileError(f"{folder} is there and not empty. Name a new folder, or remove it.")
+    folder.mkdir(parents=True, exist_ok=True)
+    data = f"model{suffix}"
+    save(estimator, folder / data)
+    manifest = read_manifest(folder / data)
+    model = mlflow.models.Model() if mlflow_model is None else mlflow_model
+    method = _default_method(estimator)
+    model.signature = _signature(manifest, method) if signature is None else signature
+    facts = {name: manifest[name] for name in ("estimator", "inputs", "outputs", "training")}
+    model.metadata = {**(model.metadata or {}), **(metadata or {}), FLAVOR: facts}
+    given = _requirements(manifest, suffix) if pip_requirements is None else pip_requirements
+    (folder / "requirements.txt").write_text("\n".join([*given, ""]))
+    (folder / _ENVIRONMENT).write_text(
+        f"python: {platform.python_version()}\nbuild_dependencies: [pip]\n"
+        "dependencies: [-r requirements.txt]\n"
+    )
+    mlflow.pyfunc.add_to_model(model, __name__, data=data, python_env=_ENVIRONMENT)
+    model.add_flavor(FLAVOR, data=data, version=__version__)
+    model.save(str(folder / "MLmodel"))
+
+
+def log_model(estimator: Any, name: str = "model", **options: Any) -> Any:
+    """Log a fitted estimator to the run of MLflow that is active, or to a new one.
+
+    Parameters
+    ----------
+    estimator : estimator
+        Fitted.
+    name : str, default="model"
+    **options
+        Those of :func:`save_model`, and of ``mlflow.models.Model.log``, such as
+        ``registered_model_name``.
+
+    Returns
+    -------
+    mlflow.models.model.ModelInfo
+        Its ``model_uri`` is what :func:`load_model` and ``mlflow.pyfunc.load_model`` take.
+
+    Raises
+    ------
+    ModelFileError, NotFittedError
+        As :func:`save_model`.
+    """
+    return _mlflow().models.Model.log(
+        artifact_path=None, name=name, flavor=_Flavor, estimator=estimator, **options
+    )
+
+
+def load_model(model_uri: str, *, trusted: Collection[str] = (), **given: Any) -> Any:
+    """Read an estimator that :func:`save_model` or :func:`log_model` wrote.
+
+    Parameters
+    ----------
+    model_uri : str
+        A folder, ``models:/name/1``, ``runs:/...`` or another URI of MLflow's.
+    trusted, **given
+        As :func:`daskml_dist.load`.
+
+    Returns
+    -------
+    estimator
+        Fitted; its answers are those of the one that was saved.
+
+    Raises
+    ------
+    ModelFileError
+        It is no model of this flavour, or cannot be read.
+    """
+    from mlflow.artifacts import download_artifacts
+
+    folder = Path(download_artifacts(artifact_uri=os.fspath(model_uri)))
+    flavors = _mlflow().models.Model.load(str(folder)).flavors
+    if FLAVOR not in flavors:
+        raise ModelFileError(
+            f"{model_uri} has the flavours {', '.join(flavors)}, and not {FLAVOR}. Read it by "
+            "mlflow.pyfunc.load_model."
+        )
+    return load(folder / flavors[FLAVOR]["data"], trusted=trusted, **given)
+
+
+# --- what a manifest becomes there -------------------------------------------------------------
+
+#: Types of MLflow's columns, by those of NumPy.
+_TYPES = {
+    "float64": "double", "float32": "float", "float16": "float", "int64": "long",
+    "int32": "integer", "int16": "integer", "int8": "integer", "bool": "boolean",
+    "object": "string", "str": "string", "string": "string", "category": "string",
+}  # fmt: skip
+
+
+def _signature(manifest: dict[str, Any], default: str) -> Any:
+    """Signature of the features' names and dtypes; without inputs where these are not known."""
+    from mlflow.models import ModelSignature
+    from mlflow.types.schema import ColSpec, ParamSchema, ParamSpec, Schema, TensorSpec
+
+    told = manifest["inputs"]
+    names, dtypes, n_features = told["names"], told["dtypes"], told["n_features"]
+    inputs = None
+    if names and dtypes:
+        each = dtypes if len(dtypes) == len(names) else dtypes * len(names)
+        if all(one in _TYPES for one in each):
+            inputs = Schema([ColSpec(_TYPES[t], n) for n, t in zip(names, each, strict=True)])
+    elif n_features and dtypes and len(dtypes) == 1 and np.dtype(dtypes[0]).kind in "fiub":
+        inputs = Schema([TensorSpec(np.dtype(dtypes[0]), (-1, n_features))])
+    params = ParamSchema([ParamSpec("method", "string", default)])
+    return ModelSignature(inputs=inputs, params=params)
+
+
+def _requirements(manifest: dict[str, Any], suffix: str) -> list[str]:
+    versions = manifest["versions"]
+    names = ("numpy", "scikit-learn", suffix[1:])
+    wanted = [f"{name}=={versions[name]}" for name in names if name in versions]
+    return [f"daskml-dist=={versions['daskml-dist']}", *wanted]
+
+
+def _mlflow() -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of MLflow, about its own classes
+            import mlflow
+            import mlflow.models
+            import mlflow.pyfunc
+    except ImportError as error:
+        raise ModelFileError(
+            "Models of MLflow need MLflow: pip install 'daskml-dist[mlflow,export]'; save() needs "
+            "skops alone."
+        ) from error
+    return mlflow
+
+
+class _Flavor:
+    """Way in which MLflow calls a flavour."""
+
+    @staticmethod
+    def save_model(path: str, mlflow_model: Any, estimator: Any, **options: Any) -> None:
+        save_model(estimator, path, mlflow_model=mlflow_model, **options)
+
+
+class _Served:
+    """Estimator as MLflow's services call it.
+
+    Parameters
+    ----------
+    estimator : estimator
+    """
+
+    def __init__(self, estimator: Any) -> None:
+        self.estimator = estimator
+
+    def predict(self, model_input: Any, params: dict[str, Any] | None = None) -> Any:
+        """Predictions, or for ``params={"method": "predict_proba"}`` those of another method."""
+        method = (params or {}).get("method")
+        if method is None:
+            method = _default_method(self.estimator)
+        if method not in _METHODS or not hasattr(self.estimator, method):
+            known = [name for name in _METHODS if hasattr(self.estimator, name)]
+            raise ModelFileError(f"method={method!r}: this model has {', '.join(known)}.")
+        return getattr(self.estimator, method)(model_input)
+
+
+_METHODS = (
+    "predict", "predict_proba", "predict_log_proba", "decision_function", "transform",
+)  # fmt: skip
+
+
+def _default_method(estimator: Any) -> str:
+    return "predict" if hasattr(estimator, "predict") else "transform"
+
+
+def _load_pyfunc(path: str) -> _Served:
+    """The model of a data path, for ``mlflow.pyfunc``."""
+    return _Served(load(path))

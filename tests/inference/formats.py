@@ -1,0 +1,111 @@
+"""Formats of fitted estimators: which estimator has which, and why some have not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import pandas as pd
+from sklearn.base import clone
+
+from daskml_dist import ensemble, feature_extraction, linear_model, model_selection, preprocessing
+from daskml_dist.recommender import ALS, MatrixFactorization
+from daskml_dist.tree import DecisionTreeClassifier, DecisionTreeRegressor
+from tests.inference.test_to_sklearn import CLASSES, MODELS, OTHERS, X, Y, _public, fitted
+
+__all__ = ["NO_ONNX", "NO_TENSORS", "REST", "SUBJECTS", "found", "table", "tried"]
+
+_RATINGS = pd.DataFrame({"user": list("aabb"), "item": list("xyxz"), "rating": [1.0, 2, 3, 4]})
+_FEW: dict[str, Any] = {"n_estimators": 2, "max_depth": 3, "random_state": 0}
+_WORDS = [{"user": "anna", "page": "a b"}, {"user": "bob", "page": "c"}]
+#: Public estimators that the tests of twins do not fit: with rows and targets.
+REST: dict[str, tuple[Any, Any, Any]] = {
+    "ALS": (ALS(2, max_iter=2, random_state=0), _RATINGS, None),
+    "MatrixFactorization": (MatrixFactorization(2, max_iter=2, random_state=0), _RATINGS, None),
+    "DecisionTreeClassifier": (DecisionTreeClassifier(max_depth=3), X, CLASSES["3"]),
+    "DecisionTreeRegressor": (DecisionTreeRegressor(max_depth=3), X, Y),
+    "ExtraTreesClassifier": (ensemble.ExtraTreesClassifier(**_FEW), X, CLASSES["3"]),
+    "ExtraTreesRegressor": (ensemble.ExtraTreesRegressor(**_FEW), X, Y),
+    "RandomForestClassifier": (ensemble.RandomForestClassifier(**_FEW), X, CLASSES["3"]),
+    "RandomForestRegressor": (ensemble.RandomForestRegressor(**_FEW), X, Y),
+    "LabelEncoder": (preprocessing.LabelEncoder(), ["b", "a"], None),
+    "NamespaceHasher": (feature_extraction.NamespaceHasher(2**6), _WORDS, None),
+    "GridSearchCV": (
+        model_selection.GridSearchCV(linear_model.Ridge(), {"alpha": [0.1, 1.0]}, cv=2), X, Y
+    ),
+    "RandomizedSearchCV": (
+        model_selection.RandomizedSearchCV(
+            linear_model.Ridge(), {"alpha": [0.1, 1.0]}, n_iter=2, cv=2, random_state=0
+        ), X, Y,
+    ),
+}  # fmt: skip
+SUBJECTS = [*MODELS, *OTHERS, *REST]
+
+#: Tested by themselves, where PyTorch is installed: no ONNX by `to_onnx`, but by `export`.
+TORCH = {"TorchClassifier", "TorchRegressor"}
+_PARTS = "hold objects of scikit-learn's own"
+_SETTINGS = "with some settings"
+#: Why classes have no .safetensors; "with some settings": others have.
+NO_TENSORS: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("CalibratedClassifierCV", "ColumnTransformer", "GridSearchCV", "HalvingGridSearchCV",
+         "HalvingRandomSearchCV", "HyperbandSearchCV", "RandomizedSearchCV", "StackingClassifier",
+         "StackingRegressor", "TfidfVectorizer", "VotingClassifier", "VotingRegressor"),
+        _PARTS,
+    ),
+    **dict.fromkeys(("KBinsDiscretizer", "SimpleImputer"), _SETTINGS),
+}  # fmt: skip
+#: Why classes have no ONNX.
+NO_ONNX: Mapping[str, str] = {
+    **dict.fromkeys(("ALS", "MatrixFactorization", "NamespaceHasher", *TORCH), "have no twin"),
+    **dict.fromkeys(
+        ("BisectingKMeans", "CountVectorizer", "FeatureHasher", "HalvingGridSearchCV",
+         "HalvingRandomSearchCV", "HashingVectorizer", "HyperbandSearchCV", "LabelEncoder",
+         "LatentDirichletAllocation", "NMF", "RandomizedSearchCV", "TfidfVectorizer"),
+        "skl2onnx has none",
+    ),
+    **dict.fromkeys(
+        ("KBinsDiscretizer", "QuantileTransformer", "SimpleImputer", "VotingClassifier"), _SETTINGS
+    ),
+}  # fmt: skip
+
+
+@cache
+def found(name: str) -> tuple[Any, Any]:
+    """A fitted subject and its rows."""
+    if name not in REST:
+        return fitted(name)
+    model, rows, y = REST[name]
+    return (clone(model).fit(rows) if y is None else clone(model).fit(rows, y)), rows
+
+
+def tried() -> set[str]:
+    """Names of the classes of all subjects."""
+    models = [s.model for s in MODELS.values()] + [
+        m for m, *_ in [*OTHERS.values(), *REST.values()]
+    ]
+    return {type(model).__name__ for model in models} | TORCH
+
+
+def table() -> list[str]:
+    """Lines of the table of the page: a room a line, with those that have not a format."""
+    rooms: dict[str, set[str]] = {}
+    for name, kind in _public().items():
+        rooms.setdefault(kind.__module__.split(".")[1], set()).add(name)
+    return [
+        f"| `{room}` | {_cell(names, dict.fromkeys(TORCH, _SETTINGS))} | "
+        f"{_cell(names, NO_TENSORS)} | {_cell(names, NO_ONNX)} |"
+        for room, names in sorted(rooms.items())
+    ]
+
+
+def _cell(names: set[str], missing: Mapping[str, str]) -> str:
+    never = sorted(name for name in names if missing.get(name, _SETTINGS) != _SETTINGS)
+    partly = sorted(name for name in names if missing.get(name) == _SETTINGS)
+    words = "none" if len(never) == len(names) else "all"
+    if never and words == "all":
+        words += f" but {', '.join(f'`{name}`' for name in never)}"
+    if partly:
+        words += f"; in part {', '.join(f'`{name}`' for name in partly)}"
+    return words

@@ -1,0 +1,111 @@
+"""Every public estimator in every format: it answers as before, or its exception is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import daskml_dist
+from daskml_dist.errors import ExportError, ModelFileError
+from daskml_dist.inference import mlflow as flavor
+from daskml_dist.inference import to_onnx
+from tests.docs.blocks import ROOT
+from tests.inference.formats import NO_ONNX, NO_TENSORS, REST, SUBJECTS, found, table, tried
+from tests.inference.test_to_sklearn import _public
+from tests.inference.twins import assert_answers
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:n_quantiles", "ignore:.*failed to converge"),
+    pytest.mark.filterwarnings("ignore:divide by zero"),
+]
+
+
+def test_the_table_has_every_public_estimator_and_is_that_of_the_page() -> None:
+    assert set(_public()) <= tried()
+    assert set(NO_TENSORS) | set(NO_ONNX) <= set(_public())
+    page = (ROOT / "docs" / "export.md").read_text(encoding="utf-8")
+    missing = [line for line in table() if line not in page]
+    assert not missing, "\n".join(missing)
+
+
+def _answers(model: Any, again: Any, rows: Any) -> None:
+    assert type(again) is type(model)
+    aside = ("inverse_transform",) if hasattr(model, "transform") else ()
+    assert_answers(model, again, rows, 0, aside)
+
+
+@pytest.mark.parametrize("name", REST)
+def test_the_rest_in_files_of_skops(name: str, tmp_path: Path) -> None:
+    model, rows = found(name)
+    daskml_dist.save(model, tmp_path / "a.skops")
+    _answers(model, daskml_dist.load(tmp_path / "a.skops"), rows)
+
+
+def _error_of(function: Callable[[], Any]) -> str | None:
+    """What an export says that cannot be."""
+    try:
+        function()
+    except (ExportError, ModelFileError) as error:
+        return str(error)
+    return None
+
+
+def _firsts() -> list[Any]:
+    """The first subject of each class in the fast lane, the others as slow ones."""
+    seen: set[type] = set()
+    cases = []
+    for name in SUBJECTS:
+        kind = type(_unfitted(name))
+        cases.append(pytest.param(name, marks=[pytest.mark.slow] if kind in seen else []))
+        seen.add(kind)
+    return cases
+
+
+def _unfitted(name: str) -> Any:
+    from tests.inference.test_to_sklearn import MODELS, OTHERS
+
+    return MODELS[name].model if name in MODELS else ({**OTHERS, **REST}[name])[0]
+
+
+@pytest.mark.parametrize("name", _firsts())
+def test_files_of_safetensors(name: str, tmp_path: Path) -> None:
+    model, rows = found(name)
+    kind = type(model)
+    reason = NO_TENSORS.get(kind.__name__, "")
+    ours = kind.__module__.startswith("daskml_dist.")
+    error = _error_of(lambda: daskml_dist.save(model, tmp_path / "a.safetensors"))
+    if error is not None:
+        assert reason or not ours, error
+        assert ".skops" in str(error)
+        return
+    assert ours
+    assert reason in ("", "with some settings")
+    _answers(model, daskml_dist.load(tmp_path / "a.safetensors"), rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_onnx(name: str) -> None:
+    """`to_onnx` itself compares the answers."""
+    pytest.importorskip("skl2onnx", reason="needs the extra export")
+    model, rows = found(name)
+    reason = NO_ONNX.get(type(model).__name__, "")
+    error = _error_of(lambda: to_onnx(model))
+    if error is not None:  # rows that are not all numbers
+        error = _error_of(lambda: to_onnx(model, sample=rows[:5]))
+    if error is not None:
+        assert reason or name == "pipeline of texts", error
+    else:
+        assert reason in ("", "with some settings")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_models_of_mlflow(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("mlflow", reason="needs the extra mlflow")
+    model, rows = found(name)
+    flavor.save_model(model, tmp_path / "model")
+    _answers(model, flavor.load_model(str(tmp_path / "model")), rows)
