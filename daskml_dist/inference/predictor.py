@@ -71,7 +71,7 @@ class Predictor:
     >>> X = np.arange(8.0).reshape(4, 2)
     >>> predict = Predictor(Ridge().fit(X, X[:, 0]))
     >>> np.round(predict(X[:1]), 3)
-    array([0.143])
+    array([0.073])
     """
 
     def __init__(self, model: Any, method: str | None = None) -> None:
