@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 
 from daskml_dist._callback_list import callback_list
-from daskml_dist._checks import check_run
+from daskml_dist._checks import check_names, check_run
 from daskml_dist._exported import Exported
 from daskml_dist._run import Run
 from daskml_dist.data.blocks import Block
@@ -57,6 +57,11 @@ class BaseOnRows(Planned, Exported, BaseEstimator):
     _defaults: ClassVar[dict[str, Any]] = {"callbacks": None, "verbose": 0, "class_weight": None}
     run: Run | None = None
     device: str = "auto"
+
+    def __new__(cls, *args: Any, **params: Any) -> Self:
+        check_names(cls, params)  # here, since signatures are those of each __init__
+        made: Self = super().__new__(cls)
+        return made
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

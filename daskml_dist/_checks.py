@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from dataclasses import fields
+from functools import cache
 from numbers import Integral, Real
 from typing import Any
 
@@ -14,7 +17,7 @@ from sklearn.utils import check_random_state
 from daskml_dist._run import Run
 from daskml_dist.backends.devices import DEVICES, STORED
 from daskml_dist.compression import get_compressor
-from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors import InvalidDataError, InvalidParameterError, InvalidTypeError
 from daskml_dist.errors.nearest import nearest
 from daskml_dist.training.checkpoint import Checkpoint
 from daskml_dist.training.run_settings import RunSettings
@@ -24,6 +27,7 @@ __all__ = [
     "check_class_weight",
     "check_count",
     "check_flag",
+    "check_names",
     "check_number",
     "check_one_of",
     "check_run",
@@ -238,3 +242,46 @@ def refuse_sklearns_callbacks(estimator: Any) -> None:
             f"set_callbacks: {type(estimator).__name__} calls scikit-learn's callbacks for rows in "
             "memory, where its fit is scikit-learn's. Take them off: set_callbacks()."
         )
+
+
+_RUN_NAMES = frozenset(field.name for field in fields(Run))
+#: Names that other libraries have for parameters.
+_ELSEWHERE = {
+    "lr": "learning_rate", "eta": "learning_rate", "step_size": "learning_rate",
+    "epochs": "max_iter", "n_epochs": "max_iter", "num_epochs": "max_iter", "n_iter": "max_iter",
+    "reg_lambda": "alpha", "weight_decay": "alpha", "l2": "alpha", "seed": "random_state",
+    "optim": "optimizer", "n_trees": "n_estimators", "num_leaves": "max_leaf_nodes",
+    "num_round": "max_iter", "num_boost_round": "max_iter", "k": "n_clusters",
+}  # fmt: skip
+
+
+def check_names(estimator: type, params: Mapping[str, Any]) -> None:
+    """Check that a constructor has the parameters that it is called with by name.
+
+    Raises
+    ------
+    InvalidTypeError
+        It has not; the message names the one that was meant.
+    """
+    names = _names_of(estimator) if params else ()
+    name = next((name for name in params if name not in names), None) if names else None
+    if name is None:
+        return
+    told = f"{estimator.__name__}(): {name!r} is no parameter of it."
+    meant = _ELSEWHERE.get(name)
+    if name in _RUN_NAMES and "run" in names:
+        remedy = f" It is one of run: run=Run({name}=...)."
+    elif meant in names:
+        remedy = f" Did you mean {meant!r}?"
+    else:
+        remedy = nearest(name, names) or f" It has {', '.join(sorted(names))}."
+    raise InvalidTypeError(told + remedy)
+
+
+@cache
+def _names_of(estimator: type) -> frozenset[str]:
+    """Names of a constructor's parameters; none where it takes any."""
+    parameters = list(inspect.signature(estimator.__init__).parameters.values())[1:]  # type: ignore[misc]
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return frozenset()
+    return frozenset(p.name for p in parameters)

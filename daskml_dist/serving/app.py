@@ -39,6 +39,8 @@ _PATHS = (
     "/v2, /v2/health/live, /v2/health/ready, /v2/models/NAME[/versions/VERSION], the same with "
     "/ready or /infer behind it, and /metrics"
 )
+#: Header whose value always meets the same version, where several share the requests.
+_KEY = b"x-route-key"
 _MODEL, _VERSION = "/v2/models/", "/versions/"
 
 
@@ -181,7 +183,7 @@ class App:
         codec = codec_of(call.headers)
         body = await body_of(receive, call.headers, self._max_bytes, self._deadlines)
         if version is None:
-            served, shadows = self.models.route(name)
+            served, shadows = self.models.route(name, call.headers.get(_KEY))
         else:
             served, shadows = self.models.get(name, version), ()
         call.model, call.version = served.name, str(served.version)
@@ -229,7 +231,7 @@ class App:
             if done.cancelled():
                 return
             error = done.exception()
-            self.metrics.count(name, version, 200 if error is None else _status(error))
+            self.metrics.count(name, version, 200 if error is None else _status_of_answer(error))
             if error is None:
                 seconds = time.perf_counter() - began
                 self.metrics.observe(name, version, seconds, len(done.result()))
@@ -313,11 +315,16 @@ def _status(error: BaseException) -> int:
     return 422 if isinstance(error, (ValueError, TypeError)) else 500
 
 
+def _status_of_answer(error: BaseException) -> int:
+    """The status of an error of a model that was found."""
+    return 500 if isinstance(error, LookupError) else _status(error)
+
+
 def _refusal(error: Exception, call: _Call) -> _Said:
     status = _status(error)
     headers = error.headers if isinstance(error, RequestError) else ()
-    if isinstance(error, LookupError) and call.model:
-        status = 500  # of the model itself, not of its name
+    if call.model:
+        status = _status_of_answer(error)
     if status == 500:
         _LOG.error("%s %r failed", call.method, call.path, exc_info=error)
         message = "The model failed: whoever runs the server finds the reason in its log."

@@ -45,6 +45,7 @@ class Entry:
 
 
 def alone(served: Served, signature: Any) -> Entry:
+    """Entry of one version, which takes all questions."""
     return Entry(signature, served, {served.version: served}, (1.0,), (Route(served, ()),))
 
 
@@ -69,7 +70,7 @@ def shared(
 
 
 def look(folder: Path, name: str) -> tuple[Any, ...]:
-    """What tells whether anything of a name has changed: its pointer, shares and files."""
+    """State that tells whether anything of a name has changed: its pointer, shares and files."""
     files = []
     for version in registry.version_names(folder, name):
         if path := registry.model_file(folder, name, version):
@@ -79,6 +80,7 @@ def look(folder: Path, name: str) -> tuple[Any, ...]:
 
 
 def state_of(path: Path) -> tuple[int, int, int] | None:
+    """Numbers that change with a file; None where there is none."""
     try:
         found = path.stat()
     except OSError:

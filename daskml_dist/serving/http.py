@@ -39,7 +39,7 @@ class Gone(Exception):
 
 
 def json_body(told: Any) -> bytes:
-    """What a body of JSON is made of, as the body."""
+    """Body of JSON of what it is made of."""
     body: bytes = _ENCODER.encode(told)
     return body
 
@@ -67,7 +67,7 @@ class Deadlines:
         self._looks = False
 
     async def within(self, waited: Awaitable[_T]) -> _T:
-        """What is waited for, where it comes in time.
+        """Result of what is waited for, where it comes in time.
 
         Raises
         ------
@@ -154,7 +154,7 @@ def _too_large(max_bytes: int) -> RequestError:
 
 
 def check_token(headers: Mapping[bytes, bytes], token: bytes) -> None:
-    """Whether a request carries the token; how long this takes does not depend on the token.
+    """Truth of a request's carrying the token, in a time that does not depend on the token.
 
     Raises
     ------

@@ -15,7 +15,7 @@ __all__ = ["of_model", "of_server"]
 
 
 def of_server() -> dict[str, Any]:
-    """What the server is."""
+    """Facts of the server."""
     return {
         "name": "daskml_dist",
         "version": __version__,
@@ -24,7 +24,7 @@ def of_server() -> dict[str, Any]:
 
 
 def of_model(served: Any, versions: list[str]) -> dict[str, Any]:
-    """What a model takes and gives: one matrix, or an input a feature where dtypes differ."""
+    """Inputs and outputs of a model: one matrix, or an input a feature where dtypes differ."""
     predictor = served.predictor
     n_features, dtypes = predictor.n_features, predictor.dtypes or []
     if predictor.names is not None and len(dtypes) > 1:

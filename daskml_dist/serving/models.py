@@ -51,6 +51,9 @@ class Models:
         current ones and those with a share or a shadow.
     trusted : collection of str, optional
         Names of classes of your own in the files (see :func:`daskml_dist.load`).
+    given : mapping of str to mapping, optional
+        By the name of the model, parameters that its files do not hold, such as the `module` of a
+        model of PyTorch.
 
     Raises
     ------
@@ -67,9 +70,11 @@ class Models:
         method: str | None = None,
         all_versions: bool = False,
         trusted: Collection[str] = (),
+        given: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         self._metrics, self._method = metrics or Metrics(), method
         self._all_versions, self._trusted = all_versions, frozenset(trusted)
+        self._given = dict(given or {})
         self._table: dict[str, Entry] = {}
         self._refused: dict[tuple[str, str], Any] = {}  # versions not taken, as they were then
         self._count = itertools.count(1)
@@ -316,7 +321,7 @@ class Models:
             )
         data = read_bytes(str(path))  # once: its checksums and the model are of the same bytes
         manifest = form.read_manifest(data, str(path))
-        model = form.read(data, str(path), self._trusted)
+        model = form.read(data, str(path), self._trusted, **self._given.get(name, {}))
         predictor = Predictor(model, self._method)
         warm(predictor)
         return Served(name, version, predictor, manifest)

@@ -2,7 +2,7 @@
 
 ::
 
-    FOLDER/NAME/VERSION/model.skops
+    FOLDER/NAME/VERSION/model.skops  or .safetensors, of what skops cannot hold
     FOLDER/NAME/current       the version that is served, a line of text
     FOLDER/NAME/route.json    shares of versions, and those that only see the rows; optional
 
@@ -95,7 +95,7 @@ def publish(
     aside = home / f".{uuid.uuid4().hex}.new"
     try:
         aside.mkdir(parents=True)
-        save(model, aside / f"model{next(iter(formats()))}")
+        _save(model, aside)
         version = _moved(aside, home)
         if current:
             _set_current(home, version)
@@ -295,6 +295,20 @@ def _file_of(folder: Any, name: str, version: str) -> Path:
         found = ", ".join(version_names(folder, name)) or "none"
         raise UnknownModelError(f"{name!r} has no version {version!r}. Its versions: {found}.")
     return path
+
+
+def _save(model: Any, aside: Path) -> None:
+    """Write a model in the first of the formats that can hold it."""
+    why: ModelFileError | None = None
+    for suffix in formats():
+        try:
+            save(model, aside / f"model{suffix}")
+        except ModelFileError as error:
+            why = why or error
+        else:
+            return
+    assert why is not None
+    raise why
 
 
 def _moved(aside: Path, home: Path) -> str:

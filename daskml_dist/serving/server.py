@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from importlib import import_module
 from typing import Any
@@ -43,6 +43,7 @@ def serve(
     method: str | None = None,
     all_versions: bool = False,
     trusted: Collection[str] = (),
+    given: Mapping[str, Mapping[str, Any]] | None = None,
     keep_alive: float = 5.0,
     end_within: float = 30.0,
     app: Callable[..., App] | None = None,
@@ -71,7 +72,7 @@ def serve(
     certificate, private_key, key_password, client_authorities : str, optional
         Of TLS: files in PEM, and the password of the key's; with `client_authorities` only clients
         with a certificate of these are let in.
-    method, all_versions, trusted
+    method, all_versions, trusted, given
         As of :class:`Models`.
     keep_alive : float, default=5.0
         Seconds after which an idle connection is closed.
@@ -113,7 +114,12 @@ def serve(
 
     def make_models(counted: Metrics) -> Models:
         return Models(
-            source, metrics=counted, method=method, all_versions=all_versions, trusted=trusted
+            source,
+            metrics=counted,
+            method=method,
+            all_versions=all_versions,
+            trusted=trusted,
+            given=given,
         )
 
     def work(place: Place) -> None:

@@ -34,7 +34,7 @@ _SOONEST, _LATEST = 0.1, 10.0
 
 @dataclass(frozen=True)
 class Place:
-    """What a forked process knows of its parent."""
+    """Things that a forked process knows of its parent."""
 
     slot: int  # a number that no other living process has
     parent_end: int  # a file descriptor that can be read once the parent is gone

@@ -6,8 +6,27 @@ parameters and the optimizer's state in the calling process between calls.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from daskml_dist.streaming.drift import Detector, PageHinkley
-from daskml_dist.streaming.session import Session
+from daskml_dist.streaming.folder import folder
+from typing import TYPE_CHECKING, Any
+
+from daskml_dist.streaming.drift import Detector, PageHinkley
+from daskml_dist.streaming.folder import folder
+from daskml_dist.streaming.kafka_source import KafkaSource
+from daskml_dist.streaming.sources import Batch
 from daskml_dist.streaming.streamed import Streamed
 
-__all__ = ["Detector", "PageHinkley", "Session", "Streamed"]
+if TYPE_CHECKING:
+    from daskml_dist.streaming.session import Session
+
+__all__ = ["Batch", "Detector", "KafkaSource", "PageHinkley", "Session", "Streamed", "folder"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Session":  # it loads the engine, which an import of an estimator does without
+        from daskml_dist.streaming.session import Session
+
+        return Session
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -63,7 +63,8 @@ class Steps:
             self._has_scales = False
             most = self._batch_rows
             if most is None or n_rows <= most:
-                return self._step(rows, n_rows)
+                is_sparse = hasattr(rows.X, "indptr")
+                return self._step(self._part(rows, slice(0, n_rows)) if is_sparse else rows, n_rows)
             # The same cuts as those of a pass.
             n_steps = -(-n_rows // most)
             cuts = [i * n_rows // n_steps for i in range(n_steps + 1)]
@@ -100,7 +101,8 @@ class Steps:
 
     def _part(self, rows: BatchRows, at: slice) -> BatchRows:
         y, weight = (None if a is None else a[at] for a in (rows.y, rows.weight))
-        return BatchRows(self._backend.rows(rows.X, at), y, weight)
+        backend = self._backend
+        return BatchRows(backend.rows(rows.X, backend.row_numbers(at)), y, weight)
 
     def _rescale(self, block: Block) -> None:
         """Keep to the units of the features, as another fit that goes on would."""

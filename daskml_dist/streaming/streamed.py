@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.streaming.saving import Saving
-from daskml_dist.streaming.session import Session
 from daskml_dist.streaming.watching import Watch
 from daskml_dist.training.checkpoint import Checkpoint
-from daskml_dist.training.run import INLINE
+
+if TYPE_CHECKING:
+    from daskml_dist.streaming.session import Session
 
 __all__ = ["Streamed"]
 
@@ -88,18 +88,17 @@ class Streamed:
         >>> s.n_rows, s.progressive_loss < 0.5
         (10000, True)
         """
+        # They load the engine, which an import of an estimator does without.
+        from daskml_dist.streaming.saving import Saving
+        from daskml_dist.streaming.session import Session
+        from daskml_dist.training.run import INLINE
+
         if client is not None and client != INLINE:
             raise InvalidParameterError(
                 f"client={client!r}: a stream is learned in the calling process. Leave client "
                 'out (or give "inline"); rows on a cluster are learned by fit or partial_fit.'
             )
-        if publish is not None and not (
-            isinstance(publish_every, int) and publish_every >= 1 and callable(publish)
-        ):
-            raise InvalidParameterError(
-                f"publish={publish!r}, publish_every={publish_every!r}: give a function of a "
-                "fitted estimator, and an integer >= 1, in calls."
-            )
+        _check_publish(publish, publish_every)
         saving = None if checkpoint is None else Saving(checkpoint, checkpoint_seconds)
         return Session(
             self,
@@ -130,3 +129,12 @@ class Streamed:
             session.show()
         state: Any = super().__getstate__()
         return {name: value for name, value in state.items() if name != "_stream"}
+
+
+def _check_publish(publish: Any, every: Any) -> None:
+    whole = isinstance(every, int) and every >= 1
+    if publish is not None and not (whole and callable(publish)):
+        raise InvalidParameterError(
+            f"publish={publish!r}, publish_every={every!r}: give a function of a fitted estimator, "
+            "and an integer >= 1, in calls."
+        )

@@ -72,10 +72,10 @@ class KillAt:
         return self
 
 
-def picture(page: Any, path: Path) -> None:
+def picture(page: Any, path: Path, *, full: bool = True) -> None:
     """Keep what a page shows, in few colours."""
     page.wait_for_timeout(700)
-    taken = Image.open(io.BytesIO(page.screenshot(full_page=True)))
+    taken = Image.open(io.BytesIO(page.screenshot(full_page=full)))
     taken.convert("RGB").quantize(
         64, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE
     ).save(path, optimize=True)

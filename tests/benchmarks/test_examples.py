@@ -111,6 +111,17 @@ def test_a_new_users_first_hour() -> None:
     assert output.endswith("Done.\n")
 
 
+@pytest.mark.slow
+def test_a_service_of_incomes(tmp_path: Path) -> None:
+    """From scikit-learn's own rows, where those of the census are not there."""
+    for package in ("uvicorn", "uvloop", "httptools", "msgspec"):
+        pytest.importorskip(package, reason="needs the extra serve")
+    output = _run("serve_adult.py", str(tmp_path))
+    assert output.count("to the bit: True") == 2
+    assert "version 1 again" in output
+    assert output.endswith("status 0.\n")
+
+
 def test_every_example_has_a_test() -> None:
     texts = "".join(path.read_text() for path in EXAMPLES.parent.glob("tests/*/test_*.py"))
     # A call, a path to it, or a row of a table of runs; a missing folder alone is no run.
@@ -155,6 +166,17 @@ def test_boosting(tmp_path: Path, rows: int, here: Callable[..., str]) -> None:
     # The feature that tells nothing comes last.
     assert output.splitlines()[-2].startswith("without feature 5 AUC falls by")
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_clicks_that_drift(tmp_path: Path, here: Callable[..., str]) -> None:
+    pytest.importorskip("matplotlib")
+    picture, given = tmp_path / "clicks.png", ["--calls", "1000"]
+    given += ["--checkpoint", str(tmp_path / "clicks.npz")]
+    output = here("online_ctr.py", *given, "--picture", str(picture))
+    loss = [float(line.split("loss ")[1].split(",")[0]) for line in output.splitlines()]
+    assert loss[0] > loss[1] > loss[2]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert here("online_ctr.py", *given).count("; 0 calls of") == 3  # all had been learned
 
 
 @pytest.mark.slow

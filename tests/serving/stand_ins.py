@@ -42,7 +42,7 @@ class Models:
         except KeyError:
             raise LookupError(f"No model {name!r} of version {version}.") from None
 
-    def route(self, name: str) -> tuple[_Served, tuple[_Served, ...]]:
+    def route(self, name: str, key: Any = None) -> tuple[_Served, tuple[_Served, ...]]:
         found = self.get(name)
         return found, tuple(self.served[name][:-1]) if name in self.shadowed else ()
 

@@ -14,6 +14,7 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 
 import daskml_dist
+from daskml_dist.ensemble import HistGradientBoostingClassifier
 from daskml_dist.errors import (
     InvalidParameterError,
     ModelFileError,
@@ -70,6 +71,28 @@ def test_what_is_served_is_what_was_published(tmp_path: Path) -> None:
         assert served.manifest["inputs"]["n_features"] == 4
         np.testing.assert_array_equal(served.predictor(X), fitted.predict(X))
     assert Models(tmp_path / "models").names() == ["m", "ridge"]
+
+
+def test_trees_and_networks(tmp_path: Path) -> None:
+    """What skops cannot hold is published as tensors, and told what it is made of."""
+    trees = HistGradientBoostingClassifier(max_iter=3).fit(X, (X[:, 0] > 0).astype(int))
+    publish(trees, tmp_path, "trees")
+    served = Models(tmp_path).get("trees")
+    np.testing.assert_array_equal(served.predictor(X), trees.predict_proba(X))
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    pytest.importorskip("safetensors", reason="needs the extra export")
+    from daskml_dist.neural_network import TorchClassifier
+
+    def net() -> Any:
+        return torch.nn.Linear(4, 2)
+
+    rows = X.astype(np.float32)
+    made = TorchClassifier(net, max_iter=2, tol=None).fit(rows, (X[:, 0] > 0).astype(int))
+    publish(made, tmp_path, "net")
+    models = Models(tmp_path, given={"net": {"module": net}})
+    assert models.names() == ["net", "trees"]
+    np.testing.assert_array_equal(models.get("net").predictor(rows), made.predict_proba(rows))
+    assert Models(tmp_path).names() == ["trees"]  # what it is made of is not known
 
 
 def test_swaps(tmp_path: Path) -> None:

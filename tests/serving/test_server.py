@@ -44,16 +44,38 @@ def swap_and_restart(
             until(lambda before=before: load.n > before + 20)
 
 
-@pytest.mark.parametrize(
-    ("n_swaps", "n_restarts", "pause"),
-    [(1, 1, 0.005), pytest.param(6, 2, 0.0, marks=pytest.mark.slow)],
-)
-def test_no_request_fails(tmp_path: Path, n_swaps: int, n_restarts: int, pause: float) -> None:
+BODY = b'{"inputs":[{"name":"X","shape":[1,4],"datatype":"FP64","data":[1,2,3,4]}]}'
+INFER = {
+    "request": b"POST /v2/models/m/infer HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    b"content-length: %d\r\n\r\n%s" % (len(BODY), BODY),
+    "version": r'"model_version":"(\d+)"',
+}
+
+
+@pytest.mark.slow
+def test_no_request_fails_in_a_hundred_swaps_and_ten_restarts(tmp_path: Path) -> None:
+    """Of the application itself, asked for answers of the model."""
+    pytest.importorskip("msgspec", reason="needs the extra serve")
+    folder = tmp_path / "models"
+    publish(model(), folder, "m")
+    with server(tmp_path, folder, app=None, workers=2, watch=0.05) as found:
+        found.ready(2)
+        with Load(found.port, 16, 0.0, **INFER) as load:
+            until(lambda: load.n > 20)
+            swap_and_restart(found, folder, 100, 10, load)
+        print(f"{load.n} requests, of {len(load.answers)} versions; failures: {load.failures}")
+        assert load.failures == []
+        assert set(load.answers) == {str(one + 1) for one in range(101)}
+
+
+def test_no_request_fails(tmp_path: Path) -> None:
+    """In a swap and a restart; all count together, one that dies is replaced, and the end."""
+    n_swaps = n_restarts = 1
     folder = tmp_path / "models"
     publish(model(), folder, "m")
     with server(tmp_path, folder, workers=2, watch=0.05) as found:
         first = found.ready(2)
-        with Load(found.port, 4, pause) as load:
+        with Load(found.port, 4, 0.005) as load:
             until(lambda: load.n > 20)
             swap_and_restart(found, folder, n_swaps, n_restarts, load)
             # All processes count together, and those that have ended are not forgotten.

@@ -51,7 +51,7 @@ def run(log: str, path: str, options: dict[str, Any]) -> None:
     logging.basicConfig(filename=log, format="%(process)d %(message)s", force=True)
     logging.getLogger("daskml_dist.serving").setLevel(logging.INFO)
     try:
-        serve(path, port=0, app=Tiny, **options)
+        serve(path, port=0, **options)
     except DaskMLDistError as error:
         logging.getLogger("daskml_dist.serving").error("%s: %s", type(error).__name__, error)
         raise SystemExit(1) from error
@@ -69,7 +69,8 @@ def until(happens: Callable[[], Any], seconds: float = 60.0) -> Any:
 class Server:
     """A server of a path."""
 
-    def __init__(self, folder: Path, path: Path, **options: Any) -> None:
+    def __init__(self, folder: Path, path: Path, app: Any = Tiny, **options: Any) -> None:
+        options["app"] = app
         self._log = folder / "log"
         context = multiprocessing.get_context("forkserver")
         self.process = context.Process(target=run, args=(str(self._log), str(path), options))
@@ -131,8 +132,16 @@ class Load:
     else is a failure, of which none is tried again.
     """
 
-    def __init__(self, port: int, n_connections: int, pause: float = 0.0) -> None:
+    def __init__(
+        self,
+        port: int,
+        n_connections: int,
+        pause: float = 0.0,
+        request: bytes = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n",
+        version: str = r"\d+ (\d+)",
+    ) -> None:
         self._port, self._n, self._pause = port, n_connections, pause
+        self._request, self._version = request, version
         self.answers: Counter[str] = Counter()  # by version
         self.failures: list[str] = []
         self._end = threading.Event()
@@ -159,13 +168,14 @@ class Load:
             try:
                 if writer is None:
                     reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
-                writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+                writer.write(self._request)
                 head = (await reader.readuntil(b"\r\n\r\n")).lower()
                 size = re.search(rb"content-length: (\d+)", head)
                 body = await reader.readexactly(int(size[1]) if size else 0)
-                if not head.startswith(b"http/1.1 200"):
-                    raise ValueError(head.decode())
-                self.answers[body.decode().split()[1]] += 1
+                told = re.search(self._version, body.decode())
+                if told is None or not head.startswith(b"http/1.1 200"):
+                    raise ValueError(head.decode() + body.decode())
+                self.answers[told[1]] += 1
             except (OSError, EOFError, ValueError, asyncio.IncompleteReadError) as error:
                 self.failures.append(repr(error))
                 head = b"connection: close"

@@ -46,6 +46,7 @@ def _classes(y):
         (SGDClassifier, "float64", "text", {"penalty": "l1", "alpha": 1e-2}),
         (SGDClassifier, "pandas", "three", {}),
         (SGDClassifier, "sparse", "two", {"batch_size": 100}),
+        (SGDClassifier, "sparse", "two", {"batch_size": 10, "penalty": None}),  # few are touched
         (SGDRegressor, "float64", "numbers", {"optimizer": "sgd", "learning_rate": 0.01}),
     ],
 )

@@ -205,7 +205,7 @@ def staleness_table(fit: Fit | None) -> dict[str, list[Any]]:
     Returns
     -------
     dict of str to list
-        ``versions``: "0", "1", "2-3", "4-7", ...; ``count``.
+        ``versions``: "0", "1", "2+" (2 and 3), "4+" (4 to 7), ...; ``count``.
     """
     counts: list[int] = []
     for record in () if fit is None else fit.records:
@@ -213,7 +213,7 @@ def staleness_table(fit: Fit | None) -> dict[str, list[Any]]:
         counts += [0] * (len(found) - len(counts))
         for at, count in enumerate(found):
             counts[at] += count
-    names = [f"{1 << at >> 1}-{(1 << at) - 1}" if at > 1 else str(at) for at in range(len(counts))]
+    names = [f"{1 << at >> 1}+" if at > 1 else str(at) for at in range(len(counts))]
     return {"versions": names, "count": counts}
 
 

@@ -45,7 +45,7 @@ class Question(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a model says to a question."""
+    """Answer of a model to a question."""
 
     model: str
     version: str

@@ -1,0 +1,69 @@
+"""Constructors called with names that they do not have, and their signatures."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sklearn.base import clone
+
+from daskml_dist import Run, cluster, ensemble, linear_model, naive_bayes, neural_network, svm, tree
+from daskml_dist._base import BaseOnRows
+from daskml_dist.errors import InvalidTypeError
+from daskml_dist.linear_model import SGDClassifier
+
+ROOMS = (cluster, ensemble, linear_model, naive_bayes, neural_network, svm, tree)
+
+
+def _faces() -> Iterator[type]:
+    for room in ROOMS:
+        for face in (getattr(room, name) for name in room.__all__):
+            if isinstance(face, type) and issubclass(face, BaseOnRows):
+                yield face
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"lr": 0.1}, "Did you mean 'learning_rate'?"),
+        ({"alpha": 1.0, "Penalty": "l1"}, "Did you mean 'penalty'?"),
+        ({"epochs": 3}, "Did you mean 'max_iter'?"),
+        ({"n_lanes": 3}, r"run=Run\(n_lanes=...\)"),
+        ({"xyzzy": 3}, "It has alpha, average, "),
+    ],
+)
+def test_the_error_names_what_was_meant(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidTypeError, match=rf"^SGDClassifier\(\): .* {told}"):
+        SGDClassifier(**given)
+    with pytest.raises(TypeError):  # as Python's own
+        SGDClassifier(**given)
+
+
+def test_signatures_are_those_of_the_constructors() -> None:
+    faces = list(_faces())
+    assert len(faces) > 30
+    for face in faces:
+        own = list(inspect.signature(face.__init__).parameters.values())[1:]  # type: ignore[misc]
+        assert list(inspect.signature(face).parameters.values()) == own, face
+
+
+def test_subclasses_have_constructors_of_their_own() -> None:
+    class Any_(SGDClassifier):
+        def __init__(self, own: int = 1, **more: Any) -> None:
+            super().__init__(**more)
+            self.own = own
+
+    class Few(SGDClassifier):
+        def __init__(self, own: int = 1) -> None:
+            super().__init__(run=Run(n_lanes=2))
+            self.own = own
+
+    assert Any_(own=2, alpha=0.5).alpha == 0.5
+    assert clone(Few(own=3)).own == copy.deepcopy(Few(3)).own == 3
+    assert pickle.loads(pickle.dumps(SGDClassifier(alpha=0.5))).alpha == 0.5
+    with pytest.raises(InvalidTypeError, match=r"^Few\(\): 'alpha' is no parameter of it"):
+        Few(alpha=0.5)  # type: ignore[call-arg]

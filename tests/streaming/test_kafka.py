@@ -1,0 +1,93 @@
+"""Kafka as a source, from the broker that librdkafka has for tests: each message once."""
+
+import numpy as np
+import pytest
+
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.linear_model import SGDClassifier
+from daskml_dist.streaming import KafkaSource
+from daskml_dist.training.checkpoint import Checkpoint
+
+_X = np.random.default_rng(0).standard_normal((60, 3))
+_Y = (_X[:, 0] > 0).astype(float)
+
+
+@pytest.fixture
+def broker():
+    """A producer with a broker inside it on loopback, its address, and a topic of messages."""
+    kafka = pytest.importorskip("confluent_kafka")
+    producer = kafka.Producer({"test.mock.num.brokers": 1, "log_level": 0})
+    brokers = producer.list_topics(timeout=10).brokers.values()
+    for at, row in enumerate(np.c_[_X, _Y]):
+        producer.produce("clicks", row.tobytes(), partition=at % 2)
+    producer.flush(10)
+    yield kafka, ",".join(f"{one.host}:{one.port}" for one in brokers)
+    producer.purge()
+
+
+def _read(values):
+    rows = np.stack([np.frombuffer(value) for value in values])
+    return rows[:, :3], rows[:, 3]
+
+
+def _source(address, **more):
+    config = {"bootstrap.servers": address, "group.id": "learners", "log_level": 0}
+    return KafkaSource(config, "clicks", _read, most=10, **more)
+
+
+def test_each_message_is_learned_once_and_committed_after_the_checkpoint(broker, tmp_path):
+    kafka, address = broker
+    checkpoint = Checkpoint(tmp_path / "m.npz", every=2, resume=True)
+    model, seen = SGDClassifier(), 0
+    with model.stream(classes=[0, 1], checkpoint=checkpoint) as stream:
+        with _source(address) as source:
+            for batch in source:
+                stream.learn(batch.X, batch.y, position=batch.position)
+                seen += len(batch.y)
+                if seen >= 20:
+                    break  # nothing was committed: all comes again
+    first, counted = stream.position, []
+    again = SGDClassifier()
+    with (
+        _source(address, idle=2) as source,
+        again.stream(classes=[0, 1], checkpoint=checkpoint, on_checkpoint=source.commit) as stream,
+    ):
+        assert stream.position == first
+        for batch in source:
+            loss = stream.learn(batch.X, batch.y, position=batch.position)
+            counted.append(loss is not None)
+            if stream.n_rows == 60:
+                break
+    assert stream.n_rows == 60
+    assert stream.position == {"0": 29, "1": 29}
+    assert not all(counted)
+    consumer = kafka.Consumer({"bootstrap.servers": address, "group.id": "learners"})
+    partitions = [kafka.TopicPartition("clicks", n) for n in (0, 1)]
+    assert [one.offset for one in consumer.committed(partitions, timeout=10)] == [30, 30]
+    consumer.close()
+
+
+def test_it_goes_on_after_a_position(broker):
+    _, address = broker
+    with _source(address, after={"0": 27, "1": 28}, idle=2) as source:
+        found = {}
+        for batch in source:
+            found |= batch.position
+            if {"0", "1"} <= found.keys():
+                break
+        assert {n: at for n, at in found.items() if n in "01"} == {"0": 29, "1": 29}
+
+
+def test_what_cannot_be_read_is_told(broker):
+    _, address = broker
+    with pytest.raises(InvalidParameterError, match="list of bytes"):
+        KafkaSource({}, "clicks", None)
+    source = _source(address)
+    with pytest.raises(InvalidParameterError, match="closed"):
+        next(iter(source))
+    config = {"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "log_level": 0}
+    with (
+        pytest.raises(InvalidDataError, match=r"bootstrap\.servers"),
+        KafkaSource(config, "clicks", _read, timeout=0.5),
+    ):
+        pass
