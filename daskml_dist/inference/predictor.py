@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, Self
 
 import numpy as np
@@ -11,6 +11,7 @@ from scipy import sparse
 
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.inference.bare import bare_function
+from daskml_dist.inference.few_rows import Lane
 from daskml_dist.inference.saved.manifest import manifest_of
 from daskml_dist.inference.saved.model_file import load
 
@@ -70,7 +71,7 @@ class Predictor:
     >>> X = np.arange(8.0).reshape(4, 2)
     >>> predict = Predictor(Ridge().fit(X, X[:, 0]))
     >>> np.round(predict(X[:1]), 3)
-    array([0.143])
+    array([0.073])
     """
 
     def __init__(self, model: Any, method: str | None = None) -> None:
@@ -88,10 +89,10 @@ class Predictor:
         self.names: list[str] | None = told["inputs"]["names"]
         self.dtypes: list[str] | None = told["inputs"]["dtypes"]
         self.classes: list[Any] | None = told["outputs"]["classes"]
-        self._function = getattr(model, method)
         found = {dtype: bare_function(model, method, dtype) for dtype in _DTYPES}
-        self._bare = {dtype: answer for dtype, answer in found.items() if answer is not None}
-        self.bare = bool(self._bare)
+        bare = {dtype: answer for dtype, answer in found.items() if answer is not None}
+        self.bare = bool(bare)
+        self._function = _bare_first(bare, getattr(model, method))
 
     @classmethod
     def of_file(
@@ -137,11 +138,20 @@ class Predictor:
         InvalidDataError, ValueError
             As the method does: of this package's models the first.
         """
-        if type(X) is np.ndarray:
-            answer = self._bare.get(X.dtype)
-            if answer is not None:
-                found = answer(X)
-                if found is not None:
-                    return found
-        answers = self._function(X)
-        return np.asarray(answers.toarray() if sparse.issparse(answers) else answers)
+        return np.asarray(self._function(X))
+
+
+def _bare_first(
+    bare: dict[np.dtype[Any], Lane], method: Callable[[Any], Any]
+) -> Callable[[Any], Any]:
+    """The answers of bare functions, by the dtype of rows; where these have none, a method's."""
+
+    def function(X: Any) -> Any:
+        if type(X) is np.ndarray and (answer := bare.get(X.dtype)) is not None:
+            found = answer(X)
+            if found is not None:
+                return found
+        answers = method(X)
+        return answers.toarray() if sparse.issparse(answers) else answers
+
+    return function
