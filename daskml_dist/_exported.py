@@ -66,7 +66,7 @@ class Exported(Documented):
         Parameters
         ----------
         path : str or path-like
-            That ends in ``.skops``.
+            That ends in ``.skops`` or ``.safetensors``.
 
         Raises
         ------

@@ -175,9 +175,9 @@ class BlockTransformer(Exported, BaseEstimator):
 
     def _transformed(self, X: Any, **options: Any) -> Any:
         """Rows transformed; scikit-learn's `options` are for rows in memory."""
-        if type(X) is np.ndarray:
+        if type(X) is np.ndarray and X.dtype.kind != "O":
             few = None if options.get("copy") is not None else scaled_few(self, X)
-            return super().transform(plain_rows(X), **options) if few is None else few
+            return super().transform(X, **options) if few is None else few
         if not is_dask(X):
             return super().transform(plain_rows(X), **options)
         return self._map("transform", X)

@@ -41,7 +41,11 @@ def facts_of(run: Any) -> dict[str, Any]:
 
 def numbers_of(record: dict[str, Any]) -> dict[str, float]:
     """Numbers of a record but its pass; those that were not measured are left out."""
-    return {key: value for key, value in record.items() if key != "pass" and value is not None}
+    return {
+        key: value
+        for key, value in record.items()
+        if not (key == "pass" or value is None or isinstance(value, list))
+    }
 
 
 def measure_of(record: dict[str, Any], name: str, callback: str) -> float:
@@ -53,10 +57,10 @@ def measure_of(record: dict[str, Any], name: str, callback: str) -> float:
         The record has no such number.
     """
     value = record.get(name)
-    if value is None or isinstance(value, str):
+    if value is None or isinstance(value, str | list):
         raise InvalidParameterError(
             f"{callback}(monitor={name!r}): the fit has no such measure. Choose one of "
-            f"{', '.join(k for k, v in record.items() if v is not None)}; val_score needs "
+            f"{', '.join(numbers_of(record))}; val_score needs "
             "early_stopping=True, and eval_score fit(..., eval_set=(X, y))."
         )
     return float(value)

@@ -68,7 +68,8 @@ class CSVLogger(FitCallback):
         if self._file is None:
             return
         if self._writer is None:
-            self._writer = csv.DictWriter(self._file, list(record), extrasaction="ignore")
+            names = [name for name, value in record.items() if not isinstance(value, list)]
+            self._writer = csv.DictWriter(self._file, names, extrasaction="ignore")
             if self._file.tell() == 0:
                 self._writer.writeheader()
         self._places[record["pass"]] = self._file.tell()

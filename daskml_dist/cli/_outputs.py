@@ -28,8 +28,15 @@ def _onnx(model: Any, path: Path) -> str:
     return f"onnxruntime.InferenceSession({str(path)!r})"
 
 
+def _model_file(model: Any, path: Path) -> str:
+    model.save(path)
+    return f"daskml_dist.load({str(path)!r})"
+
+
 #: Writer of each suffix, which returns the words that load the file.
 _FORMATS: dict[str, Callable[[Any, Path], str]] = {
+    ".skops": _model_file,
+    ".safetensors": _model_file,
     ".pkl": _pickle,
     ".joblib": _joblib,
     ".onnx": _onnx,
@@ -56,7 +63,7 @@ def save(model: Any, path: str) -> str:
 
     Raises
     ------
-    ExportError
+    ExportError, ModelFileError
         The model has no such form.
     """
     return _FORMATS[Path(path).suffix](model, Path(path))

@@ -1,6 +1,6 @@
 """Fit an estimator to files, score it on rows held out, and save it.
 
-python -m daskml_dist fit rows.parquet --target label --policy sync --output model.pkl
+python -m daskml_dist fit rows.parquet --target label --policy sync --output model.skops
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="of the split and of the fit")
     parser.add_argument("--test", type=float, default=0.25, help="share of rows held out; 0: none")
-    parser.add_argument("--output", metavar="MODEL", help="file: .pkl, .joblib or .onnx")
+    parser.add_argument(
+        "--output", metavar="MODEL", help="file: .skops, .safetensors, .onnx, .joblib or .pkl"
+    )
     parser.add_argument(
         "--checkpoint", metavar="FILE", help="save the fit on its way, and go on from there"
     )

@@ -36,10 +36,13 @@ class OfMixture:
     then: Callable[[NDArray[Any]], NDArray[Any]]
 
     @classmethod
-    def of(cls, mixture: Mixture, then: Callable[[NDArray[Any]], NDArray[Any]]) -> OfMixture:
-        """The function of a mixture."""
+    def of(
+        cls, mixture: Mixture, factors: NDArray[Any], then: Callable[[NDArray[Any]], NDArray[Any]]
+    ) -> OfMixture:
+        """The function of a mixture, with the factors of its precisions."""
         shift = mixture.means.mean(axis=0).astype(np.float32).astype(np.float64)
-        return cls(shift, *mixture.terms()[:1], mixture.means - shift, mixture.terms()[1], then)
+        constants, factors = mixture.terms(factors)
+        return cls(shift, constants, mixture.means - shift, factors, then)
 
     def __call__(self, X: Any) -> NDArray[Any]:
         """Answer for each row."""

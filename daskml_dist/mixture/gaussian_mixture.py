@@ -328,8 +328,11 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
         return Mixture(self.weights_, self.means_, self.covariances_, self._kind)
 
     def _raw(self) -> Callable[[Any], NDArray[Any]]:
-        return OfMixture.of(self._fitted(), likelihoods)
+        return self._function(likelihoods)
+
+    def _function(self, then: Any) -> OfMixture:
+        return OfMixture.of(self._fitted(), self.precisions_cholesky_, then)
 
     def _of_rows(self, then: Any, X: Any, dtype: Any, n_outputs: int | None) -> Any:
         self._check_fitted(X)
-        return self._applied(OfMixture.of(self._fitted(), then), X, dtype, n_outputs)
+        return self._applied(self._function(then), X, dtype, n_outputs)

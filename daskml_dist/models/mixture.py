@@ -76,10 +76,16 @@ class Mixture:
                 covariances = covariances.mean(axis=1)
         return Mixture(weight / weight.sum(), self.means + apart, covariances, self.kind)
 
-    def terms(self) -> tuple[Array, Array]:
-        """Constants of the log-densities with the weights, and factors for each component."""
+    def terms(self, factors: Array | None = None) -> tuple[Array, Array]:
+        """Constants of the log-densities with the weights, and factors for each component.
+
+        Parameters
+        ----------
+        factors : ndarray, optional
+            :attr:`factors`, where they are known.
+        """
         k, d = self.means.shape
-        factors = as_factors(self.factors, self.kind, k, d)
+        factors = as_factors(self.factors if factors is None else factors, self.kind, k, d)
         diagonal = factors if factors.ndim == 2 else np.diagonal(factors, axis1=1, axis2=2)
         with np.errstate(divide="ignore"):  # a weight of zero that the user gave
             weights = np.log(self.weights)

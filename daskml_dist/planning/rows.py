@@ -1,4 +1,4 @@
-"""The shape of a fit's rows, told without reading them."""
+"""The shape of a fit's rows, told without reading them anew."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from dask.base import compute, is_dask_collection
 
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.conversion import to_host
+from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 
 __all__ = ["RowsShape", "shape_of", "shape_of_collection"]
@@ -80,7 +81,7 @@ def shape_of(estimator: Any, X: Any, y: Any) -> RowsShape:
     Raises
     ------
     InvalidDataError
-        Nobody knows how many rows there are.
+        Nobody knows how many rows there are, and they are not in the memory of workers.
     InvalidParameterError
         The rows are sparse.
     """
@@ -97,12 +98,15 @@ def shape_of_collection(estimator: Any, collection: Any, *, quick: bool = False)
             "Plans are made of dense rows: what a sparse one costs depends on where its entries "
             "are. Measure fits of a part of the rows instead."
         )
-    if collection.n_rows is None or collection.n_features is None:
+    persisted, n_rows = _persisted(X) and _persisted(y), collection.n_rows
+    if n_rows is None and persisted and not quick:
+        n_rows = reduce_parts(collection, _count, _total)
+    if n_rows is None or collection.n_features is None:
         raise InvalidDataError(
-            "A plan needs the number of rows, which Dask does not know here. Tell it: "
+            "A plan needs the number of rows, which Dask does not know here. Persist what X and y "
+            "are taken from (frame = frame.persist()), so that they can be counted, or tell it: "
             "X.compute_chunk_sizes() of an array, X.to_dask_array(lengths=True) of a dataframe."
         )
-    persisted = _persisted(X) and _persisted(y)
     n_classes = 0
     notes: list[str] = []
     if estimator._classification:
@@ -113,9 +117,17 @@ def shape_of_collection(estimator: Any, collection: Any, *, quick: bool = False)
             "read it once for several fits."
         )
     return RowsShape(
-        collection.n_rows, collection.n_features, n_classes, _dtype(X), collection, persisted,
+        n_rows, collection.n_features, n_classes, _dtype(X), collection, persisted,
         tuple(notes),
     )  # fmt: skip
+
+
+def _count(index: int, X: Any, y: Any, weight: Any) -> int:
+    return int(X.shape[0])
+
+
+def _total(counts: list[int]) -> int:
+    return sum(counts)
 
 
 def _classes(y: Any, collection: Collection, persisted: bool, looked: int) -> tuple[int, list[str]]:

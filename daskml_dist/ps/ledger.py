@@ -97,7 +97,7 @@ class LedgerSnapshot:
     last_pass: int | None
     open: dict[int, _OpenPass]
     elapsed: float
-    staleness: list[float]
+    staleness: list[int]
 
 
 #: What the snapshot of a ledger is made of.
@@ -144,7 +144,8 @@ class PassLedger:
         self._on_record = on_record
         self._open: dict[int, _OpenPass] = {}
         self._since = time.perf_counter()
-        self._staleness: list[float] = [0, 0.0, 0]  # count, sum, max
+        #: Sum, largest, and how many were 0, 1, 2 to 3, 4 to 7, ... versions.
+        self._staleness: list[int] = [0, 0]
 
     def start_clock(self) -> None:
         """Begin to time the first pass."""
@@ -152,10 +153,11 @@ class PassLedger:
 
     def observe_staleness(self, staleness: int) -> None:
         """Note how many versions behind a push was."""
-        seen = self._staleness
-        seen[0] += 1
-        seen[1] += staleness
-        seen[2] = max(seen[2], staleness)
+        seen, at = self._staleness, 2 + staleness.bit_length()
+        seen[0] += staleness
+        seen[1] = max(seen[1], staleness)
+        seen.extend([0] * (at + 1 - len(seen)))
+        seen[at] += 1
 
     def _open_pass(self, number: int) -> _OpenPass:
         return self._open.setdefault(number, _OpenPass(set(self.lanes)))
@@ -242,7 +244,7 @@ class PassLedger:
     def _close(self, number: int, reports: list[PassReport], age: float) -> None:
         now = max(self._since, time.perf_counter() - age)
         rows = sum(r.rows for r in reports)
-        count, total, largest = self._staleness
+        total, largest, *counts = self._staleness
         record: Record = {
             "pass": number,
             "loss": sum(r.loss for r in reports) / rows if rows else float("nan"),
@@ -251,11 +253,12 @@ class PassLedger:
             "seconds": now - self._since,
             "bytes_pushed": sum(r.bytes_pushed for r in reports),
             "bytes_pulled": sum(r.bytes_pulled for r in reports),
-            "staleness_mean": total / count if count else 0.0,
-            "staleness_max": int(largest),
+            "staleness_mean": total / sum(counts) if counts else 0.0,
+            "staleness_max": largest,
+            "staleness_counts": counts,
             "val_score": self._validation(reports),
         }
-        self._since, self._staleness = now, [0, 0.0, 0]
+        self._since, self._staleness = now, [0, 0]
         self.records.append(record)
         if self.rule.update(record):
             self.stopped = True

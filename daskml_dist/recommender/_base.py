@@ -58,6 +58,11 @@ class BaseRecommender(Exported, BaseEstimator):
         # The graph of lazy ratings holds the rows of the fit.
         return {name: v for name, v in state.items() if name != "_given" or not is_dask(v)}
 
+    def _in_files(self) -> dict[str, Any]:
+        """Model files keep who has seen what, and no ratings; nothing of lazy ones."""
+        given = vars(self).get("_given")
+        return {} if given is None else {"_given": None if is_dask(given) else self._seen(given)}
+
     # -- ratings -------------------------------------------------------------------------------
 
     def _entries(self, X: Any, rated: bool = True) -> KeyedCollection:

@@ -16,7 +16,7 @@ from daskml_dist.errors import DaskMLDistError, ModelFileError, UnknownModelErro
 from daskml_dist.errors.nearest import nearest
 from daskml_dist.inference.predictor import Predictor
 from daskml_dist.inference.saved.manifest import manifest_of
-from daskml_dist.inference.saved.model_file import FORMATS
+from daskml_dist.inference.saved.model_file import formats
 from daskml_dist.inference.saved.storage import read_bytes
 from daskml_dist.serving import registry
 from daskml_dist.serving.entries import Entry, Route, Served, alone, look, shared, state_of, warm
@@ -309,10 +309,10 @@ class Models:
             return None
 
     def _read(self, path: Path, name: str, version: str) -> Served:
-        form = FORMATS[path.suffix] if path.suffix in FORMATS else None
+        form = formats().get(path.suffix)
         if form is None:
             raise ModelFileError(
-                f"{path} ends in none of {', '.join(FORMATS)}, by which a model file is known."
+                f"{path} ends in none of {', '.join(formats())}, by which a model file is known."
             )
         data = read_bytes(str(path))  # once: its checksums and the model are of the same bytes
         manifest = form.read_manifest(data, str(path))

@@ -24,7 +24,7 @@ from typing import Any
 
 from daskml_dist.errors import InvalidParameterError, ModelFileError, UnknownModelError
 from daskml_dist.inference.predictor import Predictor
-from daskml_dist.inference.saved.model_file import FORMATS, read_manifest, save
+from daskml_dist.inference.saved.model_file import formats, read_manifest, save
 from daskml_dist.inference.saved.storage import write_bytes
 
 __all__ = [
@@ -95,7 +95,7 @@ def publish(
     aside = home / f".{uuid.uuid4().hex}.new"
     try:
         aside.mkdir(parents=True)
-        save(model, aside / f"model{next(iter(FORMATS))}")
+        save(model, aside / f"model{next(iter(formats()))}")
         version = _moved(aside, home)
         if current:
             _set_current(home, version)
@@ -257,7 +257,7 @@ def current_version(folder: Any, name: str) -> str | None:
 
 def model_file(folder: Any, name: str, version: str) -> Path | None:
     """The model file of a version."""
-    for suffix in FORMATS:
+    for suffix in formats():
         path = Path(folder) / name / version / f"model{suffix}"
         if path.is_file():
             return path

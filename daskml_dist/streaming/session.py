@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import math
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
+from daskml_dist.streaming.positions import check_position, is_past, later
 from daskml_dist.streaming.progress import Progress
+from daskml_dist.streaming.saving import Saved, Saving
 from daskml_dist.streaming.start import Started, check_streams, start
+from daskml_dist.streaming.watching import Watch
 
 __all__ = ["Session"]
 
@@ -28,15 +34,43 @@ class Session:
     estimator : estimator
     classes : array-like or None
         All labels that will ever come.
+    saving : Saving or None
+        When and where the stream is saved.
+    on_checkpoint : callable or None
+        Called with the position that was saved.
+    watch : Watch or None
+        For drifts.
+    publish : callable or None
+        Called with a fitted copy of the estimator.
+    publish_every : int
+        Calls between two of these.
 
     Attributes
     ----------
     estimator : estimator
     """
 
-    def __init__(self, estimator: Any, *, classes: Any = None) -> None:
+    def __init__(
+        self,
+        estimator: Any,
+        *,
+        classes: Any = None,
+        saving: Saving | None = None,
+        on_checkpoint: Callable[[Any], Any] | None = None,
+        watch: Watch | None = None,
+        publish: Callable[[Any], Any] | None = None,
+        publish_every: int = 1000,
+    ) -> None:
         self.estimator = estimator
         self._classes = classes
+        self._saving = saving
+        self._on_checkpoint = on_checkpoint
+        self._watch = Watch(None, None) if watch is None else watch
+        self._publish, self._publish_every = publish, publish_every
+        self._unpublished = 0
+        self._position: Any = None
+        #: Whether the parameters are those of whole calls.
+        self._is_whole = True
         self._progress = Progress()
         self._started: Started | None = None
         self._is_open = False
@@ -52,9 +86,27 @@ class Session:
                 "use a clone of the estimator."
             )
         check_streams(self.estimator)
+        saved = None if self._saving is None else self._saving.load()
+        if saved is not None:
+            self._resume(saved)
         self._is_open = True
         vars(self.estimator)["_stream"] = self
         return self
+
+    def _resume(self, saved: Saved) -> None:
+        """Become the stream that was saved."""
+        assert self._saving is not None
+        path, stream = self._saving.checkpoint.path, saved.stream
+        classes = saved.classes if self._classes is None else self._classes
+        X, y = saved.rows()
+        ready, batch_rows = partial(saved.fit, path=path), stream["likeness"]["batch_rows"]
+        self._started = start(self.estimator, X, y, None, classes, ready, batch_rows)
+        self._started.steps.resumed()
+        self._started.seen, self._started.likeness = stream["seen"], stream["likeness"]
+        self._position = stream["position"]
+        self._progress.restore(stream["progress"])
+        self._shown = None
+        self.show()
 
     def __exit__(
         self,
@@ -66,13 +118,17 @@ class Session:
             # What ended the stream is told rather than what came of it.
             with suppress(DivergedError) if error is not None else nullcontext():
                 self.show()
+                if self._is_whole and self._started is not None:
+                    self._finish()
         finally:
             self._is_open = False
             vars(self.estimator).pop("_stream", None)
 
     # -- learning ------------------------------------------------------------------------------
 
-    def learn(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+    def learn(
+        self, X: Any, y: Any, sample_weight: Any = None, *, position: Any = None
+    ) -> float | None:
         """Take the loss of some rows, and then the steps along their gradient.
 
         Parameters
@@ -84,11 +140,15 @@ class Session:
         sample_weight : array-like of shape (n_rows,), or float, or None
             Weights of the rows, >= 0, which are taken as they are: one of 2 makes a step of
             twice the length.
+        position : number, str, list of these, or dict of them, optional
+            Where in its source the batch is: later ones are larger (lists are compared as tuples
+            are; of a dict each partition goes on by itself). Rows at or before :attr:`position`
+            are not learned again.
 
         Returns
         -------
-        float
-            Mean loss of the rows, before they were learned.
+        float or None
+            Mean loss of the rows, before they were learned; None where they had been.
 
         Raises
         ------
@@ -107,6 +167,10 @@ class Session:
                 "A stream learns rows in memory, and these are a Dask collection. Compute each "
                 "batch first: X, y = dask.compute(X, y)."
             )
+        if position is not None:
+            position = check_position(position)
+            if is_past(position, self._position):
+                return None
         plain = self._started is not None and type(X) is type(y) and hasattr(X, "flags")
         if not plain:
             X, y, sample_weight = self._taken(X, y, sample_weight)
@@ -115,18 +179,86 @@ class Session:
         started = self._started
         rows, block = started.make(X, y, sample_weight)
         if block.n_rows == 0:
+            self._position = later(position, self._position)
             return math.nan
         weight = block.n_rows if rows.weight is None else float(rows.weight.sum())
         self._hide()
+        self._is_whole = False
         loss = started.steps.take(rows, block)
-        self._progress.add(loss, weight, block.n_rows)
         if not math.isfinite(loss):
             raise DivergedError(
-                f"The loss of row {self.n_rows} of the stream, or of one shortly before, is "
-                f"{loss}: the parameters grew beyond all bounds. Lower learning_rate, or scale the "
-                "features (StandardScaler), and begin anew."
+                f"The loss after row {self.n_rows} of the stream is {loss}: the parameters grew "
+                "beyond all bounds. Lower learning_rate, or scale the features (StandardScaler), "
+                "and begin anew."
             )
-        return self._progress.last
+        self._progress.add(loss, weight, block.n_rows)
+        self._position = later(position, self._position)
+        self._is_whole = True
+        last = self._progress.last
+        self._watch.update(self, last)
+        self._keep()
+        return last
+
+    def reset(self, *, parameters: bool = False) -> None:
+        """Let the optimizer and the schedule begin anew, as after a drift.
+
+        Adaptive rates are large again then, and a schedule begins with its first rate.
+
+        Parameters
+        ----------
+        parameters : bool, default=False
+            Begin the parameters anew too: forget all that was learned.
+        """
+        if self._started is not None:
+            self._hide()
+            self._started.steps.reset(parameters)
+
+    # -- keeping -------------------------------------------------------------------------------
+
+    def _keep(self) -> None:
+        """Save and publish where a call is one after which that is due."""
+        if self._saving is not None and self._saving.is_due():
+            self.save()
+        self._unpublished += 1
+        if self._publish is not None and self._unpublished >= self._publish_every:
+            self._hand_out()
+
+    def _finish(self) -> None:
+        """Save and publish what has not been."""
+        if self._saving is not None and self._saving.is_behind:
+            self.save()
+        if self._publish is not None and self._unpublished:
+            self._hand_out()
+
+    def save(self) -> None:
+        """Write the checkpoint now: the parameters and the position, in one file.
+
+        Raises
+        ------
+        InvalidParameterError
+            The stream has no `checkpoint`.
+        CheckpointError
+            It could not be written.
+        """
+        if self._saving is None:
+            raise InvalidParameterError(
+                'The stream has no place to be saved at: stream(checkpoint=Checkpoint("m.npz")).'
+            )
+        if self._started is None:
+            return
+        stream = {
+            "position": self._position,
+            "progress": self._progress.facts(),
+            "seen": self._started.seen,
+        }
+        self._saving.save(self._started, stream)
+        if self._on_checkpoint is not None:
+            self._on_checkpoint(self._position)
+
+    def _hand_out(self) -> None:
+        assert self._publish is not None
+        self._unpublished = 0
+        self._publish(copy.copy(self.estimator))
 
     def _taken(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
         """The inputs of a call, checked like those of a fit."""
@@ -146,8 +278,23 @@ class Session:
 
     @property
     def n_rows(self) -> int:
-        """Rows learned by this stream."""
+        """Rows learned by this stream, before it was resumed too."""
         return self._progress.n_rows
+
+    @property
+    def position(self) -> Any:
+        """Position of the last batch that was learned; None: no call named one."""
+        return self._position
+
+    @property
+    def drift(self) -> bool:
+        """Whether the last call showed a drift."""
+        return self._watch.drift
+
+    @property
+    def drifts(self) -> list[int]:
+        """Rows that had been learned at each drift."""
+        return self._watch.drifts
 
     def show(self) -> None:
         """Set the estimator's fitted attributes to what has been learned by now."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from daskml_dist.backends import get_backend
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.policies import get_policy
+from daskml_dist.streaming.likeness import likeness_of
 from daskml_dist.streaming.rows import RowsOfCalls
 from daskml_dist.streaming.steps import Steps
 from daskml_dist.training.in_process import InProcessEngine
@@ -32,6 +34,8 @@ class Started:
     steps : Steps
     seen : float
         Rows that the estimator was trained on before.
+    likeness : dict
+        Facts of the first rows, to start again from.
     """
 
     fit: FitSpec
@@ -39,6 +43,7 @@ class Started:
     make: RowsOfCalls
     steps: Steps
     seen: float
+    likeness: dict[str, Any]
 
 
 def check_streams(estimator: Any) -> Settings:
@@ -72,8 +77,18 @@ def check_streams(estimator: Any) -> Settings:
     )  # fmt: skip
 
 
-def start(estimator: Any, X: Any, y: Any, sample_weight: Any, classes: Any) -> Started:
+def start(
+    estimator: Any,
+    X: Any,
+    y: Any,
+    sample_weight: Any,
+    classes: Any,
+    ready: Callable[[FitSpec], FitSpec] | None = None,
+    first_rows: int | None = None,
+) -> Started:
     """Plan a fit to the first rows of a stream; nothing is learned yet.
+
+    `ready` puts the plan where a stream goes on, whose first step had `first_rows`.
 
     Raises
     ------
@@ -96,14 +111,17 @@ def start(estimator: Any, X: Any, y: Any, sample_weight: Any, classes: Any) -> S
     with InProcessEngine(collection) as engine:
         rows = estimator._rows(engine, settings.run, classes, settings.class_weight, False)
         # Whether a step touches few of the parameters depends on its rows.
-        most = rows.survey.n_rows if batch_rows is None else batch_rows
+        most = first_rows or (rows.survey.n_rows if batch_rows is None else batch_rows)
         settings = dataclasses.replace(settings, batch_size=most)
         initial = estimator._initial(rows, settings) if goes_on else None
         model = estimator._model(rows, estimator._last_model if initial is not None else None)
         fit: FitSpec = estimator._plan(settings, model, rows, initial, engine)
+    names = collection.feature_names
+    likeness = likeness_of(fit, rows.survey, settings.auto_rate, names) | {"batch_rows": most}
+    fit = fit if ready is None else ready(fit)
     make = RowsOfCalls(
         fit, collection.block_maker, rows.survey.row_shape, rows.survey.any_sparse,
         get_backend("cpu"), type(estimator).__name__,
     )  # fmt: skip
     seen = float(estimator.t_) if goes_on else 0.0
-    return Started(fit, rows, make, Steps(fit, batch_rows), seen)
+    return Started(fit, rows, make, Steps(fit, batch_rows), seen, likeness)

@@ -43,8 +43,12 @@ class Steps:
         self._gradient = np.zeros_like(self.shard.w)
         kinds = [group.optimizer for group in work.rule.groups]
         self._scaled = next((kind for kind in kinds if isinstance(kind, NAG)), None)
-        #: Rows of the call from which the fit took its scales already.
+        #: Whether the fit took its scales from the rows that come next.
         self._has_scales = True
+
+    def resumed(self) -> None:
+        """Note that the rows which come next are not those that the fit was planned by."""
+        self._has_scales = False
 
     def take(self, rows: BatchRows, block: Block) -> float:
         """Take the steps of a call's rows; the sum of their losses, each before its step."""
@@ -66,10 +70,15 @@ class Steps:
             parts = itertools.pairwise(cuts)
             return sum(self._step(self._part(rows, slice(a, b)), b - a) for a, b in parts)
 
-    def restore(self, state: ShardState) -> None:
-        """Go on from a state, which is taken over."""
-        self.shard = Shard(self._work.rule, state)
-        self._has_scales = False
+    def reset(self, parameters: bool) -> None:
+        """Begin the optimizer and the schedule anew, and the parameters where asked for."""
+        old, work = self.shard, self._work
+        old.settle()
+        w = work.model.init(work.seed, old.w.dtype) if parameters else old.w
+        slots = work.rule.init(w, 0)
+        if "scale" in slots:  # units of the features are none of what was learned
+            slots["scale"] = old.slots["scale"]
+        self.shard = Shard(work.rule, ShardState(w, slots))
 
     def _step(self, rows: BatchRows, n_rows: int) -> float:
         shard, model, backend = self.shard, self._model, self._backend

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.streaming.saving import Saving
 from daskml_dist.streaming.session import Session
+from daskml_dist.streaming.watching import Watch
+from daskml_dist.training.checkpoint import Checkpoint
 from daskml_dist.training.run import INLINE
 
 __all__ = ["Streamed"]
@@ -14,7 +18,19 @@ __all__ = ["Streamed"]
 class Streamed:
     """Estimator trained by gradient steps, which can learn from a stream."""
 
-    def stream(self, *, classes: Any = None, client: Any = None) -> Session:
+    def stream(
+        self,
+        *,
+        classes: Any = None,
+        checkpoint: Checkpoint | None = None,
+        checkpoint_seconds: float | None = None,
+        on_checkpoint: Callable[[Any], Any] | None = None,
+        drift: Any = None,
+        on_drift: str | Callable[[Session], Any] | None = None,
+        publish: Callable[[Any], Any] | None = None,
+        publish_every: int = 1000,
+        client: Any = None,
+    ) -> Session:
         """Open a stream: rows are learned as they come, and nothing is set up between calls.
 
         The steps are those of ``partial_fit`` with the same batches and ``shuffle=False``, to
@@ -27,6 +43,25 @@ class Streamed:
         ----------
         classes : array-like of shape (n_classes,), optional
             All labels that will ever come; classifiers need it unless they are fitted.
+        checkpoint : Checkpoint, optional
+            Where the stream saves its parameters and its position, in one file, after so many
+            calls as `every` says, and at its end. With ``resume=True`` it goes on from there: rows
+            at or before the session's `position` are not learned again, so that none counts twice
+            or not at all, wherever the process ended. This is apart from the estimator's own
+            parameter `checkpoint`, which is for fits.
+        checkpoint_seconds : float, optional
+            Save after so many seconds instead.
+        on_checkpoint : callable, optional
+            Called with the position that was saved, for instance to commit offsets.
+        drift : object, optional
+            Detector of drifts, told the mean loss of each call before it is learned:
+            :class:`~daskml_dist.streaming.PageHinkley`, or one of River.
+        on_drift : {"rate", "reset"} or callable, optional
+            What is done on a drift: the optimizer and the schedule begin anew (adaptive rates are
+            large again), the parameters too, or a function of the session is called.
+        publish : callable, optional
+            Called with a fitted copy of the estimator, every so many calls and at the end.
+        publish_every : int, default=1000
         client : "inline" or None
             Streams are learned in the calling process.
 
@@ -45,12 +80,12 @@ class Streamed:
         >>> import numpy as np
         >>> from daskml_dist.linear_model import SGDClassifier
         >>> rng = np.random.default_rng(0)
-        >>> clf = SGDClassifier()
+        >>> clf = SGDClassifier(optimizer="sgd", learning_rate=1.0)
         >>> with clf.stream(classes=[0, 1]) as s:
         ...     for _ in range(100):
         ...         X = rng.standard_normal((100, 3))
         ...         loss = s.learn(X, (X[:, 0] > 0).astype(int))
-        >>> s.n_rows, s.progressive_loss < 0.4
+        >>> s.n_rows, s.progressive_loss < 0.5
         (10000, True)
         """
         if client is not None and client != INLINE:
@@ -58,7 +93,23 @@ class Streamed:
                 f"client={client!r}: a stream is learned in the calling process. Leave client "
                 'out (or give "inline"); rows on a cluster are learned by fit or partial_fit.'
             )
-        return Session(self, classes=classes)
+        if publish is not None and not (
+            isinstance(publish_every, int) and publish_every >= 1 and callable(publish)
+        ):
+            raise InvalidParameterError(
+                f"publish={publish!r}, publish_every={publish_every!r}: give a function of a "
+                "fitted estimator, and an integer >= 1, in calls."
+            )
+        saving = None if checkpoint is None else Saving(checkpoint, checkpoint_seconds)
+        return Session(
+            self,
+            classes=classes,
+            saving=saving,
+            on_checkpoint=on_checkpoint,
+            watch=Watch(drift, on_drift),
+            publish=publish,
+            publish_every=publish_every,
+        )
 
     # Attributes of an open stream are made when somebody asks for them: a copy of the parameters
     # for each call would cost more than many a step.

@@ -49,6 +49,7 @@ class History:
         - ``bytes_pushed``, ``bytes_pulled``: traffic between trainers and servers;
         - ``staleness_mean``, ``staleness_max``: versions between a pull and the apply of its
           gradient;
+        - ``staleness_counts``: how many of these were 0, 1, 2 to 3, 4 to 7, ... versions;
         - ``val_score``: score on the held-out rows, None without early stopping;
         - ``eval_score``, ``eval_seconds``: where ``fit`` was given an `eval_set`: its score, and
           the seconds that this took.

@@ -43,12 +43,12 @@ GROUPS = {
 ENGINE = {"backends", "comm", "data", "diagnostics", "inference", "ps", "training"}
 #: What of these modules users meet, where it is not all that they export.
 ONLY = {
-    "inference": ["to_sklearn", "to_onnx"],
+    "inference": ["to_sklearn", "to_onnx", "Predictor"],
     "training.client.cluster_run": ["GenerationEvent"],
 }
 TITLES = {
     "": "How a fit is laid out, and other names of the package itself",
-    "inference": "Export, methods of every estimator and transformer",
+    "inference": "Export, methods of every estimator and transformer; predictors",
     "training.callbacks": "Callbacks of your own",
     "training.client.cluster_run": "What a callback is told of a change of workers",
 }

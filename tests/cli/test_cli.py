@@ -17,6 +17,7 @@ import pandas as pd
 import pytest
 from distributed import LocalCluster
 
+import daskml_dist
 from daskml_dist.cli import COMMANDS, main
 from daskml_dist.cli import _checks as checks
 from daskml_dist.cli import _child as child
@@ -75,6 +76,15 @@ def test_a_fit_is_that_of_the_same_lines(rows: Path) -> None:
     assert main(["fit", "rows.npz", "--target", "label", *options, "--output", "m.joblib"]) == 0
     same = SGDClassifier(max_iter=3, tol=None, random_state=7).fit(X, (X[:, 0] > 0).astype(float))
     np.testing.assert_array_equal(joblib.load("m.joblib").coef_, same.coef_)
+
+
+@pytest.mark.parametrize("suffix", [".skops", ".safetensors"])
+def test_model_files(rows: Path, suffix: str, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--test", "0", "--set", "max_iter=3", "--set", "tol=None", "--seed", "7"]
+    assert main(["fit", "rows.npz", "--target", "label", *options, "--output", f"m{suffix}"]) == 0
+    assert f"daskml_dist.load('m{suffix}')" in capsys.readouterr().out
+    same = SGDClassifier(max_iter=3, tol=None, random_state=7).fit(X, (X[:, 0] > 0).astype(float))
+    np.testing.assert_array_equal(daskml_dist.load(f"m{suffix}").coef_, same.coef_)
 
 
 def test_on_a_cluster(

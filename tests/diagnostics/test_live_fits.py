@@ -23,6 +23,7 @@ from daskml_dist.diagnostics.live.fits import (
     lane_table,
     mark_table,
     pass_table,
+    staleness_table,
 )
 from daskml_dist.diagnostics.live.plugin import NAME
 from daskml_dist.linear_model import LogisticRegression, SGDClassifier
@@ -200,7 +201,11 @@ def test_the_scheduler_knows_what_the_history_says(client: Client, fits: Callabl
     for fitted, (fit, table, lanes) in zip((sgd, exact), told, strict=False):
         assert fit.estimator == type(fitted).__name__
         assert fit.policy == fitted.history_.extra["policy"]
-        assert list(fit.records) == fitted.history_.records
+        counts = [list(record["staleness_counts"]) for record in fit.records]
+        assert [{**r, "staleness_counts": c} for r, c in zip(fit.records, counts, strict=True)] == (
+            fitted.history_.records
+        )
+        assert sum(staleness_table(fit)["count"]) == sum(map(sum, counts))
         assert table["loss"] == [record["loss"] for record in fitted.history_]
         assert table["rows_per_second"] == fitted.history_.rows_per_second
         assert set(lanes["worker"]) <= set(client.scheduler_info(n_workers=-1)["workers"])
@@ -221,3 +226,15 @@ def test_fits_of_a_client_that_left_are_not_running(
         assert _until(fits)
     assert _until(lambda: fits()[0][0].state == "its client has left")
     assert get_client() is client
+
+
+def test_bars_of_staleness_are_of_the_passes_that_count() -> None:
+    found = Fits()
+    found.take([BEGIN | {"fit": "a"}])
+    counts = [[3, 1], (1, 0, 2, 5), [0, 7], []]
+    found.take([_fit_of(i + 1, staleness_counts=of) for i, of in enumerate(counts)])
+    found.take([_fit_of(3, staleness_counts=[4])])  # made again, and with it all after
+    (fit,) = found.all()
+    bars = {"versions": ["0", "1", "2-3", "4-7"], "count": [8, 1, 2, 5]}
+    assert staleness_table(fit) == bars
+    assert staleness_table(None) == {"versions": [], "count": []}

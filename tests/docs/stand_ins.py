@@ -167,6 +167,10 @@ def _ratings(_: Path, rng: np.random.Generator) -> dict[str, Any]:
     }
 
 
+def _classes_and_ratings(folder: Path, rng: np.random.Generator) -> dict[str, Any]:
+    return {**_classes(folder, rng), "ratings": _ratings(folder, rng)["clicks"]}
+
+
 def _images(folder: Path, rng: np.random.Generator) -> dict[str, Any]:
     images = rng.integers(256, size=(96, 28, 28), dtype=np.uint8)
     return {"X": images.reshape(96, -1) / 255, "y": np.arange(96) % 10, "images": images}
@@ -190,7 +194,7 @@ STAND_INS = {
     "docs/decomposition.md": Given(_positive, slow=True),
     "docs/early_stopping.md": Given(_classes, slow=True),
     "docs/ensembles.md": Given(_classes, slow=True),
-    "docs/export.md": Given(_classes),
+    "docs/export.md": Given(_classes_and_ratings),
     "docs/fault_tolerance.md": Given(_fitted),
     "docs/first_fit.md": Given(_first_fit, slow=True),
     "docs/forests.md": Given(_nothing, slow=True),

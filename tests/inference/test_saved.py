@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import dask.array as da
 import numpy as np
 import pandas as pd
 import pytest
+import sklearn
 import skops.io
 from numpy.testing import assert_array_equal
 from sklearn.pipeline import make_pipeline
@@ -21,6 +23,7 @@ import daskml_dist
 from daskml_dist.callbacks import EarlyStopping
 from daskml_dist.errors import ModelFileError, NotFittedError
 from daskml_dist.inference import read_manifest
+from daskml_dist.inference.saved import manifest as of_manifest
 from daskml_dist.inference.saved.archive import MANIFEST
 from daskml_dist.linear_model import LogisticRegression, Ridge, SGDClassifier
 from daskml_dist.losses import LogLoss
@@ -112,7 +115,10 @@ def test_urls_of_other_file_systems() -> None:
 
 @pytest.mark.parametrize(
     ("path", "told"),
-    [("a.pkl", "ends in none of .skops"), ("no/a.skops", "Cannot write .* folder that exists")],
+    [
+        ("a.pkl", "ends in none of .skops, .safetensors"),
+        ("no/a.skops", "Cannot write .* folder that exists"),
+    ],
 )
 def test_paths_that_cannot_be_written(path: str, told: str, tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=told):
@@ -149,7 +155,11 @@ def test_classes_of_ones_own_are_read_where_they_are_trusted(tmp_path: Path) -> 
 
 
 def _members(path: Path) -> dict[str, bytes]:
-    with zipfile.ZipFile(path) as archive:
+    return _members_of(path.read_bytes())
+
+
+def _members_of(data: bytes) -> dict[str, bytes]:
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
@@ -220,4 +230,63 @@ def test_functions_and_classes_of_elsewhere_are_refused(name: str, tmp_path: Pat
     members = _told(members | {"daskml_dist/estimator.skops": bad}, sha256=sums)
     path.write_bytes(_written(members))
     with pytest.raises(ModelFileError, match=f"made of {name}"):
+        daskml_dist.load(path)
+
+
+# --- files of other versions -------------------------------------------------------------------
+
+
+def _of_versions(path: Path, **versions: str) -> None:
+    """Write a file anew as if other versions had made it, scikit-learn's own marks among them."""
+    members = _members(path)
+    manifest = json.loads(members[MANIFEST])
+    manifest["versions"] |= versions
+    for name in [n for n in members if n.endswith(".skops")]:
+        inner = _members_of(members[name])
+        text = inner["schema.json"].decode()
+        assert "_sklearn_version" in text
+        assert sklearn.__version__ in text
+        inner["schema.json"] = text.replace(sklearn.__version__, "1.5.2").encode()
+        members[name] = _written(inner)
+        manifest["sha256"][name] = hashlib.sha256(members[name]).hexdigest()
+    path.write_bytes(_written(members | {MANIFEST: json.dumps(manifest).encode()}))
+
+
+def test_files_of_another_scikit_learn_warn_once_and_answer(tmp_path: Path) -> None:
+    path = tmp_path / "a.skops"
+    pipe = make_pipeline(StandardScaler(), LogisticRegression()).fit(X, Y)
+    daskml_dist.save(pipe, path)
+    _of_versions(path, **{"scikit-learn": "1.5.2"})
+    with pytest.warns(UserWarning, match="written with") as told:
+        found = daskml_dist.load(path)
+    (only,) = told
+    words = f"{path} was written with scikit-learn 1.5.2 .here {sklearn.__version__}.*save"
+    assert re.search(words, str(only.message))
+    assert only.filename == __file__
+    assert_array_equal(found.predict_proba(X), pipe.predict_proba(X))
+
+
+@pytest.mark.parametrize("suffix", [".skops", ".safetensors"])
+def test_files_of_an_older_daskml_dist_warn(
+    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / f"a{suffix}"
+    monkeypatch.setattr(of_manifest, "__version__", "0.0.9")
+    GaussianNB().fit(X, Y).save(path)
+    monkeypatch.undo()
+    with pytest.warns(UserWarning, match=rf"daskml-dist 0\.0\.9 \(here {daskml_dist.__version__}"):
+        daskml_dist.load(path)
+
+
+@pytest.mark.parametrize("suffix", [".skops", ".safetensors"])
+def test_what_another_version_calls_otherwise_names_the_versions(
+    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A class that has moved since."""
+    path = tmp_path / f"a{suffix}"
+    moved = type("Moved", (LogLoss,), {"__module__": "daskml_dist.losses.margin"})
+    monkeypatch.setattr("daskml_dist.losses.margin.Moved", moved, raising=False)
+    SGDClassifier(moved(), max_iter=1, tol=None).fit(X, Y).save(path)
+    monkeypatch.undo()
+    with pytest.raises(ModelFileError, match=r"Moved(?s:.)*scikit-learn \d.*install these"):
         daskml_dist.load(path)

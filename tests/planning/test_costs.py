@@ -8,7 +8,9 @@ from typing import Any
 
 import dask
 import dask.array as da
+import dask.dataframe as dd
 import numpy as np
+import pandas as pd
 import pytest
 from distributed import Client
 from scipy import sparse
@@ -23,7 +25,7 @@ from daskml_dist.planning.cache import cache_file, load, save
 from daskml_dist.planning.costs import fitted_values
 from daskml_dist.planning.families.steps import LinearSteps
 from daskml_dist.planning.places import inline_place
-from daskml_dist.planning.rows import RowsShape
+from daskml_dist.planning.rows import RowsShape, shape_of
 from daskml_dist.planning.text import bytes_text, seconds_text
 
 STEPS = LinearSteps()
@@ -220,6 +222,13 @@ def test_rows_that_do_not_fit_are_named(
     assert plan.best.place == "cluster"
 
 
+@pytest.mark.parametrize("budget", ["auto", "1 GiB"])
+def test_budgets_are_what_a_run_takes(client: Client, known: list[str], budget: str) -> None:
+    estimator = SGDClassifier(run=Run(n_lanes=2, memory_budget=budget))
+    plan = advise(da.from_array(X, chunks=(500, 4)), estimator, da.from_array(Y, chunks=500))
+    assert not any(note.startswith("Memory: ") for note in plan.notes)
+
+
 @pytest.mark.parametrize(
     ("estimator", "rows", "error", "words"),
     [
@@ -249,3 +258,14 @@ def test_real_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert str(estimator.plan(X, y)) == str(plan)
         monkeypatch.undo()
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def test_rows_of_persisted_frames_are_counted(client: Client) -> None:
+    numbers = pd.DataFrame({"a": np.arange(30.0), "label": np.arange(30) % 3})
+    lazy = dd.from_pandas(numbers, npartitions=3)
+    lazy = lazy[lazy["label"] > 0]
+    with pytest.raises(InvalidDataError, match="Persist what X and y are taken from"):
+        shape_of(SGDClassifier(), lazy[["a"]], lazy["label"])
+    frame = lazy.persist()
+    shape = shape_of(SGDClassifier(), frame.drop(columns="label"), frame["label"])
+    assert (shape.n_rows, shape.n_classes) == (20, 2)

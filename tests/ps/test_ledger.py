@@ -60,3 +60,19 @@ def test_the_answer_tells_that_the_fit_ends() -> None:
     assert _report(server, 1, sums)["stop"]
     server.abort("over")
     assert _report(server, 3, sums) == {"status": int(Status.ABORTED)}
+
+
+def test_staleness_is_counted_by_powers_of_two() -> None:
+    server, ledger = _server()
+    for staleness in (0, 0, 1, 2, 3, 3, 4, 15, 16):
+        ledger.observe_staleness(staleness)
+    before = ledger.snapshot()
+    for staleness in (40, 1):
+        ledger.observe_staleness(staleness)
+    ledger.restore(before)
+    _report(server, 1, [[1.0, 1.0, 0.0, 0.0, 0.0]])
+    (record,) = ledger.records
+    assert record["staleness_counts"] == [2, 1, 3, 1, 1, 1]
+    assert (record["staleness_mean"], record["staleness_max"]) == (44 / 9, 16)
+    _report(server, 2, [[1.0, 1.0, 0.0, 0.0, 0.0]])
+    assert ledger.records[1]["staleness_counts"] == []

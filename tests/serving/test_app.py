@@ -232,10 +232,15 @@ def test_a_client_that_left_gets_nothing(app):
     assert not app.metrics.codes
 
 
+class Broken(Predictor):
+    """A predictor whose model raises."""
+
+    def __call__(self, X):
+        raise KeyError("a secret")
+
+
 def test_errors_of_the_model_itself_are_not_told(model, caplog):
-    predictor = Predictor(model)
-    predictor._function = lambda X: {}["a secret"]
-    app = App(Models(m=predictor), Metrics())
+    app = App(Models(m=Broken(model)), Metrics())
     with caplog.at_level(logging.ERROR, "daskml_dist.serving"):
         reply = ask(app, INFER, body(np.zeros((1, 5))))
     assert reply.status == 500
@@ -245,9 +250,8 @@ def test_errors_of_the_model_itself_are_not_told(model, caplog):
 
 def test_shadows_answer_nobody(model, rows):
     models = Models(m=model)
-    models.put("m", LogisticRegression(C=0.01).fit(rows, rows[:, 1] > 0))
+    models.put("m", Broken(LogisticRegression(C=0.01).fit(rows, rows[:, 1] > 0)))
     models.put("m", model)
-    models.served["m"][1].predictor._function = lambda X: 1 / 0
     models.shadowed.add("m")
     app = App(models, Metrics())
     reply = ask(app, INFER, body(rows))

@@ -19,6 +19,7 @@ __all__ = [
     "mark_table",
     "pass_table",
     "rung_table",
+    "staleness_table",
 ]
 
 #: Name of the scheduler's handler that takes what clients tell.
@@ -196,6 +197,24 @@ def pass_table(fit: Fit | None) -> dict[str, list[float]]:
         for record in records
     ]
     return table
+
+
+def staleness_table(fit: Fit | None) -> dict[str, list[Any]]:
+    """Bars: applied gradients of the kept passes, by how many versions old they were.
+
+    Returns
+    -------
+    dict of str to list
+        ``versions``: "0", "1", "2-3", "4-7", ...; ``count``.
+    """
+    counts: list[int] = []
+    for record in () if fit is None else fit.records:
+        found = record.get("staleness_counts") or []
+        counts += [0] * (len(found) - len(counts))
+        for at, count in enumerate(found):
+            counts[at] += count
+    names = [f"{1 << at >> 1}-{(1 << at) - 1}" if at > 1 else str(at) for at in range(len(counts))]
+    return {"versions": names, "count": counts}
 
 
 def colours_of(fit: Fit | None) -> dict[str, str]:

@@ -18,6 +18,7 @@ from daskml_dist.diagnostics.live.fits import (
     mark_table,
     pass_table,
     rung_table,
+    staleness_table,
 )
 from daskml_dist.diagnostics.live.pulses import N_SPEEDS, TRANSPORTS, load_table, speed_table
 
@@ -36,6 +37,8 @@ _FIGURES = (
     ("Staleness (versions)", {"staleness_mean": "#0072b2", "staleness_max": "#d55e00"}),
     ("Rows a second", {"rows_per_second": "#0072b2"}),
 )
+#: Place of the bars of staleness: after its lines.
+_AFTER = 4
 #: Lines over the seconds, alike.
 _LOADS = (
     (
@@ -69,6 +72,8 @@ def show(fits: Fits, extra: dict[str, Any], document: Any) -> None:
     head, last = (Div(name=name, sizing_mode="stretch_width") for name in ("head", "fits"))
     choice = Select(title="Fit", value=_NEWEST, options=[(_NEWEST, _NEWEST)], name="choice")
     figures = [_lines(title, columns, sources["passes"]) for title, columns in _FIGURES]
+    ages = _ages(sources["staleness"])
+    figures.insert(_AFTER, ages)
     over_time = [_speeds(sources["speeds"])]
     over_time += [_lines(title, columns, sources["load"], "seconds") for title, columns in _LOADS]
     for plot in over_time:
@@ -94,6 +99,7 @@ def show(fits: Fits, extra: dict[str, Any], document: Any) -> None:
             rungs.xaxis[0].ticker.ticks = sorted({resource for _, _, resource, _ in told})
             for name, table in sources.items():
                 table.data = _TABLES[name](fit)
+            ages.x_range.factors = list(sources["staleness"].data["versions"])
         except Exception:
             logger.debug("The page of fits is not drawn", exc_info=True)
 
@@ -115,7 +121,7 @@ def _load_of(fit: Fit | None) -> dict[str, list[float]]:
 
 _TABLES: dict[str, Callable[[Fit | None], dict[str, list[Any]]]] = {
     "passes": pass_table, "lanes": lane_table, "marks": mark_table, "speeds": _speeds_of,
-    "rungs": rung_table,
+    "rungs": rung_table, "staleness": staleness_table,
     "load": _load_of,
 }  # fmt: skip
 
@@ -141,6 +147,19 @@ def _lines(title: str, columns: dict[str, str], source: Any, over: str = "pass")
         plot.yaxis.formatter = NumeralTickFormatter(format="0.[000]a")
     tips = [(over, f"@{over}"), *((name.replace("_", " "), f"@{name}") for name in columns)]
     plot.add_tools(HoverTool(tooltips=tips, mode="vline"))
+    return plot
+
+
+def _ages(source: Any) -> Any:
+    """A figure of how old gradients were as they were applied."""
+    from bokeh.models import HoverTool, NumeralTickFormatter
+    from bokeh.plotting import figure
+
+    title = "Applied gradients by their staleness (versions)"
+    plot = figure(title=title, x_range=[], height=240, tools="reset")
+    plot.vbar("versions", top="count", width=0.9, source=source, color="#0072b2")
+    plot.y_range.start, plot.yaxis.formatter = 0, NumeralTickFormatter(format="0.[000]a")
+    plot.add_tools(HoverTool(tooltips=[("versions", "@versions"), ("gradients", "@count")]))
     return plot
 
 

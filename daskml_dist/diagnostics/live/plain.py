@@ -8,6 +8,10 @@ __all__ = ["plain"]
 
 
 def plain(record: dict[str, Any]) -> dict[str, Any]:
-    """A record's numbers and texts, without NumPy's types; other values are left out."""
+    """A record's numbers, texts and lists, without NumPy's types; other values are left out."""
     values = {key: getattr(value, "item", lambda v=value: v)() for key, value in record.items()}
-    return {k: v for k, v in values.items() if v is None or isinstance(v, int | float | str)}
+    return {
+        k: v
+        for k, v in values.items()
+        if v is None or isinstance(v, int | float | str | list | tuple)
+    }

@@ -14,7 +14,7 @@ from typing import Any
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import ExportError, NotFittedError
 
-__all__ = ["to_sklearn"]
+__all__ = ["check_exportable", "to_sklearn"]
 
 _PACKAGE = "daskml_dist"
 #: Attributes that tell of the fit, or serve Dask collections alone.
@@ -58,12 +58,22 @@ def to_sklearn(estimator: Any) -> Any:
     scikit-learn's trees and forests (not its boosting) round rows to float32, so a float64 row
     within such rounding of a threshold may go to its other side.
     """
+    check_exportable(estimator)
+    return _Converter().of(estimator)
+
+
+def check_exportable(estimator: Any) -> None:
+    """Check that an estimator of this package is fitted.
+
+    Raises
+    ------
+    NotFittedError
+    """
     if _is_ours(estimator) and not _is_fitted(estimator):
         raise NotFittedError(
             f"This {type(estimator).__name__} is not fitted yet, so there is nothing to export. "
             "Call fit first."
         )
-    return _Converter().of(estimator)
 
 
 class _Converter:

@@ -13,7 +13,7 @@ from typing import Any
 from daskml_dist.errors import ModelFileError
 from daskml_dist.inference.saved.manifest import FORMAT
 
-__all__ = ["MANIFEST", "pack", "unpack"]
+__all__ = ["MANIFEST", "REMEDY", "check_sums", "pack", "sum_of", "unpack"]
 
 #: Name of the manifest in the archive.
 MANIFEST = "daskml_dist/manifest.json"
@@ -37,10 +37,10 @@ def pack(whole: bytes, more: Mapping[str, bytes], manifest: Mapping[str, Any]) -
     """
     buffer = io.BytesIO(whole)
     with zipfile.ZipFile(buffer, "a", zipfile.ZIP_STORED) as archive:
-        sums = {name: _sum(archive.read(name)) for name in archive.namelist()}
+        sums = {name: sum_of(archive.read(name)) for name in archive.namelist()}
         for name, data in more.items():
             archive.writestr(name, data)
-            sums[name] = _sum(data)
+            sums[name] = sum_of(data)
         told = {**manifest, "sha256": sums}
         archive.writestr(MANIFEST, json.dumps(told, indent=2, allow_nan=False))
     return buffer.getvalue()
@@ -83,33 +83,50 @@ def unpack(data: bytes, name: str) -> tuple[dict[str, Any], dict[str, bytes]]:
         raise
     except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, NotImplementedError) as error:
         raise ModelFileError(
-            f"{name} is damaged, or no model file ({type(error).__name__}: {error}). {_REMEDY}"
+            f"{name} is damaged, or no model file ({type(error).__name__}: {error}). {REMEDY}"
         ) from error
     except (ValueError, RecursionError) as error:
         raise ModelFileError(
-            f"{name} has a manifest that is no JSON ({error}). {_REMEDY}"
+            f"{name} has a manifest that is no JSON ({error}). {REMEDY}"
         ) from error
-    _check(manifest, members, name)
+    check_sums(manifest, {n: sum_of(data) for n, data in members.items()}, name)
     return manifest, members
 
 
-_REMEDY = "Save the model again, or restore the file from a copy."
+#: What to do about a file that is damaged.
+REMEDY = "Save the model again, or restore the file from a copy."
 
 
-def _sum(data: bytes) -> str:
+def sum_of(data: bytes) -> str:
+    """Checksum of some bytes."""
     return hashlib.sha256(data).hexdigest()
 
 
-def _check(manifest: Any, members: Mapping[str, bytes], name: str) -> None:
+def check_sums(manifest: Any, found: Mapping[str, str], name: str) -> None:
+    """Check a manifest, and checksums of the parts of its file against those that it tells.
+
+    Parameters
+    ----------
+    manifest : object
+        Of JSON.
+    found : mapping of str to str
+        By the names of the parts.
+    name : str
+        Of the file, for errors.
+
+    Raises
+    ------
+    ModelFileError
+    """
     sums = manifest.get("sha256") if isinstance(manifest, dict) else None
     if not isinstance(sums, dict) or not isinstance(manifest.get("format"), int):
-        raise ModelFileError(f"{name} has a manifest without checksums or format. {_REMEDY}")
+        raise ModelFileError(f"{name} has a manifest without checksums or format. {REMEDY}")
     if manifest["format"] > FORMAT:
         raise ModelFileError(
             f"{name} has the format {manifest['format']}, and this version of daskml_dist reads "
             f"up to {FORMAT}. Install a newer daskml_dist."
         )
-    if wrong := sorted({n for n, data in members.items() if sums.get(n) != _sum(data)}):
-        raise ModelFileError(f"{name} is damaged: {wrong[0]} has another checksum. {_REMEDY}")
-    if missing := sorted(set(sums) - set(members)):
-        raise ModelFileError(f"{name} is damaged: {missing[0]} is missing. {_REMEDY}")
+    if wrong := sorted({part for part, one in found.items() if sums.get(part) != one}):
+        raise ModelFileError(f"{name} is damaged: {wrong[0]} has another checksum. {REMEDY}")
+    if missing := sorted(set(sums) - set(found)):
+        raise ModelFileError(f"{name} is damaged: {missing[0]} is missing. {REMEDY}")

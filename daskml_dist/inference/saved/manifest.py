@@ -11,7 +11,7 @@ import numpy as np
 
 from daskml_dist._version import __version__
 
-__all__ = ["FORMAT", "manifest_of"]
+__all__ = ["FORMAT", "manifest_of", "versions_here"]
 
 #: Version of the layout of model files; a reader refuses a later one.
 FORMAT = 1
@@ -43,7 +43,7 @@ def manifest_of(estimator: Any) -> dict[str, Any]:
         "inputs": _inputs(estimator),
         "outputs": _outputs(estimator),
         "training": _training(estimator),
-        "versions": _versions(),
+        "versions": versions_here(),
     }
 
 
@@ -108,7 +108,8 @@ def _number(value: Any) -> Any:
     return int(value) if float(value).is_integer() else float(value)
 
 
-def _versions() -> dict[str, str]:
+def versions_here() -> dict[str, str]:
+    """Versions of this package, Python, and what else a file depends on."""
     found = {"daskml-dist": __version__, "python": platform.python_version()}
     for name in _PACKAGES:
         try:

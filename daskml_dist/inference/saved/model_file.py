@@ -3,41 +3,56 @@
 from __future__ import annotations
 
 import os
+import pkgutil
 from collections.abc import Collection
+from functools import cache
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
 from daskml_dist.errors import ModelFileError
-from daskml_dist.inference.saved import skops_file
 from daskml_dist.inference.saved.storage import read_bytes, write_bytes
 
-__all__ = ["load", "read_manifest", "save"]
+__all__ = ["formats", "load", "read_manifest", "save"]
 
-FORMATS: dict[str, ModuleType] = {module.SUFFIX: module for module in (skops_file,)}
+_ROOM = __name__.rpartition(".")[0]
+
+
+@cache
+def formats() -> dict[str, ModuleType]:
+    """Modules of this room, by the suffix of the files that they write and read."""
+    names = [one.name for one in pkgutil.iter_modules(import_module(_ROOM).__path__)]
+    modules = [import_module(f"{_ROOM}.{name}") for name in names if name.endswith("_file")]
+    return {one.SUFFIX: one for one in reversed(modules) if hasattr(one, "SUFFIX")}
 
 
 def save(estimator: Any, path: Any) -> None:
     """Write a fitted estimator, transformer or pipeline to a file that holds no pickle.
 
-    A file of skops opens in plain scikit-learn too: ``skops.io.load`` gives the twin that
-    :func:`~daskml_dist.inference.to_sklearn` makes, where there is one. :func:`load` gives the
+    A file of skops (``.skops``) opens in plain scikit-learn too: ``skops.io.load`` gives the twin
+    that :func:`~daskml_dist.inference.to_sklearn` makes, where there is one. :func:`load` gives the
     estimator itself. A manifest in JSON holds the names and dtypes of the features, the classes,
     facts of the training, versions and checksums.
+
+    A file of safetensors (``.safetensors``) is for networks and factor models, and takes any
+    estimator of this package that holds arrays and numbers: arrays by the names of attributes,
+    those of a module of PyTorch by its own names, all else in the file's metadata.
 
     Parameters
     ----------
     estimator : estimator
-        Fitted; of this package, or a pipeline of scikit-learn's of such. Its callbacks are left
-        out.
+        Fitted; of this package, or (of ``.skops``) a pipeline of scikit-learn's of such. Callbacks
+        and checkpoints are left out. A recommender's ratings are left out too; who has seen what
+        stays, where the ratings were in memory.
     path : str or path-like
-        That ends in ``.skops``, or such a URL of a file system that fsspec knows. A file that is
-        there is replaced in one move.
+        That ends in ``.skops`` or ``.safetensors``, or such a URL of a file system that fsspec
+        knows. A file that is there is replaced in one move.
 
     Raises
     ------
     ModelFileError
         The suffix is another, the file cannot be written, the estimator holds what cannot be
-        stored (functions of your own), or skops is not installed:
+        stored (functions of your own), or skops or safetensors is not installed:
         ``pip install "daskml-dist[export]"``.
     NotFittedError
         The estimator is not fitted.
@@ -46,7 +61,7 @@ def save(estimator: Any, path: Any) -> None:
     write_bytes(path, _format_of(path).write(estimator))
 
 
-def load(path: Any, *, trusted: Collection[str] = ()) -> Any:
+def load(path: Any, *, trusted: Collection[str] = (), **given: Any) -> Any:
     """Read an estimator that :func:`save` wrote.
 
     Nothing of a file is run: it holds arrays, numbers, and objects of the classes of this package,
@@ -58,6 +73,9 @@ def load(path: Any, *, trusted: Collection[str] = ()) -> Any:
         Or the URL of a file system that fsspec knows.
     trusted : collection of str, optional
         Names of further classes, of your own, that it may hold.
+    **given
+        Parameters that are classes or functions, which no file holds: ``module=Net`` of an
+        estimator over a module of PyTorch, and its ``criterion`` where the fit had one.
 
     Returns
     -------
@@ -67,11 +85,16 @@ def load(path: Any, *, trusted: Collection[str] = ()) -> Any:
     Raises
     ------
     ModelFileError
-        The file is not there, damaged, of a later version, or holds classes that are not trusted,
-        which are named.
+        The file is not there, damaged, of a later version, holds classes that are not trusted,
+        which are named, or asks for parameters, which are named too.
+
+    Warns
+    -----
+    UserWarning
+        Another minor release of this package or of scikit-learn wrote the file.
     """
     path = os.fspath(path)
-    return _format_of(path).read(read_bytes(path), path, frozenset(trusted))
+    return _format_of(path).read(read_bytes(path), path, frozenset(trusted), **given)
 
 
 def read_manifest(path: Any) -> dict[str, Any]:
@@ -99,10 +122,10 @@ def read_manifest(path: Any) -> dict[str, Any]:
 
 
 def _format_of(path: str) -> ModuleType:
-    for suffix, module in FORMATS.items():
+    for suffix, module in formats().items():
         if path.endswith(suffix):
             return module
     raise ModelFileError(
-        f"{path} ends in none of {', '.join(FORMATS)}, by which a model file is known. Name it so; "
-        "for ONNX call to_onnx(path)."
+        f"{path} ends in none of {', '.join(formats())}, by which a model file is known. Name it "
+        "so; for ONNX call to_onnx(path)."
     )

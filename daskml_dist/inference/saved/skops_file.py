@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Collection
 from typing import Any
 
 from daskml_dist.errors import ExportError, ModelFileError
 from daskml_dist.inference.export.twins import to_sklearn
 from daskml_dist.inference.saved.archive import pack, unpack
+from daskml_dist.inference.saved.left_out import replacements
 from daskml_dist.inference.saved.manifest import manifest_of
-from daskml_dist.inference.saved.trusted import check_trusted
+from daskml_dist.inference.saved.trusted import check_findable, check_trusted
+from daskml_dist.inference.saved.versions import told_versions, warn_of_versions
 
 __all__ = ["SUFFIX", "read", "read_manifest", "write"]
 
@@ -37,6 +40,7 @@ def write(estimator: Any) -> bytes:
     """
     sio = _skops()
     own = _dumped(sio, estimator)
+    check_findable(sio.get_untrusted_types(data=own), type(estimator).__name__)
     try:
         twin = sio.dumps(to_sklearn(estimator))
     except ExportError:  # scikit-learn has none
@@ -47,7 +51,7 @@ def write(estimator: Any) -> bytes:
     return pack(twin, {_INNER: own}, manifest)
 
 
-def read(data: bytes, name: str, trusted: Collection[str] = ()) -> Any:
+def read(data: bytes, name: str, trusted: Collection[str] = (), **given: Any) -> Any:
     """The estimator of a file.
 
     Parameters
@@ -57,6 +61,8 @@ def read(data: bytes, name: str, trusted: Collection[str] = ()) -> Any:
         Of the file, for errors.
     trusted : collection of str
         Names of types, besides those of this package, that it may be made of.
+    **given
+        None: it holds all parameters.
 
     Returns
     -------
@@ -67,17 +73,26 @@ def read(data: bytes, name: str, trusted: Collection[str] = ()) -> Any:
     ModelFileError
         The file is damaged, of a later version, or made of types that are not trusted.
     """
+    from sklearn.exceptions import InconsistentVersionWarning
+
     sio = _skops()
+    if given:
+        raise ModelFileError(f"{name} holds {min(given)} itself, as all parameters. Leave it out.")
     manifest, members = unpack(data, name)
+    warn_of_versions(manifest, name)
     own = members[_INNER] if manifest.get("twin") and _INNER in members else data
     try:
-        return sio.loads(own, check_trusted(sio.get_untrusted_types(data=own), trusted, name))
+        types = check_trusted(sio.get_untrusted_types(data=own), trusted, name)
+        with warnings.catch_warnings():
+            # Of each part; of the file there is one warning.
+            warnings.simplefilter("ignore", InconsistentVersionWarning)
+            return sio.loads(own, types)
     except ModelFileError:
         raise
     except Exception as error:  # of many kinds: a class that has moved, or is of another version
         raise ModelFileError(
             f"{name} cannot be read ({type(error).__name__}: {error}). It was written with "
-            f"{_told(manifest)}; install these, or save the model again."
+            f"{told_versions(manifest)}; install these, or save the model again."
         ) from error
 
 
@@ -86,28 +101,16 @@ def read_manifest(data: bytes, name: str) -> dict[str, Any]:
     return unpack(data, name)[0]
 
 
-def _without_callbacks(estimator: Any) -> Any:
-    """A copy without callbacks, which belong to a fit and may hold anything."""
-    params = estimator.get_params(deep=True) if hasattr(estimator, "get_params") else {}
-    given = [v for n, v in params.items() if n.rpartition("__")[2] == "callbacks" and v is not None]
-    return copy.deepcopy(estimator, {id(value): None for value in given})
-
-
 def _dumped(sio: Any, estimator: Any) -> bytes:
     try:
-        data: bytes = sio.dumps(_without_callbacks(estimator))
+        data: bytes = sio.dumps(copy.deepcopy(estimator, replacements(estimator)))
     except Exception as error:  # of many kinds, among them TypeError and UnsupportedTypeException
         raise ModelFileError(
             f"This {type(estimator).__name__} holds what skops cannot store "
             f"({type(error).__name__}: {error}). Make it without functions and objects of your "
-            "own, or pickle it."
+            "own, save a network as .safetensors, or pickle it."
         ) from error
     return data
-
-
-def _told(manifest: dict[str, Any]) -> str:
-    versions = manifest.get("versions", {})
-    return ", ".join(f"{name} {number}" for name, number in versions.items())
 
 
 def _skops() -> Any:

@@ -8,10 +8,11 @@ open sockets or run commands are not among them.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from importlib import import_module
 
 from daskml_dist.errors import ModelFileError
 
-__all__ = ["check_trusted"]
+__all__ = ["check_findable", "check_trusted"]
 
 _ROOMS = (
     "_run", "calibration", "cluster", "compose", "compression", "decomposition", "ensemble",
@@ -71,6 +72,37 @@ def check_trusted(types: Iterable[str], given: Collection[str], name: str) -> li
             f"load({name!r}, trusted={unknown})."
         )
     return types
+
+
+def check_findable(types: Iterable[str], name: str) -> None:
+    """Check, before a file is written, that classes of others can be found when it is read.
+
+    Parameters
+    ----------
+    types : iterable of str
+        Those that skops does not trust by itself.
+    name : str
+        Of the estimator's class, for errors.
+
+    Raises
+    ------
+    ModelFileError
+    """
+    for one in types:
+        if not _is_known(one) and not _can_be_found(one):
+            raise ModelFileError(
+                f"This {name} is made of {one}, which no later process finds by this name. Define "
+                "the class in a module of yours, at its top; or save a network as .safetensors, "
+                "which needs no class."
+            )
+
+
+def _can_be_found(name: str) -> bool:
+    module, _, short = name.rpartition(".")
+    try:
+        return hasattr(import_module(module), short)
+    except (ImportError, ValueError):
+        return False
 
 
 def _is_known(name: str) -> bool:

@@ -26,6 +26,7 @@ from daskml_dist.neural_network._base import BaseNetwork
 from daskml_dist.neural_network._torch.export import export
 from daskml_dist.neural_network._torch.options import group_options, schedule_of
 from daskml_dist.neural_network._torch.predict import TorchOutputs, fitted_module
+from daskml_dist.neural_network._torch.tensors import set_tensors, take_tensors
 from daskml_dist.neural_network._torch.trying import (
     Tried,
     check_batches,
@@ -93,6 +94,16 @@ class BaseTorch(BaseNetwork):
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in super().__getstate__().items() if k != "_built"}
+
+    # -- model files ---------------------------------------------------------------------------
+
+    def _take_tensors(self, state: dict[str, Any]) -> dict[str, NDArray[Any]]:
+        """Take the module's tensors, by its own names, and its code out of a state."""
+        return take_tensors(state)
+
+    def _set_tensors(self, tensors: Mapping[str, NDArray[Any]]) -> None:
+        """Set what :meth:`_take_tensors` took; the module's class is among the parameters."""
+        set_tensors(self.__dict__, tensors, self._source())
 
     # -- settings ------------------------------------------------------------------------------
 

@@ -108,8 +108,8 @@ class Family(ABC):
 
     def budget(self, estimator: Any) -> float | None:
         """Bytes of rows in a worker that the user allows."""
-        run = getattr(estimator, "run", None)
-        return None if run is None else run.memory_budget
+        settings = getattr(estimator, "_run_settings", None)
+        return None if settings is None else settings().memory_budget
 
     def key(self, estimator: Any) -> str:
         """Things that its costs depend on, beside the rows and the place."""

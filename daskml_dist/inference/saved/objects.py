@@ -1,0 +1,227 @@
+"""Objects as JSON and named arrays, and back: attributes are set, and nothing is called.
+
+What JSON has not is a mapping with the key ``"$"``, which tells what it stands for.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Collection, Mapping
+from functools import cached_property
+from importlib import import_module
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.errors import ModelFileError
+from daskml_dist.inference.saved.trusted import check_trusted
+
+__all__ = ["Reader", "Writer", "is_number_type"]
+
+_KIND = "$"
+_PACKAGE = "daskml_dist"
+_FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+class Writer:
+    """Way from objects to JSON; arrays are kept by the names of the attributes that hold them.
+
+    Parameters
+    ----------
+    replaced : mapping of int to object
+        What stands in place of objects, by their ``id``.
+    """
+
+    def __init__(self, replaced: Mapping[int, Any] | None = None) -> None:
+        self.tensors: dict[str, NDArray[Any]] = {}
+        self._replaced = dict(replaced or {})
+        self._names: dict[int, tuple[str, Any]] = {}  # of arrays, which are kept alive
+
+    def of(self, value: Any, name: str) -> Any:
+        """JSON that stands for the value of an attribute.
+
+        Raises
+        ------
+        ModelFileError
+            It is, or holds, what has no such form.
+        """
+        value = self._replaced.get(id(value), value)
+        if value is None or type(value) in (bool, int, str):
+            return value
+        if type(value) is float:
+            return value if math.isfinite(value) else {_KIND: "float", "value": str(value)}
+        if isinstance(value, np.generic):
+            return {_KIND: "scalar", "value": self._array(np.asarray(value), name)}
+        if type(value) is np.ndarray:
+            return self._array(value, name)
+        if isinstance(value, np.dtype) and value.fields is None:
+            return {_KIND: "dtype", "value": value.str}
+        if is_number_type(value):
+            return {_KIND: "type", "value": np.dtype(value).str}
+        if type(value) in (list, tuple):
+            items = [self.of(one, f"{name}.{i}") for i, one in enumerate(value)]
+            return items if type(value) is list else {_KIND: "tuple", "items": items}
+        if type(value) is dict:
+            return self._mapping(value, name)
+        return self._object(value, name)
+
+    def _mapping(self, value: dict[Any, Any], name: str) -> Any:
+        if all(type(key) is str for key in value) and _KIND not in value:
+            return {key: self.of(one, f"{name}.{key}") for key, one in value.items()}
+        pairs = [
+            [self.of(key, f"{name}.{i}.key"), self.of(one, f"{name}.{i}")]
+            for i, (key, one) in enumerate(value.items())
+        ]
+        return {_KIND: "dict", "items": pairs}
+
+    def _object(self, value: Any, name: str) -> Any:
+        kind = type(value)
+        ours = any(one.__module__.partition(".")[0] == _PACKAGE for one in kind.__mro__)
+        state = value.__getstate__() if ours else None
+        if not ours or not isinstance(state, dict | None) or "." in kind.__qualname__:
+            raise _no_form(value, name)
+        cached = [n for n in state or () if _is_cached(kind, n)]
+        kept = {n: v for n, v in (state or {}).items() if n not in cached}
+        return {
+            _KIND: "object",
+            "class": f"{kind.__module__}.{kind.__qualname__}",
+            "state": {n: self.of(v, f"{name}.{n}") for n, v in kept.items()},
+        }
+
+    def _array(self, value: NDArray[Any], name: str) -> Any:
+        if id(value) in self._names:
+            return self._names[id(value)][0]
+        found = self._named(value, name)
+        self._names[id(value)] = found, value
+        return found
+
+    def _named(self, value: NDArray[Any], name: str) -> Any:
+        told: dict[str, Any] = {_KIND: "array", "tensor": name, "dtype": value.dtype.str}
+        if value.dtype.kind in "biuf" and value.itemsize <= 8:
+            if value.flags.f_contiguous and not value.flags.c_contiguous:
+                told["order"] = "F"
+            self._add(name, value.astype(value.dtype.newbyteorder("=")))
+        elif value.dtype.kind in "mM":
+            self._add(name, value.view(np.int64))
+        elif value.dtype.kind == "U" or all(type(one) is str for one in value.flat):
+            texts = [str(one).encode() for one in value.flat]
+            told |= {_KIND: "texts", "shape": list(value.shape)}
+            self._add(f"{name}.utf8", np.frombuffer(b"".join(texts), np.uint8))
+            self._add(f"{name}.ends", np.cumsum([len(one) for one in texts], dtype=np.int64))
+        elif value.dtype.kind == "O":
+            items = [self.of(one, f"{name}.{i}") for i, one in enumerate(value.flat)]
+            return {_KIND: "objects", "shape": list(value.shape), "items": items}
+        else:
+            raise _no_form(value, name)
+        return told
+
+    def _add(self, name: str, value: NDArray[Any]) -> None:
+        if name in self.tensors:
+            raise ModelFileError(f"Two arrays have the name {name}. Save the model as .skops.")
+        self.tensors[name] = np.ascontiguousarray(value).reshape(value.shape)
+
+
+def is_number_type(value: Any) -> bool:
+    """Whether it is a class of NumPy's scalars, as parameters named `dtype` are."""
+    if not (isinstance(value, type) and issubclass(value, np.generic)):
+        return False
+    return value is not np.object_ and np.dtype(value).type is value
+
+
+def _no_form(value: Any, name: str) -> ModelFileError:
+    return ModelFileError(
+        f"{name} is a {type(value).__module__}.{type(value).__qualname__}, which has no form in "
+        ".safetensors. Make the estimator without it, or save it as .skops."
+    )
+
+
+def _is_cached(kind: type, name: str) -> bool:
+    return isinstance(inspect.getattr_static(kind, name, None), cached_property)
+
+
+class Reader:
+    """Way back: objects of classes that are trusted, with the attributes told.
+
+    Parameters
+    ----------
+    tensors : mapping of str to ndarray
+    trusted : collection of str
+        Names of classes, besides those of this package, that may be made.
+    name : str
+        Of the file, for errors.
+    """
+
+    def __init__(
+        self, tensors: Mapping[str, NDArray[Any]], trusted: Collection[str], name: str
+    ) -> None:
+        self._tensors, self._trusted, self._name = tensors, trusted, name
+        self._arrays: dict[str, NDArray[Any]] = {}
+        self._ways: dict[str, Callable[[dict[str, Any]], Any]] = {
+            "float": lambda told: _FLOATS[told["value"]],
+            "scalar": lambda told: self._array(told["value"])[()],
+            "dtype": lambda told: np.dtype(told["value"]),
+            "type": lambda told: np.dtype(told["value"]).type,
+            "tuple": lambda told: tuple(map(self.of, told["items"])),
+            "dict": lambda told: {self.of(key): self.of(one) for key, one in told["items"]},
+            "array": self._array,
+            "texts": self._array,
+            "objects": self._objects,
+            "object": self._object,
+        }
+
+    def of(self, told: Any) -> Any:
+        """The value that JSON stands for.
+
+        Raises
+        ------
+        ModelFileError
+            It is of a class that is not trusted.
+        KeyError, TypeError, ValueError
+            It is no such JSON.
+        """
+        if isinstance(told, list):
+            return [self.of(one) for one in told]
+        if not isinstance(told, dict):
+            return told
+        if _KIND not in told:
+            return {name: self.of(one) for name, one in told.items()}
+        return self._ways[told[_KIND]](told)
+
+    def _array(self, told: dict[str, Any]) -> NDArray[Any]:
+        name = told["tensor"]
+        if name not in self._arrays:
+            self._arrays[name] = self._made(name, told)
+        return self._arrays[name]
+
+    def _made(self, name: str, told: dict[str, Any]) -> NDArray[Any]:
+        dtype = np.dtype(told["dtype"])
+        if told[_KIND] == "texts":
+            data, ends = self._tensors[f"{name}.utf8"].tobytes(), self._tensors[f"{name}.ends"]
+            starts = [0, *ends.tolist()]
+            texts = [data[a:b].decode() for a, b in pairwise(starts)]
+            return np.array(texts, dtype).reshape(told["shape"])
+        found = self._tensors[name]
+        found = found.view(dtype) if dtype.kind in "mM" else found.astype(dtype)
+        # A copy, which may be written; its order decides the last digits of products.
+        return np.array(found, order=told.get("order", "C"))
+
+    def _objects(self, told: dict[str, Any]) -> NDArray[Any]:
+        found: NDArray[Any] = np.empty(len(told["items"]), object)
+        found[:] = [self.of(one) for one in told["items"]]
+        return found.reshape(told["shape"])
+
+    def _object(self, told: dict[str, Any]) -> Any:
+        found: Any = object.__new__(self._class(told["class"]))
+        vars(found).update({name: self.of(one) for name, one in told["state"].items()})
+        return found
+
+    def _class(self, name: str) -> type:
+        check_trusted([name], self._trusted, self._name)
+        module, _, short = name.rpartition(".")
+        kind = getattr(import_module(module), short, None)
+        if not inspect.isclass(kind) or (kind.__module__, kind.__name__) != (module, short):
+            raise ImportError(f"{name}, which is no class here")
+        return kind

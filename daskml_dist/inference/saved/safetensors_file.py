@@ -1,0 +1,218 @@
+"""Files of safetensors: arrays by the names of the attributes, and JSON for all else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from importlib import import_module
+from typing import Any
+
+from numpy.typing import NDArray
+
+from daskml_dist.errors import ModelFileError
+from daskml_dist.inference.export.twins import check_exportable
+from daskml_dist.inference.saved.archive import REMEDY, check_sums, sum_of
+from daskml_dist.inference.saved.left_out import replacements
+from daskml_dist.inference.saved.manifest import manifest_of
+from daskml_dist.inference.saved.objects import Reader, Writer, is_number_type
+from daskml_dist.inference.saved.versions import told_versions, warn_of_versions
+
+__all__ = ["SUFFIX", "read", "read_manifest", "write"]
+
+SUFFIX = ".safetensors"
+#: Keys of the file's metadata, of JSON.
+_MANIFEST, _STATE = "daskml_dist.manifest", "daskml_dist.state"
+#: Before names of attributes, where those of a module's own tensors are beside them.
+_APART = "daskml_dist."
+
+
+def write(estimator: Any) -> bytes:
+    """The file of a fitted estimator.
+
+    Parameters
+    ----------
+    estimator : estimator
+        Of a public class of this package.
+
+    Returns
+    -------
+    bytes
+
+    Raises
+    ------
+    ModelFileError
+        It holds what has no form there, or safetensors is not installed.
+    """
+    library = _library()
+    check_exportable(estimator)
+    manifest = manifest_of(estimator)
+    if _public_class(manifest["estimator"]) is not type(estimator):
+        raise ModelFileError(
+            f"{type(estimator).__name__} is no public estimator of daskml_dist, which alone become "
+            ".safetensors. Save it as .skops."
+        )
+    writer = Writer(replacements(estimator))
+    state: dict[str, Any] = {**estimator.__getstate__()}  # type: ignore[dict-item]
+    own = estimator._take_tensors(state) if hasattr(estimator, "_take_tensors") else {}
+    left_out = _left_out(estimator, state)
+    prefix = _APART if own else ""
+    # Names of public attributes come first, where another one is the same array.
+    names = sorted(state, key=lambda name: name.startswith("_"))
+    told = {name: writer.of(state[name], f"{prefix}{name}") for name in names}
+    if clash := set(own) & set(writer.tensors):
+        raise ModelFileError(f"The module's tensor {min(clash)} has a name that is taken.")
+    tensors = writer.tensors | own
+    text = json.dumps({"state": told, "left_out": left_out, "module": [*own]}, allow_nan=False)
+    manifest["sha256"] = _sums(tensors, text)
+    metadata = {_MANIFEST: json.dumps(manifest, allow_nan=False), _STATE: text}
+    try:
+        data: bytes = library.save(tensors, metadata)
+    except Exception as error:  # of its own kinds
+        raise ModelFileError(
+            f"safetensors cannot write this {type(estimator).__name__} ({error}). Save it as "
+            ".skops."
+        ) from error
+    return data
+
+
+def read(data: bytes, name: str, trusted: Collection[str] = (), **given: Any) -> Any:
+    """The estimator of a file.
+
+    Parameters
+    ----------
+    data : bytes
+    name : str
+        Of the file, for errors.
+    trusted : collection of str
+        Names of classes, besides those of this package, that it may be made of.
+    **given
+        Parameters that the file does not hold: classes and functions of the user's.
+
+    Returns
+    -------
+    estimator
+
+    Raises
+    ------
+    ModelFileError
+        The file is damaged, of a later version, or made of classes that are not trusted; or
+        parameters are not given.
+    """
+    manifest, text, tensors = _parts(data, name)
+    warn_of_versions(manifest, name)
+    try:
+        told = json.loads(text)
+        kind = _public_class(manifest["estimator"])
+        if kind is None:
+            raise ModelFileError(
+                f"{name} is of {manifest['estimator']}, which is no public estimator of "
+                "daskml_dist. Install the version that wrote it."
+            )
+        _check_given(told["left_out"], given, name)
+        state = Reader(tensors, trusted, name).of(told["state"])
+        found: Any = object.__new__(kind)
+        vars(found).update(state | given)
+        if told["module"]:
+            found._set_tensors({one: tensors[one] for one in told["module"]})
+    except ModelFileError:
+        raise
+    except Exception as error:  # of many kinds: attributes of another version, among them
+        raise ModelFileError(
+            f"{name} cannot be read ({type(error).__name__}: {error}). It was written with "
+            f"{told_versions(manifest)}; install these, or save the model again."
+        ) from error
+    return found
+
+
+def read_manifest(data: bytes, name: str) -> dict[str, Any]:
+    """The manifest of a file, whose parts are checked."""
+    return _parts(data, name)[0]
+
+
+def _left_out(estimator: Any, state: dict[str, Any]) -> list[str]:
+    """Take classes and functions among the parameters out of a state; their names."""
+    names = [n for n in estimator.get_params(deep=False) if _is_code(state.get(n))]
+    for name in names:
+        del state[name]
+    return sorted(names)
+
+
+def _is_code(value: Any) -> bool:
+    if not callable(value) or is_number_type(value):
+        return False
+    ours = type(value).__mro__  # losses and optimizers are objects that may be called
+    return not any(one.__module__.startswith("daskml_dist.") for one in ours)
+
+
+def _check_given(left_out: list[str], given: Mapping[str, Any], name: str) -> None:
+    if missing := [one for one in left_out if one not in given]:
+        words = ", ".join(f"{one}=..." for one in missing)
+        raise ModelFileError(
+            f"{name} holds no classes and functions. Give those of the fit: load({name!r}, "
+            f"{words})."
+        )
+    if odd := sorted(set(given) - set(left_out)):
+        raise ModelFileError(
+            f"{name} holds {odd[0]} itself, or has no such parameter. Leave it out."
+        )
+
+
+def _public_class(name: str) -> type | None:
+    """A public estimator of the package; None where there is none of that name."""
+    from sklearn.base import BaseEstimator
+
+    package, _, rest = name.partition(".")
+    room, _, short = rest.partition(".")
+    if package != "daskml_dist" or not room.isidentifier() or room.startswith("_"):
+        return None
+    try:
+        module = import_module(f"{package}.{room}")
+    except ImportError:
+        return None
+    found = getattr(module, short, None) if short in getattr(module, "__all__", ()) else None
+    return found if isinstance(found, type) and issubclass(found, BaseEstimator) else None
+
+
+def _sums(tensors: Mapping[str, NDArray[Any]], text: str) -> dict[str, str]:
+    """Checksum of each tensor, its dtype and shape among them, and of the rest."""
+    found = {
+        f"tensor {name}": sum_of(f"{one.dtype.str}{list(one.shape)}".encode() + one.tobytes())
+        for name, one in tensors.items()
+    }
+    return {**found, "state": sum_of(text.encode())}
+
+
+def _parts(data: bytes, name: str) -> tuple[dict[str, Any], str, dict[str, NDArray[Any]]]:
+    """Manifest, JSON and tensors of a file, checked."""
+    library = _library()
+    try:
+        tensors: dict[str, NDArray[Any]] = library.load(data)
+        length = int.from_bytes(data[:8], "little")
+        metadata = json.loads(data[8 : 8 + length]).get("__metadata__") or {}
+    except Exception as error:  # of its own kinds, among them KeyError for dtypes
+        raise ModelFileError(
+            f"{name} is damaged, or no model file ({type(error).__name__}: {error}). {REMEDY}"
+        ) from error
+    if _MANIFEST not in metadata or _STATE not in metadata:
+        raise ModelFileError(
+            f"{name} has no {_MANIFEST}: it was not written by save(). Tensors alone are read by "
+            "safetensors.numpy.load_file."
+        )
+    try:
+        manifest = json.loads(metadata[_MANIFEST])
+    except (ValueError, RecursionError) as error:
+        raise ModelFileError(
+            f"{name} has a manifest that is no JSON ({error}). {REMEDY}"
+        ) from error
+    check_sums(manifest, _sums(tensors, metadata[_STATE]), name)
+    return manifest, metadata[_STATE], tensors
+
+
+def _library() -> Any:
+    try:
+        import safetensors.numpy
+    except ImportError as error:
+        raise ModelFileError(
+            'Files of tensors need safetensors: pip install "daskml-dist[export]".'
+        ) from error
+    return safetensors.numpy

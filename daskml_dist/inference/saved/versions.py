@@ -1,0 +1,53 @@
+"""Versions of the packages that wrote a model file, beside those that are here."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from daskml_dist.inference.saved.manifest import versions_here
+
+__all__ = ["told_versions", "warn_of_versions"]
+
+#: Packages of which another minor release may answer otherwise.
+_MATTER = ("daskml-dist", "scikit-learn")
+
+
+def told_versions(manifest: Mapping[str, Any]) -> str:
+    """The versions that wrote a file, for errors."""
+    versions = manifest.get("versions", {})
+    return ", ".join(f"{name} {number}" for name, number in versions.items())
+
+
+def warn_of_versions(manifest: Mapping[str, Any], name: str) -> None:
+    """Warn where another minor release of this package or scikit-learn wrote a file.
+
+    Parameters
+    ----------
+    manifest : mapping
+    name : str
+        Of the file.
+
+    Warns
+    -----
+    UserWarning
+        Names both versions.
+    """
+    here, there = versions_here(), manifest.get("versions", {})
+    others = [
+        f"{one} {there[one]} (here {here.get(one)})"
+        for one in _MATTER
+        if one in there and _minor(there[one]) != _minor(here.get(one, ""))
+    ]
+    if others:
+        warnings.warn(
+            f"{name} was written with {' and '.join(others)}. Its answers may be others: compare "
+            "some, and save the model again from here, or install those versions.",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
+def _minor(version: str) -> list[str]:
+    return version.split(".")[:2]

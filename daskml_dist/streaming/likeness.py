@@ -1,0 +1,40 @@
+"""Likeness of a stream's first rows: what it takes to start from such rows again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numpy.typing import NDArray
+
+from daskml_dist.training.spec import FitSpec
+from daskml_dist.training.survey import Survey
+
+__all__ = ["likeness_of"]
+
+
+def likeness_of(
+    fit: FitSpec, survey: Survey, auto_rate: bool, names: NDArray[Any] | None
+) -> dict[str, Any]:
+    """Facts of the first rows from which a stream starts the same way again."""
+    classes = fit.rows.classes
+    nonzeros = survey.nonzeros_per_row
+    origin: Any = fit.steps.model.origin()
+    rates = None
+    if auto_rate:
+        own = [list(group.rates) for group in fit.steps.rule.groups if group.rates]
+        rates = own[0] if own else [fit.steps.rule.schedule(1, 0.0)]
+    targets: list[Any] = []
+    if classes is None:
+        one = origin if isinstance(origin, list) and origin else survey.target_means.tolist()
+        targets = [one if survey.n_targets is not None else one[0]] * 2
+    return {
+        "dtype": survey.rows_dtype,
+        "n_features": survey.n_features,
+        "nonzeros": None if nonzeros is None else round(nonzeros),
+        "classes": None if classes is None else classes.tolist(),
+        "labels": None if classes is None else classes.dtype.str,
+        "targets": targets,
+        "rates": rates,
+        "steps_per_pass": fit.steps.rule.steps_per_pass,
+        "names": None if names is None else names.tolist(),
+    }

@@ -1,0 +1,152 @@
+"""Saving of a stream: parameters and position in one file, and what it takes to go on."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from daskml_dist.errors import CheckpointError, InvalidParameterError
+from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.streaming.start import Started
+from daskml_dist.training.checkpoint import Checkpoint
+from daskml_dist.training.checkpoint_files import Files
+from daskml_dist.training.resuming import facts_of, resumed
+from daskml_dist.training.spec import FitSpec
+
+__all__ = ["Saved", "Saving"]
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A stream as it was saved.
+
+    Parameters
+    ----------
+    state : ShardState
+    facts : dict
+    """
+
+    state: ShardState
+    facts: dict[str, Any]
+
+    @property
+    def stream(self) -> dict[str, Any]:
+        """Facts of the stream's course: position, sums and the likeness of its rows."""
+        found: dict[str, Any] = self.facts["stream"]
+        return found
+
+    @property
+    def classes(self) -> NDArray[Any] | None:
+        """Labels of the stream; None for regression."""
+        likeness = self.stream["likeness"]
+        if likeness["classes"] is None:
+            return None
+        return np.array(likeness["classes"], dtype=likeness["labels"])
+
+    def rows(self) -> tuple[Any, NDArray[Any]]:
+        """Rows that a stream starts from as it did from its first ones; all their values are 0."""
+        likeness, classes = self.stream["likeness"], self.classes
+        y = np.array(likeness["targets"]) if classes is None else classes
+        shape, dtype = (len(y), likeness["n_features"]), likeness["dtype"]
+        if likeness["nonzeros"] is not None:
+            n = likeness["nonzeros"]
+            at = np.tile(np.arange(n), len(y)), np.arange(len(y) + 1) * n
+            return sparse.csr_matrix((np.zeros(n * len(y), dtype), *at), shape), y
+        X = np.zeros(shape, dtype)
+        names = likeness["names"]
+        if names is None:
+            return X, y
+        import pandas as pd
+
+        return pd.DataFrame(X, columns=names), y
+
+    def fit(self, fit: FitSpec, path: str | os.PathLike[str]) -> FitSpec:
+        """The fit of such rows with the state, and the rates, of the stream.
+
+        Raises
+        ------
+        CheckpointError
+            The file is of another stream.
+        """
+        fit, _ = resumed(fit, path, self.state, self.facts)
+        likeness = self.stream["likeness"]
+        rule = replace(fit.steps.rule, steps_per_pass=likeness["steps_per_pass"])
+        rates = likeness["rates"]
+        return fit.working(rule=rule if rates is None else rule.at_rates(rates))
+
+
+class Saving:
+    """Times at which a stream is saved, and its file.
+
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+        Its `every` counts calls.
+    seconds : float or None
+        Save after so many seconds instead.
+
+    Raises
+    ------
+    InvalidParameterError
+    """
+
+    def __init__(self, checkpoint: Checkpoint, seconds: float | None) -> None:
+        if not isinstance(checkpoint, Checkpoint):
+            raise InvalidParameterError(
+                f'checkpoint={checkpoint!r}: give a Checkpoint, such as Checkpoint("m.npz", '
+                "every=1000), or None."
+            )
+        if seconds is not None and not seconds > 0:
+            raise InvalidParameterError(
+                f"checkpoint_seconds={seconds!r}: give a positive number, or None."
+            )
+        self.checkpoint = checkpoint
+        self._seconds = seconds
+        self._calls = 0
+        self._since = time.monotonic()
+
+    def load(self) -> Saved | None:
+        """The stream to go on from; None where it begins anew.
+
+        Raises
+        ------
+        CheckpointError
+            The file cannot be read, or is of a fit.
+        """
+        self.checkpoint.check_writable()
+        if not self.checkpoint.resume:
+            return None
+        path = os.fspath(self.checkpoint.path)
+        found = Files.of(path, self.checkpoint.keep).newest()
+        if found is None:
+            return None
+        if "stream" not in found[1]:
+            raise CheckpointError(
+                f"{path} is of a fit, not of a stream. Name another file, or set resume=False to "
+                "begin anew."
+            )
+        return Saved(*found)
+
+    def is_due(self) -> bool:
+        """Whether a call that was made is one to save after."""
+        self._calls += 1
+        if self._seconds is None:
+            return self._calls >= self.checkpoint.every
+        return time.monotonic() - self._since >= self._seconds
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether calls were made since the last save."""
+        return self._calls > 0
+
+    def save(self, started: Started, stream: dict[str, Any]) -> None:
+        """Save the parameters and the facts of the stream's course."""
+        facts = {**facts_of(started.fit, []), "stream": {**stream, "likeness": started.likeness}}
+        self.checkpoint.save(started.steps.shard.state(), facts)
+        self._calls, self._since = 0, time.monotonic()

@@ -1,0 +1,80 @@
+"""Folders as sources: each file once, in order, and none lost silently."""
+
+import os
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.linear_model import SGDClassifier
+from daskml_dist.streaming import folder
+from daskml_dist.training.checkpoint import Checkpoint
+
+
+def _write(at, name, seed=0):
+    rng = np.random.default_rng(seed)
+    frame = pd.DataFrame(rng.standard_normal((20, 3)), columns=list("abc"))
+    frame["click"] = (frame["a"] > 0).astype(int)
+    whole = frame.to_csv if ".csv" in name else frame.to_parquet
+    whole(at / "unfinished", index=False)
+    os.rename(at / "unfinished", at / name)
+
+
+def test_files_that_come_are_given_once_and_in_order(tmp_path):
+    _write(tmp_path, "2.parquet")
+    _write(tmp_path, "1.parquet")
+    found = []
+    for batch in folder(tmp_path / "*.parquet", target="click", marker="_SUCCESS", poll=0):
+        found.append(batch.position)
+        assert list(batch.X.columns) == list("abc")
+        assert batch.y.tolist() == (batch.X["a"] > 0).astype(int).tolist()
+        if len(found) == 2:
+            _write(tmp_path, "3.parquet")
+            (tmp_path / "_SUCCESS").touch()
+    assert found == ["1.parquet", "2.parquet", "3.parquet"]
+    source = folder(tmp_path / "*.parquet", target="click", after="2.parquet", idle=0, poll=0)
+    assert [batch.position for batch in source] == ["3.parquet"]
+
+
+def test_a_stream_of_a_folder_goes_on_where_it_was(tmp_path):
+    checkpoint = Checkpoint(tmp_path / "m.npz", resume=True)
+    for n in range(4):
+        _write(tmp_path, f"{n}.csv", n)
+        with SGDClassifier().stream(classes=[0, 1], checkpoint=checkpoint) as stream:
+            source = folder(
+                tmp_path / "*.csv", target="click", after=stream.position, idle=0, poll=0
+            )
+            (batch,) = source
+            stream.learn(batch.X, batch.y, position=batch.position)
+    assert (stream.n_rows, stream.position) == (80, "3.csv")
+
+
+def test_order_may_be_that_of_time(tmp_path):
+    for at, name in enumerate(["b.npy", "a.npy", "c.npy"]):
+        np.save(tmp_path / name, np.eye(2))
+        os.utime(tmp_path / name, ns=(at, at))
+
+    def read(path):
+        return np.load(path), [0, 1]
+
+    source = folder(tmp_path / "*.npy", read=read, order="mtime", idle=0, poll=0)
+    assert [batch.position for batch in source] == [[0, "b.npy"], [1, "a.npy"], [2, "c.npy"]]
+
+
+def test_a_file_that_comes_too_late_is_told(tmp_path):
+    _write(tmp_path, "2.csv")
+    source = folder(tmp_path / "*.csv", target="click", idle=0, poll=0)
+    assert next(source).position == "2.csv"
+    _write(tmp_path, "1.csv")
+    with pytest.raises(InvalidDataError, match="Name files so that they grow"):
+        next(source)
+
+
+def test_what_has_no_meaning_is_told(tmp_path):
+    for how in ({}, {"target": "y", "read": len}, {"target": "y", "order": "size"}):
+        with pytest.raises(InvalidParameterError):
+            folder(tmp_path / "*.csv", **how)
+    _write(tmp_path, "1.csv")
+    with pytest.raises(InvalidDataError, match="no column 'y'"):
+        next(folder(tmp_path / "*.csv", target="y"))
