@@ -62,8 +62,10 @@ class App:
         thread: for models whose calls take milliseconds, which would hold up all other requests.
         None, the default: what was parsed in one turn of the event loop is one call, without a
         wait.
-    together : bool, default=True
-        Whether requests share a call; see `Batcher`.
+    together : bool, optional
+        Whether requests share a call. The last digit of a row then depends on the rows beside it,
+        as BLAS has it. None: not where a call takes a few microseconds (``Predictor.bare``), so
+        that what is served is to the bit what the method gives; True serves a fifth more there.
     body_seconds : float, default=30
         In which a body must come; else it is refused (408).
     access_log : bool, default=False
@@ -87,13 +89,14 @@ class App:
         max_bytes: int = 2**24,
         max_waiting: int = 1024,
         max_delay: float | Mapping[str, float] | None = None,
-        together: bool = True,
+        together: bool | None = None,
         body_seconds: float = 30.0,
         access_log: bool = False,
     ) -> None:
         self.models = models
         self.metrics = metrics
-        self.batcher = Batcher(max_waiting=max_waiting, together=together)
+        self.batcher = Batcher(max_waiting=max_waiting)
+        self._together = together
         self._token = None if token is None else token.encode()
         self._max_bytes = max_bytes
         self._max_delay = max_delay
@@ -217,10 +220,17 @@ class App:
         return [
             (
                 one.method,
-                self.batcher.ask((one, kinds), _Product(one), rows, n_rows, delay),
+                self.batcher.ask(
+                    (one, kinds), _Product(one), rows, n_rows, delay, self._shares(one)
+                ),
             )
             for one in chosen
         ]
+
+    def _shares(self, predictor: Any) -> bool:
+        if self._together is None:
+            return not getattr(predictor, "bare", False)
+        return self._together
 
     def _shadow(self, shadow: Any, question: Any) -> None:
         """Have another version answer too; what becomes of it is told by the metrics alone."""
@@ -231,7 +241,7 @@ class App:
             if done.cancelled():
                 return
             error = done.exception()
-            self.metrics.count(name, version, 200 if error is None else _status_of_answer(error))
+            self.metrics.count(name, version, 200 if error is None else _status(error, True))
             if error is None:
                 seconds = time.perf_counter() - began
                 self.metrics.observe(name, version, seconds, len(done.result()))
@@ -239,7 +249,7 @@ class App:
         try:
             waiting = self._asked(shadow, question.tensors, question.outputs)
         except Exception as error:
-            self.metrics.count(name, version, _status(error))
+            self.metrics.count(name, version, _status(error, True))
             return
         waiting[0][1].add_done_callback(told)
         for _, answer in waiting[1:]:
@@ -306,25 +316,21 @@ def _readiness(ready: bool, otherwise: str) -> _Said:
     raise RequestError(f"{otherwise}: ask again in a while.", 503, ((b"retry-after", b"1"),))
 
 
-def _status(error: BaseException) -> int:
-    """The status of an error; of rows that a model does not take it is 422."""
+def _status(error: BaseException, found: bool) -> int:
+    """The status of an error; of rows that a model does not take it is 422.
+
+    A failed look-up is of the model's name before it is found, and the model's own afterwards.
+    """
     if isinstance(error, RequestError):
         return error.status
     if isinstance(error, LookupError):
-        return 404
+        return 500 if found else 404
     return 422 if isinstance(error, (ValueError, TypeError)) else 500
 
 
-def _status_of_answer(error: BaseException) -> int:
-    """The status of an error of a model that was found."""
-    return 500 if isinstance(error, LookupError) else _status(error)
-
-
 def _refusal(error: Exception, call: _Call) -> _Said:
-    status = _status(error)
+    status = _status(error, bool(call.model))
     headers = error.headers if isinstance(error, RequestError) else ()
-    if call.model:
-        status = _status_of_answer(error)
     if status == 500:
         _LOG.error("%s %r failed", call.method, call.path, exc_info=error)
         message = "The model failed: whoever runs the server finds the reason in its log."

@@ -21,11 +21,11 @@ Product = Callable[[list[Any]], NDArray[Any]]
 class _Line:
     """Requests that wait for one product."""
 
-    __slots__ = ("answers", "pieces", "product", "sizes", "threaded")
+    __slots__ = ("answers", "pieces", "product", "sizes", "together")
 
-    def __init__(self, product: Product, threaded: bool) -> None:
+    def __init__(self, product: Product, together: bool) -> None:
         self.product = product
-        self.threaded = threaded
+        self.together = together
         self.pieces: list[Any] = []
         self.sizes: list[int] = []
         self.answers: list[asyncio.Future[NDArray[Any]]] = []
@@ -40,9 +40,6 @@ class Batcher:
         Requests that may wait; a further one is refused.
     max_rows : int, default=65536
         Rows of one call. A single request with more is a call of its own.
-    together : bool, default=True
-        Whether requests share a call. BLAS may round a row's last digit by how many rows it has
-        beside it: with False the answer is to the bit what the method gives for the request's rows.
 
     Notes
     -----
@@ -53,12 +50,9 @@ class Batcher:
     the requests for the next gather.
     """
 
-    def __init__(
-        self, *, max_waiting: int = 1024, max_rows: int = 65536, together: bool = True
-    ) -> None:
+    def __init__(self, *, max_waiting: int = 1024, max_rows: int = 65536) -> None:
         self.max_waiting = max_waiting
         self.max_rows = max_rows
-        self.together = together
         self.waiting = 0
         self._lines: dict[Hashable, _Line] = {}
         self._due: deque[Hashable] = deque()
@@ -72,6 +66,7 @@ class Batcher:
         rows: Any,
         n_rows: int,
         delay: float | None = None,
+        together: bool = True,
     ) -> asyncio.Future[NDArray[Any]]:
         """Take in a request.
 
@@ -87,6 +82,9 @@ class Batcher:
             How many these are.
         delay : float, optional
             Seconds for which the first request waits for others; the call is then made in a thread.
+        together : bool, default=True
+            Whether requests share a call. BLAS may round a row's last digit by how many rows it
+            has beside it: with False the answer is to the bit what the rows alone would get.
 
         Returns
         -------
@@ -107,7 +105,7 @@ class Batcher:
         loop = asyncio.get_running_loop()
         line = self._lines.get(key)
         if line is None:
-            line = self._lines[key] = _Line(product, delay is not None)
+            line = self._lines[key] = _Line(product, together)
             if delay is None:
                 loop.call_soon(self._flush, key)
             else:
@@ -165,10 +163,12 @@ class Batcher:
 
     def _made(self, line: _Line) -> list[Any]:
         """An answer, or an error, for each request of a line."""
+        if not line.together:
+            return [_alone(line.product, *one) for one in zip(line.pieces, line.sizes, strict=True)]
         results: list[Any] = []
         first = rows = 0
         for at, size in enumerate(line.sizes):
-            if at > first and (not self.together or rows + size > self.max_rows):
+            if at > first and rows + size > self.max_rows:
                 results += _called(line, first, at)
                 first, rows = at, 0
             rows += size
@@ -177,22 +177,32 @@ class Batcher:
 
 def _called(line: _Line, first: int, end: int) -> list[Any]:
     """Answers, or errors, of some requests of a line, by one call where that does not fail."""
-    sizes = line.sizes[first:end]
-    try:
-        made = line.product(line.pieces[first:end])
-        if len(made) != sum(sizes):
-            raise _Uneven(f"The model gave {len(made)} answers for {sum(sizes)} rows.")
-    except Exception as error:
-        if len(sizes) == 1:
-            return [error]
-        return [one for at in range(first, end) for one in _called(line, at, at + 1)]
+    pieces, sizes = line.pieces[first:end], line.sizes[first:end]
     if len(sizes) == 1:
-        return [made]
+        return [_alone(line.product, pieces[0], sizes[0])]
+    try:
+        made = _whole(line.product(pieces), sum(sizes))
+    except Exception:
+        return [_alone(line.product, *one) for one in zip(pieces, sizes, strict=True)]
     results, at = [], 0
     for size in sizes:
         results.append(made[at : at + size])
         at += size
     return results
+
+
+def _alone(product: Product, piece: Any, size: int) -> Any:
+    """The answer, or the error, of one request."""
+    try:
+        return _whole(product([piece]), size)
+    except Exception as error:
+        return error
+
+
+def _whole(made: NDArray[Any], n_rows: int) -> NDArray[Any]:
+    if len(made) != n_rows:
+        raise _Uneven(f"The model gave {len(made)} answers for {n_rows} rows.")
+    return made
 
 
 class _Uneven(DaskMLDistError, RuntimeError):

@@ -140,7 +140,8 @@ def _is_number(dtype: str) -> bool:
 def joined(pieces: Sequence[Rows], predictor: Any) -> Any:
     """Rows of several requests, as what the predictor takes.
 
-    Where the fit knew names, that is a frame: pipelines choose columns by them. A model fitted to
+    Where the fit knew names, that is a frame: pipelines choose columns by them, but for those that
+    a predictor makes bare arithmetic of. A model fitted to
     names takes a matrix where pandas is not installed.
     """
     first = pieces[0]
@@ -151,7 +152,7 @@ def joined(pieces: Sequence[Rows], predictor: Any) -> Any:
         }
         return _frame(columns, predictor)
     rows = _concatenated([piece for piece in pieces if not isinstance(piece, dict)])
-    if predictor.names is None or rows.ndim != 2:
+    if predictor.names is None or rows.ndim != 2 or getattr(predictor, "bare", False):
         return rows
     try:
         import pandas

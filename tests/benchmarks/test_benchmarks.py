@@ -20,7 +20,7 @@ LONG = {
     "accuracy", "billion", "boosting", "break_even", "clusters", "columns", "cv_estimators",
     "dense", "ensembles", "factors",
     "growth", "large", "large_trees", "least_squares", "logistic", "network_accuracy", "networks",
-    "overhead", "pipeline", "planner", "policies", "predict", "recommender", "recovery",
+    "overhead", "pipeline", "planner", "policies", "predict", "recommender", "recovery", "serving",
     "simulate", "sparse", "staleness", "step_latency", "streaming", "sums", "topics", "transform",
     "tree_growth", "what_if",
 }  # fmt: skip

@@ -30,9 +30,11 @@ class Product:
         return 2 * rows
 
 
-def answers(batcher, product, pieces, delay=None):
+def answers(batcher, product, pieces, delay=None, together=True):
     async def run():
-        waiting = [batcher.ask("m", product, piece, len(piece), delay) for piece in pieces]
+        waiting = [
+            batcher.ask("m", product, piece, len(piece), delay, together) for piece in pieces
+        ]
         return await asyncio.gather(*waiting, return_exceptions=True)
 
     return asyncio.run(run())
@@ -52,8 +54,11 @@ PIECES = [np.arange(n, dtype=float) for n in (1, 3, 2)]
     ],
 )
 def test_one_call_of_a_turn(settings, calls, delay):
-    product, batcher = Product(), Batcher(**settings)
-    for piece, answer in zip(PIECES, answers(batcher, product, PIECES, delay), strict=True):
+    product, together = Product(), settings.get("together", True)
+    batcher = Batcher(**{name: n for name, n in settings.items() if name != "together"})
+    for piece, answer in zip(
+        PIECES, answers(batcher, product, PIECES, delay, together), strict=True
+    ):
         np.testing.assert_array_equal(answer, 2 * piece)
     assert product.calls == calls
     assert batcher.waiting == 0
