@@ -121,7 +121,8 @@ class Streamed:
                 session.show()
                 if name in vars(self):
                     return vars(self)[name]
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            # Again, for the reason: a method that this loss does not have names the remedy.
+            return super().__getattribute__(name)
 
     def __getstate__(self) -> Any:
         session = vars(self).get("_stream")
