@@ -70,7 +70,8 @@ class BlockTransformer(Exported, BaseEstimator):
         return sample_rows(X)
 
     def _keep(self, X: Any) -> None:
-        """Keep what :meth:`_sample` needs of rows in memory that were fitted to."""
+        """Keep what is to be known of the rows in memory of a fit: by :meth:`_sample`, too."""
+        remember_dtypes(self, X)
 
     # -- fitting ---------------------------------------------------------------------------------
 
@@ -97,7 +98,6 @@ class BlockTransformer(Exported, BaseEstimator):
             with telling_columns(X if self._numeric else None):
                 super().fit(plain_rows(X), y)
             self._keep(X)
-            remember_dtypes(self, X)
             return self
         return self._fit_lazy(X, y)
 
@@ -217,7 +217,6 @@ class BlockTransformer(Exported, BaseEstimator):
             with telling_columns(X if self._numeric else None):
                 result = super().fit_transform(plain_rows(X), y, **params)
             self._keep(X)
-            remember_dtypes(self, X)
             return result
         return self.fit(X, y, **params).transform(X)
 

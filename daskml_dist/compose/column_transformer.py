@@ -16,7 +16,6 @@ from sklearn.utils import get_tags
 from daskml_dist._transformer import BlockTransformer
 from daskml_dist.compose.blockwise import Blockwise
 from daskml_dist.data.conversion import plain_rows
-from daskml_dist.data.feature_names import remember_dtypes
 from daskml_dist.data.lazy import is_dask, join_column_chunks
 from daskml_dist.data.optional import load_pandas
 from daskml_dist.diagnostics.works import reading, tell
@@ -161,7 +160,7 @@ class ColumnTransformer(_Routing, compose.ColumnTransformer):
         return FrozenEstimator(fitted)
 
     def _keep(self, X: Any) -> None:
-        remember_dtypes(self, X)
+        super()._keep(X)
         row = copy.copy(X[:1])
         if is_dataframe_like(X):  # as plain values, which need no pandas to be stored
             dtypes = row.dtypes.astype(str)
