@@ -365,6 +365,12 @@ class ParameterServer:
             if self.ledger is not None:
                 self.ledger.stop()
 
+    def rescale(self, largest: NDArray[np.float64], norm: float) -> None:
+        """Go on with rows of larger values; see :meth:`Shard.rescale`."""
+        with self._lock:
+            if self.shard is not None:
+                self.shard.rescale(largest, norm)
+
     def state(self) -> ShardState | None:
         """Copy of the shard's state, penalties settled."""
         with self._lock:

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from daskml_dist.backends import get_backend
 from daskml_dist.backends.denormals import arithmetic
@@ -37,7 +38,7 @@ class Steps:
         self._work = work = fit.steps
         self._model: Any = work.model
         self._backend = get_backend("cpu")
-        self._batch_rows = batch_rows
+        self.batch_rows = batch_rows
         self._few = work.coordinates
         self.shard = Shard(work.rule, fit.start_state())
         self._gradient = np.zeros_like(self.shard.w)
@@ -58,10 +59,9 @@ class Steps:
             if self._model.linear is None:
                 stack.enter_context(arithmetic(self._model.flushes))
                 stack.enter_context(self._model.computing(1))
-            if self._scaled is not None and not self._has_scales:
-                self._rescale(block)
-            self._has_scales = False
-            most = self._batch_rows
+            if (scales := self.scales_of(block)) is not None:
+                self.shard.rescale(*scales)
+            most = self.batch_rows
             if most is None or n_rows <= most:
                 is_sparse = hasattr(rows.X, "indptr")
                 return self._step(self._part(rows, slice(0, n_rows)) if is_sparse else rows, n_rows)
@@ -104,15 +104,36 @@ class Steps:
         backend = self._backend
         return BatchRows(backend.rows(rows.X, backend.row_numbers(at)), y, weight)
 
-    def _rescale(self, block: Block) -> None:
-        """Keep to the units of the features, as another fit that goes on would."""
-        assert self._scaled is not None
-        if self._model.linear is None:
-            return
+    def scales_of(self, block: Block) -> tuple[NDArray[np.float64], float] | None:
+        """Largest values of the features and norm of a call's rows, where steps need them.
+
+        That is where the optimizer keeps to units of the features, as another fit that goes on
+        would, and the rows are not those that the fit was planned by.
+        """
+        has_scales, self._has_scales = self._has_scales, False
+        if self._scaled is None or has_scales or self._model.linear is None:
+            return None
         scales = block_scales(block)
         if self._model.linear.fit_intercept:
             scales = scales.with_intercept()
-        slots = dict(self.shard.slots)
-        self._scaled.rescale(self.shard.w, slots, scales.largest, scales.norm)
-        for name, slot in slots.items():  # steps are bound to the arrays that there are
-            self.shard.slots[name][...] = slot
+        return scales.largest, scales.norm
+
+    def units(self, largest: NDArray[np.float64], norm: float) -> NDArray[Any]:
+        """Units of the parameters for rows of such scales."""
+        assert self._scaled is not None
+        units: NDArray[Any] = self._scaled.init_scaled(self.shard.w, largest, norm)["scale"]
+        return units
+
+    def settle(self) -> None:
+        """Wait for nothing: all steps have been made."""
+
+    def state(self) -> ShardState:
+        """State after all steps; a copy."""
+        return self.shard.state()
+
+    def meeting(self) -> ShardState:
+        """The same, which all lanes go on from."""
+        return self.state()
+
+    def close(self) -> None:
+        """Let go of nothing."""

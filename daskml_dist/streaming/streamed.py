@@ -62,8 +62,9 @@ class Streamed:
         publish : callable, optional
             Called with a fitted copy of the estimator, every so many calls and at the end.
         publish_every : int, default=1000
-        client : "inline" or None
-            Streams are learned in the calling process.
+        client : distributed.Client, "inline" or None
+            Of the cluster whose workers learn the rows that this process gives, under the
+            estimator's policy. "inline" or None: the calling process learns them itself.
 
         Returns
         -------
@@ -93,11 +94,12 @@ class Streamed:
         from daskml_dist.streaming.session import Session
         from daskml_dist.training.run import INLINE
 
-        if client is not None and client != INLINE:
-            raise InvalidParameterError(
-                f"client={client!r}: a stream is learned in the calling process. Leave client "
-                'out (or give "inline"); rows on a cluster are learned by fit or partial_fit.'
-            )
+        if client is not None and not (isinstance(client, str) and client == INLINE):
+            from daskml_dist.streaming.cluster.steps import check_client
+
+            client = check_client(client)
+        else:
+            client = None
         _check_publish(publish, publish_every)
         saving = None if checkpoint is None else Saving(checkpoint, checkpoint_seconds)
         return Session(
@@ -108,6 +110,7 @@ class Streamed:
             watch=Watch(drift, on_drift),
             publish=publish,
             publish_every=publish_every,
+            client=client,
         )
 
     # Attributes of an open stream are made when somebody asks for them: a copy of the parameters
