@@ -32,7 +32,7 @@ class Session:
     """Stream that an estimator learns from, of :meth:`Streamed.stream`; a context manager.
 
     The parameters stay in the calling process between calls, which makes a call as cheap as its
-    step. The estimator is fitted at any time: whoever asks it for an attribute or a prediction
+    step, or with lanes and servers on a cluster. The estimator is fitted at any time: whoever asks it for an attribute or a prediction
     gets what has been learned by then. Used by one thread.
 
     Parameters
@@ -174,7 +174,9 @@ class Session:
         Returns
         -------
         float or None
-            Mean loss of the rows, before they were learned; None where they had been.
+            Mean loss of the rows, before they were learned; None where they had been. Where lanes
+            on a cluster do not wait for each other, that of the last call whose loss has come, NaN
+            before the first.
 
         Raises
         ------
@@ -183,6 +185,8 @@ class Session:
             Nothing of them is learned, and the stream may go on.
         DivergedError
             The loss is no finite number any more.
+        WorkerLostError
+            Workers were lost again and again, or (as TrainingError) lanes on a cluster failed.
         """
         if not self._is_open:
             raise InvalidParameterError(
@@ -315,7 +319,11 @@ class Session:
         inputs: tuple[Any, Any, Any] = estimator._taken(X, y, sample_weight)
         if self._started is not None:
             estimator._check_target(inputs[1])
-            check_feature_names(estimator, inputs[0], reset=False)
+            # Of the estimator itself, whoever asks for an attribute gets all that was learned.
+            named = object.__new__(type(estimator))
+            names = vars(estimator).get("feature_names_in_")
+            vars(named).update({} if names is None else {"feature_names_in_": names})
+            check_feature_names(named, inputs[0], reset=False)
         return inputs
 
     # -- what has been learned -----------------------------------------------------------------

@@ -61,15 +61,21 @@ class Steps:
                 stack.enter_context(self._model.computing(1))
             if (scales := self.scales_of(block)) is not None:
                 self.shard.rescale(*scales)
-            most = self.batch_rows
-            if most is None or n_rows <= most:
-                is_sparse = hasattr(rows.X, "indptr")
-                return self._step(self._part(rows, slice(0, n_rows)) if is_sparse else rows, n_rows)
-            # The same cuts as those of a pass.
-            n_steps = -(-n_rows // most)
-            cuts = [i * n_rows // n_steps for i in range(n_steps + 1)]
-            parts = itertools.pairwise(cuts)
-            return sum(self._step(self._part(rows, slice(a, b)), b - a) for a, b in parts)
+            loss = self._steps(rows, n_rows)
+        if self._few:
+            self.shard.settle()  # as at the end of a pass
+        return loss
+
+    def _steps(self, rows: BatchRows, n_rows: int) -> float:
+        most = self.batch_rows
+        if most is None or n_rows <= most:
+            is_sparse = hasattr(rows.X, "indptr")
+            return self._step(self._part(rows, slice(0, n_rows)) if is_sparse else rows, n_rows)
+        # The same cuts as those of a pass.
+        n_steps = -(-n_rows // most)
+        cuts = [i * n_rows // n_steps for i in range(n_steps + 1)]
+        parts = itertools.pairwise(cuts)
+        return sum(self._step(self._part(rows, slice(a, b)), b - a) for a, b in parts)
 
     def reset(self, parameters: bool) -> None:
         """Begin the optimizer and the schedule anew, and the parameters where asked for."""

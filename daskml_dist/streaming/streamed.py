@@ -64,7 +64,9 @@ class Streamed:
         publish_every : int, default=1000
         client : distributed.Client, "inline" or None
             Of the cluster whose workers learn the rows that this process gives, under the
-            estimator's policy. "inline" or None: the calling process learns them itself.
+            estimator's policy: in lock-step all lanes share each step, else steps go to lanes in
+            turn and :meth:`~Session.learn` does not wait for each. A worker that dies costs time
+            alone. "inline" or None: the calling process learns them itself.
 
         Returns
         -------
@@ -74,7 +76,8 @@ class Streamed:
         Raises
         ------
         InvalidParameterError
-            Parameters with no meaning in a stream, such as ``early_stopping``.
+            Parameters with no meaning in a stream, such as ``early_stopping``, or on a cluster,
+            such as ``compression``.
 
         Examples
         --------

@@ -54,10 +54,16 @@ class Learner(ABC):
 
     def take(self, steps: list[Step]) -> Losses:
         """Take the steps of a call."""
-        return [loss for step in steps for loss in self._take(step)]
+        losses = [loss for step in steps for loss in self._take(step)]
+        if self._fit.steps.rule.owes:
+            self._settle()  # as at the end of a pass
+        return losses
 
     @abstractmethod
     def _take(self, step: Step) -> Losses: ...
+
+    def _settle(self) -> None:  # noqa: B027 (at the pace of others there is no such moment)
+        """Have untouched parameters pay what they owe of the penalty."""
 
     def flush(self) -> None:  # noqa: B027 (most push what they have at once)
         """Push what has not been, and see that the servers have it."""
@@ -115,6 +121,11 @@ class Bulk(Learner):
             self._connection.send((lane,), self._clock, pull_index=at)
         return [self._connection.receive(lane).w for lane in lanes]
 
+    def _settle(self) -> None:
+        # Nobody begins the next call before the first worker has answered.
+        if self._context.rank == 0:
+            self._connection.call_all("settle")
+
     def rescale(self, largest: NDArray[np.float64], norm: float) -> None:
         self._w = None
 
@@ -149,6 +160,9 @@ class Summed(Learner):
 
     def states(self) -> dict[int, ShardState]:
         return {} if self._context.rank else {0: self._replica.state()}
+
+    def _settle(self) -> None:
+        self._replica.settle()
 
     def rescale(self, largest: NDArray[np.float64], norm: float) -> None:
         self._replica.rescale(largest, norm)
@@ -193,6 +207,10 @@ class Averaged(Learner):
             mean = self._context.communicator.allreduce(total)
         for replica in self._replicas.values():
             replica.meet(mean)
+
+    def _settle(self) -> None:
+        for replica in self._replicas.values():
+            replica.settle()
 
     def states(self) -> dict[int, ShardState]:
         return {lane: replica.state() for lane, replica in self._replicas.items()}
