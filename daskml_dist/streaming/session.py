@@ -32,8 +32,8 @@ class Session:
     """Stream that an estimator learns from, of :meth:`Streamed.stream`; a context manager.
 
     The parameters stay in the calling process between calls, which makes a call as cheap as its
-    step, or with lanes and servers on a cluster. The estimator is fitted at any time: whoever asks it for an attribute or a prediction
-    gets what has been learned by then. Used by one thread.
+    step, or with lanes and servers on a cluster. The estimator is fitted at any time: whoever asks
+    it for an attribute or a prediction gets what has been learned by then. Used by one thread.
 
     Parameters
     ----------
