@@ -22,8 +22,6 @@ from daskml_dist.errors import (
     WaitTimeoutError,
 )
 
-pytestmark = pytest.mark.timeout(60)
-
 
 class _Communicator:
     """States that NCCL tells one after the other, and the calls it got."""

@@ -28,8 +28,6 @@ from daskml_dist.ps.shard_state import ShardSnapshot
 from daskml_dist.ps.snapshots import SENT, LaneSnapshot
 from tests.comm.attacks.served import BOUNDS, HOST, KEY, SECRET, Served, is_closed
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def _request(**changed: Any) -> bytes:
     return b"".join(bytes(b) for b in encode_request(Request((0,), 0, 1, **changed), {}))
