@@ -41,7 +41,7 @@ BEGIN = {
 }
 
 
-def _until(condition: Callable[[], Any], seconds: float = 100.0) -> Any:
+def _until(condition: Callable[[], Any], seconds: float = 200.0) -> Any:
     deadline = time.monotonic() + seconds
     while not (found := condition()) and time.monotonic() < deadline:
         time.sleep(0.01)

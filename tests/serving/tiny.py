@@ -57,7 +57,7 @@ def run(log: str, path: str, options: dict[str, Any]) -> None:
         raise SystemExit(1) from error
 
 
-def until(happens: Callable[[], Any], seconds: float = 100.0) -> Any:
+def until(happens: Callable[[], Any], seconds: float = 200.0) -> Any:
     """What a function comes to return that is true; a failure where it does not in time."""
     end = time.monotonic() + seconds
     while not (found := happens()):
@@ -97,7 +97,7 @@ class Server:
         os.kill(self.process.pid or 0, number)
 
     def ended(self) -> int | None:
-        self.process.join(60)
+        self.process.join(200)
         return self.process.exitcode
 
 

@@ -75,7 +75,7 @@ class Served:
 
 def until(holds: Callable[[], bool]) -> None:
     """Wait for a state."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     while not holds():
         assert time.monotonic() < deadline, "it never came to hold"
         time.sleep(0.01)

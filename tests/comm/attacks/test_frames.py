@@ -111,7 +111,7 @@ def test_a_frame_without_meaning_ends_its_connection_alone(inner: Served, frame:
         with suppress(OSError):
             up.sock.sendall(frame)
         assert is_closed(down.sock)
-    assert inner.losses.acquire(timeout=60)
+    assert inner.losses.acquire(timeout=200)
     inner.works()
 
 
