@@ -19,6 +19,7 @@ import uvicorn
 
 from daskml_dist.linear_model import LogisticRegression
 from daskml_dist.serving.app import App
+from daskml_dist.serving.connection import Connection
 from tests.serving.stand_ins import Metrics, Models, tensor
 
 POST = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\n"
@@ -48,7 +49,7 @@ def port():
     model = LogisticRegression().fit(X, X[:, 0] > 0)
     app = App(Models(m=model), Metrics(), max_bytes=10_000, body_seconds=0.2)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        config = uvicorn.Config(app, loop="asyncio", http="httptools", ws="none", log_config=None)
+        config = uvicorn.Config(app, loop="asyncio", http=Connection, ws="none", log_config=None)
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
