@@ -19,6 +19,7 @@ import uvicorn
 
 from daskml_dist.linear_model import LogisticRegression
 from daskml_dist.serving.app import App
+from daskml_dist.serving.connection import Connection
 from tests.serving.stand_ins import Metrics, Models, tensor
 
 POST = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\n"
@@ -49,7 +50,7 @@ def port():
     app = App(Models(m=model), Metrics(), max_bytes=10_000, body_seconds=0.2)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         config = uvicorn.Config(
-            app, loop="asyncio", http="httptools", ws="none", log_config=None, timeout_keep_alive=60
+            app, loop="asyncio", http=Connection, ws="none", log_config=None, timeout_keep_alive=60
         )
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
