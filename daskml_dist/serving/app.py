@@ -71,7 +71,7 @@ class App:
         as BLAS has it. None: not where a call takes a few microseconds (``Predictor.bare``), so
         that what is served is to the bit what the method gives; True serves a fifth more there.
     body_seconds : float, default=30
-        In which a body must come; else it is refused (408).
+        In which a body must come; else it is refused (408). Heads are the server's to limit.
     access_log : bool, default=False
         Whether each request is a line of the logger ``daskml_dist.serving.access``.
 
