@@ -68,6 +68,8 @@ class App:
         that what is served is to the bit what the method gives; True serves a fifth more there.
     body_seconds : float, default=30
         In which a body must come; else it is refused (408).
+    cluster : Cluster, optional
+        Workers that predict what has many rows (:class:`daskml_dist.serving.on_cluster.Cluster`).
     access_log : bool, default=False
         Whether each request is a line of the logger ``daskml_dist.serving.access``.
 
@@ -91,12 +93,14 @@ class App:
         max_delay: float | Mapping[str, float] | None = None,
         together: bool | None = None,
         body_seconds: float = 30.0,
+        cluster: Any = None,
         access_log: bool = False,
     ) -> None:
         self.models = models
         self.metrics = metrics
         self.batcher = Batcher(max_waiting=max_waiting)
         self._together = together
+        self._cluster = cluster
         self._token = None if token is None else token.encode()
         self._max_bytes = max_bytes
         self._max_delay = max_delay
@@ -137,9 +141,13 @@ class App:
             message = await receive()
             if message["type"] == "lifespan.shutdown":
                 self.batcher.close()
+                if self._cluster is not None:
+                    await asyncio.to_thread(self._cluster.close)
             else:  # a collection that goes through all that is loaded would hold up requests
                 gc.collect()
                 gc.freeze()
+                if self._cluster is not None:
+                    self._cluster.start(self.metrics)
             await send({"type": message["type"] + ".complete"})
             if message["type"] == "lifespan.shutdown":
                 return
@@ -205,6 +213,9 @@ class App:
         """Answers to come, by method."""
         main = served.predictor
         rows = rows_of(tensors, main)
+        if self._cluster is not None and self._cluster.takes(main, rows):
+            there = [predictor_of(main, name).method for name in outputs or (main.method,)]
+            return [(name, self._cluster.ask(served, name, rows)) for name in there]
         if isinstance(rows, dict):
             kinds: Any = tuple(values.dtype for values in rows.values())
             n_rows = len(next(iter(rows.values())))
