@@ -9,6 +9,7 @@ import signal
 import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from importlib import import_module
 from typing import Any
 
 from daskml_dist.errors import DaskMLDistError, ServingError
@@ -87,7 +88,7 @@ def answer(
         app = make_app(models, metrics)
         config = uvicorn.Config(
             _Closing(app),
-            http="httptools",
+            http=import_module("daskml_dist.serving.connection").Connection,
             ws="none",
             log_config=None,
             log_level="warning",
@@ -118,6 +119,12 @@ class _Closing:
 
     def __init__(self, app: App) -> None:
         self.app, self.ends = app, False
+        self.answer = getattr(app, "answer", None)
+        self._head = getattr(app, "head", None)
+
+    def head(self, data: bytes) -> Any:
+        """A head that the application answers at once: none any more at the end."""
+        return None if self.ends or self._head is None else self._head(data)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if self.ends and scope["type"] == "http":

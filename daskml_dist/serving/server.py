@@ -23,7 +23,7 @@ _LOADED_BEFORE = (
     "fsspec.implementations.local",
     "skops.io",
     "uvicorn.lifespan.on",
-    "uvicorn.protocols.http.httptools_impl",
+    "daskml_dist.serving.connection",
 )
 _LOG = logging.getLogger("daskml_dist.serving")
 
