@@ -11,7 +11,6 @@ from typing import Any, Self
 
 import numpy as np
 
-from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 from daskml_dist.streaming.positions import check_position, is_past, later
@@ -264,11 +263,8 @@ class Session:
 
     def _taken(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
         """The inputs of a call, checked like those of a fit."""
-        estimator = self.estimator
-        inputs: tuple[Any, Any, Any] = estimator._taken(X, y, sample_weight)
-        if self._started is not None:
-            estimator._check_target(inputs[1])
-            check_feature_names(estimator, inputs[0], reset=False)
+        begun = self._started is not None
+        inputs: tuple[Any, Any, Any] = self.estimator._stream_inputs(X, y, sample_weight, begun)
         return inputs
 
     # -- what has been learned -----------------------------------------------------------------
