@@ -21,7 +21,8 @@ from daskml_dist.errors import (
 from daskml_dist.streaming.lanes import Lanes, check_lanes
 from daskml_dist.streaming.positions import check_position, is_past, later
 from daskml_dist.streaming.progress import Progress
-from daskml_dist.streaming.saving import Saved, Saving
+from daskml_dist.streaming.saved import Saved
+from daskml_dist.streaming.saving import Saving
 from daskml_dist.streaming.start import Started, check_streams
 from daskml_dist.streaming.watching import Watch
 
@@ -112,14 +113,14 @@ class Session:
         assert self._saving is not None
         path, stream = self._saving.checkpoint.path, saved.stream
         classes = saved.classes if self._classes is None else self._classes
-        self._started = self._placed(self.estimator._resume_stream(saved, path, classes))
+        self._started = self._on_lanes(self.estimator._resume_stream(saved, path, classes))
         self._position = stream["position"]
         self._progress.restore(stream["progress"])
         self._shown = None
         self.show()
 
-    def _placed(self, started: Started) -> Started:
-        """The start of the stream, with its steps where they are to be made."""
+    def _on_lanes(self, started: Started) -> Started:
+        """What has started, with its steps where they are to be made."""
         if self._client is not None:
             self._lanes = Lanes(self._client, self.estimator, started, self._learned)
         return started
@@ -203,12 +204,12 @@ class Session:
         if started is None:
             started = self.estimator._begin_stream(X, y, sample_weight, self._classes)
         rows, block = started.make(X, y, sample_weight)
-        position = later(position, self._given)
         if self._started is None:  # by rows that can be learned
-            self._started = started = self._placed(started)
+            self._started = self._on_lanes(started)
             if "_state" in vars(self.estimator):  # of a fit, which the first step makes old
                 self._shown = None
                 self.show()
+        position = later(position, self._given)
         if block.n_rows == 0:
             if self._lanes is not None:
                 self._lanes.skip()
@@ -362,8 +363,7 @@ class Session:
         self._shown = []  # what follows reads attributes of the estimator
         try:
             self._settle()
-            state = started.steps.state()
-            estimator._show_stream(started, state, self._progress)
+            estimator._show_stream(started, started.steps.state(), self._progress)
         except BaseException:
             held.clear()
             held.update(before)

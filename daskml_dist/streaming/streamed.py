@@ -14,7 +14,7 @@ from daskml_dist.training.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     from daskml_dist.streaming.progress import Progress
-    from daskml_dist.streaming.saving import Saved
+    from daskml_dist.streaming.saved import Saved
     from daskml_dist.streaming.session import Session
     from daskml_dist.streaming.start import Started
 
@@ -26,6 +26,8 @@ class Streamed:
 
     #: Whether a call is one batch, whatever `batch_size`, which begins by weighted rows.
     _whole_calls: ClassVar[bool] = False
+    #: Whether lanes on a cluster can learn its streams.
+    _streams_on_clusters: ClassVar[bool] = False
 
     def stream(
         self,
