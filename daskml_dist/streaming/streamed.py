@@ -26,6 +26,8 @@ class Streamed:
 
     #: Whether a call is one batch, whatever `batch_size`, which begins by weighted rows.
     _whole_calls: ClassVar[bool] = False
+    #: Whether workers of a cluster can learn its streams.
+    _on_cluster: ClassVar[bool] = False
 
     def stream(
         self,
@@ -72,8 +74,11 @@ class Streamed:
         publish : callable, optional
             Called with a fitted copy of the estimator, every so many calls and at the end.
         publish_every : int, default=1000
-        client : "inline" or None
-            Streams are learned in the calling process.
+        client : distributed.Client, "inline" or None
+            Of the cluster whose workers learn the rows that this process gives, under the
+            estimator's policy: in lock-step all lanes share each step, else steps go to lanes in
+            turn and :meth:`~Session.learn` does not wait for each. A worker that dies costs time
+            alone. "inline" or None: the calling process learns them itself. For linear models.
 
         Returns
         -------
@@ -83,7 +88,8 @@ class Streamed:
         Raises
         ------
         InvalidParameterError
-            Parameters with no meaning in a stream, such as ``early_stopping``.
+            Parameters with no meaning in a stream, such as ``early_stopping``, or on a cluster,
+            such as ``compression``.
 
         Examples
         --------
@@ -103,11 +109,17 @@ class Streamed:
         from daskml_dist.streaming.session import Session
         from daskml_dist.training.run import INLINE
 
-        if client is not None and client != INLINE:
-            raise InvalidParameterError(
-                f"client={client!r}: a stream is learned in the calling process. Leave client "
-                'out (or give "inline"); rows on a cluster are learned by fit or partial_fit.'
-            )
+        if client is not None and not (isinstance(client, str) and client == INLINE):
+            from daskml_dist.streaming.cluster.steps import check_client
+
+            client = check_client(client)
+            if not self._on_cluster:
+                raise InvalidParameterError(
+                    f"A stream of {type(self).__name__} is learned in the calling process. Leave "
+                    'client out (or give "inline").'
+                )
+        else:
+            client = None
         _check_publish(publish, publish_every)
         saving = None if checkpoint is None else Saving(checkpoint, checkpoint_seconds)
         return Session(
@@ -118,6 +130,7 @@ class Streamed:
             watch=Watch(drift, on_drift),
             publish=publish,
             publish_every=publish_every,
+            client=client,
         )
 
     # -- what a kind of estimators may do otherwise --------------------------------------------
@@ -128,7 +141,11 @@ class Streamed:
         inputs: tuple[Any, ...] = estimator._taken(X, y, sample_weight)
         if begun:
             estimator._check_target(inputs[1])
-            check_feature_names(estimator, inputs[0], reset=False)
+            # Of the estimator itself, whoever asks for an attribute gets all that was learned.
+            named = object.__new__(type(estimator))
+            names = vars(estimator).get("feature_names_in_")
+            vars(named).update({} if names is None else {"feature_names_in_": names})
+            check_feature_names(named, inputs[0], reset=False)
         return inputs
 
     def _begin_stream(self, X: Any, y: Any, sample_weight: Any, classes: Any) -> Started:
