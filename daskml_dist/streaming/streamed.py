@@ -78,7 +78,8 @@ class Streamed:
             Of the cluster whose workers learn the rows that this process gives, under the
             estimator's policy: in lock-step all lanes share each step, else steps go to lanes in
             turn and :meth:`~Session.learn` does not wait for each. A worker that dies costs time
-            alone. "inline" or None: the calling process learns them itself.
+            alone. "inline" or None: the calling process learns them itself. For linear models and
+            networks.
 
         Returns
         -------
@@ -113,6 +114,11 @@ class Streamed:
             from daskml_dist.streaming.cluster.steps import check_client
 
             client = check_client(client)
+            if not self._streams_on_clusters:
+                raise InvalidParameterError(
+                    f"A stream of {type(self).__name__} is learned in the calling process. Leave "
+                    'client out, or give "inline".'
+                )
         else:
             client = None
         _check_publish(publish, publish_every)

@@ -101,19 +101,9 @@ class ClusterSteps:
         Of one lane.
     base : Steps
         In the calling process, not begun.
-
-    Raises
-    ------
-    InvalidParameterError
-        The estimator has steps of its own.
     """
 
     def __init__(self, client: Client, plan: Plan, fit: FitSpec, base: Steps) -> None:
-        if type(base) is not Steps:
-            raise InvalidParameterError(
-                "This estimator's streams begin centres or factors on the way, and are learned in "
-                'the calling process alone: stream(client="inline").'
-            )
         self._client = client
         self._plan, self._fit, self._base = plan, fit, base
         self._membership = Membership(client)
