@@ -14,6 +14,7 @@ from daskml_dist.streaming.cluster.crew import Crew
 from daskml_dist.training.checkpoint import Checkpoint
 from daskml_dist.training.client.fleet import Gone
 
+_SLOW = pytest.mark.slow
 _RNG = np.random.default_rng(0)
 _X = _RNG.standard_normal((240, 5))
 _RAW = _X @ _RNG.standard_normal(5)
@@ -85,7 +86,7 @@ def test_lanes_that_step_alone_are_averaged(client, policy):
     for number, (X, y) in enumerate(_batches()):
         for lane, own in enumerate(lanes):
             half = slice(0, 20) if (lane + number) % 2 == 0 else slice(20, 40)
-            own.partial_fit(X[half], y[half], classes=[0, 1])
+            own.partial_fit(X[half], y[half], classes=[0, 1], client="inline")
         if policy != "average" and number % 2:
             mean = np.mean([own.coef_ for own in lanes], axis=0)
             between = np.mean([own.intercept_ for own in lanes], axis=0)
@@ -115,7 +116,9 @@ def test_lanes_at_their_own_pace_learn_each_row_once(client, policy, tmp_path):
         assert np.array_equal(other.coef_, model.coef_)
 
 
-@pytest.mark.parametrize("policy", [Synchronous(), "allreduce", "local"])
+@pytest.mark.parametrize(
+    "policy", ["local", *(pytest.param(one, marks=_SLOW) for one in ("sync", "allreduce"))]
+)
 def test_runs_are_the_same_to_the_bit(client, policy):
     run = Run(n_lanes=3, deterministic=True)
     models = [SGDClassifier(policy=policy, run=run, random_state=0) for _ in range(2)]
@@ -124,7 +127,9 @@ def test_runs_are_the_same_to_the_bit(client, policy):
     assert np.array_equal(models[0].coef_, models[1].coef_)
 
 
-@pytest.mark.parametrize("policy", ["sync", "local", "async"])
+@pytest.mark.parametrize(
+    "policy", ["sync", *(pytest.param(one, marks=_SLOW) for one in ("local", "async"))]
+)
 def test_after_a_loss_the_calls_since_are_learned_again(client, policy, monkeypatch):
     lost, real = [], Crew.receive
 
