@@ -5,7 +5,7 @@ import pytest
 from scipy import sparse
 
 from daskml_dist import Run
-from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors import InvalidDataError, InvalidParameterError, TrainingError
 from daskml_dist.linear_model import SGDClassifier, SGDRegressor
 from daskml_dist.neural_network import MLPClassifier
 from daskml_dist.policies import POLICIES, BoundedStaleness, LocalSGD, Synchronous
@@ -204,3 +204,31 @@ def test_what_has_no_meaning_on_a_cluster_is_told(client, params, says):
         SGDClassifier(**params).stream(client=client, classes=[0, 1]),
     ):
         pass
+
+
+def test_what_a_lane_raises_reaches_the_caller(client):
+    def break_lanes():
+        from daskml_dist.streaming.cluster.gradients import Gradients
+
+        def of(self, w, rows):
+            raise RuntimeError("no such shape")
+
+        Gradients.whole, Gradients.of = Gradients.of, of
+
+    def mend_lanes():
+        from daskml_dist.streaming.cluster.gradients import Gradients
+
+        Gradients.of = Gradients.whole
+        del Gradients.whole
+
+    model = SGDClassifier(random_state=0)
+    client.run(break_lanes)
+    try:
+        with model.stream(classes=[0, 1], client=client) as stream:
+            for says in ("no such shape", "failed before"):
+                with pytest.raises(TrainingError, match=says):
+                    stream.learn(_X, _Y)
+            assert stream.n_rows == 0
+    finally:
+        client.run(mend_lanes)
+    assert _left(client) == []
