@@ -34,7 +34,7 @@ __all__ = ["BaseSGD"]
 class BaseSGD(BaseSteps, BaseLinear):
     """Base class of linear models trained by gradient steps."""
 
-    _on_cluster = True
+    _streams_on_clusters = True
 
     def fit(
         self,

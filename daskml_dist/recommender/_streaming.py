@@ -18,7 +18,7 @@ from daskml_dist.streaming import Streamed
 if TYPE_CHECKING:
     from daskml_dist.recommender._stream_steps import Ids, Ratings, StartedPairs
     from daskml_dist.streaming.progress import Progress
-    from daskml_dist.streaming.saving import Saved
+    from daskml_dist.streaming.saved import Saved
     from daskml_dist.training.spec import FitSpec
 
 __all__ = ["StreamedPairs"]

@@ -21,7 +21,8 @@ from daskml_dist.errors import (
 from daskml_dist.streaming.lanes import Lanes, check_lanes
 from daskml_dist.streaming.positions import check_position, is_past, later
 from daskml_dist.streaming.progress import Progress
-from daskml_dist.streaming.saving import Saved, Saving
+from daskml_dist.streaming.saved import Saved
+from daskml_dist.streaming.saving import Saving
 from daskml_dist.streaming.start import Started, check_streams
 from daskml_dist.streaming.watching import Watch
 
@@ -112,17 +113,17 @@ class Session:
         assert self._saving is not None
         path, stream = self._saving.checkpoint.path, saved.stream
         classes = saved.classes if self._classes is None else self._classes
-        self._started = self.estimator._resume_stream(saved, path, classes)
-        self._have_lanes(self._started)
+        self._started = self._on_lanes(self.estimator._resume_stream(saved, path, classes))
         self._position = stream["position"]
         self._progress.restore(stream["progress"])
         self._shown = None
         self.show()
 
-    def _have_lanes(self, started: Started) -> None:
-        """Let the steps be made on the cluster, where there is one."""
+    def _on_lanes(self, started: Started) -> Started:
+        """What has started, with its steps where they are to be made."""
         if self._client is not None:
             self._lanes = Lanes(self._client, self.estimator, started, self._learned)
+        return started
 
     def __exit__(
         self,
@@ -204,8 +205,7 @@ class Session:
             started = self.estimator._begin_stream(X, y, sample_weight, self._classes)
         rows, block = started.make(X, y, sample_weight)
         if self._started is None:  # by rows that can be learned
-            self._have_lanes(started)
-            self._started = started
+            self._started = self._on_lanes(started)
             if "_state" in vars(self.estimator):  # of a fit, which the first step makes old
                 self._shown = None
                 self.show()

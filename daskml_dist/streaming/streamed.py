@@ -14,7 +14,7 @@ from daskml_dist.training.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     from daskml_dist.streaming.progress import Progress
-    from daskml_dist.streaming.saving import Saved
+    from daskml_dist.streaming.saved import Saved
     from daskml_dist.streaming.session import Session
     from daskml_dist.streaming.start import Started
 
@@ -26,8 +26,8 @@ class Streamed:
 
     #: Whether a call is one batch, whatever `batch_size`, which begins by weighted rows.
     _whole_calls: ClassVar[bool] = False
-    #: Whether workers of a cluster can learn its streams.
-    _on_cluster: ClassVar[bool] = False
+    #: Whether lanes on a cluster can learn its streams.
+    _streams_on_clusters: ClassVar[bool] = False
 
     def stream(
         self,
@@ -114,11 +114,6 @@ class Streamed:
             from daskml_dist.streaming.cluster.steps import check_client
 
             client = check_client(client)
-            if not self._on_cluster:
-                raise InvalidParameterError(
-                    f"A stream of {type(self).__name__} is learned in the calling process. Leave "
-                    'client out (or give "inline").'
-                )
         else:
             client = None
         _check_publish(publish, publish_every)
