@@ -24,7 +24,7 @@ __all__ = ["BOUND", "check_clean", "classifier", "do"]
 
 N_ROWS, N_BLOCKS = 3_000, 6
 #: Seconds in which the work must end, whatever happens to it.
-BOUND = 90.0
+BOUND = 200.0
 #: Large enough for a fit to come near the optimum, where it matters little how lanes took turns.
 _ALPHA = 0.1
 #: Policies whose result is the same each time, so also after a loss.
