@@ -19,7 +19,7 @@ from chaos.disks import FillDisk, small_disk
 from chaos.faults import NETWORK_KINDS, PASSES, PROCESS_KINDS, Fault, Striker, draw, prepare
 from chaos.growths import draw_strike, survive
 from chaos.moments import NETWORK_TROUBLES, PROCESS_TROUBLES, draw_trouble
-from chaos.works import classifier, do
+from chaos.works import classifier, do, objective
 from daskml_dist.errors import CheckpointError
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.training.checkpoint import Checkpoint
@@ -52,10 +52,8 @@ def _lazy() -> tuple[Any, Any]:
 
 
 def _loss(clf: SGDClassifier) -> float:
-    """Mean loss of all rows."""
-    X, y = _rows()
-    raw = X @ clf.coef_.ravel() + clf.intercept_
-    return float(np.mean(np.logaddexp(0, np.where(y, -raw, raw))))
+    """What the fit minimises, of all rows."""
+    return objective(clf, *_rows())
 
 
 @pytest.fixture
