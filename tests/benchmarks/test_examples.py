@@ -122,6 +122,18 @@ def test_a_service_of_incomes(tmp_path: Path) -> None:
     assert output.endswith("status 0.\n")
 
 
+@pytest.mark.slow
+def test_what_a_stream_learns_is_served() -> None:
+    for package in ("uvicorn", "uvloop", "httptools", "msgspec"):
+        pytest.importorskip(package, reason="needs the extra serve")
+    output = _run("learn_then_serve.py", "--calls", "400", "--publish-every", "100")
+    told = re.findall(r"version (\d), \d+ rows: (.*) \(to the bit: True\)", output)
+    assert [version for version, _ in told] == ["1", "2", "3", "4"]
+    assert len({answers for _, answers in told}) == 4
+    assert "versions on disk: 2, 3, 4\n" in output
+    assert output.endswith("status 0.\n")
+
+
 def test_every_example_has_a_test() -> None:
     texts = "".join(path.read_text() for path in EXAMPLES.parent.glob("tests/*/test_*.py"))
     # A call, a path to it, or a row of a table of runs; a missing folder alone is no run.
