@@ -90,6 +90,17 @@ class Shard:
         self._few: list[FewRows] | None = None
         return [GroupSteps(part, self.w, self.slots, self._backend, few) for part in self._groups]
 
+    def follow(self, rule: UpdateRule) -> None:
+        """Step by another rule from now on, of which penalties alone are others.
+
+        Of a shard of all parameters.
+        """
+        stop = self.w.shape[0]
+        parts = [group.within(0, stop) for group in rule.groups]
+        self.rule = rule
+        self._groups = [part for part in parts if part.start < part.stop or len(parts) == 1]
+        self._steps = self._bound()
+
     @property
     def _only(self) -> Group:
         (group,) = (group for group in self._groups if not group.additive)

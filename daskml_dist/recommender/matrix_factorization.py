@@ -260,6 +260,12 @@ class MatrixFactorization(BaseRecommender, BaseSteps):
         right, n = self._reduced(partial(_right, self._fitted(), self._names), X)
         return float(right.sum() / n.sum())
 
+    def _check_one_pass(self) -> None:
+        raise InvalidParameterError(
+            "MatrixFactorization learns from no stream: users and items that come later would have "
+            "no place. Fit all ratings so far again from time to time, with warm_start=True."
+        )
+
     # -- what is trained -----------------------------------------------------------------------
 
     def _loss(self) -> Loss:

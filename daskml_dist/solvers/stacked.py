@@ -75,13 +75,11 @@ class StackedSolver(Solver):
             found = solve(every, [column.start for column in self.columns], 1, own)
         else:
             begin = Starts(model, self.columns, sums, gradients, self.share)
-            starts = begin.found(solve)
-            found = [
-                _after(one, solver, int(steps))
-                for one, solver, steps in zip(
-                    solve(every, starts, 1, own), own, begin.steps, strict=True
-                )
-            ]
+            starts, solved = begin.found(solve), begin.solutions
+            left = [i for i in every if i not in solved]
+            rest = solve(left, [starts[i] for i in left], 1, [own[i] for i in left])
+            solved |= dict(zip(left, rest, strict=True))
+            found = [_after(solved[i], own[i], int(begin.steps[i])) for i in every]
         return Solution(
             np.array([solution.w for solution in found]),
             max(solution.n_iter for solution in found),

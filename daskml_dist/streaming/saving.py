@@ -49,22 +49,36 @@ class Saved:
             return None
         return np.array(likeness["classes"], dtype=likeness["labels"])
 
-    def rows(self) -> tuple[Any, NDArray[Any]]:
-        """Rows that a stream starts from as it did from its first ones; all their values are 0."""
-        likeness, classes = self.stream["likeness"], self.classes
-        y = np.array(likeness["targets"]) if classes is None else classes
-        shape, dtype = (len(y), likeness["n_features"]), likeness["dtype"]
+    def rows(self, n_rows: int) -> tuple[Any, NDArray[Any] | None]:
+        """Rows that a stream starts from as it did from its first ones; all their values are 0.
+
+        They are at least as many as asked for, and have all labels.
+        """
+        likeness, y = self.stream["likeness"], self._targets(n_rows)
+        n_rows = n_rows if y is None else len(y)
+        shape, dtype = (n_rows, *likeness["row_shape"]), likeness["dtype"]
         if likeness["nonzeros"] is not None:
             n = likeness["nonzeros"]
-            at = np.tile(np.arange(n), len(y)), np.arange(len(y) + 1) * n
-            return sparse.csr_matrix((np.zeros(n * len(y), dtype), *at), shape), y
+            at = np.tile(np.arange(n), n_rows), np.arange(n_rows + 1) * n
+            return sparse.csr_matrix((np.zeros(n * n_rows, dtype), *at), shape), y
         X = np.zeros(shape, dtype)
         names = likeness["names"]
         if names is None:
             return X, y
         import pandas as pd
 
-        return pd.DataFrame(X, columns=names), y
+        frame = pd.DataFrame(X, columns=list(names))
+        return frame.astype({name: kind for name, kind in names.items() if kind}), y
+
+    def _targets(self, n_rows: int) -> NDArray[Any] | None:
+        likeness, classes = self.stream["likeness"], self.classes
+        if classes is None:
+            if (given := likeness["targets"]) is None:
+                return None
+            return np.array([given if _several(likeness) else given[0]] * n_rows)
+        if _several(likeness):
+            return np.zeros((n_rows, likeness["n_targets"]), np.int64)
+        return np.resize(classes, max(n_rows, len(classes)))
 
     def fit(self, fit: FitSpec, path: str | os.PathLike[str]) -> FitSpec:
         """The fit of such rows with the state, and the rates, of the stream.
@@ -79,6 +93,11 @@ class Saved:
         rule = replace(fit.steps.rule, steps_per_pass=likeness["steps_per_pass"])
         rates = likeness["rates"]
         return fit.working(rule=rule if rates is None else rule.at_rates(rates))
+
+
+def _several(likeness: dict[str, Any]) -> bool:
+    """Whether targets have columns."""
+    return likeness["n_targets"] is not None
 
 
 class Saving:

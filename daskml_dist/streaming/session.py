@@ -6,9 +6,10 @@ import copy
 import math
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from functools import partial
 from types import TracebackType
 from typing import Any, Self
+
+import numpy as np
 
 from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.data.lazy import is_dask
@@ -16,7 +17,7 @@ from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameter
 from daskml_dist.streaming.positions import check_position, is_past, later
 from daskml_dist.streaming.progress import Progress
 from daskml_dist.streaming.saving import Saved, Saving
-from daskml_dist.streaming.start import Started, check_streams, start
+from daskml_dist.streaming.start import Started, check_streams
 from daskml_dist.streaming.watching import Watch
 
 __all__ = ["Session"]
@@ -98,11 +99,7 @@ class Session:
         assert self._saving is not None
         path, stream = self._saving.checkpoint.path, saved.stream
         classes = saved.classes if self._classes is None else self._classes
-        X, y = saved.rows()
-        ready, batch_rows = partial(saved.fit, path=path), stream["likeness"]["batch_rows"]
-        self._started = start(self.estimator, X, y, None, classes, ready, batch_rows)
-        self._started.steps.resumed()
-        self._started.seen, self._started.likeness = stream["seen"], stream["likeness"]
+        self._started = self.estimator._resume_stream(saved, path, classes)
         self._position = stream["position"]
         self._progress.restore(stream["progress"])
         self._shown = None
@@ -127,16 +124,17 @@ class Session:
     # -- learning ------------------------------------------------------------------------------
 
     def learn(
-        self, X: Any, y: Any, sample_weight: Any = None, *, position: Any = None
+        self, X: Any, y: Any = None, sample_weight: Any = None, *, position: Any = None
     ) -> float | None:
         """Take the loss of some rows, and then the steps along their gradient.
 
         Parameters
         ----------
         X : ndarray, pandas.DataFrame or scipy.sparse matrix of shape (n_rows, n_features)
-            In memory. The first call's dtype is that of the parameters: float32 or float64.
-        y : array-like of shape (n_rows,)
-            Labels or targets.
+            In memory, as ``fit`` takes it. The first call's dtype is that of the parameters:
+            float32 or float64.
+        y : array-like of shape (n_rows,) or (n_rows, n_targets), or None
+            Labels or targets; None for estimators without any.
         sample_weight : array-like of shape (n_rows,), or float, or None
             Weights of the rows, >= 0, which are taken as they are: one of 2 makes a step of
             twice the length.
@@ -171,13 +169,17 @@ class Session:
             position = check_position(position)
             if is_past(position, self._position):
                 return None
-        plain = self._started is not None and type(X) is type(y) and hasattr(X, "flags")
-        if not plain:
-            X, y, sample_weight = self._taken(X, y, sample_weight)
-        if self._started is None:
-            self._started = start(self.estimator, X, y, sample_weight, self._classes)
         started = self._started
+        if started is None or not _is_plain(X, y):
+            X, y, sample_weight = self._taken(X, y, sample_weight)
+        if started is None:
+            started = self.estimator._begin_stream(X, y, sample_weight, self._classes)
         rows, block = started.make(X, y, sample_weight)
+        if self._started is None:  # by rows that can be learned
+            self._started = started
+            if "_state" in vars(self.estimator):  # of a fit, which the first step makes old
+                self._shown = None
+                self.show()
         if block.n_rows == 0:
             self._position = later(position, self._position)
             return math.nan
@@ -301,17 +303,13 @@ class Session:
         started = self._started
         if started is None or self._shown is not None:
             return
-        estimator, model = self.estimator, started.fit.steps.model
+        estimator = self.estimator
         held = vars(estimator)
         before = dict(held)
         self._shown = []  # what follows reads attributes of the estimator
         try:
             state = started.steps.shard.state()
-            estimator._set_parameters(state.final, model, started.rows)
-            estimator._set_row_shape(started.rows.survey.row_shape)
-            estimator._state, estimator._last_model = state, model
-            estimator.n_iter_ = 1
-            estimator.t_ = started.seen + self._progress.n_rows
+            estimator._show_stream(started, state, self._progress)
         except BaseException:
             held.clear()
             held.update(before)
@@ -325,3 +323,8 @@ class Session:
         for name in self._shown or ():
             held.pop(name, None)
         self._shown = None
+
+
+def _is_plain(X: Any, y: Any) -> bool:
+    """Whether inputs are arrays as they should be, of which there is nothing to take or to name."""
+    return type(X) is np.ndarray and (y is None or (type(y) is np.ndarray and y.ndim == 1))
