@@ -75,7 +75,7 @@ class Connection(Limited):
         self._app.answer(head, data[end:], self.client, self._tell)
         return True
 
-    def eof_received(self) -> bool:
+    def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn's is None alone
         """Answer what has come, though its client sends no more."""
         if not self._asked or self.scheme != "http":
             return super().eof_received()

@@ -78,7 +78,7 @@ class Limited(HttpToolsProtocol):
         self.parser = httptools.HttpRequestParser(self)
         return b"".join([*lines, b"\r\n", behind])
 
-    def eof_received(self) -> bool:
+    def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn's is None alone
         """Answer what has come, though its client sends no more (in TLS there is no such state)."""
         cycle = self.cycle
         if cycle is None or cycle.response_complete or cycle.more_body or self.scheme != "http":

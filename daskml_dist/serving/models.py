@@ -222,6 +222,8 @@ class Models:
                 except (DaskMLDistError, OSError) as error:
                     self._refuse(name, "route", str(error), error)
             for name in set(self._table) - set(names):
+                if not registry.is_gone(self._path, name):
+                    continue
                 _LOG.info("model %s: its folder is gone; it is served no more", name)
                 self._table = {n: e for n, e in self._table.items() if n != name}
                 changed.append(name)
