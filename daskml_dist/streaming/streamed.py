@@ -114,11 +114,6 @@ class Streamed:
             from daskml_dist.streaming.cluster.steps import check_client
 
             client = check_client(client)
-            if not self._streams_on_clusters:
-                raise InvalidParameterError(
-                    f"A stream of {type(self).__name__} is learned in the calling process. Leave "
-                    'client out, or give "inline".'
-                )
         else:
             client = None
         _check_publish(publish, publish_every)
