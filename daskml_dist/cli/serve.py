@@ -56,6 +56,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             f"--{part}-seconds", type=float, metavar="SECONDS", help=f"for a request's {part}: 30"
         )
+    parser.add_argument(
+        "--scheduler", metavar="ADDRESS", help="of Dask, whose workers predict many rows: tcp://..."
+    )
+    parser.add_argument(
+        "--cluster-rows", type=int, metavar="N", help="rows from which a request goes there"
+    )
     parser.add_argument("--access-log", action="store_true", help="a line for each request")
 
 
@@ -82,6 +88,8 @@ def run(arguments: argparse.Namespace) -> int:
         client_authorities=arguments.client_authorities,
         method=arguments.method,
         all_versions=arguments.all_versions,
+        scheduler=arguments.scheduler,
+        cluster_rows=arguments.cluster_rows,
         **settings,
     )
     return 0

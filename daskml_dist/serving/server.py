@@ -48,6 +48,8 @@ def serve(
     keep_alive: float = 5.0,
     head_seconds: float = 30.0,
     end_within: float = 30.0,
+    scheduler: str | None = None,
+    cluster_rows: int | None = None,
     app: Callable[..., App] | None = None,
     **settings: Any,
 ) -> None:
@@ -84,12 +86,17 @@ def serve(
         unread; half more at most.
     end_within : float, default=30.0
         Seconds that a process that is told to end has for the requests that have come.
+    scheduler : str, optional
+        Address of a Dask scheduler, whose workers predict what has many rows: ``tcp://...``, or
+        ``tls://...`` with the certificates of Dask's configuration.
+    cluster_rows : int, optional
+        Rows from which a request goes there. None: as many as take the model 0.1 s in process.
     app : callable, optional
         ``app(models, metrics, **settings)``, an ASGI application of your own in place of the Open
         Inference Protocol's.
     **settings
         Of the application: `max_bytes`, `max_waiting`, `max_delay`, `body_seconds`, `access_log`
-        (:class:`daskml_dist.serving.app.App`).
+        (:class:`daskml_dist.serving.app.App`), and `cluster` where there is a scheduler.
 
     Raises
     ------
@@ -106,6 +113,12 @@ def serve(
     for name in _LOADED_BEFORE:
         with suppress(ImportError):  # whoever needs it says so
             import_module(name)
+    if scheduler is not None:
+        import_module("distributed")  # once, before the forks, and by nobody else
+        cluster = import_module("daskml_dist.serving.on_cluster").Cluster
+        settings["cluster"] = cluster(scheduler, min_rows=cluster_rows)
+    elif cluster_rows is not None:
+        raise InvalidParameterError("cluster_rows needs a scheduler: name its address.")
     if token is not None:
         settings["token"] = token
     kind = app or _default()

@@ -7,6 +7,7 @@ import http.client
 import json
 import select
 import socket
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -68,18 +69,42 @@ def read(one: socket.socket) -> int:
     return reply.status
 
 
+def told(port, sent, listen):
+    """The socket of a client that connects, sends bytes and listens, and what it hears.
+
+    Again where it heard nothing: between the first two a machine under load may take longer than a
+    connection on which nothing comes is kept.
+    """
+    for _ in range(20):
+        one = socket.create_connection(("127.0.0.1", port), timeout=60)
+        try:
+            one.sendall(sent)
+            if heard := listen(one):
+                return one, heard
+        except (OSError, http.client.RemoteDisconnected):
+            pass
+        one.close()
+    raise AssertionError("nobody is answered")
+
+
 def test_who_misbehaves_disturbs_nobody(port):
-    good = socket.create_connection(("127.0.0.1", port), timeout=60)
-    assert infer(good) == 200
+    good, status = told(port, WHOLE, read)
+    assert status == 200
     opened = []
     for name, (sent, _) in CLIENTS.items():
         one = socket.create_connection(("127.0.0.1", port), timeout=60)
-        one.sendall(sent)
+        with suppress(OSError):  # closed already, on a machine under load: it is tried again below
+            one.sendall(sent)
         opened.append(one)
         assert infer(good) == 200, name
-    for (name, (_, begins)), one in zip(CLIENTS.items(), opened, strict=True):
+    for (name, (sent, begins)), one in zip(CLIENTS.items(), opened, strict=True):
         if begins is not None:
-            said = one.recv(100)
+            said = b""
+            with suppress(OSError):
+                said = one.recv(100)
+            if begins and not said:
+                one.close()
+                one, said = told(port, sent, lambda one: one.recv(100))
             assert said.startswith(begins), name
             assert begins or not said, name
         one.close()
@@ -103,9 +128,7 @@ def rest(one):
 )
 def test_what_comes_behind_a_whole_request(port, behind, statuses):
     """The request's own answer comes first; one to garbage could be taken for that."""
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as one:
-        one.sendall(WHOLE + behind)
-        said = rest(one)
+    _, said = told(port, WHOLE + behind, rest)
     assert [line.split()[0] for line in said.split(b"HTTP/1.1")[1:]] == statuses
 
 
