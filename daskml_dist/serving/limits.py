@@ -9,7 +9,7 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from daskml_dist.serving.http import error_body
+from daskml_dist.serving.http import LINGER, error_body
 
 __all__ = ["MOST_HEAD_BYTES", "Limited", "close_slow"]
 
@@ -111,12 +111,24 @@ class Limited(HttpToolsProtocol):
             else:
                 cycle.keep_alive = False
             return
+        if under_way:  # the application is told that its client has left
+            cycle.disconnected = True
+            cycle.message_event.set()
         body = error_body(message)
         self.transport.write(
             b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
             b"connection: close\r\n\r\n%b" % (status, len(body), body)
         )
-        self.transport.close()
+        if not self.transport.can_write_eof():
+            self.transport.close()
+            return
+        # What is still to come would reset a closed connection before the client reads the answer.
+        try:
+            self.transport.write_eof()
+        except OSError:  # it has left
+            self.transport.abort()
+        else:
+            self.loop.call_later(LINGER, self.transport.close)
 
 
 async def close_slow(
