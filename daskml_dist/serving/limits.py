@@ -59,7 +59,7 @@ class Limited(HttpToolsProtocol):
             super().on_message_complete()
 
     def _without_upgrade(self, behind: bytes) -> bytes:
-        """What is to be read in place of a head that asks for an upgrade, and what is behind it.
+        """Bytes to be read in place of a head that asks for an upgrade, and those behind it.
 
         A server may answer in HTTP/1.1 (RFC 9110, 7.8). Some clients ask for HTTP/2 in every first
         request, Java's own for one; the parser stops behind such a head, and takes no body.
