@@ -64,11 +64,12 @@ class Metrics:
 
     def observe(self, model: str, version: str, seconds: float, n_rows: int) -> None:
         """Note how long an answer took, and of how many rows it was."""
-        self._add("rows", (model, version), float(n_rows))
+        key = (model, version)
         with self._lock:
-            times = self._totals["seconds"].get((model, version))
+            self._add_locked("rows", key, n_rows)
+            times = self._totals["seconds"].get(key)
             if times is None:
-                times = self._totals["seconds"][model, version] = [0.0] * (len(BUCKETS) + 2)
+                times = self._totals["seconds"][key] = [0.0] * (len(BUCKETS) + 2)
             times[bisect.bisect_left(BUCKETS, seconds)] += 1.0
             times[-1] += seconds
 
@@ -129,13 +130,16 @@ class Metrics:
 
     def _add(self, name: str, key: tuple[str, ...], amount: float) -> None:
         with self._lock:
-            series = self._totals[name].get(key)
-            if series is not None:
-                series[0] += amount
-                return
-            self._totals[name][key] = [amount]
-            if len(key) > 1:
-                self._forget(key[0])
+            self._add_locked(name, key, amount)
+
+    def _add_locked(self, name: str, key: tuple[str, ...], amount: float) -> None:
+        series = self._totals[name].get(key)
+        if series is not None:
+            series[0] += amount
+            return
+        self._totals[name][key] = [float(amount)]
+        if len(key) > 1:
+            self._forget(key[0])
 
     def _forget(self, model: str) -> None:
         """Leave out the versions of a model that were seen first, where there are many."""
