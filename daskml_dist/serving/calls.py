@@ -61,6 +61,7 @@ def parts_of(path: str) -> tuple[str, str | None, str]:
 
 
 def readiness(ready: bool, otherwise: str) -> Said:
+    """The answer to whether something is ready; what is `otherwise` is refused for now."""
     if ready:
         return 200, JSON, json_body({"ready": True})
     raise RequestError(f"{otherwise}: ask again in a while.", 503, ((b"retry-after", b"1"),))
@@ -79,6 +80,7 @@ def status_of(error: BaseException, found: bool) -> int:
 
 
 def refusal(error: Exception, call: Call) -> Said:
+    """The answer to a request that failed; what no client is to know goes to the log."""
     status = status_of(error, bool(call.model))
     headers = error.headers if isinstance(error, RequestError) else ()
     if status == 500:

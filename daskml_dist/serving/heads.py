@@ -89,7 +89,7 @@ class Heads:
 
 
 class _Reader:
-    """What a parser says of a head."""
+    """Facts of a head, as a parser tells them."""
 
     def __init__(self, parser: Callable[[Any], Any]) -> None:
         self.parser = parser(self)

@@ -49,7 +49,9 @@ def port():
     model = LogisticRegression().fit(X, X[:, 0] > 0)
     app = App(Models(m=model), Metrics(), max_bytes=10_000, body_seconds=0.2)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        config = uvicorn.Config(app, loop="asyncio", http=Connection, ws="none", log_config=None)
+        config = uvicorn.Config(
+            app, loop="asyncio", http=Connection, ws="none", log_config=None, timeout_keep_alive=60
+        )
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
@@ -63,20 +65,31 @@ def port():
             thread.join()
 
 
+def infer(one: socket.socket) -> int:
+    """The status of the answer to a good request, sent whole: its body has little time to come."""
+    one.sendall(WHOLE)
+    return read(one)
+
+
+def read(one: socket.socket) -> int:
+    reply = http.client.HTTPResponse(one)
+    reply.begin()
+    assert reply.read()
+    return reply.status
+
+
 def test_who_misbehaves_disturbs_nobody(port):
-    good = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    good = socket.create_connection(("127.0.0.1", port), timeout=60)
     opened = []
     for name, (sent, _) in CLIENTS.items():
         one = socket.create_connection(("127.0.0.1", port), timeout=60)
         one.sendall(sent)
         opened.append(one)
-        good.request("POST", "/v2/models/m/infer", GOOD)
-        reply = good.getresponse()
-        assert (reply.status, bool(reply.read())) == (200, True), name
+        assert infer(good) == 200, name
     for (name, (_, begins)), one in zip(CLIENTS.items(), opened, strict=True):
         if begins is not None:
             assert one.recv(100).startswith(begins), name
         one.close()
-    good.request("GET", "/v2/health/live")
-    assert good.getresponse().status == 200
+    good.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert read(good) == 200
     good.close()
