@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.errors import RequestError
 from daskml_dist.serving import metadata
-from daskml_dist.serving.batching import Batcher, made
+from daskml_dist.serving.batching import Batcher
 from daskml_dist.serving.calls import (
     MODEL,
     PATHS,
@@ -24,7 +24,7 @@ from daskml_dist.serving.calls import (
     refusal,
     status_of,
 )
-from daskml_dist.serving.checks import joined, rows_of
+from daskml_dist.serving.checks import rows_of
 from daskml_dist.serving.heads import Head, Heads
 from daskml_dist.serving.http import (
     JSON,
@@ -38,7 +38,8 @@ from daskml_dist.serving.http import (
     respond,
 )
 from daskml_dist.serving.outputs import predictor_of
-from daskml_dist.serving.protocol import Answer, Question, codec_of
+from daskml_dist.serving.protocol import Question, codec_of
+from daskml_dist.serving.replies import Product, Reply, said_of
 
 __all__ = ["App"]
 
@@ -195,7 +196,7 @@ class App:
         body = await body_of(receive, call.headers, self._max_bytes, self._deadlines)
         question, waiting = self._asked_of(call, codec, body, name, version)
         outputs = [(method, await answer) for method, answer in waiting]
-        return _said(call, codec, question, outputs)
+        return said_of(call, codec, question, outputs)
 
     def _plain(self, path: str, headers: dict[bytes, bytes], size: int) -> Head | None:
         """Head of a request that :meth:`answer` may answer."""
@@ -220,35 +221,19 @@ class App:
         body : bytes
         client : tuple of (str, int), or None
         tell : callable
-            Is told status, headers and body: at once, or where requests share a call, in the next
-            turn of the event loop.
+            Is told status, headers and body: at the end of this turn of the event loop, or later.
         """
-        call = Call("POST", head.path, head.headers, client)
-
-        def end(outputs: Any) -> None:
-            try:
-                if isinstance(outputs, asyncio.Future):
-                    outputs = list(zip(names, outputs.result(), strict=True))
-                said = _said(call, head.codec, question, outputs)
-            except Exception as error:
-                said = refusal(error, call)
-            self._note(call, said[0], said[2])
-            tell(*said)
-
+        reply = Reply(self._note, Call("POST", head.path, head.headers, client), head.codec, tell)
         try:
-            question, waiting = self._asked_of(
-                call, head.codec, body, head.name, head.version, True
+            reply.question, waiting = self._asked_of(
+                reply.call, head.codec, body, head.name, head.version, reply
             )
         except Exception as error:
-            said = refusal(error, call)
-            self._note(call, said[0], said[2])
-            tell(*said)
+            reply.set_exception(error)
             return
-        if not isinstance(waiting[0][1], asyncio.Future):
-            end(waiting)
-            return
-        names = [method for method, _ in waiting]
-        asyncio.gather(*(one for _, one in waiting)).add_done_callback(end)
+        reply.names = [method for method, _ in waiting]
+        if waiting[0][1] is not reply:
+            asyncio.gather(*(answer for _, answer in waiting)).add_done_callback(reply.gathered)
 
     def _asked_of(
         self,
@@ -257,30 +242,30 @@ class App:
         body: bytes,
         name: str,
         version: str | None,
-        at_once: bool = False,
+        reply: Reply | None = None,
     ) -> tuple[Question, list[tuple[str, Any]]]:
-        """A body as a question, and its answers to come."""
+        """A body as a question, and its answers to come, as :meth:`_asked` has them."""
         if version is None:
             served, shadows = self.models.route(name, call.headers.get(_KEY))
         else:
             served, shadows = self.models.get(name, version), ()
         call.model, call.version = served.name, str(served.version)
         question = codec.read(body, call.headers, served.predictor)
-        waiting = self._asked(served, question.tensors, question.outputs, at_once)
+        waiting = self._asked(served, question.tensors, question.outputs, reply)
         for shadow in shadows:
             self._shadow(shadow, question)
         return question, waiting
 
     def _asked(
-        self, served: Any, tensors: Any, outputs: tuple[str, ...], at_once: bool = False
+        self,
+        served: Any,
+        tensors: Any,
+        outputs: tuple[str, ...],
+        reply: Reply | None = None,
     ) -> list[tuple[str, Any]]:
-        """Answers by method, or their futures where they are still to come."""
+        """Answers to come, by method: futures, or `reply` where there is one answer."""
         main = served.predictor
         rows = rows_of(tensors, main)
-        chosen = [predictor_of(main, name) for name in outputs] if outputs else (main,)
-        if at_once and not any(self._shares(one) for one in chosen):
-            n_rows = len(next(iter(rows.values())) if isinstance(rows, dict) else rows)
-            return [(one.method, made(_Product(one), [rows], n_rows)) for one in chosen]
         if isinstance(rows, dict):
             kinds: Any = tuple(values.dtype for values in rows.values())
             n_rows = len(next(iter(rows.values())))
@@ -290,11 +275,13 @@ class App:
                 len(rows),
             )
         delay = self._delay(served.name)
+        chosen = [predictor_of(main, name) for name in outputs] if outputs else (main,)
+        to = reply if len(chosen) == 1 else None
         return [
             (
                 one.method,
                 self.batcher.ask(
-                    (one, kinds), _Product(one), rows, n_rows, delay, self._shares(one)
+                    (one, kinds), Product(one), rows, n_rows, delay, self._shares(one), to
                 ),
             )
             for one in chosen
@@ -331,23 +318,3 @@ class App:
         waiting[0][1].add_done_callback(told)
         for _, answer in waiting[1:]:
             answer.add_done_callback(lambda done: done.cancelled() or done.exception())
-
-
-class _Product:
-    """A predictor, as a function of the rows of some requests."""
-
-    __slots__ = ("predictor",)
-
-    def __init__(self, predictor: Any) -> None:
-        self.predictor = predictor
-
-    def __call__(self, pieces: list[Any]) -> NDArray[Any]:
-        answers: NDArray[Any] = self.predictor(joined(pieces, self.predictor))
-        return answers
-
-
-def _said(call: Call, codec: Any, question: Question, outputs: list[tuple[str, Any]]) -> Said:
-    """An answer, written."""
-    call.n_rows = len(outputs[0][1])
-    headers, body = codec.write(Answer(call.model, call.version, outputs), question)
-    return 200, headers, body
