@@ -12,6 +12,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from daskml_dist.errors import RequestError
+from daskml_dist.inference.joined_rows import n_rows_of
 from daskml_dist.serving import metadata
 from daskml_dist.serving.batching import Batcher
 from daskml_dist.serving.calls import (
@@ -72,7 +73,9 @@ class App:
         as BLAS has it. None: not where a call takes a few microseconds (``Predictor.bare``), so
         that what is served is to the bit what the method gives; True serves a fifth more there.
     body_seconds : float, default=30
-        In which a body must come; else it is refused (408).
+        In which a body must come; else it is refused (408). Heads are the server's to limit.
+    cluster : Cluster, optional
+        Workers that predict what has many rows (:class:`daskml_dist.serving.on_cluster.Cluster`).
     access_log : bool, default=False
         Whether each request is a line of the logger ``daskml_dist.serving.access``.
 
@@ -96,12 +99,14 @@ class App:
         max_delay: float | Mapping[str, float] | None = None,
         together: bool | None = None,
         body_seconds: float = 30.0,
+        cluster: Any = None,
         access_log: bool = False,
     ) -> None:
         self.models = models
         self.metrics = metrics
         self.batcher = Batcher(max_waiting=max_waiting)
         self._together = together
+        self._cluster = cluster
         self._token = None if token is None else token.encode()
         self._max_bytes = max_bytes
         self._max_delay = max_delay
@@ -122,7 +127,8 @@ class App:
         except Exception as error:
             status, headers, body = refusal(error, call)
         self._note(call, status, body)
-        await respond(send, status, headers, body, call.method == "HEAD")
+        unread = receive if status == 413 else None
+        await respond(send, status, headers, body, call.method == "HEAD", unread)
 
     def _note(self, call: Call, status: int, body: bytes) -> None:
         """Count a request that is answered, and write its line."""
@@ -146,9 +152,13 @@ class App:
             message = await receive()
             if message["type"] == "lifespan.shutdown":
                 self.batcher.close()
+                if self._cluster is not None:
+                    await asyncio.to_thread(self._cluster.close)
             else:  # a collection that goes through all that is loaded would hold up requests
                 gc.collect()
                 gc.freeze()
+                if self._cluster is not None:
+                    self._cluster.start(self.metrics)
             await send({"type": message["type"] + ".complete"})
             if message["type"] == "lifespan.shutdown":
                 return
@@ -266,14 +276,14 @@ class App:
         """Answers to come, by method: futures, or `reply` where there is one answer."""
         main = served.predictor
         rows = rows_of(tensors, main)
+        if self._cluster is not None and self._cluster.takes(main, rows):
+            there = [predictor_of(main, name).method for name in outputs or (main.method,)]
+            return [(name, self._cluster.ask(served, name, rows)) for name in there]
+        n_rows = n_rows_of(rows)
         if isinstance(rows, dict):
             kinds: Any = tuple(values.dtype for values in rows.values())
-            n_rows = len(next(iter(rows.values())))
         else:
-            kinds, n_rows = (
-                rows.dtype if rows.ndim == 2 else (rows.dtype, rows.shape[1:]),
-                len(rows),
-            )
+            kinds = rows.dtype if rows.ndim == 2 else (rows.dtype, rows.shape[1:])
         delay = self._delay(served.name)
         chosen = [predictor_of(main, name) for name in outputs] if outputs else (main,)
         to = reply if len(chosen) == 1 else None

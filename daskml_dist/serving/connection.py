@@ -12,14 +12,16 @@ import asyncio
 from typing import Any
 
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+from daskml_dist.serving.limits import Limited
 
 __all__ = ["Connection"]
 
 _END = b"\r\n\r\n"
 
 
-class Connection(HttpToolsProtocol):
+class Connection(Limited):
     """A connection, as uvicorn makes one for each client.
 
     The application may have two methods, without which all requests are uvicorn's:
@@ -43,10 +45,6 @@ class Connection(HttpToolsProtocol):
         self._held = b""  # what came behind it
         self._is_last = False
         self._last = 0.0
-
-    # Limits of the time in which a connection's first head, and a head that has begun, must come
-    # belong here: in `connection_made` and `on_message_begin`, ended in `_take` and
-    # `on_headers_complete`.
 
     def on_message_begin(self) -> None:
         self._between = False
@@ -76,6 +74,17 @@ class Connection(HttpToolsProtocol):
         self._asked = True
         self._app.answer(head, data[end:], self.client, self._tell)
         return True
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn's is None alone
+        """Answer what has come, though its client sends no more."""
+        if not self._asked or self.scheme != "http":
+            return super().eof_received()
+        self._is_last = not self._held  # else what is held is answered, and the time ends it
+        return True
+
+    def is_waiting(self) -> bool:
+        """Whether nothing but bytes of the client is waited for, and not for a next request."""
+        return not self._asked and super().is_waiting()
 
     def _is_idle(self) -> bool:
         cycle = self.cycle

@@ -38,6 +38,7 @@ _HELP = {
     "swaps": ("counter", ("model",), "Versions taken into service, in all processes."),
     "load_failures": ("counter", ("model",), "Versions not taken, in all processes."),
     "seconds": ("histogram", ("model", "version"), "Time from a request to its answer."),
+    "cluster_seconds": ("histogram", ("model", "version"), "Time of answers of a cluster."),
 }
 
 
@@ -64,14 +65,12 @@ class Metrics:
 
     def observe(self, model: str, version: str, seconds: float, n_rows: int) -> None:
         """Note how long an answer took, and of how many rows it was."""
-        key = (model, version)
-        with self._lock:
-            self._add_locked("rows", key, n_rows)
-            times = self._totals["seconds"].get(key)
-            if times is None:
-                times = self._totals["seconds"][key] = [0.0] * (len(BUCKETS) + 2)
-            times[bisect.bisect_left(BUCKETS, seconds)] += 1.0
-            times[-1] += seconds
+        self._add("rows", (model, version), float(n_rows))
+        self._time("seconds", model, version, seconds)
+
+    def observe_cluster(self, model: str, version: str, seconds: float) -> None:
+        """Note an answer of a cluster's worker, and how long it took, its ways included."""
+        self._time("cluster_seconds", model, version, seconds)
 
     def swapped(self, model: str, version: str) -> None:
         """Note that a version is served from now on."""
@@ -128,25 +127,30 @@ class Metrics:
             self._is_full = True
             _LOG.warning("Metrics of so many models are not shared: scrapes tell of one process")
 
+    def _time(self, name: str, model: str, version: str, seconds: float) -> None:
+        with self._lock:
+            times = self._totals[name].get((model, version))
+            if times is None:
+                times = self._totals[name][model, version] = [0.0] * (len(BUCKETS) + 2)
+            times[bisect.bisect_left(BUCKETS, seconds)] += 1.0
+            times[-1] += seconds
+
     def _add(self, name: str, key: tuple[str, ...], amount: float) -> None:
         with self._lock:
-            self._add_locked(name, key, amount)
-
-    def _add_locked(self, name: str, key: tuple[str, ...], amount: float) -> None:
-        series = self._totals[name].get(key)
-        if series is not None:
-            series[0] += amount
-            return
-        self._totals[name][key] = [float(amount)]
-        if len(key) > 1:
-            self._forget(key[0])
+            series = self._totals[name].get(key)
+            if series is not None:
+                series[0] += amount
+                return
+            self._totals[name][key] = [amount]
+            if len(key) > 1:
+                self._forget(key[0])
 
     def _forget(self, model: str) -> None:
         """Leave out the versions of a model that were seen first, where there are many."""
         seen = dict.fromkeys(key[1] for key in self._totals["requests"] if key[0] == model)
         seen.update(dict.fromkeys(key[1] for key in self._totals["rows"] if key[0] == model))
         for version in list(seen)[:-_VERSIONS]:
-            for name in ("requests", "rows", "seconds"):
+            for name in ("requests", "rows", "seconds", "cluster_seconds"):
                 series = self._totals[name]
                 for key in [key for key in series if key[:2] == (model, version)]:
                     del series[key]

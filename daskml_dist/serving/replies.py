@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.errors import RequestError
+from daskml_dist.inference.joined_rows import joined
 from daskml_dist.serving.calls import Call, Said, refusal
-from daskml_dist.serving.checks import joined
 from daskml_dist.serving.protocol import Answer, Question
 
 __all__ = ["Product", "Reply", "said_of"]
@@ -65,13 +66,17 @@ class Reply:
         assert isinstance(error, Exception)
         self._end(refusal(error, self.call))
 
+    def cancel(self) -> None:
+        self.set_exception(RequestError("This server ends: ask again.", 503))
+
     def gathered(self, done: asyncio.Future[list[Any]]) -> None:
         """Take the answers of several futures."""
-        error = done.exception()
-        if error is None:
-            self._write(done.result())
-        else:
+        if done.cancelled():
+            self.cancel()
+        elif (error := done.exception()) is not None:
             self.set_exception(error)
+        else:
+            self._write(done.result())
 
     def _write(self, answers: list[Any]) -> None:
         try:

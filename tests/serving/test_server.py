@@ -160,7 +160,7 @@ def test_what_cannot_be_served_ends_it(tmp_path: Path) -> None:
         ({"workers": 0}, "workers=0"),
         ({"watch": -1.0}, "watch=-1.0"),
         ({"keep_alive": 0.0}, "keep_alive=0.0"),
-        ({"private_key": "key.pem"}, "its certificate"),
+        ({"head_seconds": float("nan")}, "head_seconds=nan"),
     ],
 )
 def test_mistakes(options: dict[str, Any], words: str) -> None:

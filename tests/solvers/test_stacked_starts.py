@@ -16,6 +16,7 @@ from daskml_dist.linear_model import LogisticRegression, LogisticRegressionCV, P
 from daskml_dist.model_selection import GridSearchCV, KFold
 from daskml_dist.solvers import stacked_gradient, stacked_starts
 from daskml_dist.solvers.stacked_gradient import StackedGradient
+from daskml_dist.solvers.stacked_leaders import leaders
 from daskml_dist.solvers.stacked_starts import Starts
 
 RNG = np.random.default_rng(0)
@@ -103,6 +104,26 @@ def test_all_rows_are_read_less_often(
     monkeypatch.setattr(Starts, "_share_for", lambda self, n_groups: None)
     _search(1e-5, *CASES[case])
     assert 0 < few < share * sum(read)
+
+
+def test_penalties_that_others_lead_reach_their_own_optima(read: list[int]) -> None:
+    values = np.logspace(-2, 4, 12)
+    face = LogisticRegressionCV(Cs=values, cv=KFold(3), tol=1e-7, use_legacy_attributes=False)
+    paths = face.fit(X, BINARY).coefs_paths_[:, 0, :, 0]
+    assert min(read) < len(values)  # some lead
+    for split, (train, _) in enumerate(KFold(3).split(X)):
+        for number, C in enumerate(values):
+            truth = Truth(C=C, solver="newton-cholesky", tol=1e-12).fit(X[train], BINARY[train])
+            expected = np.append(truth.coef_[0], truth.intercept_)
+            np.testing.assert_allclose(paths[split, number], expected, atol=2e-6)
+
+
+def test_the_nearest_optimum_leads() -> None:
+    """Of squares with the Hessian 1, distances are those of the places."""
+    at = {3: 0.0, 5: 0.01, 7: 1.0, 8: 1.012, 9: 0.99, 11: np.nan}
+    places = {i: np.array([[x]]) for i, x in at.items()}
+    found = leaders(places, {i: np.array([1.0, x]) for i, x in at.items()})
+    assert found == {3: 3, 5: 3, 7: 7, 8: 7, 9: 7, 11: 11}
 
 
 def test_steps_count_as_iterations_up_to_the_limit() -> None:
