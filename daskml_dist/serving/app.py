@@ -71,7 +71,8 @@ class App:
     together : bool, optional
         Whether requests share a call. The last digit of a row then depends on the rows beside it,
         as BLAS has it. None: not where a call takes a few microseconds (``Predictor.bare``), so
-        that what is served is to the bit what the method gives; True serves a fifth more there.
+        that what is served is to the bit what the method gives; where a predictor has a way to
+        answer requests of a row each so (``Predictor.each``), they are one call nevertheless.
     body_seconds : float, default=30
         In which a body must come; else it is refused (408). Heads are the server's to limit.
     cluster : Cluster, optional
