@@ -19,7 +19,6 @@ from daskml_dist.models.linear import LinearModel
 from daskml_dist.optimizers import NAG, Adagrad
 from daskml_dist.policies import Policy
 from daskml_dist.ps.shard_state import ShardState
-from daskml_dist.streaming import Streamed
 from daskml_dist.training.adaptive import train_adaptively
 from daskml_dist.training.calibration import calibrated
 from daskml_dist.training.callbacks import CallbackList
@@ -32,8 +31,10 @@ from daskml_dist.training.spec import FitSpec
 __all__ = ["BaseSGD"]
 
 
-class BaseSGD(Streamed, BaseSteps, BaseLinear):
+class BaseSGD(BaseSteps, BaseLinear):
     """Base class of linear models trained by gradient steps."""
+
+    _streams_on_clusters = True
 
     def fit(
         self,

@@ -25,6 +25,7 @@ from daskml_dist.models.base import StepModel
 from daskml_dist.policies import Policy
 from daskml_dist.ps.outer import OuterStep
 from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.streaming import Streamed
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.engine import Engine, FitResult
 from daskml_dist.training.in_parts import train_in_parts
@@ -38,7 +39,7 @@ from daskml_dist.training.spec import FitSpec
 __all__ = ["BaseSteps"]
 
 
-class BaseSteps(BaseOnRows):
+class BaseSteps(Streamed, BaseOnRows):
     """Base class of estimators trained by gradient steps under a policy.
 
     A subclass says which model is trained (:meth:`_model`) and what becomes of its parameters
@@ -231,9 +232,7 @@ class BaseSteps(BaseOnRows):
     def _fitted_with(self, model: StepModel, rows: Rows, state: ShardState) -> Self:
         """A copy of this estimator, fitted with the parameters of a state."""
         fitted = copy.copy(self)
-        fitted._state, fitted._last_model = state, model
-        fitted._set_parameters(state.final, model, rows)
-        fitted._set_row_shape(rows.survey.row_shape)
+        fitted._set_learned(state, model, rows)
         return fitted
 
     def _over_lanes(self, settings: Settings, rows: Rows, lanes: list[LaneSpec]) -> Settings:
@@ -251,12 +250,16 @@ class BaseSteps(BaseOnRows):
                 "zero. Scaling input data with StandardScaler or MinMaxScaler might help. "
                 "Scale the features and the targets."
             )
-        self._set_parameters(state.final, model, rows)
-        self._set_row_shape(rows.survey.row_shape)
-        self._state, self._last_model = state, model
+        self._set_learned(state, model, rows)
         self.n_iter_ = len(result.records)
         seen = sum(record["rows"] for record in result.records) + result.partial_rows
         self.t_: float = self.t_ + seen if more else seen
+
+    def _set_learned(self, state: ShardState, model: StepModel, rows: Rows) -> None:
+        """Set what was learned, and what goes on from it."""
+        self._set_parameters(state.final, model, rows)
+        self._set_row_shape(rows.survey.row_shape)
+        self._state, self._last_model = state, model
 
     def _tell(self, settings: Settings, fit: FitSpec, result: FitResult, engine: Engine) -> None:
         self._set_history(

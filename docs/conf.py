@@ -41,7 +41,7 @@ sphinx_gallery_conf = {
 # Notebooks are stored without outputs: these are made as the site is built.
 nb_execution_mode = "auto"
 nb_execution_in_temp = True
-nb_execution_timeout = 110
+nb_execution_timeout = 600
 nb_execution_raise_on_error = True
 nb_merge_streams = True
 nb_output_stderr = "remove"  # what Dask logs as a worker is killed

@@ -46,7 +46,7 @@ def read(path: Path) -> tuple[NDArray[Any], NDArray[Any], str]:
     return X, np.array([row[-1] == ">50K" for row in rows]).astype(int), "census incomes"
 
 
-def ask(port: int, rows: NDArray[Any]) -> tuple[str, NDArray[Any]]:
+def ask(port: int, rows: NDArray[Any], name: str = "adult") -> tuple[str, NDArray[Any]]:
     """The version that answers, and its probabilities, by nothing but the standard library."""
     tensor = {
         "name": "X",
@@ -55,7 +55,7 @@ def ask(port: int, rows: NDArray[Any]) -> tuple[str, NDArray[Any]]:
         "data": rows.ravel().tolist(),
     }
     request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/v2/models/adult/infer",
+        f"http://127.0.0.1:{port}/v2/models/{name}/infer",
         data=json.dumps({"inputs": [tensor]}).encode(),
         headers={"Content-Type": "application/json"},
     )
@@ -65,13 +65,13 @@ def ask(port: int, rows: NDArray[Any]) -> tuple[str, NDArray[Any]]:
     return told["model_version"], np.reshape(output["data"], output["shape"])
 
 
-def until(port: int, rows: NDArray[Any], version: str) -> NDArray[Any]:
+def until(port: int, rows: NDArray[Any], version: str, name: str = "adult") -> NDArray[Any]:
     """Ask until a version answers."""
     end = time.monotonic() + 60
     while time.monotonic() < end:
         try:
-            found, answers = ask(port, rows)
-        except urllib.error.URLError:  # it starts
+            found, answers = ask(port, rows, name)
+        except urllib.error.URLError:  # it starts, or has seen no version yet
             found = None
         if found == version:
             return answers

@@ -165,7 +165,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     return report
 
 
-def assert_clean(client: Client, keep: Any = (), timeout: float = 60.0) -> None:
+def assert_clean(client: Client, keep: Any = (), timeout: float = 200.0) -> None:
     """Assert that the cluster holds no task, actor or lock but the data in `keep`.
 
     Parameters

@@ -5,7 +5,8 @@ python -m daskml_dist serve models --port 8000 --workers 2 --watch
 PATH is a model file, served under its name without the suffix, or a registry, a folder that
 daskml_dist.serving.publish writes, served under the names of its models. SIGHUP replaces the
 processes one by one, SIGTERM and Ctrl-C end them once they have answered. Clients must carry a
-token where DASKML_DIST_TOKEN holds one, or --token-file names a file that does.
+token where DASKML_DIST_TOKEN holds one, or --token-file names a file that does; the password of
+an encrypted private key is in DASKML_DIST_KEY_PASSWORD.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from typing import Any
 
 from daskml_dist.errors import InvalidParameterError
 
-__all__ = ["TOKEN", "add_arguments", "run"]
+__all__ = ["KEY_PASSWORD", "TOKEN", "add_arguments", "run"]
 
-#: Variable of the environment that holds the token.
-TOKEN = "DASKML_DIST_TOKEN"
+#: Variables of the environment that hold the token, and the password of the private key.
+TOKEN, KEY_PASSWORD = "DASKML_DIST_TOKEN", "DASKML_DIST_KEY_PASSWORD"
+#: Arguments that are passed on where they are given.
+_PASSED = ("head_seconds", "body_seconds", "max_bytes", "max_waiting", "max_delay")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +52,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-delay", type=float, metavar="SECONDS", help="to gather rows for costly models"
     )
+    for part in ("head", "body"):
+        parser.add_argument(
+            f"--{part}-seconds", type=float, metavar="SECONDS", help=f"for a request's {part}: 30"
+        )
+    parser.add_argument(
+        "--scheduler", metavar="ADDRESS", help="of Dask, whose workers predict many rows: tcp://..."
+    )
+    parser.add_argument(
+        "--cluster-rows", type=int, metavar="N", help="rows from which a request goes there"
+    )
     parser.add_argument("--access-log", action="store_true", help="a line for each request")
 
 
@@ -58,9 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     logging.basicConfig(format="%(asctime)s %(process)d %(message)s")
     logging.getLogger("daskml_dist.serving").setLevel(logging.INFO)
-    given: dict[str, Any] = {
-        name: getattr(arguments, name) for name in ("max_bytes", "max_waiting", "max_delay")
-    }
+    given: dict[str, Any] = {name: getattr(arguments, name) for name in _PASSED}
     settings = {name: value for name, value in given.items() if value is not None}
     if arguments.access_log:
         settings["access_log"] = True
@@ -73,9 +84,12 @@ def run(arguments: argparse.Namespace) -> int:
         token=_token(arguments.token_file),
         certificate=arguments.certificate,
         private_key=arguments.private_key,
+        key_password=os.environ.get(KEY_PASSWORD) if arguments.certificate else None,
         client_authorities=arguments.client_authorities,
         method=arguments.method,
         all_versions=arguments.all_versions,
+        scheduler=arguments.scheduler,
+        cluster_rows=arguments.cluster_rows,
         **settings,
     )
     return 0

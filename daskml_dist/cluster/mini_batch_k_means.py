@@ -23,6 +23,7 @@ from daskml_dist.cluster._mini_batches import (
     shift_of,
     step_rows,
 )
+from daskml_dist.cluster._streaming import LOOK, StreamedCentres
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.errors import DivergedError, InvalidParameterError
 from daskml_dist.models.base import StepModel
@@ -45,11 +46,9 @@ __all__ = ["MiniBatchKMeans"]
 _INITS = ("k-means||", "k-means++", "random")
 #: Entries of the rows that first centres are drawn from, at most.
 _ENTRIES = 1 << 21
-#: Rows for each centre between two looks for centres of few rows.
-_LOOK = 10
 
 
-class MiniBatchKMeans(OfCentres, BaseSteps):
+class MiniBatchKMeans(StreamedCentres, OfCentres, BaseSteps):
     """k-means by steps along small batches, under a policy.
 
     A step moves each centre towards its rows of the batch by the share that these are of all its
@@ -125,8 +124,6 @@ callable, default="k-means||"
 
     counts_: NDArray[np.float64]
     n_steps_: int
-    #: Rows since the last look for centres of few rows.
-    _n_since = 0
     _run_used = ("n_lanes", "n_servers", "deterministic", "memory_budget", "on_lost_data")
 
     def __init__(
@@ -329,7 +326,7 @@ callable, default="k-means||"
             return None
         k, batch = int(self.n_clusters), step_rows(fit)
         lanes = tuple(n for n, rows in enumerate(fit.rows.lane_rows) if rows)
-        ratio, every = float(self.reassignment_ratio), _LOOK * k / batch
+        ratio, every = float(self.reassignment_ratio), LOOK * k / batch
         return Reassignment(k, ratio, drawn, lanes, every, max(1, batch // 2))
 
     def _stopping(self, fit: FitSpec, chance: float) -> StoppingRule:
@@ -369,7 +366,7 @@ callable, default="k-means||"
         if fit.steps.initial is not None:
             since += self._n_since
         assert isinstance(model, Centres)
-        if since < _LOOK * self.n_clusters and (model.parts(before)[0] > 0).all():
+        if since < LOOK * self.n_clusters and (model.parts(before)[0] > 0).all():
             self._n_since = since
             return
         self._n_since = 0

@@ -14,8 +14,11 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import warnings
 from collections.abc import Collection
+from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +27,14 @@ import numpy as np
 from daskml_dist._version import __version__
 from daskml_dist.errors import ModelFileError
 from daskml_dist.inference.saved import load, read_manifest, save
+from daskml_dist.inference.saved.model_file import formats
 
 __all__ = ["FLAVOR", "load_model", "log_model", "save_model"]
 
 #: Name of the flavour in MLflow's files.
 FLAVOR = "daskml_dist"
 _ENVIRONMENT = "python_env.yaml"
+_CODE = "code"
 
 
 def save_model(
@@ -37,6 +42,7 @@ def save_model(
     path: Any,
     *,
     suffix: str = ".skops",
+    code_paths: Collection[Any] | None = None,
     mlflow_model: Any = None,
     signature: Any = None,
     pip_requirements: Collection[str] | None = None,
@@ -52,6 +58,10 @@ def save_model(
         A folder that is not there yet.
     suffix : {".skops", ".safetensors"}, default=".skops"
         Kind of the model file in it.
+    code_paths : collection of str or path-like, optional
+        Files and folders of Python that define classes of yours which the estimator is made of, as
+        the module of a network. They are copied, and found by ``mlflow.pyfunc`` wherever it reads
+        the model. What is installed there needs none.
     mlflow_model : mlflow.models.Model, optional
         To be filled, as MLflow does.
     signature : mlflow.models.ModelSignature, optional
@@ -67,6 +77,12 @@ def save_model(
         The folder is there, the estimator cannot be stored, or MLflow is not installed.
     NotFittedError
         The estimator is not fitted.
+
+    Warns
+    -----
+    UserWarning
+        It is made of classes that ``mlflow.pyfunc`` will not find; :func:`load_model` is given
+        them.
     """
     mlflow = _mlflow()
     folder = Path(path)
@@ -81,14 +97,16 @@ def save_model(
     model.signature = _signature(manifest, method) if signature is None else signature
     facts = {name: manifest[name] for name in ("estimator", "inputs", "outputs", "training")}
     model.metadata = {**(model.metadata or {}), **(metadata or {}), FLAVOR: facts}
-    given = _requirements(manifest, suffix) if pip_requirements is None else pip_requirements
-    (folder / "requirements.txt").write_text("\n".join([*given, ""]))
+    wanted = _requirements(manifest, suffix, estimator)
+    wanted = wanted if pip_requirements is None else [*pip_requirements]
+    (folder / "requirements.txt").write_text("\n".join([*wanted, ""]))
     (folder / _ENVIRONMENT).write_text(
         f"python: {platform.python_version()}\nbuild_dependencies: [pip]\n"
         "dependencies: [-r requirements.txt]\n"
     )
-    mlflow.pyfunc.add_to_model(model, __name__, data=data, python_env=_ENVIRONMENT)
-    model.add_flavor(FLAVOR, data=data, version=__version__)
+    code = _copied(code_paths, folder)
+    mlflow.pyfunc.add_to_model(model, __name__, data=data, code=code, python_env=_ENVIRONMENT)
+    model.add_flavor(FLAVOR, data=data, version=__version__, **_code_of(estimator, folder / data))
     model.save(str(folder / "MLmodel"))
 
 
@@ -179,11 +197,66 @@ def _signature(manifest: dict[str, Any], default: str) -> Any:
     return ModelSignature(inputs=inputs, params=params)
 
 
-def _requirements(manifest: dict[str, Any], suffix: str) -> list[str]:
+def _requirements(manifest: dict[str, Any], suffix: str, estimator: Any) -> list[str]:
     versions = manifest["versions"]
     names = ("numpy", "scikit-learn", suffix[1:])
     wanted = [f"{name}=={versions[name]}" for name in names if name in versions]
+    if hasattr(estimator, "_take_tensors"):  # without the label of a build, which is not for pip
+        wanted.append(f"torch=={version('torch').partition('+')[0]}")
     return [f"daskml-dist=={versions['daskml-dist']}", *wanted]
+
+
+# --- code that no model file holds -------------------------------------------------------------
+
+
+def _copied(paths: Collection[Any] | None, folder: Path) -> str | None:
+    """Copies of the user's code in the folder of a model; their own folder's name there."""
+    if paths is None:
+        return None
+    (folder / _CODE).mkdir()
+    for one in map(Path, paths):
+        try:
+            if one.is_dir():
+                shutil.copytree(
+                    one, folder / _CODE / one.name, ignore=shutil.ignore_patterns("__pycache__")
+                )
+            else:
+                shutil.copy(one, folder / _CODE)
+        except OSError as error:
+            raise ModelFileError(
+                f"Cannot copy {one} ({error}). Name files and folders of Python in code_paths."
+            ) from error
+    return _CODE
+
+
+def _code_of(estimator: Any, path: Path) -> dict[str, Any]:
+    """Names, for the loader, of the classes that a model file asks its reader for."""
+    form = formats()[path.suffix]
+    objects = form.code_of(estimator)
+    given = {name: f"{one.__module__}:{one.__qualname__}" for name, one in objects.items()}
+    if lost := [told for told in given.values() if not _is_there(told)]:
+        warnings.warn(
+            f"mlflow.pyfunc will not read this model: {lost[0].replace(':', '.')} is not found by "
+            "its name. Define it at the top of a module, and name its file in code_paths; "
+            f"load_model(uri, {next(iter(given))}=...) is given it.",
+            UserWarning,
+            stacklevel=3,
+        )
+    return {"given": given, "trusted": form.types_asked(path.read_bytes())}
+
+
+def _is_there(told: str) -> bool:
+    try:
+        _object_of(told)
+    except (ImportError, AttributeError):
+        return False
+    return not told.startswith("__main__:")
+
+
+def _object_of(told: str) -> Any:
+    """The class or function of a name."""
+    module, _, short = told.partition(":")
+    return getattr(import_module(module), short)
 
 
 def _mlflow() -> Any:
@@ -241,5 +314,19 @@ def _default_method(estimator: Any) -> str:
 
 
 def _load_pyfunc(path: str) -> _Served:
-    """The model of a data path, for ``mlflow.pyfunc``."""
-    return _Served(load(path))
+    """The model of a data path, for ``mlflow.pyfunc``.
+
+    MLflow runs the code beside a model that it reads, so classes told there are as good as those.
+    """
+    told = _mlflow().models.Model.load(str(Path(path).parent)).flavors[FLAVOR]
+    given = {}
+    for parameter, name in told.get("given", {}).items():
+        try:
+            given[parameter] = _object_of(name)
+        except (ImportError, AttributeError) as error:
+            raise ModelFileError(
+                f"This model needs {name.replace(':', '.')}, which is not here ({error}). Log it "
+                "again with the file that defines it in code_paths, or read it by "
+                f"daskml_dist.inference.mlflow.load_model(uri, {parameter}=...)."
+            ) from error
+    return _Served(load(path, trusted=told.get("trusted", ()), **given))

@@ -148,13 +148,17 @@ def partial_dependence(
     )  # fmt: skip
     if trees is not None:
         return of_row
-    lengths = [len(axis) for axis in grid.axes]
     n_outputs = (of_row.average if kind == "average" else of_row.individual).shape[0]
     work = _Work(
         estimator, grid.columns, _cartesian(grid.axes), response_method,
-        (n_outputs, *lengths),
+        (n_outputs, *(len(axis) for axis in grid.axes)),
     )  # fmt: skip
-    given, found = shared(work), Bunch(grid_values=grid.axes)
+    return _of_blocks(collection, work, grid.axes, kind)
+
+
+def _of_blocks(collection: Any, work: _Work, axes: list[Array], kind: str) -> Bunch:
+    """The averages over all blocks' rows, and the answers for each row."""
+    given, found = shared(work), Bunch(grid_values=axes)
     if kind != "individual":
         weight, sums = reduce_parts(collection, _summed, _added, given)
         if weight == 0:

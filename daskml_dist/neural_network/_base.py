@@ -16,6 +16,7 @@ from daskml_dist._supervised import Supervised, as_columns
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.inference.predict import written
 from daskml_dist.models.base import StepModel
+from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.training.engine import FitResult
 from daskml_dist.training.plan import lane_batch
 from daskml_dist.training.rows import Rows
@@ -68,6 +69,11 @@ class BaseNetwork(BaseSteps, Supervised):
         losses = [float(record["loss"]) for record in result.records]
         scores = [record["val_score"] for record in result.records]
         self._set_curves(losses, scores if self._params()["early_stopping"] else None, more)
+
+    def _show_stream(self, started: Any, state: ShardState, progress: Any) -> None:
+        super()._show_stream(started, state, progress)
+        # Of the one pass that a stream is.
+        self._set_curves([progress.mean], None, more=False)
 
     def _set_curves(self, losses: list[float], scores: list[Any] | None, more: bool) -> None:
         """Set scikit-learn's attributes of the losses (and scores) of passes; `more` of them."""

@@ -25,6 +25,7 @@ from daskml_dist.neural_network._base import BaseNetwork
 from daskml_dist.optimizers import SGD, Adam, Momentum, Nesterov, Optimizer
 from daskml_dist.penalties import Penalty
 from daskml_dist.policies import Policy
+from daskml_dist.ps.rule import UpdateRule
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Constant, InverseScaling, Schedule, get_schedule
 from daskml_dist.solvers import LBFGS, Solution, Solver
@@ -117,6 +118,21 @@ class BaseMLP(BaseNetwork, BaseRounds):
         alpha = settings.penalty.l2 / (self._batch_rows(settings, lanes) * share)
         found = super()._over_lanes(settings, rows, lanes)
         return dataclasses.replace(found, penalty=Penalty(0.0, alpha))
+
+    def _check_one_pass(self) -> None:
+        if self._by_rounds:
+            raise InvalidParameterError(
+                'solver="lbfgs" asks for sums over all rows, and a stream has no end. Use '
+                'solver="adam" or "sgd".'
+            )
+        super()._check_one_pass()
+
+    def _rule_of_rows(self, rule: UpdateRule, n_rows: int) -> UpdateRule:
+        """The rule with scikit-learn's penalty of batches of so many rows."""
+        penalty = Penalty(0.0, float(self._params()["alpha"]) / n_rows)
+        return dataclasses.replace(
+            rule, groups=tuple(dataclasses.replace(g, penalty=penalty) for g in rule.groups)
+        )
 
     # -- fitting -------------------------------------------------------------------------------
 

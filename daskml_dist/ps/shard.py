@@ -90,6 +90,17 @@ class Shard:
         self._few: list[FewRows] | None = None
         return [GroupSteps(part, self.w, self.slots, self._backend, few) for part in self._groups]
 
+    def follow(self, rule: UpdateRule) -> None:
+        """Step by another rule from now on, of which penalties alone are others.
+
+        Of a shard of all parameters.
+        """
+        stop = self.w.shape[0]
+        parts = [group.within(0, stop) for group in rule.groups]
+        self.rule = rule
+        self._groups = [part for part in parts if part.start < part.stop or len(parts) == 1]
+        self._steps = self._bound()
+
     @property
     def _only(self) -> Group:
         (group,) = (group for group in self._groups if not group.additive)
@@ -299,6 +310,25 @@ class Shard:
             self.replace(mean)
             return
         self.rule.outer.take(self.w, mean, self.slots)
+        self._published = None
+
+    def rescale(self, largest: NDArray[np.float64], norm: float) -> None:
+        """Go on with rows of larger values, where the optimizer keeps units of the features.
+
+        Parameters
+        ----------
+        largest : ndarray of shape (n_rows,)
+            Largest value of each row's feature.
+        norm : float
+            See :meth:`daskml_dist.optimizers.NAG.rescale`.
+        """
+        kind: Any = next((g.optimizer for g in self._groups if g.optimizer.uses_scales), None)
+        if kind is None:
+            return
+        slots = dict(self.slots)
+        kind.rescale(self.w, slots, largest, norm)
+        for name, slot in slots.items():  # steps are bound to the arrays that there are
+            self.slots[name][...] = slot
         self._published = None
 
     def snapshot(self) -> ShardSnapshot:

@@ -260,6 +260,10 @@ class MatrixFactorization(BaseRecommender, BaseSteps):
         right, n = self._reduced(partial(_right, self._fitted(), self._names), X)
         return float(right.sum() / n.sum())
 
+    def _check_one_pass(self) -> None:
+        why = "MatrixFactorization learns from no stream: later users and items have no place."
+        raise InvalidParameterError(f"{why} Fit all ratings now and then, with warm_start=True.")
+
     # -- what is trained -----------------------------------------------------------------------
 
     def _loss(self) -> Loss:

@@ -8,7 +8,18 @@ from __future__ import annotations
 
 from daskml_dist.serving.metrics import Metrics
 from daskml_dist.serving.models import Models, Route, Served
+from daskml_dist.serving.publisher import Publisher
 from daskml_dist.serving.registry import publish, rollback, set_route
 from daskml_dist.serving.server import serve
 
-__all__ = ["Metrics", "Models", "Route", "Served", "publish", "rollback", "serve", "set_route"]
+__all__ = [
+    "Metrics",
+    "Models",
+    "Publisher",
+    "Route",
+    "Served",
+    "publish",
+    "rollback",
+    "serve",
+    "set_route",
+]

@@ -6,15 +6,27 @@ import asyncio
 import gc
 import logging
 import time
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 from numpy.typing import NDArray
 
 from daskml_dist.errors import RequestError
+from daskml_dist.inference.joined_rows import joined, n_rows_of
 from daskml_dist.serving import metadata
-from daskml_dist.serving.batching import Batcher
-from daskml_dist.serving.checks import joined, rows_of
+from daskml_dist.serving.batching import Batcher, made
+from daskml_dist.serving.calls import (
+    MODEL,
+    PATHS,
+    Call,
+    Said,
+    parts_of,
+    readiness,
+    refusal,
+    status_of,
+)
+from daskml_dist.serving.checks import rows_of
+from daskml_dist.serving.heads import Head, Heads
 from daskml_dist.serving.http import (
     JSON,
     Deadlines,
@@ -23,25 +35,18 @@ from daskml_dist.serving.http import (
     Send,
     body_of,
     check_token,
-    error_body,
     json_body,
     respond,
 )
 from daskml_dist.serving.outputs import predictor_of
-from daskml_dist.serving.protocol import Answer, codec_of
+from daskml_dist.serving.protocol import Answer, Question, codec_of
 
 __all__ = ["App"]
 
-_LOG = logging.getLogger("daskml_dist.serving")
 _ACCESS = logging.getLogger("daskml_dist.serving.access")
 
-_PATHS = (
-    "/v2, /v2/health/live, /v2/health/ready, /v2/models/NAME[/versions/VERSION], the same with "
-    "/ready or /infer behind it, and /metrics"
-)
 #: Header whose value always meets the same version, where several share the requests.
 _KEY = b"x-route-key"
-_MODEL, _VERSION = "/v2/models/", "/versions/"
 
 
 class App:
@@ -67,7 +72,9 @@ class App:
         as BLAS has it. None: not where a call takes a few microseconds (``Predictor.bare``), so
         that what is served is to the bit what the method gives; True serves a fifth more there.
     body_seconds : float, default=30
-        In which a body must come; else it is refused (408).
+        In which a body must come; else it is refused (408). Heads are the server's to limit.
+    cluster : Cluster, optional
+        Workers that predict what has many rows (:class:`daskml_dist.serving.on_cluster.Cluster`).
     access_log : bool, default=False
         Whether each request is a line of the logger ``daskml_dist.serving.access``.
 
@@ -91,38 +98,44 @@ class App:
         max_delay: float | Mapping[str, float] | None = None,
         together: bool | None = None,
         body_seconds: float = 30.0,
+        cluster: Any = None,
         access_log: bool = False,
     ) -> None:
         self.models = models
         self.metrics = metrics
         self.batcher = Batcher(max_waiting=max_waiting)
         self._together = together
+        self._cluster = cluster
         self._token = None if token is None else token.encode()
         self._max_bytes = max_bytes
         self._max_delay = max_delay
         self._deadlines = Deadlines(body_seconds)
         self._access_log = access_log
+        self.head = Heads(self._plain)
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer a request, as ASGI has it."""
         if scope["type"] != "http":
             await self._lifespan(scope, receive, send)
             return
-        began = time.perf_counter()
-        call = _Call(scope)
+        call = Call(scope["method"], scope["path"], dict(scope["headers"]), scope.get("client"))
         try:
             status, headers, body = await self._answer(call, receive)
         except Gone:
             return
         except Exception as error:
-            status, headers, body = _refusal(error, call)
-        seconds = time.perf_counter() - began
+            status, headers, body = refusal(error, call)
+        self._note(call, status, body)
+        await respond(send, status, headers, body, call.method == "HEAD")
+
+    def _note(self, call: Call, status: int, body: bytes) -> None:
+        """Count a request that is answered, and write its line."""
+        seconds = time.perf_counter() - call.began
         self.metrics.count(call.model, call.version, status)
         if status == 200 and call.n_rows:
             self.metrics.observe(call.model, call.version, seconds, call.n_rows)
-        await respond(send, status, headers, body, call.method == "HEAD")
         if self._access_log:
-            client = (scope.get("client") or ("-",))[0]
+            client = (call.client or ("-",))[0]
             _ACCESS.info(
                 '%s "%s %r" %d %d %.6f', client, call.method, call.path, status, len(body), seconds
             )
@@ -137,26 +150,30 @@ class App:
             message = await receive()
             if message["type"] == "lifespan.shutdown":
                 self.batcher.close()
+                if self._cluster is not None:
+                    await asyncio.to_thread(self._cluster.close)
             else:  # a collection that goes through all that is loaded would hold up requests
                 gc.collect()
                 gc.freeze()
+                if self._cluster is not None:
+                    self._cluster.start(self.metrics)
             await send({"type": message["type"] + ".complete"})
             if message["type"] == "lifespan.shutdown":
                 return
 
     # --- routes --------------------------------------------------------------------------------
 
-    async def _answer(self, call: _Call, receive: Receive) -> _Said:
+    async def _answer(self, call: Call, receive: Receive) -> Said:
         path = call.path
         if path == "/v2/health/live":
             call.must_be("GET", "HEAD")
             return 200, JSON, json_body({"live": True})
         if path == "/v2/health/ready":
             call.must_be("GET", "HEAD")
-            return _readiness(self.models.is_ready(), "No model is ready")
+            return readiness(self.models.is_ready(), "No model is ready")
         if self._token is not None:
             check_token(call.headers, self._token)
-        if path.startswith(_MODEL):
+        if path.startswith(MODEL):
             return await self._of_model(call, receive)
         if path == "/v2":
             call.must_be("GET", "HEAD")
@@ -165,58 +182,124 @@ class App:
             call.must_be("GET", "HEAD")
             kind = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
             return 200, (kind,), self.metrics.render()
-        raise RequestError(f"There is no {path[:200]!r} here: ask for one of {_PATHS}.", 404)
+        raise RequestError(f"There is no {path[:200]!r} here: ask for one of {PATHS}.", 404)
 
-    async def _of_model(self, call: _Call, receive: Receive) -> _Said:
-        name, version, action = _parts(call.path)
+    async def _of_model(self, call: Call, receive: Receive) -> Said:
+        name, version, action = parts_of(call.path)
         if action == "infer":
             call.must_be("POST")
             return await self._infer(call, receive, name, version)
         call.must_be("GET", "HEAD")
         served = self.models.get(name, version)
         if action == "ready":
-            return _readiness(self.models.is_ready(name), f"Model {name!r} is not ready")
+            return readiness(self.models.is_ready(name), f"Model {name!r} is not ready")
         known = getattr(self.models, "versions", None)
         versions = list(known(name)) if known else [served.version]
         return 200, JSON, json_body(metadata.of_model(served, versions))
 
     # --- inference -----------------------------------------------------------------------------
 
-    async def _infer(self, call: _Call, receive: Receive, name: str, version: str | None) -> _Said:
+    async def _infer(self, call: Call, receive: Receive, name: str, version: str | None) -> Said:
         codec = codec_of(call.headers)
         body = await body_of(receive, call.headers, self._max_bytes, self._deadlines)
+        question, waiting = self._asked_of(call, codec, body, name, version)
+        outputs = [(method, await answer) for method, answer in waiting]
+        return _said(call, codec, question, outputs)
+
+    def _plain(self, path: str, headers: dict[bytes, bytes], size: int) -> Head | None:
+        """Head of a request that :meth:`answer` may answer."""
+        if self._token is not None:
+            check_token(headers, self._token)
+        if size > self._max_bytes or not path.startswith(MODEL):
+            return None
+        name, version, action = parts_of(path)
+        if action != "infer" or self._delay(name) is not None:
+            return None
+        return Head(size, path, name, version, codec_of(headers), headers)
+
+    def answer(
+        self, head: Head, body: bytes, client: Any, tell: Callable[[int, Any, bytes], None]
+    ) -> None:
+        """Answer a request that came whole, without a task.
+
+        Parameters
+        ----------
+        head : Head
+            By :attr:`head`.
+        body : bytes
+        client : tuple of (str, int), or None
+        tell : callable
+            Is told status, headers and body: at once, or where requests share a call, in the next
+            turn of the event loop.
+        """
+        call = Call("POST", head.path, head.headers, client)
+
+        def end(outputs: Any) -> None:
+            try:
+                if isinstance(outputs, asyncio.Future):
+                    if outputs.cancelled():
+                        raise RequestError("This server ends: ask again.", 503)
+                    outputs = list(zip(names, outputs.result(), strict=True))
+                said = _said(call, head.codec, question, outputs)
+            except Exception as error:
+                said = refusal(error, call)
+            self._note(call, said[0], said[2])
+            tell(*said)
+
+        try:
+            question, waiting = self._asked_of(
+                call, head.codec, body, head.name, head.version, True
+            )
+        except Exception as error:
+            said = refusal(error, call)
+            self._note(call, said[0], said[2])
+            tell(*said)
+            return
+        if not isinstance(waiting[0][1], asyncio.Future):
+            end(waiting)
+            return
+        names = [method for method, _ in waiting]
+        asyncio.gather(*(one for _, one in waiting)).add_done_callback(end)
+
+    def _asked_of(
+        self,
+        call: Call,
+        codec: Any,
+        body: bytes,
+        name: str,
+        version: str | None,
+        at_once: bool = False,
+    ) -> tuple[Question, list[tuple[str, Any]]]:
+        """A body as a question, and its answers to come."""
         if version is None:
             served, shadows = self.models.route(name, call.headers.get(_KEY))
         else:
             served, shadows = self.models.get(name, version), ()
         call.model, call.version = served.name, str(served.version)
         question = codec.read(body, call.headers, served.predictor)
-        waiting = self._asked(served, question.tensors, question.outputs)
+        waiting = self._asked(served, question.tensors, question.outputs, at_once)
         for shadow in shadows:
             self._shadow(shadow, question)
-        outputs = [(method, await answer) for method, answer in waiting]
-        call.n_rows = len(outputs[0][1])
-        headers, answered = codec.write(Answer(call.model, call.version, outputs), question)
-        return 200, headers, answered
+        return question, waiting
 
     def _asked(
-        self, served: Any, tensors: Any, outputs: tuple[str, ...]
-    ) -> list[tuple[str, asyncio.Future[NDArray[Any]]]]:
-        """Answers to come, by method."""
+        self, served: Any, tensors: Any, outputs: tuple[str, ...], at_once: bool = False
+    ) -> list[tuple[str, Any]]:
+        """Answers by method, or their futures where they are still to come."""
         main = served.predictor
         rows = rows_of(tensors, main)
+        if self._cluster is not None and self._cluster.takes(main, rows):
+            there = [predictor_of(main, name).method for name in outputs or (main.method,)]
+            return [(name, self._cluster.ask(served, name, rows)) for name in there]
+        chosen = [predictor_of(main, name) for name in outputs] if outputs else (main,)
+        n_rows = n_rows_of(rows)
+        if at_once and not any(self._shares(one) for one in chosen):
+            return [(one.method, made(_Product(one), [rows], n_rows)) for one in chosen]
         if isinstance(rows, dict):
             kinds: Any = tuple(values.dtype for values in rows.values())
-            n_rows = len(next(iter(rows.values())))
         else:
-            kinds, n_rows = (
-                rows.dtype if rows.ndim == 2 else (rows.dtype, rows.shape[1:]),
-                len(rows),
-            )
-        delay = self._max_delay
-        if isinstance(delay, Mapping):
-            delay = delay.get(served.name)
-        chosen = [predictor_of(main, name) for name in outputs] if outputs else (main,)
+            kinds = rows.dtype if rows.ndim == 2 else (rows.dtype, rows.shape[1:])
+        delay = self._delay(served.name)
         return [
             (
                 one.method,
@@ -226,6 +309,10 @@ class App:
             )
             for one in chosen
         ]
+
+    def _delay(self, name: str) -> float | None:
+        delay = self._max_delay
+        return delay.get(name) if isinstance(delay, Mapping) else delay
 
     def _shares(self, predictor: Any) -> bool:
         if self._together is None:
@@ -241,7 +328,7 @@ class App:
             if done.cancelled():
                 return
             error = done.exception()
-            self.metrics.count(name, version, 200 if error is None else _status(error, True))
+            self.metrics.count(name, version, 200 if error is None else status_of(error, True))
             if error is None:
                 seconds = time.perf_counter() - began
                 self.metrics.observe(name, version, seconds, len(done.result()))
@@ -249,14 +336,11 @@ class App:
         try:
             waiting = self._asked(shadow, question.tensors, question.outputs)
         except Exception as error:
-            self.metrics.count(name, version, _status(error, True))
+            self.metrics.count(name, version, status_of(error, True))
             return
         waiting[0][1].add_done_callback(told)
         for _, answer in waiting[1:]:
             answer.add_done_callback(lambda done: done.cancelled() or done.exception())
-
-
-_Said = tuple[int, Any, bytes]
 
 
 class _Product:
@@ -272,67 +356,8 @@ class _Product:
         return answers
 
 
-class _Call:
-    """A request, and what is known of it so far."""
-
-    __slots__ = ("headers", "method", "model", "n_rows", "path", "version")
-
-    def __init__(self, scope: MutableMapping[str, Any]) -> None:
-        self.method: str = scope["method"]
-        self.path: str = scope["path"]
-        self.headers: dict[bytes, bytes] = dict(scope["headers"])
-        # Of metrics: names that clients make up are not among them.
-        self.model = self.version = ""
-        self.n_rows = 0
-
-    def must_be(self, *methods: str) -> None:
-        """Refuse other methods of HTTP."""
-        if self.method not in methods:
-            allowed = ", ".join(methods)
-            raise RequestError(
-                f"{self.method[:20]} has no meaning for this path: send {allowed}.",
-                405,
-                ((b"allow", allowed.encode()),),
-            )
-
-
-def _parts(path: str) -> tuple[str, str | None, str]:
-    """Name, version and action of the path of a model."""
-    rest = path[len(_MODEL) :]
-    action = ""
-    for one in ("infer", "ready"):
-        if rest.endswith("/" + one):
-            rest, action = rest[: -len(one) - 1], one
-            break
-    name, slash, version = rest.partition(_VERSION)
-    if not name or "/" in name or "/" in version or (slash and not version):
-        raise RequestError(f"There is no {path[:200]!r} here: ask for one of {_PATHS}.", 404)
-    return name, version or None, action
-
-
-def _readiness(ready: bool, otherwise: str) -> _Said:
-    if ready:
-        return 200, JSON, json_body({"ready": True})
-    raise RequestError(f"{otherwise}: ask again in a while.", 503, ((b"retry-after", b"1"),))
-
-
-def _status(error: BaseException, found: bool) -> int:
-    """The status of an error; of rows that a model does not take it is 422.
-
-    A failed look-up is of the model's name before it is found, and the model's own afterwards.
-    """
-    if isinstance(error, RequestError):
-        return error.status
-    if isinstance(error, LookupError):
-        return 500 if found else 404
-    return 422 if isinstance(error, (ValueError, TypeError)) else 500
-
-
-def _refusal(error: Exception, call: _Call) -> _Said:
-    status = _status(error, bool(call.model))
-    headers = error.headers if isinstance(error, RequestError) else ()
-    if status == 500:
-        _LOG.error("%s %r failed", call.method, call.path, exc_info=error)
-        message = "The model failed: whoever runs the server finds the reason in its log."
-        return status, (*JSON, *headers), error_body(message)
-    return status, (*JSON, *headers), error_body(str(error))
+def _said(call: Call, codec: Any, question: Question, outputs: list[tuple[str, Any]]) -> Said:
+    """An answer, written."""
+    call.n_rows = len(outputs[0][1])
+    headers, body = codec.write(Answer(call.model, call.version, outputs), question)
+    return 200, headers, body

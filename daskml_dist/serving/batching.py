@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.errors import DaskMLDistError, RequestError
 
-__all__ = ["Batcher"]
+__all__ = ["Batcher", "made"]
 
 #: Makes the answers of the rows of some requests, row after row.
 Product = Callable[[list[Any]], NDArray[Any]]
@@ -140,8 +140,8 @@ class Batcher:
         self._busy = True
         line = self._lines.pop(self._due.popleft())
         loop = asyncio.get_running_loop()
-        made = loop.run_in_executor(self._thread, self._made, line)
-        made.add_done_callback(lambda done: self._told(line, done))
+        called = loop.run_in_executor(self._thread, self._made, line)
+        called.add_done_callback(lambda done: self._told(line, done))
 
     def _told(self, line: _Line, done: asyncio.Future[list[Any]]) -> None:
         self._busy = False
@@ -181,12 +181,12 @@ def _called(line: _Line, first: int, end: int) -> list[Any]:
     if len(sizes) == 1:
         return [_alone(line.product, pieces[0], sizes[0])]
     try:
-        made = _whole(line.product(pieces), sum(sizes))
+        answers = made(line.product, pieces, sum(sizes))
     except Exception:
         return [_alone(line.product, *one) for one in zip(pieces, sizes, strict=True)]
     results, at = [], 0
     for size in sizes:
-        results.append(made[at : at + size])
+        results.append(answers[at : at + size])
         at += size
     return results
 
@@ -194,15 +194,17 @@ def _called(line: _Line, first: int, end: int) -> list[Any]:
 def _alone(product: Product, piece: Any, size: int) -> Any:
     """The answer, or the error, of one request."""
     try:
-        return _whole(product([piece]), size)
+        return made(product, [piece], size)
     except Exception as error:
         return error
 
 
-def _whole(made: NDArray[Any], n_rows: int) -> NDArray[Any]:
-    if len(made) != n_rows:
-        raise _Uneven(f"The model gave {len(made)} answers for {n_rows} rows.")
-    return made
+def made(product: Product, pieces: list[Any], n_rows: int) -> NDArray[Any]:
+    """The answers of a product, one a row."""
+    answers = product(pieces)
+    if len(answers) != n_rows:
+        raise _Uneven(f"The model gave {len(answers)} answers for {n_rows} rows.")
+    return answers
 
 
 class _Uneven(DaskMLDistError, RuntimeError):

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from typing import Any
 
 from daskml_dist.errors import DaskMLDistError, ServingError
 from daskml_dist.serving.metrics import Metrics
 from daskml_dist.serving.models import Models
 from daskml_dist.serving.supervisor import Place
+from daskml_dist.serving.tls import Certificates
 
 __all__ = ["answer", "check_installed"]
 
+_LOG = logging.getLogger("daskml_dist.serving")
 #: Seconds between two sharings of the metrics.
 _SHARE = 0.5
 
@@ -53,7 +56,8 @@ def answer(
     watch: float | None,
     keep_alive: float,
     end_within: float,
-    options: Mapping[str, Any],
+    head_seconds: float,
+    certificates: Certificates | None,
 ) -> None:
     """Answer requests until SIGTERM, or until the parent is gone, and then those that have come.
 
@@ -72,10 +76,14 @@ def answer(
         Seconds after which an idle connection is closed.
     end_within : float
         Seconds for the requests that are under way at the end.
-    options : mapping
-        More of uvicorn's, such as those of TLS.
+    head_seconds : float
+        Seconds that the head of a request may take.
+    certificates : Certificates or None
+        Of TLS.
     """
     uvicorn = check_installed()
+    from daskml_dist.serving.connection import Connection
+
     metrics.attach(place.slot)
     try:
         models = make_models(metrics)
@@ -87,17 +95,19 @@ def answer(
         app = make_app(models, metrics)
         config = uvicorn.Config(
             _Closing(app),
-            http="httptools",
+            http=Connection,
             ws="none",
+            access_log=False,  # the application's own
             log_config=None,
             log_level="warning",
             server_header=False,
             proxy_headers=False,
             timeout_keep_alive=max(1, round(keep_alive)),
             timeout_graceful_shutdown=max(1, round(end_within)),
-            **options,
         )
         config.load()
+        if certificates is not None:
+            config.ssl = certificates.context()
     except (DaskMLDistError, OSError) as error:
         place.failed(str(error))
         raise SystemExit(1) from error
@@ -105,9 +115,15 @@ def answer(
         models.watch(watch)
     import uvloop
 
+    meanwhile: list[Callable[[Any], Coroutine[Any, Any, None]]] = [
+        lambda server: _share(metrics),
+        lambda server: _limit(server, head_seconds, metrics),
+    ]
+    if certificates is not None and watch is not None:
+        meanwhile.append(lambda server: _renew(certificates, config.ssl, watch))
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_served(uvicorn, config, place, listener, metrics, keep_alive))
+            runner.run(_served(uvicorn, config, place, listener, keep_alive, meanwhile))
     finally:
         models.close()
         metrics.share()
@@ -118,6 +134,12 @@ class _Closing:
 
     def __init__(self, app: App) -> None:
         self.app, self.ends = app, False
+        self.answer = getattr(app, "answer", None)
+        self._head = getattr(app, "head", None)
+
+    def head(self, data: bytes) -> Any:
+        """A head that the application answers at once: none any more at the end."""
+        return None if self.ends or self._head is None else self._head(data)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if self.ends and scope["type"] == "http":
@@ -137,8 +159,8 @@ async def _served(
     config: Any,
     place: Place,
     listener: socket.socket,
-    metrics: Metrics,
     keep_alive: float,
+    meanwhile: Iterable[Callable[[Any], Coroutine[Any, Any, None]]],
 ) -> None:
     class Server(uvicorn.Server):
         @contextlib.contextmanager
@@ -153,14 +175,21 @@ async def _served(
     server, ends = Server(config), asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, ends.set)
     loop.add_reader(place.parent_end, _orphaned, loop, place.parent_end, ends)
-    sharing = loop.create_task(_share(metrics))
-    ending = loop.create_task(_end(server, config.app, ends, keep_alive))
+    tasks = [loop.create_task(_end(server, config.app, ends, keep_alive))]
+    tasks += [loop.create_task(one(server)) for one in meanwhile]
+    for task in tasks:
+        task.add_done_callback(_told)
     try:
         await server.serve(sockets=[listener])
     finally:
-        for task in (sharing, ending):
+        for task in tasks:
             task.cancel()
         loop.remove_reader(place.parent_end)
+
+
+def _told(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()):
+        _LOG.error("A task of this process failed; it answers on", exc_info=error)
 
 
 def _orphaned(loop: asyncio.AbstractEventLoop, fd: int, ends: asyncio.Event) -> None:
@@ -173,6 +202,19 @@ async def _share(metrics: Metrics) -> None:
     while True:
         metrics.share()
         await asyncio.sleep(_SHARE)
+
+
+async def _limit(server: Any, seconds: float, metrics: Metrics) -> None:
+    from daskml_dist.serving.limits import close_slow
+
+    connections = server.server_state.connections
+    await close_slow(connections, seconds, lambda status: metrics.count("", "", status))
+
+
+async def _renew(certificates: Certificates, context: Any, interval: float) -> None:
+    while True:
+        await asyncio.sleep(interval)
+        certificates.renew(context)
 
 
 async def _end(server: Any, app: _Closing, ends: asyncio.Event, keep_alive: float) -> None:

@@ -38,6 +38,7 @@ _HELP = {
     "swaps": ("counter", ("model",), "Versions taken into service, in all processes."),
     "load_failures": ("counter", ("model",), "Versions not taken, in all processes."),
     "seconds": ("histogram", ("model", "version"), "Time from a request to its answer."),
+    "cluster_seconds": ("histogram", ("model", "version"), "Time of answers of a cluster."),
 }
 
 
@@ -65,12 +66,11 @@ class Metrics:
     def observe(self, model: str, version: str, seconds: float, n_rows: int) -> None:
         """Note how long an answer took, and of how many rows it was."""
         self._add("rows", (model, version), float(n_rows))
-        with self._lock:
-            times = self._totals["seconds"].get((model, version))
-            if times is None:
-                times = self._totals["seconds"][model, version] = [0.0] * (len(BUCKETS) + 2)
-            times[bisect.bisect_left(BUCKETS, seconds)] += 1.0
-            times[-1] += seconds
+        self._time("seconds", model, version, seconds)
+
+    def observe_cluster(self, model: str, version: str, seconds: float) -> None:
+        """Note an answer of a cluster's worker, and how long it took, its ways included."""
+        self._time("cluster_seconds", model, version, seconds)
 
     def swapped(self, model: str, version: str) -> None:
         """Note that a version is served from now on."""
@@ -127,6 +127,14 @@ class Metrics:
             self._is_full = True
             _LOG.warning("Metrics of so many models are not shared: scrapes tell of one process")
 
+    def _time(self, name: str, model: str, version: str, seconds: float) -> None:
+        with self._lock:
+            times = self._totals[name].get((model, version))
+            if times is None:
+                times = self._totals[name][model, version] = [0.0] * (len(BUCKETS) + 2)
+            times[bisect.bisect_left(BUCKETS, seconds)] += 1.0
+            times[-1] += seconds
+
     def _add(self, name: str, key: tuple[str, ...], amount: float) -> None:
         with self._lock:
             series = self._totals[name].get(key)
@@ -142,7 +150,7 @@ class Metrics:
         seen = dict.fromkeys(key[1] for key in self._totals["requests"] if key[0] == model)
         seen.update(dict.fromkeys(key[1] for key in self._totals["rows"] if key[0] == model))
         for version in list(seen)[:-_VERSIONS]:
-            for name in ("requests", "rows", "seconds"):
+            for name in ("requests", "rows", "seconds", "cluster_seconds"):
                 series = self._totals[name]
                 for key in [key for key in series if key[:2] == (model, version)]:
                     del series[key]

@@ -279,13 +279,16 @@ class Models:
 
     def _current(self, folder: Path, name: str, before: Entry | None) -> Served | None:
         """The current version; where it is not whole the one served so far, or an older one."""
-        told = registry.current_version(folder, name)
-        versions = registry.version_names(folder, name)
-        first = told or (versions[-1] if versions else None)
-        if first is None:
-            return None
-        if found := self._version(folder, name, first, before):
-            return found
+        while True:
+            told = registry.current_version(folder, name)
+            versions = registry.version_names(folder, name)
+            first = told or (versions[-1] if versions else None)
+            if first is None:
+                return None
+            if found := self._version(folder, name, first, before):
+                return found
+            if registry.current_version(folder, name) == told:
+                break  # else a publisher has gone on, and deleted this one, while it was read
         if before is not None:
             return before.current
         for version in reversed(versions):
@@ -310,7 +313,8 @@ class Models:
         try:
             return self._read(path, name, version)
         except Exception as error:  # a file of somebody else's may hold anything
-            self._refuse(name, version, f"{type(error).__name__}: {error}", state)
+            if path.exists():  # else it was deleted while it was read: the next look tells
+                self._refuse(name, version, f"{type(error).__name__}: {error}", state)
             return None
 
     def _read(self, path: Path, name: str, version: str) -> Served:

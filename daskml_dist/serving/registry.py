@@ -16,9 +16,11 @@ import json
 import os
 import re
 import shutil
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from daskml_dist.inference.saved.storage import write_bytes
 __all__ = [
     "CURRENT",
     "Routing",
+    "check_keep",
     "check_name",
     "current_version",
     "model_file",
@@ -46,6 +49,8 @@ __all__ = [
 CURRENT = "current"
 _ROUTE = "route.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+#: Folders aside of a publisher; those of one that was killed are deleted after so many seconds.
+_ASIDE, _LEFT = re.compile(r"\.[0-9a-f]{32}\.(new|old)"), 86_400.0
 
 
 @dataclass(frozen=True)
@@ -88,8 +93,7 @@ def publish(
         It cannot be written.
     """
     check_name(name)
-    if keep is not None and keep < 1:
-        raise InvalidParameterError(f"keep={keep}: use an integer >= 1, or None for all versions.")
+    check_keep(keep)
     Predictor(model)  # what no server could serve is no version
     home = Path(folder) / name
     aside = home / f".{uuid.uuid4().hex}.new"
@@ -99,14 +103,14 @@ def publish(
         version = _moved(aside, home)
         if current:
             _set_current(home, version)
+        if keep is not None:
+            prune(folder, name, keep)
     except OSError as error:
         raise ModelFileError(
             f"Cannot write into {home} ({error}). Name a folder that you may write to."
         ) from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    if keep is not None:
-        prune(folder, name, keep)
     return version
 
 
@@ -170,12 +174,21 @@ def prune(folder: Any, name: str, keep: int) -> list[str]:
     """
     home, route = _home(folder, name), read_route(folder, name)
     held = {current_version(folder, name), *route.weights, *route.shadows}
-    old = [one for one in version_names(folder, name)[:-keep] if one not in held]
-    for one in old:
+    gone = []
+    for one in version_names(folder, name)[:-keep]:
+        if one in held:
+            continue
         aside = home / f".{uuid.uuid4().hex}.old"
-        os.replace(home / one, aside)  # in one move: nobody sees half a version
-        shutil.rmtree(aside)
-    return old
+        try:
+            os.replace(home / one, aside)  # in one move: nobody sees half a version
+        except FileNotFoundError:  # somebody else prunes, too
+            continue
+        gone.append(one)
+        shutil.rmtree(aside, ignore_errors=True)
+    for left in home.glob(".*"):
+        if _ASIDE.fullmatch(left.name) and _age(left) > _LEFT:
+            shutil.rmtree(left, ignore_errors=True)
+    return gone
 
 
 def set_route(
@@ -264,6 +277,17 @@ def model_file(folder: Any, name: str, version: str) -> Path | None:
     return None
 
 
+def check_keep(keep: int | None) -> None:
+    """Check how many versions are to be kept.
+
+    Raises
+    ------
+    InvalidParameterError
+    """
+    if keep is not None and not (isinstance(keep, Integral) and keep >= 1):
+        raise InvalidParameterError(f"keep={keep!r}: use an integer >= 1, or None for all.")
+
+
 def check_name(name: str) -> None:
     """Check the name of a model.
 
@@ -280,6 +304,14 @@ def check_name(name: str) -> None:
 
 def _is_version(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) < 19 and text[0] != "0"
+
+
+def _age(path: Path) -> float:
+    """Seconds since a folder changed; 0 where it is gone."""
+    try:
+        return time.time() - path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _home(folder: Any, name: str) -> Path:

@@ -15,6 +15,7 @@ from daskml_dist.serving.child import App, answer, check_installed
 from daskml_dist.serving.metrics import Metrics
 from daskml_dist.serving.models import Models
 from daskml_dist.serving.supervisor import Place, Supervisor
+from daskml_dist.serving.tls import Certificates
 
 __all__ = ["listen", "serve"]
 
@@ -23,7 +24,7 @@ _LOADED_BEFORE = (
     "fsspec.implementations.local",
     "skops.io",
     "uvicorn.lifespan.on",
-    "uvicorn.protocols.http.httptools_impl",
+    "daskml_dist.serving.connection",
 )
 _LOG = logging.getLogger("daskml_dist.serving")
 
@@ -45,7 +46,10 @@ def serve(
     trusted: Collection[str] = (),
     given: Mapping[str, Mapping[str, Any]] | None = None,
     keep_alive: float = 5.0,
+    head_seconds: float = 30.0,
     end_within: float = 30.0,
+    scheduler: str | None = None,
+    cluster_rows: int | None = None,
     app: Callable[..., App] | None = None,
     **settings: Any,
 ) -> None:
@@ -70,45 +74,54 @@ def serve(
     token : str, optional
         That requests must carry (``Authorization: Bearer``).
     certificate, private_key, key_password, client_authorities : str, optional
-        Of TLS: files in PEM, and the password of the key's; with `client_authorities` only clients
-        with a certificate of these are let in.
+        Of TLS (1.2 and later): files in PEM, and the password of the key's; with
+        `client_authorities` only clients with a certificate of these are let in. With `watch`,
+        renewed files are taken as they come; else at SIGHUP.
     method, all_versions, trusted, given
         As of :class:`Models`.
     keep_alive : float, default=5.0
         Seconds after which an idle connection is closed.
+    head_seconds : float, default=30.0
+        Seconds that the head of a request may take (408), and that a client may leave an answer
+        unread; half more at most.
     end_within : float, default=30.0
         Seconds that a process that is told to end has for the requests that have come.
+    scheduler : str, optional
+        Address of a Dask scheduler, whose workers predict what has many rows: ``tcp://...``, or
+        ``tls://...`` with the certificates of Dask's configuration.
+    cluster_rows : int, optional
+        Rows from which a request goes there. None: as many as take the model 0.1 s in process.
     app : callable, optional
         ``app(models, metrics, **settings)``, an ASGI application of your own in place of the Open
         Inference Protocol's.
     **settings
         Of the application: `max_bytes`, `max_waiting`, `max_delay`, `body_seconds`, `access_log`
-        (:class:`daskml_dist.serving.app.App`).
+        (:class:`daskml_dist.serving.app.App`), and `cluster` where there is a scheduler.
 
     Raises
     ------
     InvalidParameterError
         A parameter has no meaning.
     ServingError
-        The address is taken, nothing can be served, the extra ``serve`` is not installed, or this
-        process has threads.
+        The address is taken, nothing can be served, the certificate cannot be used, the extra
+        ``serve`` is not installed, or this process has threads.
     """
-    _check(port, workers, watch, certificate, private_key, keep_alive, end_within)
+    _check(port, workers, watch)
+    _check_seconds(keep_alive=keep_alive, head_seconds=head_seconds, end_within=end_within)
+    certificates = _certificates(certificate, private_key, key_password, client_authorities)
     check_installed()
     for name in _LOADED_BEFORE:
         with suppress(ImportError):  # whoever needs it says so
             import_module(name)
+    if scheduler is not None:
+        import_module("distributed")  # once, before the forks, and by nobody else
+        cluster = import_module("daskml_dist.serving.on_cluster").Cluster
+        settings["cluster"] = cluster(scheduler, min_rows=cluster_rows)
+    elif cluster_rows is not None:
+        raise InvalidParameterError("cluster_rows needs a scheduler: name its address.")
     if token is not None:
         settings["token"] = token
     kind = app or _default()
-    options = {
-        "ssl_certfile": certificate,
-        "ssl_keyfile": private_key,
-        "ssl_keyfile_password": key_password,
-        "ssl_ca_certs": client_authorities,
-        "ssl_cert_reqs": 2 if client_authorities else 0,  # ssl.CERT_REQUIRED, CERT_NONE
-        "access_log": False,  # the application's own
-    }
     metrics = Metrics(Supervisor.n_slots(workers))
     listener = listen(host, port)
 
@@ -132,7 +145,8 @@ def serve(
             watch=1.0 if watch is True else float(watch) or None,
             keep_alive=keep_alive,
             end_within=end_within,
-            options={name: value for name, value in options.items() if value is not None},
+            head_seconds=head_seconds,
+            certificates=certificates,
         )
 
     said = listener.getsockname()
@@ -189,29 +203,34 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _check(
-    port: int,
-    workers: int,
-    watch: bool | float,
-    certificate: str | None,
-    private_key: str | None,
-    keep_alive: float,
-    end_within: float,
-) -> None:
+def _check(port: int, workers: int, watch: bool | float) -> None:
     if not 0 <= port < 65536:
         raise InvalidParameterError(f"port={port}: use an integer from 0 to 65535.")
     if workers < 1:
         raise InvalidParameterError(f"workers={workers}: use an integer >= 1.")
     if watch is not False and not 0 < watch < float("inf"):
         raise InvalidParameterError(f"watch={watch}: use True, False, or seconds > 0.")
-    if keep_alive <= 0 or end_within <= 0:
-        raise InvalidParameterError(
-            f"keep_alive={keep_alive}, end_within={end_within}: use seconds > 0."
-        )
-    if private_key is not None and certificate is None:
-        raise InvalidParameterError("A private_key needs its certificate: name both.")
     if sys.platform == "win32":
         raise ServingError("A server forks, which Windows does not. Use Linux, or WSL.")
+
+
+def _check_seconds(**given: float) -> None:
+    for name, seconds in given.items():
+        if not 0 < seconds < float("inf"):
+            raise InvalidParameterError(f"{name}={seconds}: use seconds > 0.")
+
+
+def _certificates(certificate: str | None, *more: str | None) -> Certificates | None:
+    """Certificates that can be used now: a mistake in them ends the server before it starts."""
+    if certificate is not None:
+        made = Certificates(certificate, *more)
+        made.context()
+        return made
+    names = ("private_key", "key_password", "client_authorities")
+    for name, value in zip(names, more, strict=True):
+        if value is not None:
+            raise InvalidParameterError(f"A {name} needs the certificate: name both.")
+    return None
 
 
 def _default() -> Callable[..., App]:

@@ -15,6 +15,7 @@ from daskml_dist.data.row_checks import check_row_shape
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.models.base import BatchRows
 from daskml_dist.training.spec import FitSpec
+from daskml_dist.training.survey import Survey
 
 __all__ = ["RowsOfCalls"]
 
@@ -31,11 +32,12 @@ class RowsOfCalls:
     ----------
     fit : FitSpec
         Of the first call.
+    survey : Survey
+        Of its rows.
     make_block : callable
         As :func:`daskml_dist.data.blocks.make_block`, for targets of the estimator's kind.
-    row_shape : tuple of int
-    is_sparse : bool
-        Whether the first call's rows were sparse.
+    batch_rows : int or None
+        Rows of a step at most; None: all rows of a call.
     backend : Backend
     name : str
         Of the estimator, for errors.
@@ -44,16 +46,19 @@ class RowsOfCalls:
     def __init__(
         self,
         fit: FitSpec,
+        survey: Survey,
         make_block: Callable[..., Block],
-        row_shape: tuple[int, ...],
-        is_sparse: bool,
+        batch_rows: int | None,
         backend: Backend,
         name: str,
     ) -> None:
         self._spec, self._model = fit.rows, fit.steps.model
-        self._dtype = np.dtype(fit.rows.dtype)
-        self._make, self._shape, self._name = make_block, row_shape, name
-        self._is_sparse = is_sparse
+        self._dtype, self._rows_dtype = np.dtype(fit.rows.dtype), np.dtype(fit.rows.rows_dtype)
+        self._make, self._shape, self._name = make_block, survey.row_shape, name
+        self._is_sparse = survey.any_sparse
+        self._has_target = any(i.targets is not None or i.labels is not None for i in survey.infos)
+        self._n_targets = survey.n_targets
+        self._batch_rows, self._fewest = batch_rows, getattr(self._model, "fewest_rows", 1)
         self._backend = backend
 
     def __call__(self, X: Any, y: Any, sample_weight: Any) -> tuple[BatchRows, Block]:
@@ -65,12 +70,13 @@ class RowsOfCalls:
             They are not as the first call's, or hold NaN, infinity or an unknown label.
         """
         spec = self._spec
-        plain = sample_weight is None and self._is_plain(X, y)
-        if plain:
-            block = Block(0, X, y)
+        if sample_weight is None and self._is_plain(X, y):
+            block = Block(0, X, y if self._has_target else None)
         else:
             block = self._make(0, X, y, sample_weight, dtype=spec.rows_dtype)
             check_row_shape(block.rows.shape[1:], self._shape, self._name)
+            self._check_targets(block.y)
+        self._check_enough(block.n_rows)
         rows = block.X
         if self._is_sparse and not sparse.issparse(rows):
             rows = sparse.csr_matrix(rows)
@@ -83,16 +89,46 @@ class RowsOfCalls:
 
     def _is_plain(self, X: Any, y: Any) -> bool:
         """Whether arrays are what a block of them would hold."""
-        if type(X) is not np.ndarray or type(y) is not np.ndarray or y.ndim != 1:
+        if type(X) is not np.ndarray or X.dtype != self._rows_dtype:
             return False
-        same = X.dtype == self._dtype and X.shape[1:] == self._shape and X.flags.c_contiguous
-        is_labels = self._spec.classes is not None
-        return same and len(X) == len(y) and is_labels and y.dtype.kind in _PLAIN
+        if X.shape[1:] != self._shape or not X.flags.c_contiguous:
+            return False
+        if not self._has_target:
+            return True
+        if type(y) is not np.ndarray or y.shape != X.shape[:1] or self._n_targets is not None:
+            return False
+        return self._spec.classes is not None and y.dtype.kind in _PLAIN
+
+    def _check_targets(self, y: NDArray[Any] | None) -> None:
+        """Check that targets have the columns of the first ones."""
+        if not self._has_target:
+            return
+        n = None if y is None or y.ndim == 1 else y.shape[1]
+        if y is None or n != self._n_targets:
+            found = "None" if y is None else f"of {_columns(n)}"
+            raise InvalidDataError(
+                f"y is {found}, and the first call's was of {_columns(self._n_targets)}. Give "
+                "targets as at first."
+            )
+
+    def _check_enough(self, n_rows: int) -> None:
+        """Check that each step has as many rows as the model needs."""
+        n_steps = 1 if self._batch_rows is None else -(-n_rows // self._batch_rows)
+        if n_rows and n_rows // n_steps < self._fewest:
+            raise InvalidDataError(
+                f"A step of this call has {n_rows // n_steps} rows, and a batch normalisation "
+                f"needs {self._fewest}. Gather more rows for a call, or raise batch_size."
+            )
 
     def _encoded(self, y: NDArray[Any]) -> NDArray[Any]:
         classes = self._spec.classes
         if classes is not None and y.ndim == 1:
             _check_known(y, classes)
+        elif classes is not None and not np.isin(y, (0, 1)).all():
+            raise InvalidDataError(
+                f"y holds {np.setdiff1d(y, (0, 1)).tolist()[:5]}. Of several labels a row, give a "
+                "column of 0 and 1 for each."
+            )
         found: NDArray[Any] = self._model.encode(y, classes, self._dtype)
         return found
 
@@ -106,6 +142,10 @@ class RowsOfCalls:
         at = np.minimum(np.searchsorted(classes, block.y), len(classes) - 1)
         weight = of_class[at] if given is None else of_class[at] * given
         return weight.astype(self._dtype)
+
+
+def _columns(n_targets: int | None) -> str:
+    return "one column" if n_targets is None else f"{n_targets} columns"
 
 
 def _check_known(y: NDArray[Any], classes: NDArray[Any]) -> None:

@@ -6,17 +6,25 @@ import copy
 import math
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
+
 from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.data.lazy import is_dask
-from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
+from daskml_dist.errors import (
+    DivergedError,
+    InvalidDataError,
+    InvalidParameterError,
+    WorkerLostError,
+)
+from daskml_dist.streaming.lanes import Lanes, check_lanes
 from daskml_dist.streaming.positions import check_position, is_past, later
 from daskml_dist.streaming.progress import Progress
-from daskml_dist.streaming.saving import Saved, Saving
-from daskml_dist.streaming.start import Started, check_streams, start
+from daskml_dist.streaming.saved import Saved
+from daskml_dist.streaming.saving import Saving
+from daskml_dist.streaming.start import Started, check_streams
 from daskml_dist.streaming.watching import Watch
 
 __all__ = ["Session"]
@@ -26,8 +34,8 @@ class Session:
     """Stream that an estimator learns from, of :meth:`Streamed.stream`; a context manager.
 
     The parameters stay in the calling process between calls, which makes a call as cheap as its
-    step. The estimator is fitted at any time: whoever asks it for an attribute or a prediction
-    gets what has been learned by then. Used by one thread.
+    step, or with lanes and servers on a cluster. The estimator is fitted at any time: whoever asks
+    it for an attribute or a prediction gets what has been learned by then. Used by one thread.
 
     Parameters
     ----------
@@ -44,6 +52,8 @@ class Session:
         Called with a fitted copy of the estimator.
     publish_every : int
         Calls between two of these.
+    client : distributed.Client or None
+        Of the cluster whose workers learn; None: the calling process does.
 
     Attributes
     ----------
@@ -60,6 +70,7 @@ class Session:
         watch: Watch | None = None,
         publish: Callable[[Any], Any] | None = None,
         publish_every: int = 1000,
+        client: Any = None,
     ) -> None:
         self.estimator = estimator
         self._classes = classes
@@ -67,12 +78,15 @@ class Session:
         self._on_checkpoint = on_checkpoint
         self._watch = Watch(None, None) if watch is None else watch
         self._publish, self._publish_every = publish, publish_every
+        self._client = client
         self._unpublished = 0
         self._position: Any = None
         #: Whether the parameters are those of whole calls.
         self._is_whole = True
         self._progress = Progress()
         self._started: Started | None = None
+        #: Steps on a cluster.
+        self._lanes: Lanes | None = None
         self._is_open = False
         #: Names of the attributes that hold what was learned; None: not as of now.
         self._shown: list[str] | None = []
@@ -86,6 +100,8 @@ class Session:
                 "use a clone of the estimator."
             )
         check_streams(self.estimator)
+        if self._client is not None:
+            check_lanes(self.estimator)
         saved = None if self._saving is None else self._saving.load()
         if saved is not None:
             self._resume(saved)
@@ -98,15 +114,17 @@ class Session:
         assert self._saving is not None
         path, stream = self._saving.checkpoint.path, saved.stream
         classes = saved.classes if self._classes is None else self._classes
-        X, y = saved.rows()
-        ready, batch_rows = partial(saved.fit, path=path), stream["likeness"]["batch_rows"]
-        self._started = start(self.estimator, X, y, None, classes, ready, batch_rows)
-        self._started.steps.resumed()
-        self._started.seen, self._started.likeness = stream["seen"], stream["likeness"]
+        self._started = self._on_lanes(self.estimator._resume_stream(saved, path, classes))
         self._position = stream["position"]
         self._progress.restore(stream["progress"])
         self._shown = None
         self.show()
+
+    def _on_lanes(self, started: Started) -> Started:
+        """What has started, with its steps where they are to be made."""
+        if self._client is not None:
+            self._lanes = Lanes(self._client, self.estimator, started, self._learned)
+        return started
 
     def __exit__(
         self,
@@ -116,27 +134,33 @@ class Session:
     ) -> None:
         try:
             # What ended the stream is told rather than what came of it.
-            with suppress(DivergedError) if error is not None else nullcontext():
+            ended = (DivergedError, WorkerLostError)
+            with suppress(*ended) if error is not None else nullcontext():
+                self._settle()
                 self.show()
-                if self._is_whole and self._started is not None:
+                failed = self._lanes is not None and self._lanes.failed
+                if self._is_whole and not failed and self._started is not None:
                     self._finish()
         finally:
             self._is_open = False
             vars(self.estimator).pop("_stream", None)
+            if self._started is not None:
+                self._started.steps.close()
 
     # -- learning ------------------------------------------------------------------------------
 
     def learn(
-        self, X: Any, y: Any, sample_weight: Any = None, *, position: Any = None
+        self, X: Any, y: Any = None, sample_weight: Any = None, *, position: Any = None
     ) -> float | None:
         """Take the loss of some rows, and then the steps along their gradient.
 
         Parameters
         ----------
         X : ndarray, pandas.DataFrame or scipy.sparse matrix of shape (n_rows, n_features)
-            In memory. The first call's dtype is that of the parameters: float32 or float64.
-        y : array-like of shape (n_rows,)
-            Labels or targets.
+            In memory, as ``fit`` takes it. The first call's dtype is that of the parameters:
+            float32 or float64.
+        y : array-like of shape (n_rows,) or (n_rows, n_targets), or None
+            Labels or targets; None for estimators without any.
         sample_weight : array-like of shape (n_rows,), or float, or None
             Weights of the rows, >= 0, which are taken as they are: one of 2 makes a step of
             twice the length.
@@ -148,7 +172,9 @@ class Session:
         Returns
         -------
         float or None
-            Mean loss of the rows, before they were learned; None where they had been.
+            Mean loss of the rows, before they were learned; None where they had been. Where lanes
+            on a cluster do not wait for each other, that of the last call whose loss has come, NaN
+            before the first.
 
         Raises
         ------
@@ -157,6 +183,8 @@ class Session:
             Nothing of them is learned, and the stream may go on.
         DivergedError
             The loss is no finite number any more.
+        WorkerLostError
+            Workers were lost again and again, or (as TrainingError) lanes on a cluster failed.
         """
         if not self._is_open:
             raise InvalidParameterError(
@@ -169,35 +197,61 @@ class Session:
             )
         if position is not None:
             position = check_position(position)
-            if is_past(position, self._position):
+            if is_past(position, self._given):
                 return None
-        plain = self._started is not None and type(X) is type(y) and hasattr(X, "flags")
-        if not plain:
-            X, y, sample_weight = self._taken(X, y, sample_weight)
-        if self._started is None:
-            self._started = start(self.estimator, X, y, sample_weight, self._classes)
         started = self._started
+        if started is None or not _is_plain(X, y):
+            X, y, sample_weight = self._taken(X, y, sample_weight)
+        if started is None:
+            started = self.estimator._begin_stream(X, y, sample_weight, self._classes)
         rows, block = started.make(X, y, sample_weight)
+        if self._started is None:  # by rows that can be learned
+            self._started = self._on_lanes(started)
+            if "_state" in vars(self.estimator):  # of a fit, which the first step makes old
+                self._shown = None
+                self.show()
+        position = later(position, self._given)
         if block.n_rows == 0:
-            self._position = later(position, self._position)
+            if self._lanes is not None:
+                self._lanes.skip()
+            self._position = position
             return math.nan
         weight = block.n_rows if rows.weight is None else float(rows.weight.sum())
         self._hide()
-        self._is_whole = False
-        loss = started.steps.take(rows, block)
-        if not math.isfinite(loss):
-            raise DivergedError(
-                f"The loss after row {self.n_rows} of the stream is {loss}: the parameters grew "
-                "beyond all bounds. Lower learning_rate, or scale the features (StandardScaler), "
-                "and begin anew."
-            )
-        self._progress.add(loss, weight, block.n_rows)
-        self._position = later(position, self._position)
-        self._is_whole = True
+        if self._lanes is not None:
+            self._lanes.give(rows, block, weight, position)
+        else:
+            self._is_whole = False
+            loss = started.steps.take(rows, block)
+            self._learned(loss, weight, block.n_rows, position)
         last = self._progress.last
-        self._watch.update(self, last)
         self._keep()
         return last
+
+    def _learned(self, loss: float, weight: float, n_rows: int, position: Any) -> None:
+        """Count a call that was learned, and look for a drift."""
+        if not math.isfinite(loss):
+            self._is_whole = False
+            raise DivergedError(
+                f"The loss after row {self._progress.n_rows} of the stream is {loss}: the "
+                "parameters grew beyond all bounds. Lower learning_rate, or scale the features "
+                "(StandardScaler), and begin anew."
+            )
+        self._progress.add(loss, weight, n_rows)
+        self._position = position
+        if self._lanes is None:
+            self._is_whole = True
+        self._watch.update(self, self._progress.last)
+
+    def _settle(self) -> None:
+        """Wait until all calls that were given are learned and counted."""
+        if self._lanes is not None and self._is_open:
+            self._lanes.settle()
+
+    @property
+    def _given(self) -> Any:
+        """Position of the last batch that was given."""
+        return self._position if self._lanes is None else self._lanes.given(self._position)
 
     def reset(self, *, parameters: bool = False) -> None:
         """Let the optimizer and the schedule begin anew, as after a drift.
@@ -246,6 +300,7 @@ class Session:
             )
         if self._started is None:
             return
+        self._settle()
         stream = {
             "position": self._position,
             "progress": self._progress.facts(),
@@ -266,7 +321,11 @@ class Session:
         inputs: tuple[Any, Any, Any] = estimator._taken(X, y, sample_weight)
         if self._started is not None:
             estimator._check_target(inputs[1])
-            check_feature_names(estimator, inputs[0], reset=False)
+            # Of the estimator itself, whoever asks for an attribute gets all that was learned.
+            named = object.__new__(type(estimator))
+            names = vars(estimator).get("feature_names_in_")
+            vars(named).update({} if names is None else {"feature_names_in_": names})
+            check_feature_names(named, inputs[0], reset=False)
         return inputs
 
     # -- what has been learned -----------------------------------------------------------------
@@ -274,26 +333,31 @@ class Session:
     @property
     def progressive_loss(self) -> float:
         """Mean loss of all rows of the stream, each before it was learned; by their weights."""
+        self._settle()
         return self._progress.mean
 
     @property
     def n_rows(self) -> int:
         """Rows learned by this stream, before it was resumed too."""
+        self._settle()
         return self._progress.n_rows
 
     @property
     def position(self) -> Any:
         """Position of the last batch that was learned; None: no call named one."""
+        self._settle()
         return self._position
 
     @property
     def drift(self) -> bool:
         """Whether the last call showed a drift."""
+        self._settle()
         return self._watch.drift
 
     @property
     def drifts(self) -> list[int]:
         """Rows that had been learned at each drift."""
+        self._settle()
         return self._watch.drifts
 
     def show(self) -> None:
@@ -301,17 +365,13 @@ class Session:
         started = self._started
         if started is None or self._shown is not None:
             return
-        estimator, model = self.estimator, started.fit.steps.model
+        estimator = self.estimator
         held = vars(estimator)
         before = dict(held)
         self._shown = []  # what follows reads attributes of the estimator
         try:
-            state = started.steps.shard.state()
-            estimator._set_parameters(state.final, model, started.rows)
-            estimator._set_row_shape(started.rows.survey.row_shape)
-            estimator._state, estimator._last_model = state, model
-            estimator.n_iter_ = 1
-            estimator.t_ = started.seen + self._progress.n_rows
+            self._settle()
+            estimator._show_stream(started, started.steps.state(), self._progress)
         except BaseException:
             held.clear()
             held.update(before)
@@ -325,3 +385,8 @@ class Session:
         for name in self._shown or ():
             held.pop(name, None)
         self._shown = None
+
+
+def _is_plain(X: Any, y: Any) -> bool:
+    """Whether inputs are arrays as they should be, of which there is nothing to take or to name."""
+    return type(X) is np.ndarray and (y is None or (type(y) is np.ndarray and y.ndim == 1))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from daskml_dist.backends import get_backend
+from daskml_dist.data.blocks import check_finite
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.policies import get_policy
 from daskml_dist.streaming.likeness import likeness_of
@@ -18,7 +20,10 @@ from daskml_dist.training.rows import Rows
 from daskml_dist.training.settings import Settings
 from daskml_dist.training.spec import FitSpec
 
-__all__ = ["Started", "check_streams", "start"]
+if TYPE_CHECKING:
+    from daskml_dist.streaming.saved import Saved
+
+__all__ = ["Started", "check_streams", "resume", "start"]
 
 
 @dataclass
@@ -73,7 +78,7 @@ def check_streams(estimator: Any) -> Settings:
     )  # fmt: skip
     return dataclasses.replace(
         settings, policy=get_policy("allreduce"), run=run, max_iter=1, tol=None, shuffle=False,
-        calibrates=False,
+        calibrates=False, pipeline=None,
     )  # fmt: skip
 
 
@@ -88,7 +93,8 @@ def start(
 ) -> Started:
     """Plan a fit to the first rows of a stream; nothing is learned yet.
 
-    `ready` puts the plan where a stream goes on, whose first step had `first_rows`.
+    `ready` puts the plan where a stream goes on, whose first step had `first_rows`; without it the
+    plan begins with what else the estimator finds in the rows.
 
     Raises
     ------
@@ -108,20 +114,69 @@ def start(
             "collection. Compute each batch first: X, y = dask.compute(X, y)."
         )
     batch_rows = settings.batch_size if isinstance(settings.batch_size, int) else None
+    if estimator._whole_calls:
+        batch_rows = None
     with InProcessEngine(collection) as engine:
-        rows = estimator._rows(engine, settings.run, classes, settings.class_weight, False)
+        # Elsewhere weights are no part of the plan.
+        weighted = estimator._whole_calls and sample_weight is not None
+        rows = estimator._rows(engine, settings.run, classes, settings.class_weight, weighted)
         # Whether a step touches few of the parameters depends on its rows.
-        most = first_rows or (rows.survey.n_rows if batch_rows is None else batch_rows)
-        settings = dataclasses.replace(settings, batch_size=most)
+        most = first_rows or batch_rows or rows.survey.n_rows
+        settings = dataclasses.replace(
+            settings, batch_size=None if estimator._whole_calls else most
+        )
         initial = estimator._initial(rows, settings) if goes_on else None
         model = estimator._model(rows, estimator._last_model if initial is not None else None)
+        if not model.takes_missing:
+            engine.ask(check_finite)
         fit: FitSpec = estimator._plan(settings, model, rows, initial, engine)
-    names = collection.feature_names
+        fit = estimator._ready(engine, fit) if ready is None else fit
+    names = _names(estimator, collection.feature_names)
     likeness = likeness_of(fit, rows.survey, settings.auto_rate, names) | {"batch_rows": most}
     fit = fit if ready is None else ready(fit)
     make = RowsOfCalls(
-        fit, collection.block_maker, rows.survey.row_shape, rows.survey.any_sparse,
-        get_backend("cpu"), type(estimator).__name__,
+        fit, rows.survey, collection.block_maker, batch_rows, get_backend("cpu"),
+        type(estimator).__name__,
     )  # fmt: skip
     seen = float(estimator.t_) if goes_on else 0.0
-    return Started(fit, rows, make, Steps(fit, batch_rows), seen, likeness)
+    steps = Steps(fit, batch_rows, estimator._rule_of_rows)
+    return Started(fit, rows, make, steps, seen, likeness)
+
+
+def resume(
+    estimator: Any,
+    saved: Saved,
+    path: Any,
+    classes: Any,
+    ready: Callable[[FitSpec], FitSpec] | None = None,
+    n_rows: int = 2,
+) -> Started:
+    """Plan the fit that a stream was saved of; `ready` comes before its state does.
+
+    `n_rows` are as many as such a fit needs.
+
+    Raises
+    ------
+    CheckpointError
+        The file is of another stream.
+    """
+    X, y = saved.rows(n_rows)
+    state = partial(saved.fit, path=path)
+
+    def both(fit: FitSpec) -> FitSpec:
+        return state(fit if ready is None else ready(fit))
+
+    stream = saved.stream
+    started = start(estimator, X, y, None, classes, both, stream["likeness"]["batch_rows"])
+    started.steps.resumed()
+    started.seen, started.likeness = stream["seen"], stream["likeness"]
+    return started
+
+
+def _names(estimator: Any, names: Any) -> dict[str, str] | None:
+    """Names and dtypes of columns, where they have any."""
+    if names is None:
+        return None
+    kinds = getattr(estimator, "_feature_dtypes", None) or []
+    same = len(kinds) == len(names)
+    return {str(n): kinds[i] if same else "" for i, n in enumerate(names.tolist())}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from daskml_dist.backends import get_backend
 from daskml_dist.backends.denormals import arithmetic
@@ -15,9 +17,12 @@ from daskml_dist.data.blocks import Block
 from daskml_dist.data.scales import block_scales
 from daskml_dist.models.base import BatchRows
 from daskml_dist.optimizers import NAG
+from daskml_dist.ps.rule import UpdateRule
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.training.spec import FitSpec
+from daskml_dist.training.threads import blas
+from daskml_dist.training.worker.cores import Seat
 
 __all__ = ["Steps"]
 
@@ -31,13 +36,27 @@ class Steps:
         Of one lane.
     batch_rows : int or None
         Rows of a step at most; None: all rows of a call.
+    rule_of : callable
+        Rule of steps of so many rows, of the fit's own; by default the same.
     """
 
-    def __init__(self, fit: FitSpec, batch_rows: int | None) -> None:
+    def __init__(
+        self,
+        fit: FitSpec,
+        batch_rows: int | None,
+        rule_of: Callable[[UpdateRule, int], UpdateRule] = lambda rule, n_rows: rule,
+    ) -> None:
+        #: Context of each call's steps, where the estimator asks for one.
+        self.around: Callable[[], AbstractContextManager[Any]] = nullcontext
         self._work = work = fit.steps
         self._model: Any = work.model
         self._backend = get_backend("cpu")
-        self._batch_rows = batch_rows
+        self.batch_rows = batch_rows
+        self._rule_of = rule_of
+        # Those of a trainer that is alone in its process.
+        self._threads = 1 if fit.run.deterministic else max(1, len(Seat.own(1).cores))
+        #: Rows of a step that the shard's rule is for.
+        self._ruled: int | None = None
         self._few = work.coordinates
         self.shard = Shard(work.rule, fit.start_state())
         self._gradient = np.zeros_like(self.shard.w)
@@ -52,67 +71,138 @@ class Steps:
 
     def take(self, rows: BatchRows, block: Block) -> float:
         """Take the steps of a call's rows; the sum of their losses, each before its step."""
-        n_rows = block.n_rows
+        n_rows, most = block.n_rows, self.batch_rows
+        self._follow(n_rows if most is None else min(n_rows, most))
         with ExitStack() as stack:
             stack.enter_context(np.errstate(over="ignore", invalid="ignore"))
             if self._model.linear is None:
+                # As a trainer does, so that the sums stay the same.
+                stack.enter_context(self.around())
+                stack.enter_context(blas().limit(limits=1, user_api="blas"))
                 stack.enter_context(arithmetic(self._model.flushes))
-                stack.enter_context(self._model.computing(1))
-            if self._scaled is not None and not self._has_scales:
-                self._rescale(block)
-            self._has_scales = False
-            most = self._batch_rows
-            if most is None or n_rows <= most:
-                is_sparse = hasattr(rows.X, "indptr")
-                return self._step(self._part(rows, slice(0, n_rows)) if is_sparse else rows, n_rows)
-            # The same cuts as those of a pass.
-            n_steps = -(-n_rows // most)
-            cuts = [i * n_rows // n_steps for i in range(n_steps + 1)]
-            parts = itertools.pairwise(cuts)
-            return sum(self._step(self._part(rows, slice(a, b)), b - a) for a, b in parts)
+                stack.enter_context(self._model.computing(self._threads))
+            if (scales := self.scales_of(block)) is not None:
+                self.shard.rescale(*scales)
+            loss = self._steps(rows, n_rows)
+        if self._few:
+            self.shard.settle()  # as at the end of a pass
+        return loss
+
+    def _steps(self, rows: BatchRows, n_rows: int) -> float:
+        most = self.batch_rows
+        # Random streams are those of a fit that goes on from the steps so far.
+        stream = self._work.seed + self.shard.step, 0
+        if most is None or n_rows <= most:
+            parts = self._pieces(rows, 0, n_rows, several=False)
+            return self._step(parts, n_rows, (*stream, 0))
+        # The same cuts as those of a pass.
+        n_steps = -(-n_rows // most)
+        cuts = itertools.pairwise(i * n_rows // n_steps for i in range(n_steps + 1))
+        loss = 0.0
+        for clock, (a, b) in enumerate(cuts):
+            parts = self._pieces(rows, a, b, several=True)
+            loss += self._step(parts, b - a, (*stream, clock))
+        return loss
 
     def reset(self, parameters: bool) -> None:
         """Begin the optimizer and the schedule anew, and the parameters where asked for."""
         old, work = self.shard, self._work
         old.settle()
         w = work.model.init(work.seed, old.w.dtype) if parameters else old.w
-        slots = work.rule.init(w, 0)
+        slots = old.rule.init(w, 0)
         if "scale" in slots:  # units of the features are none of what was learned
             slots["scale"] = old.slots["scale"]
-        self.shard = Shard(work.rule, ShardState(w, slots))
+        self.shard = Shard(old.rule, ShardState(w, slots))
 
-    def _step(self, rows: BatchRows, n_rows: int) -> float:
+    def _follow(self, n_rows: int) -> None:
+        """Step by the rule of steps of so many rows from now on."""
+        if n_rows != self._ruled:
+            self._ruled = n_rows
+            rule = self._rule_of(self._work.rule, n_rows)
+            if rule is not self._work.rule:
+                self.shard.follow(rule)
+
+    def _pieces(self, rows: BatchRows, start: int, stop: int, several: bool) -> list[BatchRows]:
+        """Rows of a step, as many at once as the user says.
+
+        Where a call has `several` steps, they are as a trainer's reader would make them: even
+        shares, in memory of their own, since some libraries round by where rows lie.
+        """
+        n_rows, most = stop - start, self._work.micro_batch
+        sparse = hasattr(rows.X, "indptr")
+        if most is None and not (several or sparse):
+            return [rows]
+        copies = several and not sparse and self._model.linear is None
+        most = n_rows if most is None else most
+        n = -(-n_rows // most)
+        ends = [n_rows * (i + 1) // n if copies else min((i + 1) * most, n_rows) for i in range(n)]
+        cuts = itertools.pairwise([start, *(start + end for end in ends)])
+        return [self._part(rows, slice(a, b), copies) for a, b in cuts]
+
+    def _step(self, pieces: list[BatchRows], n_rows: int, key: tuple[int, ...]) -> float:
         shard, model, backend = self.shard, self._model, self._backend
-        rows.key = (self._work.seed, 0, shard.step, 0)
+        for number, rows in enumerate(pieces):
+            rows.key = (*key, number)
+        index, w, own = None, shard.w, None
         if self._few:
-            index = model.touched([rows], backend)
+            index = model.touched(pieces, backend)
             w = shard.w[index]
-            gradient: Any = np.zeros_like(w)
-            loss = model.add_gradient(w, rows, gradient, backend)
-        elif (own := model.own_gradient(shard.w, rows, backend)) is not None:
-            index, (gradient, loss) = None, own
+        elif len(pieces) == 1:
+            own = model.own_gradient(w, pieces[0], backend)
+        if own is not None:
+            gradient, loss = own
         else:
-            index, gradient = None, self._gradient
-            gradient[...] = 0
-            loss = model.add_gradient(shard.w, rows, gradient, backend)
+            gradient, loss = self._room(w), 0.0
+            for rows in pieces:
+                loss = loss + model.add_gradient(w, rows, gradient, backend)
         loss = float(scalar(loss))
         shard.apply(gradient, n_rows, index)
         return loss
 
-    def _part(self, rows: BatchRows, at: slice) -> BatchRows:
+    def _room(self, w: Any) -> Any:
+        """Zeros like some parameters."""
+        if w is not self.shard.w:
+            return np.zeros_like(w)
+        self._gradient[...] = 0
+        return self._gradient
+
+    def _part(self, rows: BatchRows, at: slice, copies: bool) -> BatchRows:
         y, weight = (None if a is None else a[at] for a in (rows.y, rows.weight))
+        if copies:
+            return BatchRows(rows.X[at].copy(), y, weight)
         backend = self._backend
         return BatchRows(backend.rows(rows.X, backend.row_numbers(at)), y, weight)
 
-    def _rescale(self, block: Block) -> None:
-        """Keep to the units of the features, as another fit that goes on would."""
-        assert self._scaled is not None
-        if self._model.linear is None:
-            return
+    def scales_of(self, block: Block) -> tuple[NDArray[np.float64], float] | None:
+        """Largest values of the features and norm of a call's rows, where steps need them.
+
+        That is where the optimizer keeps to units of the features, as another fit that goes on
+        would, and the rows are not those that the fit was planned by.
+        """
+        has_scales, self._has_scales = self._has_scales, False
+        if self._scaled is None or has_scales or self._model.linear is None:
+            return None
         scales = block_scales(block)
         if self._model.linear.fit_intercept:
             scales = scales.with_intercept()
-        slots = dict(self.shard.slots)
-        self._scaled.rescale(self.shard.w, slots, scales.largest, scales.norm)
-        for name, slot in slots.items():  # steps are bound to the arrays that there are
-            self.shard.slots[name][...] = slot
+        return scales.largest, scales.norm
+
+    def units(self, largest: NDArray[np.float64], norm: float) -> NDArray[Any]:
+        """Units of the parameters for rows of such scales."""
+        assert self._scaled is not None
+        units: NDArray[Any] = self._scaled.init_scaled(self.shard.w, largest, norm)["scale"]
+        return units
+
+    def settle(self) -> None:
+        """Wait for nothing: all steps have been made."""
+
+    def state(self) -> ShardState:
+        """State after all steps; a copy."""
+        return self.shard.state()
+
+    def meeting(self) -> ShardState:
+        """The same, which all lanes go on from."""
+        return self.state()
+
+    def close(self) -> None:
+        """Let go of nothing."""

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.ps.rule import UpdateRule
+from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.streaming.watching import Watch
 from daskml_dist.training.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
+    from daskml_dist.streaming.progress import Progress
+    from daskml_dist.streaming.saved import Saved
     from daskml_dist.streaming.session import Session
+    from daskml_dist.streaming.start import Started
 
 __all__ = ["Streamed"]
 
 
 class Streamed:
     """Estimator trained by gradient steps, which can learn from a stream."""
+
+    #: Whether a call is one batch, whatever `batch_size`, which begins by weighted rows.
+    _whole_calls: ClassVar[bool] = False
+    #: Whether lanes on a cluster can learn its streams.
+    _streams_on_clusters: ClassVar[bool] = False
 
     def stream(
         self,
@@ -35,9 +45,10 @@ class Streamed:
 
         The steps are those of ``partial_fit`` with the same batches and ``shuffle=False``, to
         the bit for dense rows. With ``batch_size="auto"`` or None a call is one step; a number
-        cuts the rows of a call into batches. The rate is that of ``partial_fit``: with
-        ``learning_rate="auto"`` the optimizer's own, there is no pilot, and what depends on the
-        rows (units of the targets, their mean) is taken from the first call's.
+        cuts the rows of a call into batches (a call of MiniBatchKMeans is always one). The rate
+        is that of ``partial_fit``: with ``learning_rate="auto"`` the optimizer's own, there is no
+        pilot, and what depends on the rows (units of the targets, their mean) is taken from the
+        first call's.
 
         Parameters
         ----------
@@ -62,8 +73,11 @@ class Streamed:
         publish : callable, optional
             Called with a fitted copy of the estimator, every so many calls and at the end.
         publish_every : int, default=1000
-        client : "inline" or None
-            Streams are learned in the calling process.
+        client : distributed.Client, "inline" or None
+            Of the cluster whose workers learn the rows that this process gives, under the
+            estimator's policy: in lock-step all lanes share each step, else steps go to lanes in
+            turn and :meth:`~Session.learn` does not wait for each. A worker that dies costs time
+            alone. "inline" or None: the calling process learns them itself.
 
         Returns
         -------
@@ -73,7 +87,8 @@ class Streamed:
         Raises
         ------
         InvalidParameterError
-            Parameters with no meaning in a stream, such as ``early_stopping``.
+            Parameters with no meaning in a stream, such as ``early_stopping``, or on a cluster,
+            such as ``compression``.
 
         Examples
         --------
@@ -93,11 +108,12 @@ class Streamed:
         from daskml_dist.streaming.session import Session
         from daskml_dist.training.run import INLINE
 
-        if client is not None and client != INLINE:
-            raise InvalidParameterError(
-                f"client={client!r}: a stream is learned in the calling process. Leave client "
-                'out (or give "inline"); rows on a cluster are learned by fit or partial_fit.'
-            )
+        if client is not None and not (isinstance(client, str) and client == INLINE):
+            from daskml_dist.streaming.cluster.steps import check_client
+
+            client = check_client(client)
+        else:
+            client = None
         _check_publish(publish, publish_every)
         saving = None if checkpoint is None else Saving(checkpoint, checkpoint_seconds)
         return Session(
@@ -108,7 +124,33 @@ class Streamed:
             watch=Watch(drift, on_drift),
             publish=publish,
             publish_every=publish_every,
+            client=client,
         )
+
+    # -- what a kind of estimators may do otherwise --------------------------------------------
+
+    def _begin_stream(self, X: Any, y: Any, sample_weight: Any, classes: Any) -> Started:
+        """The stream that begins with some rows; nothing is learned yet."""
+        from daskml_dist.streaming.start import start
+
+        return start(self, X, y, sample_weight, classes)
+
+    def _resume_stream(self, saved: Saved, path: Any, classes: Any) -> Started:
+        """The stream that goes on from where it was saved."""
+        from daskml_dist.streaming.start import resume
+
+        return resume(self, saved, path, classes)
+
+    def _rule_of_rows(self, rule: UpdateRule, n_rows: int) -> UpdateRule:
+        """Rule of steps of so many rows; the same for all, as it is by default."""
+        return rule
+
+    def _show_stream(self, started: Started, state: ShardState, progress: Progress) -> None:
+        """Set the fitted attributes to what a stream has learned."""
+        estimator: Any = self
+        estimator._set_learned(state, started.fit.steps.model, started.rows)
+        estimator.n_iter_ = 1
+        estimator.t_ = started.seen + progress.n_rows
 
     # Attributes of an open stream are made when somebody asks for them: a copy of the parameters
     # for each call would cost more than many a step.
@@ -116,7 +158,7 @@ class Streamed:
 
         def __getattr__(self, name: str) -> Any:
             session = vars(self).get("_stream")
-            fitted = name.endswith("_") or name in ("_state", "_last_model")
+            fitted = name.endswith("_") or name.startswith("_")
             if session is not None and fitted and not name.startswith("__"):
                 session.show()
                 if name in vars(self):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 
@@ -93,62 +94,108 @@ def train_in_parts(
         Before the first step, where the file cannot be written, is damaged or belongs to another
         fit; later, where a checkpoint cannot be saved.
     """
-    max_iter, partial, dropped, lost = fit.work.stopping.max_iter, 0.0, 0, 0
-    records: list[dict[str, Any]] = []
-    events: list[dict[str, Any]] = []
-    if checkpoint is not None:
-        checkpoint.check_writable()
-        if checkpoint.resume and (found := _newest(fit, checkpoint)) is not None:
-            fit, records = resumed(fit, checkpoint.path, *found)
+    course = _Course.of(fit, checkpoint)
     watched = OneFit(callbacks)
     every = 1 if checkpoint is None else checkpoint.every
     length = 1 if callbacks.need_parameters else every
-    result = FitResult(fit.start_state(), [], fit.work.stopping, 0.0)
-    began = fit.work.first_pass
-    interrupted: KeyboardInterrupt | None = None
+    began = course.fit.work.first_pass
     try:
-        while (
-            fit.work.first_pass < max_iter
-            and not fit.work.stopping.converged
-            and not watched.stopped
-        ):
-            last = min(fit.work.first_pass + length, max_iter)
-            part = fit.working(stopping=dataclasses.replace(fit.work.stopping, max_iter=last))
-            result = engine.train(part, watched)
-            state = result.state
-            assert isinstance(state, ShardState)
-            _check_finite(state)
-            records = records + result.records
-            partial += result.partial_rows
-            dropped, lost = dropped + result.dropped, lost + result.lost_rows
-            events = events + result.events
-            fit = fit.working(
-                initial=state,
-                stopping=dataclasses.replace(result.stopping, max_iter=max_iter),
-                first_pass=fit.work.first_pass + len(result.records),
-            )
-            if (interrupted := result.interrupted) is not None:
+        while course.interrupted is None and not course.is_over(watched):
+            result = engine.train(course.part(length), watched)
+            state = course.add(result)
+            if course.interrupted is not None:
                 break  # not at the end of a pass, where a fit could go on to the same digits
             watched.on_part_end(result.records, state)
-            done = fit.work.first_pass
-            ends = done >= max_iter or fit.work.stopping.converged or watched.stopped
-            if checkpoint is not None and (ends or done % every == 0):
-                checkpoint.save(state, facts_of(fit, records))
+            done = course.fit.work.first_pass
+            if checkpoint is not None and (course.is_over(watched) or done % every == 0):
+                checkpoint.save(state, facts_of(course.fit, course.records))
             if settled(state):
-                fit.work.stopping.converged = True
+                course.fit.work.stopping.converged = True
     except BaseException as error:
         watched.finish(error)
-        if not isinstance(error, KeyboardInterrupt) or fit.work.first_pass == began:
+        if not isinstance(error, KeyboardInterrupt) or course.fit.work.first_pass == began:
             raise
-        interrupted = error  # what the parts before have found stays
-    watched.finish(interrupted)
-    state = result.state
+        course.interrupted = error  # what the parts before have found stays
+    watched.finish(course.interrupted)
     if watched.view is not None and (w := watched.view.ending) is not None:
+        course.end_with(w, checkpoint)
+    return course.result()
+
+
+@dataclass
+class _Course:
+    """Course of a fit over its parts: what is left of it, and what has been done.
+
+    Parameters
+    ----------
+    fit : FitSpec
+        What is left.
+    records : list of dict
+        Of the passes that were made.
+    state : ShardState
+        What it has come to.
+    """
+
+    fit: FitSpec
+    records: list[dict[str, Any]]
+    state: ShardState
+    events: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    partial_rows: float = 0.0
+    dropped: int = 0
+    lost_rows: int = 0
+    interrupted: KeyboardInterrupt | None = None
+
+    @classmethod
+    def of(cls, fit: FitSpec, checkpoint: Checkpoint | None) -> Self:
+        """The course of a fit, from its checkpoint on where there is one to go on from."""
+        records: list[dict[str, Any]] = []
+        if checkpoint is not None:
+            checkpoint.check_writable()
+            if checkpoint.resume and (found := _newest(fit, checkpoint)) is not None:
+                fit, records = resumed(fit, checkpoint.path, *found)
+        return cls(fit, records, fit.start_state())
+
+    def is_over(self, watched: OneFit) -> bool:
+        work = self.fit.work
+        done = work.first_pass >= work.stopping.max_iter
+        return done or work.stopping.converged or watched.stopped
+
+    def part(self, length: int) -> FitSpec:
+        """The next passes, so many at most."""
+        work = self.fit.work
+        last = min(work.first_pass + length, work.stopping.max_iter)
+        return self.fit.working(stopping=dataclasses.replace(work.stopping, max_iter=last))
+
+    def add(self, result: FitResult) -> ShardState:
+        """Go on behind a part; the state that it came to."""
+        state, work = result.state, self.fit.work
         assert isinstance(state, ShardState)
-        state = state.ending_with(w)
-        if checkpoint is not None and interrupted is None:  # the file has what the fit ends with
-            checkpoint.save(state, facts_of(fit, records))
-    return FitResult(state, records, fit.work.stopping, partial, dropped, lost, events, interrupted)
+        _check_finite(state)
+        self.state = state
+        self.records = self.records + result.records
+        self.events = self.events + result.events
+        self.partial_rows += result.partial_rows
+        self.dropped += result.dropped
+        self.lost_rows += result.lost_rows
+        self.interrupted = result.interrupted
+        self.fit = self.fit.working(
+            initial=state,
+            stopping=dataclasses.replace(result.stopping, max_iter=work.stopping.max_iter),
+            first_pass=work.first_pass + len(result.records),
+        )
+        return state
+
+    def end_with(self, w: Any, checkpoint: Checkpoint | None) -> None:
+        """Take other parameters than those of the last pass; so does the file."""
+        self.state = self.state.ending_with(w)
+        if checkpoint is not None and self.interrupted is None:
+            checkpoint.save(self.state, facts_of(self.fit, self.records))
+
+    def result(self) -> FitResult:
+        return FitResult(
+            self.state, self.records, self.fit.work.stopping, self.partial_rows, self.dropped,
+            self.lost_rows, self.events, self.interrupted,
+        )  # fmt: skip
 
 
 def _newest(fit: FitSpec, checkpoint: Checkpoint) -> tuple[ShardState, dict[str, Any]] | None:

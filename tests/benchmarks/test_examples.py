@@ -21,7 +21,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 def _run(name: str, *arguments: str) -> str:
     command = [sys.executable, str(EXAMPLES / name), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -119,6 +119,18 @@ def test_a_service_of_incomes(tmp_path: Path) -> None:
     output = _run("serve_adult.py", str(tmp_path))
     assert output.count("to the bit: True") == 2
     assert "version 1 again" in output
+    assert output.endswith("status 0.\n")
+
+
+@pytest.mark.slow
+def test_what_a_stream_learns_is_served() -> None:
+    for package in ("uvicorn", "uvloop", "httptools", "msgspec"):
+        pytest.importorskip(package, reason="needs the extra serve")
+    output = _run("learn_then_serve.py", "--calls", "400", "--publish-every", "100")
+    told = re.findall(r"version (\d), \d+ rows: (.*) \(to the bit: True\)", output)
+    assert [version for version, _ in told] == ["1", "2", "3", "4"]
+    assert len({answers for _, answers in told}) == 4
+    assert "versions on disk: 2, 3, 4\n" in output
     assert output.endswith("status 0.\n")
 
 

@@ -176,7 +176,7 @@ def test_a_check_that_hangs_is_ended() -> None:
 def test_the_doctor_as_a_user_calls_it() -> None:
     command = [sys.executable, "-m", "daskml_dist", "doctor"]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=110, env=environment(), check=False
+        command, capture_output=True, text=True, timeout=280, env=environment(), check=False
     )
     lines = {line.split()[1]: line for line in done.stdout.splitlines()[1:]}
     assert set(lines) == set(CHECKS)

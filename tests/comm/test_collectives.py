@@ -18,10 +18,7 @@ from daskml_dist.comm.shared_group import SharedGroup
 from daskml_dist.errors import CommunicationError, GenerationError, RunAbortedError
 from tests.comm.ranks import Ranks
 
-pytestmark = [
-    pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="Linux has it"),
-    pytest.mark.timeout(60),
-]
+pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="Linux has it")
 #: Lengths about those at which the ways change: none, less than ranks, a piece, several pieces.
 SIZES = (0, 2, 28, 9_001, 140_001)
 DTYPES = (np.float32, np.float64, np.int64)

@@ -28,10 +28,7 @@ from daskml_dist.schedules import InverseScaling
 from tests.comm.ranks import Ranks
 from tests.rules import one_group
 
-pytestmark = [
-    pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="Linux has it"),
-    pytest.mark.timeout(60),
-]
+pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="Linux has it")
 D, N_STEPS = 400, 7
 LOSS = LogLoss()
 #: Numbers of the lanes of each rank: one of them has no rows.

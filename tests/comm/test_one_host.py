@@ -18,10 +18,7 @@ from daskml_dist.comm.one_host import OneHost
 from daskml_dist.errors import CommunicationError, MessageError
 from daskml_dist.ps.callers import Callers
 
-pytestmark = [
-    pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="Linux has it"),
-    pytest.mark.timeout(30),
-]
+pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="Linux has it")
 
 
 class _Server:

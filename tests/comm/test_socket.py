@@ -33,7 +33,6 @@ def _server(n_rows: int, n_lanes: int) -> ParameterServer:
     return ParameterServer(Asynchronous(), list(range(n_lanes)), shard, None, 1)
 
 
-@pytest.mark.timeout(30)
 def test_lanes_that_send_before_they_receive_do_not_block_each_other() -> None:
     """Parameters larger than the system's buffers, both ways at once."""
     n_rows, n_lanes = 1_000_000, 4

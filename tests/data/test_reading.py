@@ -33,9 +33,9 @@ N_ROWS = 3_000
 @pytest.fixture
 def crew_client(crew: LocalCluster, assert_clean: Callable[..., None]) -> Iterator[Client]:
     with Client(crew) as client:
-        client.wait_for_workers(3, timeout=60)
+        client.wait_for_workers(3, timeout=200)
         yield client
-        assert_clean(client, timeout=60)
+        assert_clean(client)
 
 
 def _rows() -> tuple[Any, Any]:
@@ -65,7 +65,7 @@ def _kill(client: Client, addresses: list[str]) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def _until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
+def _until(condition: Callable[[], Any], seconds: float = 200.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -303,7 +303,7 @@ def test_a_watch_ends_what_no_worker_does(
     nowhere = client.submit(bool, workers=["tcp://127.0.0.1:1"], pure=False)
     gone = pytest.raises(TrainingError, match=r"No worker that takes work .* within 0.1 s \(0\)")
     with gone, waiting.watched(client, list, 0.1, nowhere.key):
-        nowhere.result(timeout=60)
+        nowhere.result(timeout=200)
     assert any(m.startswith("waiting for workers (0; 0.1 s)") for m in told.messages)
     with waiting.watched(client, lambda: [{"status": "running"}], 0.1, nowhere.key):
         time.sleep(0.3)  # nothing is ended while there is a worker

@@ -82,7 +82,7 @@ def test_a_notebook_shows_one_output_rewritten_in_place(tmp_path: Path) -> None:
                 updates.append(message["content"]["data"]["text/html"])
             return super().process_message(message, *args)
 
-    Watched(book, timeout=100, resources={"metadata": {"path": tmp_path}}).execute()
+    Watched(book, timeout=280, resources={"metadata": {"path": tmp_path}}).execute()
     (output,) = book.cells[1].outputs
     assert output["output_type"] == "display_data"
     shown = output["data"]["text/html"]

@@ -158,7 +158,7 @@ def test_blocks_of_a_long_fit_are_told(
 
     def hold(block: Any, block_info: Any = None) -> Any:
         if block_info and block_info[0]["chunk-location"][0]:  # the first is looked at before
-            assert Event("blocks").wait(60)
+            assert Event("blocks").wait(200)
         return block
 
     def tell(client: Any, event: dict[str, Any]) -> None:

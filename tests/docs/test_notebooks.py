@@ -42,7 +42,7 @@ def test_it_runs(path: Path, tmp_path: Path) -> None:
     nbformat = pytest.importorskip("nbformat")
     book = nbformat.read(path, as_version=4)
     where = {"metadata": {"path": tmp_path}}
-    nbclient.NotebookClient(book, timeout=110, resources=where).execute()
+    nbclient.NotebookClient(book, timeout=280, resources=where).execute()
     kind, words = EXPECTED[path.stem]
     outputs = _outputs(book)
     assert any(kind in output.get("data", {}) for output in outputs)

@@ -21,7 +21,7 @@ def test_an_error_of_a_worker_is_itself_at_the_client(name: str, client: Client)
         raise kind("what to do about it")
 
     kind = getattr(errors, name)
-    error = client.submit(fail, kind, pure=False).exception(timeout=30)
+    error = client.submit(fail, kind, pure=False).exception(timeout=200)
     assert type(error) is kind
     assert error.args == ("what to do about it",)
 

@@ -181,7 +181,7 @@ def _imported_with(modules: list[str], wanted: set[str]) -> list[str]:
     """Those of the wanted modules that a new process has imported along with others."""
     code = f"import sys, {', '.join(modules)}\nprint(*sorted({wanted} & set(sys.modules)))"
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=280)
     return done.stdout.split()
 
 

@@ -116,7 +116,7 @@ def _classifier(*callbacks: Any, **params: Any) -> SGDClassifier:
 
 
 def _wait(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -241,7 +241,7 @@ def test_killed_workers_change_nothing_of_a_model() -> None:
         client.subscribe_topic("passes", lambda event: begun.set())
 
         def kill() -> None:
-            assert begun.wait(60)
+            assert begun.wait(200)
             os.kill(next(iter(client.run(os.getpid).values())), signal.SIGKILL)
 
         killer = threading.Thread(target=kill)

@@ -29,15 +29,20 @@ from daskml_dist.recommender import ALS, MatrixFactorization
 from daskml_dist.training.checkpoint import Checkpoint
 from tests.quick import quick
 
-rng = np.random.default_rng(0)
+
+def ratings(n_users: int, n_items: int, n: int) -> pd.DataFrame:
+    """Ratings of two tastes, and noise of 0.1."""
+    rng = np.random.default_rng(0)
+    tastes = rng.normal(size=(n_users, 2)), rng.normal(size=(n_items, 2))
+    users, items = rng.integers(0, n_users, n), rng.integers(0, n_items, n)
+    values = 3 + (tastes[0][users] * tastes[1][items]).sum(axis=1) + 0.1 * rng.normal(size=n)
+    names = np.char.add("u", users.astype(str)).astype(object)
+    return pd.DataFrame({"user": names, "item": items, "rating": values})
+
+
 #: So many that a batch touches few of them.
-N_USERS, N_ITEMS, N = 1600, 900, 40_000
-TASTES = rng.normal(size=(N_USERS, 2)), rng.normal(size=(N_ITEMS, 2))
-USERS, ITEMS = rng.integers(0, N_USERS, N), rng.integers(0, N_ITEMS, N)
-VALUES = 3 + (TASTES[0][USERS] * TASTES[1][ITEMS]).sum(axis=1) + 0.1 * rng.normal(size=N)
-WHOLE = pd.DataFrame(
-    {"user": np.char.add("u", USERS.astype(str)).astype(object), "item": ITEMS, "rating": VALUES}
-)
+N_USERS, N_ITEMS = 1600, 900
+WHOLE = ratings(N_USERS, N_ITEMS, 40_000)
 RATINGS, HELD = WHOLE[:36_000], WHOLE[36_000:]
 SOME = RATINGS[:6000]
 ATTRIBUTES = (
@@ -77,12 +82,15 @@ def test_workers_change_nothing(policy: str, n_servers: int, client: Client) -> 
 
 @pytest.mark.parametrize("policy", quick(SUMMED, "async"))
 def test_every_policy_finds_what_was_left_out(policy: str, client: Client) -> None:
-    # Factors to spare: just as many as there are tastes may be stuck for some passes.
+    # Many ratings of each: what is left out is found to the noise, whichever lane came first.
+    whole = ratings(400, 250, 40_000)
+    seen, held = whole[:36_000], whole[36_000:]
     model = made(policy=policy, run=Run(n_lanes=2, n_servers=2), max_iter=12)
-    model.set_params(rank=6).fit(lazy(RATINGS))
-    assert model.score(HELD) > -0.55 > -HELD["rating"].std() / 2
+    # Factors to spare: just as many as there are tastes may be stuck for some passes.
+    model.set_params(rank=6).fit(lazy(seen))
+    assert model.score(held) > -0.25 > -held["rating"].std() / 5
     loss = [record["loss"] for record in model.history_]
-    assert loss[-1] < 0.15 < loss[0] / 4
+    assert loss[-1] < 0.02 < loss[0] / 4
     assert len(loss) == model.n_iter_ == 12
 
 
@@ -226,7 +234,7 @@ def test_it_goes_on_with_new_ids() -> None:
 
 
 def test_early_stopping_and_clipping() -> None:
-    noise = SOME.assign(rating=rng.normal(size=len(SOME)))
+    noise = SOME.assign(rating=np.random.default_rng(1).normal(size=len(SOME)))
     model = made(early_stopping=True, max_iter=40, n_iter_no_change=2).fit(noise)
     scores = [record["val_score"] for record in model.history_]
     assert len(scores) < 40

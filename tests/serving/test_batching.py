@@ -104,7 +104,7 @@ def test_requests_gather_while_the_thread_is_busy():
     def product(pieces):
         calls.append(len(pieces))
         entered.set()
-        assert free.wait(60)
+        assert free.wait(200)
         return np.concatenate(pieces)
 
     async def run():

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import socket
-import threading
-import time
 
 import numpy as np
 import pytest
@@ -15,11 +14,11 @@ pytest.importorskip("msgspec", reason="the extra serve is not installed")
 pytest.importorskip("uvicorn", reason="the extra serve is not installed")
 pytest.importorskip("httptools", reason="the extra serve is not installed")
 
-import uvicorn
-
 from daskml_dist.linear_model import LogisticRegression
 from daskml_dist.serving.app import App
+from daskml_dist.serving.limits import MOST_HEAD_BYTES, close_slow
 from tests.serving.stand_ins import Metrics, Models, tensor
+from tests.serving.threads import served
 
 POST = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\n"
 GOOD = json.dumps({"inputs": [tensor(np.ones((1, 3)))]}).encode()
@@ -28,7 +27,12 @@ WHOLE = POST + b"Content-Length: %d\r\n\r\n" % len(GOOD) + GOOD
 #: What is sent, and how the answer begins; none: the client leaves without one.
 CLIENTS = {
     "no HTTP": (b"\x16\x03\x01\x00garbage\r\n\r\n", b"HTTP/1.1 400"),
-    "half a head": (POST, None),
+    "leaves amid its head": (POST, None),
+    "half a head": (POST, b"HTTP/1.1 408"),
+    "nothing": (b"", b""),
+    "empty lines": (b"\r\n\r\n", b""),
+    "long head": (POST + b"X: " + b"x" * (MOST_HEAD_BYTES - len(POST) - 2), b"HTTP/1.1 431"),
+    "no chunk": (POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", b"HTTP/1.1 400"),
     "half a body": (POST + b"Content-Length: 100\r\n\r\n{", None),
     "slow": (POST + b"Content-Length: 100\r\n\r\n{", b"HTTP/1.1 408"),
     "giant": (POST + b"Content-Length: 1000000000000\r\n\r\n" + b"0" * 4096, b"HTTP/1.1 413"),
@@ -46,36 +50,86 @@ CLIENTS = {
 def port():
     X = np.random.default_rng(0).standard_normal((30, 3))
     model = LogisticRegression().fit(X, X[:, 0] > 0)
-    app = App(Models(m=model), Metrics(), max_bytes=10_000, body_seconds=0.2)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        config = uvicorn.Config(app, loop="asyncio", http="httptools", ws="none", log_config=None)
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        try:
-            while not server.started:
-                assert thread.is_alive()
-                time.sleep(0.001)
-            yield listener.getsockname()[1]
-        finally:
-            server.should_exit = True
-            thread.join()
+    with served(App(Models(m=model), Metrics(), max_bytes=10_000, body_seconds=0.5), 0.5) as found:
+        yield found
+
+
+def infer(one: socket.socket) -> int:
+    """The status of the answer to a good request, sent whole: its body has little time to come."""
+    one.sendall(WHOLE)
+    return read(one)
+
+
+def read(one: socket.socket) -> int:
+    reply = http.client.HTTPResponse(one)
+    reply.begin()
+    assert reply.read()
+    return reply.status
 
 
 def test_who_misbehaves_disturbs_nobody(port):
-    good = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    good = socket.create_connection(("127.0.0.1", port), timeout=60)
+    assert infer(good) == 200
     opened = []
     for name, (sent, _) in CLIENTS.items():
         one = socket.create_connection(("127.0.0.1", port), timeout=60)
         one.sendall(sent)
         opened.append(one)
-        good.request("POST", "/v2/models/m/infer", GOOD)
-        reply = good.getresponse()
-        assert (reply.status, bool(reply.read())) == (200, True), name
+        assert infer(good) == 200, name
     for (name, (_, begins)), one in zip(CLIENTS.items(), opened, strict=True):
         if begins is not None:
-            assert one.recv(100).startswith(begins), name
+            said = one.recv(100)
+            assert said.startswith(begins), name
+            assert begins or not said, name
         one.close()
-    good.request("GET", "/v2/health/live")
-    assert good.getresponse().status == 200
+    good.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert read(good) == 200
     good.close()
+
+
+def rest(one):
+    """All that a server says until it closes the connection."""
+    said = b""
+    while more := one.recv(65536):
+        said += more
+    one.close()
+    return said
+
+
+@pytest.mark.parametrize(
+    ("behind", "statuses"),
+    [(b"POST /v2", [b"200", b"408"]), (b"\x00", [b"200"]), (POST + b"\x00\r\n", [b"200"])],
+)
+def test_what_comes_behind_a_whole_request(port, behind, statuses):
+    """The request's own answer comes first; one to garbage could be taken for that."""
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as one:
+        one.sendall(WHOLE + behind)
+        said = rest(one)
+    assert [line.split()[0] for line in said.split(b"HTTP/1.1")[1:]] == statuses
+
+
+def test_who_reads_nothing_is_left():
+    """An answer that stands unread is given up; one that is read slowly is not."""
+
+    class Opened:
+        def __init__(self, takes):
+            self.left, self.takes, self.aborted = 10**6, takes, asyncio.Event()
+            self.cycle, self.transport = None, self
+
+        def get_write_buffer_size(self):
+            self.left -= self.takes
+            return self.left
+
+        def abort(self):
+            self.aborted.set()
+
+    async def run():
+        dead, slow = Opened(0), Opened(1)
+        limit = asyncio.create_task(close_slow([dead, slow], 0.02))
+        await dead.aborted.wait()
+        limit.cancel()
+        return slow
+
+    slow = asyncio.run(run())
+    assert slow.left < 10**6
+    assert not slow.aborted.is_set()

@@ -57,7 +57,7 @@ def run(log: str, path: str, options: dict[str, Any]) -> None:
         raise SystemExit(1) from error
 
 
-def until(happens: Callable[[], Any], seconds: float = 60.0) -> Any:
+def until(happens: Callable[[], Any], seconds: float = 200.0) -> Any:
     """What a function comes to return that is true; a failure where it does not in time."""
     end = time.monotonic() + seconds
     while not (found := happens()):
@@ -97,7 +97,7 @@ class Server:
         os.kill(self.process.pid or 0, number)
 
     def ended(self) -> int | None:
-        self.process.join(60)
+        self.process.join(200)
         return self.process.exitcode
 
 
@@ -117,7 +117,7 @@ def server(folder: Path, path: Path, **options: Any) -> Iterator[Server]:
 
 def ask(port: int, path: str = "/") -> str:
     """The body of an answer, on a connection of its own."""
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         connection.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
         data = b""
         while more := connection.recv(65536):

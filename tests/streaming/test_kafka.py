@@ -17,10 +17,10 @@ def broker():
     """A producer with a broker inside it on loopback, its address, and a topic of messages."""
     kafka = pytest.importorskip("confluent_kafka")
     producer = kafka.Producer({"test.mock.num.brokers": 1, "log_level": 0})
-    brokers = producer.list_topics(timeout=10).brokers.values()
+    brokers = producer.list_topics(timeout=60).brokers.values()
     for at, row in enumerate(np.c_[_X, _Y]):
         producer.produce("clicks", row.tobytes(), partition=at % 2)
-    producer.flush(10)
+    producer.flush(60)
     yield kafka, ",".join(f"{one.host}:{one.port}" for one in brokers)
     producer.purge()
 
@@ -32,7 +32,7 @@ def _read(values):
 
 def _source(address, **more):
     config = {"bootstrap.servers": address, "group.id": "learners", "log_level": 0}
-    return KafkaSource(config, "clicks", _read, most=10, **more)
+    return KafkaSource(config, "clicks", _read, **{"most": 10, "timeout": 60, **more})
 
 
 def test_each_message_is_learned_once_and_committed_after_the_checkpoint(broker, tmp_path):
@@ -49,7 +49,7 @@ def test_each_message_is_learned_once_and_committed_after_the_checkpoint(broker,
     first, counted = stream.position, []
     again = SGDClassifier()
     with (
-        _source(address, idle=2) as source,
+        _source(address, most=1, idle=60) as source,
         again.stream(classes=[0, 1], checkpoint=checkpoint, on_checkpoint=source.commit) as stream,
     ):
         assert stream.position == first
@@ -63,13 +63,13 @@ def test_each_message_is_learned_once_and_committed_after_the_checkpoint(broker,
     assert not all(counted)
     consumer = kafka.Consumer({"bootstrap.servers": address, "group.id": "learners"})
     partitions = [kafka.TopicPartition("clicks", n) for n in (0, 1)]
-    assert [one.offset for one in consumer.committed(partitions, timeout=10)] == [30, 30]
+    assert [one.offset for one in consumer.committed(partitions, timeout=60)] == [30, 30]
     consumer.close()
 
 
 def test_it_goes_on_after_a_position(broker):
     _, address = broker
-    with _source(address, after={"0": 27, "1": 28}, idle=2) as source:
+    with _source(address, after={"0": 27, "1": 28}, most=1, idle=60) as source:
         found = {}
         for batch in source:
             found |= batch.position

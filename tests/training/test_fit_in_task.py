@@ -100,7 +100,7 @@ FITS: list[Callable[[], bool]] = [
 
 @pytest.mark.parametrize("fit", FITS, ids=lambda fit: fit.__name__)
 def test_a_fit_inside_a_task_ends(client: Client, fit: Callable[[], bool]) -> None:
-    assert client.submit(fit, pure=False).result(timeout=60)
+    assert client.submit(fit, pure=False).result(timeout=200)
 
 
 @pytest.mark.parametrize("scale", [1, 2], ids=["as they are", "with work to do"])
@@ -112,7 +112,7 @@ def test_persisted_rows_that_come_with_a_function(client: Client, scale: int) ->
         clf = _sgd().fit(rows, y)
         return clf.coef_, clf.score(rows, y), LogisticRegression().fit(rows, y).coef_
 
-    for theirs, ours in zip(client.submit(fit, pure=False).result(timeout=60), fit(), strict=True):
+    for theirs, ours in zip(client.submit(fit, pure=False).result(timeout=200), fit(), strict=True):
         np.testing.assert_allclose(theirs, ours, rtol=1e-12)
 
 
@@ -123,14 +123,14 @@ def test_an_asynchronous_task_is_told_that_it_cannot_wait(client: Client) -> Non
         except InvalidParameterError as error:
             return str(error)
 
-    assert "a plain function" in client.submit(fit, pure=False).result(timeout=60)
+    assert "a plain function" in client.submit(fit, pure=False).result(timeout=200)
 
 
 def test_several_fits_inside_tasks_at_once(client: Client) -> None:
     futures = [client.submit(fit, pure=False) for fit in (lazy, lazy, lazy_by_rounds, in_memory)]
     assert client.gather(futures) == [True] * 4
     # Every task has given its thread back.
-    assert client.submit(lambda: 1, pure=False).result(timeout=60) == 1
+    assert client.submit(lambda: 1, pure=False).result(timeout=200) == 1
 
 
 def test_a_search_of_scikit_learn_on_dasks_backend(client: Client) -> None:

@@ -78,7 +78,7 @@ class _Group:
         size = int(np.prod(self.model.shape))
         self.bounds = [size * rank // n for rank in range(n + 1)]
         self._slots: list[Any] = [None] * n
-        self._meet = threading.Barrier(n, timeout=60)
+        self._meet = threading.Barrier(n, timeout=200)
 
     def all(self, rank: int, value: Any) -> list[Any]:
         self._slots[rank] = value

@@ -32,11 +32,11 @@ def _cluster(folder: Path) -> Iterator[tuple[Client, subprocess.Popen[bytes]]]:
     """A scheduler and two workers, each a process of its own, as on an HPC site."""
     file = ["--scheduler-file", str(folder / "scheduler.json")]
     scheduler = _start("scheduler", *file, "--port", "0")
-    worker = [*file, "--nthreads", "1", "--death-timeout", "20"]
+    worker = [*file, "--nthreads", "1", "--death-timeout", "60"]
     processes = [scheduler, *(_start("worker", *worker) for _ in range(2))]
-    client = Client(scheduler_file=str(folder / "scheduler.json"), timeout=60)
+    client = Client(scheduler_file=str(folder / "scheduler.json"), timeout=200)
     try:
-        client.wait_for_workers(2, timeout=60)
+        client.wait_for_workers(2, timeout=200)
         yield client, scheduler
     finally:
         with suppress(Exception):
@@ -44,7 +44,7 @@ def _cluster(folder: Path) -> Iterator[tuple[Client, subprocess.Popen[bytes]]]:
         for process in processes:
             process.terminate()
         for process in processes:
-            process.wait(timeout=30)
+            process.wait(timeout=100)
 
 
 def _rows() -> tuple[Any, Any]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from daskml_dist.errors import ModelFileError
 from daskml_dist.inference.saved.trusted import check_trusted
 
-__all__ = ["Reader", "Writer", "is_number_type"]
+__all__ = ["Reader", "Writer", "classes_in", "is_number_type"]
 
 _KIND = "$"
 _PACKAGE = "daskml_dist"
@@ -129,6 +129,16 @@ def is_number_type(value: Any) -> bool:
     if not (isinstance(value, type) and issubclass(value, np.generic)):
         return False
     return value is not np.object_ and np.dtype(value).type is value
+
+
+def classes_in(told: Any) -> set[str]:
+    """Names of the classes of all objects that JSON stands for."""
+    if isinstance(told, list):
+        return set().union(*map(classes_in, told))
+    if not isinstance(told, dict):
+        return set()
+    own = {told["class"]} if told.get(_KIND) == "object" else set()
+    return own.union(*map(classes_in, told.values()))
 
 
 def _no_form(value: Any, name: str) -> ModelFileError:

@@ -14,10 +14,11 @@ from daskml_dist.inference.export.twins import check_exportable
 from daskml_dist.inference.saved.archive import REMEDY, check_sums, sum_of
 from daskml_dist.inference.saved.left_out import replacements
 from daskml_dist.inference.saved.manifest import manifest_of
-from daskml_dist.inference.saved.objects import Reader, Writer, is_number_type
+from daskml_dist.inference.saved.objects import Reader, Writer, classes_in, is_number_type
+from daskml_dist.inference.saved.trusted import asked_of
 from daskml_dist.inference.saved.versions import told_versions, warn_of_versions
 
-__all__ = ["SUFFIX", "read", "read_manifest", "write"]
+__all__ = ["SUFFIX", "code_of", "read", "read_manifest", "types_asked", "write"]
 
 SUFFIX = ".safetensors"
 #: Keys of the file's metadata, of JSON.
@@ -127,6 +128,17 @@ def read(data: bytes, name: str, trusted: Collection[str] = (), **given: Any) ->
 def read_manifest(data: bytes, name: str) -> dict[str, Any]:
     """The manifest of a file, whose parts are checked."""
     return _parts(data, name)[0]
+
+
+def code_of(estimator: Any) -> dict[str, Any]:
+    """Parameters that a file does not hold, and `read` is to be given: classes and functions."""
+    told = estimator.get_params(deep=False)
+    return {name: one for name, one in sorted(told.items()) if _is_code(one)}
+
+
+def types_asked(data: bytes) -> list[str]:
+    """Types that `read` takes only where they are trusted."""
+    return asked_of(classes_in(json.loads(_parts(data, "the file")[1])["state"]))
 
 
 def _left_out(estimator: Any, state: dict[str, Any]) -> list[str]:

@@ -12,10 +12,10 @@ from daskml_dist.inference.export.twins import to_sklearn
 from daskml_dist.inference.saved.archive import pack, unpack
 from daskml_dist.inference.saved.left_out import replacements
 from daskml_dist.inference.saved.manifest import manifest_of
-from daskml_dist.inference.saved.trusted import check_findable, check_trusted
+from daskml_dist.inference.saved.trusted import asked_of, check_findable, check_trusted
 from daskml_dist.inference.saved.versions import told_versions, warn_of_versions
 
-__all__ = ["SUFFIX", "read", "read_manifest", "write"]
+__all__ = ["SUFFIX", "code_of", "read", "read_manifest", "types_asked", "write"]
 
 SUFFIX = ".skops"
 #: Member that holds the estimator where the file itself is of its twin.
@@ -80,7 +80,7 @@ def read(data: bytes, name: str, trusted: Collection[str] = (), **given: Any) ->
         raise ModelFileError(f"{name} holds {min(given)} itself, as all parameters. Leave it out.")
     manifest, members = unpack(data, name)
     warn_of_versions(manifest, name)
-    own = members[_INNER] if manifest.get("twin") and _INNER in members else data
+    own = _own(manifest, members, data)
     try:
         types = check_trusted(sio.get_untrusted_types(data=own), trusted, name)
         with warnings.catch_warnings():
@@ -99,6 +99,21 @@ def read(data: bytes, name: str, trusted: Collection[str] = (), **given: Any) ->
 def read_manifest(data: bytes, name: str) -> dict[str, Any]:
     """The manifest of a file, whose parts are checked."""
     return unpack(data, name)[0]
+
+
+def code_of(estimator: Any) -> dict[str, Any]:
+    """Parameters that a file does not hold, and `read` is to be given: none."""
+    return {}
+
+
+def types_asked(data: bytes) -> list[str]:
+    """Types that `read` takes only where they are trusted."""
+    return asked_of(_skops().get_untrusted_types(data=_own(*unpack(data, "the file"), data)))
+
+
+def _own(manifest: dict[str, Any], members: dict[str, bytes], data: bytes) -> bytes:
+    """The archive of the estimator itself."""
+    return members[_INNER] if manifest.get("twin") and _INNER in members else data
 
 
 def _dumped(sio: Any, estimator: Any) -> bytes:

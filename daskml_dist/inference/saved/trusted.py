@@ -12,7 +12,7 @@ from importlib import import_module
 
 from daskml_dist.errors import ModelFileError
 
-__all__ = ["check_findable", "check_trusted"]
+__all__ = ["asked_of", "check_findable", "check_trusted"]
 
 _ROOMS = (
     "_run", "calibration", "cluster", "compose", "compression", "decomposition", "ensemble",
@@ -65,13 +65,18 @@ def check_trusted(types: Iterable[str], given: Collection[str], name: str) -> li
         Some are neither of this package nor given.
     """
     types = sorted(types)
-    if unknown := [one for one in types if one not in given and not _is_known(one)]:
+    if unknown := [one for one in asked_of(types) if one not in given]:
         raise ModelFileError(
             f"{name} is made of {', '.join(unknown)}, which are not of daskml_dist or "
             "scikit-learn. Where you trust whoever wrote the file, pass "
             f"load({name!r}, trusted={unknown})."
         )
     return types
+
+
+def asked_of(types: Iterable[str]) -> list[str]:
+    """Types among these that only the user's word makes trusted."""
+    return sorted(one for one in types if not _is_known(one))
 
 
 def check_findable(types: Iterable[str], name: str) -> None:
@@ -88,8 +93,8 @@ def check_findable(types: Iterable[str], name: str) -> None:
     ------
     ModelFileError
     """
-    for one in types:
-        if not _is_known(one) and not _can_be_found(one):
+    for one in asked_of(types):
+        if not _can_be_found(one):
             raise ModelFileError(
                 f"This {name} is made of {one}, which no later process finds by this name. Define "
                 "the class in a module of yours, at its top; or save a network as .safetensors, "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -35,7 +35,7 @@ from daskml_dist.neural_network._torch.trying import (
 )
 from daskml_dist.policies import Pipeline, Policy
 from daskml_dist.ps.shard_state import ShardState
-from daskml_dist.training.engine import Engine, FitResult
+from daskml_dist.training.engine import Engine
 from daskml_dist.training.in_process import InProcessEngine
 from daskml_dist.training.rows import Rows
 from daskml_dist.training.settings import Settings
@@ -247,9 +247,26 @@ class BaseTorch(BaseNetwork):
             check_travels(model)
         return fit
 
-    def _keep(self, model: Any, result: FitResult, rows: Rows, more: bool) -> None:
-        super()._keep(model, result, rows, more)
+    def _set_learned(self, state: ShardState, model: Any, rows: Rows) -> None:
+        super()._set_learned(state, model, rows)
         self._last_model = self._net
+
+    def _begin_stream(self, X: Any, y: Any, sample_weight: Any, classes: Any) -> Any:
+        return self._tried_alone(super()._begin_stream, X, y, sample_weight, classes)
+
+    def _resume_stream(self, saved: Any, path: Any, classes: Any) -> Any:
+        return self._tried_alone(super()._resume_stream, saved, path, classes)
+
+    def _tried_alone(self, begin: Callable[..., Any], *given: Any) -> Any:
+        """The start of a stream; torch's random stream, which is the user's, stays as it is."""
+        around = partial(load_torch().random.fork_rng, devices=())
+        try:
+            with around():
+                started = begin(*given)
+        finally:
+            self.__dict__.pop("_tried", None)
+        started.steps.around = around
+        return started
 
     def _set_parameters(self, w: NDArray[Any], model: Any, rows: Rows) -> None:
         self.__dict__.pop("_built", None)

@@ -19,8 +19,6 @@ from daskml_dist.errors import CommunicationError
 from tests.comm.attacks.relay import Relay
 from tests.comm.attacks.served import HOST, KEY, PATIENCE, SECRET, is_closed, until
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @contextmanager
 def peer_listener(came: list[int], announced: str | None = None) -> Iterator[Listener]:

@@ -24,9 +24,6 @@ from daskml_dist.errors import CommunicationError
 from tests.comm.attacks.relay import Relay
 from tests.comm.attacks.served import BOUNDS, HOST, KEY, PATIENCE, SECRET, Served, is_closed
 
-pytestmark = pytest.mark.timeout(60)
-
-
 _HELLO = handshake._HELLO.pack(handshake._PROTOCOL, UP, bytes(NAME), bytes(32))
 GARBAGE = [
     b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + bytes(100),

@@ -116,7 +116,7 @@ def test_a_killed_writer_leaves_a_whole_file(tmp_path: Path) -> None:
         [sys.executable, "-c", KILLER, str(tmp_path / "c")],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=280,
         cwd=ROOT,
         env=environment(OPENBLAS_NUM_THREADS="1"),
     )

@@ -38,7 +38,7 @@ def _listens(address: str) -> bool:
 
 def wait_for_three(client: Client) -> None:
     """Until three workers are there: for a moment the scheduler lists those killed just now too."""
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 200
     while not (len(workers := list_workers(client)) == 3 and all(map(_listens, workers))):
         assert time.monotonic() < deadline, workers
         time.sleep(0.05)

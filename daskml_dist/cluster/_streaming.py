@@ -1,0 +1,86 @@
+"""Streams of centres: how they begin, are saved and shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.models.centres import Centres
+from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.streaming import Streamed
+
+if TYPE_CHECKING:
+    from daskml_dist.streaming.progress import Progress
+    from daskml_dist.streaming.saved import Saved
+    from daskml_dist.streaming.start import Started
+    from daskml_dist.training.spec import FitSpec
+
+__all__ = ["LOOK", "StreamedCentres"]
+
+#: Rows for each centre between two looks for centres of few rows.
+LOOK = 10
+
+
+class StreamedCentres(Streamed):
+    """Estimator of centres that can learn from a stream."""
+
+    n_clusters: int
+    init: Any
+    reassignment_ratio: float
+    cluster_centers_: NDArray[np.float64]
+    _call_init: Callable[..., None]
+    _whole_calls = True
+    #: Rows since the last look for centres of few rows.
+    _n_since = 0
+
+    def _check_one_pass(self) -> None:
+        estimator: Any = super()
+        estimator._check_one_pass()
+        if callable(self.init):  # it is asked for the rows of the first call
+            vars(self).setdefault("_called_init", None)
+
+    def _begin_stream(self, X: Any, y: Any, sample_weight: Any, classes: Any) -> Started:
+        self._call_init(X, self.cluster_centers_ if hasattr(self, "_state") else None)
+        n_since = self._n_since if hasattr(self, "_state") else 0
+        started = super()._begin_stream(X, None, sample_weight, classes)
+        return self._stepping(started, n_since)
+
+    def _resume_stream(self, saved: Saved, path: Any, classes: Any) -> Started:
+        likeness = saved.stream["likeness"]
+        first, shift = (
+            None if values is None else np.array(values, np.float64)
+            for values in (likeness["first"], likeness["shift"])
+        )
+        assert first is not None
+        self._call_init(None, first)
+
+        def with_centres(fit: FitSpec) -> FitSpec:
+            return fit.working(model=Centres(first, shift))
+
+        from daskml_dist.streaming.start import resume
+
+        started = resume(self, saved, path, classes, with_centres, len(first))
+        return self._stepping(started, 0)
+
+    def _stepping(self, started: Started, n_since: int) -> Started:
+        """The stream, by steps of centres."""
+        from daskml_dist.cluster._stream_steps import StepsOfCentres
+
+        model = started.fit.steps.model
+        assert isinstance(model, Centres)
+        shift = None if model.shift is None else model.shift.tolist()
+        started.likeness |= {"first": model.first.tolist(), "shift": shift}
+        look = LOOK * int(self.n_clusters)
+        steps = StepsOfCentres(started.fit, float(self.reassignment_ratio), look, n_since)
+        return replace(started, steps=steps)
+
+    def _show_stream(self, started: Started, state: ShardState, progress: Progress) -> None:
+        steps: Any = started.steps
+        self._loss, self._n_since = steps.inertia, steps.n_since
+        super()._show_stream(started, state, progress)
+        self.n_steps_: int = state.step
+        self.__dict__.pop("labels_", None)  # of other rows

@@ -1,0 +1,117 @@
+"""Models that workers of a cluster keep for a service, and their answers."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController
+
+from daskml_dist.inference.joined_rows import Rows, joined
+from daskml_dist.inference.predictor import Predictor
+
+__all__ = ["Held", "answers", "blas_threads"]
+
+
+class Held:
+    """A model that a worker keeps, with a predictor for each method asked for.
+
+    Parameters
+    ----------
+    data : bytes
+        The pickled model. From it a worker that joins, or spills, has the model again.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._model = pickle.loads(data)
+        self._made: dict[str, Predictor] = {}
+        self.blas = ThreadpoolController()  # what the model needs is loaded
+
+    def predictor(self, method: str) -> Predictor:
+        """The predictor of a method."""
+        found = self._made.get(method)
+        if found is None:  # two threads may both make it: either will do
+            found = self._made[method] = Predictor(self._model, method)
+        return found
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._data,)
+
+    def __sizeof__(self) -> int:
+        """Bytes for the worker's bookkeeping: those of the pickle and of what it became."""
+        return 2 * len(self._data)
+
+
+def answers(held: Held, method: str, rows: Rows, n_threads: int) -> NDArray[Any]:
+    """Answers of a held model for rows: the task that a service sends.
+
+    Parameters
+    ----------
+    held : Held
+    method : str
+    rows : ndarray, or dict of ndarray
+        Of a request.
+    n_threads : int
+        Of BLAS, in the process that asks: how it shares rows among threads decides their last
+        digits.
+
+    Returns
+    -------
+    ndarray of shape (n_rows, ...)
+        To the bit what the process that asks would answer, on processors of one kind.
+    """
+    predictor = held.predictor(method)
+    with _LIMITS.at(n_threads, held.blas):
+        return predictor(joined([_aligned(rows)], predictor))
+
+
+def blas_threads() -> int:
+    """Threads of this process's BLAS; 0 where there is none that is known."""
+    found = ThreadpoolController().select(user_api="blas").info()
+    return max((one["num_threads"] for one in found), default=0)
+
+
+def _aligned(rows: Rows) -> Rows:
+    """Rows as they were: off their bounds, as messages may bring them, NumPy calls no BLAS."""
+    if isinstance(rows, dict):
+        return {name: np.require(values, requirements="A") for name, values in rows.items()}
+    return np.require(rows, requirements="A")
+
+
+class _Limits:
+    """Limits of this process's BLAS threads, shared by all that want as many."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._n_threads = self._n_users = 0
+        self._limiter: Any = None
+
+    @contextmanager
+    def at(self, n_threads: int, blas: ThreadpoolController) -> Iterator[None]:
+        """Have so many threads meanwhile; who wants another number waits."""
+        if n_threads < 1:
+            yield
+            return
+        with self._changed:
+            self._changed.wait_for(lambda: not self._n_users or self._n_threads == n_threads)
+            if not self._n_users:
+                self._n_threads = n_threads
+                self._limiter = blas.limit(limits=n_threads, user_api="blas")
+            self._n_users += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._n_users -= 1
+                if not self._n_users:
+                    self._limiter.restore_original_limits()
+                    self._changed.notify_all()
+
+
+_LIMITS = _Limits()

@@ -1,0 +1,114 @@
+"""Limits of connections: on the size of a request's head, and on the time of whoever is slow."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from daskml_dist.serving.http import error_body
+
+__all__ = ["MOST_HEAD_BYTES", "Limited", "close_slow"]
+
+#: Bytes of a request's head, beyond which it is refused; those of one reading more at most.
+MOST_HEAD_BYTES = 65_536
+
+
+class Limited(HttpToolsProtocol):
+    """A connection of uvicorn's whose refusals are those of the protocol, and whose heads end."""
+
+    head_bytes = 0
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes; of a head that does not end only so many."""
+        cycle = self.cycle
+        super().data_received(data)
+        if self.cycle is cycle and self.is_in_head():
+            self.head_bytes += len(data)
+            if self.head_bytes > MOST_HEAD_BYTES:
+                self.refuse(
+                    b"431 Request Header Fields Too Large",
+                    f"The head of the request is larger than {MOST_HEAD_BYTES} bytes: send less.",
+                )
+        else:
+            self.head_bytes = 0
+
+    def is_in_head(self) -> bool:
+        """Whether a head has begun, and not ended."""
+        if self.cycle is None:
+            return self.headers is not None
+        return self.headers is not self.cycle.scope["headers"]
+
+    def is_waiting(self) -> bool:
+        """Whether nothing but bytes of the client is waited for, and not for a next request."""
+        answered = self.cycle is None or self.cycle.response_complete
+        return answered and (self.timeout_keep_alive_task is None or self.is_in_head())
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP."""
+        self.refuse(b"400 Bad Request", "This is no request of HTTP/1.1: send one.")
+
+    def refuse(self, status: bytes, message: str) -> None:
+        """End the connection with an answer, or after that of a request that came before."""
+        if self.transport.is_closing():
+            return
+        cycle = self.cycle
+        under_way = cycle is not None and not cycle.response_complete
+        if under_way and (self.pipeline or cycle.response_started or not cycle.more_body):
+            cycle.keep_alive = False  # an answer now would be taken for the one to it
+            self.pipeline.clear()
+            return
+        body = error_body(message)
+        self.transport.write(
+            b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+            b"connection: close\r\n\r\n%b" % (status, len(body), body)
+        )
+        self.transport.close()
+
+
+async def close_slow(
+    connections: Collection[Any], seconds: float, told: Callable[[int], Any] | None = None
+) -> None:
+    """Close connections, without end, whose heads do not come, or whose answers are not taken.
+
+    One look a while at all of them: a timer for each request would cost more than the request's
+    parsing.
+
+    Parameters
+    ----------
+    connections : collection of Limited
+        Those that are open, at any time.
+    seconds : float
+        That a head may take, or that the reading of an answer may stand still; half more at most.
+    told : callable, optional
+        Called with the status of each answer that is sent.
+    """
+    loop = asyncio.get_running_loop()
+    since: dict[Any, tuple[Any, float]] = {}
+    while True:
+        await asyncio.sleep(seconds / 4)
+        now, before, since = loop.time(), since, {}
+        for one in list(connections):
+            unread = one.transport.get_write_buffer_size()
+            if not unread and not one.is_waiting():
+                continue
+            # It stands still as long as it is in the same request with as much to be read.
+            standing, began = (one.cycle, unread), now
+            if one in before and before[one][0] == standing:
+                began = before[one][1]
+            since[one] = standing, began
+            if now - began < seconds:
+                continue
+            if unread:
+                one.transport.abort()
+            elif one.is_in_head():
+                one.refuse(
+                    b"408 Request Timeout",
+                    f"The head of the request did not come within {seconds:g} s: send it at once.",
+                )
+                if told is not None:
+                    told(408)
+            else:
+                one.transport.close()

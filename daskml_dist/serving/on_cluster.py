@@ -1,0 +1,347 @@
+"""Workers of a Dask cluster as predictors for requests with many rows."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import threading
+import time
+import uuid
+import weakref
+from concurrent.futures import CancelledError
+from contextlib import suppress
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from numpy.typing import NDArray
+
+from daskml_dist.errors import InvalidParameterError, RequestError
+from daskml_dist.inference.joined_rows import Rows, joined, n_rows_of
+
+__all__ = ["Cluster"]
+
+_LOG = logging.getLogger("daskml_dist.serving")
+#: Seconds in process from which a request is worth its way, several times what that takes.
+_WORTH = 0.1
+#: Rows below which no request is measured, and those that are measured.
+_FEWEST, _SAMPLE = 1000, 512
+#: Times that a request is sent anew where the cluster has forgotten it, such as at a restart.
+_TRIES = 3
+#: Seconds: to connect, between two trials, between two looks at the connection, to part.
+_CONNECT, _AGAIN, _LOOK, _PART = 5.0, 1.0, 0.2, 5.0
+_clock = time.perf_counter
+
+
+class Cluster:
+    """A Dask cluster that predicts what has many rows, reached from a thread of its own.
+
+    A model is a task made of its pickle, by the key of its content: Dask holds it once on each
+    worker that predicts with it, for all processes of all servers that serve it, makes it again
+    where a worker is lost, and drops it once no server holds the version any more. A request is
+    one task, with its rows. What Dask cannot answer is refused with 503, and nothing waits for it
+    but the request itself.
+
+    Parameters
+    ----------
+    address : str
+        Of the scheduler, such as ``tcp://10.0.0.1:8786``. With ``tls://`` the certificates are
+        those of Dask's configuration (``distributed.comm.tls``), or of `security`.
+    min_rows : int, optional
+        Rows from which a request is predicted on the cluster. None: so many as take the model 0.1 s
+        in process, by what 512 rows of its first request of 1,000 or more take.
+    security : distributed.Security, optional
+    within : float, default=60.0
+        Seconds that a request may take there, the start of workers included.
+    max_waiting : int, default=64
+        Requests that may be there at a time, whose rows are all in memory.
+
+    Raises
+    ------
+    InvalidParameterError
+        A parameter has no meaning.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        min_rows: int | None = None,
+        security: Any = None,
+        within: float = 60.0,
+        max_waiting: int = 64,
+    ) -> None:
+        if "://" not in address:
+            raise InvalidParameterError(
+                f"scheduler={address!r}: use the address of a Dask scheduler, such as "
+                "tcp://10.0.0.1:8786."
+            )
+        if min_rows is not None and min_rows < 1:
+            raise InvalidParameterError(f"cluster_rows={min_rows}: use an integer >= 1.")
+        self.address, self.min_rows = address, min_rows
+        self._paces: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
+        self._security, self._within, self._max_waiting = security, within, max_waiting
+        self._waiting = 0
+        self._metrics: Any = None
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop
+        self._stop: asyncio.Event
+        self._tried: asyncio.Event  # to connect, once at least
+        self._client: Any = None
+        # By the number of the predictor's object, to which the reference tells whether it is that.
+        self._held: dict[int, tuple[weakref.ref[Any], Any, int]] = {}
+
+    # --- of the server's loop ------------------------------------------------------------------
+
+    def start(self, metrics: Any) -> None:
+        """Connect, in a thread, and again whenever the connection is lost."""
+        begun = threading.Event()
+        self._metrics = metrics
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._stay(begun)), name="daskml_dist-cluster", daemon=True
+        )
+        self._thread.start()
+        begun.wait()
+
+    def close(self) -> None:
+        """Release all that is held on the cluster, and part from it."""
+        if self._thread is None:
+            return
+        self._call(self._stop.set)
+        self._thread.join(3 * _PART)
+        self._thread = None
+
+    def takes(self, predictor: Any, rows: Rows) -> bool:
+        """Whether rows are predicted on the cluster."""
+        n_rows = n_rows_of(rows)
+        if self.min_rows is not None:
+            return n_rows >= self.min_rows
+        if n_rows < _FEWEST:
+            return False
+        pace = self._paces.get(predictor)
+        if pace is None:
+            try:
+                pace = self._paces[predictor] = _seconds_a_row(predictor, rows)
+            except Exception:  # of these rows: who answers them says what is wrong
+                return False
+        return n_rows * pace >= _WORTH
+
+    def ask(self, served: Any, method: str, rows: Rows) -> asyncio.Future[NDArray[Any]]:
+        """Take in a request.
+
+        Parameters
+        ----------
+        served : Served
+            The version that it is of.
+        method : str
+        rows : ndarray, or dict of ndarray
+
+        Returns
+        -------
+        Future of ndarray of shape (n_rows, ...)
+            Or of a RequestError (503) where the cluster is away, or does not answer in time.
+
+        Raises
+        ------
+        RequestError
+            503: too many are there.
+        """
+        if self._waiting >= self._max_waiting:
+            raise _later(f"{self._waiting} requests are on the cluster: ask again in a while.", 1)
+        self._waiting += 1
+        answer = asyncio.ensure_future(self._asked(served, method, rows))
+        answer.add_done_callback(self._done)
+        return answer
+
+    async def _asked(self, served: Any, method: str, rows: Rows) -> NDArray[Any]:
+        n_rows = n_rows_of(rows)
+        began = _clock()
+        waited = self._answer(served, method, rows)
+        there = asyncio.run_coroutine_threadsafe(waited, self._loop)
+        found: NDArray[Any] = await asyncio.wrap_future(there)
+        if len(found) != n_rows:
+            raise RuntimeError(f"The model gave {len(found)} answers for {n_rows} rows.")
+        seconds = _clock() - began
+        self._metrics.observe_cluster(served.name, str(served.version), seconds)
+        return found
+
+    def _done(self, answer: asyncio.Future[NDArray[Any]]) -> None:
+        self._waiting -= 1
+        if not answer.cancelled():
+            answer.exception()  # whoever asked has it; where nobody waits any more it is no news
+
+    # --- of the thread's loop ------------------------------------------------------------------
+
+    async def _stay(self, begun: threading.Event) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stop, self._tried = asyncio.Event(), asyncio.Event()
+        begun.set()
+        import dask
+
+        was_told = False
+        # Rows are meant to go with their tasks: each is asked for once.
+        with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1TiB"}):
+            while not self._stop.is_set():
+                client = await self._connected(quiet=was_told)
+                was_told = client is None
+                if client is not None:
+                    await self._until_lost(client)
+                else:
+                    await self._pause(_AGAIN)
+
+    async def _connected(self, quiet: bool) -> Any:
+        """A client of the cluster; None where it is away, which is logged once."""
+        from distributed import Client
+
+        client = None
+        try:
+            client = Client(
+                self.address,
+                asynchronous=True,
+                set_as_default=False,
+                security=self._security,
+                timeout=_CONNECT,
+                name="daskml_dist-serving",
+            )
+            await client
+        except Exception as error:  # of sockets, TLS, versions
+            if not quiet:
+                _LOG.warning(
+                    "No cluster at %s (%s: %s): requests of many rows get 503 until it is there",
+                    self.address,
+                    type(error).__name__,
+                    error,
+                )
+            if client is not None:
+                await _part(client)
+            return None
+        else:
+            _LOG.info("Requests of many rows go to %s", self.address)
+            return client
+        finally:
+            self._client = client if client is not None and client.status == "running" else None
+            self._tried.set()
+
+    async def _until_lost(self, client: Any) -> None:
+        while client.status == "running" and not self._stop.is_set():
+            await self._pause(_LOOK)
+        self._client = None
+        if not self._stop.is_set():
+            _LOG.warning("The cluster at %s is lost; it is asked for again", self.address)
+        for number in list(self._held):
+            self._release(number)
+        await _part(client)
+
+    async def _pause(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._stop.wait(), seconds)
+
+    async def _answer(self, served: Any, method: str, rows: Any) -> NDArray[Any]:
+        from distributed.scheduler import KilledWorker
+
+        from daskml_dist.inference.held import answers
+
+        await self._tried.wait()
+        predictor = served.predictor
+        for _ in range(_TRIES):
+            client = self._client
+            if client is None or client.status != "running":
+                break
+            held, n_threads = self._put(client, predictor)
+            key = f"daskml_dist-predict-{uuid.uuid4().hex}"
+            task = client.submit(answers, held, method, rows, n_threads, key=key)
+            try:
+                async with asyncio.timeout(self._within) as limit:
+                    found: NDArray[Any] = await task
+                return found
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                raise _later(
+                    f"No worker of {self.address} answered within {self._within:g} s: ask again "
+                    "in a while, send fewer rows at a time, or add workers.",
+                    5,
+                ) from None
+            except KilledWorker as error:
+                raise _later(
+                    f"Workers of {self.address} died over these rows ({error}): send fewer rows "
+                    "at a time, or give workers more memory.",
+                    5,
+                ) from error
+            except CancelledError:  # the cluster has forgotten it, or is lost
+                self._release(id(predictor))
+                await asyncio.sleep(_LOOK)
+            except Exception as error:
+                if held.status != "error":  # of these rows
+                    raise
+                self._release(id(predictor))
+                _LOG.exception("Workers of %s cannot load model %s", self.address, served.name)
+                raise _later(
+                    f"Workers of {self.address} cannot load the model ({type(error).__name__}): "
+                    "install there what this server has, or send fewer rows at a time.",
+                    30,
+                ) from error
+            finally:
+                task.release()
+        raise _later(
+            f"The cluster at {self.address} is away, which predicts requests of many rows: ask "
+            "again in a while, or send fewer rows at a time.",
+            5,
+        )
+
+    def _put(self, client: Any, predictor: Any) -> tuple[Any, int]:
+        """The future of a model, put on the cluster where it is not there; threads of BLAS here."""
+        import cloudpickle
+
+        from daskml_dist.inference.held import Held, blas_threads
+
+        number = id(predictor)
+        known = self._held.get(number)
+        if known is not None and known[0]() is predictor:
+            return known[1], known[2]
+        data = cloudpickle.dumps(predictor.model)
+        key = f"daskml_dist-model-{hashlib.sha256(data).hexdigest()[:32]}"
+        held = client.submit(Held, data, key=key)
+
+        def gone(ref: weakref.ref[Any]) -> None:
+            self._call(self._release, number, ref)
+
+        n_threads = blas_threads()
+        self._held[number] = (weakref.ref(predictor, gone), held, n_threads)
+        return held, n_threads
+
+    def _release(self, number: int, ref: weakref.ref[Any] | None = None) -> None:
+        """Drop a model from the cluster, where it is still that of the reference."""
+        known = self._held.get(number)
+        if known is not None and ref in (None, known[0]):
+            del self._held[number]
+            known[1].release()
+
+    def _call(self, function: Any, *arguments: Any) -> None:
+        with suppress(RuntimeError):  # the loop has ended, and with it all that it held
+            self._loop.call_soon_threadsafe(function, *arguments)
+
+
+def _seconds_a_row(predictor: Any, rows: Rows) -> float:
+    """Seconds of a row in process, by the faster of two calls."""
+    some: Rows = (
+        {name: values[:_SAMPLE] for name, values in rows.items()}
+        if isinstance(rows, dict)
+        else rows[:_SAMPLE]
+    )
+    found = float("inf")
+    for _ in range(2):
+        began = _clock()
+        predictor(joined([some], predictor))
+        found = min(found, _clock() - began)
+    return found / n_rows_of(some)
+
+
+async def _part(client: Any) -> None:
+    """Close a client, whose cluster may be gone."""
+    with suppress(Exception):
+        await asyncio.wait_for(client.close(), _PART)
+
+
+def _later(message: str, seconds: int) -> RequestError:
+    return RequestError(message, 503, ((b"retry-after", str(seconds).encode()),))

@@ -1,0 +1,37 @@
+"""Certificates made for a test."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+__all__ = ["pair"]
+
+
+def pair(folder: Path, name: str, password: str | None = None) -> tuple[str, str]:
+    """Files of a certificate of localhost, signed by itself, and of its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder(subject, subject, key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    held: serialization.KeySerializationEncryption = serialization.NoEncryption()
+    if password is not None:
+        held = serialization.BestAvailableEncryption(password.encode())
+    files = folder / f"{name}.pem", folder / f"{name}.key"
+    files[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    files[1].write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, held)
+    )
+    return str(files[0]), str(files[1])

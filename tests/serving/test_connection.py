@@ -1,0 +1,304 @@
+"""Connections: however a stream of requests is cut, the answers are the same and in their order."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+
+pytest.importorskip("msgspec", reason="the extra serve is not installed")
+pytest.importorskip("uvicorn", reason="the extra serve is not installed")
+pytest.importorskip("httptools", reason="the extra serve is not installed")
+
+import uvicorn
+from uvicorn.server import ServerState
+
+from daskml_dist.linear_model import LogisticRegression
+from daskml_dist.serving.app import App
+from daskml_dist.serving.connection import Connection
+from tests.serving.stand_ins import Metrics, Models, tensor
+
+X = np.random.default_rng(0).standard_normal((30, 3))
+MODEL = LogisticRegression().fit(X, X[:, 0] > 0)
+
+
+def request(body, *lines, path="/v2/models/m/infer", method="POST"):
+    """A request's bytes."""
+    if not isinstance(body, bytes):
+        body = json.dumps(body).encode()
+    head = [f"{method} {path} HTTP/1.1", "Host: x", *lines]
+    if method == "POST":
+        head.append(f"Content-Length: {len(body)}")
+    return "\r\n".join([*head, "", ""]).encode() + body
+
+
+def asked(rows, **more):
+    return {"inputs": [tensor(rows)], **more}
+
+
+#: Requests of one connection, with the statuses of their answers.
+STREAM = [
+    (request(asked(X[:1], id="a")), 200),
+    (request(asked(X[:2], outputs=[{"name": "predict"}, {"name": "predict_proba"}])), 200),
+    (request(b"\x00garbage"), 400),
+    (request(asked(X[:1, :2])), 422),
+    (request(b"", method="GET", path="/v2/health/live"), 200),
+    (request(asked(X[:1], outputs=[{"name": "fit"}])), 422),
+    (request(asked(X[:1]), path="/v2/models/other/infer"), 404),
+    (request(X[:1].tobytes(), "Content-Type: application/octet-stream"), 200),
+    (request(b""), 400),
+    (request(asked(X[:1]), "Content-Type: text/csv"), 415),
+    (request(asked(X[:1]), path="/v2/models/m/versions/1/infer?x=1"), 200),
+    (request(asked(X[:1]), path="/v2/models/m/infer"), 200),
+    (request(asked(np.full((1, 3), np.nan))), 400),
+    (request(asked(X[:3], id="z"), "Connection: close"), 200),
+]
+
+
+class Transport:
+    """What a connection writes to."""
+
+    def __init__(self):
+        self.written, self.closed, self.paused = b"", False, False
+
+    def get_extra_info(self, name):
+        return None
+
+    def write(self, data):
+        assert not self.closed
+        self.written += data
+
+    def close(self):
+        self.closed = True
+
+    def is_closing(self):
+        return self.closed
+
+    def pause_reading(self):
+        self.paused = True
+
+    def resume_reading(self):
+        self.paused = False
+
+
+def opened(**settings):
+    """A connection of an application, within a loop."""
+    app = App(Models(m=MODEL), Metrics(), **settings)
+    app.answer = Mock(wraps=app.answer)
+    config = uvicorn.Config(app, http=Connection, ws="none", log_config=None)
+    connection = Connection(config, ServerState(), {}, asyncio.get_running_loop())
+    transport = Transport()
+    connection.connection_made(transport)
+    return SimpleNamespace(app=app, connection=connection, transport=transport)
+
+
+async def answered(one, n):
+    """The answers so far, once they are so many."""
+    for _ in range(100):
+        if one.transport.written.count(b"HTTP/1.1 ") >= n and not one.connection.tasks:
+            break
+        await asyncio.sleep(0)
+    return one.transport.written
+
+
+def replies(written):
+    """Status and body of each answer."""
+    found = []
+    while written:
+        head, _, rest = written.partition(b"\r\n\r\n")
+        lines = head.split(b"\r\n")
+        size = next(int(line[15:]) for line in lines if line.startswith(b"content-length:"))
+        found.append((int(lines[0].split()[1]), rest[:size]))
+        written = rest[size:]
+    return found
+
+
+CUTS = {
+    "one by one": lambda whole, ends: ends,
+    "at once": lambda whole, ends: [],
+    "head, then body": lambda whole, ends: sorted(
+        [*ends, *(at + 4 for at in range(len(whole)) if whole[at : at + 4] == b"\r\n\r\n")]
+    ),
+    "every 7 bytes": lambda whole, ends: range(7, len(whole), 7),
+    "every 300 bytes": lambda whole, ends: range(300, len(whole), 300),
+    "a byte late": lambda whole, ends: [end + 1 for end in ends],
+    "two and a half": lambda whole, ends: [(ends[at] + ends[at + 1]) // 2 for at in (1, 4, 7)],
+    "now and then": lambda whole, ends: ends[:3] + ends[5:7] + [ends[8] - 1] + ends[9:],
+}
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["all sent", "each awaited"])
+@pytest.mark.parametrize("together", [None, True])
+@pytest.mark.parametrize("cuts", CUTS.values(), ids=CUTS)
+def test_cuts_change_nothing(cuts, together, waits):
+    whole = b"".join(sent for sent, _ in STREAM)
+    ends = np.cumsum([len(sent) for sent, _ in STREAM])[:-1].tolist()
+
+    async def run():
+        one = opened(together=together)
+        at = 0
+        for end in [*cuts(whole, ends), len(whole)]:
+            one.connection.data_received(whole[at:end])
+            at = end
+            if waits:
+                for _ in range(8):
+                    await asyncio.sleep(0)
+        found = replies(await answered(one, len(STREAM)))
+        assert one.transport.closed
+        assert not one.connection.tasks
+        assert one.connection.server_state.total_requests == len(STREAM)
+        return one, found
+
+    one, found = asyncio.run(run())
+    assert [status for status, _ in found] == [status for _, status in STREAM]
+    said = [json.loads(found[at][1]) for at in (0, 1, 13)]
+    assert [one.get("id") for one in said] == ["a", None, "z"]
+    assert [one["outputs"][-1]["data"] for one in said] == [
+        MODEL.predict_proba(X[:n]).ravel().tolist() for n in (1, 2, 3)
+    ]
+    if cuts is CUTS["one by one"] and waits:  # else these are tests of uvicorn
+        assert one.app.answer.call_count == len(STREAM) - 4
+    codes = one.app.metrics.codes
+    assert codes["m", "1", 200] == sum(status == 200 for _, status in STREAM) - 1
+    assert one.app.metrics.rows["m", "1"] == 1 + 2 + 1 + 1 + 1 + 3
+
+
+GOOD = request(asked(X[:1]))
+HEAD = GOOD.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
+
+
+def test_heads():
+    """Which heads are answered at once; of all others the application tells, or uvicorn."""
+    app = App(Models(m=MODEL), Metrics(), token="t", max_bytes=1000, max_delay={"slow": 0.1})
+    right = "Authorization: Bearer t"
+
+    def known(*lines, body=b"12", **more):
+        sent = request(body, *lines, **more)
+        return app.head(sent[: len(sent) - len(body)])
+
+    found = known(right, "X-Route-Key: me", body=b"123")
+    assert (found.size, found.name, found.version) == (3, "m", None)
+    assert found.headers[b"x-route-key"] == b"me"
+    assert known(right, path="/v2/models/m/versions/7/infer").version == "7"
+    assert known(right, body=b"x" * 1000).size == 1000
+    for lines, more in [
+        ([], {}),
+        (["Authorization: Bearer u"], {}),
+        ([right, "Transfer-Encoding: chunked"], {}),
+        ([right, "Expect: 100-continue"], {}),
+        ([right, "Connection: close"], {}),
+        ([right, "Connection: Upgrade", "Upgrade: h2c"], {}),
+        ([right, "Content-Encoding: gzip"], {}),
+        ([right, "Content-Type: text/csv"], {}),
+        ([right, "Content-Length: 2"], {}),  # twice
+        ([right, "X: \x01"], {}),
+        ([right, "X: " + "y" * 3000], {}),
+        ([right], {"body": b"x" * 1001}),
+        ([right], {"path": "/v2/models/m/infer?x"}),
+        ([right], {"path": "/v2/models/%6d/infer"}),
+        ([right], {"path": "/v2/models/slow/infer"}),
+        ([right], {"path": "/v2/models/m/ready"}),
+        ([right], {"path": "/v2/health/live"}),
+        ([right], {"method": "GET"}),
+    ]:
+        assert known(*lines, **more) is None, (lines, more)
+    head = HEAD[:-2] + right.encode() + b"\r\n\r\n"
+    assert app.head(head) is not None
+    assert app.head(head.replace(b"HTTP/1.1", b"HTTP/1.0")) is None
+    # To a parser that takes bare line feeds the head ends before, to another there is none.
+    assert app.head(head.replace(b"Host: x\r\n", b"Host: x\n\n")) is None
+    for at in range(2000):  # of clients that send another one each time
+        known(right, f"X-Request: {at}")
+    assert len(app.head._known) <= 1024
+
+
+def test_what_comes_during_a_call_waits():
+    async def run():
+        one = opened(together=True)
+        for _ in range(3):
+            one.connection.data_received(GOOD)
+        assert not one.transport.written
+        assert len(replies(await answered(one, 3))) == 3
+        one.connection.data_received(GOOD)
+        one.connection.data_received(b"x" * 100_000)  # garbage, after its answer
+        assert one.transport.paused
+        found = replies(await answered(one, 5))
+        assert [status for status, _ in found] == [200] * 4 + [400]
+        assert one.transport.closed
+
+    asyncio.run(run())
+
+
+def test_a_body_is_no_request():
+    """Of a request that is answered before its body has come, and that holds another."""
+
+    async def run():
+        one = opened()
+        head = request(GOOD, path="/nowhere")[: -len(GOOD)]
+        one.connection.data_received(head)
+        await answered(one, 1)
+        one.connection.data_received(GOOD)
+        one.connection.data_received(request(asked(X[:2], id="next")))
+        found = replies(await answered(one, 2))
+        assert [status for status, _ in found] == [404, 200]
+        assert json.loads(found[1][1])["id"] == "next"
+
+    asyncio.run(run())
+
+
+def test_the_end_of_a_server_waits_for_an_answer():
+    async def run():
+        one, idle, gone = opened(together=True), opened(together=True), opened(together=True)
+        one.connection.data_received(GOOD)
+        gone.connection.data_received(GOOD)
+        one.connection.shutdown()
+        idle.connection.shutdown()
+        assert not one.transport.closed
+        assert idle.transport.closed
+        gone.transport.close()
+        gone.connection.connection_lost(None)
+        written = await answered(one, 1)
+        assert written.startswith(b"HTTP/1.1 200")
+        assert b"connection: close\r\n" in written
+        assert one.transport.closed
+        assert not gone.transport.written
+
+    asyncio.run(run())
+
+
+def test_idle_connections_are_closed():
+    async def run():
+        one = opened()
+        connection = one.connection
+        connection.data_received(GOOD)
+        first = connection.timeout_keep_alive_task
+        connection.data_received(GOOD)
+        assert connection.timeout_keep_alive_task is first  # one timer for both
+        connection.timeout_keep_alive_handler()
+        assert connection.timeout_keep_alive_task is not first
+        assert not one.transport.closed
+        connection._last -= 100.0
+        connection.timeout_keep_alive_handler()
+        assert one.transport.closed
+
+    asyncio.run(run())
+
+
+def test_an_application_without_heads_is_served_as_any():
+    async def plain(scope, receive, send):
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    async def run():
+        config = uvicorn.Config(plain, http=Connection, ws="none", log_config=None)
+        connection = Connection(config, ServerState(), {}, asyncio.get_running_loop())
+        one = SimpleNamespace(connection=connection, transport=Transport())
+        connection.connection_made(one.transport)
+        connection.data_received(GOOD)
+        assert (await answered(one, 1)).startswith(b"HTTP/1.1 204")
+
+    asyncio.run(run())

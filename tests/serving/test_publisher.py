@@ -1,0 +1,124 @@
+"""Publishers: what a stream learns comes into service, and neither a full disk nor others harm."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from daskml_dist.errors import InvalidParameterError, ModelFileError
+from daskml_dist.linear_model import SGDClassifier, SGDRegressor
+from daskml_dist.serving import Metrics, Models, Publisher, publish
+from daskml_dist.serving.registry import current_version, prune, version_names
+
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((50, 3))
+MODEL = SGDRegressor(max_iter=2, tol=None).fit(X, X[:, 0])
+
+
+def test_what_a_stream_learns_is_served(tmp_path: Path) -> None:
+    """Each version to the bit, and few of them stay on the disk."""
+    models = Models(tmp_path)  # empty, as a server that is started first finds it
+    publisher = Publisher(tmp_path, "m", keep=2)
+    seen = []
+
+    def hand_out(model: Any) -> None:
+        version = publisher(model)
+        assert models.refresh() == ["m"]
+        served = models.get("m")
+        assert served.version == version == publisher.version
+        seen.append(served.predictor(X))
+        np.testing.assert_array_equal(seen[-1], model.predict_proba(X))
+
+    clf = SGDClassifier()
+    with clf.stream(classes=[0, 1], publish=hand_out, publish_every=3) as stream:
+        for _ in range(10):
+            stream.learn(X, (X[:, 0] > 0).astype(int))
+    np.testing.assert_array_equal(seen[-1], clf.predict_proba(X))
+    assert len(seen) == 4
+    assert len({one.tobytes() for one in seen}) == 4
+    assert version_names(tmp_path, "m") == ["3", "4"]
+    assert repr(publisher) == f"Publisher({str(tmp_path)!r}, 'm', keep=2)"
+
+
+def _full(descriptor: int) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was current stays so, nothing half written is left, and a stream may go on."""
+    patient = Publisher(tmp_path, "m", on_error="log")
+    assert patient(MODEL) == "1"
+    with monkeypatch.context() as disk, caplog.at_level(logging.ERROR, "daskml_dist.serving"):
+        disk.setattr(os, "fsync", _full)
+        with pytest.raises(ModelFileError, match="No space left on device"):
+            Publisher(tmp_path, "m")(MODEL)
+        assert patient(MODEL) is None
+    assert "No space left on device" in caplog.text
+    assert sorted(os.listdir(tmp_path / "m")) == ["1", "current"]
+    assert current_version(tmp_path, "m") == "1"
+    assert patient(MODEL) == patient.version == current_version(tmp_path, "m") == "2"
+
+
+def test_a_version_deleted_while_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A publisher that is faster than a server: it takes the next one, and tells no failure."""
+    publisher = Publisher(tmp_path, "m", keep=1)
+    publisher(MODEL)
+    read, overtaken = Models._read, iter([True])
+
+    def late(self: Models, path: Path, name: str, version: str) -> Any:
+        if next(overtaken, False):
+            publisher(MODEL)
+        return read(self, path, name, version)
+
+    monkeypatch.setattr(Models, "_read", late)
+    metrics = Metrics()
+    assert Models(tmp_path, metrics=metrics).get("m").version == "2"
+    assert b"load_failures_total{" not in metrics.render()
+
+
+def test_others_delete_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What somebody else has deleted is no error; what a killed publisher left is deleted."""
+    for _ in range(3):
+        publish(MODEL, tmp_path, "m")
+    left = tmp_path / "m" / f".{'0' * 32}.new"
+    fresh = tmp_path / "m" / f".{'1' * 32}.new"
+    for one in (left, fresh):
+        one.mkdir()
+    os.utime(left, (0, 0))
+    replace = os.replace
+
+    def late(source: Any, target: Any) -> None:
+        replace(source, target)
+        if Path(source).name == "1":
+            raise FileNotFoundError(source)
+
+    monkeypatch.setattr(os, "replace", late)
+    assert prune(tmp_path, "m", 1) == ["2"]
+    assert version_names(tmp_path, "m") == ["3"]
+    assert fresh.exists()
+    assert not left.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"name": "a/b"}, "is no name"),
+        ({"keep": 0}, "keep=0"),
+        ({"keep": 1.5}, "keep=1.5"),
+        ({"on_error": "pass"}, "on_error='pass'"),
+    ],
+)
+def test_mistakes(tmp_path: Path, options: dict[str, Any], words: str) -> None:
+    """Told before the stream begins."""
+    with pytest.raises(InvalidParameterError, match=words):
+        Publisher(tmp_path, **{"name": "m", **options})
