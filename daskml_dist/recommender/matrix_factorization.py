@@ -261,10 +261,8 @@ class MatrixFactorization(BaseRecommender, BaseSteps):
         return float(right.sum() / n.sum())
 
     def _check_one_pass(self) -> None:
-        raise InvalidParameterError(
-            "MatrixFactorization learns from no stream: users and items that come later would have "
-            "no place. Fit all ratings so far again from time to time, with warm_start=True."
-        )
+        why = "MatrixFactorization learns from no stream: later users and items have no place."
+        raise InvalidParameterError(f"{why} Fit all ratings now and then, with warm_start=True.")
 
     # -- what is trained -----------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from daskml_dist.training.settings import Settings
 from daskml_dist.training.spec import FitSpec
 
 if TYPE_CHECKING:
-    from daskml_dist.streaming.saving import Saved
+    from daskml_dist.streaming.saved import Saved
 
 __all__ = ["Started", "check_streams", "resume", "start"]
 

@@ -13,7 +13,7 @@ from daskml_dist.training.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     from daskml_dist.streaming.progress import Progress
-    from daskml_dist.streaming.saving import Saved
+    from daskml_dist.streaming.saved import Saved
     from daskml_dist.streaming.session import Session
     from daskml_dist.streaming.start import Started
 
@@ -25,6 +25,8 @@ class Streamed:
 
     #: Whether a call is one batch, whatever `batch_size`, which begins by weighted rows.
     _whole_calls: ClassVar[bool] = False
+    #: Whether lanes on a cluster can learn its streams.
+    _streams_on_clusters: ClassVar[bool] = False
 
     def stream(
         self,
@@ -71,8 +73,11 @@ class Streamed:
         publish : callable, optional
             Called with a fitted copy of the estimator, every so many calls and at the end.
         publish_every : int, default=1000
-        client : "inline" or None
-            Streams are learned in the calling process.
+        client : distributed.Client, "inline" or None
+            Of the cluster whose workers learn the rows that this process gives, under the
+            estimator's policy: in lock-step all lanes share each step, else steps go to lanes in
+            turn and :meth:`~Session.learn` does not wait for each. A worker that dies costs time
+            alone. "inline" or None: the calling process learns them itself.
 
         Returns
         -------
@@ -82,7 +87,8 @@ class Streamed:
         Raises
         ------
         InvalidParameterError
-            Parameters with no meaning in a stream, such as ``early_stopping``.
+            Parameters with no meaning in a stream, such as ``early_stopping``, or on a cluster,
+            such as ``compression``.
 
         Examples
         --------
@@ -102,11 +108,12 @@ class Streamed:
         from daskml_dist.streaming.session import Session
         from daskml_dist.training.run import INLINE
 
-        if client is not None and client != INLINE:
-            raise InvalidParameterError(
-                f"client={client!r}: a stream is learned in the calling process. Leave client "
-                'out (or give "inline"); rows on a cluster are learned by fit or partial_fit.'
-            )
+        if client is not None and not (isinstance(client, str) and client == INLINE):
+            from daskml_dist.streaming.cluster.steps import check_client
+
+            client = check_client(client)
+        else:
+            client = None
         _check_publish(publish, publish_every)
         saving = None if checkpoint is None else Saving(checkpoint, checkpoint_seconds)
         return Session(
@@ -117,6 +124,7 @@ class Streamed:
             watch=Watch(drift, on_drift),
             publish=publish,
             publish_every=publish_every,
+            client=client,
         )
 
     # -- what a kind of estimators may do otherwise --------------------------------------------
