@@ -36,10 +36,6 @@ def _learned(model, batches, client=None, **how):
     return stream, losses
 
 
-def _left(client):
-    return client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.tasks))
-
-
 @pytest.mark.parametrize(
     ("kind", "X", "y", "params", "run"),
     [
@@ -50,7 +46,9 @@ def _left(client):
         (SGDClassifier, _SPARSE, _Y, {"policy": "allreduce", "batch_size": 10}, {"n_lanes": 3}),
     ],
 )
-def test_summing_policies_make_the_steps_of_one_process(client, kind, X, y, params, run):
+def test_summing_policies_make_the_steps_of_one_process(
+    client, kind, X, y, params, run, assert_clean
+):
     ours = kind(random_state=0, run=Run(**run), **params)
     theirs = kind(random_state=0, **params)
     found, losses = _learned(ours, _batches(X, y), client)
@@ -58,7 +56,7 @@ def test_summing_policies_make_the_steps_of_one_process(client, kind, X, y, para
     np.testing.assert_allclose(losses, expected, rtol=1e-9)
     np.testing.assert_allclose(ours.coef_, theirs.coef_, rtol=1e-9, atol=1e-12)
     assert found.progressive_loss == pytest.approx(truth.progressive_loss, rel=1e-9)
-    assert _left(client) == []
+    assert_clean(client)
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
@@ -119,7 +117,7 @@ def test_runs_are_the_same_to_the_bit(client, policy):
 
 
 @pytest.mark.parametrize("policy", ["sync", "local", "async"])
-def test_after_a_loss_the_calls_since_are_learned_again(client, policy, monkeypatch):
+def test_after_a_loss_the_calls_since_are_learned_again(client, policy, monkeypatch, assert_clean):
     lost, real = [], Crew.receive
 
     def receive(crew):
@@ -135,7 +133,7 @@ def test_after_a_loss_the_calls_since_are_learned_again(client, policy, monkeypa
     ours, theirs = (SGDClassifier(policy=policy, run=run, random_state=0) for _ in range(2))
     found, losses = _learned(ours, _batches(), client)
     assert lost == [2, 2, 2]
-    assert _left(client) == []
+    assert_clean(client)
     monkeypatch.undo()
     truth, expected = _learned(theirs, _batches(), client)
     np.testing.assert_allclose(ours.coef_, theirs.coef_, rtol=1e-12)
@@ -157,7 +155,7 @@ def _drifting(model, **how):
         raise KeyboardInterrupt
 
 
-def test_drifts_and_errors_leave_a_stream_whole(client):
+def test_drifts_and_errors_leave_a_stream_whole(client, assert_clean):
     ours = SGDClassifier(policy="async", run=Run(n_lanes=1), **_PLAIN)
     theirs = SGDClassifier(**_PLAIN)
     with pytest.raises(KeyboardInterrupt):
@@ -167,7 +165,7 @@ def test_drifts_and_errors_leave_a_stream_whole(client):
     # Up to the first drift the losses are those of one process.
     assert ours.drifts[0] == theirs.drifts[0] == 21 * 240
     assert ours.score(_X, 1 - _Y) > 0.9
-    assert _left(client) == []
+    assert_clean(client)
 
 
 def test_units_of_features_go_with_the_rows(client):
