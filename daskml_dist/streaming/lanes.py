@@ -22,7 +22,7 @@ def check_lanes(estimator: Any) -> Any:
     if not estimator._streams_on_clusters:
         raise InvalidParameterError(
             f"A stream of {type(estimator).__name__} is learned in the calling process. Leave "
-            "client out; rows on a cluster are learned by fit or partial_fit."
+            'client out, or give "inline".'
         )
     # It loads the engine of clusters, which streams of this process do without.
     from daskml_dist.streaming.cluster.plan import Plan

@@ -82,6 +82,6 @@ class Saving:
 
     def save(self, started: Started, stream: dict[str, Any]) -> None:
         """Save the parameters and the facts of the stream's course."""
-        facts = {**facts_of(started.fit, []), "stream": {**stream, "likeness": started.likeness}}
+        facts = {**facts_of(started.fit, []), "stream": {**stream, "likeness": started.facts()}}
         self.checkpoint.save(started.steps.meeting(), facts)
         self._calls, self._since = 0, time.monotonic()

@@ -11,7 +11,6 @@ from typing import Any, Self
 
 import numpy as np
 
-from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import (
     DivergedError,
@@ -317,15 +316,8 @@ class Session:
 
     def _taken(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
         """The inputs of a call, checked like those of a fit."""
-        estimator = self.estimator
-        inputs: tuple[Any, Any, Any] = estimator._taken(X, y, sample_weight)
-        if self._started is not None:
-            estimator._check_target(inputs[1])
-            # Of the estimator itself, whoever asks for an attribute gets all that was learned.
-            named = object.__new__(type(estimator))
-            names = vars(estimator).get("feature_names_in_")
-            vars(named).update({} if names is None else {"feature_names_in_": names})
-            check_feature_names(named, inputs[0], reset=False)
+        begun = self._started is not None
+        inputs: tuple[Any, Any, Any] = self.estimator._stream_inputs(X, y, sample_weight, begun)
         return inputs
 
     # -- what has been learned -----------------------------------------------------------------

@@ -50,6 +50,10 @@ class Started:
     seen: float
     likeness: dict[str, Any]
 
+    def facts(self) -> dict[str, Any]:
+        """Facts from which the stream starts again, as JSON can hold them."""
+        return self.likeness
+
 
 def check_streams(estimator: Any) -> Settings:
     """Settings of an estimator for a stream in this process.

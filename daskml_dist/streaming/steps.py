@@ -118,9 +118,13 @@ class Steps:
         """Step by the rule of steps of so many rows from now on."""
         if n_rows != self._ruled:
             self._ruled = n_rows
-            rule = self._rule_of(self._work.rule, n_rows)
+            rule = self.rule_of(n_rows)
             if rule is not self._work.rule:
                 self.shard.follow(rule)
+
+    def rule_of(self, n_rows: int) -> UpdateRule:
+        """Rule of steps of so many rows."""
+        return self._rule_of(self._work.rule, n_rows)
 
     def _pieces(self, rows: BatchRows, start: int, stop: int, several: bool) -> list[BatchRows]:
         """Rows of a step, as many at once as the user says.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.ps.rule import UpdateRule
 from daskml_dist.ps.shard_state import ShardState
@@ -77,7 +78,8 @@ class Streamed:
             Of the cluster whose workers learn the rows that this process gives, under the
             estimator's policy: in lock-step all lanes share each step, else steps go to lanes in
             turn and :meth:`~Session.learn` does not wait for each. A worker that dies costs time
-            alone. "inline" or None: the calling process learns them itself.
+            alone. "inline" or None: the calling process learns them itself. For linear models and
+            networks.
 
         Returns
         -------
@@ -128,6 +130,19 @@ class Streamed:
         )
 
     # -- what a kind of estimators may do otherwise --------------------------------------------
+
+    def _stream_inputs(self, X: Any, y: Any, sample_weight: Any, begun: bool) -> tuple[Any, ...]:
+        """Inputs of a call, checked like those of a fit, or of rows of one that has begun."""
+        estimator: Any = self
+        inputs: tuple[Any, ...] = estimator._taken(X, y, sample_weight)
+        if begun:
+            estimator._check_target(inputs[1])
+            # Of the estimator itself, whoever asks for an attribute gets all that was learned.
+            named = object.__new__(type(estimator))
+            names = vars(estimator).get("feature_names_in_")
+            vars(named).update({} if names is None else {"feature_names_in_": names})
+            check_feature_names(named, inputs[0], reset=False)
+        return inputs
 
     def _begin_stream(self, X: Any, y: Any, sample_weight: Any, classes: Any) -> Started:
         """The stream that begins with some rows; nothing is learned yet."""

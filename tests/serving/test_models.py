@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections import Counter
@@ -117,6 +118,31 @@ def test_swaps(tmp_path: Path) -> None:
     assert models.refresh() == ["other"]
     with pytest.raises(UnknownModelError, match="served: m"):
         models.get("other")
+
+
+def test_a_mount_that_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in memory is served on: the folder is gone, empty, or cannot be looked at."""
+    folder = registry(tmp_path / "models", 1)
+    models = Models(folder)
+    folder.rename(tmp_path / "away")
+    assert models.refresh() == []
+    folder.mkdir()
+    assert models.refresh() == []
+    folder.rmdir()
+    (tmp_path / "away").rename(folder)
+    listdir = os.listdir
+
+    def stale(path: Any) -> list[str]:
+        if Path(path).name == "m":
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return listdir(path)
+
+    with monkeypatch.context() as away:
+        away.setattr(os, "listdir", stale)
+        assert models.refresh() == []
+        assert numbers(models) == 1.0
+    publish(model(2), folder, "m")
+    assert models.refresh() == ["m"]
 
 
 def test_watching(tmp_path: Path) -> None:

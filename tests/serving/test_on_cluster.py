@@ -37,6 +37,12 @@ X = RNG.normal(size=(3000, 5))
 FRAME = pd.DataFrame({"kind": RNG.choice(["a", "b"], 300), "size": RNG.normal(size=300)})
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow machine may take its time to connect."""
+    monkeypatch.setattr(module, "_CONNECT", 60.0)
+
+
 @contextmanager
 def reached(address: str, models: Any, **options: Any) -> Iterator[tuple[App, Metrics]]:
     """An application whose requests of some rows go to a cluster."""

@@ -131,6 +131,36 @@ def test_what_comes_behind_a_whole_request(port, behind, statuses):
     assert [line.split()[0] for line in said.split(b"HTTP/1.1")[1:]] == statuses
 
 
+UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AA\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "statuses"),
+    [
+        # Clients that would rather speak HTTP/2, one after the other on a connection.
+        (WHOLE.replace(b"Host", UPGRADE + b"Host") * 2 + b"\x00", [b"200", b"200"]),
+        (b"CONNECT x:80 HTTP/1.1\r\nHost: x\r\n\r\n", [b"405"]),
+        # Longer than what is taken, and sent whole before the answer is read.
+        (POST + b"Content-Length: 4000000\r\n\r\n" + b"0" * 4_000_000, [b"413"]),
+    ],
+    ids=["upgrade", "connect", "large"],
+)
+def test_what_clients_do_is_answered(port, sent, statuses):
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as one:
+        one.sendall(sent)
+        said = rest(one)
+    assert [line.split()[0] for line in said.split(b"HTTP/1.1")[1:]] == statuses
+
+
+@pytest.mark.parametrize("sent", [WHOLE, WHOLE.replace(b"Host", b"Expect: x\r\nHost")])
+def test_who_sends_no_more_is_answered(port, sent):
+    """Where it is read at once, and where uvicorn reads it."""
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as one:
+        one.sendall(sent)
+        one.shutdown(socket.SHUT_WR)
+        assert rest(one).startswith(b"HTTP/1.1 200")
+
+
 def test_who_reads_nothing_is_left():
     """An answer that stands unread is given up; one that is read slowly is not."""
 

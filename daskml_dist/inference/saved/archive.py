@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import struct
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -13,10 +14,13 @@ from typing import Any
 from daskml_dist.errors import ModelFileError
 from daskml_dist.inference.saved.manifest import FORMAT
 
-__all__ = ["MANIFEST", "REMEDY", "check_sums", "pack", "sum_of", "unpack"]
+__all__ = ["MANIFEST", "REMEDY", "check_sums", "filled", "pack", "shared", "sum_of", "unpack"]
 
 #: Name of the manifest in the archive.
 MANIFEST = "daskml_dist/manifest.json"
+_ARRAY = ".npy"
+#: Bytes that a compressed matrix may become, and more by those that it has.
+_LEAST_INFLATED, _MOST_INFLATED = 2**26, 200
 
 
 def pack(whole: bytes, more: Mapping[str, bytes], manifest: Mapping[str, Any]) -> bytes:
@@ -67,30 +71,130 @@ def unpack(data: bytes, name: str) -> tuple[dict[str, Any], dict[str, bytes]]:
     ModelFileError
         It is none, damaged, or of a later version of this package.
     """
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            if MANIFEST not in archive.namelist():
-                raise ModelFileError(
-                    f"{name} has no {MANIFEST}: it is damaged, or was not written by save(). "
-                    "Files of skops alone are read by skops.io.load."
-                )
-            if any(one.compress_type != zipfile.ZIP_STORED for one in archive.infolist()):
-                # Else a small file could fill the memory.
-                raise ModelFileError(f"{name} has compressed members, which save() writes none of.")
-            manifest = json.loads(archive.read(MANIFEST))
-            members = {n: archive.read(n) for n in archive.namelist() if n != MANIFEST}
-    except ModelFileError:
-        raise
-    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, NotImplementedError) as error:
+    members = _members(data, name)
+    if MANIFEST not in members:
         raise ModelFileError(
-            f"{name} is damaged, or no model file ({type(error).__name__}: {error}). {REMEDY}"
-        ) from error
+            f"{name} has no {MANIFEST}: it is damaged, or was not written by save(). Files of "
+            "skops alone are read by skops.io.load."
+        )
+    try:
+        manifest = json.loads(members.pop(MANIFEST))
     except (ValueError, RecursionError) as error:
         raise ModelFileError(
             f"{name} has a manifest that is no JSON ({error}). {REMEDY}"
         ) from error
     check_sums(manifest, {n: sum_of(data) for n, data in members.items()}, name)
     return manifest, members
+
+
+def shared(inner: bytes, outer: bytes) -> tuple[bytes, dict[str, str]]:
+    """Take the arrays out of an archive that another one, which it will lie in, has too.
+
+    Parameters
+    ----------
+    inner, outer : bytes
+        Zip files.
+
+    Returns
+    -------
+    bytes
+        The inner archive without them.
+    dict of str to str
+        By their names, the names of the outer members that are the same, each once.
+    """
+    parts = _members(inner, "the estimator")
+    there = {sum_of(data): one for one, data in _members(outer, "its twin").items()}
+    same = {n: there.pop(found, "") for n, found in ((n, sum_of(d)) for n, d in parts.items())}
+    same = {n: at for n, at in same.items() if at and n.endswith(_ARRAY)}
+    return (
+        (_written({n: d for n, d in parts.items() if n not in same}), same)
+        if same
+        else (
+            inner,
+            {},
+        )
+    )
+
+
+def filled(inner: bytes, same: Any, members: Mapping[str, bytes], name: str) -> bytes:
+    """An archive with the arrays that `shared` took out of it; any is checked, and made whole.
+
+    Parameters
+    ----------
+    inner : bytes
+    same : mapping of str to str
+        As :func:`shared` told it.
+    members : mapping of str to bytes
+        Of the outer archive.
+    name : str
+        Of the file, for errors.
+
+    Raises
+    ------
+    ModelFileError
+        They are not there, or one is asked for twice.
+    """
+    parts = _members(inner, name)
+    if not isinstance(same, dict) or not {*map(str, same.values())} <= {*members}:
+        raise ModelFileError(f"{name} is damaged: arrays of its estimator are missing. {REMEDY}")
+    if len({*same.values()}) < len(same) or {*same} & {*parts}:
+        # Else a small file could fill the memory.
+        raise ModelFileError(f"{name} is damaged: it asks for an array twice. {REMEDY}")
+    return _written(parts | {n: members[at] for n, at in same.items()}) if same else inner
+
+
+def _written(members: Mapping[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return buffer.getvalue()
+
+
+def _members(data: bytes, name: str) -> dict[str, bytes]:
+    """Members of a zip file that is no larger when it is read.
+
+    Raises
+    ------
+    ModelFileError
+        It is no zip file, or one of those that fill the memory, or hold two members of a name.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            told = archive.infolist()
+            if any(one.compress_type != zipfile.ZIP_STORED for one in told):
+                raise ModelFileError(f"{name} has compressed members, which save() writes none of.")
+            if sum(one.file_size for one in told) > len(data):
+                raise ModelFileError(f"{name} is damaged: its members overlap. {REMEDY}")
+            if len({one.filename for one in told}) < len(told):
+                raise ModelFileError(f"{name} is damaged: two members have a name. {REMEDY}")
+            found = {one.filename: archive.read(one) for one in told}
+    except ModelFileError:
+        raise
+    except (
+        zipfile.BadZipFile, zlib.error, EOFError, KeyError, ValueError, OSError, RuntimeError,
+        NotImplementedError, OverflowError, struct.error,
+    ) as error:  # fmt: skip
+        raise ModelFileError(
+            f"{name} is damaged, or no model file ({type(error).__name__}: {error}). {REMEDY}"
+        ) from error
+    for one, part in found.items():
+        if one.endswith(".npz"):
+            _check_sparse(part, name)
+    return found
+
+
+def _check_sparse(data: bytes, name: str) -> None:
+    """Refuse compressed arrays, as those of sparse matrices, that fill the memory."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            size = sum(one.file_size for one in archive.infolist())
+    except zipfile.BadZipFile as error:
+        raise ModelFileError(f"{name} is damaged ({error}). {REMEDY}") from error
+    if size > _LEAST_INFLATED + _MOST_INFLATED * len(data):
+        raise ModelFileError(
+            f"{name} holds {len(data)} bytes that would become {size}, which save() writes nowhere."
+        )
 
 
 #: What to do about a file that is damaged.
@@ -121,6 +225,9 @@ def check_sums(manifest: Any, found: Mapping[str, str], name: str) -> None:
     sums = manifest.get("sha256") if isinstance(manifest, dict) else None
     if not isinstance(sums, dict) or not isinstance(manifest.get("format"), int):
         raise ModelFileError(f"{name} has a manifest without checksums or format. {REMEDY}")
+    versions = manifest.get("versions")
+    if not isinstance(versions, dict) or not all(isinstance(one, str) for one in versions.values()):
+        raise ModelFileError(f"{name} has a manifest without versions. {REMEDY}")
     if manifest["format"] > FORMAT:
         raise ModelFileError(
             f"{name} has the format {manifest['format']}, and this version of daskml_dist reads "

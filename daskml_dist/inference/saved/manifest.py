@@ -13,8 +13,9 @@ from daskml_dist._version import __version__
 
 __all__ = ["FORMAT", "manifest_of", "versions_here"]
 
-#: Version of the layout of model files; a reader refuses a later one.
-FORMAT = 1
+#: Latest version of the layout of model files; a reader refuses a later one. The second, of skops
+#: alone, keeps arrays that a twin has too only there.
+FORMAT = 2
 
 _PACKAGES = ("numpy", "scikit-learn", "skops", "safetensors")
 
@@ -37,7 +38,7 @@ def manifest_of(estimator: Any) -> dict[str, Any]:
     """
     kind = type(estimator)
     return {
-        "format": FORMAT,
+        "format": 1,
         "estimator": f"{_public(kind.__module__)}.{kind.__name__}",
         "saved": datetime.now(UTC).isoformat(timespec="seconds"),
         "inputs": _inputs(estimator),
@@ -76,12 +77,20 @@ def _outputs(estimator: Any) -> dict[str, Any]:
         return {"classes": None}
     several = isinstance(classes, list)
     found = [np.asarray(one) for one in (classes if several else [classes])]
-    lists = [one.tolist() for one in found]
+    found = [one.astype(str) if one.dtype.kind in "mM" else one for one in found]
+    lists = [[_label(label) for label in one.tolist()] for one in found]
     dtypes = [str(one.dtype) for one in found]
     return {
         "classes": lists if several else lists[0],
         "dtype": dtypes if several else dtypes[0],
     }
+
+
+def _label(label: Any) -> Any:
+    """A label that JSON has: None for NaN, the text of infinity and of anything else."""
+    if isinstance(label, float) and not np.isfinite(label):
+        return None if np.isnan(label) else str(label)
+    return label if label is None or isinstance(label, str | int | float) else str(label)
 
 
 def _training(estimator: Any) -> dict[str, Any]:

@@ -20,10 +20,11 @@ _ROOM = __name__.rpartition(".")[0]
 
 @cache
 def formats() -> dict[str, ModuleType]:
-    """Modules of this room, by the suffix of the files that they write and read."""
+    """Modules of this room, by the suffix of the files that they write and read, in their rank."""
     names = [one.name for one in pkgutil.iter_modules(import_module(_ROOM).__path__)]
     modules = [import_module(f"{_ROOM}.{name}") for name in names if name.endswith("_file")]
-    return {one.SUFFIX: one for one in reversed(modules) if hasattr(one, "SUFFIX")}
+    found = [one for one in modules if hasattr(one, "SUFFIX")]
+    return {one.SUFFIX: one for one in sorted(found, key=lambda one: one.RANK)}
 
 
 def save(estimator: Any, path: Any) -> None:

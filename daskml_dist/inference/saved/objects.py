@@ -23,6 +23,10 @@ __all__ = ["Reader", "Writer", "classes_in", "is_number_type"]
 
 _KIND = "$"
 _PACKAGE = "daskml_dist"
+#: Of UTF-8: names of columns and labels may hold surrogates, which have no characters.
+_ANY = "surrogatepass"
+#: Bytes that an array of texts may take, and more by those of the file.
+_LEAST, _MOST = 2**20, 1000
 _FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -107,7 +111,7 @@ class Writer:
         elif value.dtype.kind in "mM":
             self._add(name, value.view(np.int64))
         elif value.dtype.kind == "U" or all(type(one) is str for one in value.flat):
-            texts = [str(one).encode() for one in value.flat]
+            texts = [str(one).encode("utf-8", _ANY) for one in value.flat]
             told |= {_KIND: "texts", "shape": list(value.shape)}
             self._add(f"{name}.utf8", np.frombuffer(b"".join(texts), np.uint8))
             self._add(f"{name}.ends", np.cumsum([len(one) for one in texts], dtype=np.int64))
@@ -211,8 +215,15 @@ class Reader:
         if told[_KIND] == "texts":
             data, ends = self._tensors[f"{name}.utf8"].tobytes(), self._tensors[f"{name}.ends"]
             starts = [0, *ends.tolist()]
-            texts = [data[a:b].decode() for a, b in pairwise(starts)]
+            # Texts that overlap, or places for longer ones, could fill the memory.
+            if starts != sorted(starts) or starts[-1] != len(data):
+                raise ValueError(f"{name}.ends, which are not those of texts")
+            if dtype.itemsize * len(ends) > _LEAST + _MOST * (len(data) + ends.nbytes):
+                raise ValueError(f"{name}, whose {dtype} is far wider than its texts")
+            texts = [data[a:b].decode("utf-8", _ANY) for a, b in pairwise(starts)]
             return np.array(texts, dtype).reshape(told["shape"])
+        if dtype.kind not in "biufmM" or dtype.itemsize > 8:
+            raise ValueError(f"{name} as {dtype}, which no array of a file is")
         found = self._tensors[name]
         found = found.view(dtype) if dtype.kind in "mM" else found.astype(dtype)
         # A copy, which may be written; its order decides the last digits of products.

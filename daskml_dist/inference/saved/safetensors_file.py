@@ -16,11 +16,13 @@ from daskml_dist.inference.saved.left_out import replacements
 from daskml_dist.inference.saved.manifest import manifest_of
 from daskml_dist.inference.saved.objects import Reader, Writer, classes_in, is_number_type
 from daskml_dist.inference.saved.trusted import asked_of
-from daskml_dist.inference.saved.versions import told_versions, warn_of_versions
+from daskml_dist.inference.saved.versions import reading, warn_of_versions
 
-__all__ = ["SUFFIX", "code_of", "read", "read_manifest", "types_asked", "write"]
+__all__ = ["RANK", "SUFFIX", "code_of", "read", "read_manifest", "types_asked", "write"]
 
 SUFFIX = ".safetensors"
+#: Of the formats, the one that is tried and named second.
+RANK = 1
 #: Keys of the file's metadata, of JSON.
 _MANIFEST, _STATE = "daskml_dist.manifest", "daskml_dist.state"
 #: Before names of attributes, where those of a module's own tensors are beside them.
@@ -101,7 +103,7 @@ def read(data: bytes, name: str, trusted: Collection[str] = (), **given: Any) ->
     """
     manifest, text, tensors = _parts(data, name)
     warn_of_versions(manifest, name)
-    try:
+    with reading(manifest, name):
         told = json.loads(text)
         kind = _public_class(manifest["estimator"])
         if kind is None:
@@ -115,13 +117,6 @@ def read(data: bytes, name: str, trusted: Collection[str] = (), **given: Any) ->
         vars(found).update(state | given)
         if told["module"]:
             found._set_tensors({one: tensors[one] for one in told["module"]})
-    except ModelFileError:
-        raise
-    except Exception as error:  # of many kinds: attributes of another version, among them
-        raise ModelFileError(
-            f"{name} cannot be read ({type(error).__name__}: {error}). It was written with "
-            f"{told_versions(manifest)}; install these, or save the model again."
-        ) from error
     return found
 
 

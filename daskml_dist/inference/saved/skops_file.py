@@ -9,15 +9,17 @@ from typing import Any
 
 from daskml_dist.errors import ExportError, ModelFileError
 from daskml_dist.inference.export.twins import to_sklearn
-from daskml_dist.inference.saved.archive import pack, unpack
+from daskml_dist.inference.saved.archive import REMEDY, filled, pack, shared, unpack
 from daskml_dist.inference.saved.left_out import replacements
 from daskml_dist.inference.saved.manifest import manifest_of
 from daskml_dist.inference.saved.trusted import asked_of, check_findable, check_trusted
-from daskml_dist.inference.saved.versions import told_versions, warn_of_versions
+from daskml_dist.inference.saved.versions import reading, warn_of_versions
 
-__all__ = ["SUFFIX", "code_of", "read", "read_manifest", "types_asked", "write"]
+__all__ = ["RANK", "SUFFIX", "code_of", "read", "read_manifest", "types_asked", "write"]
 
 SUFFIX = ".skops"
+#: Of the formats, the one that is tried and named first.
+RANK = 0
 #: Member that holds the estimator where the file itself is of its twin.
 _INNER = "daskml_dist/estimator.skops"
 
@@ -48,6 +50,9 @@ def write(estimator: Any) -> bytes:
     manifest = {**manifest_of(estimator), "twin": twin is not None}
     if twin is None:
         return pack(own, {}, manifest)
+    own, same = shared(own, twin)
+    if same:
+        manifest |= {"format": 2, "shared": same}
     return pack(twin, {_INNER: own}, manifest)
 
 
@@ -80,20 +85,19 @@ def read(data: bytes, name: str, trusted: Collection[str] = (), **given: Any) ->
         raise ModelFileError(f"{name} holds {min(given)} itself, as all parameters. Leave it out.")
     manifest, members = unpack(data, name)
     warn_of_versions(manifest, name)
-    own = _own(manifest, members, data)
-    try:
+    own = _own(manifest, members, data, name)
+    with reading(manifest, name):
         types = check_trusted(sio.get_untrusted_types(data=own), trusted, name)
         with warnings.catch_warnings():
             # Of each part; of the file there is one warning.
             warnings.simplefilter("ignore", InconsistentVersionWarning)
-            return sio.loads(own, types)
-    except ModelFileError:
-        raise
-    except Exception as error:  # of many kinds: a class that has moved, or is of another version
+            found = sio.loads(own, types)
+    told = manifest.get("estimator")
+    if str(told).rpartition(".")[2] != type(found).__name__:
         raise ModelFileError(
-            f"{name} cannot be read ({type(error).__name__}: {error}). It was written with "
-            f"{told_versions(manifest)}; install these, or save the model again."
-        ) from error
+            f"{name} is damaged: it tells of a {told}, and holds a {type(found).__name__}. {REMEDY}"
+        )
+    return found
 
 
 def read_manifest(data: bytes, name: str) -> dict[str, Any]:
@@ -108,12 +112,16 @@ def code_of(estimator: Any) -> dict[str, Any]:
 
 def types_asked(data: bytes) -> list[str]:
     """Types that `read` takes only where they are trusted."""
-    return asked_of(_skops().get_untrusted_types(data=_own(*unpack(data, "the file"), data)))
+    return asked_of(
+        _skops().get_untrusted_types(data=_own(*unpack(data, "the file"), data, "the file"))
+    )
 
 
-def _own(manifest: dict[str, Any], members: dict[str, bytes], data: bytes) -> bytes:
+def _own(manifest: dict[str, Any], members: dict[str, bytes], data: bytes, name: str) -> bytes:
     """The archive of the estimator itself."""
-    return members[_INNER] if manifest.get("twin") and _INNER in members else data
+    if not manifest.get("twin") or _INNER not in members:
+        return data
+    return filled(members[_INNER], manifest.get("shared", {}), members, name)
 
 
 def _dumped(sio: Any, estimator: Any) -> bytes:

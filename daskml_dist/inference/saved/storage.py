@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from contextlib import suppress
 from typing import Any
 
@@ -30,7 +31,9 @@ def write_bytes(path: str, data: bytes) -> None:
         if not is_local:
             fs.pipe_file(name, data)
             return
-        new = f"{name}.{os.getpid()}.new"
+        name = os.path.realpath(name)  # a link stays one
+        # No number of a process: machines that share a folder have the same ones, and threads one.
+        new = f"{name}.{uuid.uuid4().hex[:12]}.new"
         try:
             with open(new, "xb") as file:
                 file.write(data)

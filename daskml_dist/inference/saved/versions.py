@@ -3,21 +3,43 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+from daskml_dist.errors import ModelFileError
 from daskml_dist.inference.saved.manifest import versions_here
 
-__all__ = ["told_versions", "warn_of_versions"]
+__all__ = ["reading", "warn_of_versions"]
 
 #: Packages of which another minor release may answer otherwise.
 _MATTER = ("daskml-dist", "scikit-learn")
 
 
-def told_versions(manifest: Mapping[str, Any]) -> str:
-    """The versions that wrote a file, for errors."""
-    versions = manifest.get("versions", {})
-    return ", ".join(f"{name} {number}" for name, number in versions.items())
+@contextmanager
+def reading(manifest: Mapping[str, Any], name: str) -> Iterator[None]:
+    """Reading of a file whose parts are whole: what fails is of other versions, which are told.
+
+    Parameters
+    ----------
+    manifest : mapping
+    name : str
+        Of the file.
+
+    Raises
+    ------
+    ModelFileError
+    """
+    try:
+        yield
+    except ModelFileError:
+        raise
+    except Exception as error:  # of many kinds: a class that has moved, attributes
+        told = ", ".join(f"{one} {number}" for one, number in manifest["versions"].items())
+        raise ModelFileError(
+            f"{name} cannot be read ({type(error).__name__}: {error}). It was written with {told}; "
+            "install these, or save the model again."
+        ) from error
 
 
 def warn_of_versions(manifest: Mapping[str, Any], name: str) -> None:

@@ -118,6 +118,8 @@ class ClusterSteps:
         self._finished: deque[tuple[Any, float]] = deque()
         self._losses = 0
         self._failed: BaseException | None = None
+        #: Rows of a step that the rule is for.
+        self._ruled: int | None = None
         #: Tag of the last call that was given.
         self.last: Any = None
         self._scale: Any = state.slots.get("scale")
@@ -143,9 +145,11 @@ class ClusterSteps:
                 "The lanes of this stream have failed before. Begin another one, from the last "
                 "checkpoint: stream(checkpoint=Checkpoint(..., resume=True))."
             ) from self._failed
+        most = self._base.batch_rows
+        self._follow(block.n_rows if most is None else min(block.n_rows, most))
         course = self._course
         steps = deal(
-            rows, block.n_rows, self._base.batch_rows, self._n_lanes, course.next,
+            rows, block.n_rows, most, self._n_lanes, course.next,
             self._plan.together,
         )  # fmt: skip
         scales = self._scales(block)
@@ -155,6 +159,17 @@ class ClusterSteps:
         kept = sum(call.nbytes for call in course.calls) if len(course.calls) % 16 == 0 else 0
         if len(course.calls) >= self._every or kept >= _BYTES:
             self.state()
+
+    def _follow(self, n_rows: int) -> None:
+        """Have a crew that steps by the rule of steps of so many rows."""
+        if n_rows == self._ruled:
+            return
+        rule = self._base.rule_of(n_rows)
+        if rule != self._fit.steps.rule:
+            self.state()
+            self._drop()
+            self._fit = self._fit.working(rule=rule)
+        self._ruled = n_rows
 
     def finished(self) -> tuple[Any, float] | None:
         """The next call whose loss is known, in the order of the calls: its tag, and the loss."""

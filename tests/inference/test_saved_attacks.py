@@ -1,0 +1,272 @@
+"""Model files made by somebody who knows their layout, and writes that others disturb."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import json
+import os
+import threading
+import warnings
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+from safetensors.numpy import save
+from scipy import sparse
+
+import daskml_dist
+from daskml_dist.errors import ModelFileError
+from daskml_dist.inference import read_manifest
+from daskml_dist.inference.saved.archive import MANIFEST
+from daskml_dist.inference.saved.safetensors_file import _MANIFEST, _STATE, _parts, _sums
+from daskml_dist.linear_model import LogisticRegression
+from daskml_dist.naive_bayes import GaussianNB
+from daskml_dist.preprocessing import LabelEncoder
+from tests.inference.test_saved import _members, _members_of, _told, _written
+
+X = np.random.default_rng(0).normal(size=(60, 4))
+Y = (X[:, 0] > 0).astype(int)
+INNER = "daskml_dist/estimator.skops"
+Members = dict[str, bytes]
+
+
+def summed(members: Members, **facts: Any) -> bytes:
+    """An archive whose checksums are right."""
+    sums = {n: hashlib.sha256(d).hexdigest() for n, d in members.items() if n != MANIFEST}
+    return _written(_told(members, sha256=sums, **facts))
+
+
+def twice(members: Members) -> bytes:
+    """An archive with two members of one name, the second of which is another."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of zipfile, that it is so
+        for name, data in members.items():
+            archive.writestr(name, data)
+        archive.writestr(INNER, b"another")
+    return buffer.getvalue()
+
+
+def overlapping(members: Members) -> bytes:
+    """An archive that tells of far more bytes than it has."""
+    data = bytearray(summed(members))
+    at = data.rindex(b"PK\x01\x02") + 24  # of the directory's last entry: its size
+    data[at : at + 4] = (10**9).to_bytes(4, "little")
+    return bytes(data)
+
+
+def inner(change: Callable[[Members], Members], how: int = zipfile.ZIP_STORED) -> Any:
+    def changed(members: Members) -> bytes:
+        parts = change(_members_of(members[INNER]))
+        return summed(members | {INNER: _written(parts, how)})
+
+    return changed
+
+
+def bomb(parts: Members) -> Members:
+    """A sparse matrix, in the place of an array, that is a thousand times as large in memory."""
+    buffer = io.BytesIO()
+    sparse.save_npz(buffer, sparse.csr_matrix((1, 9 * 10**6)) + sparse.eye(1, 9 * 10**6))
+    with zipfile.ZipFile(buffer, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("more", bytes(10**8))
+    return parts | {"a.npz": buffer.getvalue()}
+
+
+def huge(members: Members) -> bytes:
+    """Arrays whose headers tell of a petabyte."""
+    head = io.BytesIO()
+    told = {"descr": "<f8", "fortran_order": False, "shape": (10**14,)}
+    np.lib.format.write_array_header_1_0(head, told)
+    return of_arrays(members, head.getvalue())
+
+
+def pickled(members: Members) -> bytes:
+    """Arrays of objects, which NumPy would unpickle."""
+
+    class Bad:
+        def __reduce__(self) -> Any:
+            return os.mkdir, ("was_here",)
+
+    data = io.BytesIO()
+    np.save(data, np.array([Bad()], dtype=object), allow_pickle=True)
+    return of_arrays(members, data.getvalue())
+
+
+def of_arrays(members: Members, data: bytes) -> bytes:
+    return summed({n: data if n.endswith(".npy") else d for n, d in members.items()})
+
+
+def told_twice(members: Members) -> bytes:
+    same = json.loads(members[MANIFEST])["shared"]
+    return summed(members, shared={**same, "9.npy": next(iter(same.values()))})
+
+
+ATTACKS: dict[str, tuple[Callable[[Members], bytes], str]] = {
+    "two members of a name": (twice, "two members have a name|another checksum"),
+    "members that overlap": (overlapping, "overlap"),
+    "compressed within": (inner(lambda parts: parts, zipfile.ZIP_DEFLATED), "compressed members"),
+    "a bomb within": (inner(bomb), "would become"),
+    "a petabyte": (huge, "cannot be read"),
+    "pickles": (pickled, "cannot be read .*allow_pickle"),
+    "paths of elsewhere": (
+        inner(lambda parts: parts | {"../../was_here": b"1", "/was_here": b"1"}), ""
+    ),
+    "an array for many": (told_twice, "asks for an array twice"),
+    "arrays of nowhere": (lambda m: summed(m, shared={"1.npy": "no"}), "are missing"),
+    "no arrays": (lambda m: summed(m, shared={}), "cannot be read"),
+    "no mapping": (lambda m: summed(m, shared=[1]), "are missing"),
+    "versions that are none": (lambda m: summed(m, versions=None), "without versions"),
+    "numbers for versions": (
+        lambda m: summed(m, versions={"scikit-learn": 1}), "without versions"
+    ),
+    "another estimator": (
+        lambda m: summed(m, estimator="daskml_dist.linear_model.Ridge"), "tells of a .*Ridge"
+    ),
+    "its twin for it": (lambda m: summed(m, twin=False), ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_archives(attack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "a.skops"
+    LogisticRegression().fit(X, Y).save(path)
+    change, told = ATTACKS[attack]
+    path.write_bytes(change(_members(path)))
+    if told:
+        with pytest.raises(ModelFileError, match=told):
+            daskml_dist.load(path)
+    else:
+        found = daskml_dist.load(path)  # nothing of it is more than what it says
+        assert type(found).__name__ == "LogisticRegression"
+    assert [one.name for one in tmp_path.iterdir()] == ["a.skops"]
+
+
+def long_texts(state: str, tensors: dict[str, Any]) -> None:
+    """Ends that go back and forth, so that each text is all of them."""
+    name = next(one for one in tensors if one.endswith(".ends"))
+    n = len(tensors[name.replace(".ends", ".utf8")])
+    tensors[name] = np.array([n, 0] * 1000, dtype=np.int64)
+
+
+def wide(state: str) -> str:
+    told = json.loads(state)
+    told["state"]["classes_"]["dtype"] = "<U500000000"
+    return json.dumps(told)
+
+
+def other_dtype(state: str) -> str:
+    told = json.loads(state)
+    told["state"]["theta_"]["dtype"] = "|V1000000000"
+    return json.dumps(told)
+
+
+@pytest.mark.parametrize(
+    ("of_tensors", "of_state", "told"),
+    [
+        (long_texts, None, "which are not those of texts"),
+        (None, wide, "far wider than its texts"),
+        (None, other_dtype, "which no array of a file is"),
+    ],
+)
+def test_tensors(of_tensors: Any, of_state: Any, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    GaussianNB().fit(X, np.where(Y, "yes", "no")).save(path)
+    manifest, state, tensors = _parts(path.read_bytes(), "it")
+    if of_tensors is not None:
+        of_tensors(state, tensors)
+    if of_state is not None:
+        state = of_state(state)
+    manifest["sha256"] = _sums(tensors, state)
+    path.write_bytes(save(tensors, {_MANIFEST: json.dumps(manifest), _STATE: state}))
+    with pytest.raises(ModelFileError, match=told):
+        daskml_dist.load(path)
+
+
+# --- arrays once, labels and names -------------------------------------------------------------
+
+
+def test_arrays_of_the_twin_are_kept_once(tmp_path: Path) -> None:
+    path = tmp_path / "a.skops"
+    rows = np.random.default_rng(0).normal(size=(50, 800))
+    model = LogisticRegression().fit(rows, np.arange(50) % 10)
+    model.save(path)
+    assert path.stat().st_size < 1.7 * model.coef_.nbytes + 100_000  # not twice
+    assert_array_equal(daskml_dist.load(path).predict_proba(rows), model.predict_proba(rows))
+    members = _members(path)
+    manifest = json.loads(members[MANIFEST])
+    assert manifest["format"] == 2
+    # As files were written before: all arrays in both, and nothing told of it.
+    parts = _members_of(members[INNER])
+    parts |= {name: members[at] for name, at in manifest.pop("shared").items()}
+    members |= {INNER: _written(parts), MANIFEST: json.dumps(manifest | {"format": 1}).encode()}
+    path.write_bytes(summed(members))
+    assert_array_equal(daskml_dist.load(path).predict_proba(rows), model.predict_proba(rows))
+
+
+@pytest.mark.parametrize("suffix", [".skops", ".safetensors"])
+def test_labels_that_json_has_not(suffix: str, tmp_path: Path) -> None:
+    days = np.array(["2026-01-01", "2026-01-02"], dtype="datetime64[D]")
+    for labels, told in (
+        (np.array([1.0, np.inf, np.nan]), [1.0, "inf", None]),
+        (days, ["2026-01-01", "2026-01-02"]),
+        (np.array(["a\ud800", "b"]), ["a\ud800", "b"]),
+    ):
+        model = LabelEncoder().fit(labels)
+        model.save(tmp_path / f"a{suffix}")
+        assert read_manifest(tmp_path / f"a{suffix}")["outputs"]["classes"] == told
+        found = daskml_dist.load(tmp_path / f"a{suffix}")
+        assert_array_equal(found.transform(labels), [0, 1, 2][: len(labels)])
+
+
+# --- writing -----------------------------------------------------------------------------------
+
+
+def test_who_reads_meanwhile_finds_whole_files(tmp_path: Path) -> None:
+    """Threads that write one path, while it is read through a link, which stays one."""
+    path, link = tmp_path / "a.skops", tmp_path / "link.skops"
+    models = [LogisticRegression(C=one).fit(X, Y) for one in (0.1, 1.0)]
+    known = [model.coef_.tobytes() for model in models]
+    models[0].save(path)
+    link.symlink_to(path)
+    failures: list[BaseException] = []
+
+    def write(model: Any) -> None:
+        try:
+            for _ in range(3):
+                model.save(link)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=write, args=(model,)) for model in models]
+    for one in threads:
+        one.start()
+    while any(one.is_alive() for one in threads):
+        assert daskml_dist.load(link).coef_.tobytes() in known
+    assert not failures
+    assert link.is_symlink()
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["a.skops", "link.skops"]
+
+
+def test_a_full_disk_leaves_the_file_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it is told only when all is to be on the disk."""
+    path = tmp_path / "a.skops"
+    GaussianNB().fit(X, Y).save(path)
+    before = path.read_bytes()
+
+    def full(file: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ModelFileError, match=r"Cannot write .*No space left"):
+        GaussianNB(var_smoothing=1e-3).fit(X, Y).save(path)
+    assert path.read_bytes() == before
+    assert [one.name for one in tmp_path.iterdir()] == ["a.skops"]
