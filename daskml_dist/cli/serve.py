@@ -73,8 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     logging.getLogger("daskml_dist.serving").setLevel(logging.INFO)
     given: dict[str, Any] = {name: getattr(arguments, name) for name in _PASSED}
     settings = {name: value for name, value in given.items() if value is not None}
-    if arguments.access_log:
-        settings["access_log"] = True
+    settings |= {"access_log": True} if arguments.access_log else {}
     serve(
         arguments.path,
         host=arguments.host,

@@ -240,7 +240,7 @@ class App:
                 if isinstance(outputs, asyncio.Future):
                     if outputs.cancelled():
                         raise RequestError("This server ends: ask again.", 503)
-                    outputs = list(zip(names, outputs.result(), strict=True))
+                    outputs = list(zip((m for m, _ in asked), outputs.result(), strict=True))
                 said = _said(call, head.codec, question, outputs)
             except Exception as error:
                 said = refusal(error, call)
@@ -248,19 +248,16 @@ class App:
             tell(*said)
 
         try:
-            question, waiting = self._asked_of(
-                call, head.codec, body, head.name, head.version, True
-            )
+            question, asked = self._asked_of(call, head.codec, body, head.name, head.version, True)
         except Exception as error:
             said = refusal(error, call)
             self._note(call, said[0], said[2])
             tell(*said)
             return
-        if not isinstance(waiting[0][1], asyncio.Future):
-            end(waiting)
+        if not isinstance(asked[0][1], asyncio.Future):
+            end(asked)
             return
-        names = [method for method, _ in waiting]
-        asyncio.gather(*(one for _, one in waiting)).add_done_callback(end)
+        asyncio.gather(*(one for _, one in asked)).add_done_callback(end)
 
     def _asked_of(
         self,
