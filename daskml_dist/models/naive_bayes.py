@@ -107,7 +107,7 @@ class GaussianLogLikelihood:
                 return self(X)
             apart = np.square(X[:, None] - theta)
             apart /= var
-            values: Array = constant - 0.5 * apart.sum(axis=2)
+            values: Array = constant - 0.5 * np.add.reduce(apart, axis=2)
             return values
 
         return apply
