@@ -30,7 +30,11 @@ _FILES = {
     "client-authorities": "that clients must be of",
 }
 #: Arguments that are passed on where they are given.
-_PASSED = ("head_seconds", "body_seconds", "max_bytes", "max_waiting", "max_delay")
+_PASSED = (
+    "certificate", "private_key", "client_authorities", "method", "all_versions", "scheduler",
+    "cluster_rows", "head_seconds", "body_seconds", "max_bytes", "max_waiting", "max_delay",
+    "access_log", "together",
+)  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,10 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     logging.basicConfig(format="%(asctime)s %(process)d %(message)s")
     logging.getLogger("daskml_dist.serving").setLevel(logging.INFO)
     given: dict[str, Any] = {name: getattr(arguments, name) for name in _PASSED}
-    settings = {name: value for name, value in given.items() if value is not None}
-    for name in ("access_log", "together"):
-        if getattr(arguments, name):
-            settings[name] = True
+    settings = {n: value for n, value in given.items() if value is not None and value is not False}
     serve(
         arguments.path,
         host=arguments.host,
@@ -92,14 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
         workers=arguments.workers,
         watch=False if arguments.watch is None else arguments.watch,
         token=_token(arguments.token_file),
-        certificate=arguments.certificate,
-        private_key=arguments.private_key,
         key_password=os.environ.get(KEY_PASSWORD) if arguments.certificate else None,
-        client_authorities=arguments.client_authorities,
-        method=arguments.method,
-        all_versions=arguments.all_versions,
-        scheduler=arguments.scheduler,
-        cluster_rows=arguments.cluster_rows,
         **settings,
     )
     return 0

@@ -85,11 +85,7 @@ def answer(
     metrics.attach(place.slot)
     try:
         models = make_models(metrics)
-        if not models.is_ready() and watch is None:
-            raise ServingError(
-                "None of the models can be served; the log says why. Publish one, or start with "
-                "--watch to wait for one."
-            )
+        _check_ready(models, watch)
         config = _config(uvicorn, make_app(models, metrics), keep_alive, end_within)
         if certificates is not None:
             config.ssl = certificates.context()
@@ -112,6 +108,14 @@ def answer(
     finally:
         models.close()
         metrics.share()
+
+
+def _check_ready(models: Models, watch: float | None) -> None:
+    if not models.is_ready() and watch is None:
+        raise ServingError(
+            "None of the models can be served; the log says why. Publish one, or start with "
+            "--watch to wait for one."
+        )
 
 
 def _config(uvicorn: Any, app: App, keep_alive: float, end_within: float) -> Any:

@@ -31,6 +31,7 @@ _FEWEST, _SAMPLE = 1000, 512
 _TRIES = 3
 #: Seconds: to connect, between two trials, between two looks at the connection, to part.
 _CONNECT, _AGAIN, _LOOK, _PART = 5.0, 1.0, 0.2, 5.0
+_AWAY = "No cluster at %s (%s: %s): requests of many rows get 503 until it is there"
 _clock = time.perf_counter
 
 
@@ -202,10 +203,7 @@ class Cluster:
             await client
         except Exception as error:  # of sockets, TLS, versions
             if not quiet:
-                _LOG.warning(
-                    "No cluster at %s (%s: %s): requests of many rows get 503 until it is there",
-                    self.address, type(error).__name__, error,
-                )  # fmt: skip
+                _LOG.warning(_AWAY, self.address, type(error).__name__, error)
             if client is not None:
                 await _part(client)
             return None

@@ -75,8 +75,8 @@ def serve(
         That requests must carry (``Authorization: Bearer``).
     certificate, private_key, key_password, client_authorities : str, optional
         Of TLS (1.2 and later): files in PEM, and the password of the key's; with
-        `client_authorities` only clients with a certificate of these are let in. With `watch`,
-        renewed files are taken as they come; else at SIGHUP.
+        `client_authorities` only clients with a certificate of these are let in. With `watch`, a
+        renewed certificate and key are taken as they come; else, as authorities are, at SIGHUP.
     method, all_versions, trusted, given
         As of :class:`Models`.
     keep_alive : float, default=5.0

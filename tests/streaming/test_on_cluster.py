@@ -19,6 +19,7 @@ from daskml_dist.neural_network import MLPClassifier
 from daskml_dist.policies import POLICIES, BoundedStaleness, LocalSGD, Synchronous
 from daskml_dist.streaming import PageHinkley
 from daskml_dist.streaming.cluster.crew import Crew
+from daskml_dist.streaming.cluster.steps import ClusterSteps
 from daskml_dist.training.checkpoint import Checkpoint
 from daskml_dist.training.client.fleet import Gone
 
@@ -180,6 +181,25 @@ def test_drifts_and_errors_leave_a_stream_whole(client):
     # Up to the first drift the losses are those of one process.
     assert ours.drifts[0] == theirs.drifts[0] == 21 * 240
     assert np.isfinite(ours.coef_).all()
+
+
+def test_what_was_cut_off_is_not_saved(client, tmp_path, monkeypatch):
+    def interrupt(steps):
+        raise KeyboardInterrupt
+
+    def cut_off(stream):
+        with stream:
+            stream.learn(_X, _Y)
+            monkeypatch.setattr(ClusterSteps, "settle", interrupt)
+
+    path = tmp_path / "m.npz"
+    model = SGDClassifier(policy="async", **_PLAIN)
+    stream = model.stream(classes=[0, 1], client=client, checkpoint=Checkpoint(path, every=9))
+    with pytest.raises(KeyboardInterrupt):
+        cut_off(stream)
+    with pytest.raises(CheckpointError, match="last checkpoint"):
+        stream.save()
+    assert not path.exists()
 
 
 def test_units_of_features_go_with_the_rows(client):

@@ -315,6 +315,11 @@ class ClusterSteps:
         """Note that the rows which come next are not those that the fit was planned by."""
         self._base.resumed()
 
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether it was closed before all calls were learned, as by a second Ctrl-C."""
+        return self._is_closed and bool(self._course.calls)
+
     def close(self) -> None:
         """Leave nothing on the cluster; may be called twice."""
         self._is_closed = True
