@@ -25,6 +25,8 @@ _LOG = logging.getLogger("daskml_dist.serving")
 _SHARE = 0.5
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
+#: What runs beside the server that it is given.
+Task = Callable[[Any], Coroutine[Any, Any, None]]
 
 
 def check_installed() -> Any:
@@ -92,16 +94,16 @@ def answer(
     except (DaskMLDistError, OSError) as error:
         place.failed(str(error))
         raise SystemExit(1) from error
-    if watch is not None:
-        models.watch(watch)
     import uvloop
 
-    meanwhile: list[Callable[[Any], Coroutine[Any, Any, None]]] = [
+    meanwhile: list[Task] = [
         lambda server: _share(metrics),
         lambda server: _limit(server, head_seconds, metrics),
     ]
-    if certificates is not None and watch is not None:
-        meanwhile.append(lambda server: _renew(certificates, config.ssl, watch))
+    if watch is not None:
+        models.watch(watch)
+        if certificates is not None:
+            meanwhile.append(lambda server: _renew(certificates, config.ssl, watch))
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_served(uvicorn, config, place, listener, keep_alive, meanwhile))
@@ -169,7 +171,7 @@ async def _served(
     place: Place,
     listener: socket.socket,
     keep_alive: float,
-    meanwhile: Iterable[Callable[[Any], Coroutine[Any, Any, None]]],
+    meanwhile: Iterable[Task],
 ) -> None:
     class Server(uvicorn.Server):
         @contextlib.contextmanager

@@ -31,6 +31,7 @@ _FEWEST, _SAMPLE = 1000, 512
 _TRIES = 3
 #: Seconds: to connect, between two trials, between two looks at the connection, to part.
 _CONNECT, _AGAIN, _LOOK, _PART = 5.0, 1.0, 0.2, 5.0
+_UNREAD = "Workers of %s cannot load model %s"
 _AWAY = "No cluster at %s (%s: %s): requests of many rows get 503 until it is there"
 _clock = time.perf_counter
 
@@ -252,11 +253,7 @@ class Cluster:
                 raise  # it is of these rows
             finally:
                 task.release()
-        raise _later(
-            f"The cluster at {self.address} is away, which predicts requests of many rows: ask "
-            "again in a while, or send fewer rows at a time.",
-            5,
-        )
+        raise self._away()
 
     def _check_lost(self, error: Exception, is_late: bool, served: Any, held: Any) -> None:
         """Check whether a request failed by its rows, and not by the cluster.
@@ -272,26 +269,31 @@ class Cluster:
         if is_lost:  # the next request puts the model there anew
             self._release(id(served.predictor))
         if is_late and isinstance(error, TimeoutError):
-            raise _later(
+            said = (
                 f"No worker of {self.address} answered within {self._within:g} s: ask again in a "
-                "while, send fewer rows at a time, or add workers.",
-                5,
-            ) from None
-        if isinstance(error, KilledWorker):
-            raise _later(
-                f"Workers of {self.address} died over these rows ({error}): send fewer rows at a "
-                "time, or give workers more memory.",
-                5,
-            ) from error
-        if is_lost:
-            _LOG.error(
-                "Workers of %s cannot load model %s", self.address, served.name, exc_info=error
+                "while, send fewer rows at a time, or add workers."
             )
-            raise _later(
+        elif isinstance(error, KilledWorker):
+            said = (
+                f"Workers of {self.address} died over these rows ({error}): send fewer rows at a "
+                "time, or give workers more memory."
+            )
+        elif is_lost:
+            _LOG.error(_UNREAD, self.address, served.name, exc_info=error)
+            said = (
                 f"Workers of {self.address} cannot load the model ({type(error).__name__}): "
-                "install there what this server has, or send fewer rows at a time.",
-                30,
-            ) from error
+                "install there what this server has, or send fewer rows at a time."
+            )
+        else:
+            return
+        raise _later(said, 30 if is_lost else 5) from error
+
+    def _away(self) -> RequestError:
+        return _later(
+            f"The cluster at {self.address} is away, which predicts requests of many rows: ask "
+            "again in a while, or send fewer rows at a time.",
+            5,
+        )
 
     def _put(self, client: Any, predictor: Any) -> tuple[Any, int]:
         """The future of a model, put on the cluster where it is not there; threads of BLAS here."""

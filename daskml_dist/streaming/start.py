@@ -130,9 +130,8 @@ def start(
         fit, rows.survey, collection.block_maker, batch_rows, get_backend("cpu"),
         type(estimator).__name__,
     )  # fmt: skip
-    seen = float(estimator.t_) if goes_on else 0.0
     steps = Steps(fit, batch_rows, estimator._rule_of_rows)
-    return Started(fit, rows, make, steps, seen, likeness)
+    return Started(fit, rows, make, steps, float(estimator.t_) if goes_on else 0.0, likeness)
 
 
 def _in_memory(collection: Collection) -> Collection:
