@@ -23,6 +23,12 @@ __all__ = ["KEY_PASSWORD", "TOKEN", "add_arguments", "run"]
 
 #: Variables of the environment that hold the token, and the password of the private key.
 TOKEN, KEY_PASSWORD = "DASKML_DIST_TOKEN", "DASKML_DIST_KEY_PASSWORD"
+_FILES = {
+    "token-file": "its first line is the token",
+    "certificate": "of TLS, in PEM",
+    "private-key": "of the certificate",
+    "client-authorities": "that clients must be of",
+}
 #: Arguments that are passed on where they are given.
 _PASSED = ("head_seconds", "body_seconds", "max_bytes", "max_waiting", "max_delay")
 
@@ -43,10 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--all-versions", action="store_true", help="serve old versions, too")
     parser.add_argument("--method", help="of the models: predict_proba, predict or transform")
-    parser.add_argument("--token-file", metavar="FILE", help="its first line is the token")
-    parser.add_argument("--certificate", metavar="FILE", help="of TLS, in PEM")
-    parser.add_argument("--private-key", metavar="FILE", help="of the certificate")
-    parser.add_argument("--client-authorities", metavar="FILE", help="that clients must be of")
+    for name, text in _FILES.items():
+        parser.add_argument(f"--{name}", metavar="FILE", help=text)
     parser.add_argument("--max-bytes", type=int, metavar="N", help="of a request's body")
     parser.add_argument("--max-waiting", type=int, metavar="N", help="requests that may wait")
     parser.add_argument(

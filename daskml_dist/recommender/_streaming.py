@@ -105,12 +105,12 @@ class StreamedPairs(Streamed):
         """Plan a fit to some ratings, and put it where the stream is."""
         from daskml_dist.recommender._stream_steps import StartedPairs, StepsOfPairs
         from daskml_dist.streaming.likeness import likeness_of
-        from daskml_dist.streaming.start import check_streams
+        from daskml_dist.streaming.start import batch_rows_of, check_streams
         from daskml_dist.training.in_process import InProcessEngine
 
         estimator: Any = self
         settings = check_streams(estimator)
-        batch_rows = settings.batch_size if isinstance(settings.batch_size, int) else None
+        batch_rows = batch_rows_of(settings)
         before = vars(self).get("_ids")
         try:
             with InProcessEngine(estimator._collection(X, None, None, reset=True)) as engine:

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.errors import RequestError
-from daskml_dist.inference.joined_rows import Rows, joined, told_dtype
+from daskml_dist.inference.joined_rows import Rows, told_dtype
 from daskml_dist.serving.protocol.messages import datatype_of
 
-__all__ = ["Rows", "joined", "rows_of", "told_dtype"]
+__all__ = ["rows_of"]
 
 _MOST_NAMED = 5
 

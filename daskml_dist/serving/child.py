@@ -82,8 +82,6 @@ def answer(
         Of TLS.
     """
     uvicorn = check_installed()
-    from daskml_dist.serving.connection import Connection
-
     metrics.attach(place.slot)
     try:
         models = make_models(metrics)
@@ -92,20 +90,7 @@ def answer(
                 "None of the models can be served; the log says why. Publish one, or start with "
                 "--watch to wait for one."
             )
-        app = make_app(models, metrics)
-        config = uvicorn.Config(
-            _Closing(app),
-            http=Connection,
-            ws="none",
-            access_log=False,  # the application's own
-            log_config=None,
-            log_level="warning",
-            server_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=max(1, round(keep_alive)),
-            timeout_graceful_shutdown=max(1, round(end_within)),
-        )
-        config.load()
+        config = _config(uvicorn, make_app(models, metrics), keep_alive, end_within)
         if certificates is not None:
             config.ssl = certificates.context()
     except (DaskMLDistError, OSError) as error:
@@ -127,6 +112,26 @@ def answer(
     finally:
         models.close()
         metrics.share()
+
+
+def _config(uvicorn: Any, app: App, keep_alive: float, end_within: float) -> Any:
+    """Configuration of uvicorn for an application, loaded."""
+    from daskml_dist.serving.connection import Connection
+
+    config = uvicorn.Config(
+        _Closing(app),
+        http=Connection,
+        ws="none",
+        access_log=False,  # the application's own
+        log_config=None,
+        log_level="warning",
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=max(1, round(keep_alive)),
+        timeout_graceful_shutdown=max(1, round(end_within)),
+    )
+    config.load()
+    return config
 
 
 class _Closing:

@@ -75,7 +75,7 @@ def bomb(parts: Members) -> Members:
     sparse.save_npz(buffer, sparse.csr_matrix((1, 9 * 10**6)) + sparse.eye(1, 9 * 10**6))
     with zipfile.ZipFile(buffer, "a", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("more", bytes(10**8))
-    return parts | {"a.npz": buffer.getvalue()}
+    return parts | {"a.npy": buffer.getvalue()}
 
 
 def huge(members: Members) -> bytes:

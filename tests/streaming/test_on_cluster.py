@@ -8,7 +8,12 @@ import pytest
 from scipy import sparse
 
 from daskml_dist import Run
-from daskml_dist.errors import InvalidDataError, InvalidParameterError, TrainingError
+from daskml_dist.errors import (
+    CheckpointError,
+    InvalidDataError,
+    InvalidParameterError,
+    TrainingError,
+)
 from daskml_dist.linear_model import SGDClassifier, SGDRegressor
 from daskml_dist.neural_network import MLPClassifier
 from daskml_dist.policies import POLICIES, BoundedStaleness, LocalSGD, Synchronous
@@ -202,7 +207,7 @@ def test_what_has_no_meaning_on_a_cluster_is_told(client, params, says):
         pass
 
 
-def test_what_a_lane_raises_reaches_the_caller(client):
+def test_what_a_lane_raises_reaches_the_caller(client, tmp_path):
     def break_lanes():
         from daskml_dist.streaming.cluster.gradients import Gradients
 
@@ -220,10 +225,13 @@ def test_what_a_lane_raises_reaches_the_caller(client):
     model = SGDClassifier(random_state=0)
     client.run(break_lanes)
     try:
-        with model.stream(classes=[0, 1], client=client) as stream:
+        checkpoint = Checkpoint(tmp_path / "m.npz")
+        with model.stream(classes=[0, 1], client=client, checkpoint=checkpoint) as stream:
             for says in ("no such shape", "failed before"):
                 with pytest.raises(TrainingError, match=says):
                     stream.learn(_X, _Y)
+            with pytest.raises(CheckpointError, match="last checkpoint"):
+                stream.save()
             assert stream.n_rows == 0
     finally:
         client.run(mend_lanes)

@@ -10,12 +10,14 @@ import pytest
 from scipy import sparse
 
 from daskml_dist.errors import (
+    CheckpointError,
     DivergedError,
     InvalidDataError,
     InvalidParameterError,
     NotFittedError,
 )
 from daskml_dist.linear_model import SGDClassifier, SGDRegressor
+from daskml_dist.training.checkpoint import Checkpoint
 
 _RNG = np.random.default_rng(0)
 _X = _RNG.standard_normal((600, 6))
@@ -186,13 +188,22 @@ def test_an_estimator_has_one_stream_at_a_time():
         pass
 
 
-def test_divergence_is_told():
+def test_divergence_is_told_and_not_saved(tmp_path):
     model = SGDRegressor(optimizer="sgd", learning_rate=1e6)
+    checkpoint = Checkpoint(tmp_path / "m.npz", every=1000)
 
     def learn_all(stream):
-        for _ in range(100):
-            stream.learn(_X, _TARGETS["numbers"])
+        try:
+            for _ in range(100):
+                stream.learn(_X, _TARGETS["numbers"])
+        finally:
+            with pytest.raises(CheckpointError, match="last checkpoint"):
+                stream.save()
 
-    with pytest.raises(DivergedError, match="learning_rate"), model.stream() as stream:
+    with (
+        pytest.raises(DivergedError, match="learning_rate"),
+        model.stream(checkpoint=checkpoint) as stream,
+    ):
         learn_all(stream)
     assert stream.n_rows < 60_000
+    assert not (tmp_path / "m.npz").exists()
