@@ -108,7 +108,7 @@ def own(model: Any, method: str, rows: Any) -> Any:
             found = getattr(model, method)(rows)
             return np.asarray(found.toarray() if sparse.issparse(found) else found)
     except Exception as error:
-        return type(error), str(error)
+        return type(error), str(error).replace("'Listed'", "'list'")
 
 
 def told(predictor: Any, rows: Any) -> Any:
