@@ -25,7 +25,7 @@ from daskml_dist.solvers import stacked_ranks
 RNG = np.random.default_rng(0)
 N = 400
 #: Many rows have equal scores, to the bit in whichever order a BLAS sums: one summand is not zero.
-X = RNG.integers(-2, 3, (N, 1)) * np.eye(4)[RNG.integers(0, 4, N)]
+X = RNG.integers(-4, 5, (N, 1)) * np.eye(4)[RNG.integers(0, 4, N)]
 Y = (RNG.random(N) < expit(X[:, 0] - X[:, 1])).astype(int)
 WEIGHTS = RNG.integers(0, 4, N) / 3
 TRUTHS = {"roc_auc": roc_auc_score, "average_precision": average_precision_score}
