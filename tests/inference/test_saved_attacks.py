@@ -146,6 +146,7 @@ def test_archives(attack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         found = daskml_dist.load(path)  # nothing of it is more than what it says
         assert type(found).__name__ == "LogisticRegression"
     assert [one.name for one in tmp_path.iterdir()] == ["a.skops"]
+    assert not any(one.exists() for one in (Path("/was_here"), tmp_path.parents[1] / "was_here"))
 
 
 def long_texts(state: str, tensors: dict[str, Any]) -> None:
