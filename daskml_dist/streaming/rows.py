@@ -17,7 +17,7 @@ from daskml_dist.models.base import BatchRows
 from daskml_dist.training.spec import FitSpec
 from daskml_dist.training.survey import Survey
 
-__all__ = ["RowsOfCalls"]
+__all__ = ["RowsOfCalls", "is_plain"]
 
 #: Kinds of labels that are compared with the classes as they are.
 _PLAIN = "biu"
@@ -161,3 +161,8 @@ def _check_known(y: NDArray[Any], classes: NDArray[Any]) -> None:
         f"y holds {strange[:5]}, and the classes of the stream are {classes.tolist()}. Name every "
         "label that will come: stream(classes=[...])."
     )
+
+
+def is_plain(X: Any, y: Any) -> bool:
+    """Whether inputs are arrays as they should be, of which there is nothing to take or to name."""
+    return type(X) is np.ndarray and (y is None or (type(y) is np.ndarray and y.ndim == 1))

@@ -9,18 +9,18 @@ from contextlib import nullcontext, suppress
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
-
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import (
     DivergedError,
     InvalidDataError,
     InvalidParameterError,
+    TrainingError,
     WorkerLostError,
 )
 from daskml_dist.streaming.lanes import Lanes, check_lanes
 from daskml_dist.streaming.positions import check_position, is_past, later
 from daskml_dist.streaming.progress import Progress
+from daskml_dist.streaming.rows import is_plain
 from daskml_dist.streaming.saved import Saved
 from daskml_dist.streaming.saving import Saving
 from daskml_dist.streaming.start import Started, check_streams
@@ -182,6 +182,8 @@ class Session:
             Nothing of them is learned, and the stream may go on.
         DivergedError
             The loss is no finite number any more.
+        TrainingError
+            A call before was cut short (by Ctrl-C, or since its loss was no finite number).
         WorkerLostError
             Workers were lost again and again, or (as TrainingError) lanes on a cluster failed.
         """
@@ -189,6 +191,7 @@ class Session:
             raise InvalidParameterError(
                 "The stream is closed. Learn inside its context: with clf.stream(...) as s: ..."
             )
+        self._check_whole()
         if is_dask(X) or is_dask(y):
             raise InvalidDataError(
                 "A stream learns rows in memory, and these are a Dask collection. Compute each "
@@ -199,7 +202,7 @@ class Session:
             if is_past(position, self._given):
                 return None
         started = self._started
-        if started is None or not _is_plain(X, y):
+        if started is None or not is_plain(X, y):
             X, y, sample_weight = self._taken(X, y, sample_weight)
         if started is None:
             started = self.estimator._begin_stream(X, y, sample_weight, self._classes)
@@ -240,7 +243,18 @@ class Session:
         self._position = position
         if self._lanes is None:
             self._is_whole = True
-        self._watch.update(self, self._progress.last)
+        if weight:  # else there is no loss to tell
+            self._watch.update(self, self._progress.last)
+
+    def _check_whole(self) -> None:
+        """Check that all rows so far were learned once: a call that was cut short ends a stream."""
+        if not self._is_whole:
+            raise TrainingError(
+                "A call of this stream was cut short, so nobody knows which of its steps were "
+                "made. Begin another stream from the last checkpoint: "
+                "stream(checkpoint=Checkpoint(..., resume=True)), or forget all: "
+                "reset(parameters=True)."
+            )
 
     def _settle(self) -> None:
         """Wait until all calls that were given are learned and counted."""
@@ -265,6 +279,7 @@ class Session:
         if self._started is not None:
             self._hide()
             self._started.steps.reset(parameters)
+            self._is_whole = self._is_whole or parameters
 
     # -- keeping -------------------------------------------------------------------------------
 
@@ -292,7 +307,10 @@ class Session:
             The stream has no `checkpoint`.
         CheckpointError
             It could not be written.
+        TrainingError
+            A call was cut short.
         """
+        self._check_whole()
         if self._saving is None:
             raise InvalidParameterError(
                 'The stream has no place to be saved at: stream(checkpoint=Checkpoint("m.npz")).'
@@ -377,8 +395,3 @@ class Session:
         for name in self._shown or ():
             held.pop(name, None)
         self._shown = None
-
-
-def _is_plain(X: Any, y: Any) -> bool:
-    """Whether inputs are arrays as they should be, of which there is nothing to take or to name."""
-    return type(X) is np.ndarray and (y is None or (type(y) is np.ndarray and y.ndim == 1))

@@ -1,5 +1,7 @@
 """Streams on a cluster: the steps of one process under policies that sum, and no row twice."""
 
+import time
+
 import numpy as np
 import pytest
 from scipy import sparse
@@ -42,7 +44,13 @@ def _weights(model):
 
 
 def _left(client):
-    return client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.tasks))
+    """Tasks on the scheduler, once what was released has reached it."""
+    for _ in range(500):
+        left = client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.tasks))
+        if not left:
+            break
+        time.sleep(0.01)
+    return left
 
 
 @pytest.mark.parametrize(
