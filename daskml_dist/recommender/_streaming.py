@@ -87,15 +87,16 @@ class StreamedPairs(Streamed):
 
         stream = saved.stream
         likeness = stream["likeness"]
-        known = [ids_of(plain) for plain in likeness["ids"]]
+        ids, room, offset = saved.likeness_for("ids", "room", "offset")
+        known = [ids_of(plain) for plain in ids]
         names = self.user_col, self.item_col, self.rating_col
         values = known[0][:1], known[1][:1], likeness["targets"]
         X = load_pandas().DataFrame(dict(zip(names, values, strict=True)))
 
         def ready(fit: FitSpec) -> FitSpec:
-            fit = roomy(fit, *likeness["room"])
+            fit = roomy(fit, *room)
             model: Any = fit.steps.model
-            model = dataclasses.replace(model, offset=likeness["offset"])
+            model = dataclasses.replace(model, offset=offset)
             return saved.fit(fit.working(model=model), path)
 
         started = self._started(X, (Ids(known[0]), Ids(known[1])), ready, stream["seen"])

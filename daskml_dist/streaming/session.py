@@ -15,6 +15,7 @@ from daskml_dist.errors import (
     DivergedError,
     InvalidDataError,
     InvalidParameterError,
+    TrainingError,
     WorkerLostError,
 )
 from daskml_dist.streaming.lanes import Lanes, check_lanes
@@ -22,7 +23,7 @@ from daskml_dist.streaming.positions import check_position, is_past, later
 from daskml_dist.streaming.progress import Progress
 from daskml_dist.streaming.rows import are_arrays
 from daskml_dist.streaming.saved import Saved
-from daskml_dist.streaming.saving import Saving
+from daskml_dist.streaming.saving import TORN, Saving
 from daskml_dist.streaming.start import Started, check_streams
 from daskml_dist.streaming.watching import Watch
 
@@ -180,13 +181,16 @@ class Session:
             Nothing of them is learned, and the stream may go on.
         DivergedError
             The loss is no finite number any more.
-        WorkerLostError
-            Workers were lost again and again, or (as TrainingError) lanes on a cluster failed.
+        TrainingError
+            A call before was cut short (by Ctrl-C, or since its loss was no finite number), or
+            lanes on a cluster failed; WorkerLostError: workers were lost again and again.
         """
         if not self._is_open:
             raise InvalidParameterError(
                 "The stream is closed. Learn inside its context: with clf.stream(...) as s: ..."
             )
+        if not self._is_whole:
+            raise TrainingError(TORN)
         if is_dask(X) or is_dask(y):
             raise InvalidDataError(
                 "A stream learns rows in memory, and these are a Dask collection. Compute each "
@@ -205,9 +209,8 @@ class Session:
             return math.nan
         self._hide()
         self._take(rows, block, position)
-        last = self._progress.last
         self._keep()
-        return last
+        return self._progress.last
 
     def _made(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any]:
         """Rows of a call, as the model reads them; by the first ones the stream starts."""
@@ -248,7 +251,8 @@ class Session:
         self._position = position
         if self._lanes is None:
             self._is_whole = True
-        self._watch.update(self, self._progress.last)
+        if weight:  # else there is no loss to tell
+            self._watch.update(self, self._progress.last)
 
     def _settle(self) -> None:
         """Wait until all calls that were given are learned and counted."""
@@ -273,6 +277,7 @@ class Session:
         if self._started is not None:
             self._hide()
             self._started.steps.reset(parameters)
+            self._is_whole = self._is_whole or parameters
 
     # -- keeping -------------------------------------------------------------------------------
 
@@ -315,10 +320,7 @@ class Session:
             return
         self._settle()
         if not self._may_be_kept:
-            raise CheckpointError(
-                "The last call was not learned whole, and a stream that went on from here would "
-                "learn its rows in part, or twice. Go on from the last checkpoint."
-            )
+            raise CheckpointError(TORN)
         stream = {
             "position": self._position,
             "progress": self._progress.facts(),
