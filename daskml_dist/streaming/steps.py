@@ -21,7 +21,7 @@ from daskml_dist.ps.rule import UpdateRule
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.training.spec import FitSpec
-from daskml_dist.training.threads import blas
+from daskml_dist.training.threads import OneThread
 from daskml_dist.training.worker.cores import Seat
 
 __all__ = ["Steps"]
@@ -78,7 +78,7 @@ class Steps:
             if self._model.linear is None:
                 # As a trainer does, so that the sums stay the same.
                 stack.enter_context(self.around())
-                stack.enter_context(blas().limit(limits=1, user_api="blas"))
+                stack.enter_context(OneThread())
                 stack.enter_context(arithmetic(self._model.flushes))
                 stack.enter_context(self._model.computing(self._threads))
             if (scales := self.scales_of(block)) is not None:
