@@ -70,10 +70,11 @@ def test_each_message_is_learned_once_and_committed_after_the_checkpoint(broker,
 def test_it_goes_on_after_a_position(broker):
     _, address = broker
     with _source(address, after={"0": 27, "1": 28}, most=1, idle=60) as source:
-        found = {}
+        found, n_rows = {}, 0
         for batch in source:
             found |= batch.position
-            if {"0", "1"} <= found.keys():
+            n_rows += len(batch.y)
+            if n_rows == 3:  # in any order of the partitions
                 break
         assert {n: at for n, at in found.items() if n in "01"} == {"0": 29, "1": 29}
 
