@@ -25,10 +25,11 @@ from daskml_dist.solvers import Solution, Solver
 from daskml_dist.solvers.by_class import OnePass
 from daskml_dist.solvers.lbfgs import LBFGS
 from daskml_dist.solvers.of_splits import CodeWeights, LabelWeights
-from daskml_dist.solvers.stacked import Column, StackedSolver
+from daskml_dist.solvers.stacked import Column, StackedSolver, solution_of
+from daskml_dist.solvers.stacked_class_ranks import CLASS_RANKINGS, StackedClassRanks
 from daskml_dist.solvers.stacked_gradient import in_order_of_splits
-from daskml_dist.solvers.stacked_ranks import RANKINGS, StackedRankings
-from daskml_dist.solvers.stacked_scores import SCORES, Looks, StackedScores
+from daskml_dist.solvers.stacked_ranks import RANKINGS, StackedRankings, StackedRanks
+from daskml_dist.solvers.stacked_scores import SCORES, SUMS, Looks, StackedScores
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.engine import Engine
 from daskml_dist.training.interrupts import raise_interrupt
@@ -47,7 +48,6 @@ __all__ = [
     "can_stack",
     "fit_stack",
     "open_stack",
-    "solution_of",
 ]
 
 #: Columns of one stack: each has a thread that waits.
@@ -67,11 +67,11 @@ class StackedFit:
     ----------
     estimator : estimator
     sums : dict of int to ndarray
-        Sums of its scores by role.
+        By role.
     seconds : float
         Its share of the stack's.
     ranks : dict of int to ndarray
-        Ranking scores by role, in the order of `RANKINGS`.
+        Ranking scores by role, in the order of `RANKINGS`, or of several labels `CLASS_RANKINGS`.
     """
 
     estimator: Any
@@ -83,6 +83,19 @@ class StackedFit:
         """A score by scikit-learn's name."""
         kind = "classifier" if self.estimator._classification else "regressor"
         return float(SCORES[kind][name](self.sums[role][None, :])[0])
+
+    def ranking(self, name: str, role: int) -> float:
+        """A ranking score; NaN where the rows themselves have to tell it."""
+        names = RANKINGS if len(self.estimator.classes_) == 2 else CLASS_RANKINGS
+        return float(self.ranks[role][names.index(name)]) if name in names else np.nan
+
+    def among(self, n_best: int, role: int) -> float:
+        """Share of the rows whose label is among the best; NaN as in :meth:`ranking`."""
+        k = len(self.estimator.classes_)
+        if not 2 < k > n_best:  # scikit-learn warns of it, or has a threshold of two
+            return np.nan
+        sums = self.sums[role]
+        return float(sums[3 : 3 + n_best].sum() / sums[0])
 
     def pairs(self, role: int) -> NDArray[np.float64]:
         """Weights of the rows by true and predicted label, of shape (n_classes, n_classes)."""
@@ -232,12 +245,13 @@ class Asked:
 
     def scores(
         self, model: StackedLinear, w: NDArray[np.float64], splits: NDArray[np.int64], role: int,
-        pairs: bool = False,
+        looks: Looks = SUMS,
     ) -> NDArray[np.float64]:  # fmt: skip
         """Sums that scores of columns are made of, over rows that play a role in their splits."""
 
         def sums(w: NDArray[np.float64], splits: NDArray[np.int64]) -> NDArray[np.float64]:
-            return self(model, OnePass(StackedScores(w, splits, role, pairs))).w
+            asked = StackedScores(w, splits, role, looks.pairs, looks.places)
+            return self(model, OnePass(asked)).w
 
         return in_order_of_splits(sums, w, splits)
 
@@ -248,21 +262,18 @@ class Asked:
 
         NaN where these are not found together.
         """
-        if model.classes is None or len(model.classes) > 2:
-            return np.full((len(w), len(RANKINGS)), np.nan)
+        question = StackedRanks if model.each.width == 1 else StackedClassRanks
+        if model.classes is None or not (model.each.width == 1 or model.each.loss.proba):
+            return np.full((len(w), len(question.names)), np.nan)
         return in_order_of_splits(
-            lambda w, splits: self(model, StackedRankings(w, splits, role)).w, w, splits
+            lambda w, splits: self(model, StackedRankings(w, splits, role, question)).w, w, splits
         )
 
 
 class Stack(Asked):
     """Rows, laid out for any number of fits of linear models to the training rows of splits.
 
-    Attributes
-    ----------
-    rows : Rows
-        Facts of all rows, with targets alone.
-    roles : Roles
+    `rows` are facts of all of them, with targets alone.
     """
 
     def __init__(
@@ -283,14 +294,16 @@ class Stack(Asked):
         codes = None if classes is None else np.arange(len(classes))
         return StackedLinear(each, self.roles, codes, class_weight)
 
-    def solver(self, columns: tuple[Column, ...]) -> StackedSolver:
+    def solver(
+        self, columns: tuple[Column, ...], scored: tuple[tuple[int, bool, bool], ...] = ()
+    ) -> StackedSolver:
         """Solver of some columns: of many, on many rows, it begins with a share of these."""
         n_rows = sum(info.n_rows for info in self.rows.survey.infos)
         begins = (
             n_rows * len(columns) >= _MANY and self._engine.streaming is None
             and all(type(c.solver) is LBFGS and c.start is None for c in columns)
         )  # fmt: skip
-        return StackedSolver(columns, _SHARE_OF_ROWS if begins else 1)
+        return StackedSolver(columns, _SHARE_OF_ROWS if begins else 1, scored)
 
     def of_split(self, weight: float) -> Rows:
         """Facts of the training rows of a split, of their weight."""
@@ -366,12 +379,9 @@ class Fits:
     ) -> dict[int, StackedFit]:
         """Fits of one stack, by their numbers."""
         columns = tuple(column for _, column, _ in problems.values())
-        solution = self._stack(stacked, self._stack.solver(columns))
-        splits = np.array([column.split for column in columns])
-        sums = {
-            side: self._stack.scores(stacked, solution.w, splits, side, self._looks.pairs)
-            for side in self._sides
-        }
+        asked = tuple((side, self._looks.pairs, self._looks.places) for side in self._sides)
+        solution = self._stack(stacked, self._stack.solver(columns, asked))
+        splits, sums = np.array([c.split for c in columns]), solution.extra["scores"]
         ranks = {
             side: self._stack.rankings(stacked, solution.w, splits, side)
             for side in self._sides if self._looks.ranks
@@ -387,9 +397,3 @@ class Fits:
             of_column = ({s: of[k] for s, of in found_of.items()} for found_of in (sums, ranks))
             found[i] = StackedFit(estimator, next(of_column), 0.0, next(of_column))
         return found
-
-
-def solution_of(stacked: Solution, k: int) -> Solution:
-    """Solution of a column of a stack."""
-    n_iter, converged, message, extra = stacked.extra["columns"][k]
-    return Solution(stacked.w[k], n_iter, converged, message, extra)

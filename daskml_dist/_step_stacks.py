@@ -27,6 +27,7 @@ from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.ps.stacked_optimizer import StackedOptimizer
 from daskml_dist.schedules import Schedule
+from daskml_dist.solvers.stacked_scores import SUMS, Looks
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.history import History
 from daskml_dist.training.interrupts import raise_interrupt
@@ -257,13 +258,10 @@ class StepStack:
     # -- what came of it -----------------------------------------------------------------------
 
     def scores(
-        self, columns: Sequence[StepColumn], role: int, pairs: bool = False
+        self, columns: Sequence[StepColumn], role: int, looks: Looks = SUMS
     ) -> NDArray[np.float64]:
-        """Sums of the columns' scores over the rows that play a role in their split.
-
-        With `pairs`, weights of true and predicted labels as well.
-        """
-        return self._asked.scores(self._stacked, *_side_by_side(columns), role, pairs)
+        """Sums of the columns' scores over the rows that play a role in their split."""
+        return self._asked.scores(self._stacked, *_side_by_side(columns), role, looks)
 
     def rankings(self, columns: Sequence[StepColumn], role: int) -> NDArray[np.float64]:
         """Ranking scores of the columns, as of :meth:`Asked.rankings`."""

@@ -17,7 +17,11 @@ from daskml_dist._exported import Exported
 from daskml_dist.data.bad_values import telling_columns
 from daskml_dist.data.collection import Collection, as_collection, take_columns
 from daskml_dist.data.conversion import plain_rows, to_host
-from daskml_dist.data.feature_names import check_feature_names, remember_dtypes
+from daskml_dist.data.feature_names import (
+    check_feature_names,
+    remember_dtypes,
+    without_names,
+)
 from daskml_dist.data.lazy import is_dask, join_delayed
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import reading
@@ -27,7 +31,8 @@ from daskml_dist.errors import (
     NotFittedError,
     as_ours,
 )
-from daskml_dist.inference.bare_scalers import scaled_few
+from daskml_dist.inference.bare_scalers import restored_few, scaled_few
+from daskml_dist.inference.few_transformed import few_of_frame, gives_arrays, theirs
 from daskml_dist.inference.transform import map_blocks, sample_rows
 
 __all__ = ["BlockTransformer", "CopyingTransformer", "check_fitted"]
@@ -44,6 +49,8 @@ class BlockTransformer(Exported, BaseEstimator):
 
     #: Whether the columns must be numbers.
     _numeric: ClassVar[bool] = True
+    #: Whether columns are known by their places alone, once their names are those of the fit.
+    _by_place: ClassVar[bool] = True
     #: What to do about a block that cannot be transformed.
     _remedy: ClassVar[str] = ""
 
@@ -175,12 +182,21 @@ class BlockTransformer(Exported, BaseEstimator):
 
     def _transformed(self, X: Any, **options: Any) -> Any:
         """Rows transformed; scikit-learn's `options` are for rows in memory."""
+        rows, at = X, self
         if type(X) is np.ndarray and X.dtype.kind != "O":
-            few = None if options.get("copy") is not None else scaled_few(self, X)
-            return super().transform(X, **options) if few is None else few
-        if not is_dask(X):
-            return super().transform(plain_rows(X), **options)
-        return self._map("transform", X)
+            pass  # the usual case
+        elif (values := few_of_frame(self, X, options)) is not None:
+            rows, at = values, without_names(self)
+        elif is_dask(X):
+            return self._map("transform", X)
+        else:
+            rows = plain_rows(X)
+        if options.get("copy") is None and (few := scaled_few(at, rows)) is not None:
+            return few
+        if type(rows) is np.ndarray and gives_arrays(at):
+            kind: Any = type(at)  # of which mypy thinks that it has no hash
+            return theirs(kind, BlockTransformer)(at, rows, **options)
+        return super(BlockTransformer, at).transform(rows, **options)
 
     def inverse_transform(self, X: Any) -> Any:
         """Undo :meth:`transform`; lazily where X is a Dask collection.
@@ -196,6 +212,8 @@ class BlockTransformer(Exported, BaseEstimator):
         return self._inverted(X)
 
     def _inverted(self, X: Any, **options: Any) -> Any:
+        if options.get("copy") is None and (few := restored_few(self, X)) is not None:
+            return few
         if not is_dask(X):
             return super().inverse_transform(X, **options)
         return self._map("inverse_transform", X)

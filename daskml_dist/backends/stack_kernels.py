@@ -21,6 +21,8 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _ENTRIES, _LEAST, _MOST = 1 << 16, 64, 512
 #: Rows whose losses are added up in their own dtype.
 _SUMMED = 32
+#: Columns of neighbouring rows that lie side by side, so that vectors are full.
+_WIDE = 1024
 
 
 def _compiled(function: _F) -> _F:
@@ -50,21 +52,28 @@ def log_gradients(
     """
     (n, d), k = X.shape, w.shape[1]
     at_once = min(max(_LEAST, _ENTRIES // max(k, 1)), _MOST)
+    wide = min(max(1, _WIDE // max(k, 1)), at_once)
     raw = np.empty((min(at_once, n), k), X.dtype)
-    product, weight = np.empty((d, k), X.dtype), np.zeros(k, X.dtype)
-    part, slopes = np.empty(k, X.dtype), np.empty(k, X.dtype)
+    product = np.empty((d, k), X.dtype)
+    biases = _repeated(bias, wide)
+    weight, sign = np.zeros(wide * k, X.dtype), np.zeros(wide * k, X.dtype)
+    part, slopes = np.zeros(wide * k, X.dtype), np.zeros(wide * k, X.dtype)
     for start in range(0, n, at_once):
         tile = X[start : start + at_once]
         some = raw[: len(tile)]
         np.dot(tile, w, some)
-        for first in range(0, len(tile), _SUMMED):
+        flat = some.reshape(-1)
+        for first in range(0, len(tile), wide * _SUMMED):
             part[:] = 0
             slopes[:] = 0
-            for i in range(first, min(first + _SUMMED, len(tile))):
-                _spread(mask[start + i], stops, weight)
-                _of_row(some[i], bias, signs[start + i], weight, part, slopes)
-            _add(gradient[d], slopes)
-            _add(losses, part)
+            for i in range(first, min(first + wide * _SUMMED, len(tile)), wide):
+                last = min(i + wide, len(tile))
+                _spread(mask, stops, start + i, start + last, k, weight)
+                _spread_signs(signs, start + i, start + last, k, sign)
+                _of_rows(flat[i * k : last * k], biases, sign, weight, part, slopes)
+            for i in range(wide):
+                _add(gradient[d], slopes[i * k : (i + 1) * k])
+                _add(losses, part[i * k : (i + 1) * k])
         np.dot(tile.T, some, product)
         for j in range(d):
             _add(gradient[j], product[j])
@@ -111,22 +120,43 @@ def _add(total: Any, part: Any) -> None:
 
 
 @_compiled
-def _spread(mask: Any, stops: Any, weight: Any) -> None:
-    """The weight of a row to each column, of that to each split."""
-    first = 0
-    for split in range(len(stops)):
-        some, value = weight[first : stops[split]], mask[split]
-        for j in range(len(some)):
-            some[j] = value
-        first = stops[split]
+def _repeated(values: Any, times: int) -> Any:
+    k = len(values)
+    found = np.empty(times * k, values.dtype)
+    for i in range(times):
+        for j in range(k):
+            found[i * k + j] = values[j]
+    return found
 
 
 @_compiled
-def _of_row(raw: Any, bias: Any, sign: Any, weight: Any, losses: Any, slopes: Any) -> None:
-    """Of a row and all columns: wide enough that the checks for vectors cost little."""
+def _spread(mask: Any, stops: Any, start: int, stop: int, k: int, weight: Any) -> None:
+    """The weights of some rows to each column, of those to each split."""
+    for i in range(start, stop):
+        first = (i - start) * k
+        end = first
+        for split in range(len(stops)):
+            last = (i - start) * k + stops[split]
+            some, value = weight[end:last], mask[i, split]
+            for j in range(len(some)):
+                some[j] = value
+            end = last
+
+
+@_compiled
+def _spread_signs(signs: Any, start: int, stop: int, k: int, sign: Any) -> None:
+    for i in range(start, stop):
+        some, value = sign[(i - start) * k : (i - start + 1) * k], signs[i]
+        for j in range(k):
+            some[j] = value
+
+
+@_compiled
+def _of_rows(raw: Any, bias: Any, sign: Any, weight: Any, losses: Any, slopes: Any) -> None:
+    """Of some rows and all columns: so wide that the checks for vectors cost little."""
     for j in range(len(raw)):
-        value, slope = log_loss(sign * (raw[j] + bias[j]))
-        pull = weight[j] * sign * slope
+        value, slope = log_loss(sign[j] * (raw[j] + bias[j]))
+        pull = weight[j] * sign[j] * slope
         raw[j] = pull
         slopes[j] += pull
         losses[j] += weight[j] * value

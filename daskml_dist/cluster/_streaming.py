@@ -15,7 +15,7 @@ from daskml_dist.streaming import Streamed
 
 if TYPE_CHECKING:
     from daskml_dist.streaming.progress import Progress
-    from daskml_dist.streaming.saving import Saved
+    from daskml_dist.streaming.saved import Saved
     from daskml_dist.streaming.start import Started
     from daskml_dist.training.spec import FitSpec
 

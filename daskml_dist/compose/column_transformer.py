@@ -77,6 +77,7 @@ class ColumnTransformer(_Routing, compose.ColumnTransformer):
     feature_names_in_ : ndarray of str
     """
 
+    _by_place: ClassVar[bool] = False  # it selects columns by name, and each part sees their dtypes
     _remedy: ClassVar[str] = "Where an encoder met an unknown category, set its handle_unknown."
 
     def fit(self, X: Any, y: Any = None, **params: Any) -> Self:

@@ -235,8 +235,10 @@ def plain_rows(X: Any) -> Any:
     X : pandas.DataFrame, ndarray of objects, or anything else, which stays as it is
     """
     if isinstance(X, np.ndarray) and X.dtype.kind == "O":
+        if not any(kind.__name__ == "NAType" for kind in set(map(type, X.ravel().tolist()))):
+            return X
         is_na = np.fromiter((_is_na(value) for value in X.flat), bool, X.size).reshape(X.shape)
-        return np.where(is_na, np.nan, X) if is_na.any() else X
+        return np.where(is_na, np.nan, X)
     if not is_dataframe_like(X):
         return X
     changed = {}

@@ -5,13 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from sklearn.utils.validation import _check_feature_names
 
+from daskml_dist.data.few_plain import plain_frame
 from daskml_dist.data.lazy import is_dask_frame
 from daskml_dist.data.rows_to_come import RowsToCome
 from daskml_dist.errors import InvalidDataError
 
-__all__ = ["check_feature_names", "remember_dtypes"]
+__all__ = ["check_feature_names", "known_to_match", "remember_dtypes", "without_names"]
+
+#: Kinds of rows that have no names.
+_NAMELESS = (np.ndarray, list)
 
 
 def check_feature_names(estimator: Any, X: Any, *, reset: bool) -> None:
@@ -36,8 +41,8 @@ def check_feature_names(estimator: Any, X: Any, *, reset: bool) -> None:
     """
     if reset:
         remember_dtypes(estimator, X)
-    elif type(X) is np.ndarray and not hasattr(estimator, "feature_names_in_"):
-        return  # the usual case, in which scikit-learn looks for kinds of dataframes one by one
+    elif known_to_match(X, getattr(estimator, "feature_names_in_", None)):
+        return  # the usual cases, in which scikit-learn looks for kinds of dataframes one by one
     if isinstance(X, RowsToCome):
         return
     try:
@@ -47,6 +52,28 @@ def check_feature_names(estimator: Any, X: Any, *, reset: bool) -> None:
             f"{str(error).rstrip()}\nPass the columns of the fit, in their order: "
             "X[list(estimator.feature_names_in_)]."
         ) from error
+
+
+def known_to_match(X: Any, names: NDArray[Any] | None) -> bool:
+    """Whether columns are at a glance as those of the fit: have its names, or none as it."""
+    if type(X) in _NAMELESS:
+        return names is None
+    if not plain_frame(X):
+        return False
+    columns = X.columns
+    if names is None:
+        return type(columns).__name__ == "RangeIndex"
+    return len(columns) == len(names) and bool(columns.tolist() == names.tolist())
+
+
+def without_names(estimator: Any) -> Any:
+    """The estimator, with the same attributes, for rows whose names are known to be right."""
+    if "feature_names_in_" not in vars(estimator):
+        return estimator
+    view = object.__new__(type(estimator))
+    vars(view).update(vars(estimator))
+    del vars(view)["feature_names_in_"]
+    return view
 
 
 def remember_dtypes(estimator: Any, X: Any) -> None:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.data.few_plain import few_plain
 from daskml_dist.data.rows_to_come import RowsToCome
 from daskml_dist.inference.bare_scalers import bare_scaler
-from daskml_dist.inference.few_rows import AppliedToRows, Lane, are_few
+from daskml_dist.inference.few_rows import AppliedToRows, Lane
 
 if TYPE_CHECKING:
     from sklearn.pipeline import Pipeline
@@ -66,10 +67,11 @@ def _after(scalers: list[tuple[Any, Any]], last: Lane | None) -> Lane:
 
     def answer(X: NDArray[Any]) -> NDArray[Any] | None:
         # What scaling would hide (clipped infinity) is seen before it.
-        if not (are_few(X, row_shape) and np.isfinite(X).all()):
+        rows = few_plain(X, row_shape)
+        if rows is None or not np.isfinite(rows).all():
             return None
         for scaled in steps:
-            X = scaled(X)
-        return X if last is None else last(X)
+            rows = scaled(rows)
+        return rows if last is None else last(rows)
 
     return answer

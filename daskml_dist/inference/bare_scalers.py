@@ -11,12 +11,11 @@ from numpy.typing import NDArray
 from sklearn import preprocessing
 from sklearn.utils._set_output import _get_output_config
 
-from daskml_dist.inference.few_rows import are_few
+from daskml_dist.data.few_plain import FLOATS, few_plain
 
-__all__ = ["bare_scaler", "scaled_few"]
+__all__ = ["bare_scaler", "restored_few", "scaled_few"]
 
 _Step = tuple[Any, NDArray[Any]]
-_FLOATS = (np.dtype(np.float64), np.dtype(np.float32))
 
 
 def bare_scaler(scaler: Any, dtype: np.dtype[Any]) -> Callable[[NDArray[Any]], Any] | None:
@@ -50,22 +49,43 @@ def scaled_few(scaler: Any, X: Any) -> NDArray[Any] | None:
     X : any rows
     """
     kind = _kind(scaler.__class__)
-    known = vars(scaler)
-    if (
-        kind is None
-        or type(X) is not np.ndarray
-        or "n_features_in_" not in known
-        or "feature_names_in_" in known
-        or not scaler.copy
-        or X.dtype not in _FLOATS
-        or not are_few(X, (known["n_features_in_"],))
-        or not np.isfinite(X).all()
-        or _get_output_config("transform", scaler)["dense"] != "default"
-        or not _as_installed(kind)
-    ):
+    if kind is None or type(X) is not np.ndarray or "feature_names_in_" in vars(scaler):
         return None
-    scaled: NDArray[Any] = _bare(kind, scaler, X.dtype)(X)
+    rows = _finite(scaler, X)
+    if rows is None or _get_output_config("transform", scaler)["dense"] != "default":
+        return None
+    if not _as_installed(kind):
+        return None
+    scaled: NDArray[Any] = _bare(kind, scaler, rows.dtype)(rows)
     return scaled
+
+
+def restored_few(scaler: Any, X: Any) -> NDArray[Any] | None:
+    """As :func:`scaled_few`, of ``inverse_transform``, which asks for no names."""
+    kind = _kind(scaler.__class__)
+    if kind is None or type(X) is not np.ndarray:
+        return None
+    rows = _finite(scaler, X)
+    if rows is None or not _as_installed(kind):
+        return None
+    return _restored(kind, scaler, rows)
+
+
+def _finite(scaler: Any, X: NDArray[Any]) -> NDArray[Any] | None:
+    """Few rows of a fitted scaler that may not write into them; None for any other."""
+    known = vars(scaler)
+    if "n_features_in_" not in known or not known["copy"]:
+        return None
+    rows = few_plain(X, (known["n_features_in_"],))
+    return rows if rows is not None and np.isfinite(rows).all() else None
+
+
+def _restored(kind: type, scaler: Any, X: NDArray[Any]) -> NDArray[Any]:
+    """Rows as they were before scaling; clipped values stay so."""
+    X = X.copy()
+    for step, values in reversed(_STEPS[kind](scaler, X.dtype)):
+        _UNDONE[step](X, values, out=X, casting="same_kind")
+    return X
 
 
 def _bare(kind: type, scaler: Any, dtype: np.dtype[Any]) -> Callable[[NDArray[Any]], Any]:
@@ -92,7 +112,8 @@ def _as_installed(kind: Any) -> bool:
         scaler.clip = True
     return all(
         np.array_equal(_bare(kind, scaler, dtype)(X), scaler.transform(X))
-        for dtype in _FLOATS
+        and np.array_equal(_restored(kind, scaler, X), scaler.inverse_transform(X))
+        for dtype in FLOATS
         for X in [rows.astype(dtype)]
     )
 
@@ -147,4 +168,11 @@ _STEPS: dict[type, Callable[[Any, np.dtype[Any]], list[_Step]]] = {
     preprocessing.MinMaxScaler: _min_max,
     preprocessing.MaxAbsScaler: _max_abs,
     preprocessing.RobustScaler: _robust,
+}
+#: What undoes a step.
+_UNDONE = {
+    np.add: np.subtract,
+    np.subtract: np.add,
+    np.multiply: np.divide,
+    np.divide: np.multiply,
 }

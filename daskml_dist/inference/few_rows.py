@@ -10,13 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.data.few_plain import few_plain
 from daskml_dist.data.row_checks import RowShape
 
-__all__ = ["FEW", "AppliedToRows", "Lane", "are_few", "few_answers"]
-
-#: Rows up to which they are few: never cut into pieces.
-FEW = 256
-_FLOATS = (np.dtype(np.float64), np.dtype(np.float32))
+__all__ = ["AppliedToRows", "Lane", "few_answers"]
 
 #: From rows to answers; to None where only the method itself should answer.
 Lane = Callable[[NDArray[Any]], "NDArray[Any] | None"]
@@ -52,9 +49,10 @@ class AppliedToRows:
         shape = self.row_shape
 
         def answer(X: NDArray[Any]) -> NDArray[Any] | None:
-            if not are_few(X, shape):
+            rows = few_plain(X, shape)
+            if rows is None:
                 return None
-            return _answered(X, function, shows, then, of_results, n_outputs)
+            return _answered(rows, function, shows, then, of_results, n_outputs)
 
         return answer
 
@@ -80,22 +78,11 @@ def few_answers(
     ndarray or None
         To the bit what ``map_rows`` makes of them, which looks into all others and tells of them.
     """
-    if type(X) is not np.ndarray or X.dtype not in _FLOATS or not are_few(X, row_shape):
+    rows = few_plain(X, row_shape)
+    if rows is None:
         return None
     shows = getattr(function, "shows_not_finite", False)
-    return _answered(X, function, shows, then, dtype, n_outputs)
-
-
-def are_few(X: NDArray[Any], row_shape: RowShape) -> bool:
-    """Whether rows are of the fit's shape, and few, as they should lie in memory."""
-    flags = X.flags
-    return (
-        X.ndim == 2
-        and X.shape[1:] == row_shape
-        and 0 < len(X) <= FEW
-        and flags.c_contiguous
-        and flags.aligned
-    )
+    return _answered(rows, function, shows, then, dtype, n_outputs)
 
 
 def _answered(

@@ -17,7 +17,7 @@ Rows = NDArray[Any] | dict[str, NDArray[Any]]
 
 
 def n_rows_of(rows: Rows) -> int:
-    """How many rows there are."""
+    """Number of rows that there are."""
     return len(next(iter(rows.values())) if isinstance(rows, dict) else rows)
 
 

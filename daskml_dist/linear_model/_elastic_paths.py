@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist._stacks import Stack, solution_of
+from daskml_dist._stacks import Stack
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.linear_model._least_squares import moments_of
 from daskml_dist.models.linear import LinearModel
@@ -19,7 +19,7 @@ from daskml_dist.solvers.base import Array, Sums
 from daskml_dist.solvers.folded import FoldedReduction, Grid, grid_of
 from daskml_dist.solvers.objective import LossGradient
 from daskml_dist.solvers.paths import ElasticNetPath, with_intercept
-from daskml_dist.solvers.stacked import Column, StackedSolver
+from daskml_dist.solvers.stacked import Column, StackedSolver, solution_of
 
 __all__ = ["GramPaths", "Paths", "Settings", "WidePaths"]
 

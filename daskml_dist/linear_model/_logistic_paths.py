@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist._checks import check_weighed
-from daskml_dist._stacks import Stack, solution_of
+from daskml_dist._stacks import Stack
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.solvers import Solution
-from daskml_dist.solvers.stacked import Column, StackedSolver
+from daskml_dist.solvers.stacked import Column, StackedSolver, solution_of
+from daskml_dist.solvers.stacked_class_ranks import CLASS_RANKINGS
 from daskml_dist.solvers.stacked_ranks import RANKINGS
 from daskml_dist.solvers.stacked_scores import SCORES
 
@@ -58,18 +59,22 @@ class LogisticPaths:
         self._weights = sums @ (np.ones(n_classes) if factors is None else factors)
         self._n_splits = len(sums) - 1
 
-    def fit(self, candidates: Sequence[Any]) -> None:
-        """Fit them all."""
+    def fit(self, candidates: Sequence[Any], role: int | None = None) -> None:
+        """Fit them all; what scores over rows of a role are made of comes with them."""
         columns = [
             self._column(candidate, split)
             for split in range(self._n_splits)
             for candidate in candidates
         ]
         self.solutions = []
+        scored = () if role is None else ((role, False, False),)
+        sums = []
         for start in range(0, len(columns), _MOST_COLUMNS):
             some = tuple(columns[start : start + _MOST_COLUMNS])
-            found = self._stack(self.model, self._stack.solver(some))
+            found = self._stack(self.model, self._stack.solver(some, scored))
+            sums += [found.extra["scores"].get(role)]
             self.solutions += [solution_of(found, k) for k in range(len(some))]
+        self._sums = {} if role is None else {role: np.concatenate(sums)}
         w = np.array([one.w for one in self.solutions])
         self.w = w.reshape(self._n_splits, len(candidates), *w.shape[1:])
         n_iter = np.array([one.n_iter for one in self.solutions], np.int32)
@@ -82,20 +87,22 @@ class LogisticPaths:
         return solution_of(self._stack(self.model, StackedSolver((column,))), 0)
 
     def scores(self, name: str, role: int) -> NDArray[np.float64]:
-        """Scores over rows of a role, of shape (n_splits, n_candidates)."""
+        """Scores over rows of the role of the fit, of shape (n_splits, n_candidates)."""
         n_splits, n_candidates = self.w.shape[:2]
         # Weights of classes are no part of scores.
-        sums = self._stack.scores(self.model, *self._columns(), role)
+        sums = self._sums[role]
         check_weighed(dict(enumerate(sums[::n_candidates, 0])))
         return SCORES["classifier"][name](sums).reshape(n_splits, n_candidates)
 
     def rankings(self, name: str, role: int) -> NDArray[np.float64]:
         """Ranking scores of the same shape; NaN where the rows themselves have to tell."""
         classes = self._stack.rows.classes
-        if name == "average_precision" and (classes is None or classes[-1] != 1):
+        names = RANKINGS if self.model.each.width == 1 else CLASS_RANKINGS
+        lacks = name == "average_precision" and (classes is None or classes[-1] != 1)
+        if lacks or name not in names:
             return np.full(self.w.shape[:2], np.nan)
         found = self._stack.rankings(self.model, *self._columns(), role)
-        return found[:, RANKINGS.index(name)].reshape(self.w.shape[:2])
+        return found[:, names.index(name)].reshape(self.w.shape[:2])
 
     def _columns(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Parameters of the fits to all splits, and the split of each."""

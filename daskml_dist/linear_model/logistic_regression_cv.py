@@ -27,6 +27,7 @@ from daskml_dist.models.stacked import TEST
 from daskml_dist.solvers import Solution
 from daskml_dist.solvers.by_class import OnePass
 from daskml_dist.solvers.of_splits import LabelWeights
+from daskml_dist.solvers.stacked_class_ranks import CLASS_RANKINGS
 from daskml_dist.solvers.stacked_ranks import RANKINGS
 from daskml_dist.solvers.stacked_scores import SCORES
 
@@ -208,7 +209,7 @@ class LogisticRegressionCV(CrossValidated, LinearClassifier):
         splits = self._splits(X, y, sample_weight, groups)
         with self._stack(splits, client) as stack:
             paths = self._paths(stack)
-            paths.fit(self._candidates())
+            paths.fit(self._candidates(), TEST if self._is_summed(weigh) else None)
             scores = self._scores(paths, splits, weigh)
             model = paths.model.each
             if self.refit:
@@ -285,12 +286,17 @@ class LogisticRegressionCV(CrossValidated, LinearClassifier):
         shared |= {"C": C, "l1_ratio": l1_ratio, "class_weight": None, "callbacks": None}
         return LogisticRegression(**shared)
 
+    def _is_summed(self, weigh: bool) -> bool:
+        """Whether sums that come with the fits tell the scores."""
+        name = "accuracy" if self.scoring is None else self.scoring
+        return weigh and isinstance(name, str) and name in SCORES["classifier"]
+
     def _scores(self, paths: LogisticPaths, splits: Any, weigh: bool) -> NDArray[np.float64]:
         """Scores of test rows, of shape (n_splits, n_candidates); with their weights, or not."""
         name = "accuracy" if self.scoring is None else self.scoring
-        if weigh and isinstance(name, str) and name in SCORES["classifier"]:
+        if self._is_summed(weigh):
             return paths.scores(name, TEST)
-        if weigh and isinstance(name, str) and name in RANKINGS:
+        if weigh and isinstance(name, str) and name in (*RANKINGS, *CLASS_RANKINGS):
             found = paths.rankings(name, TEST)
             if np.isfinite(found).all():
                 return found

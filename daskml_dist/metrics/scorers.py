@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterable
+from numbers import Integral
 from typing import Any
 
 import dask.array as da
@@ -172,6 +173,7 @@ def _of_block(rows: Any, method: Any, none: Any) -> Any:
 _OF_PAIRS = tuple(getattr(classification, name) for name in classification.__all__)
 #: Metrics that take a column of each of two labels.
 _OF_TABLES = (probabilities.log_loss, probabilities.brier_score_loss)
+_TOP_K = (top_k_accuracy_score, sklearn.metrics.top_k_accuracy_score)
 _SCORES = ("decision_function", "predict_proba")
 _PROBABILITIES = "predict_proba"
 
@@ -235,6 +237,24 @@ SCORERS: dict[str, Scorer] = {
     "roc_auc_ovr_weighted": _one_to_rest("weighted"),
     "top_k_accuracy": Scorer(top_k_accuracy_score, response_method=_SCORES, needs_labels=True),
 }
+
+
+def n_best_of(scoring: Any) -> int | None:
+    """Labels among which `top_k_accuracy` looks; None for another score.
+
+    Parameters
+    ----------
+    scoring : str, callable or None
+        Of decisions: probabilities may be equal where these are not.
+    """
+    scorer = SCORERS.get(scoring) if isinstance(scoring, str) else scoring
+    if not isinstance(scorer, _Theirs) or scorer._score_func not in _TOP_K:
+        return None
+    options, given = scorer._kwargs, scorer._response_method
+    first, k = given if isinstance(given, str) else next(iter(given)), options.get("k", 2)
+    if set(options) - {"k"} or scorer._sign != 1 or first != "decision_function":
+        return None
+    return int(k) if isinstance(k, Integral) and not isinstance(k, bool) and int(k) > 0 else None
 
 
 def get_scorer_names() -> list[str]:

@@ -25,13 +25,14 @@ from daskml_dist.data.conversion import check_dtype
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import tell
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
-from daskml_dist.metrics.scorers import SCORERS, Scorer
+from daskml_dist.metrics.scorers import SCORERS, Scorer, n_best_of
 from daskml_dist.model_selection._checks import has_columns
 from daskml_dist.model_selection._codes import ByPlace, ByRange, Thinned
 from daskml_dist.model_selection._failures import safe
 from daskml_dist.model_selection._roles import TEST, TRAIN, Ints, Roles
 from daskml_dist.model_selection._split_rows import label_counts
 from daskml_dist.model_selection._validation import Fitted, Splits, score_sides
+from daskml_dist.solvers.stacked_class_ranks import CLASS_RANKINGS
 from daskml_dist.solvers.stacked_ranks import RANKINGS
 from daskml_dist.solvers.stacked_scores import SCORES, Looks
 
@@ -153,7 +154,7 @@ def fits_of_columns(
 ) -> list[StackedFit | FailedFit]:
     """Fits that columns have come to, with what their scores are made of."""
     roles = (TEST, TRAIN) if train_score else (TEST,)
-    sums = {role: stack.scores(columns, role, looks.pairs) for role in roles}
+    sums = {role: stack.scores(columns, role, looks) for role in roles}
     ranks = {role: stack.rankings(columns, role) for role in roles if looks.ranks}
     fits: list[StackedFit | FailedFit] = []
     for k, column in enumerate(columns):
@@ -177,8 +178,11 @@ def of_sums(estimator: Any, given: Any) -> OfSums | None:
         return None
     if isinstance(given, str) and given in SCORES[kind]:
         return partial(StackedFit.score, name=given)
-    if isinstance(given, str) and given in RANKINGS and estimator._classification:
+    rankings = {*RANKINGS, *CLASS_RANKINGS}
+    if isinstance(given, str) and given in rankings and estimator._classification:
         return partial(_of_ranks, name=given)
+    if estimator._classification and (n_best := n_best_of(given)):
+        return partial(_of_places, n_best=n_best)
     scorer = SCORERS.get(given) if isinstance(given, str) else given
     if estimator._classification and isinstance(scorer, Scorer) and scorer.of_labels:
         return partial(_of_pairs, scorer=scorer)
@@ -188,7 +192,7 @@ def of_sums(estimator: Any, given: Any) -> OfSums | None:
 def looks_of(known: Mapping[str, OfSums | None]) -> Looks:
     """Parts that scores are made of."""
     made = {one.func for one in known.values() if isinstance(one, partial)}
-    return Looks(_of_pairs in made, _of_ranks in made)
+    return Looks(_of_pairs in made, _of_ranks in made, _of_places in made)
 
 
 def _of_ranks(fit: StackedFit, role: int, name: str) -> float:
@@ -196,7 +200,11 @@ def _of_ranks(fit: StackedFit, role: int, name: str) -> float:
     # The metric calls the label 1 positive, the stack the larger one.
     if name == "average_precision" and fit.estimator.classes_[-1] != 1:
         return np.nan
-    return float(fit.ranks[role][RANKINGS.index(name)])
+    return fit.ranking(name, role)
+
+
+def _of_places(fit: StackedFit, role: int, n_best: int) -> float:
+    return fit.among(n_best, role)
 
 
 def _of_pairs(fit: StackedFit, role: int, scorer: Scorer) -> float:
@@ -236,7 +244,10 @@ class ScoresOfStacks:
         sums = {n: partial(_weighed_score, of) for n, of in known.items() if of is not None}
         self._of_sums = safe(sums, error_score)
         self._scorers = safe(scorers, error_score)
-        self._ranked = {n for n, of in known.items() if looks_of({n: of}).ranks}
+        of_ranks = {_of_ranks, _of_places}
+        self._ranked = {
+            n for n, of in known.items() if isinstance(of, partial) and of.func in of_ranks
+        }
         self._roles = (TEST, TRAIN) if train_score else (TEST,)
         self._features = collection.feature_names
         # Rows are cut once, for all columns.

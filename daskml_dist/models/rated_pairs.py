@@ -46,6 +46,8 @@ class RatedPairs(StepModel):
     pairwise : bool, default=False
         Whether the loss is of the order of a pair and each of these: of the difference of their
         predictions, which is to be positive.
+    n_drawn : int or None
+        Items that others are drawn from, the first ones; None: all.
     """
 
     n_users: int
@@ -57,6 +59,7 @@ class RatedPairs(StepModel):
     offset: float = 0.0
     negatives: int = 0
     pairwise: bool = False
+    n_drawn: int | None = None
 
     starts_threads: ClassVar[bool] = False
     parameters: Parameters = field(init=False, repr=False, compare=False)
@@ -109,7 +112,8 @@ class RatedPairs(StepModel):
         X = rows.X
         if not self.negatives or X.shape[1] > 2:
             return X
-        others = rows.draw().integers(self.n_items, size=(X.shape[0], self.negatives))
+        n_drawn = self.n_items if self.n_drawn is None else self.n_drawn
+        others = rows.draw().integers(n_drawn, size=(X.shape[0], self.negatives))
         others += self.n_users
         xp = namespace(X)
         return xp.concat([X, cast(backend.to_device(others), X.dtype)], axis=1)

@@ -171,7 +171,7 @@ class ParameterServer:
 
         Parameters
         ----------
-        op : {"rendezvous", "report", "report_sums", "leave", "store", "restore", "keep"}
+        op : {"rendezvous", "report", "report_sums", "leave", "store", "restore", "settle", "keep"}
         payload : dict
             Plain values, ``generation`` among them, and snapshots under ``blob``.
         reply : callable
@@ -230,6 +230,12 @@ class ParameterServer:
         if "lanes" in payload:
             lanes = {n: lanes[n] for n in payload["lanes"] if n in lanes}
         return [partial(reply, ok(blob=lanes))]
+
+    def _on_settle(self, payload: Call, reply: CallReply) -> Ready:
+        """Have parameters that no gradient touched pay what they owe of the penalty."""
+        if self.shard is not None:
+            self.shard.settle()
+        return [partial(reply, ok())]
 
     def _on_keep(self, payload: Call, reply: CallReply) -> Ready:
         """Keep a snapshot of the server whose standby this is."""
@@ -364,6 +370,12 @@ class ParameterServer:
         with self._lock:
             if self.ledger is not None:
                 self.ledger.stop()
+
+    def rescale(self, largest: NDArray[np.float64], norm: float) -> None:
+        """Go on with rows of larger values; see :meth:`Shard.rescale`."""
+        with self._lock:
+            if self.shard is not None:
+                self.shard.rescale(largest, norm)
 
     def state(self) -> ShardState | None:
         """Copy of the shard's state, penalties settled."""

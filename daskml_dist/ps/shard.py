@@ -312,6 +312,25 @@ class Shard:
         self.rule.outer.take(self.w, mean, self.slots)
         self._published = None
 
+    def rescale(self, largest: NDArray[np.float64], norm: float) -> None:
+        """Go on with rows of larger values, where the optimizer keeps units of the features.
+
+        Parameters
+        ----------
+        largest : ndarray of shape (n_rows,)
+            Largest value of each row's feature.
+        norm : float
+            See :meth:`daskml_dist.optimizers.NAG.rescale`.
+        """
+        kind: Any = next((g.optimizer for g in self._groups if g.optimizer.uses_scales), None)
+        if kind is None:
+            return
+        slots = dict(self.slots)
+        kind.rescale(self.w, slots, largest, norm)
+        for name, slot in slots.items():  # steps are bound to the arrays that there are
+            self.slots[name][...] = slot
+        self._published = None
+
     def snapshot(self) -> ShardSnapshot:
         """Copy of everything."""
         return ShardSnapshot(

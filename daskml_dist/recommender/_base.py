@@ -191,7 +191,8 @@ class BaseRecommender(Exported, BaseEstimator):
         if seen is None and (seen := getattr(self, "_given", None)) is None:
             raise InvalidDataError(
                 "Nobody knows which items users have seen: the fit was to a Dask collection, and "
-                "pickling left it behind. Give recommend(..., seen=ratings), or filter_seen=False."
+                "pickling left it behind, or to a stream, which is not kept. Give "
+                "recommend(..., seen=ratings), or filter_seen=False."
             )
         if isinstance(seen, Seen):
             return seen

@@ -26,6 +26,7 @@ from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.recommender._base import BaseRecommender, predictions, scored
 from daskml_dist.recommender._moving import moved
 from daskml_dist.recommender._scores import Fitted
+from daskml_dist.recommender._streaming import StreamedPairs
 from daskml_dist.schedules import Constant, Schedule
 from daskml_dist.training.engine import Engine
 from daskml_dist.training.plan import make_target_shift
@@ -42,12 +43,13 @@ _RANK = 10
 _TOL = 1e-4
 
 
-class MatrixFactorization(BaseRecommender, BaseSteps):
+class MatrixFactorization(StreamedPairs, BaseRecommender, BaseSteps):
     """Factors of users and items by distributed stochastic gradient descent.
 
     A rating is predicted by the mean of all, what its user and its item add to it, and the product
     of their factors. Users and items are rows of one matrix, which servers hold by ranges; a batch
-    pulls and pushes those of its own users and items alone, and ratings stay where they lie.
+    pulls and pushes those of its own users and items alone, and ratings stay where they lie. In a
+    `stream` users and items that come later get factors of their own.
 
     Parameters
     ----------
@@ -260,12 +262,6 @@ class MatrixFactorization(BaseRecommender, BaseSteps):
         right, n = self._reduced(partial(_right, self._fitted(), self._names), X)
         return float(right.sum() / n.sum())
 
-    def _check_one_pass(self) -> None:
-        raise InvalidParameterError(
-            "MatrixFactorization learns from no stream: users and items that come later would have "
-            "no place. Fit all ratings so far again from time to time, with warm_start=True."
-        )
-
     # -- what is trained -----------------------------------------------------------------------
 
     def _loss(self) -> Loss:
@@ -392,9 +388,7 @@ class MatrixFactorization(BaseRecommender, BaseSteps):
         return partial(predictions, self._fitted(), self._names)
 
 
-def _right(
-    fitted: Fitted, names: tuple[Any, Any], entries: Numbered
-) -> tuple[NDArray[Any], NDArray[Any]]:
+def _right(fitted: Fitted, names: tuple[Any, Any], entries: Numbered) -> tuple[Any, Any]:
     """Ratings on whose side of 0 their scores are, and all of them."""
     values, scores = scored(fitted, names, entries)
     return np.array([((values > 0) == (scores > 0)).sum()]), np.array([len(values)])

@@ -126,7 +126,8 @@ class App:
         except Exception as error:
             status, headers, body = refusal(error, call)
         self._note(call, status, body)
-        await respond(send, status, headers, body, call.method == "HEAD")
+        unread = receive if status == 413 else None
+        await respond(send, status, headers, body, call.method == "HEAD", unread)
 
     def _note(self, call: Call, status: int, body: bytes) -> None:
         """Count a request that is answered, and write its line."""

@@ -75,6 +75,13 @@ class Connection(Limited):
         self._app.answer(head, data[end:], self.client, self._tell)
         return True
 
+    def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn's is None alone
+        """Answer what has come, though its client sends no more."""
+        if not self._asked or self.scheme != "http":
+            return super().eof_received()
+        self._is_last = not self._held  # else what is held is answered, and the time ends it
+        return True
+
     def is_waiting(self) -> bool:
         """Whether nothing but bytes of the client is waited for, and not for a next request."""
         return not self._asked and super().is_waiting()

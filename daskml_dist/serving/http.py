@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import msgspec
@@ -32,6 +33,8 @@ Headers = Iterable[tuple[bytes, bytes]]
 JSON = ((b"content-type", b"application/json"),)
 _CLOSE = (b"connection", b"close")
 _ENCODER = msgspec.json.Encoder()
+#: Seconds for which the rest of a body that is too large is passed over.
+_LINGER = 5.0
 
 
 class Gone(Exception):
@@ -170,8 +173,27 @@ def check_token(headers: Mapping[bytes, bytes], token: bytes) -> None:
         )
 
 
-async def respond(send: Send, status: int, headers: Headers, body: bytes, bare: bool) -> None:
-    """Send an answer; `bare` without its body, which HEAD has not."""
+async def respond(
+    send: Send,
+    status: int,
+    headers: Headers,
+    body: bytes,
+    bare: bool,
+    unread: Receive | None = None,
+) -> None:
+    """Send an answer; `bare` without its body, which HEAD has not.
+
+    Where the request's body is `unread`, the connection is closed once it has come, or after some
+    seconds: to close it at once would reset it, and the client would not see why.
+    """
     length = (b"content-length", str(len(body)).encode())
     await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
-    await send({"type": "http.response.body", "body": b"" if bare else body})
+    body = b"" if bare else body
+    if unread is not None:
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+        body = b""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LINGER):
+                while (await unread()).get("more_body"):
+                    pass
+    await send({"type": "http.response.body", "body": body})

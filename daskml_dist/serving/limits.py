@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Collection
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from daskml_dist.serving.http import error_body
@@ -17,16 +18,28 @@ MOST_HEAD_BYTES = 65_536
 
 
 class Limited(HttpToolsProtocol):
-    """A connection of uvicorn's whose refusals are those of the protocol, and whose heads end."""
+    """A connection of uvicorn's that bounds heads, passes over upgrades, and refuses in JSON."""
 
     head_bytes = 0
+    is_refused = False
 
     def data_received(self, data: bytes) -> None:
         """Take bytes; of a head that does not end only so many."""
-        cycle = self.cycle
-        super().data_received(data)
+        if self.is_refused:
+            return
+        self._unset_keepalive_if_required()
+        cycle, n_bytes = self.cycle, len(data)
+        while data:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as told:
+                data = self._without_upgrade(data[told.args[0] :])
+                continue
+            except httptools.HttpParserError:
+                self.refuse(b"400 Bad Request", "This is no request of HTTP/1.1: send one.")
+            break
         if self.cycle is cycle and self.is_in_head():
-            self.head_bytes += len(data)
+            self.head_bytes += n_bytes
             if self.head_bytes > MOST_HEAD_BYTES:
                 self.refuse(
                     b"431 Request Header Fields Too Large",
@@ -34,6 +47,44 @@ class Limited(HttpToolsProtocol):
                 )
         else:
             self.head_bytes = 0
+
+    def on_headers_complete(self) -> None:
+        """Begin a request; one that asks for another protocol is read anew, without its asking."""
+        if not self.parser.should_upgrade():
+            super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """End the body of a request."""
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
+
+    def _without_upgrade(self, behind: bytes) -> bytes:
+        """What is to be read in place of a head that asks for an upgrade, and what is behind it.
+
+        A server may answer in HTTP/1.1 (RFC 9110, 7.8). Some clients ask for HTTP/2 in every first
+        request, Java's own for one; the parser stops behind such a head, and takes no body.
+        """
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            self.refuse(b"405 Method Not Allowed", "This is no proxy: send GET or POST.")
+            return b""
+        lines = [b"%b %b HTTP/1.1\r\n" % (method, self.url)]
+        for name, value in self.headers:
+            if name == b"connection":
+                words = [one.strip() for one in value.lower().split(b",")]
+                value = b", ".join(one for one in words if one in (b"close", b"keep-alive"))
+            if name != b"upgrade" and (value or name != b"connection"):
+                lines.append(b"%b: %b\r\n" % (name, value))
+        self.parser = httptools.HttpRequestParser(self)
+        return b"".join([*lines, b"\r\n", behind])
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn's is None alone
+        """Answer what has come, though its client sends no more (in TLS there is no such state)."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete or cycle.more_body or self.scheme != "http":
+            return False
+        cycle.keep_alive = False
+        return True
 
     def is_in_head(self) -> bool:
         """Whether a head has begun, and not ended."""
@@ -46,19 +97,19 @@ class Limited(HttpToolsProtocol):
         answered = self.cycle is None or self.cycle.response_complete
         return answered and (self.timeout_keep_alive_task is None or self.is_in_head())
 
-    def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP."""
-        self.refuse(b"400 Bad Request", "This is no request of HTTP/1.1: send one.")
-
     def refuse(self, status: bytes, message: str) -> None:
-        """End the connection with an answer, or after that of a request that came before."""
-        if self.transport.is_closing():
+        """End the connection with an answer, or after those of the requests that came before."""
+        if self.is_refused or self.transport.is_closing():
             return
+        self.is_refused = True
         cycle = self.cycle
         under_way = cycle is not None and not cycle.response_complete
         if under_way and (self.pipeline or cycle.response_started or not cycle.more_body):
-            cycle.keep_alive = False  # an answer now would be taken for the one to it
-            self.pipeline.clear()
+            # An answer now would be taken for one to these.
+            if cycle.more_body and self.pipeline:
+                self.pipeline.popleft()  # whose body is damaged; an idle connection is closed
+            else:
+                cycle.keep_alive = False
             return
         body = error_body(message)
         self.transport.write(

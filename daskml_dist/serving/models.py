@@ -135,7 +135,7 @@ class Models:
         found = entry.loaded.get(version)
         if found is None:
             raise UnknownModelError(
-                f"No version {version!r} of {name!r} is served; served: "
+                f"No version {version[:40]!r} of {name!r} is served; served: "
                 f"{', '.join(sorted(entry.loaded, key=int))}. Others of a registry are with "
                 "all_versions (--all-versions), or with a share of the requests."
             )
@@ -171,6 +171,7 @@ class Models:
         except KeyError:
             pass
         known = ", ".join(self.names()) or "none"
+        name = name[:128]  # of a path, which may be as long as a head
         hint = nearest(name, self._table)
         raise UnknownModelError(f"No model {name!r} is served; served: {known}.{hint}")
 
@@ -221,6 +222,8 @@ class Models:
                 except (DaskMLDistError, OSError) as error:
                     self._refuse(name, "route", str(error), error)
             for name in set(self._table) - set(names):
+                if not registry.is_gone(self._path, name):
+                    continue
                 _LOG.info("model %s: its folder is gone; it is served no more", name)
                 self._table = {n: e for n, e in self._table.items() if n != name}
                 changed.append(name)

@@ -35,6 +35,7 @@ __all__ = [
     "check_keep",
     "check_name",
     "current_version",
+    "is_gone",
     "model_file",
     "model_names",
     "prune",
@@ -257,6 +258,20 @@ def version_names(folder: Any, name: str) -> list[str]:
     except OSError:
         return []
     return sorted((one for one in found if model_file(folder, name, one)), key=int)
+
+
+def is_gone(folder: Any, name: str) -> bool:
+    """Whether a name has no versions any more; not where nobody can look, as without its mount."""
+    home = Path(folder)
+    try:
+        if not any(home.iterdir()):  # the place of a mount that is away
+            return False
+        os.listdir(home / name)
+    except FileNotFoundError:
+        return home.exists()
+    except OSError:
+        return False
+    return not version_names(folder, name)
 
 
 def current_version(folder: Any, name: str) -> str | None:

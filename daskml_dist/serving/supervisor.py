@@ -312,6 +312,8 @@ class Supervisor:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
             self._work(place)
             status = 0
+        except SystemExit:  # which has told the parent why
+            pass
         except BaseException:
             traceback.print_exc()
         finally:

@@ -12,6 +12,7 @@ import pickle
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from daskml_dist.models.stacked import StackedLinear
 from daskml_dist.solvers.base import Array, PenalisedSolver, Solution, Solver, Statistic, Sums
@@ -20,10 +21,11 @@ from daskml_dist.solvers.newton import LossHessian
 from daskml_dist.solvers.objective import LossGradient
 from daskml_dist.solvers.of_splits import OfSplits
 from daskml_dist.solvers.stacked_columns import Column, Gradients
-from daskml_dist.solvers.stacked_gradient import StackedHessian
+from daskml_dist.solvers.stacked_gradient import StackedHessian, in_order_of_splits
+from daskml_dist.solvers.stacked_scores import StackedScores
 from daskml_dist.solvers.stacked_starts import Starts
 
-__all__ = ["Column", "StackedSolver"]
+__all__ = ["Column", "StackedSolver", "solution_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,17 +42,21 @@ class StackedSolver(Solver):
         With more than 1, one run of rows in so many tells where the columns begin, see
         :class:`Starts`: to the same optimum, in fewer readings of all rows. For solvers that ask
         for gradients alone.
+    scored : tuple of (role, bool, bool), default=()
+        Roles of the rows that are scored once all are solved, and whether of pairs of labels and
+        of their places, as of :class:`StackedScores`. ``extra["scores"]`` has the sums by role.
     """
 
     columns: tuple[Column, ...]
     share: int = 1
+    scored: tuple[tuple[int, bool, bool], ...] = ()
 
     name = "stacked"
 
     @property
     def max_passes(self) -> int:
         """As many as the columns' together."""
-        return sum(column.solver.max_passes for column in self.columns)
+        return len(self.scored) + sum(column.solver.max_passes for column in self.columns)
 
     def solve(self, model: StackedLinear, sums: Sums, start: Array | None) -> Solution:
         """Solve every column."""
@@ -80,16 +86,24 @@ class StackedSolver(Solver):
             rest = solve(left, [starts[i] for i in left], 1, [own[i] for i in left])
             solved |= dict(zip(left, rest, strict=True))
             found = [_after(solved[i], own[i], int(begin.steps[i])) for i in every]
+        w = np.array([solution.w for solution in found])
         return Solution(
-            np.array([solution.w for solution in found]),
+            w,
             max(solution.n_iter for solution in found),
             extra={
+                "scores": {asked[0]: self._scores(sums, w, *asked) for asked in self.scored},
                 "columns": [
                     (solution.n_iter, solution.converged, solution.message, solution.extra)
                     for solution in found
-                ]
+                ],
             },
         )
+
+    def _scores(self, sums: Sums, w: Array, role: int, pairs: bool, places: bool) -> Array:
+        def some(w: Array, splits: NDArray[np.int64]) -> Array:
+            return sums(StackedScores(w, splits, role, pairs, places))
+
+        return in_order_of_splits(some, w, np.array([column.split for column in self.columns]))
 
     def _answers(
         self, sums: Sums, gradients: Gradients, at: list[int], questions: list[Statistic],
@@ -122,3 +136,9 @@ def _after(solution: Solution, solver: Solver, steps: int) -> Solution:
     """A solution with the steps that were made before."""
     most = solver.max_iter if isinstance(solver, PenalisedSolver) else steps
     return replace(solution, n_iter=min(solution.n_iter + steps, max(most, solution.n_iter)))
+
+
+def solution_of(stacked: Solution, k: int) -> Solution:
+    """Solution of a column of a stack."""
+    n_iter, converged, message, extra = stacked.extra["columns"][k]
+    return Solution(stacked.w[k], n_iter, converged, message, extra)

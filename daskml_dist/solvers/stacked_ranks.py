@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends import Backend
-from daskml_dist.backends.namespace import cast, namespace, total
+from daskml_dist.backends.namespace import cast, namespace, ones, total
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.stacked import StackedLinear
 from daskml_dist.solvers.base import Array, OwnedStatistic, Solution, Solver, Statistic, Sums
@@ -64,19 +64,22 @@ def rankings(scores: Array, signed: Array) -> tuple[float, float]:
 class StackedRankings(Solver):
     """Ranking scores of columns, over rows that play a role in their split.
 
-    The solution is of shape (n_columns, 2), in the order of `RANKINGS`; NaN where a column has no
-    scores of both labels, or too many to be sorted by one process.
+    The solution is of shape (n_columns, n_scores), in the order of the question's names; NaN where
+    a column has no scores of each label, or too many to be sorted by one process.
 
     Parameters
     ----------
-    w : ndarray of shape (n_columns, n_rows, 1)
+    w : ndarray of shape (n_columns, n_rows, width)
     splits : ndarray of int of shape (n_columns,), ascending
     role : {TRAIN, TEST}
+    question : type of StackedRanks
+        What is asked: of two labels, or of several.
     """
 
     w: Array
     splits: NDArray[np.int64]
     role: int
+    question: type[StackedRanks]
 
     name = "stacked_rankings"
 
@@ -87,14 +90,16 @@ class StackedRankings(Solver):
 
     def solve(self, model: StackedLinear, sums: Sums, start: Array | None) -> Solution:
         """Ask for some columns at a time."""
-        found = np.full((len(self.w), len(RANKINGS)), np.nan)
+        question = self.question
+        found = np.full((len(self.w), len(question.names)), np.nan)
         n_slots = int(sums(RoleCounts(self.role)).max())
-        if not 0 < 2 * n_slots <= _TOGETHER:
+        each = question(self.w[:1], self.splits[:1], self.role, max(1, n_slots)).shape(model)[1]
+        if not n_slots or each > _TOGETHER:
             return Solution(found)
-        n_columns = _TOGETHER // (2 * n_slots)
+        n_columns = _TOGETHER // each
         for first in range(0, len(self.w), n_columns):
             some = slice(first, first + n_columns)
-            found[some] = sums(StackedRanks(self.w[some], self.splits[some], self.role, n_slots))
+            found[some] = sums(question(self.w[some], self.splits[some], self.role, n_slots))
         return Solution(found)
 
 
@@ -138,6 +143,8 @@ class StackedRanks(OwnedStatistic):
     role: int
     n_slots: int
 
+    #: Names of the scores that it finds.
+    names: ClassVar[tuple[str, ...]] = RANKINGS
     additive: ClassVar[bool] = False
     remembered: ClassVar[bool] = False
     in_parts: ClassVar[bool] = True
@@ -146,48 +153,74 @@ class StackedRanks(OwnedStatistic):
         return len(self.w), 1 + 2 * self.n_slots
 
     def answer_shape(self, model: StackedLinear) -> tuple[int, ...]:
-        return len(self.w), len(RANKINGS)
+        return len(self.w), len(self.names)
 
     def add(self, model: StackedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
         xp = namespace(rows.y)
         tiles = tiles_of_splits(model, self.w, self.splits, self.role, rows, backend, False)
         for part, some in tiles:
             raw = model.each.raw_prediction(some.w, part.X, backend)
-            raw = xp.reshape(raw, (part.y.shape[0], len(some.at)))
+            raw = xp.reshape(raw, (part.y.shape[0], len(some.at), some.width))
             y, roles = model.parted(part.y)
-            signed = cast(2 * model.label_codes(y) - 1, xp.float64)
+            codes, weight = model.label_codes(y), ones(y.shape[:1], xp.float64, raw)
             if part.weight is not None:
-                signed = signed * cast(part.weight, xp.float64)
+                weight = weight * cast(part.weight, xp.float64)
             for split in np.unique(some.splits).tolist():
                 # Rows that weigh nothing are none.
-                at = xp.nonzero((roles[:, split] == self.role) & (signed != 0))[0]
+                at = xp.nonzero((roles[:, split] == self.role) & (weight != 0))[0]
                 of_split = np.flatnonzero(some.splits == split)
                 columns = slice(int(of_split[0]), int(of_split[-1]) + 1)
-                scores = cast(xp.take(raw[:, columns], at, axis=0).T, xp.float64)
+                kept = self._kept(
+                    model, xp.take(raw[:, columns, :], at, axis=0), xp.take(codes, at, axis=0),
+                    xp.take(weight, at, axis=0),
+                )  # fmt: skip
                 own = slice(int(some.at[columns.start]), int(some.at[columns.stop - 1]) + 1)
-                self._append(out, own, scores, xp.take(signed, at, axis=0)[None, :])
+                self._append(out, own, kept)
         return float("nan")
 
     def merge(self, total: Array, part: Array) -> None:
         """Put the rows of others behind those of `total`."""
+        n_kept = (part.shape[1] - 1) // self.n_slots
         for split in np.unique(self.splits):
             own = np.flatnonzero(self.splits == split)
-            at, n = slice(own[0], own[-1] + 1), int(part[own[0], 0])
-            scores, signed = part[at, 1 : 1 + n], part[at, 1 + self.n_slots :][:, :n]
-            self._append(total, at, scores, signed)
+            at = slice(own[0], own[-1] + 1)
+            self._append(total, at, _slots(part[at], int(part[own[0], 0]), n_kept))
 
     def finish(self, model: StackedLinear, own: Array, at: slice) -> Array:
         """Ranking scores of some columns."""
-        return np.array([self._ranked(column) for column in own])
+        n_kept = (own.shape[1] - 1) // self.n_slots
+        return np.array([self._ranked(*_slots(one, int(one[0]), n_kept)) for one in own])
 
-    def _append(self, out: Any, at: slice, scores: Any, signed: Any) -> None:
+    def _kept(self, model: StackedLinear, raw: Any, codes: Any, weight: Any) -> list[Any]:
+        """Numbers that are kept of rows: of each column, or of all alike.
+
+        Parameters
+        ----------
+        model : StackedLinear
+        raw : array of shape (n, n_columns, width)
+        codes : array of int of shape (n,)
+            Numbers of the rows' labels.
+        weight : array of float64 of shape (n,)
+        """
+        signs = cast(2 * codes - 1, namespace(raw).float64)
+        return [raw[:, :, 0].T, (signs * weight)[None, :]]
+
+    def _ranked(self, *kept: Array) -> tuple[float, ...]:
+        """Ranking scores of a column, of what is kept of its rows."""
+        scores, signed = kept
+        return rankings(scores, signed)
+
+    def _append(self, out: Any, at: slice, kept: list[Any]) -> None:
         """Put rows behind those of some columns, which are of one split."""
-        n, more = int(out[at.start, 0]), scores.shape[1]
-        out[at, 1 + n : 1 + n + more] = scores
-        first = 1 + self.n_slots + n
-        out[at, first : first + more] = signed
+        n, more = int(out[at.start, 0]), kept[0].shape[-1]
+        for k, values in enumerate(kept):
+            first = 1 + k * self.n_slots + n
+            out[at, first : first + more] = cast(values, out.dtype)
         out[at, 0] = float(n + more)
 
-    def _ranked(self, column: Array) -> tuple[float, float]:
-        n = int(column[0])
-        return rankings(column[1 : 1 + n], column[1 + self.n_slots :][:n])
+
+def _slots(of_columns: Array, n: int, n_kept: int) -> list[Array]:
+    """What is kept of the first `n` rows of columns, or of one."""
+    n_slots = (of_columns.shape[-1] - 1) // n_kept
+    starts = range(1, 1 + n_kept * n_slots, n_slots)
+    return [of_columns[..., start : start + n] for start in starts]

@@ -20,7 +20,7 @@ from daskml_dist.solvers.stacked_gradient import (
     tiles_of_splits,
 )
 
-__all__ = ["SCORES", "Looks", "StackedScores"]
+__all__ = ["SCORES", "SUMS", "Looks", "StackedScores"]
 
 #: Numbers a column: weight of the rows; of a classifier right ones and losses (and pairs of
 #: labels), of a regressor squared and absolute errors, targets, and their squares.
@@ -38,10 +38,17 @@ class Looks(NamedTuple):
         Weights of each pair of a true and a predicted label.
     ranks : bool
         Ranking scores.
+    places : bool
+        Weights of rows by the place of their label among the scores of several.
     """
 
     pairs: bool = False
     ranks: bool = False
+    places: bool = False
+
+
+#: None of them.
+SUMS = Looks()
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,17 +62,21 @@ class StackedScores(Statistic):
     role : {TRAIN, TEST}
     pairs : bool, default=False
         Whether the weights of each pair of true and predicted label are summed as well.
+    places : bool, default=False
+        Whether, of more than two labels, the weights of rows by the place of their label are
+        summed as well: 0 for the best score.
     """
 
     w: Array
     splits: NDArray[np.int64]
     role: int
     pairs: bool = False
+    places: bool = False
     in_parts: ClassVar[bool] = True
 
     def shape(self, model: StackedLinear) -> tuple[int, ...]:
         n_classes = 0 if model.classes is None else len(model.classes)
-        more = n_classes**2 if self.pairs else 0
+        more = (n_classes**2 if self.pairs else 0) + (n_classes if self._of_places(model) else 0)
         return len(self.w), _CLASSIFIER + more if n_classes else _REGRESSOR
 
     def add(self, model: StackedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
@@ -116,9 +127,14 @@ class StackedScores(Statistic):
         else:
             each = self._of_numbers(model, raw, y)
         sums = xp.stack([total(xp.where(mask, v, 0.0) * weight, axis=0) for v in each], axis=1)
+        if predicted is not None and self._of_places(model):
+            sums = xp.concat([sums, _places(model, raw, y, weight)], axis=1)
         if predicted is None or not self.pairs:
             return sums
         return xp.concat([sums, _pairs(model, predicted, y, weight)], axis=1)
+
+    def _of_places(self, model: StackedLinear) -> bool:
+        return self.places and model.classes is not None and len(model.classes) > 2
 
     def _of_labels(self, model: StackedLinear, raw: Any, y: Any) -> tuple[list[Any], Any]:
         """Values to be summed, and predicted numbers of labels."""
@@ -160,6 +176,24 @@ def _pairs(model: StackedLinear, predicted: Any, y: Any, weight: Any) -> Any:
     counts = xp.matmul(one_hot(labels, k, xp.float64).T, xp.reshape(guesses, (n, -1)))
     counts = xp.permute_dims(xp.reshape(counts, (k, n_columns, k)), (1, 0, 2))
     return xp.reshape(counts, (n_columns, -1))
+
+
+def _places(model: StackedLinear, raw: Any, y: Any, weight: Any) -> Any:
+    """Weights of the rows whose label has each place, best first; (n_columns, n_classes).
+
+    Of equal scores the later label's is the better one, as scikit-learn has it.
+    """
+    xp, k = namespace(weight), raw.shape[2]
+    labels, own = model.label_codes(y)[:, None], raw[:, :, 0]
+    for j in range(1, k):
+        own = xp.where(labels == j, raw[:, :, j], own)
+    place = zeros(own.shape, xp.int64, raw)
+    for j in range(k):
+        better = (raw[:, :, j] > own) | ((raw[:, :, j] == own) & (labels < j))
+        place += cast(better, xp.int64)
+    return xp.stack(
+        [total(cast(place == j, xp.float64) * weight, axis=0) for j in range(k)], axis=1
+    )
 
 
 def _r2(sums: Array) -> Array:

@@ -11,12 +11,18 @@ from typing import Any, Self
 
 import numpy as np
 
-from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.data.lazy import is_dask
-from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
+from daskml_dist.errors import (
+    DivergedError,
+    InvalidDataError,
+    InvalidParameterError,
+    WorkerLostError,
+)
+from daskml_dist.streaming.lanes import Lanes, check_lanes
 from daskml_dist.streaming.positions import check_position, is_past, later
 from daskml_dist.streaming.progress import Progress
-from daskml_dist.streaming.saving import Saved, Saving
+from daskml_dist.streaming.saved import Saved
+from daskml_dist.streaming.saving import Saving
 from daskml_dist.streaming.start import Started, check_streams
 from daskml_dist.streaming.watching import Watch
 
@@ -27,8 +33,8 @@ class Session:
     """Stream that an estimator learns from, of :meth:`Streamed.stream`; a context manager.
 
     The parameters stay in the calling process between calls, which makes a call as cheap as its
-    step. The estimator is fitted at any time: whoever asks it for an attribute or a prediction
-    gets what has been learned by then. Used by one thread.
+    step, or with lanes and servers on a cluster. The estimator is fitted at any time: whoever asks
+    it for an attribute or a prediction gets what has been learned by then. Used by one thread.
 
     Parameters
     ----------
@@ -45,6 +51,8 @@ class Session:
         Called with a fitted copy of the estimator.
     publish_every : int
         Calls between two of these.
+    client : distributed.Client or None
+        Of the cluster whose workers learn; None: the calling process does.
 
     Attributes
     ----------
@@ -61,6 +69,7 @@ class Session:
         watch: Watch | None = None,
         publish: Callable[[Any], Any] | None = None,
         publish_every: int = 1000,
+        client: Any = None,
     ) -> None:
         self.estimator = estimator
         self._classes = classes
@@ -68,12 +77,15 @@ class Session:
         self._on_checkpoint = on_checkpoint
         self._watch = Watch(None, None) if watch is None else watch
         self._publish, self._publish_every = publish, publish_every
+        self._client = client
         self._unpublished = 0
         self._position: Any = None
         #: Whether the parameters are those of whole calls.
         self._is_whole = True
         self._progress = Progress()
         self._started: Started | None = None
+        #: Steps on a cluster.
+        self._lanes: Lanes | None = None
         self._is_open = False
         #: Names of the attributes that hold what was learned; None: not as of now.
         self._shown: list[str] | None = []
@@ -87,6 +99,8 @@ class Session:
                 "use a clone of the estimator."
             )
         check_streams(self.estimator)
+        if self._client is not None:
+            check_lanes(self.estimator)
         saved = None if self._saving is None else self._saving.load()
         if saved is not None:
             self._resume(saved)
@@ -99,11 +113,17 @@ class Session:
         assert self._saving is not None
         path, stream = self._saving.checkpoint.path, saved.stream
         classes = saved.classes if self._classes is None else self._classes
-        self._started = self.estimator._resume_stream(saved, path, classes)
+        self._started = self._on_lanes(self.estimator._resume_stream(saved, path, classes))
         self._position = stream["position"]
         self._progress.restore(stream["progress"])
         self._shown = None
         self.show()
+
+    def _on_lanes(self, started: Started) -> Started:
+        """What has started, with its steps where they are to be made."""
+        if self._client is not None:
+            self._lanes = Lanes(self._client, self.estimator, started, self._learned)
+        return started
 
     def __exit__(
         self,
@@ -113,13 +133,18 @@ class Session:
     ) -> None:
         try:
             # What ended the stream is told rather than what came of it.
-            with suppress(DivergedError) if error is not None else nullcontext():
+            ended = (DivergedError, WorkerLostError)
+            with suppress(*ended) if error is not None else nullcontext():
+                self._settle()
                 self.show()
-                if self._is_whole and self._started is not None:
+                failed = self._lanes is not None and self._lanes.failed
+                if self._is_whole and not failed and self._started is not None:
                     self._finish()
         finally:
             self._is_open = False
             vars(self.estimator).pop("_stream", None)
+            if self._started is not None:
+                self._started.steps.close()
 
     # -- learning ------------------------------------------------------------------------------
 
@@ -146,7 +171,9 @@ class Session:
         Returns
         -------
         float or None
-            Mean loss of the rows, before they were learned; None where they had been.
+            Mean loss of the rows, before they were learned; None where they had been. Where lanes
+            on a cluster do not wait for each other, that of the last call whose loss has come, NaN
+            before the first.
 
         Raises
         ------
@@ -155,6 +182,8 @@ class Session:
             Nothing of them is learned, and the stream may go on.
         DivergedError
             The loss is no finite number any more.
+        WorkerLostError
+            Workers were lost again and again, or (as TrainingError) lanes on a cluster failed.
         """
         if not self._is_open:
             raise InvalidParameterError(
@@ -167,7 +196,7 @@ class Session:
             )
         if position is not None:
             position = check_position(position)
-            if is_past(position, self._position):
+            if is_past(position, self._given):
                 return None
         started = self._started
         if started is None or not _is_plain(X, y):
@@ -176,30 +205,52 @@ class Session:
             started = self.estimator._begin_stream(X, y, sample_weight, self._classes)
         rows, block = started.make(X, y, sample_weight)
         if self._started is None:  # by rows that can be learned
-            self._started = started
+            self._started = self._on_lanes(started)
             if "_state" in vars(self.estimator):  # of a fit, which the first step makes old
                 self._shown = None
                 self.show()
+        position = later(position, self._given)
         if block.n_rows == 0:
-            self._position = later(position, self._position)
+            if self._lanes is not None:
+                self._lanes.skip()
+            self._position = position
             return math.nan
         weight = block.n_rows if rows.weight is None else float(rows.weight.sum())
         self._hide()
-        self._is_whole = False
-        loss = started.steps.take(rows, block)
-        if not math.isfinite(loss):
-            raise DivergedError(
-                f"The loss after row {self.n_rows} of the stream is {loss}: the parameters grew "
-                "beyond all bounds. Lower learning_rate, or scale the features (StandardScaler), "
-                "and begin anew."
-            )
-        self._progress.add(loss, weight, block.n_rows)
-        self._position = later(position, self._position)
-        self._is_whole = True
+        if self._lanes is not None:
+            self._lanes.give(rows, block, weight, position)
+        else:
+            self._is_whole = False
+            loss = started.steps.take(rows, block)
+            self._learned(loss, weight, block.n_rows, position)
         last = self._progress.last
-        self._watch.update(self, last)
         self._keep()
         return last
+
+    def _learned(self, loss: float, weight: float, n_rows: int, position: Any) -> None:
+        """Count a call that was learned, and look for a drift."""
+        if not math.isfinite(loss):
+            self._is_whole = False
+            raise DivergedError(
+                f"The loss after row {self._progress.n_rows} of the stream is {loss}: the "
+                "parameters grew beyond all bounds. Lower learning_rate, or scale the features "
+                "(StandardScaler), and begin anew."
+            )
+        self._progress.add(loss, weight, n_rows)
+        self._position = position
+        if self._lanes is None:
+            self._is_whole = True
+        self._watch.update(self, self._progress.last)
+
+    def _settle(self) -> None:
+        """Wait until all calls that were given are learned and counted."""
+        if self._lanes is not None and self._is_open:
+            self._lanes.settle()
+
+    @property
+    def _given(self) -> Any:
+        """Position of the last batch that was given."""
+        return self._position if self._lanes is None else self._lanes.given(self._position)
 
     def reset(self, *, parameters: bool = False) -> None:
         """Let the optimizer and the schedule begin anew, as after a drift.
@@ -248,6 +299,7 @@ class Session:
             )
         if self._started is None:
             return
+        self._settle()
         stream = {
             "position": self._position,
             "progress": self._progress.facts(),
@@ -264,11 +316,8 @@ class Session:
 
     def _taken(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
         """The inputs of a call, checked like those of a fit."""
-        estimator = self.estimator
-        inputs: tuple[Any, Any, Any] = estimator._taken(X, y, sample_weight)
-        if self._started is not None:
-            estimator._check_target(inputs[1])
-            check_feature_names(estimator, inputs[0], reset=False)
+        begun = self._started is not None
+        inputs: tuple[Any, Any, Any] = self.estimator._stream_inputs(X, y, sample_weight, begun)
         return inputs
 
     # -- what has been learned -----------------------------------------------------------------
@@ -276,26 +325,31 @@ class Session:
     @property
     def progressive_loss(self) -> float:
         """Mean loss of all rows of the stream, each before it was learned; by their weights."""
+        self._settle()
         return self._progress.mean
 
     @property
     def n_rows(self) -> int:
         """Rows learned by this stream, before it was resumed too."""
+        self._settle()
         return self._progress.n_rows
 
     @property
     def position(self) -> Any:
         """Position of the last batch that was learned; None: no call named one."""
+        self._settle()
         return self._position
 
     @property
     def drift(self) -> bool:
         """Whether the last call showed a drift."""
+        self._settle()
         return self._watch.drift
 
     @property
     def drifts(self) -> list[int]:
         """Rows that had been learned at each drift."""
+        self._settle()
         return self._watch.drifts
 
     def show(self) -> None:
@@ -308,8 +362,8 @@ class Session:
         before = dict(held)
         self._shown = []  # what follows reads attributes of the estimator
         try:
-            state = started.steps.shard.state()
-            estimator._show_stream(started, state, self._progress)
+            self._settle()
+            estimator._show_stream(started, started.steps.state(), self._progress)
         except BaseException:
             held.clear()
             held.update(before)

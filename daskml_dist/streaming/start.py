@@ -21,7 +21,7 @@ from daskml_dist.training.settings import Settings
 from daskml_dist.training.spec import FitSpec
 
 if TYPE_CHECKING:
-    from daskml_dist.streaming.saving import Saved
+    from daskml_dist.streaming.saved import Saved
 
 __all__ = ["Started", "check_streams", "resume", "start"]
 
@@ -49,6 +49,10 @@ class Started:
     steps: Steps
     seen: float
     likeness: dict[str, Any]
+
+    def facts(self) -> dict[str, Any]:
+        """Facts from which the stream starts again, as JSON can hold them."""
+        return self.likeness
 
 
 def check_streams(estimator: Any) -> Settings:

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from daskml_dist.backends import get_backend
 from daskml_dist.backends.denormals import arithmetic
@@ -50,7 +51,7 @@ class Steps:
         self._work = work = fit.steps
         self._model: Any = work.model
         self._backend = get_backend("cpu")
-        self._batch_rows = batch_rows
+        self.batch_rows = batch_rows
         self._rule_of = rule_of
         # Those of a trainer that is alone in its process.
         self._threads = 1 if fit.run.deterministic else max(1, len(Seat.own(1).cores))
@@ -70,7 +71,7 @@ class Steps:
 
     def take(self, rows: BatchRows, block: Block) -> float:
         """Take the steps of a call's rows; the sum of their losses, each before its step."""
-        n_rows, most = block.n_rows, self._batch_rows
+        n_rows, most = block.n_rows, self.batch_rows
         self._follow(n_rows if most is None else min(n_rows, most))
         with ExitStack() as stack:
             stack.enter_context(np.errstate(over="ignore", invalid="ignore"))
@@ -80,22 +81,28 @@ class Steps:
                 stack.enter_context(blas().limit(limits=1, user_api="blas"))
                 stack.enter_context(arithmetic(self._model.flushes))
                 stack.enter_context(self._model.computing(self._threads))
-            if self._scaled is not None and not self._has_scales:
-                self._rescale(block)
-            self._has_scales = False
-            # Random streams are those of a fit that goes on from the steps so far.
-            stream = self._work.seed + self.shard.step, 0
-            if most is None or n_rows <= most:
-                parts = self._pieces(rows, 0, n_rows, several=False)
-                return self._step(parts, n_rows, (*stream, 0))
-            # The same cuts as those of a pass.
-            n_steps = -(-n_rows // most)
-            cuts = itertools.pairwise(i * n_rows // n_steps for i in range(n_steps + 1))
-            loss = 0.0
-            for clock, (a, b) in enumerate(cuts):
-                parts = self._pieces(rows, a, b, several=True)
-                loss += self._step(parts, b - a, (*stream, clock))
-            return loss
+            if (scales := self.scales_of(block)) is not None:
+                self.shard.rescale(*scales)
+            loss = self._steps(rows, n_rows)
+        if self._few:
+            self.shard.settle()  # as at the end of a pass
+        return loss
+
+    def _steps(self, rows: BatchRows, n_rows: int) -> float:
+        most = self.batch_rows
+        # Random streams are those of a fit that goes on from the steps so far.
+        stream = self._work.seed + self.shard.step, 0
+        if most is None or n_rows <= most:
+            parts = self._pieces(rows, 0, n_rows, several=False)
+            return self._step(parts, n_rows, (*stream, 0))
+        # The same cuts as those of a pass.
+        n_steps = -(-n_rows // most)
+        cuts = itertools.pairwise(i * n_rows // n_steps for i in range(n_steps + 1))
+        loss = 0.0
+        for clock, (a, b) in enumerate(cuts):
+            parts = self._pieces(rows, a, b, several=True)
+            loss += self._step(parts, b - a, (*stream, clock))
+        return loss
 
     def reset(self, parameters: bool) -> None:
         """Begin the optimizer and the schedule anew, and the parameters where asked for."""
@@ -111,9 +118,13 @@ class Steps:
         """Step by the rule of steps of so many rows from now on."""
         if n_rows != self._ruled:
             self._ruled = n_rows
-            rule = self._rule_of(self._work.rule, n_rows)
+            rule = self.rule_of(n_rows)
             if rule is not self._work.rule:
                 self.shard.follow(rule)
+
+    def rule_of(self, n_rows: int) -> UpdateRule:
+        """Rule of steps of so many rows."""
+        return self._rule_of(self._work.rule, n_rows)
 
     def _pieces(self, rows: BatchRows, start: int, stop: int, several: bool) -> list[BatchRows]:
         """Rows of a step, as many at once as the user says.
@@ -166,15 +177,36 @@ class Steps:
         backend = self._backend
         return BatchRows(backend.rows(rows.X, backend.row_numbers(at)), y, weight)
 
-    def _rescale(self, block: Block) -> None:
-        """Keep to the units of the features, as another fit that goes on would."""
-        assert self._scaled is not None
-        if self._model.linear is None:
-            return
+    def scales_of(self, block: Block) -> tuple[NDArray[np.float64], float] | None:
+        """Largest values of the features and norm of a call's rows, where steps need them.
+
+        That is where the optimizer keeps to units of the features, as another fit that goes on
+        would, and the rows are not those that the fit was planned by.
+        """
+        has_scales, self._has_scales = self._has_scales, False
+        if self._scaled is None or has_scales or self._model.linear is None:
+            return None
         scales = block_scales(block)
         if self._model.linear.fit_intercept:
             scales = scales.with_intercept()
-        slots = dict(self.shard.slots)
-        self._scaled.rescale(self.shard.w, slots, scales.largest, scales.norm)
-        for name, slot in slots.items():  # steps are bound to the arrays that there are
-            self.shard.slots[name][...] = slot
+        return scales.largest, scales.norm
+
+    def units(self, largest: NDArray[np.float64], norm: float) -> NDArray[Any]:
+        """Units of the parameters for rows of such scales."""
+        assert self._scaled is not None
+        units: NDArray[Any] = self._scaled.init_scaled(self.shard.w, largest, norm)["scale"]
+        return units
+
+    def settle(self) -> None:
+        """Wait for nothing: all steps have been made."""
+
+    def state(self) -> ShardState:
+        """State after all steps; a copy."""
+        return self.shard.state()
+
+    def meeting(self) -> ShardState:
+        """The same, which all lanes go on from."""
+        return self.state()
+
+    def close(self) -> None:
+        """Let go of nothing."""

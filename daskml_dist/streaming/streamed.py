@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.ps.rule import UpdateRule
 from daskml_dist.ps.shard_state import ShardState
@@ -13,7 +14,7 @@ from daskml_dist.training.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     from daskml_dist.streaming.progress import Progress
-    from daskml_dist.streaming.saving import Saved
+    from daskml_dist.streaming.saved import Saved
     from daskml_dist.streaming.session import Session
     from daskml_dist.streaming.start import Started
 
@@ -25,6 +26,8 @@ class Streamed:
 
     #: Whether a call is one batch, whatever `batch_size`, which begins by weighted rows.
     _whole_calls: ClassVar[bool] = False
+    #: Whether lanes on a cluster can learn its streams.
+    _streams_on_clusters: ClassVar[bool] = False
 
     def stream(
         self,
@@ -71,8 +74,12 @@ class Streamed:
         publish : callable, optional
             Called with a fitted copy of the estimator, every so many calls and at the end.
         publish_every : int, default=1000
-        client : "inline" or None
-            Streams are learned in the calling process.
+        client : distributed.Client, "inline" or None
+            Of the cluster whose workers learn the rows that this process gives, under the
+            estimator's policy: in lock-step all lanes share each step, else steps go to lanes in
+            turn and :meth:`~Session.learn` does not wait for each. A worker that dies costs time
+            alone. "inline" or None: the calling process learns them itself. For linear models and
+            networks.
 
         Returns
         -------
@@ -82,7 +89,8 @@ class Streamed:
         Raises
         ------
         InvalidParameterError
-            Parameters with no meaning in a stream, such as ``early_stopping``.
+            Parameters with no meaning in a stream, such as ``early_stopping``, or on a cluster,
+            such as ``compression``.
 
         Examples
         --------
@@ -102,11 +110,12 @@ class Streamed:
         from daskml_dist.streaming.session import Session
         from daskml_dist.training.run import INLINE
 
-        if client is not None and client != INLINE:
-            raise InvalidParameterError(
-                f"client={client!r}: a stream is learned in the calling process. Leave client "
-                'out (or give "inline"); rows on a cluster are learned by fit or partial_fit.'
-            )
+        if client is not None and not (isinstance(client, str) and client == INLINE):
+            from daskml_dist.streaming.cluster.steps import check_client
+
+            client = check_client(client)
+        else:
+            client = None
         _check_publish(publish, publish_every)
         saving = None if checkpoint is None else Saving(checkpoint, checkpoint_seconds)
         return Session(
@@ -117,9 +126,23 @@ class Streamed:
             watch=Watch(drift, on_drift),
             publish=publish,
             publish_every=publish_every,
+            client=client,
         )
 
     # -- what a kind of estimators may do otherwise --------------------------------------------
+
+    def _stream_inputs(self, X: Any, y: Any, sample_weight: Any, begun: bool) -> tuple[Any, ...]:
+        """Inputs of a call, checked like those of a fit, or of rows of one that has begun."""
+        estimator: Any = self
+        inputs: tuple[Any, ...] = estimator._taken(X, y, sample_weight)
+        if begun:
+            estimator._check_target(inputs[1])
+            # Of the estimator itself, whoever asks for an attribute gets all that was learned.
+            named = object.__new__(type(estimator))
+            names = vars(estimator).get("feature_names_in_")
+            vars(named).update({} if names is None else {"feature_names_in_": names})
+            check_feature_names(named, inputs[0], reset=False)
+        return inputs
 
     def _begin_stream(self, X: Any, y: Any, sample_weight: Any, classes: Any) -> Started:
         """The stream that begins with some rows; nothing is learned yet."""

@@ -21,6 +21,7 @@ LONG = {
     "dense", "ensembles", "factors",
     "growth", "large", "large_trees", "least_squares", "logistic", "network_accuracy", "networks",
     "overhead", "pipeline", "planner", "policies", "predict", "recommender", "recovery", "serving",
+    "sessions",
     "simulate", "sparse", "staleness", "step_latency", "streaming", "sums", "topics", "transform",
     "tree_growth", "what_if",
 }  # fmt: skip

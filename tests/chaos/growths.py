@@ -38,7 +38,7 @@ __all__ = ["Strike", "draw_strike", "survive"]
 
 N_ROWS, N_BLOCKS, FEATURES = 12_000, 12, 8
 #: Seconds in which a fit must end, whatever happens to it.
-BOUND = 90.0
+BOUND = 200.0
 #: Seconds between two kills of the same fit: about the time that a worker takes to come back.
 BETWEEN = 2.0
 

@@ -19,14 +19,14 @@ from chaos.disks import FillDisk, small_disk
 from chaos.faults import NETWORK_KINDS, PASSES, PROCESS_KINDS, Fault, Striker, draw, prepare
 from chaos.growths import draw_strike, survive
 from chaos.moments import NETWORK_TROUBLES, PROCESS_TROUBLES, draw_trouble
-from chaos.works import classifier, do
+from chaos.works import classifier, do, objective
 from daskml_dist.errors import CheckpointError
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.training.checkpoint import Checkpoint
 
 N_ROWS = 6_000
-#: Seconds in which a fit must end, whatever happens to it.
-BOUND = 45.0
+#: Seconds in which a fit must end, whatever happens to it: before a wait of a fit runs out (300).
+BOUND = 200.0
 #: Policies whose result is the same each time, so also after a loss.
 EXACT = {"sync", "allreduce", "local", "average"}
 #: Seeds of quick faults, of the network and at a moment of processes; all others are marked slow.
@@ -52,10 +52,8 @@ def _lazy() -> tuple[Any, Any]:
 
 
 def _loss(clf: SGDClassifier) -> float:
-    """Mean loss of all rows."""
-    X, y = _rows()
-    raw = X @ clf.coef_.ravel() + clf.intercept_
-    return float(np.mean(np.logaddexp(0, np.where(y, -raw, raw))))
+    """What the fit minimises, of all rows."""
+    return objective(clf, *_rows())
 
 
 @pytest.fixture
@@ -121,7 +119,6 @@ def _survive(
     assert_clean(arena.client, keep=[X, y])
 
 
-@pytest.mark.timeout(60)
 class TestProcesses:
     """Faults of processes."""
 
@@ -158,7 +155,6 @@ class TestProcesses:
         _check_same(clf, expected("sync", passes), "sync")
 
 
-@pytest.mark.timeout(60)
 class TestNetwork:
     """Faults of the network."""
 
@@ -169,7 +165,6 @@ class TestNetwork:
         _survive(draw(seed, NETWORK_KINDS), network, expected, note, assert_clean)
 
 
-@pytest.mark.timeout(120)
 class TestMoments:
     """Losses at every moment of a run's life, of every kind of work."""
 
@@ -178,7 +173,6 @@ class TestMoments:
         do(draw_trouble(seed, PROCESS_TROUBLES), killed)
 
 
-@pytest.mark.timeout(120)
 class TestNetworkMoments:
     """A network that goes and comes, at every moment."""
 
@@ -187,7 +181,6 @@ class TestNetworkMoments:
         do(draw_trouble(seed, NETWORK_TROUBLES), network)
 
 
-@pytest.mark.timeout(120)
 class TestGrowths:
     """Workers killed while trees grow."""
 

@@ -20,13 +20,13 @@ from daskml_dist.policies import POLICIES
 from daskml_dist.preprocessing import StandardScaler
 from daskml_dist.schedules import InverseScaling
 
-__all__ = ["BOUND", "check_clean", "classifier", "do"]
+__all__ = ["ALPHA", "BOUND", "check_clean", "classifier", "do", "objective"]
 
 N_ROWS, N_BLOCKS = 3_000, 6
 #: Seconds in which the work must end, whatever happens to it.
-BOUND = 90.0
+BOUND = 200.0
 #: Large enough for a fit to come near the optimum, where it matters little how lanes took turns.
-_ALPHA = 0.1
+ALPHA = 0.1
 #: Policies whose result is the same each time, so also after a loss.
 _EXACT = {"sync", "allreduce", "local", "average"}
 
@@ -104,7 +104,7 @@ def classifier(policy: str, max_iter: int, *callbacks: Any, **more: Any) -> SGDC
         random_state=0,
         optimizer="sgd",
         learning_rate=InverseScaling(0.5),
-        alpha=_ALPHA,
+        alpha=ALPHA,
         callbacks=list(callbacks),
         **more,
     )
@@ -132,7 +132,7 @@ def _truth(trouble: Trouble) -> Any:
     if trouble.work == "metric":
         return np.mean((y - X[:, 0]) ** 2)
     if trouble.work in POLICIES and trouble.work not in _EXACT:
-        return linear_model.LogisticRegression(C=1 / (_ALPHA * N_ROWS), tol=1e-8).fit(X, y > 0)
+        return linear_model.LogisticRegression(C=1 / (ALPHA * N_ROWS), tol=1e-8).fit(X, y > 0)
     key = (trouble.work, trouble.rows == "memory")
     if key not in _truths:
         kind = "memory" if trouble.rows == "memory" else "lazy"
@@ -151,10 +151,19 @@ def _compare(trouble: Trouble, found: Any, truth: Any) -> None:
         np.testing.assert_allclose(found.intercept_, truth.intercept_, atol=1e-6, rtol=0)
     else:
         loss, least = _loss(found), _loss(truth)
-        assert abs(loss - least) < 0.01 * least, f"loss {loss}, at the optimum {least}"
+        assert abs(loss - least) < 0.01 * least, f"objective {loss}, at the optimum {least}"
 
 
 def _loss(clf: Any) -> float:
     X, y = _numbers()
+    return objective(clf, X, y > 0)
+
+
+def objective(clf: Any, X: Any, y: Any) -> float:
+    """Mean loss of rows and the penalty, whose sum a fit minimises.
+
+    Near its minimum the sum hardly depends on where a race ends; the loss alone has a slope there.
+    """
     raw = X @ clf.coef_.ravel() + clf.intercept_
-    return float(np.mean(np.logaddexp(0, np.where(y > 0, -raw, raw))))
+    loss = np.mean(np.logaddexp(0, np.where(y, -raw, raw)))
+    return float(loss + ALPHA / 2 * (clf.coef_**2).sum())

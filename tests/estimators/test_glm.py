@@ -56,6 +56,7 @@ def _assert_same(ours: Any, theirs: Any, rtol: float = 1e-6) -> None:
 def _warns(reg: Any, X: Any, y: Any) -> bool:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        warnings.simplefilter("ignore", ResourceWarning)  # of garbage, at any time
         reg.fit(X, y, WEIGHT)
     assert all(warning.category is ConvergenceWarning for warning in caught)
     return bool(caught)

@@ -21,6 +21,7 @@ from sklearn.pipeline import Pipeline, make_pipeline
 
 import daskml_dist
 from daskml_dist import cluster, ensemble, linear_model, preprocessing, tree
+from daskml_dist._transformer import BlockTransformer
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.inference import Predictor
 from daskml_dist.naive_bayes import GaussianNB
@@ -76,13 +77,21 @@ TABLE: dict[str, tuple[Any, str, bool]] = {
 }  # fmt: skip
 METHODS = (
     "predict", "predict_proba", "predict_log_proba", "decision_function", "transform", "apply",
-    "score_samples",
+    "score_samples", "inverse_transform",
 )  # fmt: skip
 pytestmark = pytest.mark.filterwarnings("ignore:.*failed to converge", "ignore:divide by zero")
 
 
 class Whole(np.ndarray[Any, Any]):
     """An array of another class, of which every layer of an estimator looks at all it can."""
+
+
+class Framed(pd.DataFrame):
+    """The same of a frame."""
+
+
+class Listed(list[Any]):
+    """The same of lists."""
 
 
 @cache
@@ -124,12 +133,22 @@ def assert_alike(model: Any, rows: np.ndarray[Any, Any]) -> set[str]:
         bare |= {method} if predictor.bare else set()
         for X in several(rows):
             before = X.copy()
-            wanted = own(model, method, X.view(Whole))
             about = method, X.dtype, X.shape
-            assert_same(told(predictor, X), wanted, about)
-            assert_same(own(model, method, X), wanted, about)
+            for same, whole in otherwise(X):
+                wanted = own(model, method, whole)
+                assert_same(told(predictor, same), wanted, (about, type(same)))
+                assert_same(own(model, method, same), wanted, (about, type(same)))
             assert_array_equal(X, before)
     return bare
+
+
+def otherwise(X: np.ndarray[Any, Any]) -> list[tuple[Any, Any]]:
+    """Rows in several containers, and in those that are always looked at closely."""
+    found: list[tuple[Any, Any]] = [(X, X.view(Whole))]
+    if X.ndim == 2:
+        frame, lists = pd.DataFrame(X), X.tolist()
+        found += [(frame, Framed(frame)), (lists, Listed(lists))]
+    return found
 
 
 def several(rows: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
@@ -193,6 +212,63 @@ def test_names_are_not_asked_of_arrays() -> None:
     assert_array_equal(predictor(frame[:3]), wanted)
     with pytest.raises(ValueError, match="feature names"):
         predictor(frame[["b", "a", "c", "d", "e"]])
+
+
+NAMES = list("abcde")
+FRAMES: dict[str, pd.DataFrame] = {
+    "float64": pd.DataFrame(X[:3], columns=NAMES),
+    "float32": pd.DataFrame(X[:3].astype("f4"), columns=NAMES),
+    "both": pd.DataFrame(X[:3], columns=NAMES).astype({"b": "f4"}),
+    "whole numbers": pd.DataFrame(np.arange(15).reshape(3, 5), columns=NAMES),
+    "small whole numbers, float32": pd.DataFrame(X[:3], columns=NAMES).astype("f4").astype(
+        {"a": "i1", "c": "i2"}
+    ),
+    "bool": pd.DataFrame(X[:3], columns=NAMES).assign(b=[True, False, True]),
+    "nullable": pd.DataFrame(X[:3], columns=NAMES).astype({"b": "Float64", "c": "Float32"}),
+    "nullable, missing": pd.DataFrame(X[:3], columns=NAMES).astype("Float64").assign(b=pd.NA),
+    "missing": pd.DataFrame(X[:3], columns=NAMES).assign(b=[1.0, np.nan, 2.0]),
+    "another order": pd.DataFrame(X[:3], columns=NAMES[::-1]),
+    "too few": pd.DataFrame(X[:3, :4], columns=NAMES[:4]),
+    "words": pd.DataFrame(X[:3], columns=NAMES).assign(b="x"),
+    "no names": pd.DataFrame(X[:3]),
+    "some names": pd.DataFrame(X[:3], columns=[*NAMES[:4], 4]),
+    "none": pd.DataFrame(X[:0], columns=NAMES),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["ridge", "logistic", "scaled", "network", "standard", "forest"])
+@pytest.mark.parametrize("named", [True, False])
+def test_frames_are_answered_as_when_looked_at_closely(name: str, named: bool) -> None:
+    model, target, _ = TABLE[name]
+    rows = pd.DataFrame(X, columns=NAMES) if named else X
+    model = clone(model).fit(rows, TARGETS[target])
+    for kind, frame in FRAMES.items():
+        for method in ("predict", "predict_proba", "transform"):
+            if hasattr(model, method):
+                wanted = own(model, method, Framed(frame))
+                assert_same(own(model, method, frame), wanted, (kind, method))
+                assert_same(told(Predictor(model, method), frame), wanted, (kind, method))
+
+
+TRANSFORMERS = [name for name, s in MODELS.items() if isinstance(s.model, BlockTransformer)]
+
+
+@pytest.mark.filterwarnings("ignore:n_quantiles")
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_transformers_take_frames_as_when_they_look_closely(name: str) -> None:
+    model, rows = fitted(name)
+    wrong = {
+        "missing": rows.assign(age=None), "new": rows.assign(size="none of them"),
+        "another order": rows[rows.columns[::-1]], "narrow": rows[rows.columns[1:]],
+        "without names": rows.set_axis(range(rows.shape[1]), axis=1),
+        "mixed": rows.assign(age=1), "float32": rows.astype("f4", errors="ignore"),
+        "objects": rows.astype(object), "missing object": rows.astype(object).assign(age=pd.NA),
+    }  # fmt: skip
+    for kind, frame in {"same": rows, **wrong}.items():
+        for few in (frame[:1], frame[:9]):
+            assert_same(
+                own(model, "transform", few), own(model, "transform", Framed(few)), (name, kind)
+            )
 
 
 def test_scalers_of_ones_own_and_outputs_are_scikit_learns() -> None:

@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 from distributed import Client
 from scipy.special import expit
-from sklearn.metrics import average_precision_score, roc_auc_score
+from sklearn.metrics import (
+    average_precision_score,
+    get_scorer,
+    make_scorer,
+    roc_auc_score,
+    top_k_accuracy_score,
+)
 from sklearn.model_selection import KFold, ShuffleSplit
 
 from daskml_dist.linear_model import LogisticRegression, LogisticRegressionCV, SGDClassifier
@@ -126,3 +132,47 @@ def test_paths_are_ranked_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stacked_ranks, "_TOGETHER", 10)
     alone = [scores(name) for name in TRUTHS]
     np.testing.assert_allclose(together, alone, rtol=1e-12)
+
+
+SEVERAL = np.array(["low", "mid", "high", "top"])[
+    np.clip(X[:, 0] + RNG.integers(-1, 2, N), -1, 2).astype(int) + 1
+]
+OF_CLASSES = [
+    "roc_auc_ovr", "roc_auc_ovr_weighted", "roc_auc_ovo", "roc_auc_ovo_weighted", "top_k_accuracy",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("weight", [None, WEIGHTS], ids=["", "weights"])
+@pytest.mark.parametrize("model", [LogisticRegression(), SGD], ids=["rounds", "steps"])
+def test_several_classes_are_ranked_together(
+    request: pytest.FixtureRequest, model: Any, weight: Any
+) -> None:
+    names = OF_CLASSES if weight is None else [n for n in OF_CLASSES if "ovo" not in n]
+    third = make_scorer(
+        top_k_accuracy_score, response_method=("decision_function", "predict_proba"), k=3
+    )
+    scoring = {name: name for name in names} | {"third": third}
+    if weight is not None:
+        scoring["third"] = "accuracy"  # a scorer in memory would need a request
+    request.getfixturevalue("together")
+    name = "C" if isinstance(model, LogisticRegression) else "alpha"
+    search = _Kept(model, {name: [1e-2, 1.0]}, cv=CV, refit=False, scoring=scoring)
+    search.fit(X, SEVERAL, sample_weight=weight)
+    for row in search.fits:
+        for fit, (_, test) in zip(row, CV.split(X), strict=True):
+            for metric, given in scoring.items():
+                truth = get_scorer(given)
+                more = {} if weight is None else {"sample_weight": WEIGHTS[test]}
+                expected = truth(fit.estimator, X[test], SEVERAL[test], **more)
+                assert fit.test[metric] == pytest.approx(expected, rel=1e-12)
+
+
+def test_several_classes_are_ranked_on_workers_and_in_paths(client: Client) -> None:
+    rows, y = (da.from_array(a, chunks=(70, *a.shape[1:])) for a in (X, SEVERAL))
+    scores = [
+        LogisticRegressionCV(
+            Cs=2, cv=KFold(3), scoring="roc_auc_ovr", refit=False, use_legacy_attributes=False
+        ).fit(*given).scores_
+        for given in ((rows, y), (X, SEVERAL))
+    ]  # fmt: skip
+    np.testing.assert_allclose(scores[0], scores[1], rtol=1e-6)

@@ -95,7 +95,8 @@ def test_learns_on_workers_under_every_policy(client: Client, policy: str) -> No
     if policy == "hogwild":
         calm = classifier(policy="sync", **params).fit(*lazy())
         largest = [max(abs(w).max() for w in m.coefs_) for m in (found, calm)]
-        assert largest[0] < 2 * largest[1]
+        # Races alone make them 1.7 times as large; a rate of ten times as much, 3.1 times.
+        assert largest[0] < 2.5 * largest[1]
 
 
 def test_workers_and_policies_to_the_bit(client: Client) -> None:

@@ -122,8 +122,12 @@ async def asked(
         sent.append(message)
 
     await app(scope, receive or whole, send)
-    assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
-    start, end = sent
+    start, end, *rest = sent
+    assert [start["type"], end["type"]] == ["http.response.start", "http.response.body"]
+    if end.get("more_body"):  # the connection lingers: there is nothing more to the answer
+        assert rest == [{"type": "http.response.body", "body": b""}]
+    else:
+        assert rest == []
     found = dict(start["headers"])
     if scope["method"] != "HEAD":
         assert int(found[b"content-length"]) == len(end["body"])

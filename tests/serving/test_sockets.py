@@ -6,6 +6,7 @@ import asyncio
 import http.client
 import json
 import socket
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -67,18 +68,42 @@ def read(one: socket.socket) -> int:
     return reply.status
 
 
+def told(port, sent, listen):
+    """The socket of a client that connects, sends bytes and listens, and what it hears.
+
+    Again where it heard nothing: between the first two a machine under load may take longer than a
+    connection on which nothing comes is kept.
+    """
+    for _ in range(20):
+        one = socket.create_connection(("127.0.0.1", port), timeout=60)
+        try:
+            one.sendall(sent)
+            if heard := listen(one):
+                return one, heard
+        except (OSError, http.client.RemoteDisconnected):
+            pass
+        one.close()
+    raise AssertionError("nobody is answered")
+
+
 def test_who_misbehaves_disturbs_nobody(port):
-    good = socket.create_connection(("127.0.0.1", port), timeout=60)
-    assert infer(good) == 200
+    good, status = told(port, WHOLE, read)
+    assert status == 200
     opened = []
     for name, (sent, _) in CLIENTS.items():
         one = socket.create_connection(("127.0.0.1", port), timeout=60)
-        one.sendall(sent)
+        with suppress(OSError):  # closed already, on a machine under load: it is tried again below
+            one.sendall(sent)
         opened.append(one)
         assert infer(good) == 200, name
-    for (name, (_, begins)), one in zip(CLIENTS.items(), opened, strict=True):
+    for (name, (sent, begins)), one in zip(CLIENTS.items(), opened, strict=True):
         if begins is not None:
-            said = one.recv(100)
+            said = b""
+            with suppress(OSError):
+                said = one.recv(100)
+            if begins and not said:
+                one.close()
+                one, said = told(port, sent, lambda one: one.recv(100))
             assert said.startswith(begins), name
             assert begins or not said, name
         one.close()
@@ -102,10 +127,38 @@ def rest(one):
 )
 def test_what_comes_behind_a_whole_request(port, behind, statuses):
     """The request's own answer comes first; one to garbage could be taken for that."""
+    _, said = told(port, WHOLE + behind, rest)
+    assert [line.split()[0] for line in said.split(b"HTTP/1.1")[1:]] == statuses
+
+
+UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AA\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "statuses"),
+    [
+        # Clients that would rather speak HTTP/2, one after the other on a connection.
+        (WHOLE.replace(b"Host", UPGRADE + b"Host") * 2 + b"\x00", [b"200", b"200"]),
+        (b"CONNECT x:80 HTTP/1.1\r\nHost: x\r\n\r\n", [b"405"]),
+        # Longer than what is taken, and sent whole before the answer is read.
+        (POST + b"Content-Length: 4000000\r\n\r\n" + b"0" * 4_000_000, [b"413"]),
+    ],
+    ids=["upgrade", "connect", "large"],
+)
+def test_what_clients_do_is_answered(port, sent, statuses):
     with socket.create_connection(("127.0.0.1", port), timeout=60) as one:
-        one.sendall(WHOLE + behind)
+        one.sendall(sent)
         said = rest(one)
     assert [line.split()[0] for line in said.split(b"HTTP/1.1")[1:]] == statuses
+
+
+@pytest.mark.parametrize("sent", [WHOLE, WHOLE.replace(b"Host", b"Expect: x\r\nHost")])
+def test_who_sends_no_more_is_answered(port, sent):
+    """Where it is read at once, and where uvicorn reads it."""
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as one:
+        one.sendall(sent)
+        one.shutdown(socket.SHUT_WR)
+        assert rest(one).startswith(b"HTTP/1.1 200")
 
 
 def test_who_reads_nothing_is_left():

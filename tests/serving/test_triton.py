@@ -31,7 +31,7 @@ def test_tritonclient() -> None:
     model = LogisticRegression().fit(X, np.where(X[:, 0] > 0, "yes", "nö"))
     with served(App(Models(m=model), Metrics())) as port:
         command = [sys.executable, str(CLIENT), str(port)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert [told[one] for one in ("live", "ready", "model", "other")] == [True, True, True, False]

@@ -34,6 +34,7 @@ from daskml_dist.solvers.power import GramProducts
 from daskml_dist.solvers.scatter import Scatter
 from daskml_dist.solvers.seeds import CandidateWeights, Seeds
 from daskml_dist.solvers.smoothing import RoundedTube
+from daskml_dist.solvers.stacked_class_ranks import StackedClassRanks
 from daskml_dist.solvers.stacked_gradient import StackedGradient, StackedHessian
 from daskml_dist.solvers.stacked_ranks import RoleCounts, StackedRanks
 from daskml_dist.solvers.stacked_scores import StackedScores
@@ -323,8 +324,13 @@ SAMPLES |= {
     StackedGradient: _stacked(StackedGradient),
     StackedHessian: _stacked(lambda w, splits: StackedHessian(w, splits, 1)),
     RoleCounts: _stacked(lambda w, splits: RoleCounts(TEST)),
+    StackedClassRanks: _stacked(
+        lambda w, splits: StackedClassRanks(w, splits, TEST, N_ROWS), "three"
+    ),
     StackedRanks: _stacked(lambda w, splits: StackedRanks(w, splits, TEST, N_ROWS), "two"),
-    StackedScores: _stacked(lambda w, splits: StackedScores(w, splits, TEST, pairs=True)),
+    StackedScores: _stacked(
+        lambda w, splits: StackedScores(w, splits, TEST, pairs=True, places=True)
+    ),
     CodeWeights: _stacked(lambda w, splits: CodeWeights()),
     OfSplits: _stacked(lambda w, splits: OfSplits(LossGradient(w[0]), (0, 2))),
 }

@@ -132,7 +132,8 @@ def test_no_estimator_of_steps_is_missing() -> None:
     models = [subject.model for subject in SUBJECTS.values()]
     steps = {type(model).__name__ for model in models if isinstance(model, BaseSteps)}
     assert {"MLPClassifier", "MiniBatchKMeans"} <= steps
-    assert steps <= {case.kind.__name__ for case in _CASES.values()} | {"MatrixFactorization"}
+    elsewhere = {"MatrixFactorization"}  # test_ratings.py
+    assert steps <= {case.kind.__name__ for case in _CASES.values()} | elsewhere
 
 
 @pytest.mark.parametrize("name", _CASES)
@@ -213,6 +214,22 @@ def test_copies_are_made_and_wrong_rows_refused_while_it_is_open(name: str) -> N
                 stream.learn(rows, target)
         assert np.array_equal(_learned(model), before)
         assert stream.n_rows == 120
+
+
+def test_lanes_on_workers_learn_networks_and_others_say_that_they_cannot(client: Any) -> None:
+    case = _CASES["MLPRegressor"]
+    ours, theirs = case.made(policy="sync"), case.made()
+    with ours.stream(client=client) as stream, theirs.stream() as truth:
+        for at in range(0, 300, 100):
+            stream.learn(_X[at : at + 100], _RAW[at : at + 100])
+            truth.learn(_X[at : at + 100], _RAW[at : at + 100])
+    np.testing.assert_allclose(_learned(ours), _learned(theirs), rtol=1e-9, atol=1e-12)
+    assert stream.progressive_loss == pytest.approx(truth.progressive_loss)
+    with (
+        pytest.raises(InvalidParameterError, match="MiniBatchKMeans"),
+        MiniBatchKMeans().stream(client=client),
+    ):
+        pass
 
 
 def test_what_a_kind_of_estimators_cannot_do_in_a_stream_is_told() -> None:

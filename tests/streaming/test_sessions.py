@@ -163,7 +163,7 @@ def test_rows_that_cannot_be_learned_change_nothing(X, y, says):
         ({"class_weight": "balanced"}, {"classes": [0, 1]}, "by label"),
         ({"device": "gpu"}, {"classes": [0, 1]}, "CPU"),
         ({}, {}, "classes must be passed"),
-        ({}, {"classes": [0, 1], "client": "somewhere"}, "calling process"),
+        ({}, {"classes": [0, 1], "client": "somewhere"}, "distributed.Client"),
     ],
 )
 def test_what_has_no_meaning_in_a_stream_is_told(params, how, says):

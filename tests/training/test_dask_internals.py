@@ -46,12 +46,6 @@ async def _nothing() -> None:
     pass
 
 
-def _wanted(dask_scheduler: Any) -> dict[str, Any]:
-    """Each key on the scheduler, with its state and who wants it."""
-    tasks = dask_scheduler.tasks.values()
-    return {task.key: (task.state, [c.client_key for c in task.who_wants]) for task in tasks}
-
-
 def _until(condition: Callable[[], bool], seconds: float = 200.0) -> bool:
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
@@ -98,12 +92,7 @@ def test_actors_of_a_run_are_counted(client: Client) -> None:
     actor = future.result(timeout=200)
     assert sum(client.run(count).values()) == 1
     del actor, future
-
-    def none_left() -> bool:
-        gc.collect()  # a coroutine of the client's may still hold them in a cycle
-        return not any(client.run(count).values())
-
-    assert _until(none_left), client.run_on_scheduler(_wanted)
+    assert _until(lambda: not any(client.run(count).values()))
 
 
 def test_a_running_task_knows_whether_it_is_wanted(client: Client) -> None:

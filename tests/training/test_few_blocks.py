@@ -47,6 +47,7 @@ def test_it_comes_where_another_block_would_be_worth_it(
     client: Any = SimpleNamespace(processing=lambda asked: tasks)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        warnings.simplefilter("ignore", ResourceWarning)  # of garbage, at any time
         warn_of_few_blocks(client, rows, _infos(*blocks), workers, {"ours"})
     assert len(caught) == (advice is not None)
     if advice is not None:

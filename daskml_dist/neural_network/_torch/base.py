@@ -258,7 +258,7 @@ class BaseTorch(BaseNetwork):
         return self._tried_alone(super()._resume_stream, saved, path, classes)
 
     def _tried_alone(self, begin: Callable[..., Any], *given: Any) -> Any:
-        """What a stream begins with; torch's random stream, which is the user's, stays as it is."""
+        """The start of a stream; torch's random stream, which is the user's, stays as it is."""
         around = partial(load_torch().random.fork_rng, devices=())
         try:
             with around():

@@ -47,7 +47,7 @@ from daskml_dist.training.worker.servers import make_server
 from daskml_dist.training.worker.shipper import Shipper
 from daskml_dist.training.worker.trainer import Trainer
 
-__all__ = ["Outcome", "ServerHost", "run_trainer"]
+__all__ = ["Outcome", "ServerHost", "credentials_of", "host_of", "run_trainer"]
 
 #: Seconds that a trainer waits for its orders after it lost the others.
 _PATIENCE = 60.0
@@ -55,14 +55,15 @@ _PATIENCE = 60.0
 _STANDBY_TIMEOUT = 10.0
 
 
-def _credentials(worker: Any, secret: bytes, shared_memory: bool) -> Credentials:
+def credentials_of(worker: Any, secret: bytes, shared_memory: bool) -> Credentials:
     """The run's secret, and TLS contexts of the cluster's `Security`, where it has them."""
     listen = worker.security.get_listen_args("worker").get("ssl_context")
     connect = worker.security.get_connection_args("worker").get("ssl_context")
     return Credentials(secret, listen, connect, shared_memory)
 
 
-def _host(worker: Any) -> str:
+def host_of(worker: Any) -> str:
+    """Address at which others reach a worker's process."""
     address = str(worker.address)
     return "127.0.0.1" if address.startswith("inproc") else str(get_address_host(address))
 
@@ -139,11 +140,11 @@ class ServerHost:
         worker = get_worker()
         self.run_id = run_id
         self._worker, self._key = worker, key
-        self._credentials = _credentials(worker, secret, shared_memory)
+        self._credentials = credentials_of(worker, secret, shared_memory)
         self._shipper: Shipper | None = None
         # Its threads must not hold the actor, which ends when nobody holds it.
         self._door = door = _Door()
-        listener = Listener(_host(worker), self._credentials, on_pair=door.answer, key=key)
+        listener = Listener(host_of(worker), self._credentials, on_pair=door.answer, key=key)
         self._endpoint = listener.endpoint
         # The scheduler drops the actor when its client goes: then nobody may wait for it. The
         # garbage collector may run in any thread, whatever locks that holds, so it only says so.
@@ -205,6 +206,10 @@ class ServerHost:
         if ledger is None:
             return Outcome(state, [], None, 0.0, dropped)
         return Outcome(state, ledger.records, ledger.rule, ledger.partial_rows, dropped)
+
+    async def rescale(self, largest: Any, norm: float) -> None:
+        """Go on with rows of larger values, by the largest of each row of the parameters."""
+        self._server.rescale(largest[self._fit.work.layout.slices()[self._number]], norm)
 
     async def stop(self) -> None:
         """End the fit with the open pass."""
@@ -326,8 +331,8 @@ def run_trainer(fit: FitSpec, spec: TrainerSpec, blocks: list[Bundle] | bytes) -
         fit,
         spec,
         wait,
-        _credentials(worker, spec.secret, fit.run.shared_memory),
-        _host(worker),
+        credentials_of(worker, spec.secret, fit.run.shared_memory),
+        host_of(worker),
         next_spec=line.next_spec,
         rest=line.rest,
     )

@@ -189,7 +189,10 @@ class Trainer:
                 np.errstate(over="ignore", invalid="ignore"),
                 fit_memory(backend_of(self._fit), "What a step makes of its rows"),
             ):
-                return LOOPS[self._fit.work.loop](context)
+                return self._loop(context)
+
+    def _loop(self, context: Context) -> ShardState | StateParts | Solution | None:
+        return LOOPS[self._fit.work.loop](context)
 
     def _lanes(self, ready: Any, stack: ExitStack) -> list[Lane]:
         fit = self._fit

@@ -103,11 +103,14 @@ STANDBYS = 0.6
 
 
 class Strike:
-    """Does something to the workers, once, so many seconds after the first pass or later."""
+    """Does something to the workers, once, so many seconds and passes after the first or later."""
 
-    def __init__(self, strike: Callable[[Any], None], after: float = STANDBYS) -> None:
+    def __init__(
+        self, strike: Callable[[Any], None], after: float = STANDBYS, passes: int = 0
+    ) -> None:
         self.strike = strike
         self.after = after
+        self.passes = passes
         self.first = float("inf")
         self.struck = False
         self.events: list[Any] = []
@@ -117,7 +120,8 @@ class Strike:
     def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
         self.on_pass_redone(run, record)
         self.first = min(self.first, time.monotonic())
-        if not self.struck and time.monotonic() - self.first >= self.after:
+        is_due = time.monotonic() - self.first >= self.after and record["pass"] > self.passes
+        if not self.struck and is_due:
             self.struck = True
             self.strike(run)
 

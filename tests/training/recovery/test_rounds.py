@@ -39,7 +39,8 @@ def test_a_round_solver_goes_on_from_what_others_remember(crew_client: Client, r
         )
         return clf.fit(X, y)
 
-    calm, strike = fit(), Strike(make_killer(crew_client, role), after=0)
+    # Not of the first passes: on a busy machine others may not have come to remember them.
+    calm, strike = fit(), Strike(make_killer(crew_client, role), after=0, passes=5)
     clf = fit(strike)
     assert strike.events
     assert not strike.events[0].anew

@@ -1,0 +1,101 @@
+"""Few rows in memory, of whatever kind, as one plain array: found out in a microsecond or two."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.data.row_checks import RowShape
+
+__all__ = ["FEW", "FLOATS", "are_few", "few_plain", "frame_values", "frame_words", "plain_frame"]
+
+#: Rows up to which they are few: never cut into pieces.
+FEW = 256
+FLOATS = (np.dtype(np.float64), np.dtype(np.float32))
+
+
+def few_plain(X: Any, row_shape: RowShape) -> NDArray[Any] | None:
+    """Few rows as one array; None where they are many, or another look at them is needed.
+
+    Parameters
+    ----------
+    X : any rows
+    row_shape : tuple of int
+        That of the fit.
+
+    Returns
+    -------
+    ndarray of shape (n_rows, n_features) or None
+        Of float32 or float64, C-contiguous and aligned: what ``as_rows`` makes of X, to the bit.
+        X itself where it is so already. It may hold NaN and infinity.
+    """
+    kind = type(X)
+    if kind is not np.ndarray:
+        if kind is list:
+            X = _of_lists(X)
+        else:
+            X = frame_values(X) if plain_frame(X) else None
+        if X is None:
+            return None
+    if X.dtype not in FLOATS:
+        return None
+    if are_few(X, row_shape):
+        rows: NDArray[Any] = X
+        return rows
+    if X.ndim == 2 and X.shape[1:] == row_shape and 0 < len(X) <= FEW:
+        return np.array(X, order="C")
+    return None
+
+
+def are_few(X: NDArray[Any], row_shape: RowShape) -> bool:
+    """Whether rows are of the fit's shape, and few, as they should lie in memory."""
+    flags = X.flags
+    return (
+        X.ndim == 2
+        and X.shape[1:] == row_shape
+        and 0 < len(X) <= FEW
+        and flags.c_contiguous
+        and flags.aligned
+    )
+
+
+def plain_frame(X: Any) -> bool:
+    """Whether X is a pandas.DataFrame of few rows; of no class derived from it."""
+    pandas = sys.modules.get("pandas")  # which is not loaded for this
+    return pandas is not None and type(X) is pandas.DataFrame and len(X) <= FEW
+
+
+def frame_values(frame: Any) -> NDArray[Any] | None:
+    """Values of a frame whose columns are numbers, one of them of float64, or all of float32.
+
+    Other mixtures have other dtypes in pandas than in a fit.
+    """
+    values: NDArray[Any] = frame.to_numpy()
+    if values.dtype == np.float64:
+        return values
+    if values.dtype == np.float32 and all(d == np.float32 for d in frame.dtypes):
+        return values
+    return None
+
+
+def frame_words(frame: Any) -> NDArray[Any] | None:
+    """Values of a frame whose columns are all objects or strings, missing ones of which are NaN."""
+    if all(str(dtype) in ("object", "str") for dtype in set(frame.dtypes)):
+        values: NDArray[Any] = frame.to_numpy()
+        return values
+    return None
+
+
+def _of_lists(rows: list[Any]) -> NDArray[Any] | None:
+    """An array of lists of floats; what else they hold is looked at elsewhere."""
+    if not (0 < len(rows) <= FEW and type(rows[0]) is list and rows[0]):
+        return None
+    if type(rows[0][0]) is not float:
+        return None
+    try:
+        return np.asarray(rows)
+    except ValueError:
+        return None

@@ -1,0 +1,56 @@
+"""Few rows of a frame before scikit-learn's transformers, which take long to look at frames."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from numpy.typing import NDArray
+from sklearn.utils import _set_output
+
+from daskml_dist.data.feature_names import known_to_match
+from daskml_dist.data.few_plain import frame_values, frame_words, plain_frame
+
+__all__ = ["few_of_frame", "gives_arrays", "theirs"]
+
+
+def few_of_frame(transformer: Any, X: Any, options: dict[str, Any]) -> NDArray[Any] | None:
+    """Values of few rows of a frame with the names of the fit, where these are enough.
+
+    Parameters
+    ----------
+    transformer : BlockTransformer
+    X : any rows
+    options : dict
+        What else ``transform`` is called with.
+
+    Returns
+    -------
+    ndarray or None
+    """
+    if (
+        not plain_frame(X)
+        or not transformer._by_place
+        or options.get("copy") is False
+        or not getattr(transformer, "copy", True)
+        or not known_to_match(X, getattr(transformer, "feature_names_in_", None))
+        or not gives_arrays(transformer)
+    ):
+        return None
+    values = frame_values(X)
+    return values if values is not None or transformer._numeric else frame_words(X)
+
+
+def gives_arrays(transformer: Any) -> bool:
+    """Whether nobody asked for another container of what is transformed."""
+    return bool(_set_output._get_output_config("transform", transformer)["dense"] == "default")
+
+
+@cache
+def theirs(kind: Any, base: Any) -> Callable[..., Any]:
+    """Method ``transform`` of a class that comes after `base`, which makes no frames of arrays."""
+    found: Any = super(base, kind).transform
+    is_wrapped = getattr(found, "__globals__", None) is vars(_set_output)
+    plain: Callable[..., Any] = found.__wrapped__ if is_wrapped else found
+    return plain

@@ -1,0 +1,168 @@
+"""Streams of ratings: how they begin, are saved and shown."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.data.optional import load_pandas
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.models.base import BatchRows
+from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.streaming import Streamed
+
+if TYPE_CHECKING:
+    from daskml_dist.recommender._stream_steps import Ids, Ratings, StartedPairs
+    from daskml_dist.streaming.progress import Progress
+    from daskml_dist.streaming.saved import Saved
+    from daskml_dist.training.spec import FitSpec
+
+__all__ = ["StreamedPairs"]
+
+
+class StreamedPairs(Streamed):
+    """Estimator of factors that can learn from a stream of ratings.
+
+    Users and items that come later get factors of their own.
+    """
+
+    user_col: Any
+    item_col: Any
+    rating_col: Any
+    user_ids_: NDArray[Any]
+    item_ids_: NDArray[Any]
+    _ids: tuple[NDArray[Any], NDArray[Any]]
+
+    def _stream_inputs(self, X: Any, y: Any, sample_weight: Any, begun: bool) -> tuple[Any, ...]:
+        if sample_weight is not None:
+            raise InvalidParameterError(
+                "Ratings of a stream have no sample_weight. Leave it out, or give a rating twice."
+            )
+        return X, None, None
+
+    def _begin_stream(self, X: Any, y: Any, sample_weight: Any, classes: Any) -> StartedPairs:
+        from daskml_dist.recommender._stream_steps import Ids, roomy
+
+        estimator: Any = self
+        goes_on = "_state" in vars(self)
+        none = np.empty(0)
+        known = (self.user_ids_, self.item_ids_) if goes_on else (none, none)
+        ids = Ids(known[0]), Ids(known[1])
+        for own, given in zip(ids, self._numbered(X).ids, strict=True):
+            own.check(given)
+        state = vars(self).get("_state")
+
+        def ready(fit: FitSpec) -> FitSpec:
+            if state is None:
+                return roomy(fit, 0, 0)
+            last = estimator._last_model
+            if fit.steps.model.parameters.width != last.parameters.width:
+                raise InvalidParameterError(
+                    f"The stream goes on from a fit with rank={last.rank} and biases="
+                    f"{last.biased}. Leave them as they were, or use a clone of the estimator."
+                )
+            fit = roomy(fit, *(2 * len(own) for own in ids))
+            model: Any = fit.steps.model
+            w = model.init(fit.work.seed, fit.rows.dtype)
+            slots = fit.steps.rule.init(w)
+            same = slots.keys() == state.slots.keys()  # another optimizer begins anew
+            n = len(ids[0])
+            for to, start, stop in ((0, 0, n), (model.n_users, n, len(state.w))):
+                w[to : to + stop - start] = state.w[start:stop]
+                for name in slots if same else ():
+                    slots[name][to : to + stop - start] = state.slots[name][start:stop]
+            return fit.working(initial=ShardState(w, slots, state.step, state.rows))
+
+        return self._started(X, ids, ready, float(estimator.t_) if goes_on else 0.0)
+
+    def _resume_stream(self, saved: Saved, path: Any, classes: Any) -> StartedPairs:
+        from daskml_dist.recommender._stream_steps import Ids, ids_of, roomy
+
+        stream = saved.stream
+        likeness = stream["likeness"]
+        known = [ids_of(plain) for plain in likeness["ids"]]
+        names = self.user_col, self.item_col, self.rating_col
+        values = known[0][:1], known[1][:1], likeness["targets"]
+        X = load_pandas().DataFrame(dict(zip(names, values, strict=True)))
+
+        def ready(fit: FitSpec) -> FitSpec:
+            fit = roomy(fit, *likeness["room"])
+            model: Any = fit.steps.model
+            model = dataclasses.replace(model, offset=likeness["offset"])
+            return saved.fit(fit.working(model=model), path)
+
+        started = self._started(X, (Ids(known[0]), Ids(known[1])), ready, stream["seen"])
+        started.likeness = {name: likeness[name] for name in started.likeness}
+        return started
+
+    def _started(
+        self, X: Any, ids: tuple[Ids, Ids], ready: Callable[[FitSpec], FitSpec], seen: float
+    ) -> StartedPairs:
+        """Plan a fit to some ratings, and put it where the stream is."""
+        from daskml_dist.recommender._stream_steps import StartedPairs, StepsOfPairs
+        from daskml_dist.streaming.likeness import likeness_of
+        from daskml_dist.streaming.start import check_streams
+        from daskml_dist.training.in_process import InProcessEngine
+
+        estimator: Any = self
+        settings = check_streams(estimator)
+        batch_rows = settings.batch_size if isinstance(settings.batch_size, int) else None
+        before = vars(self).get("_ids")
+        try:
+            with InProcessEngine(estimator._collection(X, None, None, reset=True)) as engine:
+                rows = estimator._rows(engine, settings.run, None, None, False)
+                most = batch_rows or rows.survey.n_rows
+                settings = dataclasses.replace(settings, batch_size=most)
+                model = estimator._model(rows, vars(self).get("_last_model"))
+                fit = estimator._plan(settings, model, rows, None, engine)
+        finally:
+            if before is not None:
+                self._ids = before
+        likeness = likeness_of(fit, rows.survey, settings.auto_rate, None) | {"batch_rows": most}
+        fit = ready(fit)
+
+        def grown(fit: FitSpec) -> None:
+            started.fit = fit
+
+        steps = StepsOfPairs(fit, batch_rows, ids, grown)
+        started = StartedPairs(fit, rows, self._ratings_of(ids), steps, seen, likeness)
+        return started
+
+    def _ratings_of(self, ids: tuple[Ids, Ids]) -> Any:
+        """Function that makes ratings of a call, checked."""
+        from daskml_dist.recommender._stream_steps import Ratings
+
+        estimator: Any = self
+
+        def make(X: Any, y: Any, sample_weight: Any) -> tuple[BatchRows, Ratings]:
+            entries = self._numbered(X)
+            for own, given in zip(ids, entries.ids, strict=True):
+                own.check(given)
+            if entries.values is not None:
+                ends = [entries.values.min(), entries.values.max()]
+                estimator._loss().check_target(np.array(ends, np.float64))
+            return BatchRows(None), Ratings(entries)
+
+        return make
+
+    def _numbered(self, X: Any) -> Any:
+        """Entries of a call, by numbers of their own."""
+        estimator: Any = self
+        entries = estimator._entries(X)
+        found = entries.numbers(entries.sources[0])
+        if not len(found):
+            raise InvalidDataError("The call holds no ratings. Leave it out.")
+        return found
+
+    def _show_stream(self, started: Any, state: ShardState, progress: Progress) -> None:
+        state, self._ids = started.steps.sorted_state(state)
+        n_users, n_items = map(len, self._ids)
+        model = dataclasses.replace(started.fit.steps.model, n_users=n_users, n_items=n_items)
+        estimator: Any = self
+        estimator._set_learned(state, model, started.rows)
+        estimator.n_iter_, estimator.t_ = 1, started.seen + progress.n_rows
+        self.__dict__.pop("_given", None)  # what was seen since is not kept

@@ -1,0 +1,105 @@
+"""Calls of a stream, and how the rows of each are dealt among lanes."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from daskml_dist.models.base import BatchRows
+
+__all__ = ["Call", "Share", "Step", "cuts", "deal"]
+
+#: A lane and its rows of a step: features, targets and weights.
+Share = tuple[int, Any, Any, Any]
+#: Number of a step, its rows in all, and some lanes' shares of them.
+Step = tuple[int, int, list[Share]]
+
+
+@dataclass(eq=False)
+class Call:
+    """Call of a session, as lanes are to learn it.
+
+    Parameters
+    ----------
+    steps : list of Step
+        With the shares of all lanes.
+    tag : object
+        What the session knows it by.
+    scales : tuple of (ndarray, float), or None
+        Largest values of the features and norm of the rows, where these are larger than before.
+    loss : float or None
+        Sum of the losses of its rows, each before its step; None until it is known.
+    """
+
+    steps: list[Step]
+    tag: Any = None
+    scales: tuple[Any, float] | None = None
+    loss: float | None = None
+    nbytes: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        for _, _, shares in self.steps:
+            for _, X, *others in shares:
+                parts = [X] if isinstance(X, np.ndarray) else [X.data, X.indices, X.indptr]
+                self.nbytes += sum(a.nbytes for a in (*parts, *others) if a is not None)
+
+    def of(self, lanes: frozenset[int], every_step: bool) -> list[Step]:
+        """Steps with the shares of some lanes; without `every_step` those that have any."""
+        found = [
+            (number, rows, [share for share in shares if share[0] in lanes])
+            for number, rows, shares in self.steps
+        ]
+        return [step for step in found if every_step or step[2]]
+
+
+def cuts(n_rows: int, most: int | None) -> list[int]:
+    """Bounds of the steps of a call, of so many rows each at most; as those of a pass."""
+    n_steps = 1 if most is None else -(-n_rows // most)
+    return [i * n_rows // n_steps for i in range(n_steps + 1)]
+
+
+def deal(
+    rows: BatchRows, n_rows: int, most: int | None, n_lanes: int, first: int, together: bool
+) -> list[Step]:
+    """Deal the rows of a call among lanes.
+
+    Parameters
+    ----------
+    rows : BatchRows
+    n_rows : int
+    most : int or None
+        Rows of a step at most; None: all of them.
+    n_lanes : int
+    first : int
+        Number of the first step.
+    together : bool
+        Whether all lanes share each step; else steps go to lanes in turn.
+
+    Returns
+    -------
+    list of Step
+        Their arrays are copies.
+    """
+    bounds = itertools.pairwise(cuts(n_rows, most))
+    found = []
+    for number, (start, stop) in enumerate(bounds, first):
+        parts = n_lanes if together else 1
+        at = [start + i * (stop - start) // parts for i in range(parts + 1)]
+        # In turn, so that what does not divide goes round.
+        shares = [
+            _share((number + i) % n_lanes, rows, slice(a, b))
+            for i, (a, b) in enumerate(itertools.pairwise(at))
+        ]
+        found.append((number, stop - start, sorted(shares, key=lambda share: share[0])))
+    return found
+
+
+def _share(lane: int, rows: BatchRows, at: slice) -> Share:
+    X = rows.X[at]
+    # The caller may write over the rows before they are sent, or sent again.
+    X = np.array(X) if isinstance(X, np.ndarray) else X.copy()
+    y, weight = (None if a is None else np.array(a[at]) for a in (rows.y, rows.weight))
+    return lane, X, y, weight

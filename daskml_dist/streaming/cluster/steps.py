@@ -1,0 +1,317 @@
+"""Steps of a stream on a cluster: what a session sees in place of those of its own process."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+from distributed import Client
+
+from daskml_dist.data.blocks import Block
+from daskml_dist.errors import InvalidParameterError, TrainingError, WorkerLostError
+from daskml_dist.models.base import BatchRows
+from daskml_dist.ps.shard import Shard
+from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.streaming.cluster.calls import Call, deal
+from daskml_dist.streaming.cluster.crew import Crew
+from daskml_dist.streaming.cluster.plan import Plan
+from daskml_dist.streaming.steps import Steps
+from daskml_dist.training.client.fleet import Gone
+from daskml_dist.training.client.membership import Membership
+from daskml_dist.training.client.shielding import Shielding
+from daskml_dist.training.spec import FitSpec
+
+__all__ = ["ClusterSteps", "check_client"]
+
+R = TypeVar("R")
+
+#: Calls that are kept to be learned again, at least, and their bytes at most.
+_CALLS, _BYTES = 64, 1 << 26
+#: Bytes of parameters for each call more that is kept before these are fetched.
+_BYTES_A_CALL = 1 << 14
+#: Losses of workers with no call learned in between, after which a stream is given up.
+_MANY_LOSSES = 8
+#: Seconds of rest after the first of them.
+_REST = 0.05
+
+
+def check_client(client: Any) -> Client:
+    """A client that a stream can use.
+
+    Raises
+    ------
+    InvalidParameterError
+    """
+    if not hasattr(client, "scheduler_info"):
+        raise InvalidParameterError(
+            f"client={client!r}: pass a distributed.Client, such as Client(address), for a stream "
+            'on its cluster, or "inline" (or None) for one in this process.'
+        )
+    if getattr(client, "asynchronous", False):
+        raise InvalidParameterError(
+            "A stream needs a synchronous Client, outside of its event loop. Create one with "
+            "Client(..., asynchronous=False)."
+        )
+    found: Client = client
+    return found
+
+
+@dataclass(eq=False)
+class _Course:
+    """A state that the client has, and the calls since.
+
+    Parameters
+    ----------
+    state : ShardState
+    lanes : dict of int to ShardState
+        States of lanes that hold parameters; all that of lane 0 where theirs are missing.
+    first : int
+        Number of the step that comes after the state.
+    calls : list of Call
+    """
+
+    state: ShardState
+    lanes: dict[int, ShardState]
+    first: int
+    calls: list[Call] = field(default_factory=list)
+
+    @property
+    def next(self) -> int:
+        """Number of the step that comes after the calls."""
+        return self.calls[-1].steps[-1][0] + 1 if self.calls else self.first
+
+
+class ClusterSteps:
+    """Steps of one model by lanes on the workers of a cluster.
+
+    The client keeps the last state that it has fetched and all calls since: after the loss of a
+    worker a new generation of actors begins with that state and learns these calls again, so that
+    each counts once.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    plan : Plan
+    fit : FitSpec
+        Of one lane.
+    base : Steps
+        In the calling process, not begun.
+    """
+
+    def __init__(self, client: Client, plan: Plan, fit: FitSpec, base: Steps) -> None:
+        self._client = client
+        self._plan, self._fit, self._base = plan, fit, base
+        self._membership = Membership(client)
+        workers = self._membership.wait_for_any(fit.run.timeout)
+        self._n_lanes = plan.n_lanes or len(workers)
+        #: Calls that may be under way when another one is given.
+        self._window = 0 if plan.together else 2 * self._n_lanes
+        state = base.shard.state()
+        self._course = self._begun_at(state, 0)
+        self._every = max(_CALLS, state.w.nbytes // _BYTES_A_CALL)
+        self._crew: Crew | None = None
+        self._finished: deque[tuple[Any, float]] = deque()
+        self._losses = 0
+        self._failed: BaseException | None = None
+        #: Rows of a step that the rule is for.
+        self._ruled: int | None = None
+        #: Tag of the last call that was given.
+        self.last: Any = None
+        self._scale: Any = state.slots.get("scale")
+        self._shielding: Shielding | None = None
+
+    def _begun_at(self, state: ShardState, first: int) -> _Course:
+        """The course of a stream that goes on from a state in all its lanes."""
+        holds = self._plan.policy.loop in {"replicas", "shared"}
+        return _Course(state, {0: state} if holds else {}, first)
+
+    # -- learning ------------------------------------------------------------------------------
+
+    def take(self, rows: BatchRows, block: Block, tag: Any = None) -> None:
+        """Take the steps of a call's rows, or begin to; `finished` tells of their losses.
+
+        Raises
+        ------
+        TrainingError
+            Workers were lost again and again, or the lanes failed.
+        """
+        if self._failed is not None:
+            raise TrainingError(
+                "The lanes of this stream have failed before. Begin another one, from the last "
+                "checkpoint: stream(checkpoint=Checkpoint(..., resume=True))."
+            ) from self._failed
+        most = self._base.batch_rows
+        self._follow(block.n_rows if most is None else min(block.n_rows, most))
+        course = self._course
+        steps = deal(
+            rows, block.n_rows, most, self._n_lanes, course.next,
+            self._plan.together,
+        )  # fmt: skip
+        scales = self._scales(block)
+        course.calls.append(Call(steps, tag, scales))
+        self.last = tag
+        self._run(len(course.calls) - self._window)
+        kept = sum(call.nbytes for call in course.calls) if len(course.calls) % 16 == 0 else 0
+        if len(course.calls) >= self._every or kept >= _BYTES:
+            self.state()
+
+    def _follow(self, n_rows: int) -> None:
+        """Have a crew that steps by the rule of steps of so many rows."""
+        if n_rows == self._ruled:
+            return
+        rule = self._base.rule_of(n_rows)
+        if rule != self._fit.steps.rule:
+            self.state()
+            self._drop()
+            self._fit = self._fit.working(rule=rule)
+        self._ruled = n_rows
+
+    def finished(self) -> tuple[Any, float] | None:
+        """The next call whose loss is known, in the order of the calls: its tag, and the loss."""
+        return self._finished.popleft() if self._finished else None
+
+    def settle(self) -> None:
+        """Wait until all calls are learned."""
+        if self._failed is None:
+            self._run(len(self._course.calls))
+
+    def _scales(self, block: Block) -> tuple[Any, float] | None:
+        """Scales of a call's rows, where these are larger than those before."""
+        found = self._base.scales_of(block)
+        if found is None or self._scale is None:
+            return None
+        units = self._base.units(*found)
+        if not (units > self._scale).any():
+            return None
+        self._scale = np.maximum(self._scale, units)
+        return found
+
+    def _run(self, until: int) -> None:
+        """Send all calls, and learn at least the first `until` of them."""
+        self._with_crew(lambda crew: self._advance(crew, until))
+
+    def _advance(self, crew: Crew, until: int) -> None:
+        calls, most = self._course.calls, max(self._window, 1)
+        while crew.sent < len(calls) or crew.learned < until:
+            ready = crew.sent < len(calls) and crew.sent - crew.learned < most
+            if ready and calls[crew.sent].scales is not None:
+                ready = crew.sent == crew.learned
+            if ready:
+                crew.send(calls[crew.sent], self._plan.together)
+            else:
+                self._receive(crew, calls)
+        while crew.may_receive():
+            self._receive(crew, calls)
+
+    def _receive(self, crew: Crew, calls: list[Call]) -> None:
+        loss = crew.receive()
+        call = calls[crew.learned - 1]
+        self._losses = 0
+        if call.loss is None:  # else it was learned before a loss, too
+            call.loss = loss
+            self._finished.append((call.tag, loss))
+
+    def _with_crew(self, do: Callable[[Crew], R]) -> R:
+        """Do something with the crew, again with another one where somebody goes."""
+        while True:
+            try:
+                if self._crew is None:
+                    self._crew = self._opened()
+                return do(self._crew)
+            except Gone as gone:
+                self._drop()
+                self._count_loss(gone)
+            except BaseException as error:
+                # Nobody knows how far it came; the client knows where to begin again.
+                self._drop()
+                if isinstance(error, Exception):
+                    self._failed = error
+                raise
+
+    def _opened(self) -> Crew:
+        if self._shielding is None:
+            self._shielding = Shielding(self._client, f"daskml-{uuid.uuid4().hex}")
+        course = self._course
+        fit = self._plan.fit(self._fit, course.state, self._n_lanes)
+        crew = Crew(self._client, fit, course.lanes, course.first, self._membership)
+        try:
+            crew.open()
+        except BaseException:
+            crew.close()
+            raise
+        return crew
+
+    def _drop(self) -> None:
+        crew, self._crew = self._crew, None
+        if crew is not None:
+            crew.close()
+
+    def _count_loss(self, gone: Gone) -> None:
+        self._losses += 1
+        if self._losses > _MANY_LOSSES:
+            raise WorkerLostError(
+                f"The stream lost workers {self._losses - 1} times with no call learned in "
+                f"between ({gone}). Look at the workers' logs: do they run out of memory? Then "
+                "begin again from the last checkpoint."
+            ) from gone
+        if gone.address and gone.address in self._membership.call():
+            self._membership.cast_out(gone.address)
+        time.sleep(_REST * self._losses)
+
+    # -- the state -----------------------------------------------------------------------------
+
+    def state(self) -> ShardState:
+        """State after all calls; after a failure the last one that is known. A copy."""
+        if self._course.calls and self._failed is None:
+            self._fetch()
+        return self._course.state.part(slice(None))
+
+    def meeting(self) -> ShardState:
+        """The same, which all lanes go on from."""
+        state = self.state()
+        if self._plan.policy.averages and len(self._course.lanes) > 1:
+            self._drop_lanes(state)
+        return state
+
+    def _drop_lanes(self, state: ShardState) -> None:
+        course = self._begun_at(state.part(slice(None)), self._course.next)
+        self._course = course
+        self._with_crew(lambda crew: crew.load(state))
+
+    def _fetch(self) -> None:
+        """Get the state of now, so that the calls before need not be kept."""
+
+        def fetch(crew: Crew) -> None:
+            self._advance(crew, len(self._course.calls))
+            state, lanes = crew.states()
+            # One assignment: an interrupt finds either all of it or nothing.
+            self._course = _Course(state, lanes, self._course.next)
+            crew.sent = crew.learned = 0
+
+        self._with_crew(fetch)
+
+    def reset(self, parameters: bool) -> None:
+        """Begin the optimizer and the schedule anew, and the parameters where asked for."""
+        base, work = self._base, self._fit.steps
+        base.shard = Shard(work.rule, self.state())
+        base.reset(parameters)
+        self._course = self._begun_at(base.shard.state(), self._course.next)
+        self._drop()
+
+    def resumed(self) -> None:
+        """Note that the rows which come next are not those that the fit was planned by."""
+        self._base.resumed()
+
+    def close(self) -> None:
+        """Leave nothing on the cluster; may be called twice."""
+        try:
+            self._drop()
+        finally:
+            shielding, self._shielding = self._shielding, None
+            if shielding is not None:
+                shielding.end()

@@ -1,0 +1,101 @@
+"""Lanes of a session on a cluster: what they have learned is counted in the order of the calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.streaming.start import Started
+
+__all__ = ["Lanes", "check_lanes"]
+
+
+def check_lanes(estimator: Any) -> Any:
+    """Layout of an estimator's stream on a cluster.
+
+    Raises
+    ------
+    InvalidParameterError
+        A parameter has no meaning there, or the estimator learns streams in one process alone.
+    """
+    if not estimator._streams_on_clusters:
+        raise InvalidParameterError(
+            f"A stream of {type(estimator).__name__} is learned in the calling process. Leave "
+            'client out, or give "inline".'
+        )
+    # It loads the engine of clusters, which streams of this process do without.
+    from daskml_dist.streaming.cluster.plan import Plan
+
+    return Plan.of(estimator)
+
+
+class Lanes:
+    """Lanes of a session, whose steps take the place of those that it has started with.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    estimator : estimator
+    started : Started
+    learned : callable
+        Called with the loss, the weight, the rows and the position of each call, in their order.
+
+    Attributes
+    ----------
+    failed : bool
+        Whether they cannot go on; the state is then of fewer calls than were given.
+    """
+
+    def __init__(
+        self, client: Any, estimator: Any, started: Started, learned: Callable[..., None]
+    ) -> None:
+        from daskml_dist.streaming.cluster.steps import ClusterSteps
+
+        steps: Any = ClusterSteps(client, check_lanes(estimator), started.fit, started.steps)
+        self._steps: ClusterSteps = steps
+        started.steps = steps
+        self._learned = learned
+        self._counts = False
+        self.failed = False
+
+    def give(self, rows: Any, block: Any, weight: float, position: Any) -> None:
+        """Have lanes learn a call, and count those that they have learned.
+
+        `position` is that of the stream after the call.
+        """
+        try:
+            self._steps.take(rows, block, (weight, block.n_rows, position))
+        except Exception:
+            self.failed = True
+            raise
+        self._count()
+
+    def settle(self) -> None:
+        """Wait until all calls that were given are learned and counted."""
+        if self._counts:  # by whom it is asked for
+            return
+        try:
+            self._steps.settle()
+        except Exception:
+            self.failed = True
+            raise
+        self._count()
+
+    def _count(self) -> None:
+        self._counts = True
+        try:
+            while (learned := self._steps.finished()) is not None:
+                tag, loss = learned
+                self._learned(loss, *tag)
+        finally:
+            self._counts = False
+
+    def given(self, reached: Any) -> Any:
+        """Position of the last call that was given, of a stream that has reached another one."""
+        return reached if self._steps.last is None else self._steps.last[2]
+
+    def skip(self) -> None:
+        """Note that a call without rows was the last one; all before are learned."""
+        self.settle()
+        self._steps.last = None

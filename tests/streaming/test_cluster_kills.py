@@ -1,0 +1,48 @@
+"""A stream whose workers are killed goes on with each row once."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+from distributed import Client
+
+from daskml_dist import Run
+from daskml_dist.linear_model import SGDClassifier
+
+_RNG = np.random.default_rng(0)
+_BATCHES = []
+for _number in range(90):
+    _X = _RNG.standard_normal((40, 6))
+    _BATCHES.append((_X, (_X[:, 0] + _RNG.standard_normal(40) > 0).astype(int)))
+
+
+def _kill_one(client, number):
+    client.wait_for_workers(3)
+    pids = client.run(os.getpid)
+    os.kill(pids[sorted(pids)[number]], signal.SIGKILL)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="this system has no SIGKILL")
+@pytest.mark.parametrize("policy", ["sync", "allreduce", "local", "average", "async", "hogwild"])
+def test_no_row_is_lost_or_learned_twice_by_kills_of_workers(crew, policy, assert_clean):
+    params = {"policy": policy, "random_state": 0, "optimizer": "sgd", "learning_rate": 0.1}
+    # Lanes at their own pace have an order where there is one alone.
+    alone = policy in {"async", "hogwild"}
+    run = Run(n_lanes=1 if alone else 3, n_servers=1 if policy == "allreduce" else 2)
+    ours, theirs = (SGDClassifier(run=run, **params) for _ in range(2))
+    with Client(crew) as client:
+        with ours.stream(classes=[0, 1], client=client) as stream:
+            for number, (X, y) in enumerate(_BATCHES):
+                if number % 30 == 10:
+                    _kill_one(client, number // 30)
+                stream.learn(X, y, position=number)
+            assert (stream.position, stream.n_rows) == (89, 90 * 40)
+            found = stream.progressive_loss
+        assert_clean(client)
+        with theirs.stream(classes=[0, 1], client=client) as stream:
+            for X, y in _BATCHES:
+                stream.learn(X, y)
+            assert stream.progressive_loss == pytest.approx(found, rel=1e-9)
+    np.testing.assert_allclose(ours.coef_, theirs.coef_, rtol=1e-9)

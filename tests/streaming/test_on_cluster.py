@@ -1,0 +1,201 @@
+"""Streams on a cluster: the steps of one process under policies that sum, and no row twice."""
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+from daskml_dist import Run
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.linear_model import SGDClassifier, SGDRegressor
+from daskml_dist.neural_network import MLPClassifier
+from daskml_dist.policies import POLICIES, BoundedStaleness, LocalSGD, Synchronous
+from daskml_dist.streaming import PageHinkley
+from daskml_dist.streaming.cluster.crew import Crew
+from daskml_dist.training.checkpoint import Checkpoint
+from daskml_dist.training.client.fleet import Gone
+
+_RNG = np.random.default_rng(0)
+_X = _RNG.standard_normal((240, 5))
+_RAW = _X @ _RNG.standard_normal(5)
+_Y = (_RAW > 0).astype(int)
+_SPARSE = sparse.random(240, 3000, 0.01, format="csr", random_state=0)
+_PLAIN = {"optimizer": "sgd", "learning_rate": 0.5, "penalty": None, "random_state": 0}
+
+
+def _batches(X=_X, y=_Y, rows=40):
+    return [(X[i : i + rows], y[i : i + rows]) for i in range(0, X.shape[0], rows)]
+
+
+def _learned(model, batches, client=None, **how):
+    if "Classifier" in type(model).__name__:
+        how["classes"] = [0, 1]
+    with model.stream(client=client, **how) as stream:
+        losses = [stream.learn(*one, position=n) for n, one in enumerate(batches[:2])]
+        assert np.isfinite(_weights(model)).all()  # to look changes nothing
+        losses += [stream.learn(*one, position=n) for n, one in enumerate(batches[2:], 2)]
+        assert (stream.n_rows, stream.position) == (240, len(batches) - 1)
+    return stream, losses
+
+
+def _weights(model):
+    return model.coefs_[0] if hasattr(model, "coefs_") else model.coef_
+
+
+def _left(client):
+    return client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.tasks))
+
+
+@pytest.mark.parametrize(
+    ("kind", "X", "y", "params", "run"),
+    [
+        (SGDClassifier, _X, _Y, {"policy": "sync"}, {"n_servers": 2}),
+        (SGDClassifier, _X, _Y, {"policy": "sync", "batch_size": 15}, {"n_lanes": 3}),
+        (SGDRegressor, _X, _RAW + 3, {"policy": "allreduce", "optimizer": "sgd"}, {}),
+        (MLPClassifier, _X, _Y, {"policy": "sync", "hidden_layer_sizes": (3,)}, {"n_servers": 2}),
+        (SGDClassifier, _SPARSE, _Y, {"policy": "sync", "batch_size": 10}, {"n_servers": 2}),
+        (SGDClassifier, _SPARSE, _Y, {"policy": "allreduce", "batch_size": 10}, {"n_lanes": 3}),
+    ],
+)
+def test_summing_policies_make_the_steps_of_one_process(client, kind, X, y, params, run):
+    ours = kind(random_state=0, run=Run(**run), **params)
+    theirs = kind(random_state=0, **params)
+    found, losses = _learned(ours, _batches(X, y), client)
+    truth, expected = _learned(theirs, _batches(X, y))
+    np.testing.assert_allclose(losses, expected, rtol=1e-9)
+    np.testing.assert_allclose(_weights(ours), _weights(theirs), rtol=1e-9, atol=1e-12)
+    assert found.progressive_loss == pytest.approx(truth.progressive_loss, rel=1e-9)
+    assert _left(client) == []
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_every_policy_is_sequential_with_one_lane(client, policy):
+    ours = SGDClassifier(policy=policy, run=Run(n_lanes=1), **_PLAIN)
+    theirs = SGDClassifier(**_PLAIN)
+    found, _ = _learned(ours, _batches(), client)
+    truth, _ = _learned(theirs, _batches())
+    np.testing.assert_allclose(ours.coef_, theirs.coef_, rtol=1e-12)
+    assert found.progressive_loss == pytest.approx(truth.progressive_loss, rel=1e-12)
+
+
+@pytest.mark.parametrize("policy", [LocalSGD(sync_every=2), "average"])
+def test_lanes_that_step_alone_are_averaged(client, policy):
+    ours = SGDClassifier(policy=policy, run=Run(n_lanes=2), **_PLAIN)
+    _learned(ours, _batches(), client)
+    lanes = [SGDClassifier(shuffle=False, batch_size=None, **_PLAIN) for _ in range(2)]
+    for number, (X, y) in enumerate(_batches()):
+        for lane, own in enumerate(lanes):
+            half = slice(0, 20) if (lane + number) % 2 == 0 else slice(20, 40)
+            own.partial_fit(X[half], y[half], classes=[0, 1])
+        if policy != "average" and number % 2:
+            mean = np.mean([own.coef_ for own in lanes], axis=0)
+            between = np.mean([own.intercept_ for own in lanes], axis=0)
+            for own in lanes:
+                own.coef_, own.intercept_ = mean.copy(), between.copy()
+    np.testing.assert_allclose(ours.coef_, np.mean([o.coef_ for o in lanes], axis=0), rtol=1e-9)
+
+
+@pytest.mark.parametrize("policy", ["async", BoundedStaleness(0), "hogwild"])
+def test_lanes_at_their_own_pace_learn_each_row_once(client, policy, tmp_path):
+    model = SGDClassifier(policy=policy, run=Run(n_lanes=2, n_servers=2), random_state=0)
+    told, saved = [], []
+    _, losses = _learned(
+        model, _batches(rows=10), client,
+        checkpoint=Checkpoint(tmp_path / "s.npz", every=7), on_checkpoint=saved.append,
+        publish=lambda one: told.append(one.t_), publish_every=10,
+    )  # fmt: skip
+    assert model.score(_X, _Y) > 0.8
+    assert saved == [6, 13, 20, 23]
+    assert told == [100, 200, 240]
+    assert len(losses) == 24
+    other = SGDClassifier(policy=policy, random_state=0)
+    again = Checkpoint(tmp_path / "s.npz", resume=True)
+    with other.stream(client=client, checkpoint=again) as stream:
+        assert (stream.position, stream.n_rows) == (23, 240)
+        assert stream.learn(_X, _Y, position=23) is None
+        assert np.array_equal(other.coef_, model.coef_)
+
+
+@pytest.mark.parametrize("policy", [Synchronous(), "allreduce", "local"])
+def test_runs_are_the_same_to_the_bit(client, policy):
+    run = Run(n_lanes=3, deterministic=True)
+    models = [SGDClassifier(policy=policy, run=run, random_state=0) for _ in range(2)]
+    for model in models:
+        _learned(model, _batches(), client)
+    assert np.array_equal(models[0].coef_, models[1].coef_)
+
+
+@pytest.mark.parametrize("policy", ["sync", "local", "async"])
+def test_after_a_loss_the_calls_since_are_learned_again(client, policy, monkeypatch):
+    lost, real = [], Crew.receive
+
+    def receive(crew):
+        loss = real(crew)
+        if crew.learned in {2, 4} and len(lost) < 3:
+            lost.append(crew.learned)
+            raise Gone("", "a test")
+        return loss
+
+    monkeypatch.setattr(Crew, "receive", receive)
+    # Under "async" one lane alone has an order to compare with.
+    run = Run(n_lanes=1 if policy == "async" else 2)
+    ours, theirs = (SGDClassifier(policy=policy, run=run, random_state=0) for _ in range(2))
+    found, losses = _learned(ours, _batches(), client)
+    assert lost == [2, 2, 2]
+    assert _left(client) == []
+    monkeypatch.undo()
+    truth, expected = _learned(theirs, _batches(), client)
+    np.testing.assert_allclose(ours.coef_, theirs.coef_, rtol=1e-12)
+    assert found.progressive_loss == pytest.approx(truth.progressive_loss, rel=1e-12)
+    if policy != "async":  # whose calls tell of earlier ones
+        np.testing.assert_allclose(losses, expected, rtol=1e-12)
+
+
+def _drifting(model, **how):
+    """Learn a task that turns round; nothing but an interrupt ends it."""
+    watch = {"drift": PageHinkley(min_calls=10, threshold=3), "on_drift": "reset"}
+    with model.stream(classes=[0, 1], **watch, **how) as stream:
+        for number in range(30):
+            stream.learn(_X, _Y if number < 20 else 1 - _Y)
+        with pytest.raises(InvalidDataError, match="classes"):
+            stream.learn(_X, _Y + 7)
+        assert stream.n_rows == 30 * 240
+        model.drifts = stream.drifts
+        raise KeyboardInterrupt
+
+
+def test_drifts_and_errors_leave_a_stream_whole(client):
+    ours = SGDClassifier(policy="async", run=Run(n_lanes=1), **_PLAIN)
+    theirs = SGDClassifier(**_PLAIN)
+    with pytest.raises(KeyboardInterrupt):
+        _drifting(ours, client=client)
+    with pytest.raises(KeyboardInterrupt):
+        _drifting(theirs)
+    # Up to the first drift the losses are those of one process.
+    assert ours.drifts[0] == theirs.drifts[0] == 21 * 240
+    assert ours.score(_X, 1 - _Y) > 0.9
+    assert _left(client) == []
+
+
+def test_units_of_features_go_with_the_rows(client):
+    first = SGDClassifier(optimizer="nag", learning_rate=0.5, random_state=0, max_iter=2, tol=None)
+    first.fit(_X, _Y, client="inline")
+    ours, theirs = (SGDClassifier(**first.get_params()).fit(_X, _Y, client="inline") for _ in "ab")
+    ours.run = Run(n_servers=2)
+    _learned(ours, _batches(3 * _X), client)
+    _learned(theirs, _batches(3 * _X))
+    np.testing.assert_allclose(ours.coef_, theirs.coef_, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("params", "says"),
+    [
+        ({"policy": Synchronous(backup_workers=1)}, "backup"),
+        ({"run": Run(compression="int8")}, "compression"),
+    ],
+)
+def test_what_has_no_meaning_on_a_cluster_is_told(client, params, says):
+    with (
+        pytest.raises(InvalidParameterError, match=says),
+        SGDClassifier(**params).stream(client=client, classes=[0, 1]),
+    ):
+        pass
