@@ -68,11 +68,7 @@ class Asked:
         """Answers to a block's rows, in as many lots as there are calibrators' fits."""
         n = n_rows_of(X)
         labels = np.searchsorted(self.classes, as_column(y, name="y"))
-        given = 1.0 if weight is None else weight
-        weights = np.full(n, given) if np.ndim(given) == 0 else as_column(given, name="weight")
-        weights = weights.astype(np.float64)
-        if (weights < 0).any():
-            raise InvalidDataError("Some weights are negative. Give weights of at least 0.")
+        weights = _weights(weight, n)
         if self.roles is None:
             at = np.arange(n)
             return [self._one(self.fits[0], X, labels, weights, at, whole=False)]
@@ -138,3 +134,14 @@ def answered(fitted: Any, X: Any) -> Floats:
         scores = np.asarray(fitted.predict_proba(X))
         scores = scores[:, 1:] if scores.shape[1] == 2 else scores
     return scores[:, None] if scores.ndim == 1 else scores
+
+
+def _weights(given: Any, n: int) -> NDArray[np.float64]:
+    """Weights of `n` rows, all 1 where there are none."""
+    if given is None or np.ndim(given) == 0:
+        weights = np.full(n, 1.0 if given is None else given)
+    else:
+        weights = as_column(given, name="weight")
+    if (weights < 0).any():
+        raise InvalidDataError("Some weights are negative. Give weights of at least 0.")
+    return weights.astype(np.float64)

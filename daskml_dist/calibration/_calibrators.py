@@ -144,6 +144,16 @@ def by_temperature(lots: Collection, n_lots: int, are_decisions: bool) -> list[l
         )
     kept = list(persist(*[part[0] for part in lots.parts]))
     lots = Collection(**{**vars(lots), "parts": [(one, None, None) for one in kept]})
+    found = []
+    for one in _temperatures(lots, n_lots, are_decisions):
+        fitted = kind()
+        fitted.beta_ = np.exp(one)
+        found.append([fitted])
+    return found
+
+
+def _temperatures(lots: Collection, n_lots: int, are_decisions: bool) -> NDArray[np.float64]:
+    """Logarithms of the inverse temperatures, a lot each."""
     low, high = np.full(n_lots, -_MOST), np.full(n_lots, _MOST)
     at = np.zeros(n_lots)
     for _ in range(_PASSES):
@@ -157,12 +167,7 @@ def by_temperature(lots: Collection, n_lots: int, are_decisions: bool) -> list[l
         at = ahead
         if done:
             break
-    found = []
-    for one in at:
-        fitted = kind()
-        fitted.beta_ = np.exp(one)
-        found.append([fitted])
-    return found
+    return at
 
 
 def _slopes(

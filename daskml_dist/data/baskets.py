@@ -51,18 +51,7 @@ def baskets_of_frame(
     InvalidDataError
         It is no frame, lacks a column, or has no rows; an id is missing.
     """
-    if not is_dataframe_like(frame):
-        raise InvalidDataError(
-            f"{type(frame).__name__} is no frame. Give a pandas or Dask dataframe with a row for "
-            f"each entry: columns {basket!r} and {item!r}."
-        )
-    if missing := [name for name in (basket, item) if name not in frame.columns]:
-        raise InvalidDataError(
-            f"The frame has no column {' and '.join(map(repr, missing))}; it has "
-            f"{list(frame.columns)}. Name the columns that hold the baskets and the items."
-        )
-    if basket == item:
-        raise InvalidParameterError(f"basket and item are both {basket!r}. Name two columns.")
+    _check_columns(frame, basket, item)
     rows = frame[[basket, item]]
     # What is no client is refused where the fit begins.
     with client.as_current() if hasattr(client, "as_current") else nullcontext():
@@ -77,6 +66,21 @@ def baskets_of_frame(
         together = rows.shuffle(on=basket, shuffle_method=method)
         make, known = delayed(matrix, pure=False), delayed(items, pure=False)
         return [make(part, known) for part in frame_pieces(together)], items
+
+
+def _check_columns(frame: Any, basket: Any, item: Any) -> None:
+    if not is_dataframe_like(frame):
+        raise InvalidDataError(
+            f"{type(frame).__name__} is no frame. Give a pandas or Dask dataframe with a row for "
+            f"each entry: columns {basket!r} and {item!r}."
+        )
+    if missing := [name for name in (basket, item) if name not in frame.columns]:
+        raise InvalidDataError(
+            f"The frame has no column {' and '.join(map(repr, missing))}; it has "
+            f"{list(frame.columns)}. Name the columns that hold the baskets and the items."
+        )
+    if basket == item:
+        raise InvalidParameterError(f"basket and item are both {basket!r}. Name two columns.")
 
 
 def _has_client() -> bool:

@@ -157,6 +157,19 @@ class VocabularyTransformer(DocumentTransformer):
                 stacklevel=4,
             )
 
+    def _limits(self, n_documents: int) -> tuple[float, float]:
+        """Documents that a term has at least, and at most."""
+        most, least = (
+            float(limit) if isinstance(limit, Integral) else limit * n_documents
+            for limit in (self.max_df, self.min_df)
+        )
+        if most < least:
+            raise InvalidParameterError(
+                f"max_df corresponds to < documents than min_df: {most:g} and {least:g} of "
+                f"{n_documents}. Try a lower min_df or a higher max_df."
+            )
+        return least, most
+
     def _chosen(self, found: TermCounts) -> list[str]:
         """Terms that neither too few nor too many documents hold, sorted."""
         terms = sorted(found.documents)
@@ -166,15 +179,7 @@ class VocabularyTransformer(DocumentTransformer):
                 "`stop_words` and `token_pattern`, which by default takes words of two letters "
                 "or more, and at the filter or the path that made the collection."
             )
-        most, least = (
-            float(limit) if isinstance(limit, Integral) else limit * found.n_documents
-            for limit in (self.max_df, self.min_df)
-        )
-        if most < least:
-            raise InvalidParameterError(
-                f"max_df corresponds to < documents than min_df: {most:g} and {least:g} of "
-                f"{found.n_documents}. Try a lower min_df or a higher max_df."
-            )
+        least, most = self._limits(found.n_documents)
         documents = _numbers(found.documents, terms)
         keep = np.flatnonzero((documents >= least) & (documents <= most))
         if self.max_features is not None and len(keep) > self.max_features:

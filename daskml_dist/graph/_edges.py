@@ -78,15 +78,7 @@ def find_chosen(fit: KeyedFit, side: str, given: Any, name: str) -> Chosen | Non
             )
         given = given.to_dict()
     ids = as_ids(_column(list(given)), name)
-    try:
-        shares = np.array(list(given.values()), dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise InvalidDataError(f"{name} holds what is no number: {error}.") from error
-    if not np.isfinite(shares).all() or (shares < 0).any() or not (shares > 0).any():
-        raise InvalidDataError(
-            f"{name} must give its vertices finite shares of at least 0, one of them above 0."
-        )
-    shares /= shares.max()  # whose sum may be no finite number else
+    shares = _shares(list(given.values()), name)
     numbers = fit.numbers(side, ids)
     if (numbers < 0).any():
         unknown = ids[numbers < 0][:5].tolist()
@@ -96,6 +88,20 @@ def find_chosen(fit: KeyedFit, side: str, given: Any, name: str) -> Chosen | Non
         )
     order = np.argsort(numbers)
     return Chosen(numbers[order], shares[order] / shares.sum())
+
+
+def _shares(given: list[Any], name: str) -> NDArray[np.float64]:
+    """Shares as numbers, the largest of which is 1: their sum may be no finite number else."""
+    try:
+        shares = np.array(given, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InvalidDataError(f"{name} holds what is no number: {error}.") from error
+    if not np.isfinite(shares).all() or (shares < 0).any() or not (shares > 0).any():
+        raise InvalidDataError(
+            f"{name} must give its vertices finite shares of at least 0, one of them above 0."
+        )
+    scaled: NDArray[np.float64] = shares / shares.max()
+    return scaled
 
 
 def _column(values: list[Any]) -> NDArray[Any]:

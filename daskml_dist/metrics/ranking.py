@@ -126,13 +126,12 @@ def roc_auc_score(
         return _answer(*several.score(of_one, y_true, y_score, sample_weight, more), return_bound)
     collection = COLUMNS.align(y_true, y_score, sample_weight)
     if collection.n_features == 1 or (collection.n_features is None and labels is None):
-        bounded = _two_labels(collection, max_fpr, max_thresholds)
-    else:
-        classes = check_classes(labels, collection.n_features, multi_class, max_fpr, average)
-        summarise = partial(class_runs, classes=classes, limit=max_thresholds)
-        runs = COLUMNS.reduce(summarise, partial(merge_each, limit=max_thresholds), collection)
-        bounded = average_scores(runs, average, partial(_between, _roc_auc, positive=True))
-    return _answer(*bounded, return_bound)
+        return _answer(*_two_labels(collection, max_fpr, max_thresholds), return_bound)
+    classes = check_classes(labels, collection.n_features, multi_class, max_fpr, average)
+    summarise = partial(class_runs, classes=classes, limit=max_thresholds)
+    runs = COLUMNS.reduce(summarise, partial(merge_each, limit=max_thresholds), collection)
+    scored = average_scores(runs, average, partial(_between, _roc_auc, positive=True))
+    return _answer(*scored, return_bound)
 
 
 def average_precision_score(

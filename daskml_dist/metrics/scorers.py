@@ -28,7 +28,15 @@ from daskml_dist.metrics._columns import called
 from daskml_dist.metrics.ranking import average_precision_score, roc_auc_score
 from daskml_dist.metrics.top_k import top_k_accuracy_score
 
-__all__ = ["SCORERS", "Scorer", "get_scorer", "get_scorer_names", "get_scorers", "make_scorer"]
+__all__ = [
+    "SCORERS",
+    "Scorer",
+    "get_scorer",
+    "get_scorer_names",
+    "get_scorers",
+    "make_scorer",
+    "n_best_of",
+]
 
 #: scikit-learn's class of scorers, which brings its requests for metadata and its caches.
 _Theirs: Any = type(sklearn.metrics.make_scorer(sklearn.metrics.accuracy_score))

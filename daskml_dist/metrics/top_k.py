@@ -26,6 +26,17 @@ class _Hits(NamedTuple):
     probabilities: bool
 
 
+def _warn_of(k: int, n_classes: int) -> None:
+    """Warn of so many best classes that each row has its own among them."""
+    if k >= n_classes:
+        warnings.warn(
+            f"'k' ({k}) greater than or equal to 'n_classes' ({n_classes}) will result in a "
+            "perfect score and is therefore meaningless.",
+            UndefinedMetricWarning,
+            stacklevel=4,
+        )
+
+
 def _top_k(
     y_true: Any,
     y_score: Any,
@@ -49,14 +60,7 @@ def _top_k(
                 "`y_score` needs to be of shape `(n_samples, n_classes)`, since `y_true` contains "
                 "multiple classes. Pass a column of each."
             )
-    n_classes = found.sums.shape[1]
-    if k >= n_classes:
-        warnings.warn(
-            f"'k' ({k}) greater than or equal to 'n_classes' ({n_classes}) will result in a "
-            "perfect score and is therefore meaningless.",
-            UndefinedMetricWarning,
-            stacklevel=3,
-        )
+    _warn_of(k, found.sums.shape[1])
     summed = total(found, classes)
     if not normalize:
         return summed

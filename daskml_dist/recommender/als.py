@@ -209,6 +209,17 @@ class ALS(Planned, BaseRecommender):
 
     def _solver(self) -> ALSSolver:
         """The solver, of checked parameters."""
+        self._check_params()
+        steps = int(self.cg_steps) if self.solver == "cg" else None
+        return ALSSolver(
+            Factors(int(self.rank), bool(self.implicit), bool(self.biases), self.dtype),
+            LeastSquares(float(self.reg_param), bool(self.implicit), float(self.alpha), steps),
+            int(self.max_iter),
+            None if self.tol is None else float(self.tol),
+            seed_of(self.random_state),
+        )
+
+    def _check_params(self) -> None:
         for name in ("rank", "max_iter", "cg_steps"):
             check_count(name, getattr(self, name))
         check_number("reg_param", self.reg_param)
@@ -228,14 +239,6 @@ class ALS(Planned, BaseRecommender):
                 "biases=True is for explicit ratings: implicit ones say how certain a preference "
                 "is. Set biases=False."
             )
-        steps = int(self.cg_steps) if self.solver == "cg" else None
-        return ALSSolver(
-            Factors(int(self.rank), bool(self.implicit), bool(self.biases), self.dtype),
-            LeastSquares(float(self.reg_param), bool(self.implicit), float(self.alpha), steps),
-            int(self.max_iter),
-            None if self.tol is None else float(self.tol),
-            seed_of(self.random_state),
-        )
 
     def _set_factors(self, solution: KeyedSolution) -> None:
         users, items = (solution.values[side] for side in ("user", "item"))

@@ -88,7 +88,8 @@ class Connection(Limited):
 
     def _is_idle(self) -> bool:
         cycle = self.cycle
-        return (cycle is None or cycle.response_complete) and not self.flow.write_paused
+        free = not (self.is_refused or self.flow.write_paused)
+        return free and (cycle is None or cycle.response_complete)
 
     def _tell(self, status: int, headers: Any, body: bytes) -> None:
         """Write an answer, and go on with what came meanwhile."""

@@ -14,6 +14,7 @@ from daskml_dist.errors import RequestError
 
 __all__ = [
     "JSON",
+    "LINGER",
     "Deadlines",
     "Gone",
     "Receive",
@@ -33,8 +34,8 @@ Headers = Iterable[tuple[bytes, bytes]]
 JSON = ((b"content-type", b"application/json"),)
 _CLOSE = (b"connection", b"close")
 _ENCODER = msgspec.json.Encoder()
-#: Seconds for which the rest of a body that is too large is passed over.
-_LINGER = 5.0
+#: Seconds for which the rest of what is refused is passed over.
+LINGER = 5.0
 
 
 class Gone(Exception):
@@ -193,7 +194,7 @@ async def respond(
         await send({"type": "http.response.body", "body": body, "more_body": True})
         body = b""
         with suppress(TimeoutError):
-            async with asyncio.timeout(_LINGER):
+            async with asyncio.timeout(LINGER):
                 while (await unread()).get("more_body"):
                     pass
     await send({"type": "http.response.body", "body": body})

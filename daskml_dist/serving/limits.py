@@ -9,7 +9,7 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from daskml_dist.serving.http import error_body
+from daskml_dist.serving.http import LINGER, error_body
 
 __all__ = ["MOST_HEAD_BYTES", "Limited", "close_slow"]
 
@@ -59,7 +59,7 @@ class Limited(HttpToolsProtocol):
             super().on_message_complete()
 
     def _without_upgrade(self, behind: bytes) -> bytes:
-        """What is to be read in place of a head that asks for an upgrade, and what is behind it.
+        """Bytes to be read in place of a head that asks for an upgrade, and those behind it.
 
         A server may answer in HTTP/1.1 (RFC 9110, 7.8). Some clients ask for HTTP/2 in every first
         request, Java's own for one; the parser stops behind such a head, and takes no body.
@@ -111,12 +111,24 @@ class Limited(HttpToolsProtocol):
             else:
                 cycle.keep_alive = False
             return
+        if under_way:  # the application is told that its client has left
+            cycle.disconnected = True
+            cycle.message_event.set()
         body = error_body(message)
         self.transport.write(
             b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
             b"connection: close\r\n\r\n%b" % (status, len(body), body)
         )
-        self.transport.close()
+        if not self.transport.can_write_eof():
+            self.transport.close()
+            return
+        # What is still to come would reset a closed connection before the client reads the answer.
+        try:
+            self.transport.write_eof()
+        except OSError:  # it has left
+            self.transport.abort()
+        else:
+            self.loop.call_later(LINGER, self.transport.close)
 
 
 async def close_slow(

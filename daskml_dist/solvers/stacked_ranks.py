@@ -220,7 +220,7 @@ class StackedRanks(OwnedStatistic):
 
 
 def _slots(of_columns: Array, n: int, n_kept: int) -> list[Array]:
-    """What is kept of the first `n` rows of columns, or of one."""
+    """The values kept of the first `n` rows of columns, or of one."""
     n_slots = (of_columns.shape[-1] - 1) // n_kept
     starts = range(1, 1 + n_kept * n_slots, n_slots)
     return [of_columns[..., start : start + n] for start in starts]

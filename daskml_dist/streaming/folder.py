@@ -75,6 +75,16 @@ def folder(
     return _arrivals(os.fspath(pattern), reads, order, reached, marker, idle, poll)
 
 
+def _check_order(path: str, position: Any, reached: Any, order: str) -> None:
+    """Refuse a file that is to come before what was given."""
+    if reached is not None and position <= reached:
+        raise InvalidDataError(
+            f"{path} came after a file that follows it in the order of {order}s was given: the "
+            f"source is at {reached!r}. Name files so that they grow, or use "
+            'order="mtime" and rename as soon as they are written.'
+        )
+
+
 def _arrivals(
     pattern: str,
     read: Callable[[str], tuple[Any, Any]],
@@ -93,12 +103,7 @@ def _arrivals(
         for position, path in _listed(pattern, order):
             if path in given or (begun is not None and position <= begun):
                 continue
-            if reached is not None and position <= reached:
-                raise InvalidDataError(
-                    f"{path} came after a file that follows it in the order of {order}s was "
-                    f"given: the source is at {reached!r}. Name files so that they grow, or use "
-                    'order="mtime" and rename as soon as they are written.'
-                )
+            _check_order(path, position, reached, order)
             X, y = read(path)
             given.add(path)
             reached, came = position, True

@@ -120,7 +120,7 @@ class Session:
         self.show()
 
     def _on_lanes(self, started: Started) -> Started:
-        """What has started, with its steps where they are to be made."""
+        """A started stream, with its steps where they are to be made."""
         if self._client is not None:
             self._lanes = Lanes(self._client, self.estimator, started, self._learned)
         return started

@@ -68,6 +68,9 @@ class Transport:
     def get_extra_info(self, name):
         return None
 
+    def can_write_eof(self):
+        return False
+
     def write(self, data):
         assert not self.closed
         self.written += data

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import select
 import socket
 from contextlib import suppress
 
@@ -159,6 +160,16 @@ def test_who_sends_no_more_is_answered(port, sent):
         one.sendall(sent)
         one.shutdown(socket.SHUT_WR)
         assert rest(one).startswith(b"HTTP/1.1 200")
+
+
+def test_what_comes_behind_garbage_hides_no_answer(port):
+    """It would reset a connection that is closed at once."""
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as one:
+        one.sendall(b"\x00\r\n\r\n")
+        select.select([one], [], [], 60)
+        one.sendall(WHOLE)
+        one.shutdown(socket.SHUT_WR)
+        assert rest(one).count(b"HTTP/1.1 400") == 1
 
 
 def test_who_reads_nothing_is_left():

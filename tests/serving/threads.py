@@ -30,6 +30,11 @@ class _Limited(uvicorn.Server):
         limit = close_slow(self.server_state.connections, self.seconds)
         self.limit = asyncio.get_running_loop().create_task(limit)
 
+    async def shutdown(self, sockets: Any = None) -> None:
+        assert not self.limit.done()  # it looks after the connections until the end
+        self.limit.cancel()
+        await super().shutdown(sockets)
+
 
 @contextmanager
 def served(app: Any, head_seconds: float = 30.0) -> Iterator[int]:

@@ -69,21 +69,26 @@ def to_onnx(estimator: Any, path: Any = None, *, sample: Any = None) -> Any:
         more["initial_types"] = [("X", kind([None, twin.n_features_in_]))]
     if _has_shares(twin):
         more["options"] = {"zipmap": False}
-    try:
-        with warnings.catch_warnings():
-            # protobuf warns of the booleans that skl2onnx gives it for numbers.
-            warnings.simplefilter("ignore")
-            model = skl2onnx.to_onnx(twin, **more)
-    except Exception as error:  # of many kinds, of skl2onnx, onnx and protobuf
-        raise ExportError(
-            f"skl2onnx {skl2onnx.__version__} has no ONNX for this {type(twin).__name__}: "
-            f"{str(error)[:400]}\n{_REMEDY}"
-        ) from error
+    model = _converted(skl2onnx, twin, more)
     complete_trees(trees, model)
     _check_answers(twin, session_of(model.SerializeToString()), sample)
     if path is not None:
         Path(path).write_bytes(model.SerializeToString())
     return model
+
+
+def _converted(skl2onnx: Any, twin: Any, more: dict[str, Any]) -> Any:
+    """The model of ONNX of an estimator of scikit-learn."""
+    try:
+        with warnings.catch_warnings():
+            # protobuf warns of the booleans that skl2onnx gives it for numbers.
+            warnings.simplefilter("ignore")
+            return skl2onnx.to_onnx(twin, **more)
+    except Exception as error:  # of many kinds, of skl2onnx, onnx and protobuf
+        raise ExportError(
+            f"skl2onnx {skl2onnx.__version__} has no ONNX for this {type(twin).__name__}: "
+            f"{str(error)[:400]}\n{_REMEDY}"
+        ) from error
 
 
 def _libraries() -> tuple[Any, Any]:
