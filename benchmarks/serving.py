@@ -1,6 +1,7 @@
-"""Requests a second of services on one core, by wrk, beside MLServer where it is installed.
+"""Requests a second of services on one core, by wrk, beside other servers where they are installed.
 
-wrk (``apt-get install wrk``) runs on another core: both are pinned where there are two.
+wrk (``apt-get install wrk``) runs on another core: both are pinned where there are two. All serve
+the same coefficients: ours the fitted model, the others its twin of scikit-learn.
 """
 
 from __future__ import annotations
@@ -9,44 +10,28 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import joblib
 import numpy as np
 
 from benchmarks._common import logistic_rows, markdown
+from benchmarks._serving_peers import PEERS, Peer, found_in
 from daskml_dist.linear_model import SGDClassifier
 
 FEATURES, CONNECTIONS = 28, 64
 INFER = "/v2/models/m/infer"
-#: As little of a runtime as MLServer has: the same probabilities by two lines of NumPy.
-RUNTIME = """
-import numpy as np
-from mlserver import MLModel
-from mlserver.codecs import NumpyCodec
-from mlserver.types import InferenceResponse
-
-class Model(MLModel):
-    async def load(self):
-        held = np.load(self.settings.parameters.uri)
-        self.coef, self.intercept = held["coef"], held["intercept"]
-        return True
-
-    async def predict(self, payload):
-        X = NumpyCodec.decode_input(payload.inputs[0])
-        p = 1 / (1 + np.exp(-(X @ self.coef.T + self.intercept)))
-        out = NumpyCodec.encode_output("predict_proba", np.hstack([1 - p, p]))
-        return InferenceResponse(model_name=self.name, outputs=[out])
-"""
 
 
 def run(tiny: bool = False) -> str:
@@ -60,111 +45,125 @@ def run(tiny: bool = False) -> str:
         return f"Services: not measured, as {', '.join(missing)} is not installed."
     X, y = logistic_rows(2_000, FEATURES)
     model = SGDClassifier(loss="log_loss", random_state=0).fit(X, y)
-    seconds = 1 if tiny else 6
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder)
-        bodies = _bodies(X[0], place)
-        with _ours(model, place) as port:
-            truth = model.predict_proba(X[:1])
-            _same(port, X[:1], truth, exactly=True)
-            rows += [["daskml_dist", kind, *_load(port, body, seconds)] for kind, body in bodies]
-        if find_spec("mlserver") and not tiny:
-            with _mlserver(model, place) as port:
-                _same(port, X[:1], truth, exactly=False)
-                rows.append(["MLServer", "JSON", *_load(port, bodies[0][1], seconds)])
+    seconds = 1 if tiny else 5
+    row, truth = X[0].tolist(), model.predict_proba(X[:1])
+    rows, left_out = [], []
+    with tempfile.TemporaryDirectory() as told:
+        folder = Path(told)
+        for title, more in (("exact to the bit", []), ("shared products", ["--together"])):
+            with _ours(model, folder, more) as port:
+                for kind, body, content_type in _bodies(X[0]):
+                    said = json.loads(_asked(port, INFER, _json(row)))
+                    found = np.array(said["outputs"][0]["data"], truth.dtype)
+                    np.testing.assert_array_equal(found, truth.ravel())
+                    script = _script(body, content_type, folder)
+                    load = _load(port, INFER, script, seconds)
+                    rows.append([f"daskml_dist, {title}", kind, *load])
+        twin = model.to_sklearn()
+        for peer in () if tiny else PEERS:
+            where = found_in(peer)
+            if where is None:
+                left_out.append(peer.name)
+                continue
+            try:
+                with _served(peer, twin, where) as (port, place):
+                    body = json.dumps(peer.body(row)).encode()
+                    found = peer.probabilities(json.loads(_asked(port, peer.path, body)))
+                    np.testing.assert_allclose(np.ravel(found), truth.ravel(), rtol=1e-4)
+                    script = _script(body, "application/json", place)
+                    rows.append([peer.name, "JSON", *_load(port, peer.path, script, seconds)])
+            except (RuntimeError, OSError) as error:
+                left_out.append(f"{peer.name} ({error})")
     title = f"Services of a linear model, {FEATURES} features, {CONNECTIONS} connections, one core"
-    return markdown(title, ["", "body", "requests/s", "p50, ms", "p99, ms", "failed"], rows)
+    table = markdown(title, ["", "body", "requests/s", "p50, ms", "p99, ms", "failed"], rows)
+    return table + (f"\n\nNot measured: {', '.join(left_out)}." if left_out else "")
 
 
-def _bodies(row: Any, folder: Path) -> list[tuple[str, Path]]:
-    """wrk's scripts, by the kind of body that they send."""
-    tensor = {"name": "rows", "shape": [1, FEATURES], "datatype": "FP32", "data": row.tolist()}
-    kinds = {
-        "JSON": ("application/json", json.dumps({"inputs": [tensor]}).encode()),
-        "raw": ("application/octet-stream", row.astype("<f4").tobytes()),
-    }
-    found = []
-    for kind, (content_type, body) in kinds.items():
-        path = folder / f"{kind}.lua"
-        escaped = "".join(f"\\{byte:03d}" for byte in body)
-        path.write_text(
-            f'wrk.method = "POST"\nwrk.headers["content-type"] = "{content_type}"\n'
-            f'wrk.body = "{escaped}"\n'
-        )
-        found.append((kind, path))
-    return found
+def _json(row: list[float]) -> bytes:
+    tensor = {"name": "rows", "shape": [1, FEATURES], "datatype": "FP32", "data": row}
+    return json.dumps({"inputs": [tensor]}).encode()
+
+
+def _bodies(row: Any) -> list[tuple[str, bytes, str]]:
+    """Bodies of a row, with their kinds and content types."""
+    return [
+        ("JSON", _json(row.tolist()), "application/json"),
+        ("raw", row.astype("<f4").tobytes(), "application/octet-stream"),
+    ]
+
+
+def _script(body: bytes, content_type: str, folder: Path) -> Path:
+    """wrk's script that sends a body."""
+    path = folder / "ask.lua"
+    escaped = "".join(f"\\{byte:03d}" for byte in body)
+    path.write_text(
+        f'wrk.method = "POST"\nwrk.headers["content-type"] = "{content_type}"\n'
+        f'wrk.body = "{escaped}"\n'
+    )
+    return path
 
 
 @contextmanager
-def _ours(model: Any, folder: Path) -> Iterator[int]:
+def _ours(model: Any, folder: Path, more: Sequence[str]) -> Iterator[int]:
     model.save(str(folder / "m.skops"))
     port = _free_port()
-    command = [sys.executable, "-m", "daskml_dist", "serve", str(folder / "m.skops")]
-    with _running([*command, "--port", str(port)], port):
+    command = [sys.executable, "-m", "daskml_dist", "serve", str(folder / "m.skops"), *more]
+    with _running([*command, "--port", str(port)], port, INFER, _json([0.0] * FEATURES), ""):
         yield port
 
 
 @contextmanager
-def _mlserver(model: Any, folder: Path) -> Iterator[int]:
-    port = _free_port()
-    np.savez(folder / "m.npz", coef=model.coef_, intercept=model.intercept_)
-    (folder / "runtime.py").write_text(RUNTIME)
-    ports = {"http_port": port, "grpc_port": _free_port(), "metrics_port": _free_port()}
-    settings = {"host": "127.0.0.1", "parallel_workers": 0, "debug": False, **ports}
-    (folder / "settings.json").write_text(json.dumps(settings))
-    parameters = {"uri": str(folder / "m.npz")}
-    told = {"name": "m", "implementation": "runtime.Model", "parameters": parameters}
-    (folder / "model-settings.json").write_text(json.dumps(told))
-    main = "import sys; from mlserver.cli import main; sys.argv[0] = 'mlserver'; main()"
-    with _running([sys.executable, "-c", main, "start", str(folder)], port):
-        yield port
+def _served(peer: Peer, model: Any, where: str) -> Iterator[tuple[int, Path]]:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as told:
+        folder, port = Path(told), _free_port()
+        joblib.dump(model, folder / "m.joblib")
+        command = peer.prepare(folder, port, _free_port)
+        body = json.dumps(peer.body([0.0] * FEATURES)).encode()
+        with _running(command, port, peer.path, body, where, folder):
+            yield port, folder
 
 
 @contextmanager
-def _running(command: list[str], port: int) -> Iterator[None]:
-    """A server, once it is ready and until the end."""
-    with subprocess.Popen([*_pinned(0), *command], stderr=subprocess.DEVNULL,
-                          stdout=subprocess.DEVNULL) as server:  # fmt: skip
+def _running(
+    command: list[str], port: int, path: str, body: bytes, where: str, folder: Path | None = None
+) -> Iterator[None]:
+    """A server, once it answers and until the end, which is the end of all that it started."""
+    paths = [*filter(None, [where, os.environ.get("PYTHONPATH")])]
+    quiet = {"BENTOML_DO_NOT_TRACK": "True", "RAY_USAGE_STATS_ENABLED": "0"}
+    environment = {**os.environ, **quiet, "PYTHONPATH": os.pathsep.join(paths)}
+    with subprocess.Popen([*_pinned(0), *command], stderr=subprocess.DEVNULL, cwd=folder,
+                          stdout=subprocess.DEVNULL, env=environment,
+                          start_new_session=True) as server:  # fmt: skip
         try:
             end = time.monotonic() + 60
-            while not _ready(port):
+            while True:
+                with suppress(OSError):
+                    _asked(port, path, body)
+                    break
                 if server.poll() is not None or time.monotonic() > end:
-                    raise RuntimeError(f"{command} is not ready.")
-                time.sleep(0.05)
+                    raise RuntimeError("did not come to answer")
+                time.sleep(0.1)
             yield
         finally:
             server.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                server.wait(15)
+            with suppress(ProcessLookupError):
+                os.killpg(server.pid, signal.SIGKILL)
 
 
-def _ready(port: int) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/models/m/ready") as reply:
-            return bool(reply.status == 200)
-    except OSError:
-        return False
+def _asked(port: int, path: str, body: bytes) -> bytes:
+    """The body of an answer; an OSError where it is no answer."""
+    headers = {"content-type": "application/json"}
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", body, headers)
+    with urllib.request.urlopen(request, timeout=10) as reply:
+        found: bytes = reply.read()
+    return found
 
 
-def _same(port: int, X: Any, truth: Any, *, exactly: bool) -> None:
-    """What is compared is the same answer."""
-    tensor = {"name": "rows", "shape": list(X.shape), "datatype": "FP32", "data": X[0].tolist()}
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}{INFER}",
-        json.dumps({"inputs": [tensor]}).encode(),
-        {"content-type": "application/json"},
-    )
-    with urllib.request.urlopen(request) as reply:
-        (output,) = json.load(reply)["outputs"]
-    served = np.array(output["data"], truth.dtype).reshape(truth.shape)
-    if exactly:
-        np.testing.assert_array_equal(served, truth)
-    else:
-        np.testing.assert_allclose(served, truth, rtol=1e-5)
-
-
-def _load(port: int, script: Path, seconds: int) -> list[str]:
+def _load(port: int, path: str, script: Path, seconds: int) -> list[str]:
     """Requests a second, p50 and p99, and how many answers were no answer."""
-    url = f"http://127.0.0.1:{port}{INFER}"
+    url = f"http://127.0.0.1:{port}{path}"
     command = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{seconds}s", "--latency", "-s", str(script)]
     said = subprocess.run(
         [*_pinned(1), *command, url], check=True, capture_output=True, text=True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from daskml_dist._supervised import Supervised
 from daskml_dist.backends import Backend, get_backend
 from daskml_dist.errors import DivergedError
+from daskml_dist.inference.each_row import products_of_rows
 from daskml_dist.losses import Loss
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.solvers import Solution
@@ -92,7 +94,14 @@ class _RawPrediction:
             return self._shifted(np.matmul(X, w, out=out[: len(X)]))
         return self._shifted(self._in_dtype(get_backend("cpu").dot(X, w)))
 
-    def for_dtype(self, dtype: np.dtype[Any]) -> Callable[[NDArray[Any]], NDArray[Any]]:
+    def for_each_row(self, dtype: np.dtype[Any]) -> Callable[[NDArray[Any]], NDArray[Any]] | None:
+        """As :meth:`for_dtype`, of rows that are each alone; None of several columns."""
+        one = self._weights.shape[1] == 1
+        return self.for_dtype(dtype, products_of_rows) if one else None
+
+    def for_dtype(
+        self, dtype: np.dtype[Any], product: Callable[[Any, Any], NDArray[Any]] = operator.matmul
+    ) -> Callable[[NDArray[Any]], NDArray[Any]]:
         """The same function of dense rows of a dtype; what they do not change is found once."""
         w = self._weights
         raw = np.empty(0, np.result_type(dtype, w))
@@ -102,7 +111,7 @@ class _RawPrediction:
         as_it_is = wanted == raw.dtype
 
         def apply(X: NDArray[Any]) -> NDArray[Any]:
-            raw: NDArray[Any] = X @ w if as_it_is else (X @ w).astype(wanted)
+            raw = product(X, w) if as_it_is else product(X, w).astype(wanted)
             raw += shift
             return raw
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from daskml_dist.data.few_plain import few_plain
 from daskml_dist.data.rows_to_come import RowsToCome
 from daskml_dist.inference.bare_scalers import bare_scaler
+from daskml_dist.inference.each_row import lane_of_each_row
 from daskml_dist.inference.few_rows import AppliedToRows, Lane
 
 if TYPE_CHECKING:
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
 __all__ = ["bare_function"]
 
 
-def bare_function(model: Any, method: str, dtype: np.dtype[Any]) -> Lane | None:
+def bare_function(
+    model: Any, method: str, dtype: np.dtype[Any], *, alone: bool = False
+) -> Lane | None:
     """A function from few plain rows to a method's answers.
 
     Parameters
@@ -28,6 +31,8 @@ def bare_function(model: Any, method: str, dtype: np.dtype[Any]) -> Lane | None:
     method : str
     dtype : dtype
         float32 or float64, of the rows.
+    alone : bool, default=False
+        Whether each row's answer is to the bit the one that it gets alone, not beside the others.
 
     Returns
     -------
@@ -39,7 +44,7 @@ def bare_function(model: Any, method: str, dtype: np.dtype[Any]) -> Lane | None:
     from sklearn.pipeline import Pipeline  # which every worker would load otherwise
 
     if type(model) is Pipeline:
-        return _of_pipeline(model, method, dtype)
+        return _of_pipeline(model, method, dtype, alone)
     if method == "transform" and (scaled := bare_scaler(model, dtype)) is not None:
         return _after([(model, scaled)], None)
     if not hasattr(model, "_applied"):
@@ -48,11 +53,13 @@ def bare_function(model: Any, method: str, dtype: np.dtype[Any]) -> Lane | None:
         asked = getattr(model, method)(RowsToCome(dtype))
     except (AttributeError, TypeError, ValueError):
         return None  # it looks into the rows itself
-    return asked.few(dtype) if isinstance(asked, AppliedToRows) else None
+    if not isinstance(asked, AppliedToRows):
+        return None
+    return lane_of_each_row(asked, dtype) if alone else asked.few(dtype)
 
 
-def _of_pipeline(model: Pipeline, method: str, dtype: np.dtype[Any]) -> Lane | None:
-    last = bare_function(model.steps[-1][1], method, dtype)
+def _of_pipeline(model: Pipeline, method: str, dtype: np.dtype[Any], alone: bool) -> Lane | None:
+    last = bare_function(model.steps[-1][1], method, dtype, alone=alone)
     before = [step for _, step in model.steps[:-1] if step not in (None, "passthrough")]
     scalers = [(step, bare_scaler(step, dtype)) for step in before]
     if last is None or any(scaled is None for _, scaled in scalers):

@@ -29,21 +29,27 @@ class AppliedToRows:
     n_outputs: int | None
     row_shape: RowShape
 
-    def few(self, dtype: np.dtype[Any]) -> Lane:
+    def few(
+        self, dtype: np.dtype[Any], function: Callable[..., NDArray[Any]] | None = None
+    ) -> Lane:
         """The answers to few rows of one dtype, with all found beforehand that can be.
 
         Parameters
         ----------
         dtype : dtype
             float32 or float64, of the rows.
+        function : callable, optional
+            In place of its own, made for the dtype.
 
         Returns
         -------
         callable
             As :func:`few_answers`, of rows alone. Threads may call it at once.
         """
-        prepare = getattr(self.function, "for_dtype", None)
-        function = self.function if prepare is None else prepare(dtype)
+        if function is None:
+            prepare = getattr(self.function, "for_dtype", None)
+            function = self.function if prepare is None else prepare(dtype)
+        made = function
         shows = getattr(self.function, "shows_not_finite", False)
         then, of_results, n_outputs = self.then, self.dtype, self.n_outputs
         shape = self.row_shape
@@ -52,7 +58,7 @@ class AppliedToRows:
             rows = few_plain(X, shape)
             if rows is None:
                 return None
-            return _answered(rows, function, shows, then, of_results, n_outputs)
+            return _answered(rows, made, shows, then, of_results, n_outputs)
 
         return answer
 

@@ -93,6 +93,8 @@ class Predictor:
         bare = {dtype: answer for dtype, answer in found.items() if answer is not None}
         self.bare = bool(bare)
         self._function = _bare_first(bare, getattr(model, method))
+        alone = {dtype: bare_function(model, method, dtype, alone=True) for dtype in bare}
+        self._alone = {dtype: answer for dtype, answer in alone.items() if answer is not None}
 
     @classmethod
     def of_file(
@@ -139,6 +141,26 @@ class Predictor:
             As the method does: of this package's models the first.
         """
         return np.asarray(self._function(X))
+
+    def each(self, X: NDArray[Any]) -> NDArray[Any] | None:
+        """Answers to rows of which each is to be answered as if it were alone.
+
+        A product of many rows may differ in the last digit from that of one row. Here each is
+        rounded alone, in little more time than a product of all takes.
+
+        Parameters
+        ----------
+        X : ndarray of shape (n_rows, n_features)
+            Up to 256 rows.
+
+        Returns
+        -------
+        ndarray of shape (n_rows,) or (n_rows, n_outputs), or None
+            Each to the bit what ``self(X[i : i + 1])`` is. None where only such calls tell: other
+            models than linear ones with one column of raw predictions, labels, rows with NaN.
+        """
+        answer = self._alone.get(X.dtype)
+        return None if answer is None else answer(X)
 
 
 def _bare_first(

@@ -12,9 +12,9 @@ from typing import Any
 from numpy.typing import NDArray
 
 from daskml_dist.errors import RequestError
-from daskml_dist.inference.joined_rows import joined, n_rows_of
+from daskml_dist.inference.joined_rows import n_rows_of
 from daskml_dist.serving import metadata
-from daskml_dist.serving.batching import Batcher, made
+from daskml_dist.serving.batching import Batcher
 from daskml_dist.serving.calls import (
     MODEL,
     PATHS,
@@ -39,7 +39,8 @@ from daskml_dist.serving.http import (
     respond,
 )
 from daskml_dist.serving.outputs import predictor_of
-from daskml_dist.serving.protocol import Answer, Question, codec_of
+from daskml_dist.serving.protocol import Question, codec_of
+from daskml_dist.serving.replies import Product, Reply, said_of
 
 __all__ = ["App"]
 
@@ -70,7 +71,8 @@ class App:
     together : bool, optional
         Whether requests share a call. The last digit of a row then depends on the rows beside it,
         as BLAS has it. None: not where a call takes a few microseconds (``Predictor.bare``), so
-        that what is served is to the bit what the method gives; True serves a fifth more there.
+        that what is served is to the bit what the method gives; where a predictor has a way to
+        answer requests of a row each so (``Predictor.each``), they are one call nevertheless.
     body_seconds : float, default=30
         In which a body must come; else it is refused (408). Heads are the server's to limit.
     cluster : Cluster, optional
@@ -205,7 +207,7 @@ class App:
         body = await body_of(receive, call.headers, self._max_bytes, self._deadlines)
         question, waiting = self._asked_of(call, codec, body, name, version)
         outputs = [(method, await answer) for method, answer in waiting]
-        return _said(call, codec, question, outputs)
+        return said_of(call, codec, question, outputs)
 
     def _plain(self, path: str, headers: dict[bytes, bytes], size: int) -> Head | None:
         """Head of a request that :meth:`answer` may answer."""
@@ -230,37 +232,19 @@ class App:
         body : bytes
         client : tuple of (str, int), or None
         tell : callable
-            Is told status, headers and body: at once, or where requests share a call, in the next
-            turn of the event loop.
+            Is told status, headers and body: at the end of this turn of the event loop, or later.
         """
-        call = Call("POST", head.path, head.headers, client)
-
-        def end(outputs: Any) -> None:
-            try:
-                if isinstance(outputs, asyncio.Future):
-                    if outputs.cancelled():
-                        raise RequestError("This server ends: ask again.", 503)
-                    outputs = list(zip(names, outputs.result(), strict=True))
-                said = _said(call, head.codec, question, outputs)
-            except Exception as error:
-                said = refusal(error, call)
-            self._note(call, said[0], said[2])
-            tell(*said)
-
+        reply = Reply(self._note, Call("POST", head.path, head.headers, client), head.codec, tell)
         try:
-            question, waiting = self._asked_of(
-                call, head.codec, body, head.name, head.version, True
+            reply.question, waiting = self._asked_of(
+                reply.call, head.codec, body, head.name, head.version, reply
             )
         except Exception as error:
-            said = refusal(error, call)
-            self._note(call, said[0], said[2])
-            tell(*said)
+            reply.set_exception(error)
             return
-        if not isinstance(waiting[0][1], asyncio.Future):
-            end(waiting)
-            return
-        names = [method for method, _ in waiting]
-        asyncio.gather(*(one for _, one in waiting)).add_done_callback(end)
+        reply.names = [method for method, _ in waiting]
+        if waiting[0][1] is not reply:
+            asyncio.gather(*(answer for _, answer in waiting)).add_done_callback(reply.gathered)
 
     def _asked_of(
         self,
@@ -269,43 +253,46 @@ class App:
         body: bytes,
         name: str,
         version: str | None,
-        at_once: bool = False,
+        reply: Reply | None = None,
     ) -> tuple[Question, list[tuple[str, Any]]]:
-        """A body as a question, and its answers to come."""
+        """A body as a question, and its answers to come, as :meth:`_asked` has them."""
         if version is None:
             served, shadows = self.models.route(name, call.headers.get(_KEY))
         else:
             served, shadows = self.models.get(name, version), ()
         call.model, call.version = served.name, str(served.version)
         question = codec.read(body, call.headers, served.predictor)
-        waiting = self._asked(served, question.tensors, question.outputs, at_once)
+        waiting = self._asked(served, question.tensors, question.outputs, reply)
         for shadow in shadows:
             self._shadow(shadow, question)
         return question, waiting
 
     def _asked(
-        self, served: Any, tensors: Any, outputs: tuple[str, ...], at_once: bool = False
+        self,
+        served: Any,
+        tensors: Any,
+        outputs: tuple[str, ...],
+        reply: Reply | None = None,
     ) -> list[tuple[str, Any]]:
-        """Answers by method, or their futures where they are still to come."""
+        """Answers to come, by method: futures, or `reply` where there is one answer."""
         main = served.predictor
         rows = rows_of(tensors, main)
         if self._cluster is not None and self._cluster.takes(main, rows):
             there = [predictor_of(main, name).method for name in outputs or (main.method,)]
             return [(name, self._cluster.ask(served, name, rows)) for name in there]
-        chosen = [predictor_of(main, name) for name in outputs] if outputs else (main,)
         n_rows = n_rows_of(rows)
-        if at_once and not any(self._shares(one) for one in chosen):
-            return [(one.method, made(_Product(one), [rows], n_rows)) for one in chosen]
         if isinstance(rows, dict):
             kinds: Any = tuple(values.dtype for values in rows.values())
         else:
             kinds = rows.dtype if rows.ndim == 2 else (rows.dtype, rows.shape[1:])
         delay = self._delay(served.name)
+        chosen = [predictor_of(main, name) for name in outputs] if outputs else (main,)
+        to = reply if len(chosen) == 1 else None
         return [
             (
                 one.method,
                 self.batcher.ask(
-                    (one, kinds), _Product(one), rows, n_rows, delay, self._shares(one)
+                    (one, kinds), Product(one), rows, n_rows, delay, self._shares(one), to
                 ),
             )
             for one in chosen
@@ -342,23 +329,3 @@ class App:
         waiting[0][1].add_done_callback(told)
         for _, answer in waiting[1:]:
             answer.add_done_callback(lambda done: done.cancelled() or done.exception())
-
-
-class _Product:
-    """A predictor, as a function of the rows of some requests."""
-
-    __slots__ = ("predictor",)
-
-    def __init__(self, predictor: Any) -> None:
-        self.predictor = predictor
-
-    def __call__(self, pieces: list[Any]) -> NDArray[Any]:
-        answers: NDArray[Any] = self.predictor(joined(pieces, self.predictor))
-        return answers
-
-
-def _said(call: Call, codec: Any, question: Question, outputs: list[tuple[str, Any]]) -> Said:
-    """An answer, written."""
-    call.n_rows = len(outputs[0][1])
-    headers, body = codec.write(Answer(call.model, call.version, outputs), question)
-    return 200, headers, body

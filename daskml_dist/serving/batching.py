@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 
 from daskml_dist.errors import DaskMLDistError, RequestError
 
-__all__ = ["Batcher", "made"]
+__all__ = ["Batcher"]
 
 #: Makes the answers of the rows of some requests, row after row.
 Product = Callable[[list[Any]], NDArray[Any]]
+#: Requests of a row each that are one call, of as many rows as a predictor answers at once.
+_MOST_EACH = 256
 
 
 class _Line:
@@ -28,7 +30,7 @@ class _Line:
         self.together = together
         self.pieces: list[Any] = []
         self.sizes: list[int] = []
-        self.answers: list[asyncio.Future[NDArray[Any]]] = []
+        self.answers: list[Any] = []  # futures, or what is told like them
 
 
 class Batcher:
@@ -67,7 +69,8 @@ class Batcher:
         n_rows: int,
         delay: float | None = None,
         together: bool = True,
-    ) -> asyncio.Future[NDArray[Any]]:
+        answer: Any = None,
+    ) -> Any:
         """Take in a request.
 
         Parameters
@@ -75,7 +78,9 @@ class Batcher:
         key : hashable
             Of what may share a call.
         product : callable
-            Takes a list of the requests' rows; an answer a row.
+            Takes a list of the requests' rows; an answer a row. It may have a method ``each`` that
+            takes requests of a row each, and answers each to the bit as if it came alone, or
+            returns None.
         rows : object
             Of the request.
         n_rows : int
@@ -85,10 +90,12 @@ class Batcher:
         together : bool, default=True
             Whether requests share a call. BLAS may round a row's last digit by how many rows it
             has beside it: with False the answer is to the bit what the rows alone would get.
+        answer : object, optional
+            That is told the answer by the methods of a future; None: a new one.
 
         Returns
         -------
-        Future of ndarray of shape (n_rows, ...)
+        Future of ndarray of shape (n_rows, ...), or `answer`
 
         Raises
         ------
@@ -110,7 +117,8 @@ class Batcher:
                 loop.call_soon(self._flush, key)
             else:
                 loop.call_later(delay, self._come_due, key)
-        answer: asyncio.Future[NDArray[Any]] = loop.create_future()
+        if answer is None:
+            answer = loop.create_future()
         line.pieces.append(rows)
         line.sizes.append(n_rows)
         line.answers.append(answer)
@@ -164,6 +172,8 @@ class Batcher:
     def _made(self, line: _Line) -> list[Any]:
         """An answer, or an error, for each request of a line."""
         if not line.together:
+            if len(line.sizes) > 1 and (each := _each(line)) is not None:
+                return each
             return [_alone(line.product, *one) for one in zip(line.pieces, line.sizes, strict=True)]
         results: list[Any] = []
         first = rows = 0
@@ -181,7 +191,7 @@ def _called(line: _Line, first: int, end: int) -> list[Any]:
     if len(sizes) == 1:
         return [_alone(line.product, pieces[0], sizes[0])]
     try:
-        answers = made(line.product, pieces, sum(sizes))
+        answers = _whole(line.product, pieces, sum(sizes))
     except Exception:
         return [_alone(line.product, *one) for one in zip(pieces, sizes, strict=True)]
     results, at = [], 0
@@ -191,15 +201,34 @@ def _called(line: _Line, first: int, end: int) -> list[Any]:
     return results
 
 
+def _each(line: _Line) -> list[Any] | None:
+    """Answers to requests of a row each, where the product makes each as if it were alone."""
+    each, n_rows = getattr(line.product, "each", None), len(line.sizes)
+    if each is None or max(line.sizes) > 1:
+        return None
+    found: list[Any] = []
+    for at in range(0, n_rows, _MOST_EACH):
+        pieces = line.pieces[at : at + _MOST_EACH]
+        try:
+            answers = each(pieces)
+        except Exception:  # of one of them, which a call of its own tells
+            answers = None
+        if answers is None:
+            found += [_alone(line.product, piece, 1) for piece in pieces]
+        else:
+            found += [answers[one : one + 1] for one in range(len(pieces))]
+    return found
+
+
 def _alone(product: Product, piece: Any, size: int) -> Any:
     """The answer, or the error, of one request."""
     try:
-        return made(product, [piece], size)
+        return _whole(product, [piece], size)
     except Exception as error:
         return error
 
 
-def made(product: Product, pieces: list[Any], n_rows: int) -> NDArray[Any]:
+def _whole(product: Product, pieces: list[Any], n_rows: int) -> NDArray[Any]:
     """The answers of a product, one a row."""
     answers = product(pieces)
     if len(answers) != n_rows:

@@ -107,9 +107,7 @@ class Limited(HttpToolsProtocol):
         if under_way and (self.pipeline or cycle.response_started or not cycle.more_body):
             # An answer now would be taken for one to these.
             if cycle.more_body and self.pipeline:
-                self.pipeline.popleft()  # whose body is damaged; an idle connection is closed
-            else:
-                cycle.keep_alive = False
+                self.pipeline.popleft()  # whose body is damaged
             return
         if under_way:  # the application is told that its client has left
             cycle.disconnected = True
@@ -119,10 +117,22 @@ class Limited(HttpToolsProtocol):
             b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
             b"connection: close\r\n\r\n%b" % (status, len(body), body)
         )
+        self._linger()
+
+    def on_response_complete(self) -> None:
+        """Go on to the next request, or to the end."""
+        super().on_response_complete()
+        if self.is_refused and self.timeout_keep_alive_task is not None:
+            self._linger()
+
+    def _linger(self) -> None:
+        """End this half of the connection, and the other once the client does, or a while after.
+
+        What is still to come would reset a closed connection before the client reads its answers.
+        """
         if not self.transport.can_write_eof():
             self.transport.close()
             return
-        # What is still to come would reset a closed connection before the client reads the answer.
         try:
             self.transport.write_eof()
         except OSError:  # it has left

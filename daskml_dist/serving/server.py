@@ -95,8 +95,8 @@ def serve(
         ``app(models, metrics, **settings)``, an ASGI application of your own in place of the Open
         Inference Protocol's.
     **settings
-        Of the application: `max_bytes`, `max_waiting`, `max_delay`, `body_seconds`, `access_log`
-        (:class:`daskml_dist.serving.app.App`), and `cluster` where there is a scheduler.
+        Of the application: `max_bytes`, `max_waiting`, `max_delay`, `body_seconds`, `together`,
+        `access_log` (:class:`daskml_dist.serving.app.App`); `cluster` where there is a scheduler.
 
     Raises
     ------

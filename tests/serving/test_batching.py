@@ -82,6 +82,46 @@ def test_a_model_that_answers_other_rows():
     assert "7 answers for 1 rows" in str(error)
 
 
+class Each(Product):
+    """As above, with an answer to rows that are each alone."""
+
+    def each(self, pieces):
+        rows = np.concatenate(pieces)
+        if (rows == 7).any():
+            return None
+        if (rows < 0).any():
+            raise ValueError("negative")
+        self.calls.append(-len(pieces))
+        return 2 * rows
+
+
+@pytest.mark.parametrize(
+    ("values", "calls"),
+    [
+        ([1, 2, 3], [-3]),
+        ([1], [1]),
+        ([1, 7], [1, 1]),
+        ([1, -1], [1, 1]),
+        (range(10, 310), [-256, -44]),
+        (range(-1, 299), [1] * 256 + [-44]),
+    ],
+)
+def test_rows_that_are_each_alone(values, calls):
+    product = Each()
+    pieces = [np.array([float(value)]) for value in values]
+    found = answers(Batcher(), product, pieces, together=False)
+    assert product.calls == calls
+    for piece, answer in zip(pieces, found, strict=True):
+        if piece[0] < 0:
+            assert isinstance(answer, ValueError)
+        else:
+            np.testing.assert_array_equal(answer, 2 * piece)
+    # Requests of several rows have calls of their own.
+    product = Each()
+    assert len(answers(Batcher(), product, PIECES, together=False)) == 3
+    assert product.calls == [1, 1, 1]
+
+
 def test_the_bound():
     async def run():
         batcher, product = Batcher(max_waiting=2), Product()

@@ -88,9 +88,9 @@ class Transport:
         self.paused = False
 
 
-def opened(**settings):
+def opened(model=MODEL, **settings):
     """A connection of an application, within a loop."""
-    app = App(Models(m=MODEL), Metrics(), **settings)
+    app = App(Models(m=model), Metrics(), **settings)
     app.answer = Mock(wraps=app.answer)
     config = uvicorn.Config(app, http=Connection, ws="none", log_config=None)
     connection = Connection(config, ServerState(), {}, asyncio.get_running_loop())
@@ -168,6 +168,29 @@ def test_cuts_change_nothing(cuts, together, waits):
     codes = one.app.metrics.codes
     assert codes["m", "1", 200] == sum(status == 200 for _, status in STREAM) - 1
     assert one.app.metrics.rows["m", "1"] == 1 + 2 + 1 + 1 + 1 + 3
+
+
+def test_many_at_once_are_each_to_the_bit():
+    """Whoever else asks in the same turn of the loop."""
+    rows = np.random.default_rng(1).standard_normal((150, 28)).astype(np.float32)
+    model = LogisticRegression().fit(rows, rows[:, 0] > 0)
+
+    async def run():
+        connections = [opened(model=model) for _ in rows]
+        app = connections[0].app
+        calls = Mock(wraps=app.models.served["m"][0].predictor.each)
+        app.models.served["m"][0].predictor.each = calls
+        for one, row in zip(connections, rows, strict=True):
+            one.connection._app = app
+            one.connection.data_received(request({"inputs": [tensor(row[None], "FP32")]}))
+        for one, row in zip(connections, rows, strict=True):
+            ((status, body),) = replies(await answered(one, 1))
+            (output,) = json.loads(body)["outputs"]
+            assert status == 200
+            assert output["data"] == model.predict_proba(row[None]).ravel().tolist()
+        calls.assert_called_once()
+
+    asyncio.run(run())
 
 
 GOOD = request(asked(X[:1]))
@@ -278,8 +301,11 @@ def test_idle_connections_are_closed():
         one = opened()
         connection = one.connection
         connection.data_received(GOOD)
-        first = connection.timeout_keep_alive_task
+        await answered(one, 1)
         connection.data_received(GOOD)
+        connection.timeout_keep_alive_handler()  # not while an answer is on its way
+        first = connection.timeout_keep_alive_task
+        await answered(one, 2)
         assert connection.timeout_keep_alive_task is first  # one timer for both
         connection.timeout_keep_alive_handler()
         assert connection.timeout_keep_alive_task is not first

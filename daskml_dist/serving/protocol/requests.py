@@ -153,7 +153,7 @@ def shaped(values: NDArray[Any], shape: list[int], name: str) -> NDArray[Any]:
 
 
 def _checked(shape: list[int]) -> list[int]:
-    if len(shape) > _MOST_DIMENSIONS or any(size < 0 for size in shape):
+    if len(shape) > _MOST_DIMENSIONS or min(shape, default=0) < 0:
         raise ValueError
     return shape
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+import traceback
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
@@ -14,6 +15,7 @@ from typing import Any
 from distributed import get_worker
 
 from daskml_dist.comm.base import Wait
+from daskml_dist.errors import DaskMLDistError, TrainingError
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.streaming.cluster.apart import Free, Shared
 from daskml_dist.streaming.cluster.calls import Step
@@ -57,7 +59,7 @@ class _Desk:
                 result.set_result(function(learner))
             except BaseException as error:
                 with suppress(InvalidStateError):
-                    result.set_exception(error)
+                    result.set_exception(_told(error))
                 raise
 
     def refuse(self) -> None:
@@ -68,7 +70,7 @@ class _Desk:
                 order = self._orders.get_nowait()
                 if order is not None:
                     with suppress(InvalidStateError):
-                        order[1].set_exception(error or RuntimeError("The stream has ended."))
+                        order[1].set_exception(error or TrainingError("The stream has ended."))
 
 
 class _Lanes(Trainer):
@@ -185,7 +187,16 @@ def _run(trainer: _Lanes, desk: _Desk, worker: Any, run_id: str) -> None:
         with at_work(worker, run_id):
             trainer.run({})
     except BaseException as error:
-        desk.ended.append(error)
+        desk.ended.append(_told(error))
     finally:
         desk.ended.append(None)
         desk.refuse()
+
+
+def _told(error: BaseException) -> BaseException:
+    """An error as the client is told of it, who takes others than ours for a loss."""
+    if isinstance(error, DaskMLDistError):
+        return error
+    told = TrainingError(f"A lane of the stream failed: {error!r}")
+    told.add_note("".join(traceback.format_exception(error)))
+    return told

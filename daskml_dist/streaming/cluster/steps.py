@@ -24,6 +24,7 @@ from daskml_dist.streaming.steps import Steps
 from daskml_dist.training.client.fleet import Gone
 from daskml_dist.training.client.membership import Membership
 from daskml_dist.training.client.shielding import Shielding
+from daskml_dist.training.interrupts import Interrupts
 from daskml_dist.training.spec import FitSpec
 
 __all__ = ["ClusterSteps", "check_client"]
@@ -242,14 +243,17 @@ class ClusterSteps:
         try:
             crew.open()
         except BaseException:
-            crew.close()
+            with Interrupts() as interrupts, interrupts.held():
+                crew.close()
             raise
         return crew
 
     def _drop(self) -> None:
-        crew, self._crew = self._crew, None
-        if crew is not None:
-            crew.close()
+        # A second Ctrl-C waits until nothing is left on the cluster.
+        with Interrupts() as interrupts, interrupts.held():
+            crew, self._crew = self._crew, None
+            if crew is not None:
+                crew.close()
 
     def _count_loss(self, gone: Gone) -> None:
         self._losses += 1

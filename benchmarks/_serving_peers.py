@@ -1,0 +1,204 @@
+"""Other servers of models, each with scikit-learn's model and JSON of its own, as its pages say.
+
+Their dependencies do not go together, so each is looked for in a folder of its own first:
+``pip install --target PEERS/bentoml bentoml``, and PEERS in the environment's DASKML_DIST_PEERS;
+else among what is installed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from numpy.typing import NDArray
+
+__all__ = ["PEERS", "Peer", "found_in"]
+
+
+class Peer(NamedTuple):
+    """A server, and how it is asked."""
+
+    name: str
+    modules: tuple[str, ...]
+    prepare: Callable[[Path, int, Callable[[], int]], list[str]]
+    """Writes what it needs into a folder, which holds ``m.joblib``, for a port and others; the
+    command that starts it there."""
+    path: str
+    body: Callable[[list[float]], Any]
+    probabilities: Callable[[Any], NDArray[Any] | list[Any]]
+    """Those of its answer, in any shape."""
+
+
+def found_in(peer: Peer) -> str | None:
+    """What its Python's path needs, or None where it is not installed."""
+    told = os.environ.get("DASKML_DIST_PEERS")
+    folder = Path(told or ".") / peer.modules[0]
+    if told and all((folder / name).exists() for name in peer.modules):
+        return str(folder)
+    return "" if all(find_spec(name) for name in peer.modules) else None
+
+
+def _tensor(row: list[float]) -> dict[str, Any]:
+    return {"name": "rows", "shape": [1, len(row)], "datatype": "FP32", "data": row}
+
+
+def _rows(row: list[float]) -> dict[str, Any]:
+    return {"rows": [row]}
+
+
+def _mlserver(
+    implementation: str, parameters: dict[str, Any]
+) -> Callable[[Path, int, Callable[[], int]], list[str]]:
+    def prepare(folder: Path, port: int, free: Callable[[], int]) -> list[str]:
+        ports = {"http_port": port, "grpc_port": free(), "metrics_port": free()}
+        settings = {"host": "127.0.0.1", "parallel_workers": 0, "debug": False, **ports}
+        (folder / "settings.json").write_text(json.dumps(settings))
+        (folder / "runtime.py").write_text(_RUNTIME)
+        told = {
+            "name": "m",
+            "implementation": implementation,
+            "parameters": {"uri": str(folder / "m.joblib"), **parameters},
+        }
+        (folder / "model-settings.json").write_text(json.dumps(told))
+        main = "import sys; from mlserver.cli import main; sys.argv[0] = 'mlserver'; main()"
+        return [sys.executable, "-c", main, "start", str(folder)]
+
+    return prepare
+
+
+#: As little of a runtime as MLServer has: the same probabilities by two lines of NumPy.
+_RUNTIME = """
+import joblib
+import numpy as np
+from mlserver import MLModel
+from mlserver.codecs import NumpyCodec
+from mlserver.types import InferenceResponse
+
+class Model(MLModel):
+    async def load(self):
+        held = joblib.load(self.settings.parameters.uri)
+        self.coef, self.intercept = held.coef_, held.intercept_
+        return True
+
+    async def predict(self, payload):
+        X = NumpyCodec.decode_input(payload.inputs[0])
+        p = 1 / (1 + np.exp(-(X @ self.coef.T + self.intercept)))
+        out = NumpyCodec.encode_output("predict_proba", np.hstack([1 - p, p]))
+        return InferenceResponse(model_name=self.name, outputs=[out])
+"""
+
+_BENTOML = """
+import bentoml
+import joblib
+import numpy as np
+
+@bentoml.service(workers=1, logging={"access": {"enabled": False}})
+class Service:
+    def __init__(self):
+        self.model = joblib.load("m.joblib")
+
+    @bentoml.api
+    def predict(self, rows: np.ndarray) -> np.ndarray:
+        return self.model.predict_proba(rows)
+"""
+
+
+def _bentoml(folder: Path, port: int, free: Callable[[], int]) -> list[str]:
+    (folder / "service.py").write_text(_BENTOML)
+    told = ["serve", "service:Service", "--host", "127.0.0.1", "--port", str(port)]
+    return [sys.executable, "-m", "bentoml", *told]
+
+
+_LITSERVE = """
+import sys
+import joblib
+import litserve
+import numpy as np
+
+class Api(litserve.LitAPI):
+    def setup(self, device):
+        self.model = joblib.load("m.joblib")
+
+    def decode_request(self, request):
+        return np.array(request["rows"])
+
+    def predict(self, rows):
+        return self.model.predict_proba(rows)
+
+    def encode_response(self, found):
+        return {"probabilities": found.tolist()}
+
+if __name__ == "__main__":
+    server = litserve.LitServer(Api(), accelerator="cpu", workers_per_device=1)
+    server.run(host="127.0.0.1", port=int(sys.argv[1]), generate_client_file=False,
+               log_level="error")
+"""
+
+
+def _litserve(folder: Path, port: int, free: Callable[[], int]) -> list[str]:
+    (folder / "lit.py").write_text(_LITSERVE)
+    return [sys.executable, "lit.py", str(port)]
+
+
+_RAY = """
+import signal
+import sys
+import joblib
+import numpy as np
+import ray
+from ray import serve
+
+@serve.deployment(max_ongoing_requests=100)
+class Service:
+    def __init__(self, path):
+        self.model = joblib.load(path)
+
+    async def __call__(self, request):
+        rows = np.array((await request.json())["rows"])
+        return {"probabilities": self.model.predict_proba(rows).tolist()}
+
+ray.init(address="local", num_cpus=1, include_dashboard=False, _node_ip_address="127.0.0.1",
+         _temp_dir=sys.argv[3])
+serve.start(http_options={"host": "127.0.0.1", "port": int(sys.argv[1])})
+serve.run(Service.bind(sys.argv[2]), route_prefix="/predict")
+try:
+    signal.sigwait([signal.SIGTERM, signal.SIGINT])
+finally:
+    serve.shutdown()
+    ray.shutdown()
+"""
+
+
+def _ray(folder: Path, port: int, free: Callable[[], int]) -> list[str]:
+    (folder / "on_ray.py").write_text(_RAY)
+    told = [str(port), str(folder / "m.joblib"), str(folder / "r")]
+    return [sys.executable, "on_ray.py", *told]
+
+
+_INFER = "/v2/models/m/infer"
+PEERS = (
+    Peer(
+        "MLServer, its scikit-learn runtime",
+        ("mlserver", "mlserver_sklearn"),
+        _mlserver("mlserver_sklearn.SKLearnModel", {"extra": {"predict_fn": "predict_proba"}}),
+        _INFER,
+        lambda row: {"inputs": [_tensor(row)]},
+        lambda told: told["outputs"][0]["data"],
+    ),
+    Peer(
+        "MLServer, a runtime of two lines of NumPy",
+        ("mlserver",),
+        _mlserver("runtime.Model", {}),
+        _INFER,
+        lambda row: {"inputs": [_tensor(row)]},
+        lambda told: told["outputs"][0]["data"],
+    ),
+    Peer("BentoML", ("bentoml",), _bentoml, "/predict", _rows, lambda told: told),
+    Peer("LitServe", ("litserve",), _litserve, "/predict", _rows, lambda t: t["probabilities"]),
+    Peer("Ray Serve", ("ray",), _ray, "/predict", _rows, lambda told: told["probabilities"]),
+)

@@ -1,0 +1,78 @@
+"""Rows of which each is asked for alone, in one call: each gets to the bit what it would get alone.
+
+BLAS may round a row by how many rows it has beside it, so a matrix of rows is another question than
+its rows one by one. A stack of products of one row (``numpy.matmul`` over the first axis) is the
+same calls of BLAS, one after the other, without Python between them; what follows a product has to
+be NumPy's functions of single numbers, which know nothing of their neighbours.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.inference.few_rows import AppliedToRows, Lane
+from daskml_dist.inference.predict import written
+from daskml_dist.losses.base import Loss
+from daskml_dist.losses.margin import LogLoss
+
+__all__ = ["lane_of_each_row", "products_of_rows"]
+
+#: Methods of losses that are such functions of a single column of raw predictions.
+_OF_SINGLE_NUMBERS = (LogLoss.write_proba, Loss.inverse_link)
+_WRITES: Any = getattr(written(np.exp), "func")  # noqa: B009
+#: Bytes at whose multiples rows begin, as the memory of a row alone does.
+_ALIGNED = 16
+
+
+def lane_of_each_row(asked: AppliedToRows, dtype: np.dtype[Any]) -> Lane | None:
+    """The answers to few rows of one dtype, each as if it were alone.
+
+    Parameters
+    ----------
+    asked : AppliedToRows
+        A function that has a method ``for_each_row`` besides ``for_dtype``, and what follows it.
+    dtype : dtype
+        float32 or float64, of the rows.
+
+    Returns
+    -------
+    callable or None
+        As :meth:`AppliedToRows.few`. None where only a call a row is known to be exact.
+    """
+    prepare = getattr(asked.function, "for_each_row", None)
+    then = asked.then
+    if isinstance(then, partial) and then.func is _WRITES:
+        then = then.args[0]
+    if prepare is None or not (
+        then is None or getattr(then, "__func__", None) in _OF_SINGLE_NUMBERS
+    ):
+        return None
+    function = prepare(dtype)
+    return None if function is None else asked.few(dtype, function)
+
+
+def products_of_rows(X: NDArray[Any], w: NDArray[Any]) -> NDArray[Any]:
+    """``X[i : i + 1] @ w`` of each row.
+
+    Parameters
+    ----------
+    X : ndarray of shape (n_rows, n_features)
+        C-contiguous.
+    w : ndarray of shape (n_features,)
+
+    Returns
+    -------
+    ndarray of shape (n_rows,)
+    """
+    n_rows, width = X.shape
+    if width * X.itemsize % _ALIGNED:  # BLAS may go by where a row begins
+        more = -width % (_ALIGNED // X.itemsize)
+        apart = np.empty((n_rows, width + more), X.dtype)[:, :width]
+        apart[...] = X
+        X = apart
+    products: NDArray[Any] = np.matmul(X[:, None, :], w)
+    return products[:, 0]
