@@ -112,7 +112,9 @@ class StepStack:
         self.estimators, self.roles, self.classes = estimators, roles, classes
 
     @contextmanager
-    def opened(self, collection: Collection, weighted: bool) -> Iterator[list[StepColumn]]:
+    def opened(
+        self, collection: Collection, weighted: bool, client: Any = None
+    ) -> Iterator[list[StepColumn]]:
         """Hold the rows; yields the columns, of each estimator one a split.
 
         Parameters
@@ -121,6 +123,8 @@ class StepStack:
             Targets have two columns: the targets, and codes of rows from 1 on.
         weighted : bool
             Whether rows have weights.
+        client : distributed.Client, "inline" or None
+            As of a fit.
 
         Raises
         ------
@@ -128,7 +132,7 @@ class StepStack:
         """
         self._settings = [estimator._settings(None) for estimator in self.estimators]
         run, passes = self._settings[0].run, max(s.max_iter for s in self._settings)
-        with open_engine(collection, None, run.memory_budget, run.device) as engine:
+        with open_engine(collection, client, run.memory_budget, run.device) as engine:
             rows = Rows.of(survey_of(engine, run), None, None, weighted)
             self._engine, self._whole = engine, rows
             self._lanes = engine.lanes(run.n_lanes, share=None, passes=passes)

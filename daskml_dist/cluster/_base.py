@@ -19,6 +19,7 @@ from daskml_dist._base import BaseOnRows
 from daskml_dist._checks import check_one_of
 from daskml_dist._unlabelled import BaseUnlabelled
 from daskml_dist.backends import get_backend
+from daskml_dist.backends.host_kernels import centre_loops
 from daskml_dist.data.conversion import as_rows
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
@@ -252,6 +253,21 @@ class _Labels(_OfCentres):
 
     def __call__(self, X: Any) -> NDArray[Any]:
         return self._nearest(X)[0].astype(np.int32)
+
+    def for_dtype(self, dtype: np.dtype[Any]) -> Callable[[NDArray[Any]], NDArray[Any]]:
+        """The same function of dense rows of a dtype; what they do not change is found once."""
+        near = self.centres if self.shift is None else self.centres - self.shift
+        shift = None if self.shift is None else self.shift.astype(dtype)
+        centres = near.astype(dtype)
+        half, turned = (centres * centres).sum(axis=1) / 2, centres.T
+
+        def apply(X: NDArray[Any]) -> NDArray[Any]:
+            if centre_loops(X, shift, len(centres)) is not None:
+                return self(X)
+            rows = X if shift is None else X - shift
+            return np.asarray((half - rows @ turned).argmin(axis=1))
+
+        return apply
 
 
 class _Squares(_OfCentres):

@@ -239,7 +239,7 @@ def plain_rows(X: Any) -> Any:
             return X
         is_na = np.fromiter((_is_na(value) for value in X.flat), bool, X.size).reshape(X.shape)
         return np.where(is_na, np.nan, X)
-    if not is_dataframe_like(X):
+    if not hasattr(X, "dtypes") or not is_dataframe_like(X):
         return X
     changed = {}
     for name, dtype in zip(X.columns, X.dtypes, strict=True):

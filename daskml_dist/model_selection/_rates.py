@@ -20,6 +20,7 @@ from daskml_dist._supervised import Supervised
 from daskml_dist.data.blocks import Block
 from daskml_dist.diagnostics.plots.rates import learning_rates
 from daskml_dist.errors import DivergedError, InvalidParameterError
+from daskml_dist.model_selection._stacked_rates import stacked_losses
 from daskml_dist.training.calibration_task import rows_of_a_step
 from daskml_dist.training.run import open_engine
 from daskml_dist.training.sample import sample_rows
@@ -100,6 +101,7 @@ def learning_rate_range(
     short fit of its own, from the same start and over the same batches, whose size is that of a
     step of the fit to all rows. (Smith raises the rate within one fit, so that each step begins
     where larger and larger ones have led; with fits side by side a rate answers for itself.)
+    Fits of linear models that can be columns of one are: each comes to the same losses.
 
     Parameters
     ----------
@@ -152,7 +154,11 @@ def learning_rate_range(
     name = "learning_rate_init" if "learning_rate_init" in estimator.get_params() else _NAME
     batch = min(batch, block.n_rows)
     passes = math.ceil(_STEPS / max(1, block.n_rows // batch))
-    losses = np.array([_loss(estimator, name, r, block, batch, passes, seed) for r in tried])
+    shorts = [_short(estimator, name, rate, batch, passes, seed) for rate in tried]
+    with _calm():
+        losses = stacked_losses(shorts, block, passes)
+    if losses is None:
+        losses = np.array([_loss(short, block) for short in shorts])
     return LearningRates(tried, losses, _suggested(tried, losses), name, batch, block.n_rows)
 
 
@@ -184,10 +190,8 @@ def _sample(
         return block, rows_of_a_step(fit), settings.seed
 
 
-def _loss(
-    estimator: Any, name: str, rate: float, block: Block, batch: int, passes: int, seed: int
-) -> float:
-    """The loss that a short fit by a rate comes to."""
+def _short(estimator: Any, name: str, rate: float, batch: int, passes: int, seed: int) -> Any:
+    """An estimator of a short fit by a rate."""
     fixed = {
         "batch_size": batch, "max_iter": passes, "random_state": seed, "run": Run(n_lanes=1),
         "policy": "sync", "pipeline": None, "warm_start": False, "early_stopping": False,
@@ -198,7 +202,11 @@ def _loss(
     if name != _NAME:
         fixed[_NAME] = "constant"
     known = estimator.get_params(deep=False)
-    short = clone(estimator).set_params(**{k: v for k, v in fixed.items() if k in known})
+    return clone(estimator).set_params(**{k: v for k, v in fixed.items() if k in known})
+
+
+def _loss(short: Any, block: Block) -> float:
+    """The loss that a short fit comes to."""
     try:
         with _calm():
             short.fit(block.rows, block.y, block.sample_weight, client="inline")

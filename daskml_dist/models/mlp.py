@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -140,6 +141,16 @@ class MLP(StagedModel, ColumnModel):
             part = backend.part(X, at)
             out[at, ...] = self._forward(arrays, part, layers, backend, "layer")[-1]
         return out[:, 0] if self.n_outputs == 1 else out
+
+    def raw_of_few(self, w: Any, backend: Backend) -> Callable[[Any], Any]:
+        """A function of dense rows, of no more than are taken at once, as :meth:`raw`."""
+        arrays, layers, one = self.arrays(w), range(len(self.layers)), self.n_outputs == 1
+
+        def raw(X: Any) -> Any:
+            z = self._forward(arrays, X, layers, backend, None)[-1]
+            return z[:, 0] if one else z
+
+        return raw
 
     def add_gradient(self, w: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         """Add the gradient of the summed loss of some rows to `out`; return the summed loss.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +15,11 @@ from daskml_dist.models.base import Model
 from daskml_dist.models.labels import label_codes
 
 __all__ = [
+    "GaussianLogLikelihood",
     "RowsByClass",
     "as_categories",
     "bernoulli_log_likelihood",
     "categorical_log_likelihood",
-    "gaussian_log_likelihood",
     "merge_moments",
     "multinomial_log_likelihood",
 ]
@@ -26,6 +27,8 @@ __all__ = [
 Array = NDArray[np.float64]
 #: Bytes of float64 rows that are worked on together.
 _BLOCK = 1 << 20
+#: Numbers of rows, classes and features that are made in one array.
+_TOGETHER = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -68,35 +71,65 @@ def merge_moments(total: Any, part: Any) -> None:
     total[:, :1] = weight
 
 
-def gaussian_log_likelihood(theta: Array, var: Array, log_prior: Array, X: Any) -> Array:
-    """``log P(c) + log P(x | c)`` of independent normal features.
+@dataclass(frozen=True, eq=False)
+class GaussianLogLikelihood:
+    """``log P(c) + log P(x | c)`` of independent normal features, a function of rows.
 
     Parameters
     ----------
     theta, var : ndarray of shape (n_classes, n_features)
+    log_prior : ndarray of shape (n_classes,)
+    """
+
+    theta: Array
+    var: Array
+    log_prior: Array
+
+    def __call__(self, X: Any) -> Array:
+        """Values of an ndarray or sparse matrix of n rows, of shape (n, n_classes)."""
+        constant = self._constant
+        out = np.empty((X.shape[0], len(self.theta)))
+        step = max(1, _BLOCK // (8 * max(1, X.shape[1])))
+        for start in range(0, len(out), step):
+            rows = X[start : start + step]
+            rows = np.asarray(rows if isinstance(rows, np.ndarray) else rows.toarray(), np.float64)
+            for c in range(len(self.theta)):
+                apart = (rows - self.theta[c]) ** 2
+                out[start : start + step, c] = constant[c] - 0.5 * (apart / self.var[c]).sum(axis=1)
+        return out
+
+    def for_dtype(self, dtype: np.dtype[Any]) -> Callable[[NDArray[Any]], Array]:
+        """The same function of dense rows of a dtype, of few of which it is made in one go."""
+        constant, theta, var = self._constant, self.theta, self.var
+
+        def apply(X: NDArray[Any]) -> Array:
+            if len(X) * theta.size > _TOGETHER:
+                return self(X)
+            apart = np.square(X[:, None] - theta)
+            apart /= var
+            values: Array = constant - 0.5 * np.add.reduce(apart, axis=2)
+            return values
+
+        return apply
+
+    @property
+    def _constant(self) -> Array:
+        found: Array = self.log_prior - 0.5 * np.log(2.0 * np.pi * self.var).sum(axis=1)
+        return found
+
+
+def multinomial_log_likelihood(feature_log_prob: Array, log_prior: Array, X: Any) -> Array:
+    """``log P(c) + log P(x | c)`` of counts, up to a constant of each row.
+
+    Parameters
+    ----------
+    feature_log_prob : ndarray of shape (n_classes, n_features)
     log_prior : ndarray of shape (n_classes,)
     X : ndarray or sparse matrix of shape (n, n_features)
 
     Returns
     -------
     ndarray of shape (n, n_classes)
-    """
-    constant = log_prior - 0.5 * np.log(2.0 * np.pi * var).sum(axis=1)
-    out = np.empty((X.shape[0], len(theta)))
-    step = max(1, _BLOCK // (8 * max(1, X.shape[1])))
-    for start in range(0, len(out), step):
-        rows = X[start : start + step]
-        rows = np.asarray(rows if isinstance(rows, np.ndarray) else rows.toarray(), np.float64)
-        for c in range(len(theta)):
-            apart = (rows - theta[c]) ** 2
-            out[start : start + step, c] = constant[c] - 0.5 * (apart / var[c]).sum(axis=1)
-    return out
-
-
-def multinomial_log_likelihood(feature_log_prob: Array, log_prior: Array, X: Any) -> Array:
-    """``log P(c) + log P(x | c)`` of counts, up to a constant of each row.
-
-    Parameters and return value are those of `gaussian_log_likelihood`.
     """
     return np.asarray(X @ feature_log_prob.T + log_prior)
 
@@ -106,8 +139,8 @@ def bernoulli_log_likelihood(
 ) -> Array:
     """``log P(c) + log P(x | c)`` of features that are there or not.
 
-    Parameters and return value are those of `gaussian_log_likelihood`; a feature is there where it
-    is larger than `threshold` (None: X holds zeros and ones).
+    Parameters and return value are those of `multinomial_log_likelihood`; a feature is there where
+    it is larger than `threshold` (None: X holds zeros and ones).
     """
     if threshold is not None:
         X = (threshold < X).astype(np.float64)

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import log_softmax, softmax
+from scipy.special import log_softmax
 
 from daskml_dist._classifier import BaseClassifier
 from daskml_dist._rounds import BaseRounds
@@ -127,7 +127,11 @@ def _log_proba(raw: Array) -> Array:
 
 
 def _proba(raw: Array) -> Array:
-    return np.asarray(softmax(raw, axis=1))
+    # As `scipy.special.softmax`, to the bit, which takes three times as long for a row.
+    odds: Array = raw - np.maximum.reduce(raw, axis=1, keepdims=True)
+    np.exp(odds, out=odds)
+    odds /= np.add.reduce(odds, axis=1, keepdims=True)
+    return odds
 
 
 def check_priors(name: str, priors: Any, n_classes: int | None = None) -> Array:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 from daskml_dist._checks import check_number
 from daskml_dist._run import Run
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.models.naive_bayes import gaussian_log_likelihood, merge_moments
+from daskml_dist.models.naive_bayes import GaussianLogLikelihood, merge_moments
 from daskml_dist.naive_bayes._base import Array, BaseNB, check_priors
 from daskml_dist.solvers import Statistic
 from daskml_dist.solvers.by_class import ClassMoments
@@ -120,4 +119,4 @@ class GaussianNB(BaseNB):
     def _raw(self) -> Callable[[Any], NDArray[Any]]:
         with np.errstate(divide="ignore"):
             log_prior = np.log(self.class_prior_)
-        return partial(gaussian_log_likelihood, self.theta_, self.var_, log_prior)
+        return GaussianLogLikelihood(self.theta_, self.var_, log_prior)

@@ -341,6 +341,10 @@ class _Outputs:
         found: NDArray[Any] = self.model.raw(self.w, X, get_backend("cpu"))
         return found
 
+    def for_dtype(self, dtype: np.dtype[Any]) -> Callable[[NDArray[Any]], NDArray[Any]]:
+        """The same function of few dense rows; what they do not change is found once."""
+        return self.model.raw_of_few(self.w, get_backend("cpu"))
+
     def on_device(self, backend: Backend, dtype: Any) -> Callable[[Any], NDArray[Any]]:
         """The same function of rows on a device; only outputs leave it."""
         w = backend.to_device(self.w)

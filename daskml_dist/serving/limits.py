@@ -177,11 +177,13 @@ async def close_slow(
             if unread:
                 one.transport.abort()
             elif one.is_in_head():
-                one.refuse(
-                    b"408 Request Timeout",
-                    f"The head of the request did not come within {seconds:g} s: send it at once.",
-                )
+                _refuse_slow(one, seconds)
                 if told is not None:
                     told(408)
             else:
                 one.transport.close()
+
+
+def _refuse_slow(one: Limited, seconds: float) -> None:
+    words = f"The head of the request did not come within {seconds:g} s: send it at once."
+    one.refuse(b"408 Request Timeout", words)

@@ -21,9 +21,8 @@ LONG = {
     "dense", "ensembles", "factors",
     "growth", "large", "large_trees", "least_squares", "logistic", "network_accuracy", "networks",
     "overhead", "pipeline", "planner", "policies", "predict", "recommender", "recovery", "serving",
-    "sessions",
-    "simulate", "sparse", "staleness", "step_latency", "streaming", "sums", "topics", "transform",
-    "tree_growth", "what_if",
+    "sessions", "simulate", "single_calls", "sparse", "staleness", "step_latency", "streaming",
+    "sums", "topics", "transform", "tree_growth", "what_if",
 }  # fmt: skip
 
 

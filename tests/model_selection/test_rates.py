@@ -11,7 +11,7 @@ from distributed import Client
 
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.linear_model import LogisticRegression, SGDClassifier, SGDRegressor
-from daskml_dist.model_selection import learning_rate_range
+from daskml_dist.model_selection import _rates, learning_rate_range
 from daskml_dist.neural_network import MLPClassifier
 
 RNG = np.random.default_rng(0)
@@ -93,3 +93,19 @@ def test_no_rate_is_suggested_where_none_gains() -> None:
 def test_what_cannot_be_tried_is_told(model: Any, given: dict[str, Any], remedy: str) -> None:
     with pytest.raises(InvalidParameterError, match=remedy):
         learning_rate_range(model, X, LABELS, **given)
+
+
+def test_linear_models_are_tried_as_columns_of_one_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the losses of fits one by one, weights and diverged ones too."""
+    three, weight = np.digitize(Y, [-3, 3]), RNG.random(400)
+    classifier = SGDClassifier(random_state=0, batch_size=32)
+    regressor = SGDRegressor(random_state=0, batch_size=32, optimizer="sgd")
+    for model, y in ((classifier, three), (regressor, Y)):
+        with monkeypatch.context() as patch:
+            patch.setattr(_rates, "_loss", None)  # no fit alone
+            together = learning_rate_range(model, X, y, weight, rates=RATES)
+        with monkeypatch.context() as patch:
+            patch.setattr(_rates, "stacked_losses", lambda *given: None)
+            alone = learning_rate_range(model, X, y, weight, rates=RATES)
+        np.testing.assert_allclose(together.losses, alone.losses, rtol=1e-9)
+        assert together.suggestion == alone.suggestion
