@@ -106,7 +106,13 @@ def _token(file: str | None) -> str | None:
     if file is None:
         told = os.environ.get(TOKEN)
     else:
-        told = (Path(file).read_text("utf-8").splitlines() or [""])[0]
+        try:
+            told = (Path(file).read_text("utf-8").splitlines() or [""])[0]
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidParameterError(
+                f"The token file {file} cannot be read ({error}). Name a file of text that this "
+                "user may read."
+            ) from error
     if told is None:
         return None
     if not told.strip():

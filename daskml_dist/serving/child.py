@@ -37,6 +37,7 @@ def check_installed() -> Any:
     """
     try:
         import httptools  # noqa: F401
+        import msgspec  # noqa: F401
         import uvicorn
         import uvloop  # noqa: F401
     except ImportError as error:
@@ -88,10 +89,7 @@ def answer(
     try:
         models = make_models(metrics)
         if not models.is_ready() and watch is None:
-            raise ServingError(
-                "None of the models can be served; the log says why. Publish one, or start with "
-                "--watch to wait for one."
-            )
+            raise ServingError(models.why_none())
         app = make_app(models, metrics)
         config = uvicorn.Config(
             _Closing(app),
