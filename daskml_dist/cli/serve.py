@@ -67,6 +67,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cluster-rows", type=int, metavar="N", help="rows from which a request goes there"
     )
+    parser.add_argument(
+        "--trusted",
+        action="append",
+        default=[],
+        metavar="CLASS",
+        help="classes of others that model files may hold: sklearn.tree._tree.Tree",
+    )
     parser.add_argument("--access-log", action="store_true", help="a line for each request")
 
 
@@ -94,6 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
         client_authorities=arguments.client_authorities,
         method=arguments.method,
         all_versions=arguments.all_versions,
+        trusted=arguments.trusted,
         scheduler=arguments.scheduler,
         cluster_rows=arguments.cluster_rows,
         **settings,

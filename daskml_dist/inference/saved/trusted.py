@@ -70,7 +70,8 @@ def check_trusted(types: Iterable[str], given: Collection[str], name: str) -> li
         raise ModelFileError(
             f"{name} is made of {', '.join(unknown)}: not known to hold data alone, so not read "
             "without your word. Where you trust whoever wrote the file, pass "
-            f"load({name!r}, trusted={unknown})."
+            f"load({name!r}, trusted={unknown}); a server is started with "
+            f"{' '.join(f'--trusted {one}' for one in unknown)}."
         )
     return types
 
