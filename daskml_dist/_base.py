@@ -85,6 +85,8 @@ class BaseOnRows(Planned, Exported, BaseEstimator):
         InvalidParameterError
             There is no such parameter; where it is known what it is called here, it says so.
         """
+        if params:
+            self._check_no_stream("set_params")
         valid = self.get_params(deep=False)
         for name in params:
             if (own := name.partition("__")[0]) not in valid:
@@ -96,6 +98,9 @@ class BaseOnRows(Planned, Exported, BaseEstimator):
             params["run"] = Run()
         super().set_params(**params)
         return self
+
+    def _check_no_stream(self, method: str) -> None:
+        """Check that no stream is open; estimators without streams have none."""
 
     @property
     def set_callbacks(self) -> Any:

@@ -73,6 +73,10 @@ class BaseClassifier(ClassifierMixin, Supervised):
                     "that will come."
                 )
             return self.classes_
+        if np.ndim(classes) != 1:
+            raise InvalidParameterError(
+                f"`classes={classes!r}`: give a list of all labels, such as classes=[0, 1]."
+            )
         labels = np.unique(classes)
         if len(labels) != len(classes):
             raise InvalidParameterError(

@@ -159,6 +159,7 @@ class BaseSteps(Streamed, BaseOnRows):
 
         `go_on` of None is as the estimator has it, unless there is a `start`.
         """
+        self._check_no_stream("fit or partial_fit")
         if go_on is None:
             go_on = start is None and self._goes_on()
         if go_on:

@@ -23,8 +23,18 @@ __all__ = ["KEY_PASSWORD", "TOKEN", "add_arguments", "run"]
 
 #: Variables of the environment that hold the token, and the password of the private key.
 TOKEN, KEY_PASSWORD = "DASKML_DIST_TOKEN", "DASKML_DIST_KEY_PASSWORD"
+_FILES = {
+    "token-file": "its first line is the token",
+    "certificate": "of TLS, in PEM",
+    "private-key": "of the certificate",
+    "client-authorities": "that clients must be of",
+}
 #: Arguments that are passed on where they are given.
-_PASSED = ("head_seconds", "body_seconds", "max_bytes", "max_waiting", "max_delay")
+_PASSED = (
+    "certificate", "private_key", "client_authorities", "method", "all_versions", "scheduler",
+    "cluster_rows", "head_seconds", "body_seconds", "max_bytes", "max_waiting", "max_delay",
+    "access_log", "together", "trusted",
+)  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,10 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--all-versions", action="store_true", help="serve old versions, too")
     parser.add_argument("--method", help="of the models: predict_proba, predict or transform")
-    parser.add_argument("--token-file", metavar="FILE", help="its first line is the token")
-    parser.add_argument("--certificate", metavar="FILE", help="of TLS, in PEM")
-    parser.add_argument("--private-key", metavar="FILE", help="of the certificate")
-    parser.add_argument("--client-authorities", metavar="FILE", help="that clients must be of")
+    for name, text in _FILES.items():
+        parser.add_argument(f"--{name}", metavar="FILE", help=text)
     parser.add_argument("--max-bytes", type=int, metavar="N", help="of a request's body")
     parser.add_argument("--max-waiting", type=int, metavar="N", help="requests that may wait")
     parser.add_argument(
@@ -70,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trusted",
         action="append",
-        default=[],
+        default=None,
         metavar="CLASS",
         help="classes of others that model files may hold: sklearn.tree._tree.Tree",
     )
@@ -84,10 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
     logging.basicConfig(format="%(asctime)s %(process)d %(message)s")
     logging.getLogger("daskml_dist.serving").setLevel(logging.INFO)
     given: dict[str, Any] = {name: getattr(arguments, name) for name in _PASSED}
-    settings = {name: value for name, value in given.items() if value is not None}
-    for name in ("access_log", "together"):
-        if getattr(arguments, name):
-            settings[name] = True
+    settings = {n: value for n, value in given.items() if value is not None and value is not False}
     serve(
         arguments.path,
         host=arguments.host,
@@ -95,15 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
         workers=arguments.workers,
         watch=False if arguments.watch is None else arguments.watch,
         token=_token(arguments.token_file),
-        certificate=arguments.certificate,
-        private_key=arguments.private_key,
         key_password=os.environ.get(KEY_PASSWORD) if arguments.certificate else None,
-        client_authorities=arguments.client_authorities,
-        method=arguments.method,
-        all_versions=arguments.all_versions,
-        trusted=arguments.trusted,
-        scheduler=arguments.scheduler,
-        cluster_rows=arguments.cluster_rows,
         **settings,
     )
     return 0

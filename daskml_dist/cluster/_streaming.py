@@ -50,10 +50,9 @@ class StreamedCentres(Streamed):
         return self._stepping(started, n_since)
 
     def _resume_stream(self, saved: Saved, path: Any, classes: Any) -> Started:
-        likeness = saved.stream["likeness"]
         first, shift = (
             None if values is None else np.array(values, np.float64)
-            for values in (likeness["first"], likeness["shift"])
+            for values in saved.likeness_for("first", "shift")
         )
         assert first is not None
         self._call_init(None, first)

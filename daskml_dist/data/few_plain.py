@@ -69,13 +69,16 @@ def plain_frame(X: Any) -> bool:
 
 
 def frame_values(frame: Any) -> NDArray[Any] | None:
-    """Values of a frame whose columns are numbers, one of them of float64, or all of float32.
+    """Values of a frame whose columns are numbers of NumPy's, together float64, or all of float32.
 
     Other mixtures have other dtypes in pandas than in a fit.
     """
     values: NDArray[Any] = frame.to_numpy()
     if values.dtype == np.float64:
-        return values
+        # Columns that lie in one array, of which both are views, are of its dtype.
+        if np.may_share_memory(values, frame.to_numpy()):
+            return values
+        return values if all(isinstance(d, np.dtype) for d in frame.dtypes) else None
     if values.dtype == np.float32 and all(d == np.float32 for d in frame.dtypes):
         return values
     return None

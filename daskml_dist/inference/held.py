@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -89,19 +90,20 @@ class _Limits:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._n_threads = self._n_users = 0
+        self._n_threads = self._n_users = self._turn = 0
+        self._waiting: Counter[int] = Counter()
         self._limiter: Any = None
 
     @contextmanager
     def at(self, n_threads: int, blas: ThreadpoolController) -> Iterator[None]:
-        """Have so many threads meanwhile; who wants another number waits."""
+        """Have so many threads meanwhile; who wants another number waits for their turn."""
         if n_threads < 1:
             yield
             return
         with self._changed:
-            self._changed.wait_for(lambda: not self._n_users or self._n_threads == n_threads)
+            self._wait(n_threads)
             if not self._n_users:
-                self._n_threads = n_threads
+                self._n_threads, self._turn = n_threads, self._turn + 1
                 self._limiter = blas.limit(limits=n_threads, user_api="blas")
             self._n_users += 1
         try:
@@ -112,6 +114,19 @@ class _Limits:
                 if not self._n_users:
                     self._limiter.restore_original_limits()
                     self._changed.notify_all()
+
+    def _wait(self, n_threads: int) -> None:
+        others = self._waiting.total() - self._waiting[n_threads]
+        if not self._n_users or (self._n_threads == n_threads and not others):
+            return  # those who come all the time leave a turn to others
+        turn = self._turn
+        self._waiting[n_threads] += 1
+        try:
+            self._changed.wait_for(
+                lambda: not self._n_users or (self._n_threads == n_threads and self._turn > turn)
+            )
+        finally:
+            self._waiting[n_threads] -= 1
 
 
 _LIMITS = _Limits()

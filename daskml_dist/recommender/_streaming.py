@@ -47,52 +47,56 @@ class StreamedPairs(Streamed):
     def _begin_stream(self, X: Any, y: Any, sample_weight: Any, classes: Any) -> StartedPairs:
         from daskml_dist.recommender._stream_steps import Ids, roomy
 
-        estimator: Any = self
-        goes_on = "_state" in vars(self)
+        state: ShardState | None = vars(self).get("_state")
         none = np.empty(0)
-        known = (self.user_ids_, self.item_ids_) if goes_on else (none, none)
+        known = (none, none) if state is None else (self.user_ids_, self.item_ids_)
         ids = Ids(known[0]), Ids(known[1])
         for own, given in zip(ids, self._numbered(X).ids, strict=True):
             own.check(given)
-        state = vars(self).get("_state")
 
         def ready(fit: FitSpec) -> FitSpec:
-            if state is None:
-                return roomy(fit, 0, 0)
-            last = estimator._last_model
-            if fit.steps.model.parameters.width != last.parameters.width:
-                raise InvalidParameterError(
-                    f"The stream goes on from a fit with rank={last.rank} and biases="
-                    f"{last.biased}. Leave them as they were, or use a clone of the estimator."
-                )
-            fit = roomy(fit, *(2 * len(own) for own in ids))
-            model: Any = fit.steps.model
-            w = model.init(fit.work.seed, fit.rows.dtype)
-            slots = fit.steps.rule.init(w)
-            same = slots.keys() == state.slots.keys()  # another optimizer begins anew
-            n = len(ids[0])
-            for to, start, stop in ((0, 0, n), (model.n_users, n, len(state.w))):
-                w[to : to + stop - start] = state.w[start:stop]
-                for name in slots if same else ():
-                    slots[name][to : to + stop - start] = state.slots[name][start:stop]
-            return fit.working(initial=ShardState(w, slots, state.step, state.rows))
+            return roomy(fit, 0, 0) if state is None else self._onwards(fit, state, ids)
 
-        return self._started(X, ids, ready, float(estimator.t_) if goes_on else 0.0)
+        estimator: Any = self
+        return self._started(X, ids, ready, 0.0 if state is None else float(estimator.t_))
+
+    def _onwards(self, fit: FitSpec, state: ShardState, ids: tuple[Ids, Ids]) -> FitSpec:
+        """The fit from the state of an earlier one, with room for more ids."""
+        from daskml_dist.recommender._stream_steps import roomy
+
+        last: Any = vars(self)["_last_model"]
+        if fit.steps.model.parameters.width != last.parameters.width:
+            raise InvalidParameterError(
+                f"The stream goes on from a fit with rank={last.rank} and biases={last.biased}. "
+                "Leave them as they were, or use a clone of the estimator."
+            )
+        fit = roomy(fit, *(2 * len(own) for own in ids))
+        model: Any = fit.steps.model
+        w = model.init(fit.work.seed, fit.rows.dtype)
+        slots = fit.steps.rule.init(w)
+        same = slots.keys() == state.slots.keys()  # another optimizer begins anew
+        n = len(ids[0])
+        for to, start, stop in ((0, 0, n), (model.n_users, n, len(state.w))):
+            w[to : to + stop - start] = state.w[start:stop]
+            for name in slots if same else ():
+                slots[name][to : to + stop - start] = state.slots[name][start:stop]
+        return fit.working(initial=ShardState(w, slots, state.step, state.rows))
 
     def _resume_stream(self, saved: Saved, path: Any, classes: Any) -> StartedPairs:
         from daskml_dist.recommender._stream_steps import Ids, ids_of, roomy
 
         stream = saved.stream
         likeness = stream["likeness"]
-        known = [ids_of(plain) for plain in likeness["ids"]]
+        ids, room, offset = saved.likeness_for("ids", "room", "offset")
+        known = [ids_of(plain) for plain in ids]
         names = self.user_col, self.item_col, self.rating_col
         values = known[0][:1], known[1][:1], likeness["targets"]
         X = load_pandas().DataFrame(dict(zip(names, values, strict=True)))
 
         def ready(fit: FitSpec) -> FitSpec:
-            fit = roomy(fit, *likeness["room"])
+            fit = roomy(fit, *room)
             model: Any = fit.steps.model
-            model = dataclasses.replace(model, offset=likeness["offset"])
+            model = dataclasses.replace(model, offset=offset)
             return saved.fit(fit.working(model=model), path)
 
         started = self._started(X, (Ids(known[0]), Ids(known[1])), ready, stream["seen"])
@@ -105,12 +109,12 @@ class StreamedPairs(Streamed):
         """Plan a fit to some ratings, and put it where the stream is."""
         from daskml_dist.recommender._stream_steps import StartedPairs, StepsOfPairs
         from daskml_dist.streaming.likeness import likeness_of
-        from daskml_dist.streaming.start import check_streams
+        from daskml_dist.streaming.start import batch_rows_of, check_streams
         from daskml_dist.training.in_process import InProcessEngine
 
         estimator: Any = self
         settings = check_streams(estimator)
-        batch_rows = settings.batch_size if isinstance(settings.batch_size, int) else None
+        batch_rows = batch_rows_of(settings)
         before = vars(self).get("_ids")
         try:
             with InProcessEngine(estimator._collection(X, None, None, reset=True)) as engine:

@@ -38,6 +38,7 @@ from daskml_dist.serving.http import (
     json_body,
     respond,
 )
+from daskml_dist.serving.metrics import CONTENT_TYPE
 from daskml_dist.serving.outputs import predictor_of
 from daskml_dist.serving.protocol import Question, codec_of
 from daskml_dist.serving.replies import Product, Reply, said_of
@@ -189,8 +190,7 @@ class App:
             return 200, JSON, json_body(metadata.of_server())
         if path == "/metrics":
             call.must_be("GET", "HEAD")
-            kind = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
-            return 200, (kind,), self.metrics.render()
+            return 200, ((b"content-type", CONTENT_TYPE),), self.metrics.render()
         raise RequestError(f"There is no {path[:200]!r} here: ask for one of {PATHS}.", 404)
 
     async def _of_model(self, call: Call, receive: Receive) -> Said:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.errors import DaskMLDistError, RequestError
 
-__all__ = ["Batcher"]
+__all__ = ["Batcher", "check_length"]
 
 #: Makes the answers of the rows of some requests, row after row.
 Product = Callable[[list[Any]], NDArray[Any]]
@@ -231,9 +231,14 @@ def _alone(product: Product, piece: Any, size: int) -> Any:
 def _whole(product: Product, pieces: list[Any], n_rows: int) -> NDArray[Any]:
     """The answers of a product, one a row."""
     answers = product(pieces)
+    check_length(answers, n_rows)
+    return answers
+
+
+def check_length(answers: NDArray[Any], n_rows: int) -> None:
+    """Check that there is an answer a row, of a model that may be anybody's."""
     if len(answers) != n_rows:
         raise _Uneven(f"The model gave {len(answers)} answers for {n_rows} rows.")
-    return answers
 
 
 class _Uneven(DaskMLDistError, RuntimeError):

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.errors import RequestError
-from daskml_dist.inference.joined_rows import Rows, joined, told_dtype
+from daskml_dist.inference.joined_rows import Rows, told_dtype
 from daskml_dist.serving.protocol.messages import datatype_of
 
-__all__ = ["Rows", "joined", "rows_of", "told_dtype"]
+__all__ = ["rows_of"]
 
 _MOST_NAMED = 5
 
@@ -76,14 +76,7 @@ def _columns(
     given = dict(tensors)
     if len(given) < len(tensors):
         raise _refused("Two inputs have one name: send each feature once.")
-    missing = [name for name in names if name not in given]
-    unknown = [name for name in given if name not in set(names)]
-    if missing or unknown:
-        said = [f"{_some(missing)} missing"] if missing else []
-        said += [f"{_some(unknown)} unknown to the model"] if unknown else []
-        raise _refused(
-            f"Of the features, {' and '.join(said)}: send one input for each, of {_some(names)}."
-        )
+    _check_names(given, names)
     columns = {name: _column(name, given[name]) for name in names}
     sizes = {len(values) for values in columns.values()}
     if len(sizes) != 1 or 0 in sizes:
@@ -94,6 +87,17 @@ def _columns(
     for at, (name, values) in enumerate(columns.items()):
         _check_dtype(name, values, at, predictor)
     return columns
+
+
+def _check_names(given: Collection[str], names: Sequence[str]) -> None:
+    missing = [name for name in names if name not in given]
+    unknown = [name for name in given if name not in set(names)]
+    if missing or unknown:
+        said = [f"{_some(missing)} missing"] if missing else []
+        said += [f"{_some(unknown)} unknown to the model"] if unknown else []
+        raise _refused(
+            f"Of the features, {' and '.join(said)}: send one input for each, of {_some(names)}."
+        )
 
 
 def _column(name: str, values: NDArray[Any]) -> NDArray[Any]:

@@ -25,6 +25,8 @@ _LOG = logging.getLogger("daskml_dist.serving")
 _SHARE = 0.5
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
+#: What runs beside the server that it is given.
+Task = Callable[[Any], Coroutine[Any, Any, None]]
 
 
 def check_installed() -> Any:
@@ -83,48 +85,57 @@ def answer(
         Of TLS.
     """
     uvicorn = check_installed()
-    from daskml_dist.serving.connection import Connection
-
     metrics.attach(place.slot)
     try:
         models = make_models(metrics)
-        if not models.is_ready() and watch is None:
-            raise ServingError(models.why_none())
-        app = make_app(models, metrics)
-        config = uvicorn.Config(
-            _Closing(app),
-            http=Connection,
-            ws="none",
-            access_log=False,  # the application's own
-            log_config=None,
-            log_level="warning",
-            server_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=max(1, round(keep_alive)),
-            timeout_graceful_shutdown=max(1, round(end_within)),
-        )
-        config.load()
+        _check_ready(models, watch)
+        config = _config(uvicorn, make_app(models, metrics), keep_alive, end_within)
         if certificates is not None:
             config.ssl = certificates.context()
     except (DaskMLDistError, OSError) as error:
         place.failed(str(error))
         raise SystemExit(1) from error
-    if watch is not None:
-        models.watch(watch)
     import uvloop
 
-    meanwhile: list[Callable[[Any], Coroutine[Any, Any, None]]] = [
+    meanwhile: list[Task] = [
         lambda server: _share(metrics),
         lambda server: _limit(server, head_seconds, metrics),
     ]
-    if certificates is not None and watch is not None:
-        meanwhile.append(lambda server: _renew(certificates, config.ssl, watch))
+    if watch is not None:
+        models.watch(watch)
+        if certificates is not None:
+            meanwhile.append(lambda server: _renew(certificates, config.ssl, watch))
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_served(uvicorn, config, place, listener, keep_alive, meanwhile))
     finally:
         models.close()
         metrics.share()
+
+
+def _check_ready(models: Models, watch: float | None) -> None:
+    if not models.is_ready() and watch is None:
+        raise ServingError(models.why_none())
+
+
+def _config(uvicorn: Any, app: App, keep_alive: float, end_within: float) -> Any:
+    """Configuration of uvicorn for an application, loaded."""
+    from daskml_dist.serving.connection import Connection
+
+    config = uvicorn.Config(
+        _Closing(app),
+        http=Connection,
+        ws="none",
+        access_log=False,  # the application's own
+        log_config=None,
+        log_level="warning",
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=max(1, round(keep_alive)),
+        timeout_graceful_shutdown=max(1, round(end_within)),
+    )
+    config.load()
+    return config
 
 
 class _Closing:
@@ -158,7 +169,7 @@ async def _served(
     place: Place,
     listener: socket.socket,
     keep_alive: float,
-    meanwhile: Iterable[Callable[[Any], Coroutine[Any, Any, None]]],
+    meanwhile: Iterable[Task],
 ) -> None:
     class Server(uvicorn.Server):
         @contextlib.contextmanager

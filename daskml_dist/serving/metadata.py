@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from daskml_dist._version import __version__
-from daskml_dist.serving.checks import joined, told_dtype
+from daskml_dist.inference.joined_rows import joined, told_dtype
 from daskml_dist.serving.outputs import outputs_of, predictor_of
 from daskml_dist.serving.protocol.messages import datatype_of
 

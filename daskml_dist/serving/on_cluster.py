@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.errors import InvalidParameterError, RequestError
 from daskml_dist.inference.joined_rows import Rows, joined, n_rows_of
+from daskml_dist.serving.batching import check_length
 
 __all__ = ["Cluster"]
 
@@ -30,6 +31,8 @@ _FEWEST, _SAMPLE = 1000, 512
 _TRIES = 3
 #: Seconds: to connect, between two trials, between two looks at the connection, to part.
 _CONNECT, _AGAIN, _LOOK, _PART = 5.0, 1.0, 0.2, 5.0
+_UNREAD = "Workers of %s cannot load model %s"
+_AWAY = "No cluster at %s (%s: %s): requests of many rows get 503 until it is there"
 _clock = time.perf_counter
 
 
@@ -159,8 +162,7 @@ class Cluster:
         waited = self._answer(served, method, rows)
         there = asyncio.run_coroutine_threadsafe(waited, self._loop)
         found: NDArray[Any] = await asyncio.wrap_future(there)
-        if len(found) != n_rows:
-            raise RuntimeError(f"The model gave {len(found)} answers for {n_rows} rows.")
+        check_length(found, n_rows)
         seconds = _clock() - began
         self._metrics.observe_cluster(served.name, str(served.version), seconds)
         return found
@@ -196,22 +198,13 @@ class Cluster:
         client = None
         try:
             client = Client(
-                self.address,
-                asynchronous=True,
-                set_as_default=False,
-                security=self._security,
-                timeout=_CONNECT,
-                name="daskml_dist-serving",
-            )
+                self.address, asynchronous=True, set_as_default=False, security=self._security,
+                timeout=_CONNECT, name="daskml_dist-serving",
+            )  # fmt: skip
             await client
         except Exception as error:  # of sockets, TLS, versions
             if not quiet:
-                _LOG.warning(
-                    "No cluster at %s (%s: %s): requests of many rows get 503 until it is there",
-                    self.address,
-                    type(error).__name__,
-                    error,
-                )
+                _LOG.warning(_AWAY, self.address, type(error).__name__, error)
             if client is not None:
                 await _part(client)
             return None
@@ -237,8 +230,6 @@ class Cluster:
             await asyncio.wait_for(self._stop.wait(), seconds)
 
     async def _answer(self, served: Any, method: str, rows: Any) -> NDArray[Any]:
-        from distributed.scheduler import KilledWorker
-
         from daskml_dist.inference.held import answers
 
         await self._tried.wait()
@@ -254,36 +245,51 @@ class Cluster:
                 async with asyncio.timeout(self._within) as limit:
                     found: NDArray[Any] = await task
                 return found
-            except TimeoutError:
-                if not limit.expired():
-                    raise
-                raise _later(
-                    f"No worker of {self.address} answered within {self._within:g} s: ask again "
-                    "in a while, send fewer rows at a time, or add workers.",
-                    5,
-                ) from None
-            except KilledWorker as error:
-                raise _later(
-                    f"Workers of {self.address} died over these rows ({error}): send fewer rows "
-                    "at a time, or give workers more memory.",
-                    5,
-                ) from error
             except CancelledError:  # the cluster has forgotten it, or is lost
                 self._release(id(predictor))
                 await asyncio.sleep(_LOOK)
             except Exception as error:
-                if held.status != "error":  # of these rows
-                    raise
-                self._release(id(predictor))
-                _LOG.exception("Workers of %s cannot load model %s", self.address, served.name)
-                raise _later(
-                    f"Workers of {self.address} cannot load the model ({type(error).__name__}): "
-                    "install there what this server has, or send fewer rows at a time.",
-                    30,
-                ) from error
+                self._check_lost(error, limit.expired(), served, held)
+                raise  # it is of these rows
             finally:
                 task.release()
-        raise _later(
+        raise self._away()
+
+    def _check_lost(self, error: Exception, is_late: bool, served: Any, held: Any) -> None:
+        """Check whether a request failed by its rows, and not by the cluster.
+
+        Raises
+        ------
+        RequestError
+            503: by the cluster.
+        """
+        from distributed.scheduler import KilledWorker
+
+        is_lost = held.status == "error"
+        if is_lost:  # the next request puts the model there anew
+            self._release(id(served.predictor))
+        if is_late and isinstance(error, TimeoutError):
+            said = (
+                f"No worker of {self.address} answered within {self._within:g} s: ask again in a "
+                "while, send fewer rows at a time, or add workers."
+            )
+        elif isinstance(error, KilledWorker):
+            said = (
+                f"Workers of {self.address} died over these rows ({error}): send fewer rows at a "
+                "time, or give workers more memory."
+            )
+        elif is_lost:
+            _LOG.error(_UNREAD, self.address, served.name, exc_info=error)
+            said = (
+                f"Workers of {self.address} cannot load the model ({type(error).__name__}): "
+                "install there what this server has, or send fewer rows at a time."
+            )
+        else:
+            return
+        raise _later(said, 30 if is_lost else 5) from error
+
+    def _away(self) -> RequestError:
+        return _later(
             f"The cluster at {self.address} is away, which predicts requests of many rows: ask "
             "again in a while, or send fewer rows at a time.",
             5,

@@ -75,8 +75,8 @@ def serve(
         That requests must carry (``Authorization: Bearer``).
     certificate, private_key, key_password, client_authorities : str, optional
         Of TLS (1.2 and later): files in PEM, and the password of the key's; with
-        `client_authorities` only clients with a certificate of these are let in. With `watch`,
-        renewed files are taken as they come; else at SIGHUP.
+        `client_authorities` only clients with a certificate of these are let in. With `watch`, a
+        renewed certificate and key are taken as they come; else, as authorities are, at SIGHUP.
     method, all_versions, trusted, given
         As of :class:`Models`.
     keep_alive : float, default=5.0
@@ -113,12 +113,8 @@ def serve(
     for name in _LOADED_BEFORE:
         with suppress(ImportError):  # whoever needs it says so
             import_module(name)
-    if scheduler is not None:
-        import_module("distributed")  # once, before the forks, and by nobody else
-        cluster = import_module("daskml_dist.serving.on_cluster").Cluster
-        settings["cluster"] = cluster(scheduler, min_rows=cluster_rows)
-    elif cluster_rows is not None:
-        raise InvalidParameterError("cluster_rows needs a scheduler: name its address.")
+    if (cluster := _cluster(scheduler, cluster_rows)) is not None:
+        settings["cluster"] = cluster
     if token is not None:
         settings["token"] = token
     kind = app or _default()
@@ -127,42 +123,42 @@ def serve(
 
     def make_models(counted: Metrics) -> Models:
         return Models(
-            source,
-            metrics=counted,
-            method=method,
-            all_versions=all_versions,
-            trusted=trusted,
+            source, metrics=counted, method=method, all_versions=all_versions, trusted=trusted,
             given=given,
-        )
+        )  # fmt: skip
 
     def work(place: Place) -> None:
         answer(
-            place,
-            listener,
-            make_models,
-            lambda models, counted: kind(models, counted, **settings),
-            metrics,
-            watch=1.0 if watch is True else float(watch) or None,
-            keep_alive=keep_alive,
-            end_within=end_within,
-            head_seconds=head_seconds,
-            certificates=certificates,
-        )
+            place, listener, make_models,
+            lambda models, counted: kind(models, counted, **settings), metrics,
+            watch=1.0 if watch is True else float(watch) or None, keep_alive=keep_alive,
+            end_within=end_within, head_seconds=head_seconds, certificates=certificates,
+        )  # fmt: skip
 
-    said = listener.getsockname()
-    where = f"[{said[0]}]" if ":" in said[0] else said[0]
-    scheme = "https" if certificate else "http"
-    _LOG.info("Serving at %s://%s:%d, processes: %d", scheme, where, said[1], workers)
+    _LOG.info("Serving at %s, processes: %d", _url(listener, bool(certificate)), workers)
     try:
-        Supervisor(
-            work,
-            workers,
-            # Idle connections are waited for first, and then the requests under way.
-            end_within=keep_alive + end_within + 1.0,
-            on_stop=listener.close,
-        ).run()
+        # Idle connections are waited for first, and then the requests under way.
+        most = keep_alive + end_within + 1.0
+        Supervisor(work, workers, end_within=most, on_stop=listener.close).run()
     finally:
         listener.close()
+
+
+def _url(listener: socket.socket, is_tls: bool) -> str:
+    host, port = listener.getsockname()[:2]
+    where = f"[{host}]" if ":" in host else host
+    return f"http{'s' if is_tls else ''}://{where}:{port}"
+
+
+def _cluster(scheduler: str | None, cluster_rows: int | None) -> Any:
+    """The cluster that predicts what has many rows; None without a scheduler."""
+    if scheduler is not None:
+        import_module("distributed")  # once, before the forks, and by nobody else
+        kind = import_module("daskml_dist.serving.on_cluster").Cluster
+        return kind(scheduler, min_rows=cluster_rows)
+    if cluster_rows is not None:
+        raise InvalidParameterError("cluster_rows needs a scheduler: name its address.")
+    return None
 
 
 def listen(host: str, port: int) -> socket.socket:

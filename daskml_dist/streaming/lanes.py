@@ -40,11 +40,6 @@ class Lanes:
     started : Started
     learned : callable
         Called with the loss, the weight, the rows and the position of each call, in their order.
-
-    Attributes
-    ----------
-    failed : bool
-        Whether they cannot go on; the state is then of fewer calls than were given.
     """
 
     def __init__(
@@ -57,7 +52,12 @@ class Lanes:
         started.steps = steps
         self._learned = learned
         self._counts = False
-        self.failed = False
+        self._failed = False
+
+    @property
+    def failed(self) -> bool:
+        """Whether they cannot go on; the state is then of fewer calls than were given."""
+        return self._failed or self._steps.is_cut_off
 
     def give(self, rows: Any, block: Any, weight: float, position: Any) -> None:
         """Have lanes learn a call, and count those that they have learned.
@@ -67,7 +67,7 @@ class Lanes:
         try:
             self._steps.take(rows, block, (weight, block.n_rows, position))
         except Exception:
-            self.failed = True
+            self._failed = True
             raise
         self._count()
 
@@ -78,7 +78,7 @@ class Lanes:
         try:
             self._steps.settle()
         except Exception:
-            self.failed = True
+            self._failed = True
             raise
         self._count()
 

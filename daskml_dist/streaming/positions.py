@@ -6,6 +6,7 @@ tuples are), or a dict of positions by the name of a partition, of which each go
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from daskml_dist.errors import InvalidParameterError
@@ -27,11 +28,12 @@ def check_position(position: Any) -> Any:
         return {name: check_position(part) for name, part in position.items()}
     if hasattr(position, "item") and getattr(position, "ndim", None) == 0:
         position = position.item()
-    if isinstance(position, str | int | float) and position == position:
+    finite = not isinstance(position, float) or math.isfinite(position)
+    if isinstance(position, str | int | float) and finite:
         return position
     raise InvalidParameterError(
-        f"position={position!r}: give a number, a text, a list of these, or a dict of positions "
-        "by the text that names a partition."
+        f"position={position!r}: give a finite number, a text, a list of these, or a dict of "
+        "positions by the text that names a partition."
     )
 
 
@@ -67,7 +69,8 @@ def later(position: Any, reached: Any) -> Any:
     if position is None:
         return reached
     if isinstance(position, dict) and isinstance(reached, dict):
-        return {**reached, **position}
+        parts = {name: later(part, reached.get(name)) for name, part in position.items()}
+        return {**reached, **parts}
     return position
 
 

@@ -17,7 +17,7 @@ from daskml_dist.models.base import BatchRows
 from daskml_dist.training.spec import FitSpec
 from daskml_dist.training.survey import Survey
 
-__all__ = ["RowsOfCalls"]
+__all__ = ["RowsOfCalls", "are_arrays"]
 
 #: Kinds of labels that are compared with the classes as they are.
 _PLAIN = "biu"
@@ -142,6 +142,11 @@ class RowsOfCalls:
         at = np.minimum(np.searchsorted(classes, block.y), len(classes) - 1)
         weight = of_class[at] if given is None else of_class[at] * given
         return weight.astype(self._dtype)
+
+
+def are_arrays(X: Any, y: Any) -> bool:
+    """Whether inputs are arrays as they should be, of which there is nothing to take or to name."""
+    return type(X) is np.ndarray and (y is None or (type(y) is np.ndarray and y.ndim == 1))
 
 
 def _columns(n_targets: int | None) -> str:

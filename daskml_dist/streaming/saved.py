@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from daskml_dist.errors import CheckpointError
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.training.resuming import resumed
 from daskml_dist.training.spec import FitSpec
@@ -35,6 +36,22 @@ class Saved:
         """Facts of the stream's course: position, sums and the likeness of its rows."""
         found: dict[str, Any] = self.facts["stream"]
         return found
+
+    def likeness_for(self, *names: str) -> list[Any]:
+        """Facts of the first rows that a kind of estimators has of its own.
+
+        Raises
+        ------
+        CheckpointError
+            The stream is of an estimator of another kind.
+        """
+        likeness = self.stream["likeness"]
+        if missing := [name for name in names if name not in likeness]:
+            raise CheckpointError(
+                f"The checkpoint is of a stream of another kind of estimator: it has no {missing}. "
+                "Name another file, or set resume=False to begin anew."
+            )
+        return [likeness[name] for name in names]
 
     @property
     def classes(self) -> NDArray[Any] | None:

@@ -13,7 +13,14 @@ from daskml_dist.training.checkpoint import Checkpoint
 from daskml_dist.training.checkpoint_files import Files
 from daskml_dist.training.resuming import facts_of
 
-__all__ = ["Saving"]
+__all__ = ["TORN", "Saving"]
+
+#: Why a stream goes no further.
+TORN = (
+    "A call of this stream was cut short, so that nobody knows which of its steps were made. Go on "
+    "from the last checkpoint: stream(checkpoint=Checkpoint(..., resume=True)), or forget all that "
+    "was learned: reset(parameters=True)."
+)
 
 
 class Saving:

@@ -9,20 +9,21 @@ from contextlib import nullcontext, suppress
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
-
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import (
+    CheckpointError,
     DivergedError,
     InvalidDataError,
     InvalidParameterError,
+    TrainingError,
     WorkerLostError,
 )
 from daskml_dist.streaming.lanes import Lanes, check_lanes
 from daskml_dist.streaming.positions import check_position, is_past, later
 from daskml_dist.streaming.progress import Progress
+from daskml_dist.streaming.rows import are_arrays
 from daskml_dist.streaming.saved import Saved
-from daskml_dist.streaming.saving import Saving
+from daskml_dist.streaming.saving import TORN, Saving
 from daskml_dist.streaming.start import Started, check_streams
 from daskml_dist.streaming.watching import Watch
 
@@ -73,8 +74,7 @@ class Session:
     ) -> None:
         self.estimator = estimator
         self._classes = classes
-        self._saving = saving
-        self._on_checkpoint = on_checkpoint
+        self._saving, self._on_checkpoint = saving, on_checkpoint
         self._watch = Watch(None, None) if watch is None else watch
         self._publish, self._publish_every = publish, publish_every
         self._client = client
@@ -137,8 +137,7 @@ class Session:
             with suppress(*ended) if error is not None else nullcontext():
                 self._settle()
                 self.show()
-                failed = self._lanes is not None and self._lanes.failed
-                if self._is_whole and not failed and self._started is not None:
+                if self._may_be_kept and self._started is not None:
                     self._finish()
         finally:
             self._is_open = False
@@ -182,13 +181,16 @@ class Session:
             Nothing of them is learned, and the stream may go on.
         DivergedError
             The loss is no finite number any more.
-        WorkerLostError
-            Workers were lost again and again, or (as TrainingError) lanes on a cluster failed.
+        TrainingError
+            A call before was cut short (by Ctrl-C, or since its loss was no finite number), or
+            lanes on a cluster failed; WorkerLostError: workers were lost again and again.
         """
         if not self._is_open:
             raise InvalidParameterError(
                 "The stream is closed. Learn inside its context: with clf.stream(...) as s: ..."
             )
+        if not self._is_whole:
+            raise TrainingError(TORN)
         if is_dask(X) or is_dask(y):
             raise InvalidDataError(
                 "A stream learns rows in memory, and these are a Dask collection. Compute each "
@@ -198,34 +200,43 @@ class Session:
             position = check_position(position)
             if is_past(position, self._given):
                 return None
-        started = self._started
-        if started is None or not _is_plain(X, y):
-            X, y, sample_weight = self._taken(X, y, sample_weight)
-        if started is None:
-            started = self.estimator._begin_stream(X, y, sample_weight, self._classes)
-        rows, block = started.make(X, y, sample_weight)
-        if self._started is None:  # by rows that can be learned
-            self._started = self._on_lanes(started)
-            if "_state" in vars(self.estimator):  # of a fit, which the first step makes old
-                self._shown = None
-                self.show()
+        rows, block = self._made(X, y, sample_weight)
         position = later(position, self._given)
         if block.n_rows == 0:
             if self._lanes is not None:
                 self._lanes.skip()
             self._position = position
             return math.nan
-        weight = block.n_rows if rows.weight is None else float(rows.weight.sum())
         self._hide()
+        self._take(rows, block, position)
+        self._keep()
+        return self._progress.last
+
+    def _made(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any]:
+        """Rows of a call, as the model reads them; by the first ones the stream starts."""
+        started = self._started
+        if started is None or not are_arrays(X, y):
+            X, y, sample_weight = self._taken(X, y, sample_weight)
+        if started is not None:
+            return started.make(X, y, sample_weight)
+        started = self.estimator._begin_stream(X, y, sample_weight, self._classes)
+        made: tuple[Any, Any] = started.make(X, y, sample_weight)
+        self._started = self._on_lanes(started)  # by rows that can be learned
+        if "_state" in vars(self.estimator):  # of a fit, which the first step makes old
+            self._shown = None
+            self.show()
+        return made
+
+    def _take(self, rows: Any, block: Any, position: Any) -> None:
+        """Take the steps of a call, or have lanes take them, and count it."""
+        weight = block.n_rows if rows.weight is None else float(rows.weight.sum())
         if self._lanes is not None:
             self._lanes.give(rows, block, weight, position)
-        else:
-            self._is_whole = False
-            loss = started.steps.take(rows, block)
-            self._learned(loss, weight, block.n_rows, position)
-        last = self._progress.last
-        self._keep()
-        return last
+            return
+        assert self._started is not None
+        self._is_whole = False
+        loss = self._started.steps.take(rows, block)
+        self._learned(loss, weight, block.n_rows, position)
 
     def _learned(self, loss: float, weight: float, n_rows: int, position: Any) -> None:
         """Count a call that was learned, and look for a drift."""
@@ -240,7 +251,8 @@ class Session:
         self._position = position
         if self._lanes is None:
             self._is_whole = True
-        self._watch.update(self, self._progress.last)
+        if weight:  # else there is no loss to tell
+            self._watch.update(self, self._progress.last)
 
     def _settle(self) -> None:
         """Wait until all calls that were given are learned and counted."""
@@ -265,8 +277,14 @@ class Session:
         if self._started is not None:
             self._hide()
             self._started.steps.reset(parameters)
+            self._is_whole = self._is_whole or parameters
 
     # -- keeping -------------------------------------------------------------------------------
+
+    @property
+    def _may_be_kept(self) -> bool:
+        """Whether the parameters are those of whole calls, as the position tells."""
+        return self._is_whole and not (self._lanes is not None and self._lanes.failed)
 
     def _keep(self) -> None:
         """Save and publish where a call is one after which that is due."""
@@ -291,7 +309,8 @@ class Session:
         InvalidParameterError
             The stream has no `checkpoint`.
         CheckpointError
-            It could not be written.
+            It could not be written, or the parameters are not those of whole calls: the stream
+            diverged, its lanes failed, or a call was interrupted.
         """
         if self._saving is None:
             raise InvalidParameterError(
@@ -300,6 +319,8 @@ class Session:
         if self._started is None:
             return
         self._settle()
+        if not self._may_be_kept:
+            raise CheckpointError(TORN)
         stream = {
             "position": self._position,
             "progress": self._progress.facts(),
@@ -377,8 +398,3 @@ class Session:
         for name in self._shown or ():
             held.pop(name, None)
         self._shown = None
-
-
-def _is_plain(X: Any, y: Any) -> bool:
-    """Whether inputs are arrays as they should be, of which there is nothing to take or to name."""
-    return type(X) is np.ndarray and (y is None or (type(y) is np.ndarray and y.ndim == 1))

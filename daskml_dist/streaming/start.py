@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from daskml_dist.backends import get_backend
 from daskml_dist.data.blocks import check_finite
+from daskml_dist.data.collection import Collection
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.policies import get_policy
 from daskml_dist.streaming.likeness import likeness_of
 from daskml_dist.streaming.rows import RowsOfCalls
 from daskml_dist.streaming.steps import Steps
+from daskml_dist.training.engine import Engine
 from daskml_dist.training.in_process import InProcessEngine
 from daskml_dist.training.rows import Rows
 from daskml_dist.training.settings import Settings
@@ -23,7 +25,7 @@ from daskml_dist.training.spec import FitSpec
 if TYPE_CHECKING:
     from daskml_dist.streaming.saved import Saved
 
-__all__ = ["Started", "check_streams", "resume", "start"]
+__all__ = ["Started", "batch_rows_of", "check_streams", "resume", "start"]
 
 
 @dataclass
@@ -111,29 +113,15 @@ def start(
         settings = estimator._as_before(settings)
     if estimator._classification:
         classes = estimator._all_classes(classes, not hasattr(estimator, "classes_"))
-    collection = estimator._collection(X, y, sample_weight, reset=not goes_on)
-    if collection.kind != "memory":
-        raise InvalidParameterError(
-            "A stream learns rows that are in the memory of this process, and these are a Dask "
-            "collection. Compute each batch first: X, y = dask.compute(X, y)."
-        )
-    batch_rows = settings.batch_size if isinstance(settings.batch_size, int) else None
-    if estimator._whole_calls:
-        batch_rows = None
+    collection = _in_memory(estimator._collection(X, y, sample_weight, reset=not goes_on))
+    batch_rows = None if estimator._whole_calls else batch_rows_of(settings)
     with InProcessEngine(collection) as engine:
         # Elsewhere weights are no part of the plan.
         weighted = estimator._whole_calls and sample_weight is not None
         rows = estimator._rows(engine, settings.run, classes, settings.class_weight, weighted)
         # Whether a step touches few of the parameters depends on its rows.
         most = first_rows or batch_rows or rows.survey.n_rows
-        settings = dataclasses.replace(
-            settings, batch_size=None if estimator._whole_calls else most
-        )
-        initial = estimator._initial(rows, settings) if goes_on else None
-        model = estimator._model(rows, estimator._last_model if initial is not None else None)
-        if not model.takes_missing:
-            engine.ask(check_finite)
-        fit: FitSpec = estimator._plan(settings, model, rows, initial, engine)
+        fit = _planned(estimator, settings, rows, engine, most, goes_on)
         fit = estimator._ready(engine, fit) if ready is None else fit
     names = _names(estimator, collection.feature_names)
     likeness = likeness_of(fit, rows.survey, settings.auto_rate, names) | {"batch_rows": most}
@@ -142,9 +130,35 @@ def start(
         fit, rows.survey, collection.block_maker, batch_rows, get_backend("cpu"),
         type(estimator).__name__,
     )  # fmt: skip
-    seen = float(estimator.t_) if goes_on else 0.0
     steps = Steps(fit, batch_rows, estimator._rule_of_rows)
-    return Started(fit, rows, make, steps, seen, likeness)
+    return Started(fit, rows, make, steps, float(estimator.t_) if goes_on else 0.0, likeness)
+
+
+def _in_memory(collection: Collection) -> Collection:
+    if collection.kind != "memory":
+        raise InvalidParameterError(
+            "A stream learns rows that are in the memory of this process, and these are a Dask "
+            "collection. Compute each batch first: X, y = dask.compute(X, y)."
+        )
+    return collection
+
+
+def batch_rows_of(settings: Settings) -> int | None:
+    """Rows of a step at most, where the user says."""
+    return settings.batch_size if isinstance(settings.batch_size, int) else None
+
+
+def _planned(
+    estimator: Any, settings: Settings, rows: Rows, engine: Engine, most: int, goes_on: bool
+) -> FitSpec:
+    """The fit to the first rows, by steps of `most` at most where calls are not taken whole."""
+    settings = dataclasses.replace(settings, batch_size=None if estimator._whole_calls else most)
+    initial = estimator._initial(rows, settings) if goes_on else None
+    model = estimator._model(rows, estimator._last_model if initial is not None else None)
+    if not model.takes_missing:
+        engine.ask(check_finite)
+    fit: FitSpec = estimator._plan(settings, model, rows, initial, engine)
+    return fit
 
 
 def resume(

@@ -129,6 +129,14 @@ class Streamed:
             client=client,
         )
 
+    def _check_no_stream(self, method: str) -> None:
+        """Check that no stream is open, whose parameters a method would mix with others."""
+        if vars(self).get("_stream") is not None:
+            raise InvalidParameterError(
+                f"{method} while this estimator learns from a stream: the stream would undo it. "
+                "Leave the stream's context first, or use a copy: copy.copy(estimator)."
+            )
+
     # -- what a kind of estimators may do otherwise --------------------------------------------
 
     def _stream_inputs(self, X: Any, y: Any, sample_weight: Any, begun: bool) -> tuple[Any, ...]:

@@ -108,7 +108,7 @@ def own(model: Any, method: str, rows: Any) -> Any:
             found = getattr(model, method)(rows)
             return np.asarray(found.toarray() if sparse.issparse(found) else found)
     except Exception as error:
-        return type(error), str(error)
+        return type(error), str(error).replace("'Listed'", "'list'")
 
 
 def told(predictor: Any, rows: Any) -> Any:
@@ -226,6 +226,8 @@ FRAMES: dict[str, pd.DataFrame] = {
     "bool": pd.DataFrame(X[:3], columns=NAMES).assign(b=[True, False, True]),
     "nullable": pd.DataFrame(X[:3], columns=NAMES).astype({"b": "Float64", "c": "Float32"}),
     "nullable, missing": pd.DataFrame(X[:3], columns=NAMES).astype("Float64").assign(b=pd.NA),
+    "categories": pd.DataFrame(X[:3], columns=NAMES).astype({"b": "category"}),
+    "sparse": pd.DataFrame(X[:3], columns=NAMES).astype({"b": pd.SparseDtype("f8")}),
     "missing": pd.DataFrame(X[:3], columns=NAMES).assign(b=[1.0, np.nan, 2.0]),
     "another order": pd.DataFrame(X[:3], columns=NAMES[::-1]),
     "too few": pd.DataFrame(X[:3, :4], columns=NAMES[:4]),

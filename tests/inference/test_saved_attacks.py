@@ -75,7 +75,7 @@ def bomb(parts: Members) -> Members:
     sparse.save_npz(buffer, sparse.csr_matrix((1, 9 * 10**6)) + sparse.eye(1, 9 * 10**6))
     with zipfile.ZipFile(buffer, "a", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("more", bytes(10**8))
-    return parts | {"a.npz": buffer.getvalue()}
+    return parts | {"a.npy": buffer.getvalue()}
 
 
 def huge(members: Members) -> bytes:
@@ -146,6 +146,7 @@ def test_archives(attack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         found = daskml_dist.load(path)  # nothing of it is more than what it says
         assert type(found).__name__ == "LogisticRegression"
     assert [one.name for one in tmp_path.iterdir()] == ["a.skops"]
+    assert not any(one.exists() for one in (Path("/was_here"), tmp_path.parents[1] / "was_here"))
 
 
 def long_texts(state: str, tensors: dict[str, Any]) -> None:

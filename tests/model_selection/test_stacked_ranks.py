@@ -24,7 +24,8 @@ from daskml_dist.solvers import stacked_ranks
 
 RNG = np.random.default_rng(0)
 N = 400
-X = RNG.integers(-2, 3, (N, 4)).astype(np.float64)  # many rows have equal scores
+#: Many rows have equal scores, to the bit in whichever order a BLAS sums: one summand is not zero.
+X = RNG.integers(-4, 5, (N, 1)) * np.eye(4)[RNG.integers(0, 4, N)]
 Y = (RNG.random(N) < expit(X[:, 0] - X[:, 1])).astype(int)
 WEIGHTS = RNG.integers(0, 4, N) / 3
 TRUTHS = {"roc_auc": roc_auc_score, "average_precision": average_precision_score}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import ipaddress
 from pathlib import Path
 
 from cryptography import x509
@@ -14,7 +15,8 @@ __all__ = ["pair"]
 
 
 def pair(folder: Path, name: str, password: str | None = None) -> tuple[str, str]:
-    """Files of a certificate of localhost, signed by itself, and of its key."""
+    """Files of a certificate of this machine, signed by itself, and of its key."""
+    names = x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
@@ -23,7 +25,7 @@ def pair(folder: Path, name: str, password: str | None = None) -> tuple[str, str
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(days=1))
         .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .sign(key, hashes.SHA256())
     )
     held: serialization.KeySerializationEncryption = serialization.NoEncryption()

@@ -92,7 +92,8 @@ def opened(model=MODEL, **settings):
     """A connection of an application, within a loop."""
     app = App(Models(m=model), Metrics(), **settings)
     app.answer = Mock(wraps=app.answer)
-    config = uvicorn.Config(app, http=Connection, ws="none", log_config=None)
+    kinds = {"http": Connection, "ws": "none", "timeout_keep_alive": 60}
+    config = uvicorn.Config(app, log_config=None, **kinds)
     connection = Connection(config, ServerState(), {}, asyncio.get_running_loop())
     transport = Transport()
     connection.connection_made(transport)

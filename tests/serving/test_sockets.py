@@ -17,6 +17,8 @@ pytest.importorskip("uvicorn", reason="the extra serve is not installed")
 pytest.importorskip("httptools", reason="the extra serve is not installed")
 
 from daskml_dist.linear_model import LogisticRegression
+from daskml_dist.serving import http as http_module
+from daskml_dist.serving import limits
 from daskml_dist.serving.app import App
 from daskml_dist.serving.limits import MOST_HEAD_BYTES, close_slow
 from tests.serving.stand_ins import Metrics, Models, tensor
@@ -48,11 +50,27 @@ CLIENTS = {
 }
 
 
-@pytest.fixture
-def port():
+def served_for(seconds):
+    """A server that waits so long for heads and bodies."""
     X = np.random.default_rng(0).standard_normal((30, 3))
     model = LogisticRegression().fit(X, X[:, 0] > 0)
-    with served(App(Models(m=model), Metrics(), max_bytes=10_000, body_seconds=0.5), 0.5) as found:
+    app = App(Models(m=model), Metrics(), max_bytes=10_000, body_seconds=seconds)
+    return served(app, seconds)
+
+
+@pytest.fixture
+def port():
+    """Of a server that soon gives up who is slow."""
+    with served_for(0.5) as found:
+        yield found
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    """Of one that bears clients as slow as those of a busy machine."""
+    monkeypatch.setattr(limits, "LINGER", 60.0)
+    monkeypatch.setattr(http_module, "LINGER", 60.0)
+    with served_for(60.0) as found:
         yield found
 
 
@@ -146,25 +164,25 @@ UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Setting
     ],
     ids=["upgrade", "connect", "large"],
 )
-def test_what_clients_do_is_answered(port, sent, statuses):
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as one:
+def test_what_clients_do_is_answered(patient, sent, statuses):
+    with socket.create_connection(("127.0.0.1", patient), timeout=60) as one:
         one.sendall(sent)
         said = rest(one)
     assert [line.split()[0] for line in said.split(b"HTTP/1.1")[1:]] == statuses
 
 
 @pytest.mark.parametrize("sent", [WHOLE, WHOLE.replace(b"Host", b"Expect: x\r\nHost")])
-def test_who_sends_no_more_is_answered(port, sent):
+def test_who_sends_no_more_is_answered(patient, sent):
     """Where it is read at once, and where uvicorn reads it."""
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as one:
+    with socket.create_connection(("127.0.0.1", patient), timeout=60) as one:
         one.sendall(sent)
         one.shutdown(socket.SHUT_WR)
         assert rest(one).startswith(b"HTTP/1.1 200")
 
 
-def test_what_comes_behind_garbage_hides_no_answer(port):
+def test_what_comes_behind_garbage_hides_no_answer(patient):
     """It would reset a connection that is closed at once."""
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as one:
+    with socket.create_connection(("127.0.0.1", patient), timeout=60) as one:
         one.sendall(b"\x00\r\n\r\n")
         select.select([one], [], [], 60)
         one.sendall(WHOLE)

@@ -35,7 +35,7 @@ X = np.random.default_rng(0).normal(size=(60, 4))
 def connected(port: int, authority: str) -> http.client.HTTPSConnection:
     """A connection over TLS to a server whose certificate is known."""
     trusted = ssl.create_default_context(cafile=authority)
-    found = http.client.HTTPSConnection("localhost", port, context=trusted, timeout=60)
+    found = http.client.HTTPSConnection("127.0.0.1", port, context=trusted, timeout=60)
     found.connect()
     return found
 

@@ -9,6 +9,7 @@ from distributed import Client
 
 from daskml_dist import Run
 from daskml_dist.linear_model import SGDClassifier
+from tests.training.recovery.strikes import wait_for_three
 
 _RNG = np.random.default_rng(0)
 _BATCHES = []
@@ -18,7 +19,7 @@ for _number in range(90):
 
 
 def _kill_one(client, number):
-    client.wait_for_workers(3)
+    wait_for_three(client)
     pids = client.run(os.getpid)
     os.kill(pids[sorted(pids)[number]], signal.SIGKILL)
 

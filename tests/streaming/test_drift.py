@@ -81,5 +81,6 @@ def test_detectors_of_the_usual_kind_are_asked():
     detector, X = Detector(), np.eye(4)
     with SGDClassifier().stream(classes=[0, 1], drift=detector) as stream:
         losses = [stream.learn(X, np.array([0, 1, 0, 1])) for _ in range(3)]
+        assert np.isnan(stream.learn(X, np.array([0, 1, 0, 1]), 0.0))  # of which nothing is told
     assert detector.seen == tuple(losses)
     assert stream.drifts == [8]

@@ -8,12 +8,18 @@ import pytest
 from scipy import sparse
 
 from daskml_dist import Run
-from daskml_dist.errors import InvalidDataError, InvalidParameterError, TrainingError
+from daskml_dist.errors import (
+    CheckpointError,
+    InvalidDataError,
+    InvalidParameterError,
+    TrainingError,
+)
 from daskml_dist.linear_model import SGDClassifier, SGDRegressor
 from daskml_dist.neural_network import MLPClassifier
 from daskml_dist.policies import POLICIES, BoundedStaleness, LocalSGD, Synchronous
 from daskml_dist.streaming import PageHinkley
 from daskml_dist.streaming.cluster.crew import Crew
+from daskml_dist.streaming.cluster.steps import ClusterSteps
 from daskml_dist.training.checkpoint import Checkpoint
 from daskml_dist.training.client.fleet import Gone
 
@@ -177,6 +183,25 @@ def test_drifts_and_errors_leave_a_stream_whole(client):
     assert np.isfinite(ours.coef_).all()
 
 
+def test_what_was_cut_off_is_not_saved(client, tmp_path, monkeypatch):
+    def interrupt(steps):
+        raise KeyboardInterrupt
+
+    def cut_off(stream):
+        with stream:
+            stream.learn(_X, _Y)
+            monkeypatch.setattr(ClusterSteps, "settle", interrupt)
+
+    path = tmp_path / "m.npz"
+    model = SGDClassifier(policy="async", **_PLAIN)
+    stream = model.stream(classes=[0, 1], client=client, checkpoint=Checkpoint(path, every=9))
+    with pytest.raises(KeyboardInterrupt):
+        cut_off(stream)
+    with pytest.raises(CheckpointError, match="last checkpoint"):
+        stream.save()
+    assert not path.exists()
+
+
 def test_units_of_features_go_with_the_rows(client):
     first = SGDClassifier(optimizer="nag", learning_rate=0.5, random_state=0, max_iter=2, tol=None)
     first.fit(_X, _Y, client="inline")
@@ -202,7 +227,7 @@ def test_what_has_no_meaning_on_a_cluster_is_told(client, params, says):
         pass
 
 
-def test_what_a_lane_raises_reaches_the_caller(client):
+def test_what_a_lane_raises_reaches_the_caller(client, tmp_path):
     def break_lanes():
         from daskml_dist.streaming.cluster.gradients import Gradients
 
@@ -220,10 +245,13 @@ def test_what_a_lane_raises_reaches_the_caller(client):
     model = SGDClassifier(random_state=0)
     client.run(break_lanes)
     try:
-        with model.stream(classes=[0, 1], client=client) as stream:
+        checkpoint = Checkpoint(tmp_path / "m.npz")
+        with model.stream(classes=[0, 1], client=client, checkpoint=checkpoint) as stream:
             for says in ("no such shape", "failed before"):
                 with pytest.raises(TrainingError, match=says):
                     stream.learn(_X, _Y)
+            with pytest.raises(CheckpointError, match="last checkpoint"):
+                stream.save()
             assert stream.n_rows == 0
     finally:
         client.run(mend_lanes)

@@ -5,8 +5,10 @@ import pandas as pd
 import pytest
 from scipy import sparse
 
+from daskml_dist.cluster import MiniBatchKMeans
 from daskml_dist.errors import CheckpointError, InvalidParameterError
 from daskml_dist.linear_model import SGDClassifier, SGDRegressor
+from daskml_dist.recommender import MatrixFactorization
 from daskml_dist.streaming import PageHinkley
 from daskml_dist.training.checkpoint import Checkpoint
 
@@ -111,11 +113,17 @@ def test_partitions_go_on_by_themselves():
         for position, says in (
             ({"a": 6, "b": 5}, "call of their own"),
             (7, "one kind"),
-            (object(), "give a number"),
+            (object(), "give a finite number"),
+            ({"a": float("inf")}, "give a finite number"),
         ):
             with pytest.raises(InvalidParameterError, match=says):
                 stream.learn(X, y, position=position)
         assert stream.n_rows == 150
+    with SGDClassifier().stream(classes=classes) as stream:  # partitions in partitions
+        for counts in (True, False):
+            for position in ({"t": {"a": 5}}, {"t": {"b": 3}}):
+                assert (stream.learn(X, y, position=position) is not None) == counts
+        assert stream.position == {"t": {"a": 5, "b": 3}}
 
 
 @pytest.mark.parametrize(
@@ -132,6 +140,12 @@ def test_another_streams_file_is_refused(params, says, tmp_path):
         SGDClassifier(**params).stream(checkpoint=checkpoint),
     ):
         pass
+    for other in (MiniBatchKMeans(2), MatrixFactorization(2)):
+        with (
+            pytest.raises(CheckpointError, match="another kind of estimator"),
+            other.stream(checkpoint=checkpoint),
+        ):
+            pass
     SGDClassifier(checkpoint=Checkpoint(tmp_path / "f.npz"), max_iter=1, tol=None).fit(
         *batches[0][:2]
     )

@@ -10,12 +10,16 @@ import pytest
 from scipy import sparse
 
 from daskml_dist.errors import (
+    CheckpointError,
     DivergedError,
     InvalidDataError,
     InvalidParameterError,
     NotFittedError,
+    TrainingError,
 )
 from daskml_dist.linear_model import SGDClassifier, SGDRegressor
+from daskml_dist.ps.shard import Shard
+from daskml_dist.training.checkpoint import Checkpoint
 
 _RNG = np.random.default_rng(0)
 _X = _RNG.standard_normal((600, 6))
@@ -186,13 +190,77 @@ def test_an_estimator_has_one_stream_at_a_time():
         pass
 
 
-def test_divergence_is_told():
+def test_divergence_is_told_and_not_saved(tmp_path):
     model = SGDRegressor(optimizer="sgd", learning_rate=1e6)
+    checkpoint = Checkpoint(tmp_path / "m.npz", every=1000)
 
     def learn_all(stream):
-        for _ in range(100):
-            stream.learn(_X, _TARGETS["numbers"])
+        try:
+            for _ in range(100):
+                stream.learn(_X, _TARGETS["numbers"])
+        finally:
+            with pytest.raises(CheckpointError, match="last checkpoint"):
+                stream.save()
 
-    with pytest.raises(DivergedError, match="learning_rate"), model.stream() as stream:
+    with (
+        pytest.raises(DivergedError, match="learning_rate"),
+        model.stream(checkpoint=checkpoint) as stream,
+    ):
         learn_all(stream)
     assert stream.n_rows < 60_000
+    assert not (tmp_path / "m.npz").exists()
+
+
+def test_a_call_that_was_cut_short_ends_the_stream(monkeypatch, tmp_path):
+    y, checkpoint = _TARGETS["two"], Checkpoint(tmp_path / "s.npz", every=1)
+    real = Shard.apply
+
+    def cut(shard, *given):
+        real(shard, *given)
+        raise KeyboardInterrupt
+
+    model = SGDClassifier()
+    with model.stream(classes=[0, 1], checkpoint=checkpoint) as stream:
+        stream.learn(_X, y, position=0)
+        monkeypatch.setattr(Shard, "apply", cut)
+        with pytest.raises(KeyboardInterrupt):
+            stream.learn(_X, y, position=1)
+        monkeypatch.undo()
+        with pytest.raises(TrainingError, match="cut short"):
+            stream.learn(_X, y, position=1)
+        with pytest.raises(CheckpointError, match="cut short"):
+            stream.save()
+        assert (stream.n_rows, stream.position) == (600, 0)
+    resumed = SGDClassifier()
+    checkpoint = Checkpoint(tmp_path / "s.npz", resume=True)
+    with resumed.stream(checkpoint=checkpoint) as stream:
+        assert (stream.position, stream.n_rows, resumed._state.step) == (0, 600, 1)
+        stream.reset(parameters=True)  # after which one may go on
+        assert stream.learn(_X, y) == pytest.approx(np.log(2))
+
+
+@pytest.mark.parametrize(
+    "do",
+    [
+        lambda model: model.fit(_X, _TARGETS["two"]),
+        lambda model: model.partial_fit(_X, _TARGETS["two"]),
+        lambda model: model.set_params(loss="hinge"),
+    ],
+)
+def test_nothing_is_mixed_with_an_open_stream(do):
+    model = SGDClassifier()
+    with model.stream(classes=[0, 1]) as stream:
+        stream.learn(_X, _TARGETS["two"])
+        before = model.coef_
+        with pytest.raises(InvalidParameterError, match="while this estimator learns"):
+            do(model)
+        do(copy.copy(model))
+        assert np.array_equal(before, model.coef_)
+    assert np.array_equal(before, model.coef_)
+    do(model)
+
+
+def test_classes_are_a_list():
+    for classes in (5, "ab", [[0, 1]]):
+        with pytest.raises(InvalidParameterError, match="list of all labels"):
+            SGDClassifier().partial_fit(_X, _TARGETS["two"], classes=classes)

@@ -21,6 +21,13 @@ MANIFEST = "daskml_dist/manifest.json"
 _ARRAY = ".npy"
 #: Bytes that a compressed matrix may become, and more by those that it has.
 _LEAST_INFLATED, _MOST_INFLATED = 2**26, 200
+#: First bytes of a zip file, and of one without members.
+_ZIP = b"PK\x03\x04", b"PK\x05\x06"
+#: What reading a damaged one raises.
+_DAMAGED = (
+    zipfile.BadZipFile, zlib.error, EOFError, KeyError, ValueError, OSError, RuntimeError,
+    OverflowError, struct.error,
+)  # fmt: skip
 
 
 def pack(whole: bytes, more: Mapping[str, bytes], manifest: Mapping[str, Any]) -> bytes:
@@ -106,14 +113,9 @@ def shared(inner: bytes, outer: bytes) -> tuple[bytes, dict[str, str]]:
     there = {sum_of(data): one for one, data in _members(outer, "its twin").items()}
     same = {n: there.pop(found, "") for n, found in ((n, sum_of(d)) for n, d in parts.items())}
     same = {n: at for n, at in same.items() if at and n.endswith(_ARRAY)}
-    return (
-        (_written({n: d for n, d in parts.items() if n not in same}), same)
-        if same
-        else (
-            inner,
-            {},
-        )
-    )
+    if not same:
+        return inner, {}
+    return _written({n: d for n, d in parts.items() if n not in same}), same
 
 
 def filled(inner: bytes, same: Any, members: Mapping[str, bytes], name: str) -> bytes:
@@ -171,25 +173,22 @@ def _members(data: bytes, name: str) -> dict[str, bytes]:
             found = {one.filename: archive.read(one) for one in told}
     except ModelFileError:
         raise
-    except (
-        zipfile.BadZipFile, zlib.error, EOFError, KeyError, ValueError, OSError, RuntimeError,
-        NotImplementedError, OverflowError, struct.error,
-    ) as error:  # fmt: skip
+    except _DAMAGED as error:
         raise ModelFileError(
             f"{name} is damaged, or no model file ({type(error).__name__}: {error}). {REMEDY}"
         ) from error
-    for one, part in found.items():
-        if one.endswith(".npz"):
-            _check_sparse(part, name)
+    for part in found.values():
+        if part.startswith(_ZIP):  # whatever its name: readers go by these bytes
+            _check_inflated(part, name)
     return found
 
 
-def _check_sparse(data: bytes, name: str) -> None:
+def _check_inflated(data: bytes, name: str) -> None:
     """Refuse compressed arrays, as those of sparse matrices, that fill the memory."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             size = sum(one.file_size for one in archive.infolist())
-    except zipfile.BadZipFile as error:
+    except _DAMAGED as error:
         raise ModelFileError(f"{name} is damaged ({error}). {REMEDY}") from error
     if size > _LEAST_INFLATED + _MOST_INFLATED * len(data):
         raise ModelFileError(

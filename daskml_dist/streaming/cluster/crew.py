@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -98,38 +99,44 @@ class Crew:
         TrainingError
             There are no workers.
         """
-        fit, run_id = self._fit, self._early.run_id
-        addresses = sorted(self._membership.wait_for_any(fit.run.timeout))
-        n_lanes = len(fit.rows.lane_rows)
+        addresses = sorted(self._membership.wait_for_any(self._fit.run.timeout))
+        n_lanes = len(self._fit.rows.lane_rows)
         n_hosts = min(len(addresses), n_lanes)
-        for number in range(n_servers(fit)):
+        ends = [n_lanes * rank // n_hosts for rank in range(n_hosts + 1)]
+        self._lanes = [frozenset(range(a, b)) for a, b in itertools.pairwise(ends)]
+        self._numbers = [0] * n_hosts
+        self._open_hosts(addresses, self._open_servers(addresses))
+        for member in (*self._servers, *self._hosts):
+            self._membership.note_at_work(member.address)
+
+    def _open_servers(self, addresses: list[str]) -> tuple[Endpoint, ...]:
+        """Place the servers; the endpoints at which lanes reach them."""
+        for number in range(n_servers(self._fit)):
             address = addresses[number % len(addresses)]
-            part = fit, number, n_hosts, 0
-            future = self._early.host(address, f"{run_id}-{number}", *part)
+            part = self._fit, number, len(self._lanes), 0
+            future = self._early.host(address, f"{self.run_id}-{number}", *part)
             self._servers.append(_Member(ServerHost, address, future))
         self._bind(self._servers)
-        endpoints: list[Endpoint] = self._ask(self._servers, "endpoint")
+        return tuple(self._ask(self._servers, "endpoint"))
+
+    def _open_hosts(self, addresses: list[str], endpoints: tuple[Endpoint, ...]) -> None:
+        """Place the lanes, and wait until they have met."""
+        fit, n_hosts, secret = self._fit, len(self._lanes), self._early.secret
         tasks: dict[Any, Any] = {}
-        for rank in range(n_hosts):
-            lanes = range(n_lanes * rank // n_hosts, n_lanes * (rank + 1) // n_hosts)
-            self._lanes.append(frozenset(lanes))
+        for rank, lanes in enumerate(self._lanes):
             spec = TrainerSpec(
-                run_id, rank, rank, n_hosts, 0, tuple(LaneSpec(lane, ()) for lane in lanes),
-                (0,) * len(lanes), 1, tuple(endpoints), self._early.secret, 0, fit.rows.lane_rows,
+                self.run_id, rank, rank, n_hosts, 0,
+                tuple(LaneSpec(lane, ()) for lane in sorted(lanes)), (0,) * len(lanes), 1,
+                endpoints, secret, 0, fit.rows.lane_rows,
             )  # fmt: skip
             states = {n: state for n, state in self._states.items() if n in lanes or not n}
-            tasks[f"{LaneHost.__name__}-{run_id}-{rank}"] = (
-                LaneHost,
-                (fit, spec, states, self._first),
-            )
+            given = fit, spec, states, self._first
+            tasks[f"{LaneHost.__name__}-{self.run_id}-{rank}"] = LaneHost, given
         pins = dict(zip(tasks, addresses, strict=False))
         futures = submit_all(self._client, tasks, dict(pins), list(tasks))
         self._hosts = [_Member(LaneHost, pins[key], futures[key]) for key in tasks]
-        self._numbers = [0] * n_hosts
         self._bind(self._hosts)
         self._ask(self._hosts, "ready")
-        for member in (*self._servers, *self._hosts):
-            self._membership.note_at_work(member.address)
 
     def _bind(self, members: Sequence[_Member]) -> None:
         """Wait until actors are there."""

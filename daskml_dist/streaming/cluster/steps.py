@@ -80,6 +80,12 @@ class _Course:
     lanes: dict[int, ShardState]
     first: int
     calls: list[Call] = field(default_factory=list)
+    nbytes: int = field(default=0, init=False)
+
+    def add(self, call: Call) -> None:
+        """Keep a call more."""
+        self.calls.append(call)
+        self.nbytes += call.nbytes
 
     @property
     def next(self) -> int:
@@ -119,6 +125,7 @@ class ClusterSteps:
         self._finished: deque[tuple[Any, float]] = deque()
         self._losses = 0
         self._failed: BaseException | None = None
+        self._is_closed = False
         #: Rows of a step that the rule is for.
         self._ruled: int | None = None
         #: Tag of the last call that was given.
@@ -154,11 +161,10 @@ class ClusterSteps:
             self._plan.together,
         )  # fmt: skip
         scales = self._scales(block)
-        course.calls.append(Call(steps, tag, scales))
+        course.add(Call(steps, tag, scales))
         self.last = tag
         self._run(len(course.calls) - self._window)
-        kept = sum(call.nbytes for call in course.calls) if len(course.calls) % 16 == 0 else 0
-        if len(course.calls) >= self._every or kept >= _BYTES:
+        if len(course.calls) >= self._every or course.nbytes >= _BYTES:
             self.state()
 
     def _follow(self, n_rows: int) -> None:
@@ -219,20 +225,21 @@ class ClusterSteps:
 
     def _with_crew(self, do: Callable[[Crew], R]) -> R:
         """Do something with the crew, again with another one where somebody goes."""
-        while True:
-            try:
-                if self._crew is None:
-                    self._crew = self._opened()
-                return do(self._crew)
-            except Gone as gone:
-                self._drop()
-                self._count_loss(gone)
-            except BaseException as error:
-                # Nobody knows how far it came; the client knows where to begin again.
-                self._drop()
-                if isinstance(error, Exception):
-                    self._failed = error
-                raise
+        try:
+            while True:
+                try:
+                    if self._crew is None:
+                        self._crew = self._opened()
+                    return do(self._crew)
+                except Gone as gone:
+                    self._drop()
+                    self._count_loss(gone)
+        except BaseException as error:
+            # Nobody knows how far it came; the client knows where to begin again.
+            self._drop()
+            if isinstance(error, Exception):
+                self._failed = error
+            raise
 
     def _opened(self) -> Crew:
         if self._shielding is None:
@@ -270,8 +277,8 @@ class ClusterSteps:
     # -- the state -----------------------------------------------------------------------------
 
     def state(self) -> ShardState:
-        """State after all calls; after a failure the last one that is known. A copy."""
-        if self._course.calls and self._failed is None:
+        """State after all calls; after a failure, or once closed, the last one known. A copy."""
+        if self._course.calls and self._failed is None and not self._is_closed:
             self._fetch()
         return self._course.state.part(slice(None))
 
@@ -279,13 +286,10 @@ class ClusterSteps:
         """The same, which all lanes go on from."""
         state = self.state()
         if self._plan.policy.averages and len(self._course.lanes) > 1:
-            self._drop_lanes(state)
+            self._course = self._begun_at(state.part(slice(None)), self._course.next)
+            if self._crew is not None:  # another one begins there
+                self._with_crew(lambda crew: crew.load(state))
         return state
-
-    def _drop_lanes(self, state: ShardState) -> None:
-        course = self._begun_at(state.part(slice(None)), self._course.next)
-        self._course = course
-        self._with_crew(lambda crew: crew.load(state))
 
     def _fetch(self) -> None:
         """Get the state of now, so that the calls before need not be kept."""
@@ -311,8 +315,14 @@ class ClusterSteps:
         """Note that the rows which come next are not those that the fit was planned by."""
         self._base.resumed()
 
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether it was closed before all calls were learned, as by a second Ctrl-C."""
+        return self._is_closed and bool(self._course.calls)
+
     def close(self) -> None:
         """Leave nothing on the cluster; may be called twice."""
+        self._is_closed = True
         try:
             self._drop()
         finally:

@@ -98,7 +98,14 @@ class Bulk(Learner):
             weights = [self._w] * len(lanes)
         made = [self._gradients.of(w, one) for w, one in zip(weights, rows, strict=True)]
         self._clock += 1
-        counts = [one.X.shape[0] for one in rows]
+        self._w = self._round(lanes, [one.X.shape[0] for one in rows], index, made)
+        return [(number, lane, loss) for lane, (_, loss) in zip(lanes, made, strict=True)]
+
+    def _round(
+        self, lanes: list[int], counts: list[int], index: list[Any],
+        made: list[tuple[NDArray[Any], float]],
+    ) -> Any:  # fmt: skip
+        """Push gradients; parameters after the step, which come once the round has closed."""
         if self._fit.work.coordinates or self._fit.run.deterministic:
             for lane, n, at, (gradient, loss) in zip(lanes, counts, index, made, strict=True):
                 nothing = None if at is None else at[:0]
@@ -106,15 +113,12 @@ class Bulk(Learner):
                     (lane,), self._clock, n, gradient, at, loss=loss, pull_index=nothing
                 )
             pulled = [self._connection.receive(lane).w for lane in lanes]
-        else:
-            total = made[0][0]
-            for gradient, _ in made[1:]:
-                total += gradient
-            self._connection.send(tuple(lanes), self._clock, sum(counts), total)
-            pulled = [self._connection.receive(lanes[0]).w]
-        # The answer comes once the round has closed, so the step is made.
-        self._w = pulled[0]
-        return [(number, lane, loss) for lane, (_, loss) in zip(lanes, made, strict=True)]
+            return pulled[0]
+        total = made[0][0]
+        for gradient, _ in made[1:]:
+            total += gradient
+        self._connection.send(tuple(lanes), self._clock, sum(counts), total)
+        return self._connection.receive(lanes[0]).w
 
     def _pull(self, lanes: list[int], index: list[Any]) -> list[Any]:
         for lane, at in zip(lanes, index, strict=True):
