@@ -33,7 +33,7 @@ _FILES = {
 _PASSED = (
     "certificate", "private_key", "client_authorities", "method", "all_versions", "scheduler",
     "cluster_rows", "head_seconds", "body_seconds", "max_bytes", "max_waiting", "max_delay",
-    "access_log", "together",
+    "access_log", "together", "trusted",
 )  # fmt: skip
 
 
@@ -75,6 +75,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cluster-rows", type=int, metavar="N", help="rows from which a request goes there"
     )
+    parser.add_argument(
+        "--trusted",
+        action="append",
+        default=None,
+        metavar="CLASS",
+        help="classes of others that model files may hold: sklearn.tree._tree.Tree",
+    )
     parser.add_argument("--access-log", action="store_true", help="a line for each request")
 
 
@@ -104,7 +111,13 @@ def _token(file: str | None) -> str | None:
     if file is None:
         told = os.environ.get(TOKEN)
     else:
-        told = (Path(file).read_text("utf-8").splitlines() or [""])[0]
+        try:
+            told = (Path(file).read_text("utf-8").splitlines() or [""])[0]
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidParameterError(
+                f"The token file {file} cannot be read ({error}). Name a file of text that this "
+                "user may read."
+            ) from error
     if told is None:
         return None
     if not told.strip():

@@ -22,7 +22,7 @@ from daskml_dist._members import as_array, checked_as_theirs, fit_members, here,
 from daskml_dist._on_blocks import OnBlocks
 from daskml_dist.data.collection import Collection, as_collection
 from daskml_dist.data.conversion import as_column
-from daskml_dist.data.feature_names import check_feature_names
+from daskml_dist.data.feature_names import check_feature_names, remember_dtypes
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import doing, tell
@@ -152,6 +152,7 @@ class Bagging(OnBlocks):
                 y, {**fit_params, "sample_weight": sample_weight}, labels=is_classifier(self)
             )
             found: Self = super().fit(X, y, **given)  # type: ignore[misc]
+            remember_dtypes(self, X)
             return found
         with checked_as_theirs():
             self._validate_params()  # type: ignore[attr-defined]

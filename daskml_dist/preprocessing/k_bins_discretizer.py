@@ -81,6 +81,7 @@ class KBinsDiscretizer(BlockTransformer, preprocessing.KBinsDiscretizer):
         if is_dask(X) or is_dask(sample_weight):
             return self._fit_lazy(X, None, sample_weight)
         preprocessing.KBinsDiscretizer.fit(self, X, y, sample_weight)
+        self._keep(X)
         return self
 
     def _fit_lazy(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:

@@ -54,6 +54,7 @@ class StandardScaler(CopyingTransformer, preprocessing.StandardScaler):
         if not (is_dask(X) or is_dask(sample_weight)):
             with telling_columns(X):
                 preprocessing.StandardScaler.fit(self, X, y, sample_weight)
+            self._keep(X)
             return self
         return self._fit_lazy(X, None, sample_weight)
 

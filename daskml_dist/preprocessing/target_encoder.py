@@ -83,6 +83,7 @@ class TargetEncoder(CategoryTransformer, preprocessing.TargetEncoder):
         """
         if not (is_dask(X) or is_dask(y)):
             preprocessing.TargetEncoder.fit(self, *_plain(X, y))
+            self._keep(X)
             return self
         self._fit_folds(X, y, n_folds=1)
         return self
@@ -105,7 +106,9 @@ class TargetEncoder(CategoryTransformer, preprocessing.TargetEncoder):
             As :meth:`fit`; and where `X` comes out of a shuffle, in another order at each reading.
         """
         if not (is_dask(X) or is_dask(y)):
-            return preprocessing.TargetEncoder.fit_transform(self, *_plain(X, y), **params)
+            found = preprocessing.TargetEncoder.fit_transform(self, *_plain(X, y), **params)
+            self._keep(X)
+            return found
         if not isinstance(self.cv, Integral) or self.cv < 2:
             raise InvalidParameterError(f"cv={self.cv!r}: use a number of folds, 2 or more.")
         if is_dask(X) and not has_one_order(X):

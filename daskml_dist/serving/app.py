@@ -141,7 +141,13 @@ class App:
         if self._access_log:
             client = (call.client or ("-",))[0]
             _ACCESS.info(
-                '%s "%s %r" %d %d %.6f', client, call.method, call.path, status, len(body), seconds
+                '%s "%s %s" %d %d %.6f',
+                client,
+                call.method,
+                _plain(call.path),
+                status,
+                len(body),
+                seconds,
             )
 
     async def _lifespan(
@@ -329,3 +335,8 @@ class App:
         waiting[0][1].add_done_callback(told)
         for _, answer in waiting[1:]:
             answer.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+
+def _plain(path: str) -> str:
+    """A path that ends no line of a log, and no quotes."""
+    return path.encode("unicode_escape").decode("ascii").replace('"', '\\"')

@@ -6,7 +6,7 @@ import logging
 import time
 from typing import Any
 
-from daskml_dist.errors import RequestError
+from daskml_dist.errors import DaskMLDistError, RequestError
 from daskml_dist.serving.http import JSON, error_body, json_body
 
 __all__ = ["MODEL", "PATHS", "Call", "Said", "parts_of", "readiness", "refusal", "status_of"]
@@ -87,4 +87,10 @@ def refusal(error: Exception, call: Call) -> Said:
         _LOG.error("%s %r failed", call.method, call.path, exc_info=error)
         message = "The model failed: whoever runs the server finds the reason in its log."
         return status, (*JSON, *headers), error_body(message)
-    return status, (*JSON, *headers), error_body(str(error))
+    message = str(error)
+    if status == 422 and not isinstance(error, DaskMLDistError):  # the words of other packages
+        message += (
+            " (the model's own words). Send rows of the kind that it was fitted to: "
+            f"GET /v2/models/{call.model} names its inputs and their datatypes."
+        )
+    return status, (*JSON, *headers), error_body(message)

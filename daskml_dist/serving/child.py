@@ -39,6 +39,7 @@ def check_installed() -> Any:
     """
     try:
         import httptools  # noqa: F401
+        import msgspec  # noqa: F401
         import uvicorn
         import uvloop  # noqa: F401
     except ImportError as error:
@@ -114,10 +115,7 @@ def answer(
 
 def _check_ready(models: Models, watch: float | None) -> None:
     if not models.is_ready() and watch is None:
-        raise ServingError(
-            "None of the models can be served; the log says why. Publish one, or start with "
-            "--watch to wait for one."
-        )
+        raise ServingError(models.why_none())
 
 
 def _config(uvicorn: Any, app: App, keep_alive: float, end_within: float) -> Any:

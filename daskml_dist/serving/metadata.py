@@ -59,6 +59,8 @@ def _output(name: str, predictor: Any) -> dict[str, Any]:
         sample = classes[0] if classes else 0.0
         datatype = {bool: "BOOL", int: "INT64", str: "BYTES"}.get(type(sample), "FP64")
         return {"name": name, "datatype": datatype, "shape": [-1]}
+    if name == "decision_function" and classes and len(classes) == 2:
+        return {"name": name, "datatype": "FP64", "shape": [-1]}
     is_probability = name in ("predict_proba", "predict_log_proba")
     return {
         "name": name,

@@ -115,6 +115,19 @@ class Models:
         """Whether a model is served; without a name, whether any is."""
         return bool(self._table) if name is None else name in self._table
 
+    def why_none(self) -> str:
+        """What is to be said where no model is served."""
+        if self._path is not None and self._path.is_dir() and not registry.model_names(self._path):
+            return (
+                f"{self._path} holds no models: a registry has files NAME/VERSION/model.skops, as "
+                "daskml_dist.serving.publish writes them. Publish one, name a model file instead, "
+                "or start with --watch to wait for a model."
+            )
+        return (
+            "None of the models can be served; the log says why. Publish another version, or "
+            "start with --watch to wait for one."
+        )
+
     def get(self, name: str, version: str | None = None) -> Served:
         """A version of a model.
 

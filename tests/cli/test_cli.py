@@ -130,6 +130,7 @@ def test_a_checkpoint_is_gone_on_from(rows: Path, capsys: pytest.CaptureFixture[
          1, "keeps no checkpoints"),
         (["plan", "rows.npz", "--target", "label", "--estimator", "GaussianNB"], 1, "no plans for"),
         (["doctor", "--only", "clustre"], 1, "Did you mean 'cluster'?"),
+        (["serve", "m.skops", "--token-file", "no"], 1, "Name a file of text"),
     ],
 )  # fmt: skip
 def test_mistakes(

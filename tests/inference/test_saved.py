@@ -17,18 +17,22 @@ import pytest
 import sklearn
 import skops.io
 from numpy.testing import assert_array_equal
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.multiclass import OneVsRestClassifier
 from sklearn.pipeline import make_pipeline
 
 import daskml_dist
 from daskml_dist.callbacks import EarlyStopping
+from daskml_dist.ensemble import BaggingClassifier
 from daskml_dist.errors import ModelFileError, NotFittedError
 from daskml_dist.inference import read_manifest
 from daskml_dist.inference.saved import manifest as of_manifest
 from daskml_dist.inference.saved.archive import MANIFEST
 from daskml_dist.linear_model import LogisticRegression, Ridge, SGDClassifier
 from daskml_dist.losses import LogLoss
+from daskml_dist.model_selection import GridSearchCV
 from daskml_dist.naive_bayes import GaussianNB
-from daskml_dist.preprocessing import StandardScaler
+from daskml_dist.preprocessing import KBinsDiscretizer, StandardScaler, TargetEncoder
 from tests.inference.test_to_sklearn import MODELS, OTHERS, fitted
 from tests.inference.twins import assert_answers
 
@@ -99,6 +103,32 @@ def test_dtypes_of_a_pipeline_are_those_of_its_first_step(lazy: bool, tmp_path: 
     daskml_dist.save(pipe, tmp_path / "a.skops")
     inputs = read_manifest(tmp_path / "a.skops")["inputs"]
     assert inputs == {"n_features": 4, "names": None, "dtypes": ["float32"]}
+
+
+_C = {"C": [0.1, 1.0]}
+
+
+@pytest.mark.parametrize(
+    ("model", "fits"),
+    [
+        (GridSearchCV(LogisticRegression(), _C, cv=2), 1),
+        (make_pipeline(GridSearchCV(LogisticRegression(), _C, cv=2)), 1),
+        (OneVsRestClassifier(LogisticRegression()), 1),
+        (CalibratedClassifierCV(LogisticRegression(), cv=2), 2),
+        (CalibratedClassifierCV(make_pipeline(StandardScaler(), LogisticRegression()), cv=2), 2),
+        (BaggingClassifier(LogisticRegression(), n_estimators=2), 0),
+        (StandardScaler(), 0),
+        (KBinsDiscretizer(2), 0),
+        (TargetEncoder(cv=2), 0),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_what_is_around_an_estimator_tells_its_training(model: Any, fits: int) -> None:
+    frame = pd.DataFrame(X[:, :2], columns=["a", "b"]).astype({"b": np.float32})
+    told = of_manifest.manifest_of(model.fit(frame, Y))
+    assert told["inputs"]["dtypes"] == ["float64", "float32"]
+    assert told["training"].get("rows") == ({1: 60, 2: 30}[fits] if fits else None)
+    assert told["training"].get("fits", 1) == max(fits, 1)
 
 
 def test_estimators_that_are_not_fitted_say_so(tmp_path: Path) -> None:

@@ -6,7 +6,11 @@ import asyncio
 import logging
 
 import numpy as np
+import pandas as pd
 import pytest
+from sklearn.compose import make_column_transformer
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 pytest.importorskip("msgspec", reason="the extra serve is not installed")
 
@@ -273,13 +277,21 @@ def test_versions_by_number(model, rows):
         np.testing.assert_array_equal(np.reshape(data, (-1, 2)), truth.predict_proba(rows))
 
 
+def test_numbers_for_columns_of_texts_are_sent_to_the_inputs():
+    frame = pd.DataFrame({"age": [20.0, 30.0] * 9, "job": ["a", "b"] * 9})
+    columns = make_column_transformer((StandardScaler(), ["age"]), (OneHotEncoder(), ["job"]))
+    served = make_pipeline(columns, LogisticRegression()).fit(frame, [0, 1] * 9)
+    told = ask(App(Models(m=served), Metrics()), INFER, body(np.ones((2, 2))))
+    assert told.status == 422
+    assert "GET /v2/models/m names its inputs" in told.json["error"]
+
+
 def test_access_log(model, caplog):
     app = App(Models(m=model), Metrics(), access_log=True)
     with caplog.at_level(logging.INFO, "daskml_dist.serving.access"):
-        ask(app, "/v2/a\nforged line")
+        ask(app, '/v2/a"\nforged line')
     (line,) = (one.getMessage() for one in caplog.records if one.name.endswith("serving.access"))
-    assert "404" in line
-    assert "\n" not in line
+    assert ' "GET /v2/a\\"\\nforged line" 404 ' in line
 
 
 def test_lifespan(app):

@@ -182,6 +182,11 @@ def test_a_broken_version_is_not_taken(tmp_path: Path, caplog: pytest.LogCapture
     assert numbers(models) == 5.0
     damage(folder, "2")
     assert rollback(folder, "m") == "1"
+    # Where none is left, who starts is sent to the log.
+    damage(folder, "1")
+    for version in ("3", "4"):
+        damage(folder, version)
+    assert "the log says why" in Models(folder).why_none()
 
 
 def test_shares(tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
+import sys
 import threading
 import time
 from pathlib import Path
@@ -150,7 +152,7 @@ def test_what_cannot_be_served_ends_it(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with server(tmp_path, tmp_path / "empty") as found:
         assert found.ended() == 1
-        assert "ServingError: None of the models can be served" in found.log
+        assert re.search(r"ServingError: .*empty holds no models: .* Publish one", found.log)
 
 
 @pytest.mark.parametrize(
@@ -166,6 +168,13 @@ def test_what_cannot_be_served_ends_it(tmp_path: Path) -> None:
 def test_mistakes(options: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidParameterError, match=words):
         serve("models", **options)
+
+
+@pytest.mark.parametrize("missing", ["uvicorn", "uvloop", "httptools", "msgspec"])
+def test_what_is_not_installed_is_told(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(ServingError, match=rf"needs {missing}: pip install .*\[serve\]"):
+        serve("models")
 
 
 def test_an_address_in_use_and_threads_are_told() -> None:

@@ -67,8 +67,27 @@ def _inputs(estimator: Any) -> dict[str, Any]:
 def _dtypes(estimator: Any) -> list[str] | None:
     """Dtypes of the columns of the fit; a single one of rows that have one for all."""
     steps = getattr(estimator, "steps", None)
-    first = steps[0][1] if steps else estimator
-    return getattr(first, "_feature_dtypes", None)
+    if steps:
+        return _dtypes(steps[0][1])
+    own: list[str] | None = getattr(estimator, "_feature_dtypes", None)
+    if own is not None:
+        return own
+    width = getattr(estimator, "n_features_in_", None)
+    alike = (one for one in _members(estimator) if getattr(one, "n_features_in_", None) == width)
+    return next((found for one in alike if (found := _dtypes(one)) is not None), None)
+
+
+def _members(estimator: Any) -> list[Any]:
+    """Fitted estimators that this one holds: of a search its best, of an ensemble all."""
+    for name in ("best_estimator_", "estimator_", "regressor_"):
+        if (one := getattr(estimator, name, None)) is not None:
+            return [one]
+    for name in ("estimators_", "calibrated_classifiers_", "transformer_list"):
+        many = getattr(estimator, name, None)
+        if isinstance(many, list | tuple):
+            many = [one[-1] if isinstance(one, tuple) else one for one in many]
+            return [getattr(one, "estimator", one) if "calib" in name else one for one in many]
+    return []
 
 
 def _outputs(estimator: Any) -> dict[str, Any]:
@@ -94,19 +113,36 @@ def _label(label: Any) -> Any:
 
 
 def _training(estimator: Any) -> dict[str, Any]:
-    """Facts of the last fit, where it left a history."""
+    """Facts of the last fit, where it left a history; of several estimators' fits in all."""
     steps = getattr(estimator, "steps", None)
     last = steps[-1][1] if steps else estimator
     history: Any = getattr(last, "history_", None)
     records = getattr(history, "records", None)
-    if not records:
+    if records:
+        return {
+            "passes": len(records),
+            "rows": _number(records[-1].get("rows")),
+            "loss": _number(records[-1].get("loss")),
+            "seconds": _number(sum(record.get("seconds") or 0.0 for record in records)),
+            "policy": history.extra.get("policy"),
+        }
+    told = [facts for one in _members(last) if (facts := _training(one))]
+    return told[0] if len(told) == 1 else _in_all(told)
+
+
+def _in_all(told: list[dict[str, Any]]) -> dict[str, Any]:
+    """Facts of the fits of several estimators: sums, the most rows, and no one loss."""
+    if not told:
         return {}
+    rows = [one["rows"] for one in told if one["rows"] is not None]
+    policies = {one["policy"] for one in told}
     return {
-        "passes": len(records),
-        "rows": _number(records[-1].get("rows")),
-        "loss": _number(records[-1].get("loss")),
-        "seconds": _number(sum(record.get("seconds") or 0.0 for record in records)),
-        "policy": history.extra.get("policy"),
+        "fits": sum(one.get("fits", 1) for one in told),
+        "passes": sum(one["passes"] for one in told),
+        "rows": max(rows, default=None),
+        "loss": None,
+        "seconds": _number(sum(one["seconds"] or 0.0 for one in told)),
+        "policy": policies.pop() if len(policies) == 1 else None,
     }
 
 

@@ -36,6 +36,7 @@ _ALSO = frozenset(
         "sklearn.metrics._scorer._Scorer",
         "sklearn.model_selection._search_successive_halving.HalvingGridSearchCV",
         "sklearn.model_selection._search_successive_halving.HalvingRandomSearchCV",
+        "sklearn.multiclass._ConstantPredictor",
         "sklearn.utils._bunch.Bunch",
     )
 )
@@ -62,14 +63,15 @@ def check_trusted(types: Iterable[str], given: Collection[str], name: str) -> li
     Raises
     ------
     ModelFileError
-        Some are neither of this package nor given.
+        Some are neither known to hold data alone nor given.
     """
     types = sorted(types)
     if unknown := [one for one in asked_of(types) if one not in given]:
         raise ModelFileError(
-            f"{name} is made of {', '.join(unknown)}, which are not of daskml_dist or "
-            "scikit-learn. Where you trust whoever wrote the file, pass "
-            f"load({name!r}, trusted={unknown})."
+            f"{name} is made of {', '.join(unknown)}: not known to hold data alone, so not read "
+            "without your word. Where you trust whoever wrote the file, pass "
+            f"load({name!r}, trusted={unknown}); a server is started with "
+            f"{' '.join(f'--trusted {one}' for one in unknown)}."
         )
     return types
 
