@@ -116,7 +116,7 @@ class Models:
         return bool(self._table) if name is None else name in self._table
 
     def why_none(self) -> str:
-        """What is to be said where no model is served."""
+        """The words for a server where no model is served."""
         if self._path is not None and self._path.is_dir() and not registry.model_names(self._path):
             return (
                 f"{self._path} holds no models: a registry has files NAME/VERSION/model.skops, as "
