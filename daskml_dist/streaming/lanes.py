@@ -64,6 +64,7 @@ class Lanes:
 
         `position` is that of the stream after the call.
         """
+        self._steps.check(block.n_rows)  # what is refused changes nothing
         try:
             self._steps.take(rows, block, (weight, block.n_rows, position))
         except Exception:

@@ -15,6 +15,7 @@ from daskml_dist.errors import (
     TrainingError,
 )
 from daskml_dist.linear_model import SGDClassifier, SGDRegressor
+from daskml_dist.models.mlp import MLP
 from daskml_dist.neural_network import MLPClassifier
 from daskml_dist.policies import POLICIES, BoundedStaleness, LocalSGD, Synchronous
 from daskml_dist.streaming import PageHinkley
@@ -255,3 +256,14 @@ def test_what_a_lane_raises_reaches_the_caller(client, tmp_path):
             assert stream.n_rows == 0
     finally:
         client.run(mend_lanes)
+
+
+def test_a_lane_with_too_few_rows_changes_nothing(client, monkeypatch):
+    monkeypatch.setattr(MLP, "fewest_rows", 2, raising=False)  # as with a batch normalisation
+    model = MLPClassifier(hidden_layer_sizes=(2,), run=Run(n_lanes=2), policy="sync")
+    with model.stream(client=client, classes=[0, 1]) as stream:
+        stream.learn(_X, _Y)
+        with pytest.raises(InvalidDataError, match="fewer lanes"):
+            stream.learn(_X[:3], _Y[:3], position=1)
+        stream.learn(_X[:4], _Y[:4], position=1)
+        assert stream.n_rows == 244

@@ -13,7 +13,12 @@ import numpy as np
 from distributed import Client
 
 from daskml_dist.data.blocks import Block
-from daskml_dist.errors import InvalidParameterError, TrainingError, WorkerLostError
+from daskml_dist.errors import (
+    InvalidDataError,
+    InvalidParameterError,
+    TrainingError,
+    WorkerLostError,
+)
 from daskml_dist.models.base import BatchRows
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
@@ -139,6 +144,23 @@ class ClusterSteps:
         return _Course(state, {0: state} if holds else {}, first)
 
     # -- learning ------------------------------------------------------------------------------
+
+    def check(self, n_rows: int) -> None:
+        """Check that each lane's share of a step has as many rows as the model needs.
+
+        Raises
+        ------
+        InvalidDataError
+        """
+        fewest, most = getattr(self._fit.steps.model, "fewest_rows", 1), self._base.batch_rows
+        n_steps = 1 if most is None else -(-n_rows // most)
+        share = n_rows // n_steps // (self._n_lanes if self._plan.together else 1)
+        if 1 < fewest and share < fewest:
+            raise InvalidDataError(
+                f"A lane's share of a step of this call has {share} rows, and a batch "
+                f"normalisation needs {fewest}. Gather more rows for a call, raise batch_size, or "
+                "take fewer lanes: Run(n_lanes=...)."
+            )
 
     def take(self, rows: BatchRows, block: Block, tag: Any = None) -> None:
         """Take the steps of a call's rows, or begin to; `finished` tells of their losses.
