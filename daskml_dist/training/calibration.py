@@ -29,7 +29,7 @@ from daskml_dist.training.sample import sample_rows
 from daskml_dist.training.settings import Settings
 from daskml_dist.training.spec import FitSpec
 from daskml_dist.training.stacked_pilot import StackedPilot
-from daskml_dist.training.threads import blas
+from daskml_dist.training.threads import OneThread
 
 __all__ = ["calibrated", "calibrated_on", "calibrated_together", "drawn_sample", "sample_size"]
 
@@ -107,7 +107,7 @@ def calibrated_on(fit: FitSpec, block: Block, seed: int) -> FitSpec:
         That of the fit.
     """
     # Products of few rows wait longer for threads than they take.
-    with np.errstate(all="ignore"), blas().limit(limits=1, user_api="blas"):
+    with np.errstate(all="ignore"), OneThread():
         return _calibrated(fit, block, seed)
 
 
@@ -123,7 +123,7 @@ def calibrated_together(fits: Sequence[FitSpec], block: Block, seed: int) -> lis
     block, seed
         As of :func:`calibrated_on`.
     """
-    with np.errstate(all="ignore"), blas().limit(limits=1, user_api="blas"):
+    with np.errstate(all="ignore"), OneThread():
         first = Task.of(fits[0], block, seed)
         if first is None or len(fits) == 1 or not first.stacks(fits):
             return [_calibrated(fit, block, seed) for fit in fits]

@@ -24,7 +24,7 @@ def _libraries() -> list[Any]:
 class OneThread:
     """Context in which the BLAS libraries use one thread, as ``blas().limit(limits=1)``.
 
-    It takes a few microseconds rather than twenty, for where it is entered at each call.
+    It takes a few microseconds rather than twenty, and streams enter it at each call.
     """
 
     def __init__(self) -> None:

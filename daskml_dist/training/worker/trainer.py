@@ -29,7 +29,7 @@ from daskml_dist.errors import TrainingError, is_consequence
 from daskml_dist.ps.shard_state import ShardState, StateParts
 from daskml_dist.solvers import Solution
 from daskml_dist.training.spec import FitSpec, TrainerResult, TrainerSpec
-from daskml_dist.training.threads import blas
+from daskml_dist.training.threads import OneThread
 from daskml_dist.training.worker.cores import Seat, kept_to, share_of
 from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops import LOOPS, Context
@@ -183,7 +183,7 @@ class Trainer:
             stack.callback(context.close)
             # One BLAS thread a lane: the lanes are the parallelism, and the sums stay the same.
             with (
-                blas().limit(limits=1, user_api="blas"),
+                OneThread(),
                 arithmetic(self._fit.work.model.flushes),
                 self._fit.work.model.computing(self._threads_of_lane),
                 np.errstate(over="ignore", invalid="ignore"),
