@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -61,9 +61,9 @@ class Served:
     def _exchange(self) -> None:
         patient = replace(self.credentials, patience=20)
         connection = RemoteConnection(self.endpoint, patient, Wait(20), BOUNDS)
-        connection.send(Request((0,), 0, 1))
-        assert connection.receive(0).values is not None
-        connection.close()
+        with closing(connection):
+            connection.send(Request((0,), 0, 1))
+            assert connection.receive(0).values is not None
 
     def dial(self) -> socket.socket:
         """A socket of somebody who knows the address, under TLS where the fit has it."""
