@@ -5,7 +5,7 @@ FROM python:3.13-slim
 WORKDIR /build
 COPY pyproject.toml README.md LICENSE CITATION.cff ./
 COPY daskml_dist ./daskml_dist
-RUN pip install --no-cache-dir ".[dataframe,viz]" && rm -rf /build
+RUN pip install --no-cache-dir ".[dataframe,export,serve,viz]" && rm -rf /build
 
 # Rows and models of the host: docker run -v "$PWD:/work" ...
 WORKDIR /work

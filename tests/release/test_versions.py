@@ -74,6 +74,12 @@ def test_the_page_tells_what_is_required() -> None:
             assert str(REQUIRED[name].specifier) == f">={version}", name
 
 
+def test_the_page_of_installing_lists_every_extra() -> None:
+    rows = re.findall(r"^\| (`[\w, `]+`) \|", _read("docs/install.md"), re.MULTILINE)
+    told = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    assert sorted(told) == sorted(PROJECT["project"]["optional-dependencies"])
+
+
 def test_the_python_that_runs_this_is_one_that_is_named() -> None:
     assert f"{sys.version_info.major}.{sys.version_info.minor}" in PYTHONS
 

@@ -1,0 +1,42 @@
+"""The page on the architecture names the rooms, loops and files that there are."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+
+from daskml_dist.training.worker.loops import LOOPS
+from tests.docs.blocks import ROOT
+
+PACKAGE = ROOT / "daskml_dist"
+PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+
+
+def test_each_room_has_its_floor() -> None:
+    """The rooms of the page's table are those of the contract, in its order of floors."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    layers = [
+        [name for name in re.findall(r"\w+", layer) if not name.startswith("_")]
+        for layer in contracts["contracts"][0]["layers"]
+    ]
+    floors = [
+        {n for n in re.findall(r"`(\w+)`", rooms) if not n.startswith("_")}
+        for rooms in re.findall(r"^\| \d+ \| ([^|]+) \|", PAGE, re.MULTILINE)
+    ]
+    told = [room for floor in floors for room in floor]
+    assert sorted(told) == sorted(room for layer in layers for room in layer)
+    floor_of = {room: i for i, floor in enumerate(floors) for room in floor}
+    heights = [floor_of[room] for layer in layers for room in layer]
+    assert heights == sorted(heights)
+
+
+def test_each_file_is_there() -> None:
+    for name in set(re.findall(r"`([\w/]+\.py)`", PAGE)):
+        assert any(PACKAGE.rglob(name)), name
+    for folder in set(re.findall(r"`(\w+/[\w/]*)`", PAGE)):
+        assert (PACKAGE / folder).exists() or (ROOT / folder).exists(), folder
+
+
+def test_each_loop_is_told_of() -> None:
+    for name in LOOPS:
+        assert f"*{name.replace('_', ' ')}*" in PAGE, name
