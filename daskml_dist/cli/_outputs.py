@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Callable
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,12 @@ _FORMATS: dict[str, Callable[[Any, Path], str]] = {
     ".joblib": _joblib,
     ".onnx": _onnx,
 }
+#: Packages of the extra `export` that a suffix needs.
+_NEEDS = {
+    ".skops": ["skops"],
+    ".safetensors": ["safetensors"],
+    ".onnx": ["onnx", "onnxruntime", "skl2onnx"],
+}
 
 
 def check_output(path: str | None) -> None:
@@ -54,8 +62,16 @@ def check_output(path: str | None) -> None:
         return
     if Path(path).suffix not in _FORMATS:
         raise InvalidParameterError(f"--output {path}: end it with one of {', '.join(_FORMATS)}.")
-    if not Path(path).absolute().parent.is_dir():
+    folder = Path(path).absolute().parent
+    if not folder.is_dir():
         raise InvalidParameterError(f"--output {path}: there is no folder for it. Make it first.")
+    if Path(path).is_dir() or not os.access(folder, os.W_OK):
+        raise InvalidParameterError(f"--output {path}: no file can be written there. Name another.")
+    if lacking := [n for n in _NEEDS.get(Path(path).suffix, []) if find_spec(n) is None]:
+        raise InvalidParameterError(
+            f'--output {path} needs {", ".join(lacking)}: pip install "daskml-dist[export]", or '
+            "end it with .joblib or .pkl."
+        )
 
 
 def save(model: Any, path: str) -> str:

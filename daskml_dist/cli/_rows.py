@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import argparse
 import glob
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from dask.base import compute
 
+from daskml_dist.cli._gaps import whole_rows
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.nearest import nearest
 
-__all__ = ["FileRows", "add_arguments", "read"]
+__all__ = ["FileRows", "add_arguments", "read", "read_here"]
 
 _SUFFIXES = (".parquet", ".csv", ".npy", ".npz")
 
@@ -73,9 +78,40 @@ def read(arguments: argparse.Namespace) -> FileRows:
         raise InvalidDataError(f"Files of several kinds: {sorted(kinds)}. Give those of one kind.")
     (kind,) = kinds
     name = paths[0] if len(paths) == 1 else f"{len(paths)} {kind} files"
-    if kind in (".npy", ".npz"):
-        return _of_arrays(paths, kind, name, arguments)
-    return _of_tables(paths, kind, name, arguments)
+    with _named(name):
+        if kind in (".npy", ".npz"):
+            return _of_arrays(paths, kind, name, arguments)
+        return _of_tables(paths, kind, name, arguments)
+
+
+def read_here(rows: FileRows) -> tuple[Any, Any]:
+    """X and y of files in this process's memory.
+
+    Raises
+    ------
+    InvalidDataError
+        They cannot be read, or hold no rows.
+    """
+    with _named(rows.name):
+        X, y = compute(rows.X, rows.y)
+    if not len(X):
+        raise _no_rows(rows.name)
+    return X, y
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Errors of the libraries that read, with the name of the files."""
+    try:
+        yield
+    except (InvalidDataError, InvalidParameterError):
+        raise
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise InvalidDataError(f"{name} cannot be read: {str(error).strip()}") from error
+
+
+def _no_rows(name: str) -> InvalidDataError:
+    return InvalidDataError(f"{name} holds no rows. Name files that do.")
 
 
 def _paths(given: list[str]) -> list[str]:
@@ -110,6 +146,7 @@ def _of_tables(paths: list[str], kind: str, name: str, arguments: argparse.Names
         files = [f"{path}/*.csv" if Path(path).is_dir() else path for path in paths]
         frame = dd.read_csv(files)
     else:
+        _check_columns(paths)
         frame = dd.read_parquet(paths[0] if len(paths) == 1 else paths)
     target, columns = _column(arguments.target, frame.columns), list(frame.columns)
     if arguments.features is None:
@@ -119,11 +156,27 @@ def _of_tables(paths: list[str], kind: str, name: str, arguments: argparse.Names
         columns = [_column(c, frame.columns) for c in arguments.features.split(",")]
         left_out = []
     if not columns:
+        if not len(frame.head(1, npartitions=-1)):
+            raise _no_rows(name)
         raise InvalidDataError(f"{name} has no column of numbers beside {target!r}.")
     frame = frame[[*columns, target]]
     if arguments.drop_missing:
         frame = frame.dropna()
     return FileRows(name, frame[columns], frame[target], left_out)
+
+
+def _check_columns(paths: list[str]) -> None:
+    """Check that files of Parquet have the same columns: Dask looks for those of one alone."""
+    from pyarrow.parquet import read_schema
+
+    files = [path for path in paths if Path(path).is_file()]
+    names = {path: set(read_schema(path).names) for path in files}
+    for path in files[1:]:
+        if differing := names[path] ^ names[files[0]]:
+            raise InvalidDataError(
+                f"{files[0]} and {path} are no one table: {sorted(differing)} are columns of one "
+                "of them alone. Name files of the same columns."
+            )
 
 
 def _column(name: str, columns: Any) -> str:
@@ -139,14 +192,14 @@ def _of_arrays(paths: list[str], kind: str, name: str, arguments: argparse.Names
         raise InvalidParameterError("--features names columns of tables; arrays have none.")
     pairs = [(_npz if kind == ".npz" else _npy)(path, arguments.target) for path in paths]
     X, y = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
-    if arguments.drop_missing and X.dtype.kind == "f":
-        whole = np.isfinite(X.reshape(len(X), -1)).all(axis=1)
+    if arguments.drop_missing:
+        whole = whole_rows(X, y)
         X, y = X[whole], y[whole]
     return FileRows(name, X, y, [])
 
 
 def _npz(path: str, target: str) -> tuple[Any, Any]:
-    with np.load(path) as arrays:
+    with open(path, "rb") as file, np.load(file) as arrays:
         if target not in arrays or "X" not in arrays:
             raise InvalidParameterError(
                 f"{path} has the arrays {list(arrays)}: it must have one named X, and the one that "

@@ -11,13 +11,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dask.base import compute
-
 from daskml_dist.cli._estimators import estimator
+from daskml_dist.cli._gaps import check_gaps
 from daskml_dist.cli._outputs import check_output, save
 from daskml_dist.cli._places import add_arguments as add_places
 from daskml_dist.cli._places import client_of
-from daskml_dist.cli._rows import FileRows, read
+from daskml_dist.cli._rows import FileRows, read, read_here
 from daskml_dist.cli._rows import add_arguments as add_rows
 from daskml_dist.errors import InvalidParameterError
 
@@ -51,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     model = _model(arguments)
     rows = read(arguments)
     with client_of(arguments) as client:
-        X, X_test, y, y_test = _split(rows, arguments, client)
+        X, X_test, y, y_test = _split(model, rows, arguments, client)
         _tell_rows(rows, arguments)
         _fit(model, X, y)
         told = [f"train {float(model.score(X, y)):.4f}"]
@@ -96,16 +95,23 @@ def _model(arguments: argparse.Namespace) -> Any:
     return model
 
 
-def _split(rows: FileRows, arguments: argparse.Namespace, client: Any) -> Any:
+def _split(model: Any, rows: FileRows, arguments: argparse.Namespace, client: Any) -> Any:
     """Rows to train on and to test on; in this process's memory where there is no cluster."""
     X, y = rows.X, rows.y
-    if rows.is_lazy and client is None:
-        X, y = compute(X, y)
+    if client is None:
+        X, y = read_here(rows)
+        check_gaps(model, rows.name, X, y)
     if not arguments.test:
         return X, None, y, None
     from daskml_dist.model_selection import train_test_split
 
-    return train_test_split(X, y, test_size=arguments.test, random_state=arguments.seed)
+    try:
+        return train_test_split(X, y, test_size=arguments.test, random_state=arguments.seed)
+    except ValueError as error:
+        raise InvalidParameterError(
+            f"{rows.name} cannot be split by --test {arguments.test:g} --seed {arguments.seed} "
+            f"({error}) Take another share or seed; --test 0 holds no rows out."
+        ) from error
 
 
 def _tell_rows(rows: FileRows, arguments: argparse.Namespace) -> None:

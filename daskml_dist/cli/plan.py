@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import argparse
 
-from dask.base import compute
-
 from daskml_dist.cli._estimators import estimator
 from daskml_dist.cli._places import add_arguments as add_places
 from daskml_dist.cli._places import client_of
 from daskml_dist.cli._rows import add_arguments as add_rows
-from daskml_dist.cli._rows import read
+from daskml_dist.cli._rows import read, read_here
 
 __all__ = ["add_arguments", "run"]
 
@@ -38,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     with client_of(arguments) as client:
         X, y = rows.X, rows.y
         if rows.is_lazy:  # a plan asks how many rows there are, which files tell once read
-            X, y = compute(X, y) if client is None else client.persist([X, y])
+            X, y = read_here(rows) if client is None else client.persist([X, y])
             if client is not None:
                 X, y = (part.to_dask_array(lengths=True) for part in (X, y))
         print(advise(X, model, y, client))

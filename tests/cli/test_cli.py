@@ -105,6 +105,23 @@ def test_a_checkpoint_is_gone_on_from(rows: Path, capsys: pytest.CaptureFixture[
     assert "4 passes in" in capsys.readouterr().out
 
 
+def _write_bad_files() -> None:
+    for name in ("empty.csv", "empty.parquet"):
+        Path(name).touch()
+    Path("late.csv").write_text("age,label\n" + "1,0\n" * 2_000 + "x,1\n")
+    Path("ragged.csv").write_text("age,label\n1,0\n1,2,3,4\n")
+    Path("bytes.csv").write_bytes(b"\xf0\x28\x8c\x28")
+    np.save("objects.npy", np.array([{}], dtype=object), allow_pickle=True)
+    Path("cut.npz").write_bytes(Path("rows.npz").read_bytes()[:200])
+    FRAME[:0].to_csv("header.csv", index=False)
+    FRAME[:0].to_parquet("none.parquet")
+    FRAME[:1].to_parquet("one.parquet")
+    FRAME.drop(columns="days").to_parquet("narrow.parquet")
+    FRAME.assign(pay=FRAME.pay.where(FRAME.index != 7)).to_csv("gaps.csv", index=False)
+    np.save("gaps.npy", np.array([[0, 1], [np.nan, 2], [np.nan, np.nan], [1, 3]]))
+    Path("parts.pkl").mkdir()
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
@@ -131,11 +148,29 @@ def test_a_checkpoint_is_gone_on_from(rows: Path, capsys: pytest.CaptureFixture[
         (["plan", "rows.npz", "--target", "label", "--estimator", "GaussianNB"], 1, "no plans for"),
         (["doctor", "--only", "clustre"], 1, "Did you mean 'cluster'?"),
         (["serve", "m.skops", "--token-file", "no"], 1, "Name a file of text"),
+        (["fit", "empty.csv", "--target", "label"], 1, "empty.csv cannot be read: "),
+        (["fit", "empty.parquet", "--target", "label"], 1, "empty.parquet cannot be read: "),
+        (["fit", "late.csv", "--target", "label"], 1, "late.csv cannot be read: "),
+        (["fit", "ragged.csv", "--target", "label"], 1, "ragged.csv cannot be read: "),
+        (["fit", "bytes.csv", "--target", "label"], 1, "bytes.csv cannot be read: "),
+        (["fit", "objects.npy", "--target", "0"], 1, "objects.npy cannot be read: "),
+        (["fit", "cut.npz", "--target", "label"], 1, "cut.npz cannot be read: "),
+        (["fit", "header.csv", "--target", "label"], 1, "header.csv holds no rows"),
+        (["fit", "none.parquet", "--target", "label"], 1, "none.parquet holds no rows"),
+        (["plan", "none.parquet", "--target", "label"], 1, "none.parquet holds no rows"),
+        (["fit", "one.parquet", "--target", "label"], 1, "--test 0 holds no rows out"),
+        (["fit", "rows.npz", "--target", "label", "--seed", "-1"], 1, "--seed -1"),
+        (["fit", "gaps.csv", "--target", "label"], 1, "1 in column 'pay'. Leave such rows out by"),
+        (["fit", "gaps.npy", "--target", "0"], 1, "2 in the target, 1 in column 0. Leave"),
+        (["fit", "rows.parquet", "narrow.parquet", "--target", "label"], 1,
+         "['days'] are columns of one of them alone"),
+        (["fit", "rows.npz", "--target", "label", "--output", "parts.pkl"], 1, "Name another"),
     ],
 )  # fmt: skip
 def test_mistakes(
     rows: Path, arguments: list[str], status: int, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    _write_bad_files()
     try:
         found = main(arguments)
     except SystemExit as error:
@@ -144,6 +179,21 @@ def test_mistakes(
     assert found == status
     assert words in told
     assert "Traceback" not in told
+
+
+def test_rows_with_gaps_are_left_out_or_taken(
+    rows: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    array = np.column_stack([np.where(X > -2, X, np.nan), X[:, 0] > 0])
+    array[3, -1] = np.nan
+    np.save("gaps.npy", array)
+    n_whole = int(np.isfinite(array).all(axis=1).sum())
+    assert main(["fit", "gaps.npy", "--target", "-1", "--drop-missing", "--test", "0",
+                 "--output", "m.pkl"]) == 0  # fmt: skip
+    assert pickle.loads(Path("m.pkl").read_bytes()).history_.records[0]["rows"] == n_whole
+    np.save("gaps.npy", np.delete(array, 3, axis=0))
+    trees = ["--estimator", "HistGradientBoostingClassifier", "--set", "max_iter=2"]
+    assert main(["fit", "gaps.npy", "--target", "-1", *trees]) == 0
 
 
 @pytest.mark.slow

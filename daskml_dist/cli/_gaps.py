@@ -1,0 +1,50 @@
+"""Gaps in rows of files: missing values, told by the columns that have them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from daskml_dist.errors import InvalidDataError
+
+__all__ = ["check_gaps", "whole_rows"]
+
+
+def check_gaps(model: Any, name: str, X: Any, y: Any) -> None:
+    """Check before rows are split that a model takes their gaps.
+
+    Parameters
+    ----------
+    model : estimator
+    name : str
+        Of the files.
+    X, y : DataFrame and Series, or ndarray
+
+    Raises
+    ------
+    InvalidDataError
+        y has gaps, or X has and the model takes none.
+    """
+    counts = {"the target": int(_missing(y).sum())}
+    if not model.__sklearn_tags__().input_tags.allow_nan and getattr(X, "ndim", 1) == 2:
+        names = getattr(X, "columns", range(X.shape[1]))
+        missing = np.asarray(_missing(X).sum(axis=0))
+        counts |= {f"column {n!r}": int(c) for n, c in zip(names, missing, strict=True)}
+    if told := [f"{n} in {where}" for where, n in counts.items() if n]:
+        raise InvalidDataError(
+            f"{name} has missing values: {', '.join(told)}. Leave such rows out by --drop-missing, "
+            "or fill them first. Features with gaps are taken as they are by, for example, "
+            "--estimator HistGradientBoostingClassifier."
+        )
+
+
+def whole_rows(X: Any, y: Any) -> Any:
+    """Rows of arrays that have no gap, as a mask."""
+    return ~(_missing(X).reshape(len(X), -1).any(axis=1) | _missing(y))
+
+
+def _missing(part: Any) -> Any:
+    if hasattr(part, "isna"):
+        return part.isna()
+    return ~np.isfinite(part) if part.dtype.kind == "f" else np.zeros(part.shape, dtype=bool)
