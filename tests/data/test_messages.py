@@ -74,7 +74,7 @@ def test_objects_name_our_encoder() -> None:
 def test_rows_that_a_closed_client_held() -> None:
     with (
         LocalCluster(
-            n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None
+            n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0"
         ) as cluster,
         Client(cluster) as client,
     ):
