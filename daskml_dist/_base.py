@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 
 from daskml_dist._callback_list import callback_list
-from daskml_dist._checks import check_names, check_run
+from daskml_dist._checks import check_flags, check_names, check_run, in_run
 from daskml_dist._exported import Exported
 from daskml_dist._run import Run
 from daskml_dist.data.blocks import Block
@@ -92,7 +92,7 @@ class BaseOnRows(Planned, Exported, BaseEstimator):
             if (own := name.partition("__")[0]) not in valid:
                 raise InvalidParameterError(
                     f"Invalid parameter {own!r} for estimator {self}. Valid parameters are: "
-                    f"{sorted(valid)}.{called_here(own, valid)}"
+                    f"{sorted(valid)}.{in_run(own, valid) or called_here(own, valid)}"
                 )
         if any(name.startswith("run__") for name in params) and params.get("run", self.run) is None:
             params["run"] = Run()
@@ -144,7 +144,8 @@ class BaseOnRows(Planned, Exported, BaseEstimator):
         return default if hasattr(given, "__get__") else given
 
     def _run_settings(self) -> RunSettings:
-        """Settings of the run that the user asked for, checked."""
+        """Settings of the run that the user asked for, checked, and the estimator's flags."""
+        check_flags(self)
         return check_run(self.run, self.device, name=type(self).__name__, used=self._run_used)
 
     def _callbacks(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from functools import cache
 from numbers import Integral, Real
@@ -17,7 +17,9 @@ from sklearn.utils import check_random_state
 from daskml_dist._run import Run
 from daskml_dist.backends.devices import DEVICES, STORED
 from daskml_dist.compression import get_compressor
-from daskml_dist.errors import InvalidDataError, InvalidParameterError, InvalidTypeError
+from daskml_dist.errors import DaskMLDistError, InvalidDataError, InvalidParameterError
+from daskml_dist.errors.names import check_names as check_names_of
+from daskml_dist.errors.names import names_of
 from daskml_dist.errors.nearest import nearest
 from daskml_dist.training.checkpoint import Checkpoint
 from daskml_dist.training.run_settings import RunSettings
@@ -27,6 +29,7 @@ __all__ = [
     "check_class_weight",
     "check_count",
     "check_flag",
+    "check_flags",
     "check_names",
     "check_number",
     "check_one_of",
@@ -34,7 +37,9 @@ __all__ = [
     "check_some_weight",
     "check_steps",
     "check_weighed",
+    "checked_as_theirs",
     "has_sklearns_callbacks",
+    "in_run",
     "refuse_sklearns_callbacks",
     "seed_of",
 ]
@@ -126,6 +131,25 @@ def check_flag(name: str, value: Any) -> None:
     """Check that a parameter is True or False."""
     if not isinstance(value, bool | np.bool_):
         raise InvalidParameterError(f"{name}={value!r}: use True or False.")
+
+
+#: Parameters whose default is True or False, and that take other values too.
+_ALSO = frozenset({"average", "oob_score", "precompute", "refit", "verbose"})
+
+
+def check_flags(estimator: Any) -> None:
+    """Check the parameters of an estimator that are flags by their default.
+
+    A string such as "no" would else be as good as True.
+    """
+    for name in _flags_of(type(estimator)).difference(estimator._accepted):
+        check_flag(name, getattr(estimator, name))
+
+
+@cache
+def _flags_of(kind: type) -> frozenset[str]:
+    parameters = inspect.signature(kind.__init__).parameters.values()  # type: ignore[misc]
+    return frozenset(p.name for p in parameters if isinstance(p.default, bool)) - _ALSO
 
 
 def check_class_weight(class_weight: Any) -> Any:
@@ -225,6 +249,17 @@ def check_steps(params: dict[str, Any]) -> None:
         )
 
 
+@contextmanager
+def checked_as_theirs() -> Iterator[None]:
+    """Checks of parameters that scikit-learn makes, with errors of the package."""
+    try:
+        yield
+    except DaskMLDistError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise InvalidParameterError(str(error)) from error
+
+
 def has_sklearns_callbacks(estimator: Any) -> bool:
     """Whether scikit-learn's ``set_callbacks`` (1.9) has given an estimator any."""
     return bool(getattr(estimator, "_skl_callbacks", None))
@@ -245,14 +280,6 @@ def refuse_sklearns_callbacks(estimator: Any) -> None:
 
 
 _RUN_NAMES = frozenset(field.name for field in fields(Run))
-#: Names that other libraries have for parameters.
-_ELSEWHERE = {
-    "lr": "learning_rate", "eta": "learning_rate", "step_size": "learning_rate",
-    "epochs": "max_iter", "n_epochs": "max_iter", "num_epochs": "max_iter", "n_iter": "max_iter",
-    "reg_lambda": "alpha", "weight_decay": "alpha", "l2": "alpha", "seed": "random_state",
-    "optim": "optimizer", "n_trees": "n_estimators", "num_leaves": "max_leaf_nodes",
-    "num_round": "max_iter", "num_boost_round": "max_iter", "k": "n_clusters",
-}  # fmt: skip
 
 
 def check_names(estimator: type, params: Mapping[str, Any]) -> None:
@@ -263,25 +290,13 @@ def check_names(estimator: type, params: Mapping[str, Any]) -> None:
     InvalidTypeError
         It has not; the message names the one that was meant.
     """
-    names = _names_of(estimator) if params else ()
-    name = next((name for name in params if name not in names), None) if names else None
-    if name is None:
-        return
-    told = f"{estimator.__name__}(): {name!r} is no parameter of it."
-    meant = _ELSEWHERE.get(name)
-    if name in _RUN_NAMES and "run" in names:
-        remedy = f" It is one of run: run=Run({name}=...)."
-    elif meant in names:
-        remedy = f" Did you mean {meant!r}?"
-    else:
-        remedy = nearest(name, names) or f" It has {', '.join(sorted(names))}."
-    raise InvalidTypeError(told + remedy)
+    known = (names_of(estimator) if params else None) or ()
+    unknown = (name for name in params if name not in known)
+    check_names_of(estimator, params, hint=in_run(next(unknown, ""), known))
 
 
-@cache
-def _names_of(estimator: type) -> frozenset[str]:
-    """Names of a constructor's parameters; none where it takes any."""
-    parameters = list(inspect.signature(estimator.__init__).parameters.values())[1:]  # type: ignore[misc]
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return frozenset()
-    return frozenset(p.name for p in parameters)
+def in_run(name: str, known: Collection[str]) -> str:
+    """End of a message: that a name is one of `run`, which an estimator has; or nothing."""
+    if name not in _RUN_NAMES or "run" not in known:
+        return ""
+    return f" It is one of run: run=Run({name}=...)."

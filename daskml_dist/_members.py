@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,6 +19,7 @@ from sklearn.utils._metadata_requests import _routing_enabled
 from sklearn.utils.metadata_routing import process_routing
 from sklearn.utils.validation import has_fit_parameter
 
+from daskml_dist._checks import checked_as_theirs
 from daskml_dist._supervised import as_column
 from daskml_dist.data.collection import Collection, as_collection, take_columns
 from daskml_dist.data.computing import tried
@@ -28,7 +28,6 @@ from daskml_dist.data.conversion import plain_objects
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.works import tell
 from daskml_dist.errors import (
-    DaskMLDistError,
     InvalidDataError,
     InvalidParameterError,
     InvalidTypeError,
@@ -48,7 +47,6 @@ __all__ = [
     "OutOfFold",
     "as_array",
     "check_weighable",
-    "checked_as_theirs",
     "fit_folds",
     "fit_members",
     "here",
@@ -90,17 +88,6 @@ def taken(X: Any, y: Any, params: dict[str, Any]) -> tuple[Any, Any, dict[str, A
         raise InvalidDataError("requires y to be passed, but the target y is None. Pass y as well.")
     params = {name: value for name, value in params.items() if name != "sample_weight"}
     return X, y, params if weight is None else {**params, "sample_weight": weight}
-
-
-@contextmanager
-def checked_as_theirs() -> Iterator[None]:
-    """Checks of parameters that scikit-learn makes, with errors of the package."""
-    try:
-        yield
-    except DaskMLDistError:
-        raise
-    except (ValueError, TypeError) as error:
-        raise InvalidParameterError(str(error)) from error
 
 
 # --- fits ------------------------------------------------------------------------------------

@@ -18,13 +18,14 @@ from daskml_dist.data.conversion import plain_objects
 from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.data.lazy import is_dask, join_delayed
 from daskml_dist.errors import as_ours
+from daskml_dist.errors.names import NamedParameters
 from daskml_dist.inference.transform import map_blocks, sample_rows
 from daskml_dist.metrics.scorers import get_scorer
 
 __all__ = ["OnBlocks"]
 
 
-class OnBlocks(Exported):
+class OnBlocks(NamedParameters, Exported):
     """Mixin that, put before one of scikit-learn's ensembles, answers Dask collections lazily.
 
     Each block is answered by scikit-learn's own method in one task, by all members together.

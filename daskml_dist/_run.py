@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Self
 
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors.names import NamedParameters
 from daskml_dist.errors.nearest import nearest
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ __all__ = ["Run"]
 
 
 @dataclass(kw_only=True, repr=False)
-class Run:
+class Run(NamedParameters):
     """Layout of fits over a cluster: the parameter `run` of every estimator.
 
     A nested parameter as scikit-learn knows them: ``run__memory_budget`` and its like work in

@@ -31,6 +31,7 @@ from daskml_dist.errors import (
     NotFittedError,
     as_ours,
 )
+from daskml_dist.errors.names import NamedParameters
 from daskml_dist.inference.bare_scalers import restored_few, scaled_few
 from daskml_dist.inference.few_transformed import few_of_frame, gives_arrays, theirs
 from daskml_dist.inference.transform import map_blocks, sample_rows
@@ -38,7 +39,7 @@ from daskml_dist.inference.transform import map_blocks, sample_rows
 __all__ = ["BlockTransformer", "CopyingTransformer", "check_fitted"]
 
 
-class BlockTransformer(Exported, BaseEstimator):
+class BlockTransformer(NamedParameters, Exported, BaseEstimator):
     """Base class that, put before one of scikit-learn's transformers, lets Dask collections in.
 
     On rows in memory the class is scikit-learn's own. On a Dask collection, `fit` asks

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors.names import NamedParameters
 from daskml_dist.errors.nearest import nearest
 
 __all__ = [
@@ -64,7 +65,7 @@ class Packed:
         return sum(array.nbytes for array in self.arrays)
 
 
-class Compressor(ABC):
+class Compressor(NamedParameters, ABC):
     """Base class of the compressors: a vector made small, and one near to it made again.
 
     To make one of your own, write both methods; they must depend on their arguments alone, since

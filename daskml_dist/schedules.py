@@ -9,6 +9,7 @@ from numbers import Real
 from typing import ClassVar, Self
 
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors.names import NamedParameters
 from daskml_dist.errors.nearest import nearest
 
 __all__ = [
@@ -25,7 +26,7 @@ __all__ = [
 ]
 
 
-class Schedule(ABC):
+class Schedule(NamedParameters, ABC):
     """The learning rate as a function of the step and of the passes over the data.
 
     Attributes

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Self
 
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors.names import NamedParameters
 
 __all__ = ["MORE_IS_BETTER", "FitCallback", "facts_of", "measure_of", "numbers_of"]
 
@@ -12,7 +13,7 @@ __all__ = ["MORE_IS_BETTER", "FitCallback", "facts_of", "measure_of", "numbers_o
 MORE_IS_BETTER = ("val_score", "eval_score")
 
 
-class FitCallback:
+class FitCallback(NamedParameters):
     """Base class of callbacks with something of a fit's own, such as an open file.
 
     Estimators are cloned and pickled with their callbacks: a copy has the parameters alone. Two

@@ -110,7 +110,7 @@ def _cluster(**options: Any) -> Finding:
             n_workers=2,
             threads_per_worker=1,
             host="127.0.0.1",
-            dashboard_address=None,
+            dashboard_address=":0",
             **options,
         ) as cluster,
         Client(cluster) as client,

@@ -21,6 +21,7 @@ from daskml_dist._transformer import check_fitted
 from daskml_dist.data.conversion import plain_rows
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors.names import NamedParameters
 from daskml_dist.inference.transform import map_blocks, sample_rows
 
 __all__ = ["Blockwise"]
@@ -29,7 +30,7 @@ __all__ = ["Blockwise"]
 _STATELESS = (FeatureHasher, HashingVectorizer, PolynomialFeatures)
 
 
-class Blockwise(Exported, BaseEstimator):
+class Blockwise(NamedParameters, Exported, BaseEstimator):
     """Apply a transformer of scikit-learn to each block, lazily.
 
     Parameters

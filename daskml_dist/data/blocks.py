@@ -112,6 +112,7 @@ def make_block(
     classification: bool = False,
     multi_output: bool = False,
     tensors: bool = False,
+    row_shape: tuple[int, ...] | None = None,
     on_device: bool = False,
 ) -> Block:
     """Make a block of what a worker holds; copies only what is not right already.
@@ -132,6 +133,8 @@ def make_block(
         Whether `y` may have several columns.
     tensors : bool, default=False
         Whether rows may be arrays of any shape, and keep their dtype.
+    row_shape : tuple of int, optional
+        Shape of a row as its collection tells it.
     on_device : bool, default=False
         Leave an `X` of CuPy as it is and where it lies, for a single reading.
 
@@ -142,13 +145,14 @@ def make_block(
     Raises
     ------
     InvalidDataError
-        `X` is not numeric; lengths differ; `y` is missing, NaN or infinite somewhere; a weight is
-        negative, NaN or infinite.
+        `X` is not numeric, or its rows have another shape; lengths differ; `y` is missing, NaN or
+        infinite somewhere; a weight is negative, NaN or infinite.
     DeviceUnavailableError
         As :func:`as_rows`.
     """
     on_device = on_device or _fits_on_device(X, dtype, tensors)
     rows = as_rows(X, dtype=dtype, index=index, on_device=on_device, tensors=tensors)
+    _check_row_shape(rows.shape[1:], row_shape, index)
     n_rows, dtype = rows.shape[0], float_dtype(rows.dtype)
     if y is not None:
         y = as_column(y, name="y", index=index, several=multi_output)
@@ -161,6 +165,16 @@ def make_block(
         _check_length(n_rows, sample_weight, "sample_weight", index)
         sample_weight = as_weights(sample_weight, dtype, index)
     return Block(index, rows, y, sample_weight, device_of(X), classification)
+
+
+def _check_row_shape(found: tuple[int, ...], told: tuple[int, ...] | None, index: int) -> None:
+    """Check that a block has the columns that its collection says, by which all else goes."""
+    if told is not None and found != told:
+        raise InvalidDataError(
+            f"{where(index)}X has rows of shape {found}, and its collection says {told}. Tell Dask "
+            f"what a function makes of its blocks, such as "
+            f"X.map_blocks(f, chunks=(X.chunks[0], {found})), or let it keep their columns."
+        )
 
 
 def _fits_on_device(X: Any, dtype: str | None, tensors: bool) -> bool:

@@ -28,7 +28,7 @@ from daskml_dist.data.lazy import (
     join_column_chunks,
     join_delayed,
 )
-from daskml_dist.data.not_rows import check_holds_rows
+from daskml_dist.data.not_rows import check_holds_rows, check_holds_values
 from daskml_dist.data.reads import read_columns
 from daskml_dist.data.row_checks import (
     RowShape,
@@ -139,6 +139,7 @@ class Collection:
             classification=self.classification,
             multi_output=self.multi_output,
             tensors=self.tensors,
+            row_shape=None if self.columns is not None else self.row_shape,
         )
 
     def delayed_blocks(self, dtype: str | None = None) -> list[Any]:
@@ -252,6 +253,8 @@ def take_columns(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
         There is no such column.
     """
     check_holds_rows(X)
+    if y is not None:
+        check_holds_values(y, "y")
     given = {"y": y, "sample_weight": sample_weight}
     named = {name: column for name, column in given.items() if isinstance(column, str)}
     for name, column in named.items():
@@ -305,6 +308,7 @@ def _check_column(values: Any, name: str, several: bool = False) -> Any:
     """Values of y or sample_weight, of one dimension; None and a scalar weight stay."""
     if values is None:
         return None
+    check_holds_values(values, name, single=name == "sample_weight")
     values = join_delayed(values, 1)
     if name == "sample_weight":
         if isinstance(values, Real):

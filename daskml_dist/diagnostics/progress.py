@@ -10,11 +10,12 @@ from rich.console import Console
 from daskml_dist.diagnostics.display import Display, open_display
 from daskml_dist.diagnostics.status import Status
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors.names import NamedParameters
 
 __all__ = ["Progress"]
 
 
-class Progress:
+class Progress(NamedParameters):
     """Callback that shows what a fit does, and leaves one line of summary.
 
     A terminal shows one live line: while rows are read and places found, what happens and how far

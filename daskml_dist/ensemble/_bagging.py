@@ -17,8 +17,9 @@ from sklearn.utils import check_random_state
 from sklearn.utils.random import sample_without_replacement
 from sklearn.utils.validation import has_fit_parameter
 
+from daskml_dist._checks import checked_as_theirs
 from daskml_dist._lazy_labels import encoded, labels_of
-from daskml_dist._members import as_array, checked_as_theirs, fit_members, here, params_of, taken
+from daskml_dist._members import as_array, fit_members, here, params_of, taken
 from daskml_dist._on_blocks import OnBlocks
 from daskml_dist.data.collection import Collection, as_collection
 from daskml_dist.data.conversion import as_column

@@ -9,11 +9,14 @@ from sklearn.base import is_classifier
 from sklearn.preprocessing import LabelEncoder
 from sklearn.utils import Bunch
 
+from daskml_dist._checks import checked_as_theirs
 from daskml_dist._lazy_labels import encoded, labels_of
-from daskml_dist._members import checked_as_theirs, here, params_of, taken
+from daskml_dist._members import here, params_of, taken
 from daskml_dist._on_blocks import OnBlocks
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.works import doing
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors.nearest import nearest
 
 __all__ = ["Named", "label_encoder"]
 
@@ -88,6 +91,9 @@ class Named(OnBlocks):
         with checked_as_theirs():
             self._validate_params()  # type: ignore[attr-defined]
             names, members = self._validate_estimators()  # type: ignore[attr-defined]
+        for name, member in zip(names, members, strict=True):
+            if isinstance(member, type):
+                raise InvalidParameterError(f"Member {name!r}:{nearest(member, ())}")
         return [(n, m) for n, m in zip(names, members, strict=True) if m != "drop"]
 
     def _set_members(self, fitted: list[Any]) -> None:

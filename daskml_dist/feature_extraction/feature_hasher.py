@@ -59,7 +59,12 @@ class FeatureHasher(BlockTransformer, feature_extraction.FeatureHasher):
         Returns
         -------
         CSR matrix, or dask Array of such chunks, of shape (n_items, n_features)
+
+        Raises
+        ------
+        InvalidParameterError
         """
+        self._check_parameters()  # without a fit too: a remainder of 0 would end the process
         return self._transformed(raw_X)
 
     def _sample(self, X: Any) -> Any:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Literal
 
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors.names import NamedParameters
 
 __all__ = ["LOSSES", "Array", "Kind", "Loss", "Multiclass"]
 
@@ -15,7 +16,7 @@ Kind = Literal["classification", "regression"]
 Multiclass = Literal["softmax", "ovr"]
 
 
-class Loss(ABC):
+class Loss(NamedParameters, ABC):
     """A loss of one row, as a function of its target and raw prediction.
 
     Results have the dtype of the raw prediction (float32 or float64) and are new arrays.
@@ -151,7 +152,7 @@ class Loss(ABC):
         """Raw prediction to start from where no feature has an effect, of the targets' mean."""
         return 0.0
 
-    def check_target(self, y: Array) -> None:  # noqa: B027
+    def check_target(self, y: Array) -> None:
         """Raise InvalidDataError for a target outside the loss's domain."""
 
 

@@ -11,9 +11,10 @@ from sklearn import model_selection
 from sklearn.base import is_classifier
 from sklearn.frozen import FrozenEstimator
 from sklearn.pipeline import Pipeline
+from sklearn.utils import get_tags
 
 from daskml_dist.data.collection import as_collection
-from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.model_selection import _splitters
 from daskml_dist.model_selection._codes import Given
 from daskml_dist.model_selection._roles import NEITHER, TEST, TRAIN, DigitRoles, Roles, TableRoles
@@ -22,6 +23,7 @@ from daskml_dist.model_selection._splitters import KFold, OnDask, StratifiedKFol
 
 __all__ = [
     "check_splitter",
+    "check_target",
     "codes_of_indices",
     "has_columns",
     "knows_dask",
@@ -69,6 +71,20 @@ def check_splitter(cv: Any, estimator: Any, y: Any) -> Any:
             "(train, test) arrays of row numbers."
         )
     return model_selection.check_cv(list(cv))
+
+
+def check_target(estimator: Any, y: Any) -> None:
+    """Check that there is a target for an estimator that learns one.
+
+    Raises
+    ------
+    InvalidDataError
+    """
+    if y is None and get_tags(estimator).target_tags.required:
+        raise InvalidDataError(
+            f"y is None, and {type(estimator).__name__} requires y to be passed: its target, or "
+            "the name of the column of X that holds it."
+        )
 
 
 def has_columns(y: Any) -> bool:

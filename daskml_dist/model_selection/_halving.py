@@ -15,9 +15,11 @@ from sklearn.experimental import enable_halving_search_cv  # noqa: F401
 from sklearn import model_selection  # isort: skip
 from sklearn.base import is_classifier
 
+from daskml_dist._checks import check_number
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.works import tell, tell_rung
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors.nearest import nearest
 from daskml_dist.model_selection._checks import check_splitter
 from daskml_dist.model_selection._results import table_of
 from daskml_dist.model_selection._search import Candidates, SearchOnDask
@@ -68,7 +70,7 @@ class HalvingOnDask(SearchOnDask):
         self, splits: Splits, scorers: Mapping[str, Callable[..., Any]]
     ) -> dict[str, Any]:
         self._set_resources(splits)
-        candidates = [dict(params) for params in self._candidates()]
+        candidates = [dict(params) for params in self._some_candidates()]
         if self.resource != "n_samples" and any(self.resource in c for c in candidates):
             raise InvalidParameterError(
                 f"Cannot use parameter {self.resource} as the resource since it is part of the "
@@ -123,6 +125,7 @@ class HalvingOnDask(SearchOnDask):
         self.best_params_ = results["params"][self.best_index_]
 
     def _check_halving(self, y: Any) -> None:
+        check_number("factor", self.factor, lambda v: v > 1, "> 1, such as 3")
         if isinstance(self.scoring, list | tuple | set | dict):
             raise InvalidParameterError(
                 f"scoring={self.scoring!r}: halving keeps candidates by one score. Name one."
@@ -134,10 +137,12 @@ class HalvingOnDask(SearchOnDask):
                 "The cv parameter must yield consistent folds across calls to split(). Set its "
                 "random_state to an int, or set shuffle=False."
             )
-        if self.resource != "n_samples" and self.resource not in self.estimator.get_params():
+        own = self.estimator.get_params()
+        if self.resource != "n_samples" and self.resource not in own:
             raise InvalidParameterError(
                 f"Cannot use resource={self.resource} which is not supported by estimator "
-                f"{type(self.estimator).__name__}"
+                f"{type(self.estimator).__name__}. Use 'n_samples', or the name of a parameter of "
+                f"it that counts, such as 'max_iter'.{nearest(self.resource, ['n_samples', *own])}"
             )
         if self.max_resources == "auto" and self.resource != "n_samples":
             raise InvalidParameterError(

@@ -181,7 +181,7 @@ multimetric_
     def _searched(
         self, splits: Splits, scorers: Mapping[str, Callable[..., Any]]
     ) -> dict[str, Any]:
-        candidates, brackets = self._candidates(), self._brackets()
+        candidates, brackets = self._some_candidates(), self._brackets()
         if any("max_iter" in params for params in candidates):
             raise InvalidParameterError(
                 "param_distributions names max_iter, which Hyperband decides. Leave it out."

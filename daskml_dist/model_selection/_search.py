@@ -11,7 +11,11 @@ from sklearn import model_selection
 from sklearn.base import clone
 from sklearn.metrics import check_scoring, get_scorer
 
-from daskml_dist._checks import has_sklearns_callbacks, refuse_sklearns_callbacks
+from daskml_dist._checks import (
+    checked_as_theirs,
+    has_sklearns_callbacks,
+    refuse_sklearns_callbacks,
+)
 from daskml_dist._exported import Exported
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.works import doing, tell
@@ -20,6 +24,7 @@ from daskml_dist.errors import (
     InvalidTypeError,
     NoCandidateError,
 )
+from daskml_dist.errors.names import NamedParameters
 from daskml_dist.metrics.scorers import get_scorers
 from daskml_dist.model_selection._pipelines import fits_of_stacks, pipelines_stack, score_names
 from daskml_dist.model_selection._results import table_of
@@ -32,7 +37,7 @@ __all__ = ["GridSearchCV", "RandomizedSearchCV", "SearchOnDask"]
 Candidates = Sequence[Mapping[str, Any]]
 
 
-class SearchOnDask(Exported):
+class SearchOnDask(NamedParameters, Exported):
     """Base class of searches that know Dask collections, and stack what can be stacked.
 
     All else, of rows in memory, is scikit-learn's affair.
@@ -75,7 +80,10 @@ class SearchOnDask(Exported):
             return found
         refuse_sklearns_callbacks(self)
         self._check_refit_on_dask()
-        scorers = get_scorers(self.estimator, self.scoring)
+        with checked_as_theirs():
+            scorers = get_scorers(self.estimator, self.scoring)
+            if self._has_peer:
+                self._validate_params()  # type: ignore[attr-defined]
         self.multimetric_ = list(scorers) != ["score"]
         if not weighed_scores(self.estimator, scorers, params, True):
             raise InvalidParameterError(
@@ -111,11 +119,16 @@ class SearchOnDask(Exported):
         """Parameters to try."""
         raise NotImplementedError
 
+    def _some_candidates(self) -> list[Mapping[str, Any]]:
+        """Parameters to try, checked as scikit-learn does."""
+        with checked_as_theirs():
+            return list(self._candidates())
+
     def _searched(
         self, splits: Splits, scorers: Mapping[str, Callable[..., Any]]
     ) -> dict[str, Any]:
         """Scores of all candidates, as ``cv_results_``."""
-        candidates = list(self._candidates())
+        candidates = self._some_candidates()
         fits = self._fits(splits, candidates, scorers)
         return table_of(candidates, fits, train_score=bool(self.return_train_score))
 

@@ -19,6 +19,7 @@ from sklearn.utils import check_random_state
 from daskml_dist.data.collection import Collection, as_collection
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors.names import NamedParameters
 from daskml_dist.model_selection._codes import ByGroup, ByPlace, ByRange, Spread
 from daskml_dist.model_selection._roles import (
     NEITHER,
@@ -45,7 +46,7 @@ __all__ = [
 ]
 
 
-class OnDask:
+class OnDask(NamedParameters):
     """Base class of splitters that know Dask collections."""
 
     #: What codes are made of: "y", "groups" or nothing.

@@ -20,6 +20,7 @@ from daskml_dist.diagnostics.works import tell
 from daskml_dist.errors import TrainingError
 from daskml_dist.model_selection._checks import (
     check_splitter,
+    check_target,
     codes_of_indices,
     knows_dask,
     rows_of,
@@ -98,6 +99,7 @@ class Splits:
         if weight is not None and not isinstance(weight, float | int):
             self.plain.pop("sample_weight")
             self.inputs = X, y, weight
+        check_target(estimator, y)
         splitter = check_splitter(cv, estimator, y)
         self._rows: RowsOfSplits | None = None
         self.codes: Any = None

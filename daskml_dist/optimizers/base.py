@@ -9,6 +9,7 @@ import numpy as np
 
 from daskml_dist.backends.entries import of_arrays
 from daskml_dist.backends.namespace import namespace
+from daskml_dist.errors.names import NamedParameters
 from daskml_dist.penalties import soft_threshold
 
 __all__ = ["Array", "Optimizer", "Slots"]
@@ -18,7 +19,7 @@ Array = Any
 Slots = dict[str, Array]
 
 
-class Optimizer:
+class Optimizer(NamedParameters):
     """Base class of the optimizers: a rule that turns gradients into steps.
 
     The rule is `at_entry`, written once: compiled loops call it for each parameter, and

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from daskml_dist.errors.names import NamedParameters
 from daskml_dist.optimizers.base import Optimizer
 from daskml_dist.penalties import Penalty
 
@@ -11,7 +12,7 @@ __all__ = ["GroupOptions"]
 
 
 @dataclass(frozen=True)
-class GroupOptions:
+class GroupOptions(NamedParameters):
     """Options of some of a model's parts; None: as for the others.
 
     Parameters

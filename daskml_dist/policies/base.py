@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, Protocol, get_args
 
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors.names import NamedParameters
 from daskml_dist.policies.gates import ArrivalGate, Gate, RoundGate
 
 __all__ = ["Consistency", "Policy"]
@@ -31,7 +32,7 @@ class Consistency(Protocol):
 
 
 @dataclass(frozen=True)
-class Policy:
+class Policy(NamedParameters):
     """Base of all policies: a loop, and what that loop asks of it, all of it data.
 
     A subclass sets the attributes below, as attributes of the class or, where its users choose,

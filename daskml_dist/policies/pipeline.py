@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors.names import NamedParameters
 
 __all__ = ["Pipeline"]
 
 
 @dataclass(frozen=True)
-class Pipeline:
+class Pipeline(NamedParameters):
     """Pipeline of stages: each trainer holds some neighbouring layers, and passes on what it makes.
 
     A batch is cut into micro-batches that follow each other through the stages, one forward and one

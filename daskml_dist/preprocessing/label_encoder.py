@@ -21,12 +21,14 @@ from daskml_dist.data.lazy import is_dask, join_delayed
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, as_ours
+from daskml_dist.errors.names import NamedParameters
 from daskml_dist.inference.transform import map_blocks
 
 __all__ = ["LabelEncoder"]
 
 
 class LabelEncoder(
+    NamedParameters,
     Exported,
     preprocessing.LabelEncoder,
     auto_wrap_output_keys=None,  # type: ignore[call-arg]

@@ -22,6 +22,7 @@ from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.optional import load_pandas
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import InvalidDataError, NotFittedError
+from daskml_dist.errors.names import NamedParameters
 from daskml_dist.inference.hits import gains, hits_of
 from daskml_dist.inference.transform import map_pieces
 from daskml_dist.recommender._scores import Fitted, Seen, find_ids, first_items, highest
@@ -30,7 +31,7 @@ from daskml_dist.solvers.als import SIDES
 __all__ = ["BaseRecommender", "predictions", "scored"]
 
 
-class BaseRecommender(Exported, BaseEstimator):
+class BaseRecommender(NamedParameters, Exported, BaseEstimator):
     """Base class of estimators that learn factors of users and items from ratings.
 
     A fit sets ``user_ids_``, ``item_ids_``, ``user_factors_``, ``item_factors_``, ``mean_`` and,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from daskml_dist.errors import InvalidParameterError, ModelFileError
+from daskml_dist.errors.names import NamedParameters
 from daskml_dist.serving.registry import check_keep, check_name, publish
 
 __all__ = ["Publisher"]
@@ -15,7 +16,7 @@ _LOG = logging.getLogger("daskml_dist.serving")
 _ON_ERROR = ("raise", "log")
 
 
-class Publisher:
+class Publisher(NamedParameters):
     """Publisher of the versions of one model, such as those that a stream hands out.
 
     Parameters

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends import Backend
+from daskml_dist.errors.names import NamedParameters
 from daskml_dist.models.base import BatchRows
 from daskml_dist.penalties import Penalty
 
@@ -308,7 +309,7 @@ class Solution:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-class Solver(ABC):
+class Solver(NamedParameters, ABC):
     """Base class of the solvers: parameters from sums over rows. Immutable: it travels.
 
     Attributes

@@ -6,6 +6,7 @@ import math
 from typing import Protocol, runtime_checkable
 
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors.names import NamedParameters
 
 __all__ = ["Detector", "PageHinkley"]
 
@@ -25,7 +26,7 @@ class Detector(Protocol):
         """Take the next value."""
 
 
-class PageHinkley:
+class PageHinkley(NamedParameters):
     """Page-Hinkley test of losses that rise, in units of their own spread.
 
     It adds up by how many standard deviations each loss is above the mean, less `delta`, never

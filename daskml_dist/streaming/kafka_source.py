@@ -7,12 +7,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors.names import NamedParameters
 from daskml_dist.streaming.sources import Batch
 
 __all__ = ["KafkaSource"]
 
 
-class KafkaSource:
+class KafkaSource(NamedParameters):
     """Messages of a topic of Kafka; a context manager, and an iterator of batches.
 
     Partitions are read from where `after` says, else from the group's committed offsets, else from

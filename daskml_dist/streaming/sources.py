@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from daskml_dist.errors import InvalidDataError
+from daskml_dist.errors.names import NamedParameters
 
 __all__ = ["Batch", "in_columns"]
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
+class Batch(NamedParameters):
     """Rows of a source, and where in it they are.
 
     Parameters

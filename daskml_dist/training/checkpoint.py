@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.errors import CheckpointError, InvalidParameterError
+from daskml_dist.errors.names import NamedParameters
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.training.checkpoint_files import Files, why
 from daskml_dist.training.checkpoint_format import encode
@@ -24,7 +25,7 @@ __all__ = ["Checkpoint"]
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class Checkpoint(NamedParameters):
     """Place and times at which a fit saves itself.
 
     ``path`` is the newest checkpoint, ``path.1`` the one before, up to ``path.<keep - 1>``. A new

@@ -71,14 +71,18 @@ def test_objects_name_our_encoder() -> None:
         SGDClassifier().fit(rows, da.from_array(Y, chunks=20))
 
 
-def test_rows_that_a_closed_client_held() -> None:
+def test_rows_that_another_cluster_or_a_closed_client_held(client: Client) -> None:
     with (
         LocalCluster(
-            n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None
+            n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0"
         ) as cluster,
-        Client(cluster) as client,
+        Client(cluster, set_as_default=False) as other,
     ):
-        rows, y = client.persist([da.from_array(X, chunks=(20, 3)), da.from_array(Y, chunks=20)])
+        rows, y = other.persist([da.from_array(X, chunks=(20, 3)), da.from_array(Y, chunks=20)])
+        for given in ((rows, y), (rows, Y), (da.from_array(X, chunks=(20, 3)), y)):
+            with pytest.raises(InvalidDataError, match="lie on the cluster at .* client=client"):
+                SGDClassifier().fit(*given)
+        assert SGDClassifier(max_iter=1, tol=None).fit(rows, y, client=other).n_iter_ == 1
     for estimator in (SGDClassifier(), StandardScaler(), GaussianNB()):
         with pytest.raises(DataLostError, match=r"client[\s\S]*(storage|again)"):
             estimator.fit(rows, y)

@@ -29,9 +29,9 @@ def _faces() -> Iterator[type]:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"lr": 0.1}, "Did you mean 'learning_rate'?"),
+        ({"lr": 0.1}, "Here it is called 'learning_rate'."),
         ({"alpha": 1.0, "Penalty": "l1"}, "Did you mean 'penalty'?"),
-        ({"epochs": 3}, "Did you mean 'max_iter'?"),
+        ({"epochs": 3}, "Here it is called 'max_iter'."),
         ({"n_lanes": 3}, r"run=Run\(n_lanes=...\)"),
         ({"xyzzy": 3}, "It has alpha, average, "),
     ],

@@ -20,11 +20,11 @@ from daskml_dist.data.waiting import tell_releases
 from daskml_dist.errors import DataLostError
 from daskml_dist.training.client.early import Early
 from daskml_dist.training.client.gathering import MOST_KILLED
+from daskml_dist.training.client.given_futures import futures_in
 from daskml_dist.training.client.membership import Membership
 from daskml_dist.training.client.rows_here import RowsHere
 from daskml_dist.training.client.telling import ask_of_bundles
 from daskml_dist.training.dask_internals import (
-    ask_for,
     free_tasks,
     is_dasks,
     is_killed_worker,
@@ -109,7 +109,7 @@ class HeldBlocks:
         DataLostError
             The user has let go of data that they are made of.
         """
-        self._sources = _futures_in(self._client, self._collection.parts)
+        self._sources = futures_in(self._client, self._collection.parts)
         if self.is_direct:
             nbytes = self._collection.nbytes
             self.bundles = bundled(self.homes, self._membership.threads, nbytes)
@@ -308,7 +308,7 @@ class HeldBlocks:
         parts = [X for X, _, _ in self._collection.parts]
         if not all(isinstance(X, Delayed) for X in parts):
             return []
-        futures = _futures_in(self._client, [(X,) for X in parts])
+        futures = futures_in(self._client, [(X,) for X in parts])
         if not all(X.key in futures for X in parts):
             return []
         return [futures[X.key] for X in parts]
@@ -385,16 +385,3 @@ def tell_lost(causes: dict[int, str]) -> str:
         'than scatter() it; or keep copies (client.replicate); or set on_lost_data="skip" to go '
         "on without rows that are lost in mid-fit."
     )
-
-
-def _futures_in(client: Client, parts: list[tuple[Any, ...]]) -> dict[Any, Any]:
-    """Futures of the user's that parts are made of, by key; holds of our own in a task."""
-    # Parts of one collection share their layers; asking each for its graph takes quadratic time.
-    layers: dict[str, Any] = {}
-    for part in parts:
-        for value in (value for value in part if isinstance(value, Delayed)):
-            layers.update(value.dask.layers)
-    values = (value for layer in layers.values() for value in layer.values())
-    futures = {value.key: value for value in values if isinstance(value, Future)}
-    # Those that came to a task with its function belong to no client.
-    return {k: f if f.client is not None else ask_for(client, k) for k, f in futures.items()}

@@ -140,7 +140,7 @@ def test_workers_sum_what_their_gpus_have_summed(launched: set[str]) -> None:
 
     cpu = HistGradientBoostingClassifier(device="cpu", **SMALL).fit(X, THREE)
     # In this process, where a GPU is emulated.
-    with LocalCluster(n_workers=2, processes=False, dashboard_address=None) as cluster:
+    with LocalCluster(n_workers=2, processes=False, dashboard_address=":0") as cluster:
         with Client(cluster):
             rows = da.from_array(X, chunks=(125, 6)), da.from_array(THREE, chunks=125)
             gpu = HistGradientBoostingClassifier(device="gpu", **SMALL).fit(*rows)

@@ -187,7 +187,7 @@ def test_workers_grow_the_same_trees(
     monkeypatch.setattr(forest_together, "_BYTES", 2**15)
     cpu = ExtraTreesClassifier(device="cpu", **FEW).fit(X, THREE)
     # In this process, where a GPU is emulated.
-    with LocalCluster(n_workers=2, processes=False, dashboard_address=None) as cluster:
+    with LocalCluster(n_workers=2, processes=False, dashboard_address=":0") as cluster:
         with Client(cluster):
             rows = da.from_array(X, chunks=(100, 6)), da.from_array(THREE, chunks=100)
             gpu = ExtraTreesClassifier(device="gpu", decomposition=decomposition, **FEW)

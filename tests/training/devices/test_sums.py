@@ -62,7 +62,7 @@ def test_sums_of_gpus_stay_there(model: str, monkeypatch: pytest.MonkeyPatch) ->
     cpu = make(device="cpu", **given).fit(X[:, :3], y, WEIGHT)
     assert not any(where)
     where.clear()
-    with LocalCluster(n_workers=4, processes=False, dashboard_address=None) as cluster:
+    with LocalCluster(n_workers=4, processes=False, dashboard_address=":0") as cluster:
         with Client(cluster):
             rows = (da.from_array(a, chunks=(100, *a.shape[1:])) for a in (X[:, :3], y, WEIGHT))
             gpu = make(device="gpu", run=Run(n_lanes=4), **given).fit(*rows)

@@ -1,0 +1,64 @@
+"""Constructors that are called with names of parameters which they do not have."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Self
+
+from daskml_dist.errors import InvalidTypeError
+from daskml_dist.errors.foreign import called_here
+
+__all__ = ["NamedParameters", "check_names", "names_of"]
+
+
+class NamedParameters:
+    """Base class of objects whose constructor says which parameter was meant by an unknown name.
+
+    Raises
+    ------
+    InvalidTypeError
+        A constructor has no parameter of a name; a TypeError too, as Python's own.
+    """
+
+    def __new__(cls, *args: Any, **params: Any) -> Self:
+        check_names(cls, params)  # here, since signatures are those of each __init__
+        if args and cls.__init__ is object.__init__:  # which leaves them to us
+            raise InvalidTypeError(f"{cls.__name__}() has no parameters. Leave {args!r} out.")
+        return super().__new__(cls)
+
+
+def check_names(kind: type, params: Mapping[str, Any], hint: str = "") -> None:
+    """Check that a constructor has the parameters that it is called with by name.
+
+    Parameters
+    ----------
+    kind : type
+    params : mapping of str to object
+    hint : str, default=""
+        End of the message, where the caller knows better than this room what was meant.
+
+    Raises
+    ------
+    InvalidTypeError
+        It has not; the message names the one that was meant.
+    """
+    names = names_of(kind) if params else None
+    name = None if names is None else next((name for name in params if name not in names), None)
+    if names is None or name is None:
+        return
+    has = f" It has {', '.join(sorted(names))}." if names else " It has none."
+    remedy = hint or called_here(name, names) or has
+    raise InvalidTypeError(f"{kind.__name__}(): {name!r} is no parameter of it.{remedy}")
+
+
+@cache
+def names_of(kind: type) -> frozenset[str] | None:
+    """Names of a constructor's parameters; None where it takes any."""
+    if kind.__init__ is object.__init__:  # type: ignore[misc]
+        return frozenset()
+    parameters = list(inspect.signature(kind.__init__).parameters.values())[1:]  # type: ignore[misc]
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return None
+    return frozenset(p.name for p in parameters)

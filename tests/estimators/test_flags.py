@@ -1,0 +1,59 @@
+"""Flags: parameters that are True or False, of every estimator; a string is neither."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from sklearn.utils._param_validation import InvalidParameterError as TheirError
+
+from daskml_dist import (
+    cluster,
+    decomposition,
+    ensemble,
+    linear_model,
+    mixture,
+    naive_bayes,
+    neural_network,
+    recommender,
+    svm,
+    tree,
+)
+from daskml_dist._base import BaseOnRows
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.recommender._base import BaseRecommender
+
+ROOMS = (
+    cluster, decomposition, ensemble, linear_model, mixture, naive_bayes, neural_network,
+    recommender, svm, tree,
+)  # fmt: skip
+#: What a constructor asks for.
+NEEDED = {
+    "TorchClassifier": {"module": lambda: None},
+    "TorchRegressor": {"module": lambda: None},
+    "VotingClassifier": {"estimators": [("a", linear_model.Ridge())]},
+    "VotingRegressor": {"estimators": [("a", linear_model.Ridge())]},
+    "StackingClassifier": {"estimators": [("a", linear_model.Ridge())]},
+    "StackingRegressor": {"estimators": [("a", linear_model.Ridge())]},
+}
+X = np.arange(24.0).reshape(12, 2)
+Y = np.arange(12) % 2
+
+
+def _flags() -> Iterator[tuple[type, str]]:
+    for room in ROOMS:
+        for kind in (getattr(room, name) for name in room.__all__):
+            for parameter in inspect.signature(kind.__init__).parameters.values():
+                if isinstance(parameter.default, bool):
+                    yield kind, parameter.name
+
+
+@pytest.mark.parametrize(("kind", "name"), [*_flags()], ids=lambda v: getattr(v, "__name__", v))
+def test_a_string_is_no_flag(kind: type, name: str) -> None:
+    estimator = kind(**NEEDED.get(kind.__name__, {}), **{name: "no"})
+    # Rows in memory are scikit-learn's affair where it has the fit, and so is its error.
+    ours = issubclass(kind, BaseOnRows | BaseRecommender)
+    with pytest.raises(InvalidParameterError if ours else TheirError, match=name):
+        estimator.fit(X, Y)
