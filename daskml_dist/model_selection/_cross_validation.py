@@ -57,7 +57,7 @@ def cross_validate(
     params : dict, optional
         Arguments of ``fit``; `sample_weight` is cut like X.
     return_train_score, return_estimator, return_indices : bool, default=False
-        Indices of Dask collections are lazy masks, one bool a row.
+        Indices of Dask collections are lazy masks, one bool a row, as of ``split``.
     error_score : "raise" or float, default=nan
         What a failed fit scores.
     n_jobs, verbose, pre_dispatch

@@ -95,16 +95,32 @@ class RowsOfSplits:
         pieces = [self._pieces(value) for value in self.inputs if value is not None]
         return unread(zip(*pieces, strict=True), error)
 
-    def mask(self, split: int, role: int) -> da.Array:
-        """Rows that play a role in a split: a lazy array of bool, chunked as X is."""
+    def mask(self, split: int, role: int) -> Any:
+        """Rows that play a role in a split: lazy bool, chunked as X is, and a series of a frame."""
+        if is_dask_frame(self.inputs[0]):
+            return self._mask_of_frame(split, role)
         one = delayed(partial(_mask, self.roles, split, role), pure=False)
         counts: list[Any] = self.columns.row_counts or [np.nan] * len(self.columns.parts)
         parts = [
             da.from_delayed(one(codes), (n,), dtype=bool)
             for codes, n in zip(self.code_parts(), counts, strict=True)
         ]
-        mask: da.Array = da.concatenate(parts)
-        return mask
+        return da.concatenate(parts)
+
+    def _mask_of_frame(self, split: int, role: int) -> Any:
+        import dask.dataframe as dd
+
+        frame = self.inputs[0]
+        one = delayed(partial(_indexed_mask, self.roles, split, role), pure=False)
+        parts = [
+            one(codes, part[0])
+            for codes, part in zip(self.code_parts(), self.columns.parts, strict=True)
+        ]
+        known = frame.known_divisions and frame.npartitions == len(parts)
+        return dd.from_delayed(
+            parts, meta=_indexed(np.zeros(0, bool), frame._meta), verify_meta=False,
+            divisions=frame.divisions if known else None,
+        )  # fmt: skip
 
     def _pieces(self, value: Any) -> list[Any]:
         """Pieces of an input, cut as the codes are."""
@@ -147,6 +163,16 @@ def _codes_of(codes: Codes, index: int, X: Any, column: Any) -> Ints:
 
 def _mask(roles: Roles, split: int, role: int, codes: Ints) -> NDArray[np.bool_]:
     return np.asarray(roles.played(codes, split) == role)
+
+
+def _indexed_mask(roles: Roles, split: int, role: int, codes: Ints, rows: Any) -> Any:
+    return _indexed(_mask(roles, split, role, codes), rows)
+
+
+def _indexed(mask: NDArray[np.bool_], rows: Any) -> Any:
+    import pandas
+
+    return pandas.Series(mask, index=rows.index)
 
 
 def _take(roles: Roles, split: int, role: int, rows: Any, codes: Ints) -> Any:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sklearn import model_selection
 from sklearn.utils import check_random_state
 
-from daskml_dist.data.collection import Collection, as_collection
+from daskml_dist.data.collection import Collection, as_collection, take_columns
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.names import NamedParameters
@@ -59,22 +59,27 @@ class OnDask(NamedParameters):
         ----------
         X : array-like, dataframe, dask Array or DataFrame, of shape (n_rows, n_features)
         y, groups : array-like, dask Array or Series, of shape (n_rows,), optional
+            `y` may name a column of a dataframe X.
 
         Yields
         ------
         train, test : ndarray of int64
-            Numbers of rows. Where an input is a Dask collection: lazy dask Arrays of bool of
-            shape (n_rows,) in the chunks of X, such that ``X[train]`` are the rows.
+            Numbers of rows. Where an input is a Dask collection: lazy masks of bool of shape
+            (n_rows,) in the chunks of X, such that ``X[train]`` are the rows: a dask Series of a
+            dask DataFrame, else a dask Array.
 
         Raises
         ------
         InvalidDataError
             There are fewer rows (of a label, groups) than splits.
         """
+        rows_of_X = X
+        if isinstance(y, str):
+            rows_of_X, y, _ = take_columns(X, y, None)
         if not any(map(is_dask, (X, y, groups))):
             yield from super().split(X, y, groups)  # type: ignore[misc]
             return
-        rows = self.rows((X,), y, groups)
+        rows = self.rows((rows_of_X,), y, groups)
         for split in range(rows.roles.n_splits):
             yield rows.mask(split, TRAIN), rows.mask(split, TEST)
 
@@ -166,8 +171,8 @@ class StratifiedKFold(OnDask, model_selection.StratifiedKFold):
 class GroupKFold(OnDask, model_selection.GroupKFold):
     """Folds that no group is part of two of.
 
-    Parameters are scikit-learn's, and so are the folds: the largest groups go first, each to the
-    fold that has the fewest rows. The groups of a Dask collection are counted in one pass.
+    Parameters are scikit-learn's, and so are the folds, shuffled or not: the largest groups go first,
+    each to the fold that has the fewest rows. The groups of a Dask collection are counted in one pass.
     """
 
     _column = "groups"
@@ -182,7 +187,7 @@ class GroupKFold(OnDask, model_selection.GroupKFold):
                 f"{len(groups)}. Lower n_splits."
             )
         if getattr(self, "shuffle", False):
-            shuffled = np.random.default_rng(_seed(self)).permutation(len(groups))
+            shuffled = check_random_state(self.random_state).permutation(len(groups))
             folds = np.empty(len(groups), np.int64)
             for fold, part in enumerate(np.array_split(shuffled, k)):
                 folds[part] = fold

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from sklearn import model_selection
 
-from daskml_dist.data.collection import as_collection
+from daskml_dist.data.collection import as_collection, take_columns
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.model_selection._codes import ByRange
@@ -42,7 +42,8 @@ def train_test_split(
     shuffle : bool, default=True
         Whether rows are drawn; without, the last ones are test rows. Of Dask collections every
         block gives its share of test rows, and rows keep their order.
-    stratify : like a target, or None
+    stratify : like a target, or str, or None
+        A name is that of a column of the first array, a dataframe.
         Both sides have as many rows of each label as all rows have.
 
     Returns
@@ -54,6 +55,8 @@ def train_test_split(
     ------
     InvalidParameterError, InvalidDataError
     """
+    if isinstance(stratify, str) and arrays:
+        _, stratify, _ = take_columns(arrays[0], stratify, None)
     if not any(map(is_dask, (*arrays, stratify))):
         found: list[Any] = model_selection.train_test_split(
             *arrays, test_size=test_size, train_size=train_size, random_state=random_state,
