@@ -53,8 +53,7 @@ def _tree_of(view: Any) -> Any:
     nodes = np.zeros(view.node_count, dtype)
     for field, name in _FIELDS.items():
         nodes[field] = getattr(view, name)
-    classes = np.array([view.value.shape[2]], np.intp)
-    tree = _tree.Tree(view.n_features, classes, 1)
+    tree = _tree.Tree(view.n_features, view.n_classes.astype(np.intp), view.n_outputs)
     state = {
         "max_depth": view.max_depth,
         "node_count": view.node_count,
