@@ -28,6 +28,7 @@ from daskml_dist.serving.calls import (
 from daskml_dist.serving.checks import rows_of
 from daskml_dist.serving.heads import Head, Heads
 from daskml_dist.serving.http import (
+    CLOSE,
     JSON,
     Deadlines,
     Gone,
@@ -129,7 +130,7 @@ class App:
         except Exception as error:
             status, headers, body = refusal(error, call)
         self._note(call, status, body)
-        unread = receive if status == 413 else None
+        unread = receive if status == 413 and CLOSE in headers else None
         await respond(send, status, headers, body, call.method == "HEAD", unread)
 
     def _note(self, call: Call, status: int, body: bytes) -> None:

@@ -13,6 +13,7 @@ import msgspec
 from daskml_dist.errors import RequestError
 
 __all__ = [
+    "CLOSE",
     "JSON",
     "LINGER",
     "Deadlines",
@@ -32,7 +33,8 @@ _T = TypeVar("_T")
 Headers = Iterable[tuple[bytes, bytes]]
 
 JSON = ((b"content-type", b"application/json"),)
-_CLOSE = (b"connection", b"close")
+#: Header of refusals before a body has come, whose connection cannot be used again.
+CLOSE = (b"connection", b"close")
 _ENCODER = msgspec.json.Encoder()
 #: Seconds for which the rest of what is refused is passed over.
 LINGER = 5.0
@@ -91,7 +93,7 @@ class Deadlines:
             if task not in self._late or task.uncancel() > 0:  # somebody else ends the task
                 raise
             raise RequestError(
-                f"The body did not come within {self.seconds:g} s: send it at once.", 408, (_CLOSE,)
+                f"The body did not come within {self.seconds:g} s: send it at once.", 408, (CLOSE,)
             ) from None
         finally:
             self._ends.pop(task, None)
@@ -153,7 +155,7 @@ def _too_large(max_bytes: int) -> RequestError:
         f"The body is larger than {max_bytes} bytes: send fewer rows at a time, as raw bytes or "
         "Arrow, or serve with a larger limit.",
         413,
-        (_CLOSE,),
+        (CLOSE,),
     )
 
 

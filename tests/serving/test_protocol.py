@@ -14,9 +14,10 @@ from sklearn.preprocessing import OneHotEncoder
 
 pytest.importorskip("msgspec", reason="the extra serve is not installed")
 
+from daskml_dist.inference import Predictor
 from daskml_dist.linear_model import LogisticRegression
 from daskml_dist.serving.app import App
-from daskml_dist.serving.protocol import CODECS
+from daskml_dist.serving.protocol import CODECS, arrow_stream
 from daskml_dist.serving.protocol.messages import DATATYPES
 from tests.serving.stand_ins import Metrics, Models, ask, tensor
 
@@ -84,9 +85,9 @@ def columns_raw(frame):
     return inputs, raw
 
 
-def arrow(table):
+def arrow(table, options=None):
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as stream:
+    with pa.ipc.new_stream(sink, table.schema, options=options) as stream:
         stream.write_table(table)
     return sink.getvalue().to_pybytes()
 
@@ -251,6 +252,53 @@ def test_arrow_rows_without_names(model):
     np.testing.assert_array_equal(
         np.vstack(served.to_numpy(zero_copy_only=False)), model.predict_proba(X)
     )
+
+
+def test_arrow_streams_that_lie(model, pipeline, frame):
+    """Offsets, indices and sizes beyond what was sent: Arrow itself would believe them."""
+    app = App(Models(m=model, p=pipeline), Metrics())
+    many = np.zeros(2**20)
+    packed = pa.ipc.IpcWriteOptions(compression="zstd")
+    offsets = pa.py_buffer(np.array([0, 2**30, 3], "i4"))
+    text = pa.StringArray.from_buffers(2, offsets, pa.py_buffer(b"abc"))
+    told, lie = (n.to_bytes(8, "little") for n in (12345, 10**9))
+    no_text = pa.StringArray.from_buffers(
+        1, pa.py_buffer(np.array([0, 1], "i4")), pa.py_buffer(b"\xff")
+    )
+    index = pa.DictionaryArray.from_arrays(pa.array([7]), pa.array(["a"]), safe=False)
+    long = pa.DictionaryArray.from_arrays(pa.array([0] * 64), pa.array(["a" * 2**20]))
+    chunks = pa.chunked_array([long.slice(at, 1) for at in range(64)])
+    for name, table, status, options in [
+        ("offsets", {"job": text}, 400, None),
+        ("rows", {"age": many[:12345]}, 400, None),
+        ("no UTF-8", {"job": no_text}, 400, None),
+        ("index", {"job": index}, 400, None),
+        ("compressed", {f"c{at}": many for at in range(4)}, 413, packed),
+        ("a dictionary again and again", {"job": chunks}, 413, None),
+    ]:
+        for path in (INFER, INFER.replace("m/", "p/")):
+            body = arrow(pa.table(table), options).replace(told, lie)
+            reply = ask(app, path, body, {"content-type": ARROW})
+            assert reply.status == status, (name, reply)
+            assert "send" in reply.json["error"], name
+            assert b"connection" not in reply.headers
+    # What is small is unpacked, and a long text is there once for all its rows.
+    X = frame.astype({"job": "category"})
+    X.loc[3, "job"] = None
+    for options in (None, packed):
+        table = pa.Table.from_pandas(X)
+        reply = ask(app, INFER.replace("m/", "p/"), arrow(table, options), {"content-type": ARROW})
+        assert reply.status == 422  # the model's own words of what lacks
+        reply = ask(
+            app, INFER.replace("m/", "p/"), arrow(table[4:], options), {"content-type": ARROW}
+        )
+        served = pa.ipc.open_stream(reply.body).read_all()["predict_proba"]
+        np.testing.assert_array_equal(
+            np.vstack(served.to_numpy(zero_copy_only=False)), pipeline.predict_proba(frame[4:])
+        )
+    read = arrow_stream.read(arrow(pa.table({"job": long})), {}, Predictor(pipeline))
+    ((_, column),) = read.tensors
+    assert {id(one) for one in column} == {id(column[0])}
 
 
 def test_metadata(model, pipeline):

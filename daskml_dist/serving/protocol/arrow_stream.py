@@ -5,6 +5,7 @@ https://arrow.apache.org/docs/format/Columnar.html#ipc-streaming-format
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,12 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.errors import RequestError
+from daskml_dist.serving.protocol.arrow_sizes import unpacked_size
 from daskml_dist.serving.protocol.messages import Answer, Question
 
 __all__ = ["CONTENT_TYPES", "read", "write"]
 
 CONTENT_TYPES = ("application/vnd.apache.arrow.stream",)
 
+#: Bytes that a stream may become: so many, or so many times its own.
+_UNPACKED, _TIMES = 2**24, 4
 _HEADERS = ((b"content-type", CONTENT_TYPES[0].encode()),)
 
 
@@ -32,35 +36,66 @@ def read(body: bytes, headers: Mapping[bytes, bytes], predictor: Any) -> Questio
     """
     arrow = _library()
     try:
-        with arrow.ipc.open_stream(arrow.py_buffer(body)) as stream:
-            table = stream.read_all()
-            columns = [
-                (name, _values(name, table[at])) for at, name in enumerate(table.column_names)
-            ]
-    except (arrow.ArrowException, OSError) as error:
+        table = _table(arrow, arrow.py_buffer(body))
+        columns = [(name, _values(name, table[at])) for at, name in enumerate(table.column_names)]
+    except (arrow.ArrowException, OSError, struct.error, UnicodeDecodeError) as error:
         raise RequestError(f"The body is no whole Arrow stream ({error}): send one.") from None
     if predictor.names is None and columns and all(v.dtype.kind in "biuf" for _, v in columns):
         return Question([("rows", np.column_stack([values for _, values in columns]))])
     return Question(columns)
 
 
+def _table(arrow: Any, body: Any) -> Any:
+    """The table of a stream, of which nothing reaches beyond the stream's own bytes.
+
+    Arrow believes the offsets, indices and numbers of rows of a stream until it is told to check
+    them; and compressed buffers, and columns that share theirs, may become far more than was sent.
+    """
+    most = max(_UNPACKED, _TIMES * body.size)
+    if (size := unpacked_size(body, arrow)) <= most:
+        with arrow.ipc.open_stream(body) as stream:
+            table = stream.read_all()
+        table.validate()  # or even its size may not be asked for
+        if (size := table.nbytes) <= most:
+            table.validate(full=True)
+            return table
+    raise RequestError(
+        f"The stream of {body.size} bytes holds {size}: send fewer rows at a time, in one batch, "
+        "uncompressed.",
+        413,
+    )
+
+
 def _values(name: str, column: Any) -> NDArray[Any]:
     arrow = _library()
     kind = column.type
-    if arrow.types.is_dictionary(kind):
-        kind, column = kind.value_type, column.cast(kind.value_type)
+    is_dictionary = arrow.types.is_dictionary(kind)
+    if is_dictionary:
+        kind = kind.value_type
+    is_text = arrow.types.is_string(kind) or arrow.types.is_large_string(kind)
     known = (
         arrow.types.is_integer(kind)
         or arrow.types.is_floating(kind)
         or arrow.types.is_boolean(kind)
-        or arrow.types.is_string(kind)
-        or arrow.types.is_large_string(kind)
+        or is_text
     )
     if not known:
         raise RequestError(
             f"Column {name[:100]!r} is {kind}: send numbers, booleans or strings, or cast it."
         )
-    return np.asarray(column.to_numpy())
+    if is_dictionary and is_text:
+        return _looked_up(column)
+    return np.asarray(column.cast(kind).to_numpy())
+
+
+def _looked_up(column: Any) -> NDArray[Any]:
+    """Texts of a dictionary's column: rows share those of their entry, which may be long."""
+    parts = [np.empty(0, object)]
+    for chunk in column.chunks:
+        entries = np.empty(len(chunk.dictionary) + 1, object)  # the last: what lacks
+        entries[:-1] = chunk.dictionary.to_numpy(zero_copy_only=False)
+        parts.append(entries[chunk.indices.cast("int64").fill_null(len(entries) - 1).to_numpy()])
+    return np.concatenate(parts)
 
 
 def write(answer: Answer, question: Question) -> tuple[tuple[tuple[bytes, bytes], ...], bytes]:
