@@ -49,7 +49,8 @@ class BaseClassifier(ClassifierMixin, Supervised):
             if len(strange):
                 raise InvalidDataError(
                     f"The target label(s) {strange.tolist()[:5]} in y do not exist in the initial "
-                    "classes. Name every class in the first call to partial_fit."
+                    "classes. Name every class in the first call to partial_fit, or in "
+                    "stream(classes=[...])."
                 )
             found = classes
         if found.dtype.kind == "f" and (found % 1).any():
@@ -69,8 +70,8 @@ class BaseClassifier(ClassifierMixin, Supervised):
         if classes is None:
             if first:
                 raise InvalidParameterError(
-                    "classes must be passed on the first call to partial_fit: name every label "
-                    "that will come."
+                    "classes must be passed on the first call to partial_fit, or to stream: name "
+                    "every label that will come, such as classes=[0, 1]."
                 )
             return self.classes_
         if np.ndim(classes) != 1:
@@ -196,6 +197,8 @@ def _hits(
 
 def _check_labels(y: Any) -> None:
     labels = plain_objects(np.asarray(y))
+    if labels.ndim == 0:  # who takes its rows tells of its shape
+        return
     # Blocks are checked too; scikit-learn sorts all labels, which takes longer than many a fit.
     if len(labels) > _MANY and labels.ndim == 1 and labels.dtype.kind in "biuf":
         return

@@ -13,11 +13,12 @@ from daskml_dist.data.collection import as_collection
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.centres import Centres, Reassignment
 from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.streaming.start import Started
 from daskml_dist.streaming.steps import Steps
 from daskml_dist.training.in_process import InProcessEngine
 from daskml_dist.training.spec import FitSpec
 
-__all__ = ["StepsOfCentres"]
+__all__ = ["StartedCentres", "StepsOfCentres"]
 
 
 class StepsOfCentres(Steps):
@@ -78,3 +79,13 @@ class StepsOfCentres(Steps):
             engine.lanes(1, share=None, passes=1)
             begin_anew(engine, replace(self._fit, rows=spec), state, rule)
         self.shard.replace(state.w)
+
+
+class StartedCentres(Started):
+    """A stream of centres that has seen its first rows."""
+
+    steps: StepsOfCentres
+
+    def facts(self) -> dict[str, Any]:
+        """As of any stream, with the rows since the last look for centres of few."""
+        return {**self.likeness, "n_since": self.steps.n_since}

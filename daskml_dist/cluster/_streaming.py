@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,10 +49,8 @@ class StreamedCentres(Streamed):
         return self._stepping(started, n_since)
 
     def _resume_stream(self, saved: Saved, path: Any, classes: Any) -> Started:
-        first, shift = (
-            None if values is None else np.array(values, np.float64)
-            for values in saved.likeness_for("first", "shift")
-        )
+        *values, n_since = saved.likeness_for("first", "shift", "n_since")
+        first, shift = (None if one is None else np.array(one, np.float64) for one in values)
         assert first is not None
         self._call_init(None, first)
 
@@ -63,11 +60,11 @@ class StreamedCentres(Streamed):
         from daskml_dist.streaming.start import resume
 
         started = resume(self, saved, path, classes, with_centres, len(first))
-        return self._stepping(started, 0)
+        return self._stepping(started, n_since)
 
     def _stepping(self, started: Started, n_since: int) -> Started:
         """The stream, by steps of centres."""
-        from daskml_dist.cluster._stream_steps import StepsOfCentres
+        from daskml_dist.cluster._stream_steps import StartedCentres, StepsOfCentres
 
         model = started.fit.steps.model
         assert isinstance(model, Centres)
@@ -75,7 +72,7 @@ class StreamedCentres(Streamed):
         started.likeness |= {"first": model.first.tolist(), "shift": shift}
         look = LOOK * int(self.n_clusters)
         steps = StepsOfCentres(started.fit, float(self.reassignment_ratio), look, n_since)
-        return replace(started, steps=steps)
+        return StartedCentres(**vars(started) | {"steps": steps})
 
     def _show_stream(self, started: Started, state: ShardState, progress: Progress) -> None:
         steps: Any = started.steps

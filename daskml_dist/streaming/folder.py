@@ -5,14 +5,18 @@ from __future__ import annotations
 import glob
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.streaming.positions import check_position
-from daskml_dist.streaming.sources import Batch, in_columns
+from daskml_dist.streaming.positions import check_position, is_past
+from daskml_dist.streaming.sources import Batch, check_seconds, in_columns, two_of
 
 __all__ = ["folder"]
+
+#: Times that a look took, for which what it found is gone on with.
+_SHARE = 10.0
 
 
 def folder(
@@ -61,7 +65,8 @@ def folder(
     InvalidParameterError
         A parameter has no meaning.
     InvalidDataError
-        A file came whose place in the order is before one that was given already: it would be lost.
+        A file cannot be read, was taken away before it was, or came although one that follows it
+        in the order had been given already: it would be lost.
     """
     if (target is None) == (read is None):
         raise InvalidParameterError(
@@ -70,65 +75,100 @@ def folder(
         )
     if order not in ("name", "mtime"):
         raise InvalidParameterError(f'order={order!r}: give "name" or "mtime".')
+    if not (marker is None or isinstance(marker, str)):
+        raise InvalidParameterError(f"marker={marker!r}: give the name of a file, or None.")
+    check_seconds("idle", idle, may_be_none=True)
+    check_seconds("poll", poll)
     reads = _reader(target) if read is None else read
     reached = None if after is None else check_position(after)
-    return _arrivals(os.fspath(pattern), reads, order, reached, marker, idle, poll)
-
-
-def _check_order(path: str, position: Any, reached: Any, order: str) -> None:
-    """Refuse a file that is to come before what was given."""
-    if reached is not None and position <= reached:
-        raise InvalidDataError(
-            f"{path} came after a file that follows it in the order of {order}s was given: the "
-            f"source is at {reached!r}. Name files so that they grow, or use "
-            'order="mtime" and rename as soon as they are written.'
-        )
+    return _arrivals(_Files(os.fspath(pattern), order, marker, poll, reached), reads, idle, poll)
 
 
 def _arrivals(
-    pattern: str,
-    read: Callable[[str], tuple[Any, Any]],
-    order: str,
-    reached: Any,
-    marker: str | None,
-    idle: float | None,
-    poll: float,
+    files: _Files, read: Callable[[str], Any], idle: float | None, poll: float
 ) -> Iterator[Batch]:
-    begun, given = reached, set[str]()
     since = time.monotonic()
     while True:
         # The marker comes last, so what it follows is there when it is.
-        ended = marker is not None and os.path.exists(_beside(pattern, marker))
-        came = False
-        for position, path in _listed(pattern, order):
-            if path in given or (begun is not None and position <= begun):
-                continue
-            _check_order(path, position, reached, order)
-            X, y = read(path)
-            given.add(path)
-            reached, came = position, True
-            yield Batch(X, y, position)
+        ended = files.ended()
+        if (found := files.next()) is not None:
+            position, path = found
+            yield Batch(*two_of(read(path), path), position)
             since = time.monotonic()
-            break  # look again: others may have come meanwhile
-        if came:
-            continue
-        if ended or (idle is not None and time.monotonic() - since >= idle):
+        elif ended or (idle is not None and time.monotonic() - since >= idle):
             return
-        time.sleep(poll)
+        else:
+            time.sleep(poll)
 
 
-def _listed(pattern: str, order: str) -> list[tuple[Any, str]]:
-    """Positions and paths of the files that there are, in order."""
-    base = _base(pattern)
-    found: list[tuple[Any, str]] = []
-    for path in glob.glob(pattern, recursive=True):
-        try:
-            changed = os.stat(path).st_mtime_ns
-        except FileNotFoundError:  # taken away meanwhile
-            continue
-        name = os.path.relpath(path, base) if base else path
-        found.append((name if order == "name" else [changed, name], path))
-    return sorted(found)
+class _Files:
+    """Files of a pattern that have not been given, in their order.
+
+    To look at a folder of many files takes a while, so one look serves for some files.
+    """
+
+    def __init__(
+        self, pattern: str, order: str, marker: str | None, poll: float, reached: Any
+    ) -> None:
+        self._pattern, self._order, self._poll = pattern, order, poll
+        base = _base(pattern)
+        self._marker = None if marker is None else os.path.join(base, marker)
+        #: Position of the last file that was given.
+        self._reached = reached
+        #: Paths of those that were given, and at the first look of those before.
+        self._known: set[str] | None = None
+        self._waiting: deque[tuple[Any, str]] = deque()
+        self._look_at = 0.0
+
+    def ended(self) -> bool:
+        """Whether there will be no more."""
+        return self._marker is not None and os.path.exists(self._marker)
+
+    def next(self) -> tuple[Any, str] | None:
+        """Position and path of the next file; None: there is none by now."""
+        if not self._waiting or time.monotonic() >= self._look_at:
+            self._look()
+        if not self._waiting:
+            return None
+        position, path = self._waiting.popleft()
+        if self._is_given(position):
+            raise InvalidDataError(
+                f"{path} came after a file that follows it in the order of {self._order}s was "
+                f"given: the source is at {self._reached!r}. Name files so that they grow, or use "
+                'order="mtime" and rename as soon as they are written.'
+            )
+        assert self._known is not None
+        self._known.add(path)
+        self._reached = position
+        return position, path
+
+    def _is_given(self, position: Any) -> bool:
+        """Whether a position is at or before that of the last file."""
+        return is_past(position, self._reached)
+
+    def _look(self) -> None:
+        begun = time.monotonic()
+        found = self._listed()
+        if self._known is None:
+            # What a stream that goes on has learned; one that comes later would be lost.
+            self._known = {path for position, path in found if self._is_given(position)}
+        self._waiting = deque(one for one in found if one[1] not in self._known)
+        took = time.monotonic() - begun
+        self._look_at = begun + max(self._poll, _SHARE * took)
+
+    def _listed(self) -> list[tuple[Any, str]]:
+        """Positions and paths of the files that there are, in order."""
+        base = _base(self._pattern)
+        found: list[tuple[Any, str]] = []
+        for path in glob.glob(self._pattern, recursive=True):
+            try:
+                changed = 0 if self._order == "name" else os.stat(path).st_mtime_ns
+            except FileNotFoundError:  # taken away meanwhile
+                continue
+            name = os.path.relpath(path, base) if base else path
+            if path != self._marker:
+                found.append((name if self._order == "name" else [changed, name], path))
+        return sorted(found)
 
 
 def _base(pattern: str) -> str:
@@ -139,10 +179,6 @@ def _base(pattern: str) -> str:
     return base
 
 
-def _beside(pattern: str, marker: str) -> str:
-    return os.path.join(_base(pattern), marker)
-
-
 def _reader(target: str | None) -> Callable[[str], tuple[Any, Any]]:
     assert target is not None
     cut = in_columns(target)
@@ -150,7 +186,14 @@ def _reader(target: str | None) -> Callable[[str], tuple[Any, Any]]:
     def read(path: str) -> tuple[Any, Any]:
         import pandas as pd
 
-        frame = pd.read_csv(path) if ".csv" in os.path.basename(path) else pd.read_parquet(path)
+        of = pd.read_csv if ".csv" in os.path.basename(path) else pd.read_parquet
+        try:
+            frame = of(path)
+        except (OSError, ValueError, TypeError, RuntimeError) as error:  # of pandas, of Arrow
+            raise InvalidDataError(
+                f"{path} cannot be read: {error}. Have its writer give it this name once it is "
+                "whole; or take it out of the folder, and go on: folder(..., after=s.position)."
+            ) from error
         return cut(frame, path)
 
     return read

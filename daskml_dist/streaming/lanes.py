@@ -51,7 +51,6 @@ class Lanes:
         self._steps: ClusterSteps = steps
         started.steps = steps
         self._learned = learned
-        self._counts = False
         self._failed = False
 
     @property
@@ -74,8 +73,6 @@ class Lanes:
 
     def settle(self) -> None:
         """Wait until all calls that were given are learned and counted."""
-        if self._counts:  # by whom it is asked for
-            return
         try:
             self._steps.settle()
         except Exception:
@@ -84,13 +81,10 @@ class Lanes:
         self._count()
 
     def _count(self) -> None:
-        self._counts = True
-        try:
-            while (learned := self._steps.finished()) is not None:
-                tag, loss = learned
-                self._learned(loss, *tag)
-        finally:
-            self._counts = False
+        # What is done on a drift may ask for the stream, which counts the others first.
+        while (learned := self._steps.finished()) is not None:
+            tag, loss = learned
+            self._learned(loss, *tag)
 
     def given(self, reached: Any) -> Any:
         """Position of the last call that was given, of a stream that has reached another one."""

@@ -17,7 +17,7 @@ from daskml_dist.models.base import BatchRows
 from daskml_dist.training.spec import FitSpec
 from daskml_dist.training.survey import Survey
 
-__all__ = ["RowsOfCalls", "are_arrays"]
+__all__ = ["RowsOfCalls", "are_arrays", "has_no_rows"]
 
 #: Kinds of labels that are compared with the classes as they are.
 _PLAIN = "biu"
@@ -147,6 +147,13 @@ class RowsOfCalls:
 def are_arrays(X: Any, y: Any) -> bool:
     """Whether inputs are arrays as they should be, of which there is nothing to take or to name."""
     return type(X) is np.ndarray and (y is None or (type(y) is np.ndarray and y.ndim == 1))
+
+
+def has_no_rows(X: Any, y: Any) -> bool:
+    """Whether a call has neither rows nor targets, whatever their kind."""
+    shape = getattr(X, "shape", None)
+    n_rows = shape[0] if shape else len(X) if isinstance(X, list | tuple) else 1
+    return n_rows == 0 and (y is None or isinstance(y, str) or np.shape(y)[:1] == (0,))
 
 
 def _columns(n_targets: int | None) -> str:

@@ -13,9 +13,11 @@ from daskml_dist.training.checkpoint import Checkpoint
 from daskml_dist.training.checkpoint_files import Files
 from daskml_dist.training.resuming import facts_of
 
-__all__ = ["TORN", "Saving"]
+__all__ = ["CLOSED", "ENDED", "TORN", "Saving"]
 
 #: Why a stream goes no further.
+CLOSED = "The stream is closed. Learn inside its context: with clf.stream(...) as s: ..."
+ENDED = "This stream has ended. Open another one: with clf.stream(...) as s: ..."
 TORN = (
     "A call of this stream was cut short, so that nobody knows which of its steps were made. Go on "
     "from the last checkpoint: stream(checkpoint=Checkpoint(..., resume=True)), or forget all that "

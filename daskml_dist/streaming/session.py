@@ -21,9 +21,9 @@ from daskml_dist.errors import (
 from daskml_dist.streaming.lanes import Lanes, check_lanes
 from daskml_dist.streaming.positions import check_position, is_past, later
 from daskml_dist.streaming.progress import Progress
-from daskml_dist.streaming.rows import are_arrays
+from daskml_dist.streaming.rows import are_arrays, has_no_rows
 from daskml_dist.streaming.saved import Saved
-from daskml_dist.streaming.saving import TORN, Saving
+from daskml_dist.streaming.saving import CLOSED, ENDED, TORN, Saving
 from daskml_dist.streaming.start import Started, check_streams
 from daskml_dist.streaming.watching import Watch
 
@@ -86,7 +86,7 @@ class Session:
         self._started: Started | None = None
         #: Steps on a cluster.
         self._lanes: Lanes | None = None
-        self._is_open = False
+        self._is_open = self._is_over = False
         #: Names of the attributes that hold what was learned; None: not as of now.
         self._shown: list[str] | None = []
 
@@ -98,6 +98,8 @@ class Session:
                 "This estimator learns from a stream already. Leave that one's context first, or "
                 "use a clone of the estimator."
             )
+        if self._is_over:
+            raise InvalidParameterError(ENDED)
         check_streams(self.estimator)
         if self._client is not None:
             check_lanes(self.estimator)
@@ -140,7 +142,7 @@ class Session:
                 if self._may_be_kept and self._started is not None:
                     self._finish()
         finally:
-            self._is_open = False
+            self._is_open, self._is_over = False, True
             vars(self.estimator).pop("_stream", None)
             if self._started is not None:
                 self._started.steps.close()
@@ -170,9 +172,9 @@ class Session:
         Returns
         -------
         float or None
-            Mean loss of the rows, before they were learned; None where they had been. Where lanes
-            on a cluster do not wait for each other, that of the last call whose loss has come, NaN
-            before the first.
+            Mean loss of the rows, before they were learned; None where they had been, NaN where
+            there are no rows. Where lanes on a cluster do not wait for each other, that of the last
+            call whose loss has come, NaN before the first.
 
         Raises
         ------
@@ -185,10 +187,7 @@ class Session:
             A call before was cut short (by Ctrl-C, or since its loss was no finite number), or
             lanes on a cluster failed; WorkerLostError: workers were lost again and again.
         """
-        if not self._is_open:
-            raise InvalidParameterError(
-                "The stream is closed. Learn inside its context: with clf.stream(...) as s: ..."
-            )
+        self._check_open()
         if not self._is_whole:
             raise TrainingError(TORN)
         if is_dask(X) or is_dask(y):
@@ -200,23 +199,27 @@ class Session:
             position = check_position(position)
             if is_past(position, self._given):
                 return None
-        rows, block = self._made(X, y, sample_weight)
         position = later(position, self._given)
-        if block.n_rows == 0:
+        if has_no_rows(X, y):
             if self._lanes is not None:
                 self._lanes.skip()
             self._position = position
             return math.nan
+        rows, block = self._made(X, y, sample_weight)
         self._hide()
         self._take(rows, block, position)
         self._keep()
         return self._progress.last
 
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise InvalidParameterError(CLOSED)
+
     def _made(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any]:
         """Rows of a call, as the model reads them; by the first ones the stream starts."""
-        started = self._started
-        if started is None or not are_arrays(X, y):
-            X, y, sample_weight = self._taken(X, y, sample_weight)
+        started, take = self._started, self.estimator._stream_inputs
+        if started is None or not are_arrays(X, y):  # checked like those of a fit
+            X, y, sample_weight = take(X, y, sample_weight, started is not None)
         if started is not None:
             return started.make(X, y, sample_weight)
         started = self.estimator._begin_stream(X, y, sample_weight, self._classes)
@@ -252,7 +255,7 @@ class Session:
         if self._lanes is None:
             self._is_whole = True
         if weight:  # else there is no loss to tell
-            self._watch.update(self, self._progress.last)
+            self._watch.update(self, self._progress)
 
     def _settle(self) -> None:
         """Wait until all calls that were given are learned and counted."""
@@ -273,7 +276,13 @@ class Session:
         ----------
         parameters : bool, default=False
             Begin the parameters anew too: forget all that was learned.
+
+        Raises
+        ------
+        InvalidParameterError
+            The stream is closed.
         """
+        self._check_open()
         if self._started is not None:
             self._hide()
             self._started.steps.reset(parameters)
@@ -335,12 +344,6 @@ class Session:
         self._unpublished = 0
         self._publish(copy.copy(self.estimator))
 
-    def _taken(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
-        """The inputs of a call, checked like those of a fit."""
-        begun = self._started is not None
-        inputs: tuple[Any, Any, Any] = self.estimator._stream_inputs(X, y, sample_weight, begun)
-        return inputs
-
     # -- what has been learned -----------------------------------------------------------------
 
     @property
@@ -395,6 +398,6 @@ class Session:
     def _hide(self) -> None:
         """Take away attributes that a step makes old; whoever asks for one gets it anew."""
         held = vars(self.estimator)
-        for name in self._shown or ():
+        shown, self._shown = self._shown, None  # an interrupt leaves nothing missing
+        for name in shown or ():
             held.pop(name, None)
-        self._shown = None

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from daskml_dist.errors import InvalidDataError
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.names import NamedParameters
 
-__all__ = ["Batch", "in_columns"]
+__all__ = ["Batch", "check_seconds", "in_columns", "two_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,3 +41,33 @@ def in_columns(target: str) -> Callable[[Any, str], tuple[Any, Any]]:
         return frame.drop(columns=target), frame[target]
 
     return cut
+
+
+def two_of(made: Any, source: str) -> tuple[Any, Any]:
+    """X and y, as a function of the user's has made them of a source of some name.
+
+    Raises
+    ------
+    InvalidParameterError
+        They are something else.
+    """
+    if isinstance(made, tuple | list) and len(made) == 2:
+        return made[0], made[1]
+    raise InvalidParameterError(
+        f"read gave {type(made).__name__} for {source}. Let it return X and y: return X, y."
+    )
+
+
+def check_seconds(name: str, value: Any, *, may_be_none: bool = False) -> None:
+    """Check a parameter that is a time.
+
+    Raises
+    ------
+    InvalidParameterError
+    """
+    if value is None and may_be_none:
+        return
+    if isinstance(value, int | float) and 0 <= value < math.inf:
+        return
+    none = ", or None" if may_be_none else ""
+    raise InvalidParameterError(f"{name}={value!r}: give seconds, a finite number >= 0{none}.")

@@ -7,6 +7,7 @@ from typing import Any
 
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.streaming.drift import Detector
+from daskml_dist.streaming.progress import Progress
 
 __all__ = ["Watch"]
 
@@ -54,15 +55,15 @@ class Watch:
         self.drift = False
         self.drifts: list[int] = []
 
-    def update(self, session: Any, loss: float) -> None:
-        """Take the mean loss of a call, and do what is to be done on a drift."""
+    def update(self, session: Any, progress: Progress) -> None:
+        """Take the mean loss of the last call, and do what is to be done on a drift."""
         if self._detector is None:
             return
-        self._detector.update(loss)
+        self._detector.update(progress.last)
         self.drift = bool(self._detector.drift_detected)
         if not self.drift:
             return
-        self.drifts.append(session.n_rows)
+        self.drifts.append(progress.n_rows)
         if callable(self._then):
             self._then(session)
         elif self._then is not None:

@@ -216,6 +216,22 @@ def test_copies_are_made_and_wrong_rows_refused_while_it_is_open(name: str) -> N
         assert stream.n_rows == 120
 
 
+def test_centres_look_for_those_of_few_rows_when_a_stream_that_never_ended_would(
+    tmp_path: Any,
+) -> None:
+    case = _CASES["MiniBatchKMeans, sparse"]
+    whole, ends = case.made(), [50, 80, 110, 150, 170, 240, 300]
+    calls = [case.X[a:b] for a, b in zip([0, *ends], ends, strict=False)]
+    with whole.stream() as stream:
+        for X in calls:
+            stream.learn(X)
+    for X in calls:  # each in a stream of its own
+        part = case.made()
+        with part.stream(checkpoint=Checkpoint(tmp_path / "m.npz", resume=True)) as stream:
+            stream.learn(X)
+    assert np.array_equal(_learned(part), _learned(whole))
+
+
 def test_lanes_on_workers_learn_networks_and_others_say_that_they_cannot(client: Any) -> None:
     case = _CASES["MLPRegressor"]
     ours, theirs = case.made(policy="sync"), case.made()

@@ -69,12 +69,69 @@ def test_a_file_that_comes_too_late_is_told(tmp_path):
     _write(tmp_path, "1.csv")
     with pytest.raises(InvalidDataError, match="Name files so that they grow"):
         next(source)
+    # Those that were there when a stream went on had been learned; one that comes then had not.
+    source = folder(tmp_path / "*.csv", target="click", after="2.csv", idle=60, poll=0)
+    _write(tmp_path, "3.csv")
+    assert next(source).position == "3.csv"
+    _write(tmp_path, "0.csv")
+    with pytest.raises(InvalidDataError, match=r"0\.csv came after"):
+        next(source)
+
+
+@pytest.mark.parametrize("name", ["1.csv", "1.parquet"])
+def test_a_file_that_cannot_be_read_is_told_and_may_be_taken_away(tmp_path, name):
+    _write(tmp_path, "0" + name[1:])
+    _write(tmp_path, "2" + name[1:], 2)
+    (tmp_path / name).touch()
+    with SGDClassifier().stream(classes=[0, 1]) as stream:
+
+        def learn():
+            for batch in folder(
+                tmp_path / f"*{name[1:]}", target="click", after=stream.position, idle=0
+            ):
+                stream.learn(batch.X, batch.y, position=batch.position)
+
+        with pytest.raises(InvalidDataError, match=rf"{name} cannot be read"):
+            learn()
+        os.remove(tmp_path / name)
+        learn()
+    assert (stream.n_rows, stream.position) == (40, "2" + name[1:])
+
+
+def test_a_file_without_rows_is_passed_over(tmp_path):
+    for name in ("0.csv", "2.csv"):
+        (tmp_path / name).write_text("a,b,c,click\n")
+    _write(tmp_path, "1.csv")
+    with SGDClassifier().stream(classes=[0, 1]) as stream:
+        for batch in folder(tmp_path / "*.csv", target="click", idle=0):
+            stream.learn(batch.X, batch.y, position=batch.position)
+    assert (stream.n_rows, stream.position) == (20, "2.csv")
+
+
+def test_a_folder_is_looked_at_now_and_then(tmp_path, monkeypatch):
+    import glob
+
+    for n in range(200):
+        (tmp_path / f"{n:03}.x").touch()
+    looks, real = [], glob.glob
+    monkeypatch.setattr(glob, "glob", lambda *a, **k: looks.append(1) or real(*a, **k))
+    source = folder(tmp_path / "*", read=lambda path: ([], []), marker="199.x", idle=0, poll=60)
+    assert [batch.position for batch in source] == [f"{n:03}.x" for n in range(199)]
+    assert len(looks) == 2
 
 
 def test_what_has_no_meaning_is_told(tmp_path):
-    for how in ({}, {"target": "y", "read": len}, {"target": "y", "order": "size"}):
+    for how in (
+        {},
+        {"target": "y", "read": len},
+        *({"target": "y", **one} for one in ({"order": "size"}, {"idle": -1}, {"poll": "1"})),
+        {"target": "y", "marker": 3},
+    ):
         with pytest.raises(InvalidParameterError):
             folder(tmp_path / "*.csv", **how)
     _write(tmp_path, "1.csv")
+    for how in ({"read": len}, {"target": "click", "after": 5}):  # len gives no X and y
+        with pytest.raises(InvalidParameterError):
+            next(folder(tmp_path / "*.csv", **how))
     with pytest.raises(InvalidDataError, match="no column 'y'"):
         next(folder(tmp_path / "*.csv", target="y"))

@@ -79,6 +79,51 @@ def test_it_goes_on_after_a_position(broker):
         assert {n: at for n, at in found.items() if n in "01"} == {"0": 29, "1": 29}
 
 
+def test_it_ends_once_all_partitions_are_read(broker):
+    _, address = broker
+    with _source(address, idle=0) as source:
+        assert sum(len(batch.y) for batch in source) == 60
+
+
+def test_messages_with_nothing_to_learn_are_passed_over(broker):
+    kafka, address = broker
+    producer = kafka.Producer({"bootstrap.servers": address, "log_level": 0})
+    for value in (None, b"poison"):
+        producer.produce("clicks", value, partition=0)
+    producer.flush(60)
+
+    def read(values):
+        good = [value for value in values if value is not None and len(value) == 32]
+        return _read(good) if good else ([], [])
+
+    source = _source(address, after={"0": 28, "1": 29}, most=1, idle=0)
+    source._read = read
+    with SGDClassifier().stream(classes=[0, 1]) as stream, source:
+        for batch in source:
+            stream.learn(batch.X, batch.y, position=batch.position)
+    assert (stream.n_rows, stream.position) == (1, {"0": 31})
+
+
+def test_messages_that_are_not_there_any_more_are_told(broker):
+    _, address = broker
+    with (
+        pytest.raises(InvalidDataError, match="offset not available"),
+        _source(address, after={"0": 1000}, idle=0) as source,
+    ):
+        list(source)
+    with pytest.raises(InvalidDataError, match="made anew"), _source(address, after={"7": 1}):
+        pass
+
+
+@pytest.mark.parametrize(
+    "how", [{"idle": -1}, {"timeout": "1"}, {"most": 10**7}, {"after": {"0": -1}}, {"after": 3}]
+)
+def test_a_parameter_with_no_meaning_is_told(how):
+    pytest.importorskip("confluent_kafka")
+    with pytest.raises(InvalidParameterError, match="give"):
+        _source("127.0.0.1:1", **how)
+
+
 def test_what_cannot_be_read_is_told(broker):
     _, address = broker
     with pytest.raises(InvalidParameterError, match="list of bytes"):
@@ -86,6 +131,13 @@ def test_what_cannot_be_read_is_told(broker):
     source = _source(address)
     with pytest.raises(InvalidParameterError, match="closed"):
         next(iter(source))
+    with source:
+        for how in (source.__enter__, lambda: source.commit({"x": 1})):
+            with pytest.raises(InvalidParameterError, match=r"another|number"):
+                how()
+    source = KafkaSource({"group.id": "g", "no.such": 1}, "clicks", _read)
+    with pytest.raises(InvalidParameterError, match="options of librdkafka"), source:
+        pass
     config = {"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "log_level": 0}
     with (
         pytest.raises(InvalidDataError, match=r"bootstrap\.servers"),

@@ -184,6 +184,38 @@ def test_drifts_and_errors_leave_a_stream_whole(client):
     assert np.isfinite(ours.coef_).all()
 
 
+class _Fifth:
+    """Detector that sees a drift in the fifth call."""
+
+    n = 0
+
+    @property
+    def drift_detected(self):
+        return self.n == 5
+
+    def update(self, x):
+        self.n += 1
+
+
+def test_what_is_saved_on_a_drift_is_where_its_position_says(client, tmp_path):
+    path, batches = tmp_path / "m.npz", _batches(rows=10)
+
+    def save(stream):
+        stream.save()
+        path.rename(tmp_path / "then.npz")
+
+    model = SGDClassifier(policy="async", run=Run(n_lanes=1), **_PLAIN)
+    how = {"drift": _Fifth(), "on_drift": save, "checkpoint": Checkpoint(path, every=99)}
+    _learned(model, batches, client, **how)
+    ours, theirs = SGDClassifier(**_PLAIN), SGDClassifier(**_PLAIN)
+    with ours.stream(checkpoint=Checkpoint(tmp_path / "then.npz", resume=True)) as stream:
+        at = stream.position  # of the calls that were under way, too
+    with theirs.stream(classes=[0, 1]) as stream:
+        for one in batches[: at + 1]:
+            stream.learn(*one)
+    np.testing.assert_allclose(ours.coef_, theirs.coef_, rtol=1e-9)
+
+
 def test_what_was_cut_off_is_not_saved(client, tmp_path, monkeypatch):
     def interrupt(steps):
         raise KeyboardInterrupt

@@ -264,3 +264,28 @@ def test_classes_are_a_list():
     for classes in (5, "ab", [[0, 1]]):
         with pytest.raises(InvalidParameterError, match="list of all labels"):
             SGDClassifier().partial_fit(_X, _TARGETS["two"], classes=classes)
+
+
+def test_a_stream_that_has_ended_changes_nothing_any_more():
+    model, y = SGDClassifier(), _TARGETS["two"]
+    with model.stream(classes=[0, 1]) as stream:
+        stream.learn(_X, y)
+    before = model.coef_
+    for again in (stream.__enter__, stream.reset, lambda: stream.learn(_X, y)):
+        with pytest.raises(InvalidParameterError, match=r"with clf\.stream"):
+            again()
+    assert model.coef_ is before
+
+
+@pytest.mark.parametrize("rows", [np.empty((0, 5)), pd.DataFrame(columns=list("abcde")), []])
+def test_a_call_without_rows_moves_the_position_alone(rows):
+    y = _TARGETS["two"]
+    with SGDClassifier().stream(classes=[0, 1]) as stream:
+        for position in (1, 3):  # before the first rows, too
+            assert np.isnan(stream.learn(rows, [], position=position))
+            assert stream.learn(_X, y, position=position + 1) > 0
+        assert (stream.n_rows, stream.position) == (2 * len(_X), 4)
+        with pytest.raises(InvalidDataError):
+            stream.learn(_X[:0], y)
+        with pytest.raises(InvalidDataError, match="2D"):
+            stream.learn(_X[0], y[0])
