@@ -1,4 +1,8 @@
-"""Coordinates in which the columns of a sample have mean 0 and no correlation, or spread 1."""
+"""Coordinates in which the columns of a sample have mean 0 and no correlation, or spread 1.
+
+Where rows are few and columns many, there is one for each direction that the rows span: a minimum
+with an l2 penalty lies there.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +18,14 @@ __all__ = ["FEW", "Coordinates"]
 
 Array = NDArray[Any]
 
-#: Columns up to which correlations are taken out; the cost grows with their square.
+#: Columns, or rows, up to which correlations are taken out; the cost grows with their square.
 FEW = 256
 #: Share of the largest variance below which a direction counts as this share.
 _FLAT = 1e-10
+#: Standard deviations so many times as large are in other units; of constants they are rounding.
+_FAR, _CONSTANT = 10.0, 1e-6
+#: Share of the largest variance below which no direction is spanned by few rows.
+_NOTHING = 1e-14
 #: Numbers that are worked on at once.
 _CACHED = 1 << 16
 
@@ -29,8 +37,8 @@ class Coordinates:
     Parameters
     ----------
     mean, scale : ndarray of shape (n_features,)
-    turn, back : ndarray of shape (n_features, n_features) or None
-        A matrix and its inverse; None: the identity.
+    turn, back : ndarray of shape (n_features, n_coordinates) and its transpose's, or None
+        A matrix and its inverse from the left; None: the identity.
     """
 
     mean: Array | None
@@ -55,6 +63,12 @@ class Coordinates:
         least : float
             Variance that each direction is given more, since a penalty bends the loss by as much
             whatever the rows are.
+
+        Notes
+        -----
+        Of few rows of many columns in like units there are fewer coordinates than columns, and the
+        parameters found are sums of rows, as the minimum is that a penalty makes the only one.
+        In units far apart that minimum knows the largest columns alone, and predicts badly.
         """
         (one,) = cls.several(X, weight, centred=centred, turned=turned, leasts=(least,))
         return one
@@ -72,6 +86,8 @@ class Coordinates:
                 each *= np.repeat(weight, np.diff(X.indptr))
             squares = np.bincount(X.indices, each, d) / total
             return [cls(None, _scale(squares + least)) for least in leasts]
+        if turned and n <= FEW < d and min(leasts) > 0 and _alike(X):
+            return [_of_span(X, weight, centred, least) for least in leasts]
         turned = turned and d <= FEW
         mean, squares = np.zeros(d), np.zeros((d, d) if turned else d)
         if centred:
@@ -100,11 +116,16 @@ class Coordinates:
             found.append(cls(taken, scale, vectors / sizes, (vectors * sizes).T))
         return found
 
+    @property
+    def n_coordinates(self) -> int:
+        """Numbers of a row in these coordinates."""
+        return len(self.scale) if self.turn is None else self.turn.shape[1]
+
     def rows(self, X: Any) -> Any:
         """Rows in these coordinates, a new array of their dtype."""
         if sparse.issparse(X):
             return (X @ sparse.diags_array((1 / self.scale).astype(X.dtype))).tocsr()
-        moved, at = np.empty(X.shape, X.dtype), 0
+        moved, at = np.empty((len(X), self.n_coordinates), X.dtype), 0
         turn = None if self.turn is None else self.turn / self.scale[:, None]
         # Once they are of one size, rows may be narrow; until then they are wide.
         for rows, _ in _parts(X):
@@ -125,8 +146,8 @@ class Coordinates:
 
     def outside(self, v: Array) -> Array:
         """Parameters, the intercepts last where there are any, for the rows as they were."""
-        d = len(self.scale)
-        w = np.vstack([self.coef(v[:d]), v[d:]])
+        d, k = len(self.scale), self.n_coordinates
+        w = np.vstack([self.coef(v[:k]), v[k:]])
         if self.mean is not None:
             w[d:] -= self.mean @ w[:d]
         return w
@@ -137,8 +158,31 @@ class Coordinates:
         coef = w[:d] * self.scale[:, None]
         v = np.vstack([coef if self.back is None else self.back @ coef, w[d:]])
         if self.mean is not None:
-            v[d:] += self.mean @ w[:d]
+            v[len(v) - len(w) + d :] += self.mean @ w[:d]
         return v
+
+
+def _alike(X: Array) -> bool:
+    """Whether columns are in like units; those that are constant are in any."""
+    spread = X.std(axis=0, dtype=np.float64)
+    spread = spread[spread > _CONSTANT * np.abs(X).max(axis=0)]
+    return bool(len(spread)) and bool(spread.max() <= _FAR * spread.min())
+
+
+def _of_span(X: Array, weight: Array | None, centred: bool, least: float) -> Coordinates:
+    """Coordinates of the directions that few rows span, in the units of a penalty."""
+    weight = np.ones(len(X)) if weight is None else weight.astype(np.float64)
+    share = weight / (weight.sum() or 1.0)
+    mean = share @ X if centred else None
+    rows = X.astype(np.float64) if mean is None else X - mean
+    rows *= np.sqrt(share)[:, None]
+    # Products of rows are few. Where they round, coordinates are a little worse, and still ones.
+    spans = rows.T @ np.linalg.eigh(rows @ rows.T)[1]
+    squares = np.einsum("ij,ij->j", spans, spans)
+    spans, squares = (a[..., squares > _NOTHING * squares.max()] for a in (spans, squares))
+    sizes = np.sqrt(squares + least)
+    spans /= np.sqrt(squares)
+    return Coordinates(mean, np.ones(X.shape[1]), spans / sizes, (spans * sizes).T)
 
 
 def _parts(X: Any, weight: Array | None = None) -> Iterator[tuple[Array, Array | None]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -96,7 +97,9 @@ class Pilot:
     @property
     def tol(self) -> float:
         """Factor on the tolerances of the minimum of all rows."""
-        size = self.X.size * self.model.width
+        size = self.n_rows * self._places.n_coordinates * self.model.width
+        if self._places.n_coordinates < self.X.shape[1]:
+            return _FINEST
         return _FINEST if size <= _TINY else _FINE if size <= _CHEAP else 1.0
 
     def of_half(self, start: Array, most: int) -> tuple[Array, int]:
@@ -126,7 +129,8 @@ class Pilot:
         places = self._places
         here = _Objective(self, places, at)
         there = None if watched is None else _Objective(self, places, watched)
-        first = places.inside(start.astype(np.float64)).ravel()
+        inside = places.inside(start.astype(np.float64))
+        first = inside.ravel()
         value, slope = here(first)
         # Deviances leave out what no parameter changes, and are below 0 too.
         unit = _power(abs(value) or 1.0)
@@ -135,7 +139,7 @@ class Pilot:
         first /= step
         way = _Way(first, None if there is None else there(first * step)[0], tol * _FTOL)
         tol *= _GTOL * (float(np.abs(slope).max()) * step / unit or 1.0)
-        l1 = self._l1(places, start.shape) * (step / unit)
+        l1 = self._l1(places, inside.shape) * (step / unit)
 
         def scaled(v: Array) -> tuple[float, Array]:
             value, gradient = here(v * step)
@@ -158,7 +162,7 @@ class Pilot:
 
             options = {"maxiter": most, "maxfun": 2 * most, "ftol": 0.0, "gtol": tol}
             minimize(scaled, first, method="L-BFGS-B", jac=True, callback=on_step, options=options)
-        way.w = places.outside(way.w.reshape(start.shape) * step)
+        way.w = places.outside(way.w.reshape(inside.shape) * step)
         return way
 
     @cached_property
@@ -177,8 +181,8 @@ class Pilot:
 
     def _l1(self, places: Coordinates, shape: tuple[int, ...]) -> Array:
         strengths = np.zeros(shape)
-        k = self.model.n_penalised
-        strengths[:k] = self.penalty.l1 / places.scale[:, None]
+        if self.penalty.l1:  # and places are those of the columns
+            strengths[: self.model.n_penalised] = self.penalty.l1 / places.scale[:, None]
         return strengths.ravel()
 
     def value(self, w: Array) -> float:
@@ -331,6 +335,7 @@ class _Objective:
 
     def __init__(self, pilot: Pilot, places: Coordinates, at: slice) -> None:
         self._pilot, self._places = pilot, places
+        self._model = replace(pilot.model, n_features=places.n_coordinates)
         Z, y = pilot._inside[at], pilot.y[at]
         self._dtype = Z.dtype
         self._weight = None if pilot.weight is None else pilot.weight[at].astype(Z.dtype)
@@ -338,7 +343,7 @@ class _Objective:
         self._rows = BatchRows(Z, y.astype(Z.dtype) if y.dtype.kind == "f" else y, self._weight)
 
     def __call__(self, flat: Array) -> tuple[float, Array]:
-        model, l2 = self._pilot.model, self._pilot.penalty.l2
+        model, l2 = self._model, self._pilot.penalty.l2
         v, k = flat.reshape(model.shape), model.n_penalised
         gradient = np.zeros(model.shape)
         # A step that a line search tries may be far too long.

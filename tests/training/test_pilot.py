@@ -222,6 +222,25 @@ def test_of_more_columns_than_rows_the_minimum_is_found_to_the_end() -> None:
     assert np.linalg.norm(w[:300]) <= 1.05 * np.linalg.norm(best[:300])
 
 
+def test_few_rows_of_many_columns_end_at_the_only_minimum() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(100, 6)) @ rng.normal(size=(6, 400)) + rng.normal(size=(100, 400)) + 3
+    y, weight = X[:, :9].sum(axis=1), rng.random(100) * np.r_[0.0, np.ones(99)]
+    exact = peers.Ridge(alpha=1e-4 * weight.sum(), solver="svd").fit(X, y, weight)
+    pilot = Pilot(_model(0, 400), X, y, weight, Penalty(0.0, 1e-4), 0)
+    assert pilot._places.n_coordinates < 100
+    w, converged = pilot.minimum(np.zeros((401, 1)), 200)
+    assert converged
+    np.testing.assert_allclose(w[:400, 0], exact.coef_, atol=1e-4)
+    assert w[400, 0] == pytest.approx(exact.intercept_, abs=1e-3)
+
+
+def test_few_rows_in_units_far_apart_keep_their_columns() -> None:
+    X = np.random.default_rng(0).normal(size=(20, 400)) * np.geomspace(1e-2, 1e2, 400)
+    pilot = Pilot(_model(0, 400), X, X[:, 0].copy(), None, Penalty(0.0, 1e-4), 0)
+    assert pilot._places.n_coordinates == 400
+
+
 def test_samples_hold_more_rows_of_labels_that_are_rare() -> None:
     even, rare, few = (
         sample_size(n, _model(2, 28), rarity)
