@@ -87,13 +87,13 @@ def supposed_choice(
 
 def _check(workers: Any, latency: Any, stragglers: Any) -> None:
     """Check the numbers of a supposed cluster."""
-    if not (isinstance(workers, Integral) and workers >= 1):
+    if not (isinstance(workers, Integral) and int(workers) >= 1):
         raise InvalidParameterError(f"workers={workers!r}: use an integer >= 1.")
     for name, value, unit in (
         ("latency", latency, "seconds, such as 50e-6"),
         ("stragglers", stragglers, "the sigma of a lognormal factor, such as 0.1"),
     ):
-        if not (isinstance(value, Real) and 0 <= value < inf):
+        if not (isinstance(value, Real) and 0 <= float(value) < inf):
             raise InvalidParameterError(f"{name}={value!r}: use a number >= 0, {unit}.")
 
 
