@@ -25,8 +25,8 @@ import pandas as pd
 from distributed import Client, LocalCluster
 
 from daskml_dist import Run, advise
+from daskml_dist.callbacks import Checkpoint
 from daskml_dist.linear_model import SGDClassifier
-from daskml_dist.training.checkpoint import Checkpoint
 
 N_ROWS, COLUMNS = 40_000, ["age", "pay", "days", "visits"]
 

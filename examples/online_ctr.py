@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from daskml_dist.callbacks import Checkpoint
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.streaming import PageHinkley
-from daskml_dist.training.checkpoint import Checkpoint
 
 N_FEATURES, ROWS = 28, 100
 ANSWERS = {"goes on": None, "rates anew": "rate", "forgets all": "reset"}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from daskml_dist.errors import InvalidDataError
 
-__all__ = ["check_gaps", "whole_rows"]
+__all__ = ["check_gaps", "naming_the_option", "whole_rows"]
 
 
 def check_gaps(model: Any, name: str, X: Any, y: Any) -> None:
@@ -37,6 +39,17 @@ def check_gaps(model: Any, name: str, X: Any, y: Any) -> None:
             "or fill them first. Features with gaps are taken as they are by, for example, "
             "--estimator HistGradientBoostingClassifier."
         )
+
+
+@contextmanager
+def naming_the_option() -> Iterator[None]:
+    """Errors about gaps that are found in a fit, on a cluster, with the option for them."""
+    try:
+        yield
+    except InvalidDataError as error:
+        if "NaN" not in str(error):
+            raise
+        raise InvalidDataError(f"{error} Or: --drop-missing leaves such rows out.") from error
 
 
 def whole_rows(X: Any, y: Any) -> Any:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from daskml_dist.cli._estimators import estimator
-from daskml_dist.cli._gaps import check_gaps
+from daskml_dist.cli._gaps import check_gaps, naming_the_option
 from daskml_dist.cli._outputs import check_output, save
 from daskml_dist.cli._places import add_arguments as add_places
 from daskml_dist.cli._places import client_of
@@ -52,7 +52,8 @@ def run(arguments: argparse.Namespace) -> int:
     with client_of(arguments) as client:
         X, X_test, y, y_test = _split(model, rows, arguments, client)
         _tell_rows(rows, arguments)
-        _fit(model, X, y)
+        with naming_the_option():
+            _fit(model, X, y)
         told = [f"train {float(model.score(X, y)):.4f}"]
         if X_test is not None:
             told.append(f"test {float(model.score(X_test, y_test)):.4f}")

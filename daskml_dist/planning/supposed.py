@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from math import inf
+from numbers import Integral, Real
 from typing import Any
 
 from daskml_dist.errors import InvalidParameterError
@@ -45,11 +47,7 @@ def supposed_choice(
     Computing costs what it does here, by the share of each worker; meetings are simulated, with
     the gates of the policy. Rows in memory are sent through this machine's card.
     """
-    if workers < 1 or latency < 0 or stragglers < 0:
-        raise InvalidParameterError(
-            f"workers={workers}, latency={latency}, stragglers={stragglers}: use at least one "
-            "worker, and nothing negative."
-        )
+    _check(workers, latency, stragglers)
     place = place_of(workers, family.lanes(estimator))
     speed = bytes_a_second(bandwidth)
     own = family.choice_policy(estimator)
@@ -85,6 +83,18 @@ def supposed_choice(
         name == own,
         None,
     )
+
+
+def _check(workers: Any, latency: Any, stragglers: Any) -> None:
+    """Check the numbers of a supposed cluster."""
+    if not (isinstance(workers, Integral) and int(workers) >= 1):
+        raise InvalidParameterError(f"workers={workers!r}: use an integer >= 1.")
+    for name, value, unit in (
+        ("latency", latency, "seconds, such as 50e-6"),
+        ("stragglers", stragglers, "the sigma of a lognormal factor, such as 0.1"),
+    ):
+        if not (isinstance(value, Real) and 0 <= float(value) < inf):
+            raise InvalidParameterError(f"{name}={value!r}: use a number >= 0, {unit}.")
 
 
 def meeting_seconds(

@@ -96,6 +96,10 @@ def test_on_a_cluster(
     told = capsys.readouterr().out
     assert "2 features" in told
     assert "test 0.9" in told or "test 1.0" in told
+    _write_bad_files()
+    assert main(["fit", "gaps.csv", "--target", "label", *where]) == 1
+    assert "'pay', number 1, both counted from 0)" in (told := capsys.readouterr().err)
+    assert "--drop-missing leaves such rows out" in told
 
 
 def test_a_checkpoint_is_gone_on_from(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:

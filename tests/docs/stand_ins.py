@@ -84,16 +84,12 @@ def _data(folder: Path, rng: np.random.Generator) -> dict[str, Any]:
     for part in range(2):
         people[part::2].to_csv(folder / f"census-{part}.csv", index=False)
     clicks = pd.DataFrame({"user": np.arange(40) % 7, "clicks": np.arange(40)})
-    scores = rng.normal(size=N_ROWS)
-    y = scores + rng.normal(size=N_ROWS) > 0
+    y = rng.normal(size=N_ROWS) > 0
     units = np.array([1.0, 1e3, 1e-3])
     return {
         "df": dd.from_pandas(clicks, npartitions=2),
         "unscaled": _chunked(rng.normal(size=(N_ROWS, 3)) * units),
         "y": _chunked(y),
-        "scores": _chunked(scores),
-        "labels": _chunked(scores > 0),
-        "probabilities": _chunked(1 / (1 + np.exp(-scores))),
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.util
 import re
 import tomllib
@@ -111,6 +112,19 @@ def test_what_is_not_run_imports_names_that_there_are() -> None:
             for node in ast.walk(ast.parse(block.code)):
                 if isinstance(node, ast.ImportFrom) and str(node.module).startswith("daskml_dist"):
                     exec(compile(ast.Module([node], []), "imports", "exec"), {})
+
+
+def test_pages_import_what_the_reference_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names that users copy are kept between releases; those of the engine's rooms are not."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "_ext"))
+    reference = importlib.import_module("reference_pages")
+    rooms = {f"daskml_dist.{r}".rstrip(".") for rs in reference.groups().values() for r in rs}
+    rooms |= {room.rpartition(".")[0] for room in rooms}  # `from daskml_dist.x import y`
+    rooms |= {"daskml_dist.backends.namespace", "daskml_dist.inference.mlflow"}
+    for name, found in PYTHON.items():
+        for node in (n for block in found for n in ast.walk(ast.parse(block.code))):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("daskml_dist"):
+                assert node.module in rooms - {"daskml_dist.training"}, (name, node.module)
 
 
 @pytest.mark.parametrize(

@@ -180,7 +180,8 @@ def test_bandwidths(given: Any, bytes_: float) -> None:
 @pytest.mark.parametrize(
     "more",
     [{"bandwidth": "fast"}, {"bandwidth": -1}, {"bandwidth": "1.2.3GB"}, {"workers": 0},
-     {"latency": -1.0}, {"policy": "sorted"}],
+     {"workers": 2.5}, {"workers": "many"}, {"latency": -1.0}, {"latency": "0.1ms"},
+     {"stragglers": float("nan")}, {"policy": "sorted"}],
 )  # fmt: skip
 def test_suppositions_that_are_none(usual: None, more: dict[str, Any]) -> None:
     plan = Ridge().plan(X, X[:, 1], client=None)
