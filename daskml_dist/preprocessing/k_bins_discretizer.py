@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from typing import Any, Self
 
@@ -83,6 +84,14 @@ class KBinsDiscretizer(BlockTransformer, preprocessing.KBinsDiscretizer):
         preprocessing.KBinsDiscretizer.fit(self, X, y, sample_weight)
         self._keep(X)
         return self
+
+    def _transformed(self, X: Any, **options: Any) -> Any:
+        one = self
+        if "_encoder" in vars(self):
+            # scikit-learn's sets a dtype of its encoder meanwhile, which threads must not share.
+            one = copy.copy(self)
+            one._encoder = copy.copy(self._encoder)
+        return super(KBinsDiscretizer, one)._transformed(X, **options)
 
     def _fit_lazy(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         weighted = sample_weight is not None

@@ -5,6 +5,7 @@ They need the extra `export`; treelite and SHAP read twins, and are tried where 
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.base import clone
 
 from daskml_dist import linear_model, preprocessing
 from daskml_dist.cluster import KMeans
@@ -22,11 +24,16 @@ from daskml_dist.ensemble import (
     HistGradientBoostingRegressor,
     RandomForestClassifier,
 )
-from daskml_dist.errors import ExportError
+from daskml_dist.errors import ExportError, ModelFileError
+from daskml_dist.feature_extraction import CountVectorizer
 from daskml_dist.inference.export.onnx_trees import prepare_trees
 from tests.inference.test_tree_twins import BOOSTING, LABELS, TARGETS, TREES, X, Y
 
 MODELS = {**TREES, **{f"boosting, {name}": found for name, found in BOOSTING.items()}}
+#: Several outputs: of different numbers of classes, or with missing values, there is no ONNX.
+SEVERAL = [name for name, (_, target) in MODELS.items() if target in ("labels", "several")]
+PLAIN = [name for name in MODELS if name not in SEVERAL]
+ROWS = np.nan_to_num(X)
 
 
 def _fitted(name: str) -> Any:
@@ -35,7 +42,7 @@ def _fitted(name: str) -> Any:
 
 
 def _answers(model: Any, rows: Any) -> Any:
-    return model.predict_proba(rows) if hasattr(model, "classes_") else model.predict(rows)
+    return np.asarray((model.predict_proba if hasattr(model, "classes_") else model.predict)(rows))
 
 
 def _rows_at_thresholds(model: Any) -> Any:
@@ -52,7 +59,19 @@ def _run(onnx: bytes, rows: Any) -> Any:
     return runtime.InferenceSession(onnx, providers=["CPUExecutionProvider"]).run(None, {"X": rows})
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", SEVERAL)
+def test_several_outputs_of_trees(name: str) -> None:
+    pytest.importorskip("skl2onnx", reason="needs the extra export")
+    model, target = MODELS[name]
+    with pytest.raises(ExportError, match=r"to_sklearn\(\)"):
+        _fitted(name).to_onnx()
+    if target == "several":
+        model = clone(model).fit(ROWS, TARGETS[target])
+        _, shares = _run(model.to_onnx().SerializeToString(), ROWS)
+        assert_allclose(shares, model.predict_proba(ROWS), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", PLAIN)
 def test_trees_of_onnx(name: str, tmp_path: Path) -> None:
     pytest.importorskip("skl2onnx", reason="needs the extra export")
     model = _fitted(name)
@@ -69,9 +88,6 @@ def test_labels_of_onnx() -> None:
     model = RandomForestClassifier(5, random_state=0).fit(X, LABELS)
     labels, _ = _run(model.to_onnx().SerializeToString(), X)
     assert_array_equal(labels, model.predict(X))
-
-
-ROWS = np.nan_to_num(X)
 
 
 @pytest.mark.parametrize(
@@ -103,6 +119,50 @@ def test_what_has_no_onnx_says_so() -> None:
     pytest.importorskip("skl2onnx", reason="needs the extra export")
     with pytest.raises(ExportError, match=r"no ONNX for this NMF.*(?s:.)*to_sklearn"):
         NMF(2, max_iter=300).fit(abs(ROWS)).to_onnx()
+
+
+WORDS = np.array(["a", "b", "c"], dtype=object)[np.arange(40).reshape(20, 2) % 3]
+CODES = WORDS.astype("U1").view(np.int32).astype(float)
+
+
+@pytest.mark.parametrize(
+    ("model", "rows", "sample"),
+    [
+        (preprocessing.OneHotEncoder(), WORDS, WORDS),
+        (preprocessing.OrdinalEncoder(max_categories=2), WORDS, WORDS),
+        (preprocessing.OneHotEncoder(), CODES, None),
+        (preprocessing.OrdinalEncoder(), CODES, None),
+        (CountVectorizer(), WORDS[:, 0] + " word", WORDS[:, :1] + " word"),
+        (linear_model.LogisticRegression(), (CODES, WORDS[:, 0]), WORDS),
+        (linear_model.LogisticRegression(), (CODES, WORDS[:, 0]), CODES[:, :1].astype("f4")),
+        (KMeans(2, random_state=0), CODES.astype(np.float32), None),
+    ],
+    ids=str,
+)
+def test_models_are_exported_or_the_error_is_one_of_exports(
+    model: Any, rows: Any, sample: Any
+) -> None:
+    """Whatever skl2onnx, ONNX Runtime or the twin say of the model or of the rows."""
+    pytest.importorskip("skl2onnx", reason="needs the extra export")
+    model = model.fit(*rows) if isinstance(rows, tuple) else model.fit(rows)
+    said = ""
+    try:
+        model.to_onnx(sample=sample)
+    except ExportError as error:
+        said = str(error)
+    assert re.search(r"sample|to_sklearn\(\)", said or "sample")
+
+
+def test_files_of_onnx_are_replaced_in_one_move(tmp_path: Path) -> None:
+    pytest.importorskip("skl2onnx", reason="needs the extra export")
+    model = linear_model.Ridge().fit(ROWS, Y)
+    model.to_onnx("memory://models/a.onnx")
+    with pytest.raises(ModelFileError, match="Cannot write"):
+        model.to_onnx(tmp_path / "no" / "a.onnx")
+    (tmp_path / "a.onnx").mkdir()
+    with pytest.raises(ModelFileError, match="Cannot write"):
+        model.to_onnx(tmp_path / "a.onnx")
+    assert [one.name for one in tmp_path.iterdir()] == ["a.onnx"]
 
 
 def test_answers_that_differ_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +235,7 @@ def test_categories_that_onnx_cannot_tell_are_refused(categories: Any, words: st
 # --- others that read twins ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if "tree" not in name.split()])
+@pytest.mark.parametrize("name", [name for name in PLAIN if "tree" not in name.split()])
 def test_treelite_reads_twins(name: str) -> None:
     treelite = pytest.importorskip("treelite")
     model = _fitted(name)

@@ -306,6 +306,23 @@ def test_predictors_travel_and_are_shared(tmp_path: Path) -> None:
     assert_array_equal(found, [model_of("network").predict_proba(row) for row in X[:, None]])
 
 
+@pytest.mark.parametrize("encode", ["onehot", "onehot-dense"])
+def test_bins_are_shared_by_threads(encode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """scikit-learn's encoder has another dtype while it is at work, seen here from within."""
+    model = preprocessing.KBinsDiscretizer(3, encode=encode).fit(X)
+    inner = sklearn_preprocessing.OneHotEncoder.transform
+    seen = []
+
+    def transform(self: Any, rows: Any) -> Any:
+        seen.append(self.dtype)
+        assert model._encoder.dtype == np.float64
+        return inner(self, rows)
+
+    monkeypatch.setattr(sklearn_preprocessing.OneHotEncoder, "transform", transform)
+    assert Predictor(model)(X[:1].astype("f4")).dtype == np.float32
+    assert seen == [np.float32]
+
+
 def test_a_method_that_is_not_there() -> None:
     with pytest.raises(InvalidParameterError, match="Ridge has no method predict_proba"):
         Predictor(model_of("ridge"), "predict_proba")

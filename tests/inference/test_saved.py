@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import re
+import stat
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -18,13 +20,16 @@ import sklearn
 import skops.io
 from numpy.testing import assert_array_equal
 from sklearn.calibration import CalibratedClassifierCV
+from sklearn.compose import make_column_selector, make_column_transformer
+from sklearn.model_selection import GridSearchCV as TheirGridSearchCV
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.pipeline import make_pipeline
 
 import daskml_dist
 from daskml_dist.callbacks import EarlyStopping
 from daskml_dist.ensemble import BaggingClassifier
-from daskml_dist.errors import ModelFileError, NotFittedError
+from daskml_dist.errors import InvalidTypeError, ModelFileError, NotFittedError
+from daskml_dist.impute import SimpleImputer
 from daskml_dist.inference import read_manifest
 from daskml_dist.inference.saved import manifest as of_manifest
 from daskml_dist.inference.saved.archive import MANIFEST
@@ -155,6 +160,35 @@ def test_paths_that_cannot_be_written(path: str, told: str, tmp_path: Path) -> N
         Ridge().fit(X, Y).save(tmp_path / path)
 
 
+@pytest.mark.parametrize("path", [5, None, 1.0, io.BytesIO()])
+def test_paths_that_are_none(path: Any) -> None:
+    for use in (Ridge().fit(X, Y).save, daskml_dist.load, read_manifest):
+        with pytest.raises(InvalidTypeError, match="Pass the name of a file"):
+            use(path)
+
+
+def test_paths_of_bytes(tmp_path: Path) -> None:
+    path = os.fsencode(tmp_path / "a.skops")
+    Ridge(2.0).fit(X, Y).save(path)
+    assert daskml_dist.load(path).alpha == 2.0
+
+
+def test_files_that_have_no_end(tmp_path: Path) -> None:
+    """A pipe that nobody writes, and a device."""
+    os.mkfifo(tmp_path / "a.skops")
+    (tmp_path / "b.skops").symlink_to("/dev/zero")
+    for one in ("a.skops", "b.skops"):
+        with pytest.raises(ModelFileError, match="no regular file"):
+            daskml_dist.load(tmp_path / one)
+
+
+def test_a_file_of_few_readers_stays_one(tmp_path: Path) -> None:
+    path = tmp_path / "a.skops"
+    path.touch(0o600)
+    Ridge().fit(X, Y).save(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
 def test_files_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=r"Cannot read .*FileNotFoundError"):
         daskml_dist.load(tmp_path / "a.skops")
@@ -165,6 +199,39 @@ def test_what_cannot_be_stored_is_named(tmp_path: Path) -> None:
     clf.note_ = (one for one in "ab")
     with pytest.raises(ModelFileError, match="SGDClassifier holds what skops cannot store"):
         clf.save(tmp_path / "a.skops")
+
+
+SEARCHED = LogisticRegression(), {"C": [0.1, 1.0]}
+COLUMNS = {"dtype_include": "number"}, {"dtype_include": np.number}, {"dtype_exclude": object}
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        *(GridSearchCV(*SEARCHED, cv=2, scoring=one) for one in ("roc_auc", "neg_log_loss", "r2")),
+        GridSearchCV(*SEARCHED, cv=2, scoring=["accuracy", "f1"], refit="f1"),
+        TheirGridSearchCV(*SEARCHED, cv=2, scoring="roc_auc_ovr"),
+        *(
+            make_column_transformer((StandardScaler(), make_column_selector(**one)))
+            for one in COLUMNS
+        ),
+    ],
+    ids=str,
+)
+def test_scores_and_selectors_of_scikit_learn_need_nobodys_word(model: Any, tmp_path: Path) -> None:
+    frame = pd.DataFrame(X, columns=list("abcd"))
+    daskml_dist.save(model.fit(frame, Y), tmp_path / "a.skops")
+    assert_answers(model, daskml_dist.load(tmp_path / "a.skops"), frame, 0)
+
+
+def test_what_could_not_be_read_is_not_written(tmp_path: Path) -> None:
+    """skops writes pandas.NA, and cannot make it again."""
+    model = SimpleImputer(missing_values=pd.NA, strategy="most_frequent").fit(
+        pd.DataFrame({"a": [1]})
+    )
+    with pytest.raises(ModelFileError, match=r"NAType.*nobody can read"):
+        model.save(tmp_path / "a.skops")
+    assert not list(tmp_path.iterdir())
 
 
 class Doubled(LogLoss):

@@ -38,6 +38,7 @@ from daskml_dist.calibration import CalibratedClassifierCV
 from daskml_dist.compose import Blockwise
 from daskml_dist.errors import ExportError, NotFittedError
 from daskml_dist.inference import to_sklearn
+from daskml_dist.losses import LOSSES, Huber, LogLoss
 from daskml_dist.naive_bayes import GaussianNB
 from daskml_dist.neural_network import MLPClassifier, MLPRegressor
 from tests.contracts.inputs import FEATURES, SHAPES, TARGETS, make_table
@@ -149,6 +150,9 @@ def _others() -> dict[str, tuple[Any, Any, Any]]:
             ("log_loss", "modified_huber", "hinge", "perceptron") if of != "several" else ()
         ):
             found[f"SGDClassifier, {loss} of {of}"] = linear_model.SGDClassifier(loss, **SGD), X, y
+            found[f"SGDClassifier, object of {loss} of {of}"] = (
+                linear_model.SGDClassifier(LOSSES[loss](), **SGD), X, y
+            )  # fmt: skip
     return found
 
 
@@ -162,6 +166,32 @@ def test_twins_of_others_answer_as_they_do(name: str) -> None:
     # The words of documents are lists.
     aside = ("inverse_transform",) if "Vectorizer" in name else ()
     assert_answers(model, assert_alone(to_sklearn(model)), rows, aside=aside)
+
+
+class Backwards(LogLoss):
+    """Probabilities of one's own."""
+
+    def predict_proba(self, raw: Any) -> Any:
+        return super().predict_proba(raw)[:, ::-1]
+
+
+@pytest.mark.parametrize("of", ["2", "3"])
+def test_twins_have_the_methods_of_a_loss_that_is_an_object(of: str) -> None:
+    def twin(loss: Any) -> Any:
+        return linear_model.SGDClassifier(loss, **SGD).fit(X, CLASSES[of]).to_sklearn()
+
+    assert hasattr(twin(LogLoss()), "predict_proba")
+    assert not hasattr(twin(Backwards()), "predict_proba")  # scikit-learn has no such
+    assert linear_model.SGDRegressor(Huber(0.3), **SGD).fit(X, Y).to_sklearn().epsilon == 0.3
+
+
+@pytest.mark.parametrize("kind", [cluster.KMeans, cluster.MiniBatchKMeans, cluster.BisectingKMeans])
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_twins_of_clusters_take_rows_of_the_dtype_of_the_fit(kind: Any, dtype: str) -> None:
+    rows = X.astype(dtype)
+    for fitted_to in (rows, pd.DataFrame(rows)):
+        model = kind(3, random_state=0).fit(fitted_to)
+        assert_array_equal(model.to_sklearn().predict(fitted_to), model.predict(fitted_to))
 
 
 def test_labels_of_twins() -> None:

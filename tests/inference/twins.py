@@ -33,15 +33,24 @@ def assert_answers(
             assert name == "inverse_transform"
             continue
         found = getattr(twin, name)(rows)
-        if sparse.issparse(wanted):
-            found, wanted = found.toarray(), wanted.toarray()
-        found, wanted = np.asarray(found), np.asarray(wanted)
-        assert found.shape == wanted.shape, name
-        if wanted.dtype.kind == "f" and rtol:
-            largest = np.abs(wanted[np.isfinite(wanted)]).max(initial=0)
-            assert_allclose(found, wanted, rtol=rtol, atol=rtol * largest, err_msg=name)
+        if isinstance(wanted, list):  # of several outputs
+            assert len(found) == len(wanted)
+            for one, other in zip(found, wanted, strict=True):
+                _assert_equal(one, other, rtol, name)
         else:
-            assert_array_equal(found, wanted, name)
+            _assert_equal(found, wanted, rtol, name)
+
+
+def _assert_equal(found: Any, wanted: Any, rtol: float, name: str) -> None:
+    if sparse.issparse(wanted):
+        found, wanted = found.toarray(), wanted.toarray()
+    found, wanted = np.asarray(found), np.asarray(wanted)
+    assert found.shape == wanted.shape, name
+    if wanted.dtype.kind == "f" and rtol:
+        largest = np.abs(wanted[np.isfinite(wanted)]).max(initial=0)
+        assert_allclose(found, wanted, rtol=rtol, atol=rtol * largest, err_msg=name)
+    else:
+        assert_array_equal(found, wanted, name)
 
 
 def assert_alone(twin: Any) -> Any:

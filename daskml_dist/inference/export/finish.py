@@ -10,9 +10,9 @@ import numpy as np
 from daskml_dist.errors import ExportError
 from daskml_dist.inference.export.boosting import set_boosting
 from daskml_dist.inference.export.trees import set_forest, set_tree
-from daskml_dist.losses import Loss
+from daskml_dist.losses import LOSSES, Loss
 
-__all__ = ["FINISH", "OTHER_KINDS", "finish", "stand_in"]
+__all__ = ["FINISH", "OTHER_KINDS", "finish", "name_of", "stand_in"]
 
 
 def finish(estimator: Any, twin: Any) -> None:
@@ -25,6 +25,16 @@ def stand_in(estimator: Any) -> Any:
     if hasattr(estimator, "_as_sklearns"):
         return estimator._as_sklearns()
     return getattr(estimator, "transformer_", None) if _name(estimator) == "Blockwise" else None
+
+
+def name_of(loss: Loss) -> str | None:
+    """Name of a loss whose predictions are those of this name; None of one with others."""
+    kind = type(loss)
+    base = next((one for one in kind.__mro__ if LOSSES.get(vars(one).get("name", "")) is one), None)
+    links = ("predict_proba", "write_proba", "inverse_link")
+    if base is None or any(getattr(kind, one) is not getattr(base, one) for one in links):
+        return None
+    return base.name
 
 
 def _name(estimator: Any) -> str:
@@ -41,7 +51,7 @@ def _nothing(estimator: Any, twin: Any) -> None:
 def _of_classes(estimator: Any) -> tuple[str, str] | None:
     """Multinomial log loss, which scikit-learn's SGD does not have."""
     several = np.size(getattr(estimator, "intercept_", ())) > 1
-    if several and estimator._loss().name == "log_loss":
+    if several and name_of(estimator._loss()) == "log_loss":
         return "linear_model", "LogisticRegression"
     return None
 
@@ -74,16 +84,19 @@ OTHER_KINDS: dict[str, Callable[[Any], tuple[str, str] | None]] = {
 # --- inner parts -----------------------------------------------------------------------------
 
 
-def _set_threads(estimator: Any, twin: Any) -> None:
+def _set_centres(estimator: Any, twin: Any) -> None:
     from sklearn.utils._openmp_helpers import _openmp_effective_n_threads
 
     twin._n_threads = _openmp_effective_n_threads()
+    if {*(getattr(estimator, "_feature_dtypes", None) or ())} == {"float32"}:
+        # scikit-learn's take rows of the dtype of their centres alone: that of the fit.
+        twin.cluster_centers_ = twin.cluster_centers_.astype(np.float32)
 
 
 def _set_bisecting(estimator: Any, twin: Any) -> None:
     from sklearn.cluster._bisect_k_means import _BisectingTree
 
-    _set_threads(estimator, twin)
+    _set_centres(estimator, twin)
     leaves, labels = estimator._tree.leaves, estimator._tree.labels
     centre = None if len(leaves.centres) == 0 else leaves.centres[0].mean(axis=0)
     nodes = [_BisectingTree(centre, None, 0.0) for _ in range(2 * len(leaves.split) + 1)]
@@ -91,7 +104,7 @@ def _set_bisecting(estimator: Any, twin: Any) -> None:
         parent, children = nodes[node], nodes[2 * number + 1 : 2 * number + 3]
         parent.left, parent.right = children
         for child, its in zip(children, leaves.centres[number], strict=True):
-            child.center = np.asarray(its, np.float64)
+            child.center = np.asarray(its, twin.cluster_centers_.dtype)
     for node, label in zip(nodes, labels, strict=True):
         node.label = int(label)
     twin._bisecting_tree = nodes[0]
@@ -134,9 +147,9 @@ FINISH: dict[str, Callable[[Any, Any], None]] = {
     "GammaRegressor": _set_loss,
     "HistGradientBoostingClassifier": set_boosting,
     "HistGradientBoostingRegressor": set_boosting,
-    "KMeans": _set_threads,
+    "KMeans": _set_centres,
     "MLPClassifier": _set_labels,
-    "MiniBatchKMeans": _set_threads,
+    "MiniBatchKMeans": _set_centres,
     "NMF": _set_factors,
     "PoissonRegressor": _set_loss,
     "RandomForestClassifier": set_forest,

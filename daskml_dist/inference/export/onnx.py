@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from daskml_dist.errors import ExportError
 from daskml_dist.inference.export.onnx_categories import rows_of_categories
 from daskml_dist.inference.export.onnx_trees import complete_trees, prepare_trees
 from daskml_dist.inference.export.twins import to_sklearn
+from daskml_dist.inference.saved.storage import name_of, write_bytes
 
 __all__ = ["to_onnx"]
 
@@ -34,7 +34,8 @@ def to_onnx(estimator: Any, path: Any = None, *, sample: Any = None) -> Any:
     estimator : estimator
         Fitted; of this package, or a pipeline of scikit-learn's of such.
     path : str or path-like, optional
-        Of the file to write.
+        Of the file to write, or a URL of a file system that fsspec knows. A file that is there is
+        replaced in one move.
     sample : array-like or pandas.DataFrame of shape (n, n_features), optional
         A few rows like those to come, which tell the dtypes of the inputs; None: all are float32,
         in one matrix.
@@ -50,6 +51,8 @@ def to_onnx(estimator: Any, path: Any = None, *, sample: Any = None) -> Any:
         scikit-learn or ONNX has no such estimator, or answers of ONNX's are others than those of
         the estimator, for `sample` or rows that are drawn; or skl2onnx is not installed:
         ``pip install "daskml-dist[export]"``.
+    ModelFileError
+        The file cannot be written.
     NotFittedError
         The estimator is not fitted.
 
@@ -71,9 +74,9 @@ def to_onnx(estimator: Any, path: Any = None, *, sample: Any = None) -> Any:
         more["options"] = {"zipmap": False}
     model = _converted(skl2onnx, twin, more)
     complete_trees(trees, model)
-    _check_answers(twin, session_of(model.SerializeToString()), sample)
+    _check_answers(twin, _opened(model, session_of, twin), sample)
     if path is not None:
-        Path(path).write_bytes(model.SerializeToString())
+        write_bytes(name_of(path), model.SerializeToString())
     return model
 
 
@@ -88,6 +91,17 @@ def _converted(skl2onnx: Any, twin: Any, more: dict[str, Any]) -> Any:
         raise ExportError(
             f"skl2onnx {skl2onnx.__version__} has no ONNX for this {type(twin).__name__}: "
             f"{str(error)[:400]}\n{_REMEDY}"
+        ) from error
+
+
+def _opened(model: Any, session_of: Any, twin: Any) -> Any:
+    """The model as ONNX Runtime runs it."""
+    try:
+        return session_of(model.SerializeToString())
+    except Exception as error:  # of ONNX Runtime's own kinds
+        raise ExportError(
+            f"ONNX Runtime cannot run the ONNX that skl2onnx makes of this {type(twin).__name__}: "
+            f"{str(error)[-400:]}\nUse to_sklearn()."
         ) from error
 
 
@@ -124,14 +138,16 @@ def _check_answers(twin: Any, session: Any, sample: Any) -> None:
         sample = np.abs(drawn).astype(np.float32)  # some take no negative ones
         sample = rows_of_categories(twin, sample)
     sample = sample[:_ROWS]
-    # Some of scikit-learn's take rows of the dtype of the fit alone.
-    wide = sample.astype(np.float64) if isinstance(sample, np.ndarray) else sample
-    if isinstance(sample, np.ndarray) and hasattr(twin, "feature_names_in_"):
-        wide = load_pandas().DataFrame(wide, columns=twin.feature_names_in_)
-    wanted = _answers(twin, wide)
-    found = session.run(None, _inputs(session, sample))
+    wanted = _wanted(twin, sample)
     number = int(_has_shares(twin))
-    if not _are_near(np.asarray(found[number]), wanted):
+    try:
+        found = np.asarray(session.run(None, _inputs(session, sample))[number])
+    except Exception as error:  # of ONNX Runtime's own kinds, and of rows that are no such inputs
+        raise ExportError(
+            f"ONNX Runtime has no answers of this {type(twin).__name__}: {str(error)[-400:]}\n"
+            f"{_REMEDY}"
+        ) from error
+    if not _are_near(found, wanted):
         raise ExportError(
             f"skl2onnx makes ONNX of this {type(twin).__name__} that answers otherwise. Use "
             "to_sklearn(), or pass rows that the model is for as `sample`, if these are unlike "
@@ -139,10 +155,38 @@ def _check_answers(twin: Any, session: Any, sample: Any) -> None:
         )
 
 
+def _wanted(twin: Any, sample: Any) -> NDArray[Any]:
+    """The twin's own answers."""
+    forms = [sample]
+    if isinstance(sample, np.ndarray):
+        # Some of scikit-learn's take rows of the dtype of the fit alone.
+        dtypes = (np.float64, np.float32) if sample.dtype.kind in "biuf" else (sample.dtype,)
+        forms = [sample.astype(dtype) for dtype in dtypes]
+        if hasattr(twin, "feature_names_in_"):
+            forms = [load_pandas().DataFrame(one, columns=twin.feature_names_in_) for one in forms]
+    errors = []
+    for rows in forms:
+        try:
+            return _answers(twin, rows)
+        except ExportError:
+            raise
+        except (TypeError, ValueError) as error:
+            errors.append(error)
+    raise ExportError(
+        f"This {type(twin).__name__} has no answers for the rows that ONNX is tried with "
+        f"({str(errors[0])[:400]}). {_REMEDY}"
+    ) from errors[0]
+
+
 def _answers(twin: Any, sample: Any) -> NDArray[Any]:
     for method in ("predict_proba", "predict", "transform"):
         if hasattr(twin, method) and (method != "predict_proba" or _has_shares(twin)):
             found = getattr(twin, method)(sample)
+            if isinstance(found, list) and len({one.shape for one in found}) > 1:
+                raise ExportError(
+                    "ONNX has one array of probabilities, and the outputs have different numbers "
+                    "of classes. Export a model for each output, or use to_sklearn()."
+                )
             return np.asarray(found.toarray() if hasattr(found, "toarray") else found)
     raise ExportError(f"{type(twin).__name__} answers nothing that ONNX could. Use to_sklearn().")
 

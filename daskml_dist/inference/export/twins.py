@@ -13,6 +13,7 @@ from typing import Any
 
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import ExportError, NotFittedError
+from daskml_dist.losses import Loss
 
 __all__ = ["check_exportable", "to_sklearn"]
 
@@ -134,8 +135,12 @@ class _Converter:
 
     def _params(self, estimator: Any, kind: type) -> dict[str, Any]:
         """Parameters of ours that the twin's class has and takes."""
+        from daskml_dist.inference.export.finish import name_of
+
         known = inspect.signature(kind).parameters
         given = estimator.get_params(deep=False)
+        if isinstance(loss := given.get("loss"), Loss):
+            given |= {"loss": name_of(loss)} | {n: v for n, v in vars(loss).items() if n in given}
         found = {name: self.of(value) for name, value in given.items() if name in known}
         return {name: value for name, value in found.items() if _takes(kind, name, value)}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pkgutil
 from collections.abc import Collection
 from functools import cache
@@ -11,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from daskml_dist.errors import ModelFileError
-from daskml_dist.inference.saved.storage import read_bytes, write_bytes
+from daskml_dist.inference.saved.storage import name_of, read_bytes, write_bytes
 
 __all__ = ["formats", "load", "read_manifest", "save"]
 
@@ -55,10 +54,12 @@ def save(estimator: Any, path: Any) -> None:
         The suffix is another, the file cannot be written, the estimator holds what cannot be
         stored (functions of your own), or skops or safetensors is not installed:
         ``pip install "daskml-dist[export]"``.
+    InvalidTypeError
+        `path` is none.
     NotFittedError
         The estimator is not fitted.
     """
-    path = os.fspath(path)
+    path = name_of(path)
     write_bytes(path, _format_of(path).write(estimator))
 
 
@@ -88,13 +89,15 @@ def load(path: Any, *, trusted: Collection[str] = (), **given: Any) -> Any:
     ModelFileError
         The file is not there, damaged, of a later version, holds classes that are not trusted,
         which are named, or asks for parameters, which are named too.
+    InvalidTypeError
+        `path` is none.
 
     Warns
     -----
     UserWarning
         Another minor release of this package or of scikit-learn wrote the file.
     """
-    path = os.fspath(path)
+    path = name_of(path)
     return _format_of(path).read(read_bytes(path), path, frozenset(trusted), **given)
 
 
@@ -117,7 +120,7 @@ def read_manifest(path: Any) -> dict[str, Any]:
     ModelFileError
         The file is not there, damaged, or of a later version.
     """
-    path = os.fspath(path)
+    path = name_of(path)
     found: dict[str, Any] = _format_of(path).read_manifest(read_bytes(path), path)
     return found
 

@@ -42,7 +42,10 @@ def write(estimator: Any) -> bytes:
     """
     sio = _skops()
     own = _dumped(sio, estimator)
-    check_findable(sio.get_untrusted_types(data=own), type(estimator).__name__)
+    types = sio.get_untrusted_types(data=own)
+    check_findable(types, type(estimator).__name__)
+    if others := asked_of(types):
+        _check_read(sio, own, types, others, type(estimator).__name__)
     try:
         twin = sio.dumps(to_sklearn(estimator))
     except ExportError:  # scikit-learn has none
@@ -134,6 +137,17 @@ def _dumped(sio: Any, estimator: Any) -> bytes:
             "own, save a network as .safetensors, or pickle it."
         ) from error
     return data
+
+
+def _check_read(sio: Any, data: bytes, types: list[str], others: list[str], name: str) -> None:
+    """Check that objects of others' classes can be read, too: some are written and then lost."""
+    try:
+        sio.loads(data, types)
+    except Exception as error:  # of whatever their classes raise
+        raise ModelFileError(
+            f"This {name} is made of {', '.join(others)}, of which skops writes what nobody can "
+            f"read ({type(error).__name__}: {error}). Make it without these, or pickle it."
+        ) from error
 
 
 def _skops() -> Any:

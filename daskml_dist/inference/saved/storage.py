@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import os
+import stat
 import uuid
 from contextlib import suppress
 from typing import Any
 
-from daskml_dist.errors import ModelFileError
+from daskml_dist.errors import InvalidTypeError, ModelFileError
 
-__all__ = ["read_bytes", "write_bytes"]
+__all__ = ["name_of", "read_bytes", "write_bytes"]
+
+
+def name_of(path: Any) -> str:
+    """The path as text.
+
+    Raises
+    ------
+    InvalidTypeError
+        It is none.
+    """
+    if not isinstance(path, str | bytes | os.PathLike):
+        raise InvalidTypeError(
+            f"path is a {type(path).__name__}. Pass the name of a file: a str, a path or a URL."
+        )
+    return os.fsdecode(path)
 
 
 def write_bytes(path: str, data: bytes) -> None:
@@ -36,6 +52,8 @@ def write_bytes(path: str, data: bytes) -> None:
         new = f"{name}.{uuid.uuid4().hex[:12]}.new"
         try:
             with open(new, "xb") as file:
+                with suppress(OSError):  # who may read the one before may read this, and no others
+                    os.fchmod(file.fileno(), stat.S_IMODE(os.stat(name).st_mode))
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -47,7 +65,7 @@ def write_bytes(path: str, data: bytes) -> None:
     except Exception as error:
         raise ModelFileError(
             f"Cannot write {path} ({type(error).__name__}: {error}). Name a file in a folder that "
-            "exists and that you may write to."
+            "exists and that you may write to, on a disk with room."
         ) from error
 
 
@@ -64,8 +82,11 @@ def read_bytes(path: str) -> bytes:
     ModelFileError
         It is not there, or cannot be read.
     """
-    fs, name, _ = _opened(path)
+    fs, name, is_local = _opened(path)
     try:
+        if is_local and not stat.S_ISREG(os.stat(name).st_mode):
+            # A pipe or a device may have no end.
+            raise OSError("it is no regular file")
         return bytes(fs.cat_file(name))
     except Exception as error:
         raise ModelFileError(

@@ -8,6 +8,7 @@ open sockets or run commands are not among them.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from functools import cache
 from importlib import import_module
 
 from daskml_dist.errors import ModelFileError
@@ -24,13 +25,18 @@ _ROOMS = (
 #: Of scikit-learn and NumPy: data alone, which skops does not list.
 _ALSO = frozenset(
     (
+        "builtins.object",  # columns are selected by such
         "numpy.dtype",
+        "numpy.floating",
+        "numpy.integer",
+        "numpy.number",
         "sklearn._loss.loss.HalfTweedieLoss",
         "sklearn._loss.loss.HalfTweedieLossIdentity",
         "sklearn.calibration._CalibratedClassifier",
         "sklearn.calibration._SigmoidCalibration",
         "sklearn.calibration._TemperatureScaling",
         "sklearn.cluster._bisect_k_means._BisectingTree",
+        "sklearn.compose._column_transformer.make_column_selector",
         "sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor",
         "sklearn.metrics._scorer._PassthroughScorer",
         "sklearn.metrics._scorer._Scorer",
@@ -114,4 +120,14 @@ def _can_be_found(name: str) -> bool:
 
 def _is_known(name: str) -> bool:
     ours = any(name.startswith(f"daskml_dist.{room}.") for room in _ROOMS)
-    return ours or name in _ALSO or name.startswith(_SPLITTERS)
+    return ours or name in _ALSO or name.startswith(_SPLITTERS) or name in _scores()
+
+
+@cache
+def _scores() -> frozenset[str]:
+    """Functions of arrays that scikit-learn's scorers call, as ``scoring="roc_auc"`` names one."""
+    from sklearn.metrics import get_scorer, get_scorer_names
+
+    scorers = map(get_scorer, get_scorer_names())
+    functions = {one._score_func for one in scorers if hasattr(one, "_score_func")}
+    return frozenset(f"{one.__module__}.{one.__qualname__}" for one in functions)
