@@ -11,7 +11,7 @@ import sklearn.metrics
 
 from daskml_dist.data.collection import Collection
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.metrics._columns import Columns, ScoredRows, check_total, is_lazy
+from daskml_dist.metrics._columns import Columns, ScoredRows, called, check_total, is_lazy
 from daskml_dist.metrics._indicators import are_indicators
 from daskml_dist.metrics._labels_ranked import SeveralLabels
 from daskml_dist.metrics._ovr import Average, average_scores, check_classes, class_runs, merge_each
@@ -119,6 +119,7 @@ def roc_auc_score(
             labels=labels,
         )
         return _answer(score, np.zeros_like(score)[()], return_bound)
+    _check_options(sklearn.metrics.roc_auc_score, average=average, multi_class=multi_class)
     if are_indicators(y_true, y_score):
         several = SeveralLabels(sklearn.metrics.roc_auc_score, average, max_thresholds)
         of_one = partial(_between, partial(_roc_auc, max_fpr=max_fpr), positive=True)
@@ -191,6 +192,7 @@ def average_precision_score(
         options = {"average": average, "pos_label": pos_label}
         score = COLUMNS.in_memory(metric, y_true, y_score, sample_weight, **options)
         return _answer(score, 0.0, return_bound)
+    _check_options(sklearn.metrics.average_precision_score, average=average)
     if are_indicators(y_true, y_score):
         several = SeveralLabels(sklearn.metrics.average_precision_score, average, max_thresholds)
         of_one, more = partial(_precision, positive=True), {"pos_label": pos_label}
@@ -223,6 +225,11 @@ def check_limit(limit: int | None) -> None:
 
 
 # --- runs of two labels ----------------------------------------------------------------------
+
+
+def _check_options(metric: Callable[..., Any], **options: Any) -> None:
+    """Check options that rows of two labels make no use of, as scikit-learn does."""
+    called(metric, [0, 1], [0.0, 1.0], **options)
 
 
 def one_run(collection: Collection, limit: int | None) -> Run:

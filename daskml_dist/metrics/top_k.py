@@ -11,7 +11,7 @@ import sklearn.metrics as theirs
 from numpy.typing import NDArray
 from sklearn.exceptions import UndefinedMetricWarning
 
-from daskml_dist.errors import InvalidDataError
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.metrics._by_column import ByColumn, by_column, join_columns, total, unique_classes
 from daskml_dist.metrics._columns import ScoredRows, called, check_total
 from daskml_dist.metrics._faces import face
@@ -48,7 +48,7 @@ def _top_k(
 ) -> float:
     three = np.eye(3)
     called(theirs.top_k_accuracy_score, [0, 1, 2], three, k=min(k, 2))  # tells of a bad k
-    classes = None if labels is None else unique_classes(labels)
+    classes = None if labels is None else _ordered(labels)
     collection = COLUMNS.align(y_true, y_score, sample_weight)
     hits = COLUMNS.reduce(partial(_hits, k=k, classes=classes), _join, collection)
     found = hits.found
@@ -66,6 +66,23 @@ def _top_k(
         return summed
     check_total(found.weight)
     return summed / found.weight
+
+
+def _ordered(labels: Any) -> NDArray[Any]:
+    """Labels in the order of the columns, which is theirs.
+
+    Raises
+    ------
+    InvalidParameterError
+        They are in another one, or fewer than two.
+    """
+    classes = unique_classes(labels)
+    if classes.tolist() != np.asarray(labels).tolist():
+        raise InvalidParameterError(
+            "Parameter 'labels' must be ordered, each label once, and the columns of y_score in "
+            "that order. Sort both."
+        )
+    return classes
 
 
 def _hits(rows: ScoredRows, k: int, classes: NDArray[Any] | None) -> _Hits:

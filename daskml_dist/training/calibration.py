@@ -161,7 +161,7 @@ def _calibrated(fit: FitSpec, block: Block, seed: int) -> FitSpec:
 def sample_size(n_rows: int, model: LinearModel, rarity: float) -> int:
     """Rows of the sample of a fit: as many as a pilot can go through in a tenth of its time."""
     d = model.n_features
-    entries = d if model.touches is None or d <= FEW else 2 * model.touches
+    entries = d if model.touches is None or d <= FEW else max(2 * model.touches, 1)
     work = entries * (1 + model.width / 8) + 10 * model.width
     most = max(_WORK / work, n_rows * _SHARE)
     plenty = min(max(_PLENTY, _EACH * d * model.width) * rarity, _ROWS)

@@ -80,7 +80,7 @@ class Task:
             return None
         block = replace(block, rows=_stored(block.rows, fit))
         columns = _touched(block.rows, model)
-        if len(columns) * model.width > _PARAMETERS:
+        if not (columns < model.n_features).any() or len(columns) * model.width > _PARAMETERS:
             return None
         state = work.start_state(fit.rows.dtype)
         X = block.rows

@@ -110,6 +110,13 @@ def test_top_k_accuracy_counts_ties_as_scikit_learn() -> None:
     assert metrics.top_k_accuracy_score(lazy(BINARY), lazy(signed), k=1) == expected
 
 
+@pytest.mark.parametrize("labels", [[2, 1, 0], [0, 1, 1, 2]])
+def test_top_k_accuracy_has_labels_in_the_order_of_columns(labels: list[int]) -> None:
+    for make in (np.asarray, lazy):
+        with pytest.raises(ValueError, match=r"'labels' must be (ordered|unique)"):
+            metrics.top_k_accuracy_score(make(CLASSES), make(PROBA), labels=labels)
+
+
 def test_brier_score_of_named_labels() -> None:
     labels = TEXT[BINARY]
     expected = sklearn.metrics.brier_score_loss(labels, SCORES, pos_label="a")

@@ -129,6 +129,8 @@ def test_missing_strings() -> None:
         ("confusion_matrix", {"labels": []}),
         ("roc_auc_score", {"max_thresholds": 0}),
         ("average_precision_score", {"max_thresholds": -1}),
+        ("roc_auc_score", {"average": "binary"}),
+        ("average_precision_score", {"average": "binary"}),
         ("log_loss", {"labels": [1]}),
     ],
 )

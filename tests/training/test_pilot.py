@@ -241,6 +241,14 @@ def test_few_rows_in_units_far_apart_keep_their_columns() -> None:
     assert pilot._places.n_coordinates == 400
 
 
+@pytest.mark.parametrize("n_columns", [3, 400])
+def test_rows_that_touch_no_column_have_an_intercept(n_columns: int) -> None:
+    y = (np.arange(600) % 4 == 0).astype(int)
+    model = SGDClassifier(random_state=0, max_iter=30).fit(sparse.csr_array((600, n_columns)), y)
+    assert not model.coef_.any()
+    assert model.intercept_[0] == pytest.approx(np.log(1 / 3), abs=0.3)
+
+
 def test_samples_hold_more_rows_of_labels_that_are_rare() -> None:
     even, rare, few = (
         sample_size(n, _model(2, 28), rarity)
