@@ -142,7 +142,8 @@ def check_flags(estimator: Any) -> None:
 
     A string such as "no" would else be as good as True.
     """
-    for name in _flags_of(type(estimator)).difference(estimator._accepted):
+    kind: Any = type(estimator)  # of which mypy thinks that it has no hash
+    for name in _flags_of(kind).difference(estimator._accepted):
         check_flag(name, getattr(estimator, name))
 
 

@@ -24,6 +24,7 @@ from daskml_dist.data.feature_names import (
 )
 from daskml_dist.data.lazy import is_dask, join_delayed
 from daskml_dist.data.reduce import reduce_parts
+from daskml_dist.data.row_checks import check_told_shape
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import (
     InvalidDataError,
@@ -138,6 +139,7 @@ class BlockTransformer(NamedParameters, Exported, BaseEstimator):
         return found
 
     def _set_features(self, found: tuple[int, Any], collection: Collection) -> None:
+        check_told_shape((found[0],), collection.row_shape)
         self.n_features_in_, summary = found
         self.__dict__.pop("feature_names_in_", None)
         if collection.feature_names is not None:

@@ -105,6 +105,11 @@ class ColumnTransformer(_Routing, compose.ColumnTransformer):
             compose.ColumnTransformer.fit(self, X, y, **params)
             return self
         _check_no_metadata(X, params)
+        if strange := [one for one in self.transformers if not _is_named(one)]:
+            raise InvalidParameterError(
+                f"transformers holds {strange[0]!r}: each is to be (name, transformer, columns), "
+                'such as ("age", StandardScaler(), ["age"]); make_column_transformer gives names.'
+            )
         self._check_parameters()
         with reading(type(self).__name__, self.verbose):
             tell("reading the first rows")
@@ -228,6 +233,11 @@ def _takes_dask(transformer: Any) -> bool:
 
 def _thaw(transformer: Any) -> Any:
     return transformer.estimator if isinstance(transformer, FrozenEstimator) else transformer
+
+
+def _is_named(given: Any) -> bool:
+    """Whether a transformer is given with its name and columns."""
+    return isinstance(given, tuple | list) and len(given) == 3
 
 
 def _head(X: Any) -> Any:

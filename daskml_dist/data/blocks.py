@@ -28,6 +28,7 @@ from daskml_dist.data.conversion import (
     where,
 )
 from daskml_dist.data.missing import check_no_missing
+from daskml_dist.data.row_checks import check_told_shape
 from daskml_dist.errors import InvalidDataError
 
 __all__ = [
@@ -152,7 +153,7 @@ def make_block(
     """
     on_device = on_device or _fits_on_device(X, dtype, tensors)
     rows = as_rows(X, dtype=dtype, index=index, on_device=on_device, tensors=tensors)
-    _check_row_shape(rows.shape[1:], row_shape, index)
+    check_told_shape(rows.shape[1:], row_shape, index)
     n_rows, dtype = rows.shape[0], float_dtype(rows.dtype)
     if y is not None:
         y = as_column(y, name="y", index=index, several=multi_output)
@@ -165,16 +166,6 @@ def make_block(
         _check_length(n_rows, sample_weight, "sample_weight", index)
         sample_weight = as_weights(sample_weight, dtype, index)
     return Block(index, rows, y, sample_weight, device_of(X), classification)
-
-
-def _check_row_shape(found: tuple[int, ...], told: tuple[int, ...] | None, index: int) -> None:
-    """Check that a block has the columns that its collection says, by which all else goes."""
-    if told is not None and found != told:
-        raise InvalidDataError(
-            f"{where(index)}X has rows of shape {found}, and its collection says {told}. Tell Dask "
-            f"what a function makes of its blocks, such as "
-            f"X.map_blocks(f, chunks=(X.chunks[0], {found})), or let it keep their columns."
-        )
 
 
 def _fits_on_device(X: Any, dtype: str | None, tensors: bool) -> bool:

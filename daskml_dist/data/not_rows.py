@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Mapping, Set
 from numbers import Number
 from types import ModuleType
@@ -10,7 +11,6 @@ from typing import Any
 
 from dask.base import is_dask_collection
 from dask.delayed import Delayed
-from distributed import Future
 
 from daskml_dist.errors import InvalidTypeError
 
@@ -36,7 +36,7 @@ def check_holds_rows(X: Any, name: str = "X") -> None:
             f"{name}={os.fspath(X)!r} is a text, and no rows. Read the files first, such as "
             f"{name} = dask.dataframe.read_parquet({os.fspath(X)!r})."
         )
-    check_holds_values(X, name)
+    check_holds_values(X, name, single=True)  # whose dimensions are looked at later
     if isinstance(X, tuple | list) and X and _several(X):
         raise InvalidTypeError(
             f"{name} is a {type(X).__name__} of {len(X)} collections. Where they are X and y, pass "
@@ -67,8 +67,8 @@ def check_holds_values(values: Any, name: str, *, single: bool = False) -> None:
             f"times. Make an array of it, {name} = numpy.array(list({name})), or a Dask collection "
             "whose blocks are read by tasks (dask.delayed, dask.dataframe.from_map)."
         )
-    if isinstance(values, Future) or _are_futures(values):
-        one = "the future" if isinstance(values, Future) else "a future"
+    if _is_future(values) or _are_futures(values):
+        one = "the future" if _is_future(values) else "a future"
         raise InvalidTypeError(
             f"{name} is of futures, whose values Dask has and nobody here. Make a collection of "
             f"them: dask.delayed({one}) is a block of rows, a list of such is {name}, and so is "
@@ -84,8 +84,8 @@ def check_holds_values(values: Any, name: str, *, single: bool = False) -> None:
         )
     if not single and isinstance(values, Number):
         raise InvalidTypeError(
-            f"{name}={values!r} is a single number. Pass a value for each row: an array, or a Dask "
-            "collection."
+            f"{name} should be a 1d array, got an array of shape () instead: {name}={values!r} is "
+            "a single number. Pass a value for each row: an array, or a Dask collection."
         )
     if isinstance(values, type | ModuleType) or _is_function(values):
         told = getattr(values, "__name__", kind)
@@ -104,11 +104,15 @@ def _several(X: tuple[Any, ...] | list[Any]) -> bool:
 
 
 def _are_futures(values: Any) -> bool:
-    return (
-        isinstance(values, tuple | list)
-        and bool(values)
-        and all(isinstance(v, Future) for v in values)
-    )
+    return isinstance(values, tuple | list) and bool(values) and all(map(_is_future, values))
+
+
+def _is_future(value: Any) -> bool:
+    if "distributed" not in sys.modules:  # which takes long to load
+        return False
+    from distributed import Future
+
+    return isinstance(value, Future)
 
 
 def _is_function(values: Any) -> bool:

@@ -25,6 +25,7 @@ __all__ = [
     "RowShape",
     "check_row_shape",
     "check_rows",
+    "check_told_shape",
     "check_weight_shape",
     "row_shape",
     "unsupported",
@@ -103,6 +104,22 @@ def check_row_shape(
         f"{expected}. Bring them to the shape that it was fitted on: X.reshape(-1, "
         f"{', '.join(map(str, expected))}), if no more has changed."
     )
+
+
+def check_told_shape(found: tuple[int, ...], told: RowShape, index: int | None = None) -> None:
+    """Check that a block has the columns that its collection tells, by which all else goes.
+
+    Raises
+    ------
+    InvalidDataError
+        It has not.
+    """
+    if told is not None and found != told:
+        raise InvalidDataError(
+            f"{where(index)}X has rows of shape {found}, and its collection says {told}. Tell Dask "
+            f"what a function makes of its blocks, such as "
+            f"X.map_blocks(f, chunks=(X.chunks[0], {found})), or let it keep their columns."
+        )
 
 
 def unsupported(value: Any, name: str) -> InvalidDataError:

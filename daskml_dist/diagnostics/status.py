@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from daskml_dist.diagnostics.curves import CURVES
+from daskml_dist.diagnostics.left import seconds_left
 
 __all__ = ["Status"]
 
@@ -145,8 +146,8 @@ class Status:
 
     def _left(self) -> list[str]:
         """The time for the passes that are left, which a tolerance may leave out."""
-        left = 0 if self.max_iter is None else self.max_iter - self._pass
-        seconds = left * self._seconds / max(len(self._made), 1)
+        each = self._seconds / max(len(self._made), 1)
+        seconds = seconds_left(self._pass, self.max_iter or 0, each)
         return [f"ETA <= {_clock(math.ceil(seconds))}"] if 0 < seconds < _LONG else []
 
     def _left_of_phase(self) -> list[str]:

@@ -11,12 +11,12 @@ import numpy as np
 from dask.delayed import delayed
 from sklearn.base import clone, is_classifier
 
+from daskml_dist._checks import checked_as_theirs
 from daskml_dist._lazy_labels import check_indicators
 from daskml_dist._members import (
     OutOfFold,
     as_array,
     check_weighable,
-    checked_as_theirs,
     fit_folds,
     fit_members,
 )

@@ -15,6 +15,7 @@ from sklearn.utils import get_tags
 
 from daskml_dist.data.collection import as_collection
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors.nearest import nearest
 from daskml_dist.model_selection import _splitters
 from daskml_dist.model_selection._codes import Given
 from daskml_dist.model_selection._roles import NEITHER, TEST, TRAIN, DigitRoles, Roles, TableRoles
@@ -74,12 +75,14 @@ def check_splitter(cv: Any, estimator: Any, y: Any) -> Any:
 
 
 def check_target(estimator: Any, y: Any) -> None:
-    """Check that there is a target for an estimator that learns one.
+    """Check that an estimator is an object, and that it has the target that it learns.
 
     Raises
     ------
-    InvalidDataError
+    InvalidParameterError, InvalidDataError
     """
+    if isinstance(estimator, type):
+        raise InvalidParameterError(f"estimator={estimator.__name__}:{nearest(estimator, ())}")
     if y is None and get_tags(estimator).target_tags.required:
         raise InvalidDataError(
             f"y is None, and {type(estimator).__name__} requires y to be passed: its target, or "

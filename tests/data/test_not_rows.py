@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import dask.array as da
 import numpy as np
 import pandas as pd
 import pytest
+from distributed import Client
 
+from daskml_dist.cluster import KMeans
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, InvalidTypeError
 from daskml_dist.linear_model import LogisticRegression, Ridge, SGDClassifier
 from daskml_dist.metrics import get_scorer
@@ -16,6 +19,7 @@ from daskml_dist.naive_bayes import GaussianNB
 from daskml_dist.neural_network import MLPClassifier
 from daskml_dist.optimizers import Adam
 from daskml_dist.policies import LocalSGD
+from daskml_dist.preprocessing import StandardScaler
 
 X = np.random.default_rng(0).normal(size=(20, 3))
 Y = (X[:, 0] > 0).astype(int)
@@ -24,8 +28,14 @@ Y = (X[:, 0] > 0).astype(int)
 @pytest.mark.parametrize(
     ("rows", "words"),
     [(None, "X is None"), ("data/*.parquet", "read_parquet"), (Path("a.csv"), "read_parquet"),
-     ((row for row in X), "read once"), (map(float, X[0]), "read once")],
-    ids=["None", "text", "path", "generator", "map"],
+     ((row for row in X), "read once"), (map(float, X[0]), "read once"),
+     ((X, Y[:, None]), r"tuple of 2 collections.*apart, fit\(X, y\)"),
+     ([da.from_array(X), da.from_array(X)], r"dask.array.concatenate"),
+     ({"a": X[:, 0]}, r"X = pandas.DataFrame\(X\)"), ({1, 2}, "has no order"),
+     (lambda: X, "<lambda>, a function"), (np, "numpy, a module"),
+     (SGDClassifier, "has no values")],
+    ids=["None", "text", "path", "generator", "map", "tuple", "list", "dict", "set",
+         "function", "module", "class"],
 )  # fmt: skip
 @pytest.mark.parametrize(
     "estimator", [SGDClassifier(), LogisticRegression(), GaussianNB(), MLPClassifier((2,))]
@@ -33,6 +43,33 @@ Y = (X[:, 0] > 0).astype(int)
 def test_what_is_no_rows(estimator: Any, rows: Any, words: str) -> None:
     with pytest.raises(InvalidTypeError, match=words):
         estimator.fit(rows, Y)
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [((v for v in Y), "y is a generator, which can be read once"), (1, "y=1 is a single number"),
+     (lambda: Y, "y is <lambda>, a function"), ({"y": Y}, "y is a dict")],
+    ids=["generator", "number", "function", "dict"],
+)  # fmt: skip
+@pytest.mark.parametrize("estimator", [SGDClassifier(), Ridge(), GaussianNB()])
+def test_what_is_no_target(estimator: Any, target: Any, words: str) -> None:
+    with pytest.raises(InvalidTypeError, match=words):
+        estimator.fit(X, target)
+
+
+def test_futures_are_no_rows(client: Client) -> None:
+    future = client.submit(np.asarray, X)
+    for rows in (future, [future, future]):
+        with pytest.raises(InvalidTypeError, match=r"X is of futures.*dask\.delayed\("):
+            SGDClassifier().fit(rows, Y)
+    del rows
+
+
+def test_blocks_that_are_not_what_dask_says() -> None:
+    rows = da.from_array(X, chunks=(10, 3)).map_blocks(lambda b: b[:, :2], dtype=float)
+    for estimator in (SGDClassifier(), KMeans(2), StandardScaler()):
+        with pytest.raises(InvalidDataError, match=r"shape \(2,\).*says \(3,\).*chunks="):
+            estimator.fit(rows, da.from_array(Y, chunks=10))
 
 
 @pytest.mark.parametrize(

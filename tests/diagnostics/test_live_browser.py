@@ -67,7 +67,9 @@ def test_the_numbers_are_the_historys_also_after_a_loss(browser: Any, crew: Loca
         shown = _check(page, calm, N_PASSES)
         scores = [record["val_score"] for record in calm.history_]
         assert shown["val_score"] == scores
-        assert len(columns(page, "lanes")["lane"]) == 3
+        # A machine that is busy may lose a worker by itself.
+        changes = calm.history_.extra["generations"]
+        assert len(columns(page, "lanes")["lane"]) == 3 * (1 + len(changes))
         # The same page, on which another fit comes, loses a worker and goes on.
         strike = Strike(make_killer(client, "both"))
         struck = make_classifier("async", strike, max_iter=2 * N_PASSES).fit(*lazy_rows())

@@ -11,10 +11,32 @@ from typing import Any
 import pytest
 from sklearn.base import clone
 
-from daskml_dist import Run, cluster, ensemble, linear_model, naive_bayes, neural_network, svm, tree
+from daskml_dist import (
+    Run,
+    calibration,
+    callbacks,
+    cluster,
+    compression,
+    ensemble,
+    feature_extraction,
+    linear_model,
+    losses,
+    model_selection,
+    naive_bayes,
+    neural_network,
+    optimizers,
+    policies,
+    preprocessing,
+    schedules,
+    streaming,
+    svm,
+    tree,
+)
 from daskml_dist._base import BaseOnRows
-from daskml_dist.errors import InvalidTypeError
+from daskml_dist.errors import InvalidParameterError, InvalidTypeError
+from daskml_dist.errors.names import NamedParameters
 from daskml_dist.linear_model import SGDClassifier
+from daskml_dist.training.checkpoint import Checkpoint
 
 ROOMS = (cluster, ensemble, linear_model, naive_bayes, neural_network, svm, tree)
 
@@ -24,6 +46,15 @@ def _faces() -> Iterator[type]:
         for face in (getattr(room, name) for name in room.__all__):
             if isinstance(face, type) and issubclass(face, BaseOnRows):
                 yield face
+
+
+def _public(*rooms: Any) -> Iterator[type]:
+    """Classes that users make objects of: neither abstract, nor what fits or scores return."""
+    for room in rooms:
+        for kind in (getattr(room, name) for name in room.__all__):
+            if isinstance(kind, type) and issubclass(kind, NamedParameters | BaseOnRows):
+                if not inspect.isabstract(kind) and kind is not optimizers.Optimizer:
+                    yield kind
 
 
 @pytest.mark.parametrize(
@@ -67,3 +98,31 @@ def test_subclasses_have_constructors_of_their_own() -> None:
     assert pickle.loads(pickle.dumps(SGDClassifier(alpha=0.5))).alpha == 0.5
     with pytest.raises(InvalidTypeError, match=r"^Few\(\): 'alpha' is no parameter of it"):
         Few(alpha=0.5)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [Checkpoint, Run, *_public(callbacks, compression, losses, optimizers, policies, schedules,
+     ensemble, calibration, model_selection, preprocessing, feature_extraction, streaming)],
+)  # fmt: skip
+def test_every_constructor_says_what_it_has(kind: type) -> None:
+    with pytest.raises((InvalidTypeError, InvalidParameterError), match="'xyzzy'"):
+        kind(xyzzy=1)
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: policies.BoundedStaleness(stalenes=3), "Did you mean 'staleness'"),
+        (lambda: policies.LocalSGD(k=3), "It has outer_momentum, outer_rate, sync_every"),
+        (lambda: policies.AllReduce(every=1), "It has none"),
+        (lambda: optimizers.Adam(beta_1=0.5), "Did you mean 'beta1'"),
+        (lambda: callbacks.EarlyStopping(patince=2), "Did you mean 'patience'"),
+        (lambda: Run(memory="2 GiB"), "Did you mean 'memory_budget'|It has compression"),
+        (lambda: model_selection.GridSearchCV(None, {}, scorng="r2"), "Did you mean 'scoring'"),
+        (lambda: preprocessing.LabelEncoder(3), "has no parameters"),
+    ],
+)
+def test_other_constructors_name_what_was_meant(make: Any, told: str) -> None:
+    with pytest.raises(InvalidTypeError, match=told):
+        make()

@@ -16,7 +16,13 @@ from sklearn.model_selection import KFold
 from daskml_dist import linear_model, model_selection
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.linear_model import LogisticRegression, Ridge, SGDClassifier
-from daskml_dist.model_selection import GridSearchCV, HyperbandSearchCV
+from daskml_dist.model_selection import (
+    GridSearchCV,
+    HalvingGridSearchCV,
+    HyperbandSearchCV,
+    RandomizedSearchCV,
+    cross_val_score,
+)
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(101, 3))  # folds of 51 and 50 rows
@@ -164,3 +170,37 @@ def test_scorers_that_cannot_be_called_and_values_that_are_none() -> None:
         model_selection.validation_curve(
             LogisticRegression(), X, LABELS, param_name="C", param_range=3
         )
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda e: GridSearchCV(e, {"alpha": []}), "non-empty"),
+        (lambda e: GridSearchCV(e, {"alpha": 0.1}), "wrapped in a list"),
+        (lambda e: GridSearchCV(e, ["alpha"]), "not a dict"),
+        (lambda e: GridSearchCV(type(e), {"alpha": [0.1]}), r"object of it, SGDClassifier\(\)"),
+        (lambda e: RandomizedSearchCV(e, {"alpha": [0.1]}, n_iter=0), "n_iter"),
+        (lambda e: RandomizedSearchCV(e, {"alpha": 0.1}), "distribution"),
+        (lambda e: HyperbandSearchCV(e, {"alpha": []}, max_iter=3), "non-empty|empty"),
+        (
+            lambda e: HalvingGridSearchCV(e, {"alpha": [0.1]}, factor=1),
+            "factor=1: use a number > 1",
+        ),
+        (lambda e: HalvingGridSearchCV(e, {"alpha": [0.1]}, resource="max_itr"), "mean 'max_iter'"),
+    ],
+)
+def test_mistaken_searches_are_told_of_before_any_fit(make: Any, words: str) -> None:
+    rows, y = da.from_array(X, chunks=(40, 3)), da.from_array(LABELS, chunks=40)
+    with pytest.raises(InvalidParameterError, match=words):
+        make(SGDClassifier()).fit(rows, y)
+
+
+def test_a_target_that_is_not_given() -> None:
+    rows = da.from_array(np.eye(6), chunks=(3, 6))
+    for ask in (GridSearchCV(SGDClassifier(), {"alpha": [0.1]}).fit, _cross_validated):
+        with pytest.raises(InvalidDataError, match="y is None, and SGDClassifier requires y"):
+            ask(rows)
+
+
+def _cross_validated(rows: Any) -> Any:
+    return cross_val_score(SGDClassifier(), rows)

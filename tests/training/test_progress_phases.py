@@ -74,6 +74,14 @@ def test_a_phase_has_its_words(phase: tuple[str, int, int | None], shown: str) -
     assert status.metrics().endswith("  ETA <= 0:00:38")
 
 
+def test_a_bound_far_away_tells_no_time() -> None:
+    """Of a solver it counts every line search that could fail."""
+    status = Status(15_050)
+    for number, told in ((1, False), (150, False), (151, True)):
+        status.add(RECORD | {"pass": number})
+        assert ("ETA" in status.metrics()) is told
+
+
 @pytest.mark.parametrize(("verbose", "seconds", "passes"), [(1, 5.0, ["pass 1/3"]), (2, 1.0, [])])
 def test_a_log_is_told_of_what_lasts_less_and_less_often(
     plain: Console, timers: Timers, verbose: int, seconds: float, passes: list[str]

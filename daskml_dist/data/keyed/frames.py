@@ -148,6 +148,7 @@ class _Cells:
 
     def __call__(self, part: tuple[int, Any]) -> Numbered:
         start, matrix = part
+        _check_sparse(matrix)
         cells = matrix.tocoo()
         values = checked_values(cells.data, "value", self.least)
         rows, columns = (cells.row + start).astype(np.int64), cells.col.astype(np.int64)
@@ -178,12 +179,17 @@ def entries_of_matrix(
         chunks = whole.to_delayed().ravel().tolist()
         sources = [pair(start, chunk) for start, chunk in zip(starts, chunks, strict=True)]
         return KeyedCollection.of("dask", sources, _Cells(matrix.shape, least), sides)
+    _check_sparse(matrix)
+    return KeyedCollection.of("memory", [(0, matrix)], _Cells(matrix.shape, least), sides)
+
+
+def _check_sparse(matrix: Any) -> None:
     if not hasattr(matrix, "tocoo"):
         raise InvalidDataError(
             f"{type(matrix).__name__} is neither a frame nor a sparse matrix. Give a pandas or "
-            "Dask dataframe, scipy.sparse, or a dask Array with chunks of scipy.sparse."
+            "Dask dataframe, scipy.sparse, or a dask Array with chunks of scipy.sparse, such as "
+            "X.map_blocks(scipy.sparse.csr_matrix)."
         )
-    return KeyedCollection.of("memory", [(0, matrix)], _Cells(matrix.shape, least), sides)
 
 
 def _pair(start: int, chunk: Any) -> tuple[int, Any]:

@@ -8,6 +8,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from daskml_dist.diagnostics.left import seconds_left
 from daskml_dist.diagnostics.live.pulses import Pulses
 
 __all__ = [
@@ -118,11 +119,11 @@ class Fit:
 
     @property
     def seconds_left(self) -> float:
-        """Seconds until its last pass at most, NaN before the first; 0 once it has ended."""
+        """Seconds until its last pass at most, NaN where nobody can tell; 0 once it has ended."""
         if self.state != "running":
             return 0.0
         _, seconds, passes = self._recent
-        return seconds / passes * max(0, self.max_iter - self.n_passes) if passes else math.nan
+        return seconds_left(self.n_passes, self.max_iter, seconds / max(passes, 1))
 
     @property
     def _recent(self) -> tuple[float, float, int]:

@@ -9,6 +9,7 @@ from inspect import isabstract
 from typing import Any
 
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors.nearest import nearest
 from daskml_dist.planning.families.base import Family, Probe
 
 __all__ = ["Family", "Probe", "families", "family_of"]
@@ -42,6 +43,8 @@ def family_of(estimator: Any) -> Family:
     for cls in type(estimator).__mro__:
         if cls.__name__ in every:
             return every[cls.__name__]
+    if isinstance(estimator, type):
+        raise InvalidParameterError(f"estimator={estimator.__name__}:{nearest(estimator, ())}")
     raise InvalidParameterError(
         f"There are no plans for {type(estimator).__name__}: nobody has written down what its fits "
         f"are made of. There are for {', '.join(dict.fromkeys(f.kind for f in every.values()))}. "
