@@ -206,6 +206,38 @@ def test_large_bodies(model):
     assert list(pieces) == []  # passed over, so that the client reads the answer
 
 
+def test_many_bodies_at_a_time(model, rows):
+    """No client fills the memory by a body on each of its connections."""
+    app = App(Models(m=model), Metrics(), max_bytes=1000)
+
+    async def run():
+        ends = asyncio.Event()
+
+        def begun():
+            pieces = [{"type": "http.request", "body": b" " * 1000, "more_body": True}]
+
+            async def receive():
+                if pieces:
+                    return pieces.pop()
+                await ends.wait()
+                return {"type": "http.request"}
+
+            return asyncio.create_task(asked(app, INFER, b"{}", receive=receive))
+
+        held = [begun() for _ in range(64)]
+        await asyncio.sleep(0)
+        late = await asked(app, INFER, body(rows[:1]))
+        ends.set()
+        return late, await asyncio.gather(*held), await asked(app, INFER, body(rows[:1]))
+
+    late, held, after = asyncio.run(run())
+    assert late.status == 503
+    assert late.headers[b"retry-after"] == b"1"
+    assert late.headers[b"connection"] == b"close"
+    assert {one.status for one in held} == {400}  # blanks are no JSON
+    assert after.status == 200  # there is room again
+
+
 def test_slow_bodies(model, rows):
     """A client that never ends its body is told so, and others are answered meanwhile."""
     app = App(Models(m=model), Metrics(), body_seconds=0.05)
