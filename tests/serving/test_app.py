@@ -74,6 +74,25 @@ def test_labels_that_are_numbers(rows):
     assert [output["datatype"], output["data"]] == ["INT64", model.predict(rows).tolist()]
 
 
+def test_a_feature_alone(rows):
+    """Of a model that knows its one feature by name; a number is no row of it."""
+    one = LogisticRegression().fit(pd.DataFrame(rows[:, :1], columns=["a"]), rows[:, 0] > 0)
+    app = App(Models(m=one), Metrics())
+    truth = one.predict_proba(pd.DataFrame({"a": [0.5]})).ravel().tolist()
+    for name, shape, data, status in [
+        ("a", [1], [0.5], 200),
+        ("a", [1, 1], [[0.5]], 200),
+        ("a", [1], [[0.5]], 200),
+        ("rows", [1, 1], [0.5], 200),
+        ("a", [], [0.5], 422),
+        ("a", [0], [], 422),
+    ]:
+        sent = {"name": name, "shape": shape, "datatype": "FP64", "data": data}
+        reply = ask(app, INFER, {"inputs": [sent]})
+        assert reply.status == status, sent
+        assert status != 200 or reply.json["outputs"][0]["data"] == truth
+
+
 def _changed(**changes):
     return {"inputs": [{**tensor(np.zeros((1, 5))), **changes}]}
 
@@ -95,6 +114,13 @@ REFUSED = {
     "huge shape": (_changed(shape=[2**62, 2**62]), 400, "as many values"),
     "many dimensions": (_changed(shape=[1] * 200), 400, "as many values"),
     "ragged": (_changed(data=[[1.0, 2.0], [3.0]]), 400, "as many values"),
+    "transposed": (_changed(shape=[5, 2], data=[[1.0] * 5] * 2), 400, "nested as [2, 5]"),
+    "uneven": (_changed(data=[[1.0, 2.0], [3.0, 4.0, 5.0]]), 400, "as many values"),
+    "a text among lists": (_changed(datatype="BYTES", data=[["a"], "bcde"]), 400, "unevenly"),
+    "an object among lists": (_changed(data=[[1.0], {"a": 1}]), 400, "unevenly"),
+    "endless shape": (_changed(shape=[10**400] * 9), 400, "as many values"),
+    "no dimension": ({"inputs": [{"name": "a", "shape": [], "datatype": "FP64", "data": [1]}]},
+                     422, "send [rows, 5]"),
     "whole numbers": (_changed(datatype="INT8", data=[300] * 5), 400, "no INT8"),
     "booleans": (_changed(datatype="BOOL", data=[2] * 5), 400, "no BOOL"),
     "bytes that are not there": (
