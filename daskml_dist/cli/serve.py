@@ -51,7 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="look for new versions, each second or so many",
     )
-    parser.add_argument("--all-versions", action="store_true", help="serve old versions, too")
+    parser.add_argument(
+        "--all-versions", action="store_true", default=None, help="serve old versions, too"
+    )
     parser.add_argument("--method", help="of the models: predict_proba, predict or transform")
     for name, text in _FILES.items():
         parser.add_argument(f"--{name}", metavar="FILE", help=text)
@@ -62,8 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--together",
-        action="store_true",
-        help="requests share products throughout: faster, the last digits vary with the load",
+        action=argparse.BooleanOptionalAction,
+        help="requests share calls throughout, and the last digits vary with the load; or none do",
     )
     for part in ("head", "body"):
         parser.add_argument(
@@ -82,7 +84,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CLASS",
         help="classes of others that model files may hold: sklearn.tree._tree.Tree",
     )
-    parser.add_argument("--access-log", action="store_true", help="a line for each request")
+    parser.add_argument(
+        "--access-log", action="store_true", default=None, help="a line for each request"
+    )
+
+
+def _add_flag(parser: argparse.ArgumentParser, name: str, text: str) -> None:
+    """Add an argument that is on, or not given."""
+    parser.add_argument(name, action="store_true", default=None, help=text)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -92,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
     logging.basicConfig(format="%(asctime)s %(process)d %(message)s")
     logging.getLogger("daskml_dist.serving").setLevel(logging.INFO)
     given: dict[str, Any] = {name: getattr(arguments, name) for name in _PASSED}
-    settings = {n: value for n, value in given.items() if value is not None and value is not False}
+    settings = {name: value for name, value in given.items() if value is not None}
     serve(
         arguments.path,
         host=arguments.host,

@@ -15,6 +15,7 @@ from daskml_dist.errors import RequestError
 from daskml_dist.inference.joined_rows import n_rows_of
 from daskml_dist.serving import metadata
 from daskml_dist.serving.batching import Batcher
+from daskml_dist.serving.bodies import Bodies
 from daskml_dist.serving.calls import (
     MODEL,
     PATHS,
@@ -30,11 +31,9 @@ from daskml_dist.serving.heads import Head, Heads
 from daskml_dist.serving.http import (
     CLOSE,
     JSON,
-    Deadlines,
     Gone,
     Receive,
     Send,
-    body_of,
     check_token,
     json_body,
     respond,
@@ -113,7 +112,7 @@ class App:
         self._token = None if token is None else token.encode()
         self._max_bytes = max_bytes
         self._max_delay = max_delay
-        self._deadlines = Deadlines(body_seconds)
+        self._bodies = Bodies(max_bytes, body_seconds)
         self._access_log = access_log
         self.head = Heads(self._plain)
 
@@ -130,7 +129,7 @@ class App:
         except Exception as error:
             status, headers, body = refusal(error, call)
         self._note(call, status, body)
-        unread = receive if status == 413 and CLOSE in headers else None
+        unread = receive if CLOSE in headers and status != 408 else None
         await respond(send, status, headers, body, call.method == "HEAD", unread)
 
     def _note(self, call: Call, status: int, body: bytes) -> None:
@@ -211,10 +210,10 @@ class App:
 
     async def _infer(self, call: Call, receive: Receive, name: str, version: str | None) -> Said:
         codec = codec_of(call.headers)
-        body = await body_of(receive, call.headers, self._max_bytes, self._deadlines)
-        question, waiting = self._asked_of(call, codec, body, name, version)
-        outputs = [(method, await answer) for method, answer in waiting]
-        return said_of(call, codec, question, outputs)
+        async with self._bodies.of(receive, call.headers) as body:
+            question, waiting = self._asked_of(call, codec, body, name, version)
+            outputs = [(method, await answer) for method, answer in waiting]
+            return said_of(call, codec, question, outputs)
 
     def _plain(self, path: str, headers: dict[bytes, bytes], size: int) -> Head | None:
         """Head of a request that :meth:`answer` may answer."""

@@ -1,4 +1,4 @@
-"""Limits of connections: on the size of a request's head, and on the time of whoever is slow."""
+"""Limits of connections: on heads, on requests read ahead, and on the time of whoever is slow."""
 
 from __future__ import annotations
 
@@ -7,28 +7,71 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import httptools
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from daskml_dist.serving.http import LINGER, error_body
 
 __all__ = ["MOST_HEAD_BYTES", "Limited", "close_slow"]
 
-#: Bytes of a request's head, beyond which it is refused; those of one reading more at most.
+#: Bytes of a request's head, beyond which it is refused; those of one piece more at most.
 MOST_HEAD_BYTES = 65_536
+#: Bytes that are parsed at a time: all requests that begin in these may be under way at once.
+_PIECE = 4096
 
 
 class Limited(HttpToolsProtocol):
-    """A connection of uvicorn's that bounds heads, passes over upgrades, and refuses in JSON."""
+    """A connection of uvicorn's that bounds heads, passes over upgrades, and refuses in JSON.
+
+    What comes behind a request that waits for another's answer is kept as it came: parsed, a
+    request of twenty bytes takes some kilobytes.
+    """
 
     head_bytes = 0
     is_refused = False
 
+    def connection_made(self, transport: Any) -> None:
+        """Begin."""
+        super().connection_made(transport)
+        self.flow: Any = _Flow(transport)
+        self._ahead = b""
+        self._is_ended = False
+        self._answered: Any = None  # the request whose turn it is
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End; the request whose turn it is need not be the one that came last."""
+        self._ahead = b""
+        self.pipeline.clear()
+        if self._answered is not None and not self._answered.response_complete:
+            self._answered.disconnected = True
+            self._answered.message_event.set()
+        super().connection_lost(exc)
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
+
     def data_received(self, data: bytes) -> None:
-        """Take bytes; of a head that does not end only so many."""
-        if self.is_refused:
-            return
-        self._unset_keepalive_if_required()
-        cycle, n_bytes = self.cycle, len(data)
+        """Take bytes."""
+        if not self.is_refused:
+            self._unset_keepalive_if_required()
+            self._ahead = self._ahead + data if self._ahead else data
+            self._read_on()
+
+    def _read_on(self) -> None:
+        """Parse what has come, until a request waits behind another."""
+        data, at = memoryview(self._ahead), 0
+        while at < len(data) and not (self.pipeline or self.is_refused):
+            self._parse(data[at : at + _PIECE])
+            at += _PIECE
+        self._ahead = b"" if self.is_refused else self._ahead[at:]
+        self.flow.hold(bool(self._ahead))
+        if self._is_ended and not (self._ahead or self.eof_received()):
+            self.transport.close()
+
+    def _parse(self, data: Any) -> None:
+        """Parse bytes; of those that are neither a body nor the end of a head only so many."""
+        self.head_bytes += len(data)
         while data:
             try:
                 self.parser.feed_data(data)
@@ -38,23 +81,31 @@ class Limited(HttpToolsProtocol):
             except httptools.HttpParserError:
                 self.refuse(b"400 Bad Request", "This is no request of HTTP/1.1: send one.")
             break
-        if self.cycle is cycle and self.is_in_head():
-            self.head_bytes += n_bytes
-            if self.head_bytes > MOST_HEAD_BYTES:
-                self.refuse(
-                    b"431 Request Header Fields Too Large",
-                    f"The head of the request is larger than {MOST_HEAD_BYTES} bytes: send less.",
-                )
-        else:
-            self.head_bytes = 0
+        if self.head_bytes > MOST_HEAD_BYTES:
+            self.refuse(
+                b"431 Request Header Fields Too Large",
+                f"The head of the request is larger than {MOST_HEAD_BYTES} bytes: send less.",
+            )
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header; what comes behind a body is none."""
+        if self.is_in_head():
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """Begin a request; one that asks for another protocol is read anew, without its asking."""
+        self.head_bytes = 0
         if not self.parser.should_upgrade():
             super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        """Take a piece of a body."""
+        self.head_bytes = 0
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
         """End the body of a request."""
+        self.head_bytes = 0
         if not self.parser.should_upgrade():
             super().on_message_complete()
 
@@ -80,7 +131,9 @@ class Limited(HttpToolsProtocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn's is None alone
         """Answer what has come, though its client sends no more (in TLS there is no such state)."""
-        cycle = self.cycle
+        cycle, self._is_ended = self.cycle, True
+        if self._ahead and self.scheme == "http":  # it is read when its turn comes
+            return True
         if cycle is None or cycle.response_complete or cycle.more_body or self.scheme != "http":
             return False
         cycle.keep_alive = False
@@ -122,6 +175,9 @@ class Limited(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Go on to the next request, or to the end."""
         super().on_response_complete()
+        if self._ahead and not self.transport.is_closing():
+            self._unset_keepalive_if_required()
+            self._read_on()
         if self.is_refused and self.timeout_keep_alive_task is not None:
             self._linger()
 
@@ -139,6 +195,25 @@ class Limited(HttpToolsProtocol):
             self.transport.abort()
         else:
             self.loop.call_later(LINGER, self.transport.close)
+
+
+class _Flow(FlowControl):
+    """Control of a connection's flow, of which nothing is read while bytes of it are held."""
+
+    _holds = False
+
+    def hold(self, holds: bool) -> None:
+        """Read nothing until there is nothing to hold."""
+        if holds:
+            self._holds = True
+            self.pause_reading()
+        elif self._holds:
+            self._holds = False
+            self.resume_reading()
+
+    def resume_reading(self) -> None:
+        if not self._holds:
+            super().resume_reading()
 
 
 async def close_slow(

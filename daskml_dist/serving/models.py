@@ -77,6 +77,7 @@ class Models:
         self._given = dict(given or {})
         self._table: dict[str, Entry] = {}
         self._refused: dict[tuple[str, str], Any] = {}  # versions not taken, as they were then
+        self._away = ""  # why the registry could not be looked at
         self._count = itertools.count(1)
         self._changing = threading.Lock()
         self._stop = threading.Event()
@@ -226,8 +227,11 @@ class Models:
             try:
                 names = registry.model_names(self._path)
             except OSError as error:  # a mount that is away: what is in memory is served on
-                _LOG.warning("Cannot look at %s: %s", self._path, error)
+                if str(error) != self._away:
+                    _LOG.warning("Cannot look at %s: %s", self._path, error)
+                self._away = str(error)
                 return []
+            self._away = ""
             for name in names:
                 try:
                     if self._refresh_name(self._path, name):

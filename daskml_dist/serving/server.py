@@ -118,6 +118,7 @@ def serve(
     if token is not None:
         settings["token"] = token
     kind = app or _default()
+    _open_files()
     metrics = Metrics(Supervisor.n_slots(workers))
     listener = listen(host, port)
 
@@ -142,6 +143,19 @@ def serve(
         Supervisor(work, workers, end_within=most, on_stop=listener.close).run()
     finally:
         listener.close()
+
+
+def _open_files() -> None:
+    """Let the processes have as many files, and connections, as this system lets them.
+
+    The usual bound, 1024, is kept low for programs that wait by `select`, and a thousand clients
+    that say nothing would be enough to keep out all others.
+    """
+    import resource
+
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # macOS calls it endless, and has an end
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _url(listener: socket.socket, is_tls: bool) -> str:

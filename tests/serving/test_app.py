@@ -74,6 +74,25 @@ def test_labels_that_are_numbers(rows):
     assert [output["datatype"], output["data"]] == ["INT64", model.predict(rows).tolist()]
 
 
+def test_a_feature_alone(rows):
+    """Of a model that knows its one feature by name; a number is no row of it."""
+    one = LogisticRegression().fit(pd.DataFrame(rows[:, :1], columns=["a"]), rows[:, 0] > 0)
+    app = App(Models(m=one), Metrics())
+    truth = one.predict_proba(pd.DataFrame({"a": [0.5]})).ravel().tolist()
+    for name, shape, data, status in [
+        ("a", [1], [0.5], 200),
+        ("a", [1, 1], [[0.5]], 200),
+        ("a", [1], [[0.5]], 200),
+        ("rows", [1, 1], [0.5], 200),
+        ("a", [], [0.5], 422),
+        ("a", [0], [], 422),
+    ]:
+        sent = {"name": name, "shape": shape, "datatype": "FP64", "data": data}
+        reply = ask(app, INFER, {"inputs": [sent]})
+        assert reply.status == status, sent
+        assert status != 200 or reply.json["outputs"][0]["data"] == truth
+
+
 def _changed(**changes):
     return {"inputs": [{**tensor(np.zeros((1, 5))), **changes}]}
 
@@ -95,6 +114,13 @@ REFUSED = {
     "huge shape": (_changed(shape=[2**62, 2**62]), 400, "as many values"),
     "many dimensions": (_changed(shape=[1] * 200), 400, "as many values"),
     "ragged": (_changed(data=[[1.0, 2.0], [3.0]]), 400, "as many values"),
+    "transposed": (_changed(shape=[5, 2], data=[[1.0] * 5] * 2), 400, "nested as [2, 5]"),
+    "uneven": (_changed(data=[[1.0, 2.0], [3.0, 4.0, 5.0]]), 400, "as many values"),
+    "a text among lists": (_changed(datatype="BYTES", data=[["a"], "bcde"]), 400, "unevenly"),
+    "an object among lists": (_changed(data=[[1.0], {"a": 1}]), 400, "unevenly"),
+    "endless shape": (_changed(shape=[10**400] * 9), 400, "as many values"),
+    "no dimension": ({"inputs": [{"name": "a", "shape": [], "datatype": "FP64", "data": [1]}]},
+                     422, "send [rows, 5]"),
     "whole numbers": (_changed(datatype="INT8", data=[300] * 5), 400, "no INT8"),
     "booleans": (_changed(datatype="BOOL", data=[2] * 5), 400, "no BOOL"),
     "bytes that are not there": (
@@ -204,6 +230,38 @@ def test_large_bodies(model):
         assert reply.headers[b"connection"] == b"close"
         assert "fewer rows" in reply.json["error"]
     assert list(pieces) == []  # passed over, so that the client reads the answer
+
+
+def test_many_bodies_at_a_time(model, rows):
+    """No client fills the memory by a body on each of its connections."""
+    app = App(Models(m=model), Metrics(), max_bytes=1000)
+
+    async def run():
+        ends = asyncio.Event()
+
+        def begun():
+            pieces = [{"type": "http.request", "body": b" " * 1000, "more_body": True}]
+
+            async def receive():
+                if pieces:
+                    return pieces.pop()
+                await ends.wait()
+                return {"type": "http.request"}
+
+            return asyncio.create_task(asked(app, INFER, b"{}", receive=receive))
+
+        held = [begun() for _ in range(64)]
+        await asyncio.sleep(0)
+        late = await asked(app, INFER, body(rows[:1]))
+        ends.set()
+        return late, await asyncio.gather(*held), await asked(app, INFER, body(rows[:1]))
+
+    late, held, after = asyncio.run(run())
+    assert late.status == 503
+    assert late.headers[b"retry-after"] == b"1"
+    assert late.headers[b"connection"] == b"close"
+    assert {one.status for one in held} == {400}  # blanks are no JSON
+    assert after.status == 200  # there is room again
 
 
 def test_slow_bodies(model, rows):

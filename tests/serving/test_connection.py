@@ -260,6 +260,70 @@ def test_what_comes_during_a_call_waits():
     asyncio.run(run())
 
 
+LIVE = request(b"", method="GET", path="/v2/health/live")
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_what_waits_behind_is_kept_as_it_came(ends):
+    """Else a reading of thousands of requests would take their memory, and the loop's time."""
+
+    async def run():
+        one = opened()
+        connection, transport = one.connection, one.transport
+        connection.data_received(LIVE * 1000 + GOOD + LIVE[:9])
+        if ends:
+            assert connection.eof_received()
+        most = 0
+        while transport.written.count(b"HTTP/1.1 ") < 1001:
+            most = max(most, len(connection.pipeline))
+            assert transport.paused or not connection._ahead
+            await asyncio.sleep(0)
+        assert most < 300
+        assert not transport.paused
+        found = replies(transport.written)
+        assert json.loads(found[-1][1])["outputs"][0]["data"]
+        if ends:
+            assert transport.closed
+        else:
+            connection.data_received(LIVE[9:])
+            assert len(replies(await answered(one, 1002))) == 1002
+
+    asyncio.run(run())
+
+
+CHUNKED = HEAD.replace(
+    b"Content-Length: %d" % (len(GOOD) - len(HEAD)), b"Transfer-Encoding: chunked"
+)
+CHUNKED += b"%x\r\n%b\r\n0\r\n" % (len(GOOD) - len(HEAD), GOOD[len(HEAD) :])
+
+
+def test_what_comes_behind_a_body_is_no_header():
+    async def run():
+        one = opened()
+        one.connection.data_received(CHUNKED + b"Content-Type: text/csv\r\n\r\n")
+        ((status, _),) = replies(await answered(one, 1))
+        assert status == 200
+        one.connection.data_received(CHUNKED)
+        for _ in range(3000):
+            one.connection.data_received(b"X: %b\r\n" % (b"x" * 40))
+        (_, (status, _)) = replies(await answered(one, 2))
+        assert status == 431
+
+    asyncio.run(run())
+
+
+def test_who_leaves_is_written_nothing(caplog):
+    async def run():
+        one = opened()
+        one.connection.data_received(LIVE * 3)
+        one.transport.close()
+        one.connection.connection_lost(None)
+        await answered(one, 3)
+
+    asyncio.run(run())
+    assert not caplog.records
+
+
 def test_a_body_is_no_request():
     """Of a request that is answered before its body has come, and that holds another."""
 

@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,9 @@ def test_swaps(tmp_path: Path) -> None:
         models.get("other")
 
 
-def test_a_mount_that_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mount_that_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """What is in memory is served on: the folder is gone, empty, or cannot be looked at."""
     folder = registry(tmp_path / "models", 1)
     models = Models(folder)
@@ -141,8 +144,20 @@ def test_a_mount_that_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         away.setattr(os, "listdir", stale)
         assert models.refresh() == []
         assert numbers(models) == 1.0
+    for number in (errno.EMFILE, errno.ESTALE):
+        with monkeypatch.context() as away:
+            away.setattr(Path, "iterdir", _raising(OSError(number, os.strerror(number))))
+            assert models.refresh() == models.refresh() == []
+    assert caplog.text.count("Cannot look at") == 2  # once for each reason
     publish(model(2), folder, "m")
     assert models.refresh() == ["m"]
+
+
+def _raising(error: Exception) -> Callable[..., Any]:
+    def function(*args: Any) -> Any:
+        raise error
+
+    return function
 
 
 def test_watching(tmp_path: Path) -> None:

@@ -230,6 +230,8 @@ def test_damaged_bytes(model):
         (*binary([of_size(15)], [b"0" * 15]), "4 bytes a value"),
         (*binary([of_size(12)], [b"0" * 12]), "as many values"),
         (*binary([of_size(9, datatype="BYTES")], [b"\xff" * 9]), "no BYTES"),
+        (*binary([of_size(4, datatype="BOOL")], [b"\0\1\7\1"]), "0 or 1"),
+        (*binary([of_size(16, data=[1.0] * 4)], [b"0" * 16]), "send one of them"),
         (b"{}", {"inference-header-content-length": "7"}, "the body has 2 bytes"),
         (b"{}", {"inference-header-content-length": "-1"}, "the body has 2 bytes"),
         (b"{}", {"inference-header-content-length": "1_0"}, "the body has 2 bytes"),

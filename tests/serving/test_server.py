@@ -192,6 +192,17 @@ def test_an_address_in_use_and_threads_are_told() -> None:
         thread.join()
 
 
+def test_as_many_files_as_the_system_lets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a thousand clients that say nothing keep out all others."""
+    resource = pytest.importorskip("resource")
+    told: list[Any] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 4096))
+    monkeypatch.setattr(resource, "setrlimit", lambda *given: told.append(given))
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ServingError):
+        serve("models", port=taken.getsockname()[1], app=dict)
+    assert told == [(resource.RLIMIT_NOFILE, (4096, 4096))]
+
+
 def test_replacements_slow_down() -> None:
     """Those that die at once are not replaced faster and faster."""
     found = Supervisor(lambda place: None, 1)

@@ -98,6 +98,10 @@ def question_of(request: Request, raw: memoryview | None = None) -> Question:
         size = tensor.parameters.binary_data_size if tensor.parameters else None
         if size is None:
             values = _listed(tensor)
+        elif tensor.data != _NOTHING:
+            raise RequestError(
+                f"Input {tensor.name[:100]!r} has both data and binary_data_size: send one of them."
+            )
         else:
             there = len(raw) - at if raw is not None else 0
             if not 0 <= size <= there:
@@ -145,11 +149,15 @@ def shaped(values: NDArray[Any], shape: list[int], name: str) -> NDArray[Any]:
     """
     try:
         return values.reshape(_checked(shape))
-    except ValueError:
-        raise RequestError(
-            f"Input {name[:100]!r} has {values.size} values, its shape says {shape[:9]}: send as "
-            "many values as the shape has entries, row after row."
-        ) from None
+    except (ValueError, OverflowError):
+        raise _misshapen(name, f"has {values.size} values", shape) from None
+
+
+def _misshapen(name: str, found: str, shape: list[int]) -> RequestError:
+    return RequestError(
+        f"Input {name[:100]!r} {found}, its shape says {str(shape[:9])[:100]}: send as many values "
+        "as the shape has entries, row after row."
+    )
 
 
 def _checked(shape: list[int]) -> list[int]:
@@ -164,11 +172,7 @@ def _listed(tensor: Tensor) -> NDArray[Any]:
     if tensor.data == _NOTHING:
         raise RequestError(f"Input {tensor.name[:100]!r} has no data: send its values.")
     try:
-        flat = _ANYTHING.decode(tensor.data)
-        for _ in range(_MOST_DIMENSIONS):
-            if not (isinstance(flat, list) and flat and isinstance(flat[0], list)):
-                break
-            flat = list(chain.from_iterable(flat))
+        flat, nested = _unnested(_ANYTHING.decode(tensor.data))
         if not isinstance(flat, list) or not _of_kind(flat, dtype):
             raise TypeError
         values = np.empty(len(flat), dtype)
@@ -179,7 +183,31 @@ def _listed(tensor: Tensor) -> NDArray[Any]:
             f"Input {tensor.name[:100]!r} has values that are no {tensor.datatype}: send a list "
             "of such values, or the datatype that they have."
         ) from None
+    if nested is None or (len(nested) > 1 and nested != _wide(tensor.shape)):
+        said = "unevenly" if nested is None else f"as {nested}"
+        raise _misshapen(tensor.name, f"is nested {said}", tensor.shape)
     return values
+
+
+def _unnested(values: Any) -> tuple[Any, list[int] | None]:
+    """Values of nested lists, and the shape that these have, if one."""
+    sizes = []
+    while isinstance(values, list) and values and isinstance(values[0], list):
+        sizes.append(len(values))
+        size = len(values[0])
+        if len(sizes) > _MOST_DIMENSIONS or not all(
+            isinstance(one, list) and len(one) == size for one in values
+        ):
+            return [], None
+        values = list(chain.from_iterable(values))
+    if not sizes:
+        return values, []
+    return values, _wide([*sizes, size])
+
+
+def _wide(shape: list[int]) -> list[int]:
+    """A shape without its ones, which change no order of values."""
+    return [size for size in shape if size != 1]
 
 
 def _of_kind(flat: list[Any], dtype: np.dtype[Any]) -> bool:
@@ -199,7 +227,17 @@ def _raw(tensor: Tensor, raw: memoryview) -> NDArray[Any]:
             f"Input {tensor.name[:100]!r} has {len(raw)} bytes, no whole number of "
             f"{tensor.datatype}: send {dtype.itemsize} bytes a value, little-endian."
         )
+    if dtype.kind == "b":
+        return _booleans(tensor.name, raw)
     return np.frombuffer(raw, dtype.newbyteorder("<")).astype(dtype)
+
+
+def _booleans(name: str, raw: memoryview) -> NDArray[Any]:
+    """Booleans of bytes; NumPy would reckon with others than 0 and 1."""
+    values = np.frombuffer(raw, np.uint8)
+    if (values > 1).any():
+        raise RequestError(f"Input {name[:100]!r} is no BOOL: send a byte 0 or 1 for each value.")
+    return values.astype(bool)
 
 
 def _strings(name: str, raw: memoryview) -> NDArray[Any]:
