@@ -184,13 +184,13 @@ class KafkaSource(NamedParameters):
             raise self._told(error) from error
         found = []
         for message in given:
-            if (error := message.error()) is None:
+            if (told := message.error()) is None:
                 self._unread.add(message.partition())
                 found.append(message)
-            elif error.code() == self._kafka.KafkaError._PARTITION_EOF:
+            elif told.code() == self._kafka.KafkaError._PARTITION_EOF:
                 self._unread.discard(message.partition())
             else:
-                raise self._told(error)
+                raise self._told(told)
         return found
 
     def _batches(self, messages: list[Any]) -> Iterator[Batch]:

@@ -76,16 +76,14 @@ class Session:
         self._classes = classes
         self._saving, self._on_checkpoint = saving, on_checkpoint
         self._watch = Watch(None, None) if watch is None else watch
-        self._publish, self._publish_every = publish, publish_every
+        self._publish, self._publish_every, self._unpublished = publish, publish_every, 0
         self._client = client
-        self._unpublished = 0
         self._position: Any = None
         #: Whether the parameters are those of whole calls.
         self._is_whole = True
         self._progress = Progress()
         self._started: Started | None = None
-        #: Steps on a cluster.
-        self._lanes: Lanes | None = None
+        self._lanes: Lanes | None = None  # where steps are made on a cluster
         self._is_open = self._is_over = False
         #: Names of the attributes that hold what was learned; None: not as of now.
         self._shown: list[str] | None = []
@@ -135,8 +133,7 @@ class Session:
     ) -> None:
         try:
             # What ended the stream is told rather than what came of it.
-            ended = (DivergedError, WorkerLostError)
-            with suppress(*ended) if error is not None else nullcontext():
+            with suppress(DivergedError, WorkerLostError) if error is not None else nullcontext():
                 self._settle()
                 self.show()
                 if self._may_be_kept and self._started is not None:
@@ -146,6 +143,7 @@ class Session:
             vars(self.estimator).pop("_stream", None)
             if self._started is not None:
                 self._started.steps.close()
+                self.show()  # what is known, where a second interrupt cut short the first one
 
     # -- learning ------------------------------------------------------------------------------
 
@@ -381,8 +379,7 @@ class Session:
         started = self._started
         if started is None or self._shown is not None:
             return
-        estimator = self.estimator
-        held = vars(estimator)
+        estimator, held = self.estimator, vars(self.estimator)
         before = dict(held)
         self._shown = []  # what follows reads attributes of the estimator
         try:

@@ -92,7 +92,7 @@ class Checkpoint(NamedParameters):
         except Exception as error:
             raise CheckpointError(
                 f"Cannot write checkpoints to {self.path} ({why(error)}). Name a file in a "
-                "folder that exists and that you may write to."
+                "folder that exists, has room, and that you may write to."
             ) from error
 
     def save(self, state: ShardState | NDArray[np.uint8], facts: dict[str, Any]) -> None:
