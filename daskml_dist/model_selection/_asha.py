@@ -6,8 +6,9 @@ L. Li et al., "A system for massively parallel hyperparameter tuning" (ASHA), ML
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,13 @@ from daskml_dist.errors import TrainingError
 from daskml_dist.model_selection._brackets import Bracket, best_of
 from daskml_dist.model_selection._failures import safe
 from daskml_dist.model_selection._resumed import Model, failed, pass_over
-from daskml_dist.model_selection._validation import Fitted, Splits, score_sides
+from daskml_dist.model_selection._validation import Fitted, Splits, score_sides, with_cut
 from daskml_dist.training.dask_internals import is_dasks
 
 __all__ = ["Climb", "Ladder"]
+
+#: What makes arguments of ``fit`` of the values of those that are cut.
+_Params = Callable[[Sequence[Any]], dict[str, Any]]
 
 
 class Ladder:
@@ -138,14 +142,15 @@ class Climb:
     def _begin(self, ladder: int, candidate: int, rung: int) -> list[Future[Any]]:
         """Tasks that bring a candidate to a rung, and score it."""
         rungs, before = self._ladders[ladder].rungs, self._models.get(candidate)
-        passes, plain = rungs[rung][1], self._splits.plain
+        passes = rungs[rung][1]
+        params = partial(with_cut, self._splits.plain, self._splits.cut)
         self.calls += passes - (rungs[rung - 1][1] if rung else 0)
         self._found[candidate], self._models[candidate] = {}, []
         submit, jobs = self._client.submit, []
         for split, rows in enumerate(self._rows):
             given = self._estimators[candidate] if before is None else before[split]
-            model = submit(_trained, given, rows, plain, self._classes, passes, pure=False)
-            job = submit(_scored, model, rows, plain, self._scorers, self._train_score, pure=False)
+            model = submit(_trained, given, rows, params, self._classes, passes, pure=False)
+            job = submit(_scored, model, rows, params, self._scorers, self._train_score, pure=False)
             self._models[candidate].append(model)
             self._open[job] = ladder, candidate, rung, split
             jobs.append(job)
@@ -193,29 +198,26 @@ def _next_of(ladders: Sequence[Ladder]) -> tuple[int, int, int] | None:
     return None
 
 
-def _sides(rows: Any, plain: dict[str, Any]) -> list[tuple[Any, Any, dict[str, Any]]]:
+def _sides(rows: Any, params: _Params) -> list[tuple[Any, Any, dict[str, Any]]]:
     """Both sides of a split, with arguments of ``fit``."""
-    return [
-        (X, y, {**plain, **dict(zip(["sample_weight"], weight, strict=False))})
-        for X, y, *weight in rows
-    ]
+    return [(X, y, params(cut)) for X, y, *cut in rows]
 
 
-def _trained(given: Any, rows: Any, plain: dict[str, Any], classes: Any, last: int) -> Model:
+def _trained(given: Any, rows: Any, params: _Params, classes: Any, last: int) -> Model:
     """A model as far as it is to come; what it is made of stays as it was."""
     model = deepcopy(given) if isinstance(given, Model) else Model(clone(given))
-    train, _ = _sides(rows, plain)
+    train, _ = _sides(rows, params)
     pass_over(model, *train, classes, last)
     return model
 
 
 def _scored(
-    model: Model, rows: Any, plain: dict[str, Any], scorers: dict[str, Any], train_score: bool
+    model: Model, rows: Any, params: _Params, scorers: dict[str, Any], train_score: bool
 ) -> Fitted | Model:
     """Scores of a model; a model that failed is what it is."""
     if model.error is not None:
         return Model(clone(model.estimator), model.passes, model.seconds, model.error)
-    train, test = _sides(rows, plain)
+    train, test = _sides(rows, params)
     begin = time.perf_counter()
     found = score_sides(scorers, model.estimator, *test, weigh=True)
     taken = time.perf_counter() - begin

@@ -23,6 +23,7 @@ from daskml_dist.model_selection._split_rows import RowsOfSplits, count_rows
 from daskml_dist.model_selection._splitters import KFold, OnDask, StratifiedKFold
 
 __all__ = [
+    "check_roles",
     "check_splitter",
     "check_target",
     "codes_of_indices",
@@ -30,6 +31,7 @@ __all__ = [
     "knows_dask",
     "rows_of",
     "splits_in_memory",
+    "tell_roles",
 ]
 
 
@@ -138,8 +140,37 @@ def splits_in_memory(splitter: Any, X: Any, y: Any, groups: Any) -> list[tuple[A
     return splits
 
 
+def tell_roles(splits: list[tuple[Any, Any]], n: int) -> bool:
+    """Whether every row plays one part in each split, once: what a code a row can tell."""
+    rows = np.arange(n)
+    sides = (np.concatenate([rows[np.asarray(side)] for side in split]) for split in splits)
+    return all(np.bincount(at, minlength=1).max() <= 1 for at in sides)
+
+
+def check_roles(told: bool) -> None:
+    """Refuse splits in which a row plays several parts.
+
+    Raises
+    ------
+    InvalidParameterError
+    """
+    if not told:
+        raise InvalidParameterError(
+            "cv: a split trains on rows that it tests, or has a row several times. Here a row "
+            "plays one part in a split. Give each row once (rows that count several times by "
+            "sample_weight), or search over rows in memory, by GridSearchCV."
+        )
+
+
 def codes_of_indices(splits: list[tuple[Any, Any]], n: int) -> tuple[Any, Roles]:
-    """Codes of rows, and what these mean, of (train, test) row numbers or masks."""
+    """Codes of rows, and what these mean, of (train, test) row numbers or masks.
+
+    Raises
+    ------
+    InvalidParameterError
+        A row plays several parts in a split.
+    """
+    check_roles(tell_roles(splits, n))
     table = np.full((n, len(splits)), NEITHER, np.int8)
     for split, (train, test) in enumerate(splits):
         table[np.asarray(train), split] = TRAIN

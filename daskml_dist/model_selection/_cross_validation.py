@@ -12,11 +12,11 @@ from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.works import doing
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.metrics.scorers import get_scorers
+from daskml_dist.model_selection._out_of_fold import predicted_out_of_fold
 from daskml_dist.model_selection._pipelines import fits_of_stacks, score_names
 from daskml_dist.model_selection._roles import TEST, TRAIN
 from daskml_dist.model_selection._routing import weighed_scores
-from daskml_dist.model_selection._split_rows import chosen
-from daskml_dist.model_selection._validation import Splits, beside, fitted_on
+from daskml_dist.model_selection._validation import Splits, beside
 
 __all__ = ["cross_val_predict", "cross_val_score", "cross_validate"]
 
@@ -55,7 +55,8 @@ def cross_validate(
     cv : int, splitter, iterable of (train, test) row numbers, or None
         None: 5 folds, stratified for a classifier.
     params : dict, optional
-        Arguments of ``fit``; `sample_weight` is cut like X.
+        Arguments of ``fit``; those that have a value a row, as weights (a pipeline's too:
+        ``step__sample_weight``), are cut like X.
     return_train_score, return_estimator, return_indices : bool, default=False
         Indices of Dask collections are lazy masks, one bool a row, as of ``split``.
     error_score : "raise" or float, default=nan
@@ -182,12 +183,15 @@ def cross_val_predict(
     Returns
     -------
     ndarray, or lazy dask Array where an input is a Dask collection
-        Of shape (n_rows,) or (n_rows, n_outputs).
+        Of shape (n_rows,) or (n_rows, n_outputs). Of a label that a fit has not met it says 0, or
+        the lowest number, where it is asked for more than a prediction.
 
     Raises
     ------
     InvalidParameterError
-        Splits are no partition of the rows.
+        Splits are no partition of the rows; told when the rows are computed.
+    InvalidDataError
+        A fit has met two labels of several, and is asked for its decision function.
     """
     y, groups, fit_params = beside(X, y, groups, params)
     if not any(map(is_dask, (X, y, groups, *fit_params.values()))):
@@ -197,9 +201,5 @@ def cross_val_predict(
         )  # fmt: skip
     weighed_scores(estimator, {}, fit_params, False)
     splits = Splits(estimator, X, y, groups, fit_params, cv)
-    predicted = []
-    for split in range(splits.n_splits):
-        rows, targets, more = splits.side(split, TRAIN)
-        fitted = fitted_on(estimator, rows, targets, more)
-        predicted.append(getattr(fitted, method)(splits.rows.inputs[0]))
-    return chosen(splits.rows, predicted)
+    (fits,) = splits.fits([estimator], {}, train_score=False, error_score="raise")
+    return predicted_out_of_fold(splits.rows, [fit.estimator for fit in fits], method)

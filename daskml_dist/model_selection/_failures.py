@@ -74,7 +74,9 @@ class _Told:
 
     def __call__(self, *args: Any, **params: Any) -> float:
         try:
-            return float(self.score(*args, **params))
+            found = self.score(*args, **params)
+            if not isinstance(found, Mapping):
+                return float(found)
         except Exception as error:
             if self.error_score == "raise":
                 raise
@@ -85,6 +87,10 @@ class _Told:
                 stacklevel=6,
             )
             return float(self.error_score)
+        raise InvalidParameterError(
+            f"scoring: a callable has returned several scores, {sorted(found)}, which is for "
+            "rows in memory. Name each of them: scoring={name: callable, ...}."
+        )
 
 
 def safe(scorers: Mapping[str, Any], error_score: Any) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.nearest import nearest
 from daskml_dist.model_selection._checks import check_splitter
 from daskml_dist.model_selection._results import table_of
-from daskml_dist.model_selection._search import Candidates, SearchOnDask
+from daskml_dist.model_selection._search import Candidates, SearchOnDask, index_of
 from daskml_dist.model_selection._thinning import count_of_rows, labels_of, thinned_splits
 from daskml_dist.model_selection._validation import Fitted, Splits
 
@@ -120,8 +120,11 @@ class HalvingOnDask(SearchOnDask):
         last = np.flatnonzero(results["iter"] == np.max(results["iter"]))
         scores = results["mean_test_score"][last]
         best = 0 if np.isnan(scores).all() else int(np.nanargmax(scores))
-        self.best_index_ = int(self.refit(results)) if callable(self.refit) else int(last[best])
-        self.best_score_ = results["mean_test_score"][self.best_index_]
+        if callable(self.refit):
+            self.best_index_ = index_of(self.refit(results), len(results["params"]))
+        else:
+            self.best_index_ = int(last[best])
+            self.best_score_ = results["mean_test_score"][self.best_index_]
         self.best_params_ = results["params"][self.best_index_]
 
     def _check_halving(self, y: Any) -> None:

@@ -339,12 +339,12 @@ class _InMemory:
     """
 
     def __init__(self, splits: Splits, sides: Sequence[Any]) -> None:
-        self.n_splits, self._plain, self._sides = splits.n_splits, splits.plain, sides
+        self.n_splits, self._params, self._sides = splits.n_splits, splits.params, sides
 
     def side(self, split: int, role: int) -> tuple[Any, Any, dict[str, Any]]:
         """As of :class:`Splits`."""
-        X, y, *weight = self._sides[split][role - 1]
-        return X, y, {**self._plain, **dict(zip(["sample_weight"], weight, strict=False))}
+        X, y, *cut = self._sides[split][role - 1]
+        return X, y, self._params(cut)
 
 
 def _client() -> Any | None:

@@ -101,8 +101,8 @@ def stacked_pipelines(
     tuple of (list of list of Fitted, int), or None
         Of each pipeline, one a split; and the number of stacks.
     """
-    if splits.plain or len(splits.inputs) > 2:
-        return None  # arguments of steps
+    if splits.plain or splits.cut or not splits.by_roles:
+        return None  # arguments of steps, or rows that play several parts
     if not all(given is None or isinstance(given, str) for given in scoring.values()):
         return None  # a function of the whole pipeline
     options = {"train_score": train_score, "error_score": error_score}

@@ -127,7 +127,7 @@ def resumed_stacks(
     scorers: Mapping[str, Any], *, train_score: bool, error_score: Any,
 ) -> Stacks | None:  # fmt: skip
     """Candidates as columns of stacks, open; None where they are none."""
-    if set(splits.plain) - {"sample_weight"} or (of_steps := step_stacks(estimators)) is None:
+    if not splits.for_stacks or (of_steps := step_stacks(estimators)) is None:
         return None
     collection, classes = targets_of(splits, estimators[0]._classification)
     known = {name: of_sums(estimators[0], given) for name, given in scoring.items()}

@@ -32,7 +32,7 @@ from daskml_dist.model_selection._routing import is_routed, weighed_scores
 from daskml_dist.model_selection._stacking import stacks
 from daskml_dist.model_selection._validation import Fitted, Splits, beside, fitted_on
 
-__all__ = ["GridSearchCV", "RandomizedSearchCV", "SearchOnDask"]
+__all__ = ["GridSearchCV", "RandomizedSearchCV", "SearchOnDask", "index_of"]
 
 Candidates = Sequence[Mapping[str, Any]]
 
@@ -185,7 +185,7 @@ class SearchOnDask(NamedParameters, Exported):
             return
         name = self.refit if self.multimetric_ else "score"
         if callable(self.refit):
-            self.best_index_ = _index(self.refit(results), len(results["params"]))
+            self.best_index_ = index_of(self.refit(results), len(results["params"]))
         else:
             self.best_index_ = int(results[f"rank_test_{name}"].argmin())
             self.best_score_ = results[f"mean_test_{name}"][self.best_index_]
@@ -203,7 +203,7 @@ class SearchOnDask(NamedParameters, Exported):
         return clone(self.estimator).set_params(**clone(params, safe=False))
 
 
-def _index(best: Any, n_candidates: int) -> int:
+def index_of(best: Any, n_candidates: int) -> int:
     """Number that a function chose, checked in scikit-learn's words."""
     if not isinstance(best, Integral):
         raise InvalidTypeError(

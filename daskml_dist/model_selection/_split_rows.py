@@ -17,7 +17,7 @@ from daskml_dist.data.collection import Collection, as_collection
 from daskml_dist.data.lazy import is_dask_frame
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.data.unread import unread
-from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors import InvalidDataError
 from daskml_dist.model_selection._codes import Thinned
 from daskml_dist.model_selection._roles import (
     TEST,
@@ -31,7 +31,6 @@ from daskml_dist.model_selection._roles import (
 
 __all__ = [
     "RowsOfSplits",
-    "chosen",
     "count_rows",
     "joined_rows",
     "label_counts",
@@ -96,9 +95,15 @@ class RowsOfSplits:
         return unread(zip(*pieces, strict=True), error)
 
     def mask(self, split: int, role: int) -> Any:
-        """Rows that play a role in a split: lazy bool, chunked as X is, and a series of a frame."""
-        if is_dask_frame(self.inputs[0]):
-            return self._mask_of_frame(split, role)
+        """Rows that play a role in a split: lazy bool, chunked as X is.
+
+        A series beside a frame of known divisions; where these are unknown Dask would match rows
+        by a shuffle of the index.
+        """
+        frame = self.inputs[0]
+        if is_dask_frame(frame) and frame.known_divisions:
+            if frame.npartitions == len(self.columns.parts):
+                return self._mask_of_frame(split, role)
         one = delayed(partial(_mask, self.roles, split, role), pure=False)
         counts: list[Any] = self.columns.row_counts or [np.nan] * len(self.columns.parts)
         parts = [
@@ -116,11 +121,8 @@ class RowsOfSplits:
             one(codes, part[0])
             for codes, part in zip(self.code_parts(), self.columns.parts, strict=True)
         ]
-        known = frame.known_divisions and frame.npartitions == len(parts)
-        return dd.from_delayed(
-            parts, meta=_indexed(np.zeros(0, bool), frame._meta), verify_meta=False,
-            divisions=frame.divisions if known else None,
-        )  # fmt: skip
+        meta = _indexed(np.zeros(0, bool), frame._meta)
+        return dd.from_delayed(parts, meta=meta, divisions=frame.divisions, verify_meta=False)
 
     def _pieces(self, value: Any) -> list[Any]:
         """Pieces of an input, cut as the codes are."""
@@ -258,32 +260,3 @@ def thinned(rows: RowsOfSplits, fraction: float, seed: int) -> RowsOfSplits:
     first = counts.cumsum() - counts
     codes = Thinned(rows.codes, Order(first, seed), fraction)
     return replace(rows, codes=codes, roles=ThinnedRoles(rows.roles))
-
-
-# --- predictions of test rows -----------------------------------------------------------------
-
-
-def chosen(rows: RowsOfSplits, predicted: list[Any]) -> da.Array:
-    """Of each split's predictions of all rows, those of its test rows; lazy."""
-    choose = delayed(partial(_choose, rows.roles), pure=False)
-    pieces = [value.to_delayed().reshape(len(rows.columns.parts), -1)[:, 0] for value in predicted]
-    first = predicted[0]
-    parts = [
-        da.from_delayed(choose(codes, *found), (n, *first.shape[1:]), meta=first._meta)
-        for codes, n, *found in zip(rows.code_parts(), first.chunks[0], *pieces, strict=True)
-    ]
-    of_tests: da.Array = da.concatenate(parts)
-    return of_tests
-
-
-def _choose(roles: Roles, codes: Ints, *predicted: NDArray[Any]) -> NDArray[Any]:
-    tests = np.array([roles.played(codes, split) == TEST for split in range(roles.n_splits)])
-    if not (tests.sum(axis=0) == 1).all():
-        raise InvalidParameterError(
-            "cross_val_predict only works for partitions: every row must be in the test rows of "
-            "one split. Use KFold, StratifiedKFold or GroupKFold."
-        )
-    out = np.empty_like(predicted[0])
-    for test, found in zip(tests, predicted, strict=True):
-        out[test] = found[test]
-    return out

@@ -66,7 +66,7 @@ class OnDask(NamedParameters):
         train, test : ndarray of int64
             Numbers of rows. Where an input is a Dask collection: lazy masks of bool of shape
             (n_rows,) in the chunks of X, such that ``X[train]`` are the rows: a dask Series of a
-            dask DataFrame, else a dask Array.
+            dask DataFrame of known divisions, else a dask Array.
 
         Raises
         ------
@@ -171,8 +171,9 @@ class StratifiedKFold(OnDask, model_selection.StratifiedKFold):
 class GroupKFold(OnDask, model_selection.GroupKFold):
     """Folds that no group is part of two of.
 
-    Parameters are scikit-learn's, and so are the folds, shuffled or not: the largest groups go first,
-    each to the fold that has the fewest rows. The groups of a Dask collection are counted in one pass.
+    Parameters are scikit-learn's, and so are the folds, shuffled or not: the largest groups go
+    first, each to the fold that has the fewest rows. The groups of a Dask collection are counted in
+    one pass.
     """
 
     _column = "groups"

@@ -26,7 +26,7 @@ from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import tell
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 from daskml_dist.metrics.scorers import SCORERS, Scorer, n_best_of
-from daskml_dist.model_selection._checks import has_columns
+from daskml_dist.model_selection._checks import check_roles, has_columns
 from daskml_dist.model_selection._codes import ByPlace, ByRange, Thinned
 from daskml_dist.model_selection._failures import safe
 from daskml_dist.model_selection._roles import TEST, TRAIN, Ints, Roles
@@ -84,7 +84,7 @@ def stacked_fits(
     error_score : "raise" or float
         What a failed fit scores.
     """
-    if set(splits.plain) - {"sample_weight"} or has_columns(splits.inputs[1]):
+    if not splits.for_stacks or has_columns(splits.inputs[1]):
         return None
     rounds = can_stack(estimators)
     of_steps = None if rounds else step_stacks(estimators)
@@ -288,6 +288,7 @@ def targets_of(
     class_weight : dict, "balanced" or None
         Factors of the weights of rows, by their label.
     """
+    check_roles(splits.by_roles)
     X, y, *weight = splits.inputs
     collection = as_collection(
         X, y, weight[0] if weight else splits.plain.get("sample_weight"),

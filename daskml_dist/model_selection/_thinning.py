@@ -13,7 +13,6 @@ from sklearn.utils import _safe_indexing, resample
 from daskml_dist._checks import seed_of
 from daskml_dist.data.collection import as_collection
 from daskml_dist.errors import DaskMLDistError
-from daskml_dist.model_selection._checks import codes_of_indices
 from daskml_dist.model_selection._split_rows import count_rows, label_counts, n_rows_of, thinned
 from daskml_dist.model_selection._validation import Splits
 
@@ -64,5 +63,5 @@ def thinned_splits(splits: Splits, fraction: float, random_state: Any) -> Splits
         )
         some = [tuple(np.searchsorted(used, side) for side in split) for split in some]
     found._splits = some
-    found.codes, found.roles = codes_of_indices(some, n_rows_of(found.inputs[0]))
+    found._set_roles()
     return found

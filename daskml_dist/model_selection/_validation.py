@@ -7,8 +7,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from numbers import Real
 from typing import Any
 
+import numpy as np
 from dask.base import compute
 from dask.delayed import delayed
 from sklearn.base import clone
@@ -25,9 +27,10 @@ from daskml_dist.model_selection._checks import (
     knows_dask,
     rows_of,
     splits_in_memory,
+    tell_roles,
 )
 from daskml_dist.model_selection._failures import safe, tell_failures
-from daskml_dist.model_selection._roles import TEST, TRAIN, Roles
+from daskml_dist.model_selection._roles import NEITHER, TEST, TRAIN, Roles, TableRoles
 from daskml_dist.model_selection._split_rows import RowsOfSplits, n_rows_of
 from daskml_dist.models.stacked import OnlyOne
 from daskml_dist.training.dask_internals import is_dasks
@@ -38,6 +41,7 @@ __all__ = [
     "beside",
     "fitted_on",
     "score_sides",
+    "with_cut",
 ]
 
 
@@ -74,16 +78,21 @@ class Splits:
     X, y, groups : Dask collections, or rows in memory; None where absent
         `y` may name a column of X.
     fit_params : dict
-        Arguments of ``fit``; `sample_weight` is cut like X.
+        Arguments of ``fit``; those that have a value a row are cut like X.
     cv
         As in :func:`cross_validate`.
 
     Attributes
     ----------
     inputs : tuple
-        X, y, and the weights of rows, if there are any.
+        X, y, and the arguments of ``fit`` that are cut: the weights of rows first.
+    cut : tuple of str
+        Names of these.
     plain : dict
         Arguments of ``fit`` that are not cut.
+    by_roles : bool
+        Whether every row plays one part in a split; else `roles` and `codes` say nothing. Of Dask
+        collections it always does.
     roles : Roles
     codes : ndarray of int64 of shape (n_rows,), or None
         Of rows in memory.
@@ -94,11 +103,13 @@ class Splits:
         self, estimator: Any, X: Any, y: Any, groups: Any, fit_params: dict[str, Any], cv: Any
     ) -> None:
         X, y, weight = take_columns(X, y, fit_params.get("sample_weight"))
-        self.plain = dict(fit_params)
-        self.inputs: tuple[Any, ...] = X, y
-        if weight is not None and not isinstance(weight, float | int):
-            self.plain.pop("sample_weight")
-            self.inputs = X, y, weight
+        given = {**fit_params, "sample_weight": weight} if weight is not None else dict(fit_params)
+        names = [name for name, value in given.items() if _is_of_rows(name, value, X)]
+        names.sort(key="sample_weight".__ne__)
+        self.cut = tuple(names)
+        self.inputs: tuple[Any, ...] = X, y, *(given.pop(name) for name in names)
+        self.plain = given
+        self.by_roles = True
         check_target(estimator, y)
         splitter = check_splitter(cv, estimator, y)
         self._rows: RowsOfSplits | None = None
@@ -108,8 +119,18 @@ class Splits:
             self.roles: Roles = self._rows.roles
         else:
             self._splits = splits_in_memory(splitter, X, y, groups)
-            self.codes, self.roles = codes_of_indices(self._splits, n_rows_of(X))
+            self._set_roles()
         self.n_splits = self.roles.n_splits
+
+    def _set_roles(self) -> None:
+        """Codes of rows in memory, as far as these tell the splits."""
+        n = n_rows_of(self.inputs[0])
+        self.by_roles = tell_roles(self._splits, n)
+        if self.by_roles:
+            self.codes, self.roles = codes_of_indices(self._splits, n)
+        else:
+            self.codes = np.zeros(n, np.int64)
+            self.roles = TableRoles(np.full((1, len(self._splits)), NEITHER, np.int8))
 
     @property
     def rows(self) -> RowsOfSplits:
@@ -117,16 +138,25 @@ class Splits:
         assert self._rows is not None
         return self._rows
 
+    @property
+    def for_stacks(self) -> bool:
+        """Whether columns of a stack can be told their rows, and what else is passed to ``fit``."""
+        return self.by_roles and not {*self.plain, *self.cut} - {"sample_weight"}
+
     def side(self, split: int, role: int) -> tuple[Any, Any, dict[str, Any]]:
         """Rows, targets and arguments of ``fit`` of one side of a split."""
         if self._rows is not None:
-            X, y, *weight = self._rows.side(split, role)
+            X, y, *cut = self._rows.side(split, role)
         else:
             at = self._splits[split][0 if role == TRAIN else 1]
-            X, y, *weight = (
+            X, y, *cut = (
                 None if value is None else _safe_indexing(value, at) for value in self.inputs
             )
-        return X, y, _with_weight(self.plain, weight)
+        return X, y, self.params(cut)
+
+    def params(self, cut: Sequence[Any]) -> dict[str, Any]:
+        """Arguments of ``fit``, of the values of those that are cut."""
+        return with_cut(self.plain, self.cut, cut)
 
     def of_split(self, split: int, X: Any) -> Splits:
         """One of the splits alone, of what a function of rows has made of X."""
@@ -159,7 +189,8 @@ class Splits:
                 found.append(_fit_and_score(e, train, test, scorers, **options))
         else:
             rows = [self.rows.gathered(split) for split in range(self.n_splits)]
-            task = delayed(partial(_fit_here, self.plain, scorers, options), pure=False)
+            params = partial(with_cut, self.plain, self.cut)
+            task = delayed(partial(_fit_here, params, scorers, options), pure=False)
             tell(f"{len(every)} fits as tasks")
             found = self._computed([task(e, rows[split]) for e, split in every])
         tell_failures([fit.error for fit in found], error_score, stacklevel=5)
@@ -198,19 +229,31 @@ def _here(value: Any) -> Any:
 
 
 def _fit_here(
-    plain: dict[str, Any], scorers: dict[str, Any], options: dict[str, Any], estimator: Any,
-    rows: tuple[tuple[Any, ...], tuple[Any, ...]],
+    params: Callable[..., dict[str, Any]], scorers: dict[str, Any], options: dict[str, Any],
+    estimator: Any, rows: tuple[tuple[Any, ...], tuple[Any, ...]],
 ) -> Fitted | Exception:  # fmt: skip
     """Fit and score on rows in memory; what is raised, where this is asked for."""
-    train, test = ((X, y, _with_weight(plain, weight)) for X, y, *weight in rows)
+    train, test = ((X, y, params(cut)) for X, y, *cut in rows)
     try:
         return _fit_and_score(estimator, train, lambda: test, scorers, **options)
     except Exception as error:
         return error
 
 
-def _with_weight(plain: dict[str, Any], weight: list[Any]) -> dict[str, Any]:
-    return {**plain, **dict(zip(["sample_weight"], weight, strict=False))}
+def _is_of_rows(name: str, value: Any, X: Any) -> bool:
+    """Whether an argument of ``fit`` has a value for each row of X."""
+    if is_dask(value) or value is None or isinstance(value, str | Real):
+        return is_dask(value)
+    if name.endswith("sample_weight"):
+        return True
+    there = hasattr(value, "__len__") or hasattr(value, "shape")
+    known = not is_dask(X) or not np.isnan(getattr(X, "shape", (np.nan,))[0])
+    return there and known and not isinstance(value, Mapping) and n_rows_of(value) == n_rows_of(X)
+
+
+def with_cut(plain: dict[str, Any], names: Sequence[str], cut: Sequence[Any]) -> dict[str, Any]:
+    """Arguments of ``fit``: those that are not cut, and those that are."""
+    return {**plain, **dict(zip(names, cut, strict=True))}
 
 
 def _fit_and_score(

@@ -28,6 +28,7 @@ EQUAL = [
     ("KFold", {"n_splits": 5}),
     ("StratifiedKFold", {"n_splits": 5}),
     ("GroupKFold", {"n_splits": 4}),
+    ("GroupKFold", {"n_splits": 3, "shuffle": True, "random_state": 0}),
     ("TimeSeriesSplit", {"n_splits": 4}),
     ("TimeSeriesSplit", {"n_splits": 4, "gap": 3, "max_train_size": 20, "test_size": 7}),
 ]

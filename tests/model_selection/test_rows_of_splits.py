@@ -1,0 +1,158 @@
+"""Rows that are cut for splits: several parts, arguments a row, and answers about unseen rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn import linear_model as truths
+from sklearn import model_selection as truth
+from sklearn.naive_bayes import GaussianNB as TheirGaussianNB
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler as TheirScaler
+
+from daskml_dist import linear_model, model_selection
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.linear_model import LassoCV, LogisticRegression, RidgeCV, SGDClassifier
+from daskml_dist.preprocessing import StandardScaler
+
+RNG = np.random.default_rng(0)
+N = 240
+X = RNG.normal(size=(N, 3))
+Y = np.digitize(X @ [1.0, -1.0, 0.5] + RNG.normal(size=N), [-1, 1])
+WEIGHTS = RNG.random(N)
+AT = np.arange(N)
+#: Splits in which rows play several parts.
+REPEATED = {
+    "all in both": [(AT, AT)],
+    "drawn with repeats": [(RNG.integers(0, N, N), AT[:80]), (RNG.integers(0, N, N), AT[80:])],
+    "some in both": [(AT[:160], AT[120:])],
+    "tested twice": [(AT[:160], np.r_[AT[160:], AT[160:200]])],
+}
+TIGHT: dict[str, Any] = {"tol": 1e-9}
+
+
+def _lazy(values: Any) -> da.Array:
+    return da.from_array(values, chunks=(100, *values.shape[1:]))
+
+
+@pytest.mark.parametrize("cv", REPEATED.values(), ids=list(REPEATED))
+def test_rows_that_play_several_parts(cv: Any) -> None:
+    grid = {"C": [0.01, 1.0]}
+    ours = model_selection.GridSearchCV(
+        LogisticRegression(**TIGHT), grid, cv=cv, scoring="neg_log_loss", refit=False
+    ).fit(X, Y)
+    theirs = truth.GridSearchCV(
+        truths.LogisticRegression(**TIGHT), grid, cv=cv, scoring="neg_log_loss", refit=False
+    ).fit(X, Y)
+    for split in range(len(cv)):
+        name = f"split{split}_test_score"
+        np.testing.assert_allclose(ours.cv_results_[name], theirs.cv_results_[name], atol=1e-6)
+    for fit in (
+        lambda: LassoCV(cv=cv).fit(X, X[:, 0]),
+        lambda: RidgeCV(cv=cv).fit(X, X[:, 0]),
+        lambda: model_selection.cross_validate(LogisticRegression(), _lazy(X), _lazy(Y), cv=cv),
+    ):
+        with pytest.raises(InvalidParameterError, match="a row plays one part in a split"):
+            fit()
+
+
+def test_hyperband_of_rows_that_play_several_parts() -> None:
+    search = model_selection.HyperbandSearchCV(
+        SGDClassifier(tol=None, random_state=0), {"alpha": [1e-4, 1e-2]}, max_iter=3, cv=[(AT, AT)]
+    )
+    search.fit(X, Y)
+    assert not hasattr(search, "stacks_")
+    assert search.best_score_ == pytest.approx(search.best_estimator_.score(X, Y), abs=0.05)
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_weights_of_a_step_are_cut(client: Any, ours: bool) -> None:
+    scaler, last = (StandardScaler(), LogisticRegression(**TIGHT))
+    theirs = make_pipeline(TheirScaler(), truths.LogisticRegression(**TIGHT))
+    tried = make_pipeline(scaler, last) if ours else theirs
+    name = "logisticregression__sample_weight"
+    options: dict[str, Any] = {"cv": 3, "scoring": "neg_log_loss"}
+    expected = truth.cross_val_score(theirs, X, Y, params={name: WEIGHTS}, **options)
+    for weights in (_lazy(WEIGHTS), WEIGHTS):
+        found = model_selection.cross_val_score(
+            tried, _lazy(X), _lazy(Y), params={name: weights}, **options
+        )
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("frame", [False, True])
+def test_answers_of_estimators_that_know_no_dask(client: Any, frame: bool) -> None:
+    rows: Any = _lazy(X)
+    if frame:
+        rows = dd.from_pandas(pd.DataFrame(X, columns=list("abc")), npartitions=3)
+    rows = rows[rows["a"] > -9] if frame else rows[rows[:, 0] > -9]  # of unknown sizes
+    labels = dd.from_pandas(pd.Series(Y), npartitions=3) if frame else _lazy(Y)
+    cv = truth.KFold(3)
+    for method in ("predict", "predict_proba"):
+        found = model_selection.cross_val_predict(
+            TheirGaussianNB(), rows, labels, cv=cv, method=method
+        )
+        expected = truth.cross_val_predict(TheirGaussianNB(), X, Y, cv=cv, method=method)
+        assert found.ndim == expected.ndim
+        np.testing.assert_allclose(np.asarray(found), expected, atol=1e-9)
+
+
+def test_answers_of_fits_that_have_not_met_a_label(client: Any) -> None:
+    labels, cv = Y.copy(), truth.KFold(4)
+    labels[:5] = 7
+    ours, theirs = LogisticRegression(**TIGHT), truths.LogisticRegression(**TIGHT)
+    for method in ("predict_proba", "decision_function", "predict_log_proba"):
+        given: dict[str, Any] = {"cv": cv, "method": method}
+        with pytest.warns(RuntimeWarning, match="Number of classes in training fold"):
+            found = model_selection.cross_val_predict(ours, _lazy(X), _lazy(labels), **given)
+        with pytest.warns(RuntimeWarning, match="Number of classes in training fold"):
+            expected = truth.cross_val_predict(theirs, X, labels, **given)
+        np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-3, atol=1e-4)
+    two = np.where(AT < 5, 7, Y > 1)
+    with pytest.raises(InvalidDataError, match="decision function says nothing"):
+        model_selection.cross_val_predict(
+            ours, _lazy(X), _lazy(two), cv=cv, method="decision_function"
+        )
+
+
+def test_a_callable_that_returns_several_scores_is_refused(client: Any) -> None:
+    def several(model: Any, rows: Any, labels: Any) -> dict[str, float]:
+        return {"one": 1.0}
+
+    with pytest.raises(InvalidParameterError, match="Name each of them"):
+        model_selection.cross_validate(
+            linear_model.LogisticRegression(), _lazy(X), _lazy(Y), scoring=several, cv=2
+        )
+
+
+def test_what_a_function_chooses_of_a_halving_is_checked() -> None:
+    grid: dict[str, Any] = {"C": [0.1, 1.0, 10.0]}
+    search = model_selection.HalvingGridSearchCV(
+        LogisticRegression(), grid, cv=2, refit=lambda results: 1
+    ).fit(X, Y)
+    assert search.best_index_ == 1
+    assert not hasattr(search, "best_score_")
+    with pytest.raises(IndexError, match="out of range"):
+        search.set_params(refit=lambda results: 99).fit(X, Y)
+
+
+def test_masks_of_a_frame_take_its_rows() -> None:
+    table = pd.DataFrame(X, columns=list("abc")).assign(y=Y)
+    frame = dd.from_pandas(table, npartitions=3)
+    for named in ("y", frame["y"]):
+        pairs = model_selection.StratifiedKFold(3).split(frame, named)
+        expected = truth.StratifiedKFold(3).split(X, Y)
+        for (train, test), (_, held) in zip(pairs, expected, strict=True):
+            assert len(frame[train]) == N - len(held)
+            np.testing.assert_array_equal(frame["y"][test].compute(), Y[held])
+    for _, test in model_selection.KFold(3).split(frame.clear_divisions()):
+        assert isinstance(test, da.Array)
+    for rows in (table, dd.from_pandas(table, npartitions=3)):
+        _, test = model_selection.train_test_split(rows, stratify="y", random_state=0)
+        shares = np.bincount(np.asarray(test["y"])) / np.bincount(Y)
+        np.testing.assert_allclose(shares, 0.25, atol=0.02)
