@@ -5,12 +5,24 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from daskml_dist.errors import InvalidTypeError
 from daskml_dist.errors.foreign import called_here
 
 __all__ = ["NamedParameters", "check_names", "names_of"]
+
+
+class _Signature:
+    """Signature of a class: its constructor's, which `__new__` hides where that is inherited."""
+
+    def __get__(self, made: Any, kind: type) -> inspect.Signature | None:
+        if made is not None:
+            return None  # of an object that is called, as Python finds it
+        if kind.__init__ is object.__init__:  # type: ignore[misc]
+            return inspect.Signature()
+        own = inspect.signature(kind.__init__)  # type: ignore[misc]
+        return own.replace(parameters=list(own.parameters.values())[1:])
 
 
 class NamedParameters:
@@ -21,6 +33,8 @@ class NamedParameters:
     InvalidTypeError
         A constructor has no parameter of a name; a TypeError too, as Python's own.
     """
+
+    __signature__: ClassVar[Any] = _Signature()
 
     def __new__(cls, *args: Any, **params: Any) -> Self:
         check_names(cls, params)  # here, since signatures are those of each __init__

@@ -108,6 +108,10 @@ def test_subclasses_have_constructors_of_their_own() -> None:
 def test_every_constructor_says_what_it_has(kind: type) -> None:
     with pytest.raises((InvalidTypeError, InvalidParameterError), match="'xyzzy'"):
         kind(xyzzy=1)
+    init: Any = kind.__init__  # type: ignore[misc]
+    own = [] if init is object.__init__ else list(inspect.signature(init).parameters.values())[1:]
+    found = inspect.signature(kind).parameters.values()
+    assert [*map(str, found)] == [*map(str, own)]  # NaN is no other
 
 
 @pytest.mark.parametrize(
