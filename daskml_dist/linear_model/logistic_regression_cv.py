@@ -15,6 +15,7 @@ from sklearn.utils.metadata_routing import MetadataRouter, MethodMapping
 from daskml_dist._checks import check_flag
 from daskml_dist._linear_classifier import LinearClassifier
 from daskml_dist._run import Run
+from daskml_dist._sparse_coef import SparseCoef
 from daskml_dist._stacks import Stack
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.linear_model._cross_validated import CrossValidated
@@ -34,7 +35,7 @@ from daskml_dist.solvers.stacked_scores import SCORES
 __all__ = ["LogisticRegressionCV"]
 
 
-class LogisticRegressionCV(CrossValidated, LinearClassifier):
+class LogisticRegressionCV(CrossValidated, LinearClassifier, SparseCoef):
     """Logistic regression whose penalty is chosen by cross-validation, all fits of it in one.
 
     Each pair of a penalty and a split is a column of one wide model, and the gradients that all

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterable
+from importlib import import_module
 from numbers import Integral
 from typing import Any
 
@@ -81,6 +82,9 @@ class Scorer(_Theirs):
         found = cls(theirs._score_func)
         found.__dict__.update(vars(theirs))
         found._name = name
+        if name is None:
+            found._score_func = _twin_of(theirs._score_func)
+            found._needs_labels = found._score_func in (roc_auc_score, top_k_accuracy_score)
         return found
 
     def _score(self, method_caller: Any, estimator: Any, X: Any, y_true: Any, **kwargs: Any) -> Any:
@@ -88,6 +92,11 @@ class Scorer(_Theirs):
             kwargs = self._of_known_labels(self) | kwargs
             return super()._score(method_caller, estimator, X, y_true, **kwargs)
         if self._name is None:
+            if self._score_func.__module__.startswith("sklearn."):
+                raise InvalidParameterError(
+                    f"{self._score_func.__name__} of scikit-learn scores no Dask collections. Use "
+                    "make_scorer of a metric of daskml_dist.metrics, or rows in memory."
+                )
             kwargs = self._of_known_labels(self) | kwargs
             return self._lazily(estimator, X, y_true, **kwargs)
         if self._name not in SCORERS:
@@ -324,8 +333,8 @@ def get_scorer(scoring: str | Callable[..., Any]) -> Callable[..., Any]:
     Parameters
     ----------
     scoring : str or callable
-        A name of scikit-learn's, or what `make_scorer` returned, or any function
-        ``(estimator, X, y)``.
+        A name of scikit-learn's, or what `make_scorer` (scikit-learn's too) returned, or any
+        function ``(estimator, X, y)``.
 
     Returns
     -------
@@ -338,7 +347,8 @@ def get_scorer(scoring: str | Callable[..., Any]) -> Callable[..., Any]:
         There is no such name.
     """
     if not isinstance(scoring, str):
-        return scoring
+        theirs = isinstance(scoring, _Theirs) and not isinstance(scoring, Scorer)
+        return Scorer.of(scoring) if theirs else scoring
     if scoring not in sklearn.metrics.get_scorer_names():
         raise InvalidParameterError(
             f"{scoring!r} is not a valid scoring value: it is no name of a score. Use one of "
@@ -346,6 +356,15 @@ def get_scorer(scoring: str | Callable[..., Any]) -> Callable[..., Any]:
             f"in memory.{nearest(scoring, sklearn.metrics.get_scorer_names())}"
         )
     return Scorer.of(sklearn.metrics.get_scorer(scoring), scoring)
+
+
+def _twin_of(metric: Callable[..., Any]) -> Callable[..., Any]:
+    """The metric of this package for one of scikit-learn's, which knows no Dask collections."""
+    name = getattr(metric, "__name__", "")
+    if getattr(sklearn.metrics, name, None) is not metric:
+        return metric
+    twin: Callable[..., Any] = getattr(import_module("daskml_dist.metrics"), name, metric)
+    return twin
 
 
 def get_scorers(estimator: Any, scoring: Any) -> dict[str, Callable[..., Any]]:

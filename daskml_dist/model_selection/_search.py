@@ -224,7 +224,7 @@ class GridSearchCV(SearchOnDask, model_selection.GridSearchCV):
     Parameters
     ----------
     estimator, param_grid, scoring, refit, cv, error_score, return_train_score
-        scikit-learn's. `n_jobs` and `pre_dispatch` are for rows in memory.
+        scikit-learn's; so is `verbose`. `n_jobs` and `pre_dispatch` are for rows in memory.
 
     Attributes
     ----------
@@ -244,7 +244,7 @@ class RandomizedSearchCV(SearchOnDask, model_selection.RandomizedSearchCV):
     ----------
     estimator, param_distributions, n_iter, scoring, refit, cv, random_state, error_score, \
 return_train_score
-        scikit-learn's. `n_jobs` and `pre_dispatch` are for rows in memory.
+        scikit-learn's; so is `verbose`. `n_jobs` and `pre_dispatch` are for rows in memory.
 
     Attributes
     ----------

@@ -9,7 +9,9 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import sparse
 from sklearn import linear_model as truths
+from sklearn import metrics
 from sklearn import model_selection as truth
 from sklearn.naive_bayes import GaussianNB as TheirGaussianNB
 from sklearn.pipeline import make_pipeline
@@ -128,6 +130,36 @@ def test_a_callable_that_returns_several_scores_is_refused(client: Any) -> None:
         model_selection.cross_validate(
             linear_model.LogisticRegression(), _lazy(X), _lazy(Y), scoring=several, cv=2
         )
+
+
+def test_scorers_that_scikit_learn_made(client: Any) -> None:
+    scoring: dict[str, Any] = {
+        "f1": metrics.make_scorer(metrics.f1_score, average="macro"),
+        "auc": metrics.make_scorer(
+            metrics.roc_auc_score, response_method="predict_proba", multi_class="ovr"
+        ),
+        "loss": metrics.make_scorer(
+            metrics.log_loss, response_method="predict_proba", greater_is_better=False
+        ),
+    }
+    options: dict[str, Any] = {"scoring": scoring, "cv": 2, "error_score": "raise"}
+    found = model_selection.cross_validate(
+        LogisticRegression(**TIGHT), _lazy(X), _lazy(Y), **options
+    )
+    expected = truth.cross_validate(truths.LogisticRegression(**TIGHT), X, Y, **options)
+    for name in scoring:
+        np.testing.assert_allclose(found[f"test_{name}"], expected[f"test_{name}"], atol=1e-6)
+    options["scoring"] = metrics.make_scorer(metrics.hinge_loss)
+    with pytest.raises(InvalidParameterError, match=r"make_scorer of a metric of daskml_dist"):
+        model_selection.cross_validate(LogisticRegression(), _lazy(X), _lazy(Y), **options)
+
+
+def test_penalties_that_were_chosen_leave_sparse_coefficients() -> None:
+    clf = linear_model.LogisticRegressionCV(Cs=2, cv=2, use_legacy_attributes=False).fit(X, Y)
+    expected = clf.predict_proba(X)
+    assert sparse.issparse(clf.sparsify().coef_)
+    np.testing.assert_allclose(clf.predict_proba(X), expected)
+    assert isinstance(clf.densify().coef_, np.ndarray)
 
 
 def test_what_a_function_chooses_of_a_halving_is_checked() -> None:
