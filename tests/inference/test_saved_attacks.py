@@ -98,6 +98,37 @@ def pickled(members: Members) -> bytes:
     return of_arrays(members, data.getvalue())
 
 
+def _list(number: int, content: list[Any]) -> dict[str, Any]:
+    return {
+        "__class__": "list", "__module__": "builtins", "__loader__": "ListNode",
+        "content": content, "__id__": number,
+    }  # fmt: skip
+
+
+def _with_part(part: dict[str, Any]) -> Any:
+    def change(parts: Members) -> Members:
+        schema = json.loads(parts["schema.json"])
+        schema["content"]["content"]["more_"] = part
+        return parts | {"schema.json": json.dumps(schema).encode()}
+
+    return inner(change)
+
+
+def doubled(times: int) -> dict[str, Any]:
+    """Lists of which each holds the one before it twice."""
+    part = _list(900_000, [])
+    for number in range(900_000, 900_000 + times):
+        part = _list(number + 1, [part, _list(number, [])])
+    return part
+
+
+def nested(times: int) -> dict[str, Any]:
+    part = _list(900_000, [])
+    for number in range(times):
+        part = _list(900_001 + number, [part])
+    return part
+
+
 def of_arrays(members: Members, data: bytes) -> bytes:
     return summed({n: data if n.endswith(".npy") else d for n, d in members.items()})
 
@@ -128,6 +159,10 @@ ATTACKS: dict[str, tuple[Callable[[Members], bytes], str]] = {
     "another estimator": (
         lambda m: summed(m, estimator="daskml_dist.linear_model.Ridge"), "tells of a .*Ridge"
     ),
+    "lists doubled forty times": (_with_part(doubled(40)), "hold each other more often"),
+    "lists doubled five times": (_with_part(doubled(5)), ""),
+    "a list of itself": (_with_part(_list(900_000, [_list(900_000, [])])), "holds itself"),
+    "lists within lists": (_with_part(nested(400)), "cannot be read"),
     "its twin for it": (lambda m: summed(m, twin=False), ""),
 }  # fmt: skip
 

@@ -12,6 +12,7 @@ from daskml_dist.inference.export.twins import to_sklearn
 from daskml_dist.inference.saved.archive import REMEDY, filled, pack, shared, unpack
 from daskml_dist.inference.saved.left_out import replacements
 from daskml_dist.inference.saved.manifest import manifest_of
+from daskml_dist.inference.saved.references import check_references
 from daskml_dist.inference.saved.trusted import asked_of, check_findable, check_trusted
 from daskml_dist.inference.saved.versions import reading, warn_of_versions
 
@@ -90,6 +91,7 @@ def read(data: bytes, name: str, trusted: Collection[str] = (), **given: Any) ->
     warn_of_versions(manifest, name)
     own = _own(manifest, members, data, name)
     with reading(manifest, name):
+        check_references(own, name)
         types = check_trusted(sio.get_untrusted_types(data=own), trusted, name)
         with warnings.catch_warnings():
             # Of each part; of the file there is one warning.
