@@ -27,9 +27,14 @@ def of_model(served: Any, versions: list[str]) -> dict[str, Any]:
     """Inputs and outputs of a model: one matrix, or an input a feature where dtypes differ."""
     predictor = served.predictor
     n_features, dtypes = predictor.n_features, predictor.dtypes or []
-    if predictor.names is not None and len(dtypes) > 1:
+    texts = set() if dtypes else _texts(getattr(predictor, "model", None))
+    if predictor.names is not None and (len(dtypes) > 1 or texts):
         inputs = [
-            {"name": name, "datatype": _datatype(told_dtype(predictor, at)), "shape": [-1]}
+            {
+                "name": name,
+                "datatype": "BYTES" if name in texts else _datatype(told_dtype(predictor, at)),
+                "shape": [-1],
+            }
             for at, name in enumerate(predictor.names)
         ]
     else:
@@ -43,6 +48,20 @@ def of_model(served: Any, versions: list[str]) -> dict[str, Any]:
         "inputs": inputs,
         "outputs": [_output(name, predictor) for name in outputs_of(predictor)],
     }
+
+
+def _texts(model: Any) -> set[str]:
+    """Features that scikit-learn's encoders within a model know as texts: it keeps no dtypes."""
+    names, categories = (getattr(model, n, None) for n in ("feature_names_in_", "categories_"))
+    if names is not None and categories is not None:
+        known = zip(names, categories, strict=False)
+        return {str(name) for name, values in known if np.asarray(values).dtype.kind not in "biuf"}
+    found: set[str] = set()
+    for part in (*getattr(model, "steps", ()), *getattr(model, "transformers_", ())):
+        found |= _texts(part[1])
+        if len(part) == 3 and isinstance(part[2], str):  # one column, whose values are documents
+            found.add(part[-1])
+    return found
 
 
 def _output(name: str, predictor: Any) -> dict[str, Any]:

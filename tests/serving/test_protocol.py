@@ -9,8 +9,10 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from sklearn.compose import make_column_transformer
+from sklearn.feature_extraction.text import CountVectorizer
+from sklearn.linear_model import LogisticRegression as SKLogisticRegression
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import OneHotEncoder
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 pytest.importorskip("msgspec", reason="the extra serve is not installed")
 
@@ -318,6 +320,26 @@ def test_metadata(model, pipeline):
     told = ask(app, "/v2/models/p/versions/1").json  # zeros are no job
     assert told["name"] == "p"
     assert told["outputs"][0] == {"name": "predict_proba", "datatype": "FP64", "shape": [-1, 2]}
+
+
+def test_inputs_of_a_pipeline_that_keeps_no_dtypes(frame):
+    """What the metadata names is what it takes, texts as texts."""
+    frame = frame.assign(said=np.where(frame["hours"] > 0, "well done", "oh no"))
+    columns = make_column_transformer(
+        (StandardScaler(), ["age", "hours"]),
+        (OneHotEncoder(), ["job"]),
+        (CountVectorizer(), "said"),
+    )
+    model = make_pipeline(columns, SKLogisticRegression()).fit(frame, frame["hours"] > 0)
+    app = App(Models(m=model), Metrics())
+    inputs = ask(app, "/v2/models/m").json["inputs"]
+    assert [(one["name"], one["datatype"]) for one in inputs] == [
+        ("age", "FP64"), ("hours", "FP64"), ("job", "BYTES"), ("said", "BYTES"),
+    ]  # fmt: skip
+    sent = [tensor(frame[one["name"]].to_numpy(), one["datatype"], one["name"]) for one in inputs]
+    reply = ask(app, INFER, {"inputs": sent})
+    served = np.reshape(reply.json["outputs"][0]["data"], (-1, 2))
+    np.testing.assert_array_equal(served, model.predict_proba(frame))
 
 
 def test_codecs_are_found_by_their_types():
