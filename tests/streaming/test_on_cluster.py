@@ -233,6 +233,7 @@ def test_what_was_cut_off_is_not_saved(client, tmp_path, monkeypatch):
     with pytest.raises(CheckpointError, match="last checkpoint"):
         stream.save()
     assert not path.exists()
+    assert model.coef_.shape == (1, 5)  # as last known
 
 
 def test_units_of_features_go_with_the_rows(client):
