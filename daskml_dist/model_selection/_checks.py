@@ -23,6 +23,7 @@ from daskml_dist.model_selection._split_rows import RowsOfSplits, count_rows
 from daskml_dist.model_selection._splitters import KFold, OnDask, StratifiedKFold
 
 __all__ = [
+    "check_cv",
     "check_roles",
     "check_splitter",
     "check_target",
@@ -54,13 +55,12 @@ def check_splitter(cv: Any, estimator: Any, y: Any) -> Any:
     InvalidParameterError
         `cv` is nothing of these.
     """
+    check_cv(cv)
     cv = 5 if cv is None else cv
-    if isinstance(cv, Integral) and not isinstance(cv, bool):
-        if cv < 2:
-            raise InvalidParameterError(f"cv={cv}: at least 2 folds are needed.")
+    if isinstance(cv, Integral):
         stratified = y is not None and is_classifier(estimator) and not has_columns(y)
         return (StratifiedKFold if stratified else KFold)(int(cv))
-    if hasattr(cv, "split") and not isinstance(cv, str):
+    if hasattr(cv, "split"):
         ours = getattr(_splitters, type(cv).__name__, None)
         if isinstance(cv, OnDask) or ours is None or type(cv) not in ours.__mro__:
             return cv
@@ -68,12 +68,26 @@ def check_splitter(cv: Any, estimator: Any, y: Any) -> Any:
         found = ours.__new__(ours)
         found.__dict__.update(vars(cv))
         return found
-    if not isinstance(cv, Iterable) or isinstance(cv, str):
+    return model_selection.check_cv(list(cv))
+
+
+def check_cv(cv: Any) -> None:
+    """Check that `cv` is a number of folds, a splitter, an iterable of splits, or None.
+
+    Raises
+    ------
+    InvalidParameterError
+    """
+    if isinstance(cv, Integral) and not isinstance(cv, bool):
+        if cv < 2:
+            raise InvalidParameterError(f"cv={cv}: at least 2 folds are needed.")
+    elif isinstance(cv, str) or not (
+        cv is None or hasattr(cv, "split") or isinstance(cv, Iterable)
+    ):
         raise InvalidParameterError(
             f"cv={cv!r}: use a number of folds, a splitter such as KFold(5), or an iterable of "
             "(train, test) arrays of row numbers."
         )
-    return model_selection.check_cv(list(cv))
 
 
 def check_target(estimator: Any, y: Any) -> None:

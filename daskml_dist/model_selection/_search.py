@@ -26,6 +26,7 @@ from daskml_dist.errors import (
 )
 from daskml_dist.errors.names import NamedParameters
 from daskml_dist.metrics.scorers import get_scorers
+from daskml_dist.model_selection._checks import check_cv
 from daskml_dist.model_selection._pipelines import fits_of_stacks, pipelines_stack, score_names
 from daskml_dist.model_selection._results import table_of
 from daskml_dist.model_selection._routing import is_routed, weighed_scores
@@ -80,6 +81,7 @@ class SearchOnDask(NamedParameters, Exported):
             return found
         refuse_sklearns_callbacks(self)
         self._check_refit_on_dask()
+        check_cv(self.cv)
         with checked_as_theirs():
             scorers = get_scorers(self.estimator, self.scoring)
             if self._has_peer:
