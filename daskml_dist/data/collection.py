@@ -134,12 +134,14 @@ class Collection:
     @property
     def block_maker(self) -> Callable[..., Block]:
         """:func:`make_block` of parts of this collection; picklable, without the rows."""
+        # What is in memory is what it says, and a stream makes blocks of other rows so.
+        told = self.kind == "dask" and self.columns is None
         return partial(
             make_block,
             classification=self.classification,
             multi_output=self.multi_output,
             tensors=self.tensors,
-            row_shape=None if self.columns is not None else self.row_shape,
+            row_shape=self.row_shape if told else None,
         )
 
     def delayed_blocks(self, dtype: str | None = None) -> list[Any]:
