@@ -70,12 +70,12 @@ def predicted_out_of_fold(rows: RowsOfSplits, fitted: Sequence[Any], method: str
 
 def _every_class(fitted: Sequence[Any], method: str) -> NDArray[Any] | None:
     """Labels that fits have met; None where all have met the same, or answer of no labels."""
-    known = [getattr(one, "classes_", None) for one in fitted]
+    known: list[Any] = [getattr(one, "classes_", None) for one in fitted]
     if method not in _UNMET or not all(isinstance(some, np.ndarray) for some in known):
         return None
     if all(np.array_equal(some, known[0]) for some in known):
         return None
-    classes = np.unique(np.concatenate(known))
+    classes: NDArray[Any] = np.unique(np.concatenate(known))
     if method == "decision_function" and min(map(len, known)) <= 2:
         raise InvalidDataError(
             f"A fit has met two labels of {len(classes)}, and its decision function says nothing "

@@ -17,6 +17,7 @@ from daskml_dist._checks import (
     refuse_sklearns_callbacks,
 )
 from daskml_dist._exported import Exported
+from daskml_dist.data.collection import take_columns
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.works import doing, tell
 from daskml_dist.errors import (
@@ -101,7 +102,10 @@ class SearchOnDask(NamedParameters, Exported):
             self._choose()
             if self.refit:
                 tell("fit of the best to all rows")
-                self._refit(X, y, params)
+                # Estimators of others know no columns by name.
+                X, y, weight = take_columns(X, y, params.get("sample_weight"))
+                given = params if weight is None else {**params, "sample_weight": weight}
+                self._refit(X, y, given)
         return self
 
     def _as_sklearns(self) -> Any:

@@ -132,6 +132,13 @@ def test_a_callable_that_returns_several_scores_is_refused(client: Any) -> None:
         )
 
 
+def test_targets_by_name_of_estimators_that_know_no_dask(client: Any) -> None:
+    table = dd.from_pandas(pd.DataFrame(X, columns=list("abc")).assign(y=Y), npartitions=3)
+    grid = {"var_smoothing": [1e-9, 0.1]}
+    search = model_selection.GridSearchCV(TheirGaussianNB(), grid, cv=2).fit(table, "y")
+    assert search.best_estimator_.n_features_in_ == 3
+
+
 def test_scorers_that_scikit_learn_made(client: Any) -> None:
     scoring: dict[str, Any] = {
         "f1": metrics.make_scorer(metrics.f1_score, average="macro"),
