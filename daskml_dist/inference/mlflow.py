@@ -190,7 +190,8 @@ def _signature(manifest: dict[str, Any], default: str) -> Any:
     if names and dtypes:
         each = dtypes if len(dtypes) == len(names) else dtypes * len(names)
         # MLflow has no categories, and takes none for a text; the model looks at them itself.
-        types: dict[str, Any] = {**_TYPES, "category": AnyType()}  # type: ignore[no-untyped-call]
+        anything: Any = AnyType
+        types: dict[str, Any] = {**_TYPES, "category": anything()}
         if all(one in types for one in each):
             inputs = Schema([ColSpec(types[t], n) for n, t in zip(names, each, strict=True)])
     elif n_features and dtypes and len(dtypes) == 1 and np.dtype(dtypes[0]).kind in "fiub":
