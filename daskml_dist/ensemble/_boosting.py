@@ -16,6 +16,7 @@ from daskml_dist._checks import check_count, check_flag, check_number, check_one
 from daskml_dist._rounds import BaseRounds
 from daskml_dist.backends.devices import DEVICES
 from daskml_dist.data.collection import Collection
+from daskml_dist.data.feature_names import remember_dtypes
 from daskml_dist.ensemble._categories import categories_of, numbered, which_are_categorical
 from daskml_dist.ensemble._constraints import groups_of, signs_of
 from daskml_dist.ensemble._scoring import check_scoring, scorer_of
@@ -87,16 +88,16 @@ class BaseBoosting(BaseRounds):
         if not goes_on:
             self._learn_categories(X)
         reset = reset and not goes_on
-        if self._held is None:
-            X = self._numbered(X, known=not goes_on)
-            self._is_numbered = True
-            return super()._collection(X, y, sample_weight, reset=reset)
-        X_val, *others = self._taken(*self._held)
-        # Those of the fit alone are known: others in X_val count as missing, as in a prediction.
-        fit_rows = self._numbered(X, known=not goes_on), y, sample_weight
-        rows, self._of_fit = joined(fit_rows, (self._numbered(X_val), *others))
+        rows = self._numbered(X, known=not goes_on), y, sample_weight
+        if self._held is not None:
+            X_val, *others = self._taken(*self._held)
+            # Those of the fit alone are known: others in X_val are missing, as in a prediction.
+            rows, self._of_fit = joined(rows, (self._numbered(X_val), *others))
         self._is_numbered = True
-        return super()._collection(*rows, reset=reset)
+        found = super()._collection(*rows, reset=reset)
+        if reset and self._categories:
+            remember_dtypes(self, X)  # not those of the numbers
+        return found
 
     def _learn_categories(self, X: Any) -> None:
         """Find which features are categories, and those of a frame."""

@@ -175,22 +175,25 @@ def load_model(model_uri: str, *, trusted: Collection[str] = (), **given: Any) -
 _TYPES = {
     "float64": "double", "float32": "float", "float16": "float", "int64": "long",
     "int32": "integer", "int16": "integer", "int8": "integer", "bool": "boolean",
-    "object": "string", "str": "string", "string": "string", "category": "string",
+    "object": "string", "str": "string", "string": "string",
 }  # fmt: skip
 
 
 def _signature(manifest: dict[str, Any], default: str) -> Any:
     """Signature of the features' names and dtypes; without inputs where these are not known."""
     from mlflow.models import ModelSignature
-    from mlflow.types.schema import ColSpec, ParamSchema, ParamSpec, Schema, TensorSpec
+    from mlflow.types.schema import AnyType, ColSpec, ParamSchema, ParamSpec, Schema, TensorSpec
 
     told = manifest["inputs"]
     names, dtypes, n_features = told["names"], told["dtypes"], told["n_features"]
     inputs = None
     if names and dtypes:
         each = dtypes if len(dtypes) == len(names) else dtypes * len(names)
-        if all(one in _TYPES for one in each):
-            inputs = Schema([ColSpec(_TYPES[t], n) for n, t in zip(names, each, strict=True)])
+        # MLflow has no categories, and takes none for a text; the model looks at them itself.
+        anything: Any = AnyType
+        types: dict[str, Any] = {**_TYPES, "category": anything()}
+        if all(one in types for one in each):
+            inputs = Schema([ColSpec(types[t], n) for n, t in zip(names, each, strict=True)])
     elif n_features and dtypes and len(dtypes) == 1 and np.dtype(dtypes[0]).kind in "fiub":
         inputs = Schema([TensorSpec(np.dtype(dtypes[0]), (-1, n_features))])
     params = ParamSchema([ParamSpec("method", "string", default)])

@@ -11,11 +11,12 @@ import pytest
 from numpy.testing import assert_array_equal
 from sklearn.pipeline import make_pipeline
 
+from daskml_dist.ensemble import HistGradientBoostingClassifier
 from daskml_dist.errors import ModelFileError, NotFittedError
 from daskml_dist.inference import mlflow as flavor
 from daskml_dist.linear_model import LogisticRegression, Ridge, SGDClassifier
 from daskml_dist.neural_network import MLPRegressor
-from daskml_dist.preprocessing import StandardScaler
+from daskml_dist.preprocessing import OrdinalEncoder, StandardScaler
 from daskml_dist.recommender import ALS
 
 X = np.random.default_rng(0).normal(size=(60, 3))
@@ -107,3 +108,20 @@ def test_without_mlflow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(ModelFileError, match=r"daskml-dist\[mlflow,export\]"):
         flavor.save_model(Ridge().fit(X, X[:, 0]), tmp_path / "a")
     assert not (tmp_path / "a").exists()
+
+
+def test_frames_with_categories_are_taken(tmp_path: Path, mlflow: Any) -> None:
+    """Of texts and of numbers, which MLflow has no type for."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"a": rng.normal(size=60), "b": pd.Categorical(rng.integers(0, 3, 60))})
+    frame["c"] = pd.Categorical(np.array(["u", "v"])[np.arange(60) % 2])
+    y = (frame["a"] > 0).to_numpy()
+    codes = make_pipeline(OrdinalEncoder(), LogisticRegression())
+    boosting = HistGradientBoostingClassifier(max_iter=2)
+    for name, model in {"boosting": boosting, "codes": codes}.items():
+        flavor.save_model(model.fit(frame, y), tmp_path / name)
+        served = mlflow.pyfunc.load_model(str(tmp_path / name))
+        found = served.predict(frame, params={"method": "predict_proba"})
+        assert_array_equal(found, model.predict_proba(frame))
+        with pytest.raises(Exception, match="missing inputs"):
+            served.predict(frame[["a", "b"]])

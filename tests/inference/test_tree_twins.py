@@ -21,6 +21,7 @@ from daskml_dist.ensemble import (
     RandomForestRegressor,
 )
 from daskml_dist.errors import ExportError
+from daskml_dist.inference import Predictor
 from daskml_dist.inference.export.trees import check_fields
 from daskml_dist.tree import DecisionTreeClassifier, DecisionTreeRegressor
 from tests.inference.twins import assert_alone, assert_answers
@@ -161,6 +162,9 @@ def test_boosting_with_categories_of_frames(target: str, lazy: bool) -> None:
     else:
         model.fit(frame, y)
     assert (model._trees.nodes.category >= 0).any()
+    assert Predictor(model).dtypes == ["float64", "category", "category", "float64"]
+    words = frame.astype({"colour": object})
+    assert_array_equal(model.predict(words), model.predict(frame))  # as a service has them
     twin = assert_alone(model.to_sklearn())
     assert_answers(model, twin, frame, rtol=0)
     strange = frame.head(20).assign(colour=pd.Categorical(["pink", "red"] * 10))
