@@ -301,6 +301,9 @@ class Models:
         """The current version; where it is not whole the one served so far, or an older one."""
         while True:
             told = registry.current_version(folder, name)
+            if before is not None and told is None and (folder / name / registry.CURRENT).exists():
+                self._refuse(name, registry.CURRENT, "the file names no version", None)
+                return before.current  # the newest may be one that nobody has released
             versions = registry.version_names(folder, name)
             first = told or (versions[-1] if versions else None)
             if first is None:

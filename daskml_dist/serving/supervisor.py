@@ -42,11 +42,15 @@ class Place:
 
     def ready(self) -> None:
         """Tell the parent that this process answers."""
-        os.write(self._told, b"R")
+        self._tell(b"R")
 
     def failed(self, why: str) -> None:
         """Tell the parent why this process ends before it is ready."""
-        os.write(self._told, b"E" + why.encode()[:4000])
+        self._tell(b"E" + why.encode()[:4000])
+
+    def _tell(self, data: bytes) -> None:
+        with suppress(BrokenPipeError):  # the parent is gone, which `parent_end` tells
+            os.write(self._told, data)
 
 
 @dataclass

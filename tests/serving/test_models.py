@@ -160,6 +160,20 @@ def _raising(error: Exception) -> Callable[..., Any]:
     return function
 
 
+def test_a_pointer_that_names_nothing(tmp_path: Path) -> None:
+    """What is served stays: a newer version may be one that nobody has released."""
+    folder = registry(tmp_path / "models", 1)
+    models = Models(folder)
+    publish(model(2), folder, "m", current=False)
+    for held in ("", "\0", "latest"):
+        (folder / "m" / "current").write_text(held)
+        models.refresh()
+        assert numbers(models) == 1.0
+    rollback(folder, "m", "2")
+    assert models.refresh() == ["m"]
+    assert numbers(models) == 2.0
+
+
 def test_watching(tmp_path: Path) -> None:
     """A registry, and a file that is replaced."""
     daskml_dist.save(model(1), tmp_path / "m.skops")
