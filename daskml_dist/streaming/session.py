@@ -186,8 +186,9 @@ class Session:
             lanes on a cluster failed; WorkerLostError: workers were lost again and again.
         """
         self._check_open()
-        if not self._is_whole:
-            raise TrainingError(TORN)
+        with self._alone:  # in the midst of a call it is not whole, either
+            if not self._is_whole:
+                raise TrainingError(TORN)
         check_in_memory(X, y)
         if position is not None:
             position = check_position(position)
