@@ -11,13 +11,14 @@ from scipy import sparse
 
 from daskml_dist.backends import Backend
 from daskml_dist.data.blocks import Block, check_finite_rows
+from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.row_checks import check_row_shape
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.models.base import BatchRows
 from daskml_dist.training.spec import FitSpec
 from daskml_dist.training.survey import Survey
 
-__all__ = ["RowsOfCalls", "are_arrays", "has_no_rows"]
+__all__ = ["RowsOfCalls", "are_arrays", "check_in_memory", "has_no_rows"]
 
 #: Kinds of labels that are compared with the classes as they are.
 _PLAIN = "biu"
@@ -147,6 +148,20 @@ class RowsOfCalls:
 def are_arrays(X: Any, y: Any) -> bool:
     """Whether inputs are arrays as they should be, of which there is nothing to take or to name."""
     return type(X) is np.ndarray and (y is None or (type(y) is np.ndarray and y.ndim == 1))
+
+
+def check_in_memory(X: Any, y: Any) -> None:
+    """Check that rows of a call are no Dask collection.
+
+    Raises
+    ------
+    InvalidDataError
+    """
+    if is_dask(X) or is_dask(y):
+        raise InvalidDataError(
+            "A stream learns rows in memory, and these are a Dask collection. Compute each "
+            "batch first: X, y = dask.compute(X, y)."
+        )
 
 
 def has_no_rows(X: Any, y: Any) -> bool:

@@ -9,19 +9,18 @@ from contextlib import nullcontext, suppress
 from types import TracebackType
 from typing import Any, Self
 
-from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import (
     CheckpointError,
     DivergedError,
-    InvalidDataError,
     InvalidParameterError,
     TrainingError,
     WorkerLostError,
 )
+from daskml_dist.streaming.alone import Alone
 from daskml_dist.streaming.lanes import Lanes, check_lanes
 from daskml_dist.streaming.positions import check_position, is_past, later
 from daskml_dist.streaming.progress import Progress
-from daskml_dist.streaming.rows import are_arrays, has_no_rows
+from daskml_dist.streaming.rows import are_arrays, check_in_memory, has_no_rows
 from daskml_dist.streaming.saved import Saved
 from daskml_dist.streaming.saving import CLOSED, ENDED, TORN, Saving
 from daskml_dist.streaming.start import Started, check_streams
@@ -83,6 +82,7 @@ class Session:
         self._is_whole = True
         self._progress = Progress()
         self._started: Started | None = None
+        self._alone = Alone()
         self._lanes: Lanes | None = None  # where steps are made on a cluster
         self._is_open = self._is_over = False
         #: Names of the attributes that hold what was learned; None: not as of now.
@@ -186,13 +186,10 @@ class Session:
             lanes on a cluster failed; WorkerLostError: workers were lost again and again.
         """
         self._check_open()
-        if not self._is_whole:
-            raise TrainingError(TORN)
-        if is_dask(X) or is_dask(y):
-            raise InvalidDataError(
-                "A stream learns rows in memory, and these are a Dask collection. Compute each "
-                "batch first: X, y = dask.compute(X, y)."
-            )
+        with self._alone:  # in the midst of a call it is not whole, either
+            if not self._is_whole:
+                raise TrainingError(TORN)
+        check_in_memory(X, y)
         if position is not None:
             position = check_position(position)
             if is_past(position, self._given):
@@ -204,8 +201,9 @@ class Session:
             self._position = position
             return math.nan
         rows, block = self._made(X, y, sample_weight)
-        self._hide()
-        self._take(rows, block, position)
+        with self._alone:
+            self._hide()
+            self._take(rows, block, position)
         self._keep()
         return self._progress.last
 
@@ -383,8 +381,9 @@ class Session:
         before = dict(held)
         self._shown = []  # what follows reads attributes of the estimator
         try:
-            self._settle()
-            estimator._show_stream(started, started.steps.state(), self._progress)
+            with self._alone:
+                self._settle()
+                estimator._show_stream(started, started.steps.state(), self._progress)
         except BaseException:
             held.clear()
             held.update(before)

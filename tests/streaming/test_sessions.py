@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import threading
 
 import dask.array as da
 import numpy as np
@@ -275,6 +276,35 @@ def test_a_stream_that_has_ended_changes_nothing_any_more():
         with pytest.raises(InvalidParameterError, match=r"with clf\.stream"):
             again()
     assert model.coef_ is before
+
+
+class _Meanwhile:
+    """Detector that has another thread use the stream in the midst of a call."""
+
+    drift_detected = False
+
+    def __init__(self):
+        self.uses, self.told = [], []
+
+    def update(self, x):
+        for use in self.uses:
+            thread = threading.Thread(target=self._ask, args=(use,))
+            thread.start()
+            thread.join()
+
+    def _ask(self, use):
+        with pytest.raises(InvalidParameterError, match="one thread") as caught:
+            use()
+        self.told.append(caught)
+
+
+def test_another_thread_that_uses_a_stream_meanwhile_is_told():
+    model, y, other = SGDClassifier(), _TARGETS["two"], _Meanwhile()
+    with model.stream(classes=[0, 1], drift=other) as stream:
+        other.uses = [lambda: stream.learn(_X, y), lambda: model.coef_]
+        stream.learn(_X, y)
+    assert len(other.told) == 2
+    assert stream.n_rows == len(_X)
 
 
 @pytest.mark.parametrize("rows", [np.empty((0, 5)), pd.DataFrame(columns=list("abcde")), []])
