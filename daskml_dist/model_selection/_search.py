@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Integral
 from typing import Any, ClassVar, Self
 
@@ -27,7 +27,7 @@ from daskml_dist.errors import (
 )
 from daskml_dist.errors.names import NamedParameters
 from daskml_dist.metrics.scorers import get_scorers
-from daskml_dist.model_selection._checks import check_cv
+from daskml_dist.model_selection._checks import check_cv, check_target
 from daskml_dist.model_selection._pipelines import fits_of_stacks, pipelines_stack, score_names
 from daskml_dist.model_selection._results import table_of
 from daskml_dist.model_selection._routing import is_routed, weighed_scores
@@ -82,6 +82,7 @@ class SearchOnDask(NamedParameters, Exported):
             return found
         refuse_sklearns_callbacks(self)
         self._check_refit_on_dask()
+        check_target(self.estimator, y)
         check_cv(self.cv)
         with checked_as_theirs():
             scorers = get_scorers(self.estimator, self.scoring)
