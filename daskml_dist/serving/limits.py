@@ -28,6 +28,7 @@ class Limited(HttpToolsProtocol):
     """
 
     head_bytes = 0
+    body_left = 0  # bytes that are still to come of a body of a known length
     is_refused = False
 
     def connection_made(self, transport: Any) -> None:
@@ -62,8 +63,9 @@ class Limited(HttpToolsProtocol):
         """Parse what has come, until a request waits behind another."""
         data, at = memoryview(self._ahead), 0
         while at < len(data) and not (self.pipeline or self.is_refused):
-            self._parse(data[at : at + _PIECE])
-            at += _PIECE
+            size = max(_PIECE, self.body_left)
+            self._parse(data[at : at + size])
+            at += size
         self._ahead = b"" if self.is_refused else self._ahead[at:]
         self.flow.hold(bool(self._ahead))
         if self._is_ended and not (self._ahead or self.eof_received()):
@@ -95,12 +97,15 @@ class Limited(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Begin a request; one that asks for another protocol is read anew, without its asking."""
         self.head_bytes = 0
+        lengths = (int(value) for name, value in self.headers if name == b"content-length")
+        self.body_left = next(lengths, 0)
         if not self.parser.should_upgrade():
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of a body."""
         self.head_bytes = 0
+        self.body_left -= len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
