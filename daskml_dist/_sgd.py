@@ -34,8 +34,6 @@ __all__ = ["BaseSGD"]
 class BaseSGD(BaseSteps, BaseLinear):
     """Base class of linear models trained by gradient steps."""
 
-    _streams_on_clusters = True
-
     def fit(
         self,
         X: Any,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -64,19 +65,22 @@ class StreamedCentres(Streamed):
 
     def _stepping(self, started: Started, n_since: int) -> Started:
         """The stream, by steps of centres."""
+        from daskml_dist.cluster._stream_looks import Looks
         from daskml_dist.cluster._stream_steps import StartedCentres, StepsOfCentres
 
         model = started.fit.steps.model
         assert isinstance(model, Centres)
+        # Looks are made after calls, not within steps.
+        fit = started.fit.working(model=replace(model, reassignment=None))
         shift = None if model.shift is None else model.shift.tolist()
         started.likeness |= {"first": model.first.tolist(), "shift": shift}
-        look = LOOK * int(self.n_clusters)
-        steps = StepsOfCentres(started.fit, float(self.reassignment_ratio), look, n_since)
-        return StartedCentres(**vars(started) | {"steps": steps})
+        every = LOOK * int(self.n_clusters)
+        looks = Looks(fit, float(self.reassignment_ratio), every, n_since)
+        return StartedCentres(**vars(started) | {"fit": fit, "steps": StepsOfCentres(fit, looks)})
 
     def _show_stream(self, started: Started, state: ShardState, progress: Progress) -> None:
         steps: Any = started.steps
-        self._loss, self._n_since = steps.inertia, steps.n_since
+        self._loss, self._n_since = steps.inertia, steps.looks.n_since
         super()._show_stream(started, state, progress)
         self.n_steps_: int = state.step
         self.__dict__.pop("labels_", None)  # of other rows

@@ -41,7 +41,6 @@ class BaseNetwork(BaseSteps, Supervised):
     """
 
     _multi_output = True
-    _streams_on_clusters = True
     n_outputs_: int
 
     # -- targets -------------------------------------------------------------------------------

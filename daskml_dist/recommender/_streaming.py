@@ -36,6 +36,7 @@ class StreamedPairs(Streamed):
     user_ids_: NDArray[Any]
     item_ids_: NDArray[Any]
     _ids: tuple[NDArray[Any], NDArray[Any]]
+    _streams_on_clusters = False
 
     def _stream_inputs(self, X: Any, y: Any, sample_weight: Any, begun: bool) -> tuple[Any, ...]:
         if sample_weight is not None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.streaming.start import Started
+
+if TYPE_CHECKING:
+    from daskml_dist.streaming.cluster.steps import ClusterSteps
 
 __all__ = ["Lanes", "check_lanes"]
 
@@ -45,9 +48,7 @@ class Lanes:
     def __init__(
         self, client: Any, estimator: Any, started: Started, learned: Callable[..., None]
     ) -> None:
-        from daskml_dist.streaming.cluster.steps import ClusterSteps
-
-        steps: Any = ClusterSteps(client, check_lanes(estimator), started.fit, started.steps)
+        steps: Any = started.over_lanes(client, check_lanes(estimator))
         self._steps: ClusterSteps = steps
         started.steps = steps
         self._learned = learned

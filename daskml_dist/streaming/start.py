@@ -23,6 +23,7 @@ from daskml_dist.training.settings import Settings
 from daskml_dist.training.spec import FitSpec
 
 if TYPE_CHECKING:
+    from daskml_dist.streaming.cluster.plan import Plan
     from daskml_dist.streaming.saved import Saved
 
 __all__ = ["Started", "batch_rows_of", "check_streams", "resume", "start"]
@@ -55,6 +56,12 @@ class Started:
     def facts(self) -> dict[str, Any]:
         """Facts from which the stream starts again, as JSON can hold them."""
         return self.likeness
+
+    def over_lanes(self, client: Any, plan: Plan) -> Any:
+        """Steps of lanes on a cluster, which take the place of those of this process."""
+        from daskml_dist.streaming.cluster.steps import ClusterSteps
+
+        return ClusterSteps(client, plan, self.fit, self.steps)
 
 
 def check_streams(estimator: Any) -> Settings:

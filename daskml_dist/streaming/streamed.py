@@ -27,7 +27,7 @@ class Streamed:
     #: Whether a call is one batch, whatever `batch_size`, which begins by weighted rows.
     _whole_calls: ClassVar[bool] = False
     #: Whether lanes on a cluster can learn its streams.
-    _streams_on_clusters: ClassVar[bool] = False
+    _streams_on_clusters: ClassVar[bool] = True
 
     def stream(
         self,
@@ -78,8 +78,8 @@ class Streamed:
             Of the cluster whose workers learn the rows that this process gives, under the
             estimator's policy: in lock-step all lanes share each step, else steps go to lanes in
             turn and :meth:`~Session.learn` does not wait for each. A worker that dies costs time
-            alone. "inline" or None: the calling process learns them itself. For linear models and
-            networks.
+            alone. "inline" or None: the calling process learns them itself. For all but
+            ``MatrixFactorization``.
 
         Returns
         -------

@@ -8,6 +8,7 @@ import pytest
 from distributed import Client
 
 from daskml_dist import Run
+from daskml_dist.cluster import MiniBatchKMeans
 from daskml_dist.linear_model import SGDClassifier
 from tests.training.recovery.strikes import wait_for_three
 
@@ -47,3 +48,28 @@ def test_no_row_is_lost_or_learned_twice_by_kills_of_workers(crew, policy, asser
                 stream.learn(X, y)
             assert stream.progressive_loss == pytest.approx(found, rel=1e-9)
     np.testing.assert_allclose(ours.coef_, theirs.coef_, rtol=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="this system has no SIGKILL")
+@pytest.mark.parametrize("policy", ["sync", "allreduce", "local", "async"])
+def test_centres_have_each_row_once_after_kills_of_workers(crew, policy, assert_clean):
+    # Looks for centres of few rows are made in the client, and some of them change centres.
+    params = {"n_clusters": 6, "init": "random", "reassignment_ratio": 0.5, "random_state": 0}
+    run = Run(n_lanes=1 if policy == "async" else 3, n_servers=2)
+    ours, theirs = (MiniBatchKMeans(policy=policy, run=run, **params) for _ in range(2))
+    with Client(crew) as client:
+        with ours.stream(client=client) as stream:
+            for number, (X, _) in enumerate(_BATCHES):
+                if number % 30 == 10:
+                    _kill_one(client, number // 30)
+                stream.learn(X, position=number)
+            assert (stream.position, stream.n_rows) == (89, 90 * 40)
+            found = stream.progressive_loss
+        assert_clean(client)
+        with theirs.stream(client=client) as stream:
+            for X, _ in _BATCHES:
+                stream.learn(X)
+            assert stream.progressive_loss == pytest.approx(found, rel=1e-9)
+    np.testing.assert_allclose(ours.counts_, theirs.counts_, rtol=1e-12)
+    np.testing.assert_allclose(ours.cluster_centers_, theirs.cluster_centers_, rtol=1e-9)

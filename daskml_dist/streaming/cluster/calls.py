@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from daskml_dist.models.base import BatchRows
+from daskml_dist.ps.shard_state import ShardState
 
 __all__ = ["Call", "Share", "Step", "cuts", "deal"]
 
@@ -30,6 +32,9 @@ class Call:
         What the session knows it by.
     scales : tuple of (ndarray, float), or None
         Largest values of the features and norm of the rows, where these are larger than before.
+    then : callable or None
+        What the client makes of the state after the call, which all lanes go on from; it returns
+        None where that is the state itself.
     loss : float or None
         Sum of the losses of its rows, each before its step; None until it is known.
     """
@@ -37,6 +42,7 @@ class Call:
     steps: list[Step]
     tag: Any = None
     scales: tuple[Any, float] | None = None
+    then: Callable[[ShardState], ShardState | None] | None = None
     loss: float | None = None
     nbytes: int = field(default=0, init=False)
 

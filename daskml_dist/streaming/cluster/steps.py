@@ -97,6 +97,11 @@ class _Course:
         """Number of the step that comes after the calls."""
         return self.calls[-1].steps[-1][0] + 1 if self.calls else self.first
 
+    @property
+    def then(self) -> Callable[[ShardState], ShardState | None] | None:
+        """What is to be made of the state after the last call."""
+        return self.calls[-1].then if self.calls else None
+
 
 class ClusterSteps:
     """Steps of one model by lanes on the workers of a cluster.
@@ -165,6 +170,13 @@ class ClusterSteps:
     def take(self, rows: BatchRows, block: Block, tag: Any = None) -> None:
         """Take the steps of a call's rows, or begin to; `finished` tells of their losses.
 
+        Parameters
+        ----------
+        rows : BatchRows
+        block : Block
+        tag : object
+            As of :class:`Call`.
+
         Raises
         ------
         TrainingError
@@ -175,7 +187,9 @@ class ClusterSteps:
                 "The lanes of this stream have failed before. Begin another one, from the last "
                 "checkpoint: stream(checkpoint=Checkpoint(..., resume=True))."
             ) from self._failed
-        most = self._base.batch_rows
+        if self._course.then is not None:  # an interrupt came before
+            self.state()
+        then, most = self._then(block), self._base.batch_rows
         self._follow(block.n_rows if most is None else min(block.n_rows, most))
         course = self._course
         steps = deal(
@@ -183,11 +197,15 @@ class ClusterSteps:
             self._plan.together,
         )  # fmt: skip
         scales = self._scales(block)
-        course.add(Call(steps, tag, scales))
+        course.add(Call(steps, tag, scales, then))
         self.last = tag
         self._run(len(course.calls) - self._window)
-        if len(course.calls) >= self._every or course.nbytes >= _BYTES:
+        if then is not None or len(course.calls) >= self._every or course.nbytes >= _BYTES:
             self.state()
+
+    def _then(self, block: Block) -> Callable[[ShardState], ShardState | None] | None:
+        """What the client makes of the state after a call that comes next; None: nothing."""
+        return None
 
     def _follow(self, n_rows: int) -> None:
         """Have a crew that steps by the rule of steps of so many rows."""
@@ -319,11 +337,25 @@ class ClusterSteps:
         def fetch(crew: Crew) -> None:
             self._advance(crew, len(self._course.calls))
             state, lanes = crew.states()
+            then, after = self._course.then, self._course.next
+            changed = None if then is None else then(state)
             # One assignment: an interrupt finds either all of it or nothing.
-            self._course = _Course(state, lanes, self._course.next)
+            if changed is None:
+                self._course = _Course(state, lanes, after)
+                crew.sent = crew.learned = 0
+                return
+            self._course = self._begun_at(changed, after)
             crew.sent = crew.learned = 0
+            self._begin_there(crew)
 
         self._with_crew(fetch)
+
+    def _begin_there(self, crew: Crew) -> None:
+        """Have lanes go on from the state of the course."""
+        if self._plan.policy.uses_shards:
+            self._drop()  # servers begin with it
+        else:
+            crew.load(self._course.state)
 
     def reset(self, parameters: bool) -> None:
         """Begin the optimizer and the schedule anew, and the parameters where asked for."""

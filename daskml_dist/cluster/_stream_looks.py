@@ -1,0 +1,70 @@
+"""Looks along a stream for centres of few rows, which begin anew at rows of a call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from daskml_dist.cluster._mini_batches import begin_anew
+from daskml_dist.data.blocks import Block
+from daskml_dist.data.collection import as_collection
+from daskml_dist.models.centres import Centres, Reassignment
+from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.training.in_process import InProcessEngine
+from daskml_dist.training.spec import FitSpec
+
+__all__ = ["Looks"]
+
+
+@dataclass
+class Looks:
+    """Looks for centres of few rows, each after a call.
+
+    Parameters
+    ----------
+    fit : FitSpec
+        Of one lane.
+    ratio : float
+        Share of the largest count below which a count is low; 0: none is.
+    every : int
+        Rows from one look to the next; as long as a centre has no rows, each call has one.
+    n_since : int
+        Rows since the last look.
+    """
+
+    fit: FitSpec
+    ratio: float
+    every: int
+    n_since: int
+
+    def count(self, n_rows: int, before: Any) -> bool:
+        """Count the rows of a call, given parameters before it: whether a look follows it."""
+        self.n_since += n_rows
+        if self.n_since < self.every and (self._centres.parts(before)[0] > 0).all():
+            return False
+        self.n_since = 0
+        return self.ratio > 0
+
+    def after(self, state: ShardState, block: Block) -> ShardState | None:
+        """State in which centres of few rows have begun anew at rows of a call; None: all stay."""
+        model, n = self._centres, block.n_rows
+        k, none = len(model.first), np.empty((0, model.n_features))
+        rule = Reassignment(k, self.ratio, none, (0,), self.every / n, max(1, n // 2))
+        if not rule.low(model.parts(state.w)[0]).any():
+            return None
+        weighted = None if block.sample_weight is None else 1.0
+        spec = replace(self.fit.rows, lane_rows=(n,), weight_scale=weighted)
+        found = replace(state)
+        with InProcessEngine(as_collection(block.rows, None, block.sample_weight)) as engine:
+            engine.survey()
+            engine.lanes(1, share=None, passes=1)
+            begin_anew(engine, replace(self.fit, rows=spec), found, rule)
+        return found
+
+    @property
+    def _centres(self) -> Centres:
+        model = self.fit.steps.model
+        assert isinstance(model, Centres)
+        return model

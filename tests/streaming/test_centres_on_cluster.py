@@ -1,0 +1,179 @@
+"""Streams of centres on a cluster: lanes add rows up, the client looks for centres of few rows.
+
+The fixture `client` sees that nothing is left there.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+from daskml_dist import Run
+from daskml_dist.cluster import MiniBatchKMeans
+from daskml_dist.cluster._stream_looks import Looks
+from daskml_dist.policies import POLICIES, LocalSGD
+from daskml_dist.streaming.cluster.crew import Crew
+from daskml_dist.training.checkpoint import Checkpoint
+from daskml_dist.training.client.fleet import Gone
+
+_RNG = np.random.default_rng(0)
+_X = _RNG.standard_normal((300, 5)) + 2 * _RNG.integers(0, 3, (300, 1))
+_WEIGHT = _RNG.integers(0, 4, 300).astype(float)
+_SPARSE = sparse.random(300, 20, 0.3, format="csr", random_state=0)
+#: Ends of calls, some of which are followed by a look, and some not.
+_ENDS = [0, 50, 80, 110, 150, 170, 240, 300]
+#: Centres that begin anew again and again.
+_FEW = {"n_clusters": 6, "init": "random", "reassignment_ratio": 0.5, "random_state": 0}
+
+
+def _calls(X: Any = _X, weight: Any = None) -> list[tuple[Any, Any]]:
+    ends = [slice(a, b) for a, b in itertools.pairwise(_ENDS)]
+    return [(X[at], None if weight is None else weight[at]) for at in ends]
+
+
+def _learned(model: Any, calls: Any, client: Any = None, **how: Any) -> Any:
+    with model.stream(client=client, **how) as stream:
+        for number, (X, weight) in enumerate(calls):
+            stream.learn(X, None, weight, position=number)
+            if number == 3:
+                assert len(model.counts_) == model.n_clusters  # to look changes nothing
+    return stream
+
+
+def _check_same(ours: Any, theirs: Any, found: Any, truth: Any) -> None:
+    assert np.array_equal(ours.counts_, theirs.counts_)
+    np.testing.assert_allclose(ours.cluster_centers_, theirs.cluster_centers_, rtol=1e-9)
+    assert ours.inertia_ == pytest.approx(theirs.inertia_, rel=1e-9)
+    assert (ours.n_steps_, ours._n_since) == (theirs.n_steps_, theirs._n_since)
+    assert found.progressive_loss == pytest.approx(truth.progressive_loss, rel=1e-9)
+    assert (found.n_rows, found.position) == (truth.n_rows, truth.position)
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each look found centres that began anew."""
+    found, real = [], Looks.after
+
+    def after(self: Looks, state: Any, block: Any) -> Any:
+        changed = real(self, state, block)
+        found.append(changed is not None)
+        return changed
+
+    monkeypatch.setattr(Looks, "after", after)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("X", "weight", "policy", "run"),
+    [
+        (_X, None, "sync", Run(n_lanes=3, n_servers=2)),
+        (_X, _WEIGHT, "allreduce", Run(n_lanes=3, deterministic=True)),
+        (_SPARSE, None, "sync", Run(n_lanes=2, deterministic=True)),
+        (_SPARSE, None, "allreduce", Run()),
+    ],
+)
+def test_lanes_that_step_together_find_the_centres_of_one_process(
+    client: Any, looks: list[bool], X: Any, weight: Any, policy: str, run: Run
+) -> None:
+    theirs = MiniBatchKMeans(**_FEW)
+    truth, alone = _learned(theirs, _calls(X, weight)), looks.copy()
+    looks.clear()
+    ours = MiniBatchKMeans(policy=policy, run=run, **_FEW)
+    found = _learned(ours, _calls(X, weight), client)
+    assert looks == alone
+    assert {True, False} == set(looks) or sum(looks) > 1
+    _check_same(ours, theirs, found, truth)
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_every_policy_is_sequential_with_one_lane(client: Any, policy: str) -> None:
+    theirs, ours = (
+        MiniBatchKMeans(**_FEW),
+        MiniBatchKMeans(policy=policy, run=Run(n_lanes=1), **_FEW),
+    )
+    truth, found = _learned(theirs, _calls()), _learned(ours, _calls(), client)
+    _check_same(ours, theirs, found, truth)
+
+
+def _assigned(w: Any, rows: Any) -> Any:
+    """Counts and sums of the rows nearest to each centre."""
+    centres = w[:, 1:] / w[:, :1]
+    nearest = ((rows[:, None] - centres) ** 2).sum(axis=2).argmin(axis=1)
+    found = np.zeros_like(w)
+    np.add.at(found, nearest, np.c_[np.ones(len(rows)), rows])
+    return found
+
+
+@pytest.mark.parametrize("policy", [LocalSGD(sync_every=2), "average"])
+def test_what_lanes_that_step_alone_add_counts_once(client: Any, policy: Any) -> None:
+    one = {"n_clusters": 3, "init": _X[[0, 50, 100]], "n_init": 1, "reassignment_ratio": 0}
+    begun = MiniBatchKMeans(**one)
+    _learned(begun, [(_X, None)])
+    w = np.c_[begun.counts_, begun.counts_[:, None] * begun.cluster_centers_]
+    ours = MiniBatchKMeans(policy=policy, run=Run(n_lanes=2), **one)
+    ours.partial_fit(_X)
+    assert np.array_equal(ours.counts_, begun.counts_)
+    lanes = [w.copy(), w.copy()]
+    for number in range(6):
+        for lane, own in enumerate(lanes):
+            half = slice(0, 20) if (lane + number) % 2 == 0 else slice(20, 40)
+            own += 2 * _assigned(own, _X[40 * number :][half])
+        if policy != "average" and number % 2:
+            lanes = [np.mean(lanes, axis=0) for _ in lanes]
+    _learned(ours, [(_X[40 * n : 40 * n + 40], None) for n in range(6)], client)
+    truth = np.mean(lanes, axis=0)
+    np.testing.assert_allclose(ours.counts_, truth[:, 0], rtol=1e-12)
+    np.testing.assert_allclose(ours.cluster_centers_, truth[:, 1:] / truth[:, :1], rtol=1e-9)
+
+
+@pytest.mark.parametrize("policy", ["async", "ssp", "hogwild"])
+def test_lanes_at_their_own_pace_count_each_row_once(
+    client: Any, policy: str, tmp_path: Any
+) -> None:
+    params = {"n_clusters": 3, "reassignment_ratio": 0, "random_state": 0}
+    ours = MiniBatchKMeans(policy=policy, run=Run(n_lanes=2, n_servers=2), **params)
+    path = tmp_path / "s.npz"
+    _learned(ours, _calls(_X, _WEIGHT), client, checkpoint=Checkpoint(path, every=3))
+    assert ours.counts_.sum() == _WEIGHT.sum()
+    np.testing.assert_allclose(ours.counts_ @ ours.cluster_centers_, _WEIGHT @ _X, rtol=1e-9)
+    again = MiniBatchKMeans(policy=policy, **params)
+    with again.stream(client=client, checkpoint=Checkpoint(path, resume=True)) as stream:
+        assert (stream.position, stream.n_rows) == (6, 300)
+        assert np.array_equal(again.cluster_centers_, ours.cluster_centers_)
+
+
+@pytest.mark.parametrize("policy", ["sync", "allreduce"])
+def test_it_goes_on_after_losses_interrupts_and_ends(
+    client: Any, policy: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    theirs = MiniBatchKMeans(**_FEW)
+    truth = _learned(theirs, _calls())
+    receive, states, told = Crew.receive, Crew.states, []
+
+    def lost(crew: Crew) -> Any:
+        told.append("asked")
+        if len(told) in {2, 4}:
+            raise Gone("", "a test")
+        return states(crew)
+
+    def cut_off(crew: Crew) -> Any:
+        monkeypatch.setattr(Crew, "receive", receive)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Crew, "states", lost)
+    for number, (X, _) in enumerate(_calls(_X.copy())):  # each in a stream of its own
+        ours = MiniBatchKMeans(policy=policy, run=Run(n_lanes=2), **_FEW)
+        checkpoint = Checkpoint(tmp_path / "m.npz", resume=True)
+        with ours.stream(client=client, checkpoint=checkpoint) as found:
+            if number == 5:
+                monkeypatch.setattr(Crew, "receive", cut_off)
+                with pytest.raises(KeyboardInterrupt):
+                    found.learn(X, position=number)
+                X[:] = np.nan  # it was given, and is learned
+            assert (found.learn(X, position=number) is None) == (number == 5)
+    assert len(told) > 4
+    _check_same(ours, theirs, found, truth)
