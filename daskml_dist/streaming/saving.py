@@ -77,16 +77,20 @@ class Saving:
             )
         return Saved(*found)
 
-    def is_due(self) -> bool:
-        """Whether a call that was made is one to save after."""
+    def count(self) -> None:
+        """Count a call that begins; one that is interrupted may be learned all the same."""
         self._calls += 1
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the last call is one to save after."""
         if self._seconds is None:
             return self._calls >= self.checkpoint.every
         return time.monotonic() - self._since >= self._seconds
 
     @property
     def is_behind(self) -> bool:
-        """Whether calls were made since the last save."""
+        """Whether calls have begun since the last save."""
         return self._calls > 0
 
     def save(self, started: Started, stream: dict[str, Any]) -> None:

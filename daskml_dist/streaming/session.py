@@ -227,15 +227,17 @@ class Session:
         return made
 
     def _take(self, rows: Any, block: Any, position: Any) -> None:
-        """Take the steps of a call, or have lanes take them, and count it."""
+        """Take the steps of a call, or have lanes take them, and count it, cut short or not."""
+        self._unpublished += 1
+        if self._saving is not None:
+            self._saving.count()
         weight = block.n_rows if rows.weight is None else float(rows.weight.sum())
         if self._lanes is not None:
             self._lanes.give(rows, block, weight, position)
             return
         assert self._started is not None
         self._is_whole = False
-        loss = self._started.steps.take(rows, block)
-        self._learned(loss, weight, block.n_rows, position)
+        self._learned(self._started.steps.take(rows, block), weight, block.n_rows, position)
 
     def _learned(self, loss: float, weight: float, n_rows: int, position: Any) -> None:
         """Count a call that was learned, and look for a drift."""
@@ -293,9 +295,8 @@ class Session:
 
     def _keep(self) -> None:
         """Save and publish where a call is one after which that is due."""
-        if self._saving is not None and self._saving.is_due():
+        if self._saving is not None and self._saving.is_due:
             self.save()
-        self._unpublished += 1
         if self._publish is not None and self._unpublished >= self._publish_every:
             self._hand_out()
 
