@@ -216,7 +216,7 @@ COLUMNS = {"dtype_include": "number"}, {"dtype_include": np.number}, {"dtype_exc
             for one in COLUMNS
         ),
     ],
-    ids=str,
+    ids=lambda model: type(model).__name__,
 )
 def test_scores_and_selectors_of_scikit_learn_need_nobodys_word(model: Any, tmp_path: Path) -> None:
     frame = pd.DataFrame(X, columns=list("abcd"))

@@ -122,7 +122,7 @@ def test_swaps(tmp_path: Path) -> None:
 
 
 def test_a_mount_that_is_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: pytest.LogCaptureFixture
 ) -> None:
     """What is in memory is served on: the folder is gone, empty, or cannot be looked at."""
     folder = registry(tmp_path / "models", 1)
@@ -148,7 +148,7 @@ def test_a_mount_that_is_away(
         with monkeypatch.context() as away:
             away.setattr(Path, "iterdir", _raising(OSError(number, os.strerror(number))))
             assert models.refresh() == models.refresh() == []
-    assert caplog.text.count("Cannot look at") == 2  # once for each reason
+    assert told.text.count("Cannot look at") == 2  # once for each reason
     publish(model(2), folder, "m")
     assert models.refresh() == ["m"]
 

@@ -15,6 +15,7 @@ from daskml_dist.errors import (
     DivergedError,
     InvalidDataError,
     InvalidParameterError,
+    InvalidTypeError,
     NotFittedError,
     TrainingError,
 )
@@ -318,4 +319,6 @@ def test_a_call_without_rows_moves_the_position_alone(rows):
         with pytest.raises(InvalidDataError):
             stream.learn(_X[:0], y)
         with pytest.raises(InvalidDataError, match="2D"):
-            stream.learn(_X[0], y[0])
+            stream.learn(_X[0], y[:1])
+        with pytest.raises(InvalidTypeError, match="1d"):
+            stream.learn(_X[:1], y[0])
