@@ -9,11 +9,12 @@ from typing import Any
 
 from distributed import Client
 
-from daskml_dist.cluster._stream_steps import StepsOfCentres
+from daskml_dist.cluster._stream_looks import Looks
 from daskml_dist.data.blocks import Block
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.streaming.cluster.plan import Plan
 from daskml_dist.streaming.cluster.steps import ClusterSteps
+from daskml_dist.streaming.steps import Steps
 from daskml_dist.training.spec import FitSpec
 
 __all__ = ["LanesOfCentres"]
@@ -24,9 +25,9 @@ class LanesOfCentres(ClusterSteps):
 
     Parameters
     ----------
-    client, plan, fit
+    client, plan, fit, base
         As of :class:`ClusterSteps`.
-    base : StepsOfCentres
+    looks : Looks
 
     Attributes
     ----------
@@ -35,9 +36,9 @@ class LanesOfCentres(ClusterSteps):
         Of the last call that is known to be learned, before its step.
     """
 
-    def __init__(self, client: Client, plan: Plan, fit: FitSpec, base: StepsOfCentres) -> None:
+    def __init__(self, client: Client, plan: Plan, fit: FitSpec, base: Steps, looks: Looks) -> None:
         super().__init__(client, plan, fit, base)
-        self.looks, self.inertia = base.looks, base.inertia
+        self.looks, self.inertia = looks, 0.0
 
     def _then(self, block: Block) -> Callable[[ShardState], ShardState | None] | None:
         # Counts only grow, and as long as one is 0 each call is looked after.

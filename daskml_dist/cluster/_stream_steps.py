@@ -63,4 +63,4 @@ class StartedCentres(Started):
         """As of any stream, by steps of centres."""
         from daskml_dist.cluster._stream_lanes import LanesOfCentres
 
-        return LanesOfCentres(client, plan, self.fit, self.steps)
+        return LanesOfCentres(client, plan, self.fit, self.steps, self.steps.looks)

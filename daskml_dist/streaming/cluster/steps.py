@@ -99,7 +99,7 @@ class _Course:
 
     @property
     def then(self) -> Callable[[ShardState], ShardState | None] | None:
-        """What is to be made of the state after the last call."""
+        """Change of the state that is to follow the last call; None: none."""
         return self.calls[-1].then if self.calls else None
 
 
@@ -204,7 +204,7 @@ class ClusterSteps:
             self.state()
 
     def _then(self, block: Block) -> Callable[[ShardState], ShardState | None] | None:
-        """What the client makes of the state after a call that comes next; None: nothing."""
+        """Change of the state that the client makes after the call that comes next; None: none."""
         return None
 
     def _follow(self, n_rows: int) -> None:
