@@ -51,9 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="look for new versions, each second or so many",
     )
-    parser.add_argument(
-        "--all-versions", action="store_true", default=None, help="serve old versions, too"
-    )
+    _add_flag(parser, "--all-versions", "serve old versions, too")
     parser.add_argument("--method", help="of the models: predict_proba, predict or transform")
     for name, text in _FILES.items():
         parser.add_argument(f"--{name}", metavar="FILE", help=text)
@@ -84,9 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CLASS",
         help="classes of others that model files may hold: sklearn.tree._tree.Tree",
     )
-    parser.add_argument(
-        "--access-log", action="store_true", default=None, help="a line for each request"
-    )
+    _add_flag(parser, "--access-log", "a line for each request")
 
 
 def _add_flag(parser: argparse.ArgumentParser, name: str, text: str) -> None:
