@@ -262,9 +262,7 @@ class Shard:
         for few in self._few:
             few(grad, rows, index, rate, self.step, self._charged)
 
-    def add(
-        self, delta: NDArray[Any], rows: float, index: NDArray[np.int64] | None = None
-    ) -> None:
+    def add(self, delta: NDArray[Any], rows: float, index: NDArray[np.int64] | None = None) -> None:
         """Add what another process changed (``"hogwild"``), of all rows or of distinct ones."""
         if index is None:
             self.w += delta

@@ -82,9 +82,7 @@ class StepsOfPairs(Steps):
         if all(len(own) + len(given) <= room for own, given, room in both):
             return None
         most = [own.with_new(given) for own, given, _ in both]
-        users, items = (
-            room if n <= room else 2 * n for n, room in zip(most, there, strict=True)
-        )
+        users, items = (room if n <= room else 2 * n for n, room in zip(most, there, strict=True))
         return None if (users, items) == there else (users, items)
 
     def grow(self, n_users: int, n_items: int) -> None:
@@ -149,7 +147,8 @@ class StartedPairs(Started):
         """As of any stream, by steps of factors."""
         from daskml_dist.recommender._stream_lanes import LanesOfPairs
 
-        return LanesOfPairs(client, plan, self.fit, self.steps)
+        steps: Any = self.steps
+        return LanesOfPairs(client, plan, self.fit, steps)
 
     def sorted_state(self, state: ShardState) -> tuple[ShardState, tuple[Array, Array]]:
         """State of the ids that have come, by their order, and these."""
