@@ -17,7 +17,8 @@ from daskml_dist.streaming import Streamed
 
 if TYPE_CHECKING:
     from daskml_dist.recommender._stream_ids import Ids
-    from daskml_dist.recommender._stream_steps import Ratings, StartedPairs
+    from daskml_dist.recommender._stream_start import StartedPairs
+    from daskml_dist.recommender._stream_steps import Ratings
     from daskml_dist.streaming.progress import Progress
     from daskml_dist.streaming.saved import Saved
     from daskml_dist.training.spec import FitSpec
@@ -110,7 +111,8 @@ class StreamedPairs(Streamed):
         self, X: Any, ids: tuple[Ids, Ids], ready: Callable[[FitSpec], FitSpec], seen: float
     ) -> StartedPairs:
         """Plan a fit to some ratings, and put it where the stream is."""
-        from daskml_dist.recommender._stream_steps import StartedPairs, StepsOfPairs
+        from daskml_dist.recommender._stream_start import StartedPairs
+        from daskml_dist.recommender._stream_steps import StepsOfPairs
         from daskml_dist.streaming.likeness import likeness_of
         from daskml_dist.streaming.start import batch_rows_of, check_streams
         from daskml_dist.training.in_process import InProcessEngine
