@@ -40,8 +40,10 @@ def pytest_configure(config: pytest.Config) -> None:
     of other sources.
     """
     from tests.forked_workers import fork_workers
+    from tests.idle_clusters import keep_idle_clusters_quiet
     from tests.machine_code import drop_stale
 
+    keep_idle_clusters_quiet()
     if "PYTEST_XDIST_WORKER" not in os.environ:
         drop_stale(Path(daskml_dist.__file__).parent)
     if not re.search(r"(?<!not )\bgpu\b", config.option.markexpr):
