@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import combinations
 from typing import Any
 
@@ -15,8 +16,13 @@ from daskml_dist.frequent_patterns import association_rules, frequent_itemsets
 from tests.frequent_patterns.baskets import drawn
 
 ROWS = drawn(400, [0.6, 0.5, 0.1, 0.3, 0.9, 0.4, 1.0], seed=1)
-SETS = frequent_itemsets(ROWS, min_support=0.05)
 METRICS = ["support", "confidence", "lift", "leverage", "conviction"]
+
+
+@pytest.fixture(scope="module")
+def sets() -> pd.DataFrame:
+    """What `ROWS` hold together; not at import, where each process of a session would find it."""
+    return frequent_itemsets(ROWS, min_support=0.05)
 
 
 def measured(antecedent: tuple[int, ...], consequent: tuple[int, ...]) -> list[float]:
@@ -29,9 +35,9 @@ def measured(antecedent: tuple[int, ...], consequent: tuple[int, ...]) -> list[f
     ]  # fmt: skip
 
 
-def all_rules() -> dict[tuple[Any, Any], list[float]]:
+def all_rules(sets: pd.DataFrame) -> dict[tuple[Any, Any], list[float]]:
     found = {}
-    for items in SETS["itemset"]:
+    for items in sets["itemset"]:
         for k in range(1, len(items)):
             for own in combinations(items, k):
                 rest = tuple(item for item in items if item not in own)
@@ -40,14 +46,14 @@ def all_rules() -> dict[tuple[Any, Any], list[float]]:
 
 
 @pytest.mark.parametrize("metric", METRICS)
-def test_rules_are_all_that_reach_the_threshold(metric: str) -> None:
+def test_rules_are_all_that_reach_the_threshold(metric: str, sets: pd.DataFrame) -> None:
     at = METRICS.index(metric)
-    truth = all_rules()
+    truth = all_rules(sets)
     # Between two values, so that no rounding decides.
     values = np.unique([m[at] for m in truth.values() if np.isfinite(m[at])])
     widest = np.argmax(np.diff(values[len(values) // 3 : -1])) + len(values) // 3
     threshold = float(values[widest : widest + 2].mean())
-    found = association_rules(SETS, metric=metric, min_threshold=threshold)
+    found = association_rules(sets, metric=metric, min_threshold=threshold)
     assert found.columns.tolist() == ["antecedent", "consequent", *METRICS]
     names = zip(found["antecedent"], found["consequent"], strict=True)
     rules = dict(zip(names, found[METRICS].to_numpy().tolist(), strict=True))
@@ -59,8 +65,8 @@ def test_rules_are_all_that_reach_the_threshold(metric: str) -> None:
     assert (found[metric].to_numpy()[:-1] >= found[metric].to_numpy()[1:]).all()
 
 
-def test_a_rule_without_exception_has_infinite_conviction() -> None:
-    found = association_rules(SETS, min_threshold=1.0)
+def test_a_rule_without_exception_has_infinite_conviction(sets: pd.DataFrame) -> None:
+    found = association_rules(sets, min_threshold=1.0)
     assert len(found)
     assert np.isinf(found["conviction"]).all()
 
@@ -80,28 +86,38 @@ def test_more_than_256_items() -> None:
     assert pairs == [((256,), (512,)), ((512,), (256,))]
 
 
-def test_no_rules_are_an_empty_frame() -> None:
-    for sets in (SETS, SETS.head(0), SETS[SETS["itemset"].map(len) == 1]):
-        found = association_rules(sets, min_threshold=2.0)
+def test_no_rules_are_an_empty_frame(sets: pd.DataFrame) -> None:
+    for some in (sets, sets.head(0), sets[sets["itemset"].map(len) == 1]):
+        found = association_rules(some, min_threshold=2.0)
         assert found.shape == (0, 7)
         assert found.dtypes.astype(str).tolist() == ["object"] * 2 + ["float64"] * 5
 
 
-BAD: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
-    "metric": (SETS, {"metric": "accuracy"}, InvalidParameterError, "'lift'"),
-    "threshold": (SETS, {"min_threshold": np.nan}, InvalidParameterError, "min_threshold"),
-    "array": (ROWS, {}, InvalidDataError, "pandas frame"),
-    "lazy": (dd.from_pandas(SETS[["count"]], npartitions=1), {}, InvalidDataError, "pandas frame"),
-    "columns": (SETS.drop(columns="count"), {}, InvalidDataError, "no column 'count'"),
-    "text": (SETS.assign(itemset="milk"), {}, InvalidDataError, "a tuple of items"),
-    "zeros": (SETS.assign(count=0), {}, InvalidDataError, "above 0"),
-    "no subsets": (SETS[SETS["itemset"].map(len) > 1], {}, InvalidDataError, "lacks"),
-    "no pairs": (SETS[SETS["itemset"].map(len) != 2], {}, InvalidDataError, "lacks"),
-}
+Change = Callable[[pd.DataFrame], Any]
+BAD: dict[str, tuple[Change, dict[str, Any], type[Exception], str]] = {
+    "metric": (lambda sets: sets, {"metric": "accuracy"}, InvalidParameterError, "'lift'"),
+    "threshold": (
+        lambda sets: sets, {"min_threshold": np.nan}, InvalidParameterError, "min_threshold"
+    ),
+    "array": (lambda sets: ROWS, {}, InvalidDataError, "pandas frame"),
+    "lazy": (
+        lambda sets: dd.from_pandas(sets[["count"]], npartitions=1),
+        {}, InvalidDataError, "pandas frame",
+    ),
+    "columns": (
+        lambda sets: sets.drop(columns="count"), {}, InvalidDataError, "no column 'count'"
+    ),
+    "text": (lambda sets: sets.assign(itemset="milk"), {}, InvalidDataError, "a tuple of items"),
+    "zeros": (lambda sets: sets.assign(count=0), {}, InvalidDataError, "above 0"),
+    "no subsets": (
+        lambda sets: sets[sets["itemset"].map(len) > 1], {}, InvalidDataError, "lacks"
+    ),
+    "no pairs": (lambda sets: sets[sets["itemset"].map(len) != 2], {}, InvalidDataError, "lacks"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_it_refuses(case: str) -> None:
-    itemsets, options, error, match = BAD[case]
+def test_what_it_refuses(case: str, sets: pd.DataFrame) -> None:
+    change, options, error, match = BAD[case]
     with pytest.raises(error, match=match):
-        association_rules(itemsets, **options)
+        association_rules(change(sets), **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import cache
 from typing import Any
 
 import dask.dataframe as dd
@@ -54,6 +55,14 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@cache
+def _expected(weights: str) -> list[Any]:
+    """scikit-learn's values of all cases, for rows of every kind."""
+    weight = WEIGHTS[weights]
+    given = {} if weight is None else {"sample_weight": weight}
+    return [getattr(sklearn.metrics, name)(TRUTH, GUESS, **given, **more) for name, more in CASES]
+
+
 @pytest.mark.parametrize("weights", WEIGHTS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_labels_equal_scikit_learn(kind: str, weights: str) -> None:
@@ -61,9 +70,7 @@ def test_labels_equal_scikit_learn(kind: str, weights: str) -> None:
     ours = {} if weight is None else {"sample_weight": lazy(weight)}
     if weight is not None and kind == "frame":
         ours = {"sample_weight": dd.from_pandas(pd.Series(weight), npartitions=4)}
-    theirs = {} if weight is None else {"sample_weight": weight}
-    for name, options in CASES:
-        expected = getattr(sklearn.metrics, name)(TRUTH, GUESS, **theirs, **options)
+    for (name, options), expected in zip(CASES, _expected(weights), strict=True):
         found = METRICS[name](make(TRUTH), make(GUESS), **ours, **options)
         assert_equal(found, expected)
 
