@@ -175,13 +175,18 @@ def _pause(share: float, dask_worker: Any) -> None:
     dask_worker.memory_manager.memory_pause_fraction = share
 
 
+def _states(keys: list[Any], dask_scheduler: Any) -> list[str | None]:
+    tasks = dask_scheduler.tasks
+    return [tasks[key].state if key in tasks else None for key in keys]
+
+
 def test_tasks_of_a_paused_worker_are_freed(client: Client) -> None:
-    def tell_and_sleep() -> None:
+    def tell_and_wait() -> bool:
         Event("begun").set()
-        time.sleep(1.0)
+        return Event("paused").wait(200)
 
     first = sorted(list_workers(client))[:1]
-    begun = client.submit(tell_and_sleep, workers=first, pure=False)
+    begun = client.submit(tell_and_wait, workers=first, pure=False)
     behind = client.submit(int, 6, workers=first, pure=False)
     assert Event("begun").wait(200)
     client.run(_pause, 1e-9, workers=first)
@@ -189,11 +194,16 @@ def test_tasks_of_a_paused_worker_are_freed(client: Client) -> None:
         assert _until(lambda: list_workers(client)[first[0]]["status"] == "paused")
         pinned = client.submit(int, 7, workers=first, pure=False)
         needs = client.submit(int.__add__, pinned, behind, pure=False)
-        assert begun.result(timeout=200) is None
+        # What is submitted goes another way than what is run on the scheduler.
+        keys, states = [pinned.key, behind.key, needs.key], ["no-worker", "processing", "waiting"]
+        assert _until(lambda: client.run_on_scheduler(_states, keys) == states)
+        Event("paused").set()
+        assert begun.result(timeout=200)
         assert not pinned.done()
         free_tasks(client, [needs.key])
         assert needs.result(timeout=200) == 13
     finally:
+        Event("paused").set()  # else a failure here would keep the worker from the next test
         client.run(_pause, 0.8, workers=first)
 
 
