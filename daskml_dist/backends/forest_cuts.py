@@ -10,6 +10,7 @@ from typing import Any
 import numba
 import numpy as np
 
+from daskml_dist.backends.array_copies import copy_values
 from daskml_dist.backends.forest_criteria import middle, worth
 
 __all__ = [
@@ -83,7 +84,7 @@ def _note(
     found[0] = places[k]
     found[1] = places[k + 1] if k + 1 < n else -1
     found[2] = side
-    left_found[: len(left)] = left
+    copy_values(left_found[: len(left)], left)
     left_found[len(left)] = l_total
 
 
@@ -142,7 +143,7 @@ def best_cut(
         l_total = np.int64(0)
         left[:] = 0
         if side == 1:
-            left[:] = hist[missing]
+            copy_values(left, hist[missing])
             for v in range(facts[FIRST]):
                 l_total += hist[missing, v]
         for k in range(n if there and side == 0 else n - 1):

@@ -11,6 +11,7 @@ from typing import Any
 import numba
 import numpy as np
 
+from daskml_dist.backends.array_copies import copy_values
 from daskml_dist.backends.forest_criteria import SQUARED, middle, worth
 from daskml_dist.backends.forest_cuts import (
     ANYWHERE,
@@ -208,7 +209,7 @@ def grow(
     depths[0] = depth
     sums[0] = 0
     if len(between):
-        between[0] = bounds[:2]
+        copy_values(between[0], bounds[:2])
     while n_stack:
         n_stack -= 1
         node, start, stop = stack[n_stack, 0], stack[n_stack, 1], stack[n_stack, 2]
@@ -221,7 +222,7 @@ def grow(
             note_medians(facts, scale, some, sums[node])
         feature[node], left[node], gain[node] = -1, node, 0.0
         if len(between):
-            own[:2] = between[node]
+            copy_values(own[:2], between[node])
         if not may_split(facts, sums[node], reach, depths[node]):
             continue
         if scale is not None:
@@ -243,7 +244,7 @@ def grow(
             continue
         n_left = part_lines(rows, some, j, found[0], facts[MISSING], found[2], spare)
         feature[node], left[node], gain[node], threshold[node] = j, n_nodes, more, at[0]
-        cut[node] = found
+        copy_values(cut[node], found)
         if n_stack + 2 > len(stack):
             stack = np.concatenate((stack, np.zeros_like(stack)))
             paths = np.concatenate((paths, np.zeros_like(paths)))
@@ -271,8 +272,9 @@ def _wait(stack: Any, paths: Any, at: Any, node: Any, start: Any, stop: Any, pat
 def halve(facts: Any, sums: Any, left: Any, sign: Any, own: Any, work: Any, children: Any) -> None:
     """Write the bounds of what two children may answer."""
     n_sums = len(sums) - 2
-    work[0] = left[:n_sums]
-    work[1] = sums[:n_sums] - left[:n_sums]
+    for v in range(n_sums):
+        work[0, v] = left[v]
+        work[1, v] = sums[v] - left[v]
     a = middle(facts[KIND], work[0], left[n_sums], facts[BITS])
     b = middle(facts[KIND], work[1], sums[n_sums] - left[n_sums], facts[BITS])
     _bound(sign, own, a, b, children)
@@ -281,8 +283,8 @@ def halve(facts: Any, sums: Any, left: Any, sign: Any, own: Any, work: Any, chil
 @_exact
 def _bound(sign: Any, own: Any, a: Any, b: Any, children: Any) -> None:
     """Write the bounds of two children that answer a and b."""
-    children[0] = own[:2]
-    children[1] = own[:2]
+    copy_values(children[0], own[:2])
+    copy_values(children[1], own[:2])
     if sign == 0:
         return
     half = (a + b) / 2

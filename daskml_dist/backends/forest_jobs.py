@@ -10,6 +10,7 @@ from typing import Any
 import numba
 import numpy as np
 
+from daskml_dist.backends.array_copies import copy_values
 from daskml_dist.backends.forest_cuts import MISSING, occupied
 from daskml_dist.backends.forest_grow import cut_of
 from daskml_dist.backends.forest_kernels import add_rows, draw_feature, swap_back
@@ -98,6 +99,6 @@ def cut_jobs(
                 -np.inf, found, left, at, work,
             )  # fmt: skip
             real[1] = at[0]
-            told[q, 3:6] = found
-            told[q, 6:] = left
-        told[q, :2] = real.view(np.int64)
+            copy_values(told[q, 3:6], found)
+            copy_values(told[q, 6:], left)
+        copy_values(told[q, :2], real.view(np.int64))

@@ -15,6 +15,8 @@ from typing import Any
 import numba
 import numpy as np
 
+from daskml_dist.backends.array_copies import copy_rows
+
 __all__ = [
     "add_line", "add_rows", "child_of", "draw_feature", "draw_rows", "drawn", "hash_of",
     "node_sums", "part_lines", "swap_back",
@@ -203,5 +205,5 @@ def part_lines(
             spare[right, k] = v
         left += goes
         right += 1 - goes
-    lines[left:] = spare[:right]
+    copy_rows(lines[left:], spare)
     return left

@@ -18,6 +18,7 @@ from typing import Any
 import numba
 import numpy as np
 
+from daskml_dist.backends.array_copies import copy_values
 from daskml_dist.backends.forest_cuts import (
     ANYWHERE,
     BITS,
@@ -114,7 +115,7 @@ def median_split(
                 found[0], found[2] = places[c], side
                 found[1] = places[c + 1] if c + 1 < n_places else -1
                 threshold[0] = at
-                medians[:] = work[1][1, :, c + 1]
+                copy_values(medians, work[1][1, :, c + 1])
     for q in range(tried - 1, -1, -1):
         swap_back(features, q, swaps)
     return best_feature, best

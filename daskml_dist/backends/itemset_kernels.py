@@ -12,6 +12,8 @@ from typing import Any
 import numba
 import numpy as np
 
+from daskml_dist.backends.array_copies import copy_values
+
 __all__ = [
     "add_counts",
     "add_counts_csr",
@@ -166,7 +168,7 @@ def add_supports(words: Any, prefix: Any, bounds: Any, last: Any, out: Any) -> N
             for level in range(same, depth):
                 own, to = bits[prefix[p, level]], held[level]
                 if level == 0:
-                    to[:] = own
+                    copy_values(to, own)
                 else:
                     before = held[level - 1]
                     for w in range(width):
