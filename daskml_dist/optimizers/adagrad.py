@@ -35,6 +35,7 @@ class Adagrad(Optimizer):
     default_learning_rate = 0.05
     sparse_learning_rate = 0.2
     row_learning_rate = 0.1
+    rates_by_rows = True
     slot_names = ("accumulator",)
     single_rows = True
     epsilon: float = 1e-10
