@@ -1,9 +1,9 @@
 """Rate of steps whose rows come one after the other, where no pilot on a sample finds one.
 
-First steps of Adagrad have the size of the rate in each parameter, whatever the gradient. So the first
-one along a row moves its prediction by the rate times the sum of the sizes of its entries, and the
-rate is what makes that a useful distance: a rate that is fixed is a thousand times too long for rows
-of numbers in the thousands, and too short for rows of few small ones.
+First steps of Adagrad have the size of the rate in each parameter, whatever the gradient. So the
+first one along a row moves its prediction by the rate times the sum of the sizes of its entries,
+and the rate is what makes that a useful distance: a rate that is fixed is a thousand times too long
+for rows of numbers in the thousands, and too short for rows of few small ones.
 """
 
 from __future__ import annotations
