@@ -20,7 +20,7 @@ _SIZE = np.abs(_X[:100]).sum() / 100
 
 
 def _streamed(model: Any, X: Any, y: Any, **how: Any) -> tuple[Any, float]:
-    if not hasattr(model, "epsilon_insensitive") and y.dtype.kind == "i":
+    if y.dtype.kind == "i":
         how["classes"] = [0, 1]
     with model.stream(**how) as stream:
         for at in range(0, 300, 100):
