@@ -1,5 +1,8 @@
 """Rows of which each is asked for alone, in one call: each gets to the bit what it would get alone.
 
+Functions that compare rows and look up, or reckon with each number by itself, do so anyhow, and say
+so: they have an attribute ``rows_apart``.
+
 BLAS may round a row by how many rows it has beside it, so a matrix of rows is another question than
 its rows one by one. A stack of products of one row (``numpy.matmul`` over the first axis) is the
 same calls of BLAS, one after the other, without Python between them; what follows a product has to
@@ -8,8 +11,9 @@ be NumPy's functions of single numbers, which know nothing of their neighbours.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,15 +21,35 @@ from numpy.typing import NDArray
 from daskml_dist.inference.few_rows import AppliedToRows, Lane
 from daskml_dist.inference.predict import written
 from daskml_dist.losses.base import Loss
+from daskml_dist.losses.deviance import Poisson
 from daskml_dist.losses.margin import LogLoss
 
-__all__ = ["lane_of_each_row", "products_of_rows"]
+__all__ = ["lane_of_each_row", "products_of_rows", "rows_apart", "rows_are_apart"]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 #: Methods of losses that are such functions of a single column of raw predictions.
-_OF_SINGLE_NUMBERS = (LogLoss.write_proba, Loss.inverse_link)
+_OF_SINGLE_NUMBERS = (LogLoss.write_proba, Loss.inverse_link, Poisson.inverse_link)
 _WRITES: Any = getattr(written(np.exp), "func")  # noqa: B009
 #: Bytes at whose multiples rows begin, as the memory of a row alone does.
 _ALIGNED = 16
+
+
+def rows_apart(function: _Function) -> _Function:
+    """A function of rows, or of raw predictions, that knows nothing of a row's neighbours."""
+    function.rows_apart = True  # type: ignore[attr-defined]
+    return function
+
+
+def rows_are_apart(asked: AppliedToRows) -> bool:
+    """Whether each answer is the same to the bit whatever rows there are beside its row."""
+    return _says_so(asked.function) and (asked.then is None or _says_so(asked.then))
+
+
+def _says_so(function: Any) -> bool:
+    if isinstance(function, partial):
+        return _says_so(function.args[0] if function.func is _WRITES else function.func)
+    return isinstance(function, np.ufunc) or getattr(function, "rows_apart", False) is True
 
 
 def lane_of_each_row(asked: AppliedToRows, dtype: np.dtype[Any]) -> Lane | None:
@@ -48,7 +72,7 @@ def lane_of_each_row(asked: AppliedToRows, dtype: np.dtype[Any]) -> Lane | None:
     if isinstance(then, partial) and then.func is _WRITES:
         then = then.args[0]
     if prepare is None or not (
-        then is None or getattr(then, "__func__", None) in _OF_SINGLE_NUMBERS
+        then is None or _says_so(then) or getattr(then, "__func__", None) in _OF_SINGLE_NUMBERS
     ):
         return None
     function = prepare(dtype)
