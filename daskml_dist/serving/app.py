@@ -141,16 +141,13 @@ class App:
         if status == 200 and call.n_rows:
             self.metrics.observe(call.model, call.version, seconds, call.n_rows)
         if self._access_log:
-            client = (call.client or ("-",))[0]
-            _ACCESS.info(
-                '%s "%s %s" %d %d %.6f',
-                client,
-                call.method,
-                _plain(call.path),
-                status,
-                len(body),
-                seconds,
-            )
+            _log(call.client, f"{call.method} {_plain(call.path)}", status, body, seconds)
+
+    def refused(self, status: int, body: bytes, client: Any) -> None:
+        """Count what a connection has refused before it was a request, and write its line."""
+        self.metrics.count("", "", status)
+        if self._access_log:
+            _log(client, "-", status, body, 0.0)
 
     async def _lifespan(
         self, scope: MutableMapping[str, Any], receive: Receive, send: Send
@@ -345,6 +342,12 @@ def _is_apart(predictor: Any, rows: Rows) -> bool:
     """Whether rows are numbers of which those of several requests may share a call unharmed."""
     apart = getattr(predictor, "rows_apart", False)
     return apart and isinstance(rows, np.ndarray) and rows.dtype.kind != "O"
+
+
+def _log(client: Any, request: str, status: int, body: bytes, seconds: float) -> None:
+    """Write a line of the access log."""
+    host = (client or ("-",))[0]
+    _ACCESS.info('%s "%s" %d %d %.6f', host, request, status, len(body), seconds)
 
 
 def _plain(path: str) -> str:
