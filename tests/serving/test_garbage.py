@@ -1,4 +1,4 @@
-"""Garbage of many kinds, drawn: each gets 4xx, 501 or an answer, and who comes after a right one."""
+"""Garbage of many kinds, drawn: each gets 4xx, 501 or an answer, and the next a right one."""
 
 from __future__ import annotations
 
