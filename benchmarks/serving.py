@@ -27,11 +27,13 @@ import joblib
 import numpy as np
 
 from benchmarks._common import logistic_rows, markdown
+from benchmarks._serving_kinds import KINDS, command, middle
 from benchmarks._serving_peers import PEERS, Peer, found_in
 from daskml_dist.linear_model import SGDClassifier
 
 FEATURES, CONNECTIONS = 28, 64
 INFER = "/v2/models/m/infer"
+_HEAD = ("requests/s", "p50, ms", "p99, ms")
 
 
 def run(tiny: bool = False) -> str:
@@ -75,8 +77,29 @@ def run(tiny: bool = False) -> str:
             except (RuntimeError, OSError) as error:
                 left_out.append(f"{peer.name} ({error})")
     title = f"Services of a linear model, {FEATURES} features, {CONNECTIONS} connections, one core"
-    table = markdown(title, ["", "body", "requests/s", "p50, ms", "p99, ms", "failed"], rows)
-    return table + (f"\n\nNot measured: {', '.join(left_out)}." if left_out else "")
+    table = markdown(title, ["", "body", *_HEAD, "failed"], rows)
+    table += f"\n\nNot measured: {', '.join(left_out)}." if left_out else ""
+    return f"{table}\n\n{_kinds(X, y, tiny)}"
+
+
+def _kinds(X: Any, y: Any, tiny: bool) -> str:
+    """The table of kinds of models, their requests apart and together."""
+    body = _json(X[0].tolist())
+    rows = []
+    with tempfile.TemporaryDirectory() as told:
+        folder = Path(told)
+        script = _script(body, "application/json", folder)
+        for name in list(KINDS)[:1] if tiny else KINDS:
+            loads: dict[bool, list[list[str]]] = {False: [], True: []}
+            for together in (False, True) * (1 if tiny else 3):
+                port = _free_port()
+                serves = command(name, X, y, folder, port, together)
+                with _running(serves, port, INFER, body, str(Path(__file__).parents[1])):
+                    loads[together].append(_load(port, INFER, script, 1 if tiny else 3))
+            apart, shared = middle(loads[False]), middle(loads[True])
+            rows.append([name, *apart[:3], *shared[:3]])
+    head = ["", *(f"{way}{one}" for way in ("", "together: ") for one in _HEAD)]
+    return markdown(f"Kinds of models, {CONNECTIONS} connections, a row each", head, rows)
 
 
 def _json(row: list[float]) -> bytes:

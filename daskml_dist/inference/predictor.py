@@ -162,9 +162,9 @@ class Predictor:
         Returns
         -------
         ndarray of shape (n_rows,) or (n_rows, n_outputs), or None
-            Each to the bit what ``self(X[i : i + 1])`` is. None where only such calls tell: most
-            models that multiply rows, but linear ones with one column of raw predictions, and rows
-            with NaN.
+            Each to the bit what ``self(X[i : i + 1])`` is. None where only such calls tell: all
+            models but linear ones, networks (``MLPClassifier``, ``MLPRegressor``) and those whose
+            rows are apart, and rows with NaN.
         """
         answer = self._each.get(X.dtype)
         return None if answer is None else answer(X)

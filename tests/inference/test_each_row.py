@@ -13,6 +13,7 @@ from sklearn.pipeline import make_pipeline
 from daskml_dist import ensemble, linear_model, preprocessing, tree
 from daskml_dist.inference import Predictor
 from daskml_dist.inference.each_row import products_of_rows
+from daskml_dist.neural_network import MLPClassifier, MLPRegressor
 from tests.inference.test_predictor import TABLE, D, model_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*failed to converge")
@@ -25,14 +26,44 @@ def scattered(shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
     return (RANDOM.normal(size=shape) * 10.0 ** RANDOM.integers(-3, 4, size=shape)).astype(dtype)
 
 
+@pytest.mark.parametrize("n_columns", [None, 1, 2, 3, 8, 33])
 @pytest.mark.parametrize("weights", DTYPES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_products_are_those_of_a_row_alone(dtype: Any, weights: Any) -> None:
+def test_products_are_those_of_a_row_alone(dtype: Any, weights: Any, n_columns: Any) -> None:
     for width in (*range(1, 70), 127, 128, 129, 500, 1000, 5003):
-        w = scattered((width, 1), weights)[:, 0]
+        w = scattered((width, n_columns or 1), weights)
+        w = w[:, 0] if n_columns is None else w
         X = scattered((int(RANDOM.integers(2, 40)), width), dtype)
         alone = np.concatenate([X[at : at + 1].copy() @ w for at in range(len(X))])
         assert_array_equal(products_of_rows(X, w), alone, f"{width} features")
+
+
+NETWORKS = {
+    "two classes": ((64, 32), "relu", 2),
+    "three": ((7,), "tanh", 3),
+    "eleven": ((5, 3), "logistic", 11),
+    "no hidden layer's function": ((33,), "identity", 2),
+    "targets": ((20, 9), "relu", None),
+}
+
+
+@pytest.mark.parametrize("trained", DTYPES)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks(name: str, trained: Any) -> None:
+    sizes, activation, n_classes = NETWORKS[name]
+    X = RANDOM.normal(size=(100, 28))
+    settings: dict[str, Any] = {"max_iter": 2, "tol": None, "random_state": 0}
+    kind = MLPRegressor if n_classes is None else MLPClassifier
+    y = X[:, 0] if n_classes is None else np.arange(100) % n_classes
+    model = kind(hidden_layer_sizes=sizes, activation=activation, **settings).fit(
+        X.astype(trained), y
+    )
+    for method in ("predict_proba", "predict"):
+        for dtype in DTYPES if hasattr(model, method) else ():
+            rows = scattered((200, 28), dtype)
+            own = [getattr(model, method)(rows[at : at + 1].copy()) for at in range(200)]
+            found = Predictor(model, method).each(rows)
+            assert_array_equal(found, np.concatenate(own), f"{method}, {dtype}")
 
 
 #: Methods that answer each row alone in one call; all others are asked row by row.
@@ -44,7 +75,13 @@ EACH = {
     "ridge, no intercept": {"predict"},
     "poisson": {"predict"},
     "scaled": LINEAR,
+    "scaled twice": LINEAR,
     "not scaled": {"predict"},
+    "softmax": LINEAR,
+    "hinge": LINEAR - {"predict_proba"},
+    "modified huber": LINEAR,
+    "ridge of two": {"predict"},
+    "network": {"predict_proba", "predict"},
 }
 #: Those whose rows are apart, which do so whatever the requests' sizes.
 APART = {
