@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import joblib
-import numpy as np
 from sklearn import ensemble as their_ensemble
 from sklearn import linear_model as their_linear
 from sklearn.pipeline import make_pipeline
@@ -22,7 +20,7 @@ from daskml_dist.linear_model import LogisticRegression
 from daskml_dist.neural_network import MLPClassifier, TorchClassifier
 from daskml_dist.serving import serve
 
-__all__ = ["KINDS", "command", "middle"]
+__all__ = ["KINDS", "command"]
 
 SIZES = (28, 64, 32, 2)
 _NETWORK: dict[str, Any] = {"max_iter": 3, "tol": None, "random_state": 0}
@@ -63,12 +61,6 @@ def command(name: str, X: Any, y: Any, folder: Path, port: int, together: bool) 
         joblib.dump(KINDS[name]().fit(X, y), path)
     module = [sys.executable, "-m", "benchmarks._serving_kinds"]
     return [*module, str(path), str(port), *(["together"] if together else [])]
-
-
-def middle(loads: list[list[str]]) -> list[str]:
-    """Of several runs of a load the one of the median rate."""
-    rates = [float(load[0].replace(",", "")) for load in loads]
-    return loads[int(np.argmin(abs(np.array(rates) - statistics.median_low(rates))))]
 
 
 if __name__ == "__main__":
