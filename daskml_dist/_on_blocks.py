@@ -12,6 +12,7 @@ from sklearn.base import is_classifier
 from sklearn.utils.metaestimators import available_if
 
 from daskml_dist._exported import Exported
+from daskml_dist._theirs import TellsErrors, not_fitted
 from daskml_dist._transformer import check_fitted
 from daskml_dist.data.collection import take_columns
 from daskml_dist.data.conversion import plain_objects
@@ -25,14 +26,19 @@ from daskml_dist.metrics.scorers import get_scorer
 __all__ = ["OnBlocks"]
 
 
-class OnBlocks(NamedParameters, Exported):
+class OnBlocks(TellsErrors, NamedParameters, Exported):
     """Mixin that, put before one of scikit-learn's ensembles, answers Dask collections lazily.
 
     Each block is answered by scikit-learn's own method in one task, by all members together.
     """
 
+    def _will_have(self, name: str) -> bool:
+        """Whether a method is missing only until the ensemble is fitted."""
+        return False
+
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Mean accuracy of a classifier, R^2 of a regressor; arguments are those of :meth:`fit`."""
+        check_fitted(self)
         X, y, sample_weight = take_columns(X, y, sample_weight)
         name = "accuracy" if is_classifier(self) else "r2"
         if name == "accuracy" and isinstance(y, np.ndarray) and y.ndim == 1:
@@ -75,12 +81,16 @@ def _method(name: str, summary: str, shape: str) -> Any:
         return found
 
     def method(self: Any, X: Any, **params: Any) -> Any:
+        if self._will_have(name):
+            raise not_fitted(self)
         return _lazily(self, name, X, params) if is_dask(X) else theirs(self)(X, **params)
 
     def check(self: Any) -> bool:
         try:
             return theirs(self) is not None
         except AttributeError as error:
+            if self._will_have(name):
+                return True
             # scikit-learn tells why there is none in the cause.
             raise (error.__cause__ or error) from None
 

@@ -131,6 +131,7 @@ class Blockwise(NamedParameters, Exported, BaseEstimator):
 
     def get_feature_names_out(self, input_features: Any = None) -> Any:
         """Names of the columns of the result."""
+        check_fitted(self)
         return self.transformer_.get_feature_names_out(input_features)
 
     def __sklearn_tags__(self) -> Any:

@@ -208,7 +208,7 @@ class SGDClassifier(LinearClassifier, SparseCoef, BaseSGD):
     def partial_fit(
         self,
         X: Any,
-        y: Any,
+        y: Any = None,
         classes: Any = None,
         sample_weight: Any = None,
         *,

@@ -89,7 +89,7 @@ def test_a_lane_has_a_row_at_least(sizes: list[int], n_lanes: int, rows: list[in
     lanes = even_lanes(blocks, n_lanes)
     assert [lane.lane for lane in lanes] == list(range(len(rows)))
     assert _n_rows([lane.segments for lane in lanes]) == rows
-    holders = dict.fromkeys(blocks, ["w"])
+    holders = {block: ["w"] for block in blocks}
     assert len(place(blocks, holders, {"w": 1}, n_lanes).lanes) == len(rows)
 
 
