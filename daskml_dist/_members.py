@@ -26,6 +26,7 @@ from daskml_dist.data.computing import tried
 from daskml_dist.data.conversion import as_column as column_of
 from daskml_dist.data.conversion import plain_objects
 from daskml_dist.data.lazy import is_dask
+from daskml_dist.data.unique_names import check_unique_names
 from daskml_dist.diagnostics.works import tell
 from daskml_dist.errors import (
     InvalidDataError,
@@ -55,14 +56,15 @@ __all__ = [
 ]
 
 
-def here(y: Any, params: dict[str, Any], *, labels: bool) -> tuple[Any, dict[str, Any]]:
+def here(X: Any, y: Any, params: dict[str, Any], *, labels: bool) -> tuple[Any, dict[str, Any]]:
     """Targets and arguments of a fit to rows in memory, where they fit too.
 
     Raises
     ------
     InvalidDataError
-        Labels are missing, or there is no target.
+        Labels are missing, there is no target, or columns of X are called alike.
     """
+    check_unique_names(X)
     _check_given(y)
     if any(map(is_dask, (y, *params.values()))):
         y, params = compute(y, params)

@@ -18,7 +18,8 @@ from daskml_dist.data.collection import take_columns
 from daskml_dist.data.conversion import plain_objects
 from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.data.lazy import is_dask, join_delayed
-from daskml_dist.errors import as_ours
+from daskml_dist.data.unique_names import check_unique_names
+from daskml_dist.errors import InvalidDataError, as_ours
 from daskml_dist.errors.names import NamedParameters
 from daskml_dist.inference.transform import map_blocks, sample_rows
 from daskml_dist.metrics.scorers import get_scorer
@@ -83,7 +84,12 @@ def _method(name: str, summary: str, shape: str) -> Any:
     def method(self: Any, X: Any, **params: Any) -> Any:
         if self._will_have(name):
             raise not_fitted(self)
-        return _lazily(self, name, X, params) if is_dask(X) else theirs(self)(X, **params)
+        if is_dask(X):
+            return _lazily(self, name, X, params)
+        check_unique_names(X)
+        if name != "transform":
+            _check_some_rows(self, X)
+        return theirs(self)(X, **params)
 
     def check(self: Any) -> bool:
         try:
@@ -102,6 +108,17 @@ def _method(name: str, summary: str, shape: str) -> Any:
 
 for _name, _texts in _METHODS.items():
     setattr(OnBlocks, _name, _method(_name, *_texts))
+
+
+def _check_some_rows(estimator: Any, X: Any) -> None:
+    """Check that there are rows in memory: means and votes of none are not defined."""
+    check_fitted(estimator)
+    shape = getattr(X, "shape", ())
+    if len(shape) == 2 and not shape[0]:
+        raise InvalidDataError(
+            f"Found array with 0 sample(s) (shape={shape}) while a minimum of 1 is required by "
+            f"{type(estimator).__name__}. Look at the files or the filter that X comes from."
+        )
 
 
 def _lazily(estimator: Any, name: str, X: Any, params: dict[str, Any]) -> Any:

@@ -98,7 +98,7 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
         InvalidParameterError, InvalidDataError
         """
         if not is_dask(X):
-            y, given = here(y, {**fit_params, "sample_weight": sample_weight}, labels=True)
+            y, given = here(X, y, {**fit_params, "sample_weight": sample_weight}, labels=True)
             found: Self = super().fit(X, y, **given)
             return found
         with checked_as_theirs():

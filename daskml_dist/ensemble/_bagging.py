@@ -150,7 +150,7 @@ class Bagging(OnBlocks):
         self._drawn_rows = None
         if not is_dask(X):
             y, given = here(
-                y, {**fit_params, "sample_weight": sample_weight}, labels=is_classifier(self)
+                X, y, {**fit_params, "sample_weight": sample_weight}, labels=is_classifier(self)
             )
             found: Self = super().fit(X, y, **given)  # type: ignore[misc]
             remember_dtypes(self, X)

@@ -55,7 +55,7 @@ class Named(OnBlocks):
         InvalidParameterError, InvalidDataError
         """
         if not is_dask(X):
-            y, fit_params = here(y, fit_params, labels=is_classifier(self))
+            y, fit_params = here(X, y, fit_params, labels=is_classifier(self))
             found: Self = super().fit(X, y, **fit_params)  # type: ignore[misc]
             return found
         X, y, params = taken(X, y, fit_params)
