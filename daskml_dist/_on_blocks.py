@@ -113,7 +113,7 @@ for _name, _texts in _METHODS.items():
 def _check_some_rows(estimator: Any, X: Any) -> None:
     """Check that there are rows in memory: means and votes of none are not defined."""
     check_fitted(estimator)
-    shape = getattr(X, "shape", ())
+    shape: tuple[int, ...] = getattr(X, "shape", ())
     if len(shape) == 2 and not shape[0]:
         raise InvalidDataError(
             f"Found array with 0 sample(s) (shape={shape}) while a minimum of 1 is required by "

@@ -135,5 +135,7 @@ def checked_as_theirs() -> Iterator[None]:
         yield
     except DaskMLDistError:
         raise
+    except SklearnNotFittedError as error:
+        raise NotFittedError(str(error)) from error
     except (ValueError, TypeError) as error:
-        raise _told(error, InvalidParameterError) from error
+        raise InvalidParameterError(str(error)) from error
