@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
+from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError as SklearnNotFittedError
 from sklearn.utils._param_validation import InvalidParameterError as SklearnParameterError
 from sklearn.utils.metaestimators import available_if
@@ -26,6 +27,8 @@ __all__ = ["TellsErrors", "checked_as_theirs", "not_fitted", "telling_errors"]
 _OWN = {"sklearn", "daskml_dist"}
 #: Libraries that these call: what one of them raises is told of by whoever called it.
 _CALLED = {"joblib", "numpy", "pandas", "scipy"}
+#: Classes that have what is the same of all estimators.
+_ROOTS = frozenset(BaseEstimator.__mro__)
 #: Methods that are given parameters alone.
 _OF_PARAMETERS = {"__init__", "set_params"}
 
@@ -95,30 +98,34 @@ class TellsErrors:
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
         theirs = [kind for kind in cls.__mro__ if kind.__module__.startswith("sklearn.")]
-        names = {name for kind in theirs for name in vars(kind)}
-        for name in names:
-            if not name.startswith("_") or name == "__init__":
+        names = {name for kind in theirs if kind not in _ROOTS for name in vars(kind)}
+        for name in names | {"set_params"}:
+            if not name.startswith("_") or name in _OF_PARAMETERS:
                 _let_tell(cls, name)
 
 
 def _let_tell(cls: type, name: str) -> None:
-    found = inspect.getattr_static(cls, name)
+    found = inspect.getattr_static(cls, name, None)
     method = found.fn if (is_conditional := hasattr(found, "check")) else found
     if not inspect.isfunction(method) or hasattr(method, "_tells"):
         return
     if inspect.isgeneratorfunction(method):
         return  # it raises where it is gone through
-    told = _telling(method)
+    told = _telling(cls, name, method)
     setattr(cls, name, available_if(found.check)(told) if is_conditional else told)
 
 
-def _telling(method: Callable[..., Any]) -> Callable[..., Any]:
-    kind = InvalidParameterError if method.__name__ in _OF_PARAMETERS else InvalidDataError
+def _telling(cls: type, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    kind = InvalidParameterError if name in _OF_PARAMETERS else InvalidDataError
+    is_own = name in vars(cls)
 
     @wraps(method)
     def told(self: Any, *args: Any, **params: Any) -> Any:
         try:
-            return method(self, *args, **params)
+            if is_own:
+                return method(self, *args, **params)
+            # Of a class that derives from this one, too, whichever comes next.
+            return getattr(super(cls, self), name)(*args, **params)
         except (ValueError, TypeError, AttributeError) as error:
             if (found := _ours(error, self, kind)) is None:
                 raise

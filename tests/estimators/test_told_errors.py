@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 import sklearn.exceptions
 from sklearn.base import BaseEstimator, ClassifierMixin
 
-from daskml_dist import ensemble, feature_extraction, linear_model, preprocessing
+from daskml_dist import compose, ensemble, feature_extraction, linear_model, preprocessing
 from daskml_dist import model_selection as ms
 from daskml_dist._theirs import checked_as_theirs, telling_errors
 from daskml_dist.errors import (
@@ -150,4 +151,13 @@ def test_methods_look_as_they_did() -> None:
     assert not hasattr(preprocessing.PolynomialFeatures(), "inverse_transform")
     assert hasattr(search, "predict")
     assert not hasattr(search.set_params(refit=False), "no such")
+    members = compose.ColumnTransformer([("one", scaler(), [0])])
+    assert members.get_params()["one__with_mean"]  # by scikit-learn's own class, not its root
     assert scaler().fit(X).get_feature_names_out().tolist() == ["x0", "x1"]
+
+
+@pytest.mark.parametrize("weight", [0, 0.0, True], ids=repr)
+def test_a_weight_without_dimensions_is_shown_as_scikit_learn_shows_it(weight: Any) -> None:
+    words = re.escape(f"got scalar `{np.array(float(weight))!r}` instead")
+    with pytest.raises(InvalidTypeError, match=words):
+        LOGISTIC.fit(X, Y, sample_weight=np.array(weight))
