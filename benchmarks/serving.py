@@ -25,8 +25,10 @@ from typing import Any
 
 import joblib
 import numpy as np
+import psutil
 
 from benchmarks._common import logistic_rows, markdown
+from benchmarks._serving_kinds import KINDS, command
 from benchmarks._serving_peers import PEERS, Peer, found_in
 from daskml_dist.linear_model import SGDClassifier
 
@@ -76,7 +78,39 @@ def run(tiny: bool = False) -> str:
                 left_out.append(f"{peer.name} ({error})")
     title = f"Services of a linear model, {FEATURES} features, {CONNECTIONS} connections, one core"
     table = markdown(title, ["", "body", "requests/s", "p50, ms", "p99, ms", "failed"], rows)
-    return table + (f"\n\nNot measured: {', '.join(left_out)}." if left_out else "")
+    table += f"\n\nNot measured: {', '.join(left_out)}." if left_out else ""
+    return f"{table}\n\n{_kinds(X, y, tiny)}"
+
+
+def _kinds(X: Any, y: Any, tiny: bool) -> str:
+    """The table of kinds of models, their requests apart and together."""
+    body = _json(X[0].tolist())
+    rows = []
+    with tempfile.TemporaryDirectory() as told:
+        folder = Path(told)
+        script = _script(body, "application/json", folder)
+        for name in list(KINDS)[:1] if tiny else KINDS:
+            row = [name]
+            for together in (False, True):
+                port, seconds = _free_port(), 1 if tiny else 4
+                serves = command(name, X, y, folder, port, together)
+                with _running(serves, port, INFER, body, str(Path(__file__).parents[1])) as server:
+                    _load(port, INFER, script, 1)
+                    before = _cpu_seconds(server)
+                    rate, p50, _, _ = _load(port, INFER, script, seconds)
+                    spent = _cpu_seconds(server) - before
+                row += [f"{float(rate.replace(',', '')) * seconds / spent:,.0f}", rate, p50]
+            rows.append(row)
+    columns = ("requests a CPU second", "requests/s", "p50, ms")
+    head = ["", *(f"{way}{one}" for way in ("", "together: ") for one in columns)]
+    return markdown(f"Kinds of models, {CONNECTIONS} connections, a row each", head, rows)
+
+
+def _cpu_seconds(pid: int) -> float:
+    """Time that a server's processes have computed, whatever else its cores do."""
+    parent = psutil.Process(pid)
+    family = [parent, *parent.children(recursive=True)]
+    return sum(sum(one.cpu_times()[:2]) for one in family)
 
 
 def _json(row: list[float]) -> bytes:
@@ -126,8 +160,8 @@ def _served(peer: Peer, model: Any, where: str) -> Iterator[tuple[int, Path]]:
 @contextmanager
 def _running(
     command: list[str], port: int, path: str, body: bytes, where: str, folder: Path | None = None
-) -> Iterator[None]:
-    """A server, once it answers and until the end, which is the end of all that it started."""
+) -> Iterator[int]:
+    """A server's number, once it answers and until the end, the end of all that it started."""
     paths = [*filter(None, [where, os.environ.get("PYTHONPATH")])]
     quiet = {"BENTOML_DO_NOT_TRACK": "True", "RAY_USAGE_STATS_ENABLED": "0"}
     environment = {**os.environ, **quiet, "PYTHONPATH": os.pathsep.join(paths)}
@@ -143,7 +177,7 @@ def _running(
                 if server.poll() is not None or time.monotonic() > end:
                     raise RuntimeError("did not come to answer")
                 time.sleep(0.1)
-            yield
+            yield server.pid
         finally:
             server.terminate()
             with suppress(subprocess.TimeoutExpired):

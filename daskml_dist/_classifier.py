@@ -17,6 +17,7 @@ from daskml_dist.data.conversion import plain_objects
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.missing import check_no_missing
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.inference.each_row import rows_apart
 from daskml_dist.training.survey import Survey
 
 __all__ = ["BaseClassifier", "SeveralLabels"]
@@ -179,6 +180,7 @@ def _all_hits(
     return np.array([weight.sum(), weight @ hits])
 
 
+@rows_apart
 def _write_labels(classes: NDArray[Any], raw: NDArray[Any], out: NDArray[Any]) -> None:
     best = raw > 0 if raw.ndim == 1 else raw.argmax(axis=1)
     classes.take(best, out=out, mode="clip")

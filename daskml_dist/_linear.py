@@ -94,10 +94,9 @@ class _RawPrediction:
             return self._shifted(np.matmul(X, w, out=out[: len(X)]))
         return self._shifted(self._in_dtype(get_backend("cpu").dot(X, w)))
 
-    def for_each_row(self, dtype: np.dtype[Any]) -> Callable[[NDArray[Any]], NDArray[Any]] | None:
-        """As :meth:`for_dtype`, of rows that are each alone; None of several columns."""
-        one = self._weights.shape[1] == 1
-        return self.for_dtype(dtype, products_of_rows) if one else None
+    def for_each_row(self, dtype: np.dtype[Any]) -> Callable[[NDArray[Any]], NDArray[Any]]:
+        """As :meth:`for_dtype`, of rows that are each alone."""
+        return self.for_dtype(dtype, products_of_rows)
 
     def for_dtype(
         self, dtype: np.dtype[Any], product: Callable[[Any, Any], NDArray[Any]] = operator.matmul

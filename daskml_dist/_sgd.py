@@ -15,6 +15,7 @@ from daskml_dist._sgd_params import check_sgd_params, resolved, start_of
 from daskml_dist._steps import BaseSteps
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.models.base import StepModel
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.optimizers import NAG, Adagrad
 from daskml_dist.policies import Policy
@@ -23,6 +24,7 @@ from daskml_dist.training.adaptive import train_adaptively
 from daskml_dist.training.calibration import calibrated
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.engine import Engine, FitResult
+from daskml_dist.training.first_rate import first_rate, row_size
 from daskml_dist.training.plan import make_target_shift
 from daskml_dist.training.rows import Rows
 from daskml_dist.training.settings import Settings
@@ -164,7 +166,19 @@ class BaseSGD(BaseSteps, BaseLinear):
             target_shift=shift,
             first_intercept=first,
             touches=survey.nonzeros_per_row,
+            row_size=None if last is None else last.row_size,
         )
+
+    def _rated(
+        self, settings: Settings, model: StepModel, lanes: list[LaneSpec], engine: Engine
+    ) -> tuple[Settings, StepModel]:
+        """A rate by the size of the first rows, where no pilot finds one, which the model keeps."""
+        if settings.calibrates or not (settings.auto_rate and settings.optimizer.rates_by_rows):
+            return settings, model
+        assert isinstance(model, LinearModel)
+        if model.row_size is None:
+            model = replace(model, row_size=row_size(engine, lanes, settings.seed))
+        return replace(settings, own_rate=first_rate(model)), model
 
     def _calibrated(
         self, fit: FitSpec, settings: Settings, rows: Rows, lanes: list[LaneSpec], engine: Engine

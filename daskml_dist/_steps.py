@@ -200,6 +200,7 @@ class BaseSteps(Streamed, BaseOnRows):
         lanes = engine.lanes(settings.run.n_lanes, share=share, passes=settings.max_iter)
         # Lanes of columns have all rows each, and the same batches.
         settings = self._over_lanes(settings, rows, lanes if engine.columns is None else lanes[:1])
+        settings, model = self._rated(settings, model, lanes, engine)
         needed = settings.optimizer.uses_scales and model.linear is not None
         scales = engine.scales() if needed else None
         fit = make_fit(
@@ -209,6 +210,12 @@ class BaseSteps(Streamed, BaseOnRows):
         if settings.calibrates and settings.auto_rate and initial is None:
             return self._calibrated(fit, settings, rows, lanes, engine)
         return fit
+
+    def _rated(
+        self, settings: Settings, model: StepModel, lanes: list[LaneSpec], engine: Engine
+    ) -> tuple[Settings, StepModel]:
+        """Settings, and the model, by the size of the rows; as they are by default."""
+        return settings, model
 
     def _calibrated(
         self, fit: FitSpec, settings: Settings, rows: Rows, lanes: list[LaneSpec], engine: Engine

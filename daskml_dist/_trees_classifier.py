@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from daskml_dist._classifier import BaseClassifier
 from daskml_dist._supervised import as_columns
+from daskml_dist.inference.each_row import rows_apart
 from daskml_dist.models.trees import Trees
 from daskml_dist.solvers import Solution
 from daskml_dist.training.solver_plan import Rows
@@ -92,6 +93,7 @@ def _write_logs(raw: Array, out: Array) -> None:
         np.log(raw, out=out)
 
 
+@rows_apart
 def _write_several(classes: list[Array], ends: list[int], raw: Array, out: Array) -> None:
     for k, (a, b) in enumerate(pairwise(ends)):
         out[:, k] = classes[k][raw[:, a:b].argmax(axis=1)]

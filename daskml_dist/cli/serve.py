@@ -58,12 +58,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-bytes", type=int, metavar="N", help="of a request's body")
     parser.add_argument("--max-waiting", type=int, metavar="N", help="requests that may wait")
     parser.add_argument(
-        "--max-delay", type=float, metavar="SECONDS", help="to gather rows for costly models"
+        "--max-delay",
+        type=float,
+        metavar="SECONDS",
+        help="call models in a thread, with the rows of so long together; 0: each request apart",
     )
-    parser.add_argument(
-        "--together",
-        action=argparse.BooleanOptionalAction,
-        help="requests share calls throughout, and the last digits vary with the load; or none do",
+    _add_flag(
+        parser, "--together", "requests share calls: faster, but the last digits vary with the load"
     )
     for part in ("head", "body"):
         parser.add_argument(

@@ -13,6 +13,7 @@ from daskml_dist._classifier import BaseClassifier
 from daskml_dist._run import Run
 from daskml_dist.ensemble._boosting import BaseBoosting
 from daskml_dist.ensemble._scoring import shares
+from daskml_dist.inference.each_row import rows_apart
 from daskml_dist.solvers import Solution
 from daskml_dist.solvers.boost_losses import Binomial, BoostLoss, Multinomial
 from daskml_dist.training.solver_plan import Rows
@@ -191,7 +192,8 @@ default=None
         ndarray or lazy dask Array of float64 of shape (n_rows, n_classes)
         """
         self._check_fitted(X)
-        return self._map(_write_shares, X, np.float64, len(self.classes_))
+        n = len(self.classes_)
+        return self._map(_write_two_shares if n == 2 else _write_shares, X, np.float64, n)
 
     def decision_function(self, X: Any) -> Any:
         """Raw predictions: the log odds of the second of two classes, or a number a class.
@@ -225,6 +227,11 @@ default=None
         self._check_fitted(X)
         for stage in self._stages():
             yield stage.decision_function(X)
+
+
+@rows_apart
+def _write_two_shares(raw: NDArray[Any], out: NDArray[Any]) -> None:
+    _write_shares(raw, out)
 
 
 def _write_shares(raw: NDArray[Any], out: NDArray[Any]) -> None:

@@ -13,6 +13,7 @@ from daskml_dist._regressor import BaseRegressor
 from daskml_dist._run import Run
 from daskml_dist.ensemble._boosting import BaseBoosting
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.inference.each_row import rows_apart
 from daskml_dist.inference.predict import written
 from daskml_dist.solvers.boost_losses import (
     AbsoluteError,
@@ -244,5 +245,6 @@ default=None
             yield stage.predict(X)
 
 
+@rows_apart
 def _same(raw: NDArray[Any]) -> NDArray[Any]:
     return raw

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,19 +11,32 @@ from numpy.typing import NDArray
 from daskml_dist.data.few_plain import few_plain
 from daskml_dist.data.rows_to_come import RowsToCome
 from daskml_dist.inference.bare_scalers import bare_scaler
-from daskml_dist.inference.each_row import lane_of_each_row
+from daskml_dist.inference.each_row import lane_of_each_row, rows_are_apart
 from daskml_dist.inference.few_rows import AppliedToRows, Lane
 
 if TYPE_CHECKING:
     from sklearn.pipeline import Pipeline
 
-__all__ = ["bare_function"]
+__all__ = ["Bare", "bare_functions"]
 
 
-def bare_function(
-    model: Any, method: str, dtype: np.dtype[Any], *, alone: bool = False
-) -> Lane | None:
-    """A function from few plain rows to a method's answers.
+@dataclass(frozen=True)
+class Bare:
+    """Functions from few plain rows of one dtype to a method's answers.
+
+    Each returns None itself for rows that are not few, plain and finite.
+    """
+
+    few: Lane
+    each: Lane | None
+    """Those of which each is to the bit the one that its row gets alone; None where only a call a
+    row tells."""
+    apart: bool
+    """Whether both are the same, and the method's own answers are so too, to any rows."""
+
+
+def bare_functions(model: Any, method: str, dtype: np.dtype[Any]) -> Bare | None:
+    """Functions from few plain rows to a method's answers.
 
     Parameters
     ----------
@@ -31,22 +45,20 @@ def bare_function(
     method : str
     dtype : dtype
         float32 or float64, of the rows.
-    alone : bool, default=False
-        Whether each row's answer is to the bit the one that it gets alone, not beside the others.
 
     Returns
     -------
-    callable or None
-        Returns None itself for rows that are not few, plain and finite. None where only the
-        method knows how it answers: models that are not this package's, and methods that do more
-        than to map a function over rows.
+    Bare or None
+        None where only the method knows how it answers: models that are not this package's, and
+        methods that do more than to map a function over rows.
     """
     from sklearn.pipeline import Pipeline  # which every worker would load otherwise
 
     if type(model) is Pipeline:
-        return _of_pipeline(model, method, dtype, alone)
+        return _of_pipeline(model, method, dtype)
     if method == "transform" and (scaled := bare_scaler(model, dtype)) is not None:
-        return _after([(model, scaled)], None)
+        lane = _after([(model, scaled)], None)
+        return Bare(lane, lane, True)
     if not hasattr(model, "_applied"):
         return None
     try:
@@ -55,16 +67,22 @@ def bare_function(
         return None  # it looks into the rows itself
     if not isinstance(asked, AppliedToRows):
         return None
-    return lane_of_each_row(asked, dtype) if alone else asked.few(dtype)
+    few = asked.few(dtype)
+    if rows_are_apart(asked):
+        return Bare(few, few, True)
+    return Bare(few, lane_of_each_row(asked, dtype), False)
 
 
-def _of_pipeline(model: Pipeline, method: str, dtype: np.dtype[Any], alone: bool) -> Lane | None:
-    last = bare_function(model.steps[-1][1], method, dtype, alone=alone)
+def _of_pipeline(model: Pipeline, method: str, dtype: np.dtype[Any]) -> Bare | None:
+    last = bare_functions(model.steps[-1][1], method, dtype)
     before = [step for _, step in model.steps[:-1] if step not in (None, "passthrough")]
     scalers = [(step, bare_scaler(step, dtype)) for step in before]
     if last is None or any(scaled is None for _, scaled in scalers):
         return None
-    return _after(scalers, last) if scalers else last
+    if not scalers:
+        return last
+    each = None if last.each is None else _after(scalers, last.each)
+    return Bare(_after(scalers, last.few), each, last.apart)
 
 
 def _after(scalers: list[tuple[Any, Any]], last: Lane | None) -> Lane:

@@ -1,15 +1,21 @@
 """Rows of which each is asked for alone, in one call: each gets to the bit what it would get alone.
 
+Functions that compare rows and look up, or reckon with each number by itself, do so anyhow, and say
+so: they have an attribute ``rows_apart``.
+
 BLAS may round a row by how many rows it has beside it, so a matrix of rows is another question than
 its rows one by one. A stack of products of one row (``numpy.matmul`` over the first axis) is the
-same calls of BLAS, one after the other, without Python between them; what follows a product has to
-be NumPy's functions of single numbers, which know nothing of their neighbours.
+same calls of BLAS, one after the other, without Python between them. What follows the products is
+one call where it is NumPy's functions of single numbers, which know nothing of their neighbours,
+else a call a row: sums over columns, as in a softmax, are added in another order of many rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,15 +23,35 @@ from numpy.typing import NDArray
 from daskml_dist.inference.few_rows import AppliedToRows, Lane
 from daskml_dist.inference.predict import written
 from daskml_dist.losses.base import Loss
+from daskml_dist.losses.deviance import Poisson
 from daskml_dist.losses.margin import LogLoss
 
-__all__ = ["lane_of_each_row", "products_of_rows"]
+__all__ = ["lane_of_each_row", "products_of_rows", "rows_apart", "rows_are_apart"]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 #: Methods of losses that are such functions of a single column of raw predictions.
-_OF_SINGLE_NUMBERS = (LogLoss.write_proba, Loss.inverse_link)
+_OF_SINGLE_NUMBERS = (LogLoss.write_proba, Loss.inverse_link, Poisson.inverse_link)
 _WRITES: Any = getattr(written(np.exp), "func")  # noqa: B009
 #: Bytes at whose multiples rows begin, as the memory of a row alone does.
 _ALIGNED = 16
+
+
+def rows_apart(function: _Function) -> _Function:
+    """A function of rows, or of raw predictions, that knows nothing of a row's neighbours."""
+    function.rows_apart = True  # type: ignore[attr-defined]
+    return function
+
+
+def rows_are_apart(asked: AppliedToRows) -> bool:
+    """Whether each answer is the same to the bit whatever rows there are beside its row."""
+    return _says_so(asked.function) and (asked.then is None or _says_so(asked.then))
+
+
+def _says_so(function: Any) -> bool:
+    if isinstance(function, partial):
+        return _says_so(function.args[0] if function.func is _WRITES else function.func)
+    return isinstance(function, np.ufunc) or getattr(function, "rows_apart", False) is True
 
 
 def lane_of_each_row(asked: AppliedToRows, dtype: np.dtype[Any]) -> Lane | None:
@@ -34,7 +60,8 @@ def lane_of_each_row(asked: AppliedToRows, dtype: np.dtype[Any]) -> Lane | None:
     Parameters
     ----------
     asked : AppliedToRows
-        A function that has a method ``for_each_row`` besides ``for_dtype``, and what follows it.
+        A function whose rows are apart, or that has a method ``for_each_row`` besides
+        ``for_dtype``, and what follows it.
     dtype : dtype
         float32 or float64, of the rows.
 
@@ -44,15 +71,27 @@ def lane_of_each_row(asked: AppliedToRows, dtype: np.dtype[Any]) -> Lane | None:
         As :meth:`AppliedToRows.few`. None where only a call a row is known to be exact.
     """
     prepare = getattr(asked.function, "for_each_row", None)
-    then = asked.then
-    if isinstance(then, partial) and then.func is _WRITES:
-        then = then.args[0]
-    if prepare is None or not (
-        then is None or getattr(then, "__func__", None) in _OF_SINGLE_NUMBERS
-    ):
+    if prepare is None and not _says_so(asked.function):
         return None
-    function = prepare(dtype)
-    return None if function is None else asked.few(dtype, function)
+    then = asked.then
+    if then is not None and not _says_so(then):
+        asked = replace(asked, then=_row_by_row(then))
+    return asked.few(dtype, None if prepare is None else prepare(dtype))
+
+
+def _row_by_row(then: Callable[..., Any]) -> Callable[..., None]:
+    """A function that writes results of raw predictions, of each row as if it were alone."""
+    inner = then.args[0] if isinstance(then, partial) and then.func is _WRITES else then
+    of_numbers = getattr(inner, "__func__", None) in _OF_SINGLE_NUMBERS
+
+    def write(raw: NDArray[Any], out: NDArray[Any]) -> None:
+        if of_numbers and raw.ndim == 1:
+            then(raw, out)
+            return
+        for at in range(len(out)):
+            then(raw[at : at + 1], out[at : at + 1])
+
+    return write
 
 
 def products_of_rows(X: NDArray[Any], w: NDArray[Any]) -> NDArray[Any]:
@@ -62,11 +101,11 @@ def products_of_rows(X: NDArray[Any], w: NDArray[Any]) -> NDArray[Any]:
     ----------
     X : ndarray of shape (n_rows, n_features)
         C-contiguous.
-    w : ndarray of shape (n_features,)
+    w : ndarray of shape (n_features,) or (n_features, n_columns)
 
     Returns
     -------
-    ndarray of shape (n_rows,)
+    ndarray of shape (n_rows,) or (n_rows, n_columns)
     """
     n_rows, width = X.shape
     if width * X.itemsize % _ALIGNED:  # BLAS may go by where a row begins

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.inference.bare import bare_function
+from daskml_dist.inference.bare import bare_functions
 from daskml_dist.inference.few_rows import Lane
 from daskml_dist.inference.saved.manifest import manifest_of
 from daskml_dist.inference.saved.model_file import load
@@ -57,6 +57,11 @@ class Predictor:
         Labels, in the order of the columns of ``predict_proba``.
     bare : bool
         Whether few rows go straight through the arithmetic.
+    rows_apart : bool
+        Whether a row's answer is the same to the bit whatever rows it has beside it, in any
+        numbers: so it is where rows are compared and looked up (trees, forests, most boosting) or
+        scaled, and never where they are multiplied by matrices, as BLAS rounds by how many there
+        are.
 
     Raises
     ------
@@ -89,12 +94,13 @@ class Predictor:
         self.names: list[str] | None = told["inputs"]["names"]
         self.dtypes: list[str] | None = told["inputs"]["dtypes"]
         self.classes: list[Any] | None = told["outputs"]["classes"]
-        found = {dtype: bare_function(model, method, dtype) for dtype in _DTYPES}
-        bare = {dtype: answer for dtype, answer in found.items() if answer is not None}
+        found = {dtype: bare_functions(model, method, dtype) for dtype in _DTYPES}
+        bare = {dtype: functions for dtype, functions in found.items() if functions is not None}
         self.bare = bool(bare)
-        self._function = _bare_first(bare, getattr(model, method))
-        alone = {dtype: bare_function(model, method, dtype, alone=True) for dtype in bare}
-        self._alone = {dtype: answer for dtype, answer in alone.items() if answer is not None}
+        self.rows_apart = self.bare and all(functions.apart for functions in bare.values())
+        few = {dtype: functions.few for dtype, functions in bare.items()}
+        self._function = _bare_first(few, getattr(model, method))
+        self._each = {dtype: functions.each for dtype, functions in bare.items()}
 
     @classmethod
     def of_file(
@@ -156,10 +162,11 @@ class Predictor:
         Returns
         -------
         ndarray of shape (n_rows,) or (n_rows, n_outputs), or None
-            Each to the bit what ``self(X[i : i + 1])`` is. None where only such calls tell: other
-            models than linear ones with one column of raw predictions, labels, rows with NaN.
+            Each to the bit what ``self(X[i : i + 1])`` is. None where only such calls tell: all
+            models but linear ones, networks (``MLPClassifier``, ``MLPRegressor``) and those whose
+            rows are apart, and rows with NaN.
         """
-        answer = self._alone.get(X.dtype)
+        answer = self._each.get(X.dtype)
         return None if answer is None else answer(X)
 
 

@@ -79,9 +79,10 @@ class SGDClassifier(LinearClassifier, SparseCoef, BaseSGD):
     learning_rate : float, str or Schedule, default="auto"
         ``"auto"``: a pilot on a sample of the rows finds where :meth:`fit` starts and a constant
         rate that suits them, whatever the units of the features, see :doc:`/defaults`. What goes on
-        from a fit (:meth:`partial_fit`, `warm_start`), or starts at `coef_init`, has the
-        optimizer's own rate. A number, a schedule, or an `eta0` starts from zero.
-        See :mod:`daskml_dist.schedules`.
+        from a fit (`warm_start`), or starts at `coef_init`, has the optimizer's own rate;
+        :meth:`partial_fit` and :meth:`stream` with Adagrad one that goes by the size of the first
+        rows: 4 / (1 + sum of the sizes of a row's entries), 0.5 at most. A number, a schedule, or
+        an `eta0` starts from zero. See :mod:`daskml_dist.schedules`.
         ``"adaptive"`` keeps a rate while the loss (or the validation score) gets better by `tol`,
         else goes on with a fifth of it, down to 1e-6. scikit-learn's ``"pa1"`` and ``"pa2"`` are
         refused: their steps are of single rows.

@@ -42,7 +42,8 @@ class SGDRegressor(SeveralTargets, SparseCoef, BaseSGD):
     learning_rate : float, str or Schedule, default="auto"
         ``"auto"`` as in :class:`~daskml_dist.linear_model.SGDClassifier`; `tol` is then relative to
         the loss of the best constant prediction. Where a fit goes on, it is the optimizer's own
-        rate, in units of the targets' standard deviation where the optimizer is adaptive. See
+        rate, that of :meth:`partial_fit` and :meth:`stream` with Adagrad half as there, in units of
+        the targets' standard deviation where the optimizer is adaptive. See
         :mod:`daskml_dist.schedules`, and :class:`~daskml_dist.linear_model.SGDClassifier` for
         ``"adaptive"``.
     eta0 : float or None, default=None

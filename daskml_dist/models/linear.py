@@ -53,6 +53,8 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
         What the loss of each of several targets is divided by where it is told. Empty: 1.
     touches : float or None
         Entries of a sparse row, in the mean; None where rows are dense.
+    row_size : float or None
+        Sum of the sizes of a row's entries, in the mean, where a rate goes by it.
     """
 
     loss: Loss
@@ -64,6 +66,7 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
     first_intercept: float | tuple[float, ...] = 0.0
     units: tuple[float, ...] = ()
     touches: float | None = field(default=None, compare=False)
+    row_size: float | None = field(default=None, compare=False)
 
     parameters: Parameters = field(init=False, repr=False, compare=False)
     linear: LinearForm = field(init=False, repr=False, compare=False)

@@ -142,12 +142,17 @@ class MLP(StagedModel, ColumnModel):
             out[at, ...] = self._forward(arrays, part, layers, backend, "layer")[-1]
         return out[:, 0] if self.n_outputs == 1 else out
 
-    def raw_of_few(self, w: Any, backend: Backend) -> Callable[[Any], Any]:
-        """A function of dense rows, of no more than are taken at once, as :meth:`raw`."""
+    def raw_of_few(
+        self, w: Any, backend: Backend, product: Callable[..., Any] | None = None
+    ) -> Callable[[Any], Any]:
+        """A function of dense rows, of no more than are taken at once, as :meth:`raw`.
+
+        `product` is of rows and weights of one dtype, in place of the backend's.
+        """
         arrays, layers, one = self.arrays(w), range(len(self.layers)), self.n_outputs == 1
 
         def raw(X: Any) -> Any:
-            z = self._forward(arrays, X, layers, backend, None)[-1]
+            z = self._forward(arrays, X, layers, backend, None, product)[-1]
             return z[:, 0] if one else z
 
         return raw
@@ -204,12 +209,21 @@ class MLP(StagedModel, ColumnModel):
         return scalar(total(losses, dtype=namespace(losses).float64)), slope
 
     def _forward(
-        self, arrays: _Arrays, X: Any, layers: range, backend: Backend, use: str | None
+        self,
+        arrays: _Arrays,
+        X: Any,
+        layers: range,
+        backend: Backend,
+        use: str | None,
+        product: Callable[..., Any] | None = None,
     ) -> list[Any]:
         """Outputs of each layer, in memory of a use, or in arrays of their own."""
         outputs: list[Any] = []
         for layer, (weights, shift) in zip(layers, arrays, strict=True):
-            z = _product(X, weights, use and f"{use} {layer}", backend)
+            if product is None:
+                z = _product(X, weights, use and f"{use} {layer}", backend)
+            else:
+                z = product(cast(X, weights.dtype), weights)
             z += shift
             if layer < len(self.layers) - 1:
                 ACTIVATIONS[self.activation].apply(z)

@@ -102,12 +102,12 @@ class RatedPairs(StepModel):
 
     def touched(self, pieces: list[BatchRows], backend: Backend) -> NDArray[np.int64]:
         """Rows of the users and of the items, drawn ones too."""
-        index, places = distinct([backend.to_numpy(self._drawn(p, backend)) for p in pieces])
+        index, places = distinct([backend.to_numpy(self.drawn(p, backend)) for p in pieces])
         for piece, at in zip(pieces, places, strict=True):
             piece.X = backend.to_device(at)
         return index
 
-    def _drawn(self, rows: BatchRows, backend: Backend) -> Any:
+    def drawn(self, rows: BatchRows, backend: Backend) -> Any:
         """Numbers of users and items, and of the items that are drawn beside these."""
         X = rows.X
         if not self.negatives or X.shape[1] > 2:
@@ -120,7 +120,7 @@ class RatedPairs(StepModel):
 
     def add_gradient(self, w: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         """As in :class:`StepModel`; the loss is without the penalty."""
-        at, given = self._drawn(rows, backend), (rows.weight, out, backend)
+        at, given = self.drawn(rows, backend), (rows.weight, out, backend)
         loss: Any = 0.0 if self.pairwise else self._add(w, at[:, :2], rows.y, *given)
         others = None if at.shape[1] == 2 else self._targets_of_others(rows.y)
         for c in range(2, at.shape[1]):
@@ -208,7 +208,7 @@ class RatedPairs(StepModel):
 
     def validation_sums(self, w: Any, rows: BatchRows, backend: Backend) -> NDArray[np.float64]:
         """Weights, and squared errors, or right signs, times these; (2,)."""
-        at = self._drawn(rows, backend)
+        at = self.drawn(rows, backend)
         of_user = self._taken(w, at[:, 0])
         raws = [self._raw(of_user, self._taken(w, at[:, c])) for c in range(1, at.shape[1])]
         ys = [rows.y, *(self._targets_of_others(rows.y) for _ in raws[1:])]

@@ -34,6 +34,8 @@ class RawForest:
     trees: Trees
     #: Rows may hold NaN, which is a missing value, and infinity.
     shows_not_finite: ClassVar[bool] = True
+    #: What a row is given depends on no other row.
+    rows_apart: ClassVar[bool] = True
 
     def __call__(self, X: NDArray[Any], out: NDArray[Any] | None = None) -> NDArray[Any]:
         """Shares of classes, or means of targets, of shape (n, n_values)."""
@@ -104,6 +106,7 @@ class ForestLeaves:
 
     trees: Trees
     shows_not_finite: ClassVar[bool] = True
+    rows_apart: ClassVar[bool] = True
 
     def __call__(self, X: NDArray[Any], out: NDArray[Any] | None = None) -> NDArray[Any]:
         """Numbers of leaves, of shape (n, n_trees)."""

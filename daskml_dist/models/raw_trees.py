@@ -39,6 +39,8 @@ class RawTrees:
     baseline: NDArray[np.float64]
     #: Rows may hold NaN; where a prediction is not finite, they are looked at.
     shows_not_finite: ClassVar[bool] = True
+    #: What a row is given depends on no other row.
+    rows_apart: ClassVar[bool] = True
 
     def __call__(self, X: NDArray[Any], out: NDArray[Any] | None = None) -> NDArray[Any]:
         """Raw predictions of shape (n,), or (n, n_outputs) where there are several."""

@@ -18,6 +18,7 @@ from daskml_dist._steps import BaseSteps
 from daskml_dist.backends import Backend, get_backend
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
+from daskml_dist.inference.each_row import products_of_rows
 from daskml_dist.losses import Loss
 from daskml_dist.models.activations import ACTIVATIONS
 from daskml_dist.models.mlp import MLP
@@ -344,6 +345,10 @@ class _Outputs:
     def for_dtype(self, dtype: np.dtype[Any]) -> Callable[[NDArray[Any]], NDArray[Any]]:
         """The same function of few dense rows; what they do not change is found once."""
         return self.model.raw_of_few(self.w, get_backend("cpu"))
+
+    def for_each_row(self, dtype: np.dtype[Any]) -> Callable[[NDArray[Any]], NDArray[Any]]:
+        """As :meth:`for_dtype`, of rows that are each alone."""
+        return self.model.raw_of_few(self.w, get_backend("cpu"), products_of_rows)
 
     def on_device(self, backend: Backend, dtype: Any) -> Callable[[Any], NDArray[Any]]:
         """The same function of rows on a device; only outputs leave it."""

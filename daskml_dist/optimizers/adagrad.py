@@ -35,6 +35,7 @@ class Adagrad(Optimizer):
     default_learning_rate = 0.05
     sparse_learning_rate = 0.2
     row_learning_rate = 0.1
+    rates_by_rows = True
     slot_names = ("accumulator",)
     single_rows = True
     epsilon: float = 1e-10
@@ -150,6 +151,7 @@ class _SparseAdagrad(FTRL):
     name = Adagrad.name
     default_learning_rate = Adagrad.default_learning_rate
     sparse_learning_rate = Adagrad.sparse_learning_rate
+    rates_by_rows = Adagrad.rates_by_rows
     row_learning_rate = Adagrad.row_learning_rate
     initial_accumulator: float = 0.0
 

@@ -36,6 +36,9 @@ class Optimizer(NamedParameters):
         Default where a step touches few parameters of many; None: the same.
     row_learning_rate : float or None
         Default where single sparse rows are steps; None: as of sparse batches.
+    rates_by_rows : bool
+        Whether the default rate goes by the size of the rows, where no pilot finds one: first steps
+        have the size of the rate, and later ones become short by themselves.
     slot_names : tuple of str
         The state that it keeps for each parameter.
     uses_scales : bool
@@ -64,6 +67,7 @@ class Optimizer(NamedParameters):
     default_learning_rate: ClassVar[float]
     sparse_learning_rate: ClassVar[float | None] = None
     row_learning_rate: ClassVar[float | None] = None
+    rates_by_rows: ClassVar[bool] = False
     slot_names: ClassVar[tuple[str, ...]] = ()
     uses_scales: ClassVar[bool] = False
     adaptive: ClassVar[bool] = False

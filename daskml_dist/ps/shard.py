@@ -262,9 +262,12 @@ class Shard:
         for few in self._few:
             few(grad, rows, index, rate, self.step, self._charged)
 
-    def add(self, delta: NDArray[Any], rows: float) -> None:
-        """Add what another process changed (``"hogwild"``)."""
-        self.w += delta
+    def add(self, delta: NDArray[Any], rows: float, index: NDArray[np.int64] | None = None) -> None:
+        """Add what another process changed (``"hogwild"``), of all rows or of distinct ones."""
+        if index is None:
+            self.w += delta
+        else:
+            self.w[index] += delta
         self.rows += rows
         self.version += 1
         self._published = None
@@ -299,9 +302,9 @@ class Shard:
         self._sum += self.w
         self._n_summed += 1
 
-    def replace(self, w: NDArray[Any]) -> None:
-        """Take parameters from outside; the optimizer state stays."""
-        self.w[...] = w
+    def replace(self, w: NDArray[Any], index: NDArray[np.int64] | None = None) -> None:
+        """Take parameters, or some rows of them, from outside; the optimizer state stays."""
+        self.w[... if index is None else index] = w
         self._published = None
 
     def meet(self, mean: NDArray[Any]) -> None:

@@ -113,7 +113,7 @@ class ServerState:
             if self._ledger is not None:
                 self._ledger.count(self._pass_of(int(clock)), rows, loss, steps)
         with arithmetic(shard.rule.flushes):
-            shard.add(request.values, request.rows)
+            shard.add(request.values, request.rows, request.index)
         self._snapshot_when_due(shard.version)
 
     def _pass_of(self, clock: int) -> int:

@@ -16,7 +16,9 @@ from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.streaming import Streamed
 
 if TYPE_CHECKING:
-    from daskml_dist.recommender._stream_steps import Ids, Ratings, StartedPairs
+    from daskml_dist.recommender._stream_ids import Ids
+    from daskml_dist.recommender._stream_start import StartedPairs
+    from daskml_dist.recommender._stream_steps import Ratings
     from daskml_dist.streaming.progress import Progress
     from daskml_dist.streaming.saved import Saved
     from daskml_dist.training.spec import FitSpec
@@ -36,7 +38,6 @@ class StreamedPairs(Streamed):
     user_ids_: NDArray[Any]
     item_ids_: NDArray[Any]
     _ids: tuple[NDArray[Any], NDArray[Any]]
-    _streams_on_clusters = False
 
     def _stream_inputs(self, X: Any, y: Any, sample_weight: Any, begun: bool) -> tuple[Any, ...]:
         if sample_weight is not None:
@@ -46,7 +47,8 @@ class StreamedPairs(Streamed):
         return X, None, None
 
     def _begin_stream(self, X: Any, y: Any, sample_weight: Any, classes: Any) -> StartedPairs:
-        from daskml_dist.recommender._stream_steps import Ids, roomy
+        from daskml_dist.recommender._stream_ids import Ids
+        from daskml_dist.recommender._stream_steps import roomy
 
         state: ShardState | None = vars(self).get("_state")
         none = np.empty(0)
@@ -84,7 +86,8 @@ class StreamedPairs(Streamed):
         return fit.working(initial=ShardState(w, slots, state.step, state.rows))
 
     def _resume_stream(self, saved: Saved, path: Any, classes: Any) -> StartedPairs:
-        from daskml_dist.recommender._stream_steps import Ids, ids_of, roomy
+        from daskml_dist.recommender._stream_ids import Ids, ids_of
+        from daskml_dist.recommender._stream_steps import roomy
 
         stream = saved.stream
         likeness = stream["likeness"]
@@ -108,7 +111,8 @@ class StreamedPairs(Streamed):
         self, X: Any, ids: tuple[Ids, Ids], ready: Callable[[FitSpec], FitSpec], seen: float
     ) -> StartedPairs:
         """Plan a fit to some ratings, and put it where the stream is."""
-        from daskml_dist.recommender._stream_steps import StartedPairs, StepsOfPairs
+        from daskml_dist.recommender._stream_start import StartedPairs
+        from daskml_dist.recommender._stream_steps import StepsOfPairs
         from daskml_dist.streaming.likeness import likeness_of
         from daskml_dist.streaming.start import batch_rows_of, check_streams
         from daskml_dist.training.in_process import InProcessEngine
@@ -134,7 +138,7 @@ class StreamedPairs(Streamed):
             started.fit = fit
 
         steps = StepsOfPairs(fit, batch_rows, ids, grown)
-        started = StartedPairs(fit, rows, self._ratings_of(ids), steps, seen, likeness)
+        started = StartedPairs(fit, rows, self._ratings_of(ids), steps, seen, likeness, ids)
         return started
 
     def _ratings_of(self, ids: tuple[Ids, Ids]) -> Any:
@@ -164,7 +168,7 @@ class StreamedPairs(Streamed):
         return found
 
     def _show_stream(self, started: Any, state: ShardState, progress: Progress) -> None:
-        state, self._ids = started.steps.sorted_state(state)
+        state, self._ids = started.sorted_state(state)
         n_users, n_items = map(len, self._ids)
         model = dataclasses.replace(started.fit.steps.model, n_users=n_users, n_items=n_items)
         estimator: Any = self

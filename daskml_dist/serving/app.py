@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.errors import RequestError
-from daskml_dist.inference.joined_rows import n_rows_of
+from daskml_dist.inference.joined_rows import Rows, n_rows_of
 from daskml_dist.serving import metadata
 from daskml_dist.serving.batching import Batcher
 from daskml_dist.serving.bodies import Bodies
@@ -65,15 +66,16 @@ class App:
     max_waiting : int, default=1024
         Requests that may wait for a model; a further one is refused (503, with Retry-After).
     max_delay : float, or mapping of names to floats, optional
-        Seconds for which requests of a model wait for others. With it, the model is called in a
-        thread: for models whose calls take milliseconds, which would hold up all other requests.
-        None, the default: what was parsed in one turn of the event loop is one call, without a
-        wait.
-    together : bool, optional
-        Whether requests share a call. The last digit of a row then depends on the rows beside it,
-        as BLAS has it. None: not where a call takes a few microseconds (``Predictor.bare``), so
-        that what is served is to the bit what the method gives; where a predictor has a way to
-        answer requests of a row each so (``Predictor.each``), they are one call nevertheless.
+        Seconds for which requests of a model wait for others, to share a call with them. The model
+        is then called in a thread: for those whose calls take milliseconds, which would hold up all
+        other requests. With 0, in a thread, but as exactly as without. None, the default: in the
+        event loop, without a wait.
+    together : bool, default=False
+        Whether the requests of one turn of the event loop share a call, of any model. The last
+        digit of a row then depends on the rows beside it, as BLAS has it. By default what is served
+        is to the bit what the method gives to the rows of the request: requests are calls of their
+        own, but where rows do not depend on each other (``Predictor.rows_apart``), or where those
+        of a row each can be answered so in one call (``Predictor.each``).
     body_seconds : float, default=30
         In which a body must come; else it is refused (408). Heads are the server's to limit.
     cluster : Cluster, optional
@@ -99,7 +101,7 @@ class App:
         max_bytes: int = 2**24,
         max_waiting: int = 1024,
         max_delay: float | Mapping[str, float] | None = None,
-        together: bool | None = None,
+        together: bool = False,
         body_seconds: float = 30.0,
         cluster: Any = None,
         access_log: bool = False,
@@ -139,16 +141,13 @@ class App:
         if status == 200 and call.n_rows:
             self.metrics.observe(call.model, call.version, seconds, call.n_rows)
         if self._access_log:
-            client = (call.client or ("-",))[0]
-            _ACCESS.info(
-                '%s "%s %s" %d %d %.6f',
-                client,
-                call.method,
-                _plain(call.path),
-                status,
-                len(body),
-                seconds,
-            )
+            _log(call.client, f"{call.method} {_plain(call.path)}", status, body, seconds)
+
+    def refused(self, status: int, body: bytes, client: Any) -> None:
+        """Count what a connection has refused before it was a request, and write its line."""
+        self.metrics.count("", "", status)
+        if self._access_log:
+            _log(client, "-", status, body, 0.0)
 
     async def _lifespan(
         self, scope: MutableMapping[str, Any], receive: Receive, send: Send
@@ -292,13 +291,20 @@ class App:
         else:
             kinds = rows.dtype if rows.ndim == 2 else (rows.dtype, rows.shape[1:])
         delay = self._delay(served.name)
+        share = self._together or bool(delay)
         chosen = [predictor_of(main, name) for name in outputs] if outputs else (main,)
         to = reply if len(chosen) == 1 else None
         return [
             (
                 one.method,
                 self.batcher.ask(
-                    (one, kinds), Product(one), rows, n_rows, delay, self._shares(one), to
+                    (one, kinds),
+                    Product(one),
+                    rows,
+                    n_rows,
+                    delay,
+                    share or _is_apart(one, rows),
+                    to,
                 ),
             )
             for one in chosen
@@ -307,11 +313,6 @@ class App:
     def _delay(self, name: str) -> float | None:
         delay = self._max_delay
         return delay.get(name) if isinstance(delay, Mapping) else delay
-
-    def _shares(self, predictor: Any) -> bool:
-        if self._together is None:
-            return not getattr(predictor, "bare", False)
-        return self._together
 
     def _shadow(self, shadow: Any, question: Any) -> None:
         """Have another version answer too; what becomes of it is told by the metrics alone."""
@@ -335,6 +336,18 @@ class App:
         waiting[0][1].add_done_callback(told)
         for _, answer in waiting[1:]:
             answer.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+
+def _is_apart(predictor: Any, rows: Rows) -> bool:
+    """Whether rows are numbers of which those of several requests may share a call unharmed."""
+    apart = getattr(predictor, "rows_apart", False)
+    return apart and isinstance(rows, np.ndarray) and rows.dtype.kind != "O"
+
+
+def _log(client: Any, request: str, status: int, body: bytes, seconds: float) -> None:
+    """Write a line of the access log."""
+    host = (client or ("-",))[0]
+    _ACCESS.info('%s "%s" %d %d %.6f', host, request, status, len(body), seconds)
 
 
 def _plain(path: str) -> str:

@@ -1,11 +1,13 @@
-"""Natural batching: what was parsed in one turn of the event loop is one product, with no wait."""
+"""Natural batching: what was parsed in one turn of the event loop is called with no wait."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from typing import Any
 
 from numpy.typing import NDArray
@@ -18,6 +20,8 @@ __all__ = ["Batcher", "check_length"]
 Product = Callable[[list[Any]], NDArray[Any]]
 #: Requests of a row each that are one call, of as many rows as a predictor answers at once.
 _MOST_EACH = 256
+#: Seconds of calls after which the event loop has a turn for all else.
+_TURN = 0.005
 
 
 class _Line:
@@ -34,7 +38,7 @@ class _Line:
 
 
 class Batcher:
-    """Requests that came at the same time, made one call of their model.
+    """Requests that came at the same time: called together, or one after the other.
 
     Parameters
     ----------
@@ -48,8 +52,9 @@ class Batcher:
     The cost of a call of a small model is nearly all fixed, so that under load, where each turn of
     the loop finds many requests, their number a second grows; without load nothing waits. Where a
     call fails, each of its requests is tried alone, and only those that fail by themselves are told
-    so. What must not be in the loop's way (`delay`) runs in a thread, one call at a time, while
-    the requests for the next gather.
+    so. Calls that are many, or take long, leave the loop a turn every few milliseconds, where one
+    does not take longer. What must not be in the loop's way (`delay`) runs in a thread, the
+    requests of a line one after the other, while those of the next gather.
     """
 
     def __init__(self, *, max_waiting: int = 1024, max_rows: int = 65536) -> None:
@@ -86,7 +91,7 @@ class Batcher:
         n_rows : int
             How many these are.
         delay : float, optional
-            Seconds for which the first request waits for others; the call is then made in a thread.
+            Seconds for which the first request waits for others; calls are then made in a thread.
         together : bool, default=True
             Whether requests share a call. BLAS may round a row's last digit by how many rows it
             has beside it: with False the answer is to the bit what the rows alone would get.
@@ -133,7 +138,17 @@ class Batcher:
 
     def _flush(self, key: Hashable) -> None:
         line = self._lines.pop(key)
-        self._tell(line, self._made(line))
+        self._go_on(line, 0, self._parts(line))
+
+    def _go_on(self, line: _Line, at: int, parts: Iterator[list[Any]]) -> None:
+        """Answer requests from one on, and those that this turn has no time for in the next."""
+        end = time.perf_counter() + _TURN
+        for results in parts:
+            self._tell(line, at, results)
+            at += len(results)
+            if at < len(line.answers) and time.perf_counter() >= end:
+                asyncio.get_running_loop().call_soon(self._go_on, line, at, parts)
+                return
 
     def _come_due(self, key: Hashable) -> None:
         self._due.append(key)
@@ -154,12 +169,13 @@ class Batcher:
     def _told(self, line: _Line, done: asyncio.Future[list[Any]]) -> None:
         self._busy = False
         lost = [asyncio.CancelledError()] * len(line.pieces)
-        self._tell(line, lost if done.cancelled() else done.result())
+        self._tell(line, 0, lost if done.cancelled() else done.result())
         self._next()
 
-    def _tell(self, line: _Line, results: list[Any]) -> None:
-        self.waiting -= len(line.answers)
-        for answer, result in zip(line.answers, results, strict=True):
+    def _tell(self, line: _Line, first: int, results: list[Any]) -> None:
+        self.waiting -= len(results)
+        for at, result in enumerate(results, first):
+            answer = line.answers[at]
             if answer.done():  # its client has left
                 continue
             if isinstance(result, asyncio.CancelledError):
@@ -170,19 +186,24 @@ class Batcher:
                 answer.set_result(result)
 
     def _made(self, line: _Line) -> list[Any]:
-        """An answer, or an error, for each request of a line."""
-        if not line.together:
-            if len(line.sizes) > 1 and (each := _each(line)) is not None:
-                return each
-            return [_alone(line.product, *one) for one in zip(line.pieces, line.sizes, strict=True)]
-        results: list[Any] = []
-        first = rows = 0
-        for at, size in enumerate(line.sizes):
-            if at > first and rows + size > self.max_rows:
-                results += _called(line, first, at)
-                first, rows = at, 0
-            rows += size
-        return results + _called(line, first, len(line.sizes))
+        return list(chain.from_iterable(self._parts(line)))
+
+    def _parts(self, line: _Line) -> Iterator[list[Any]]:
+        """Answers, or errors, of the requests of a line in their order, as calls make them."""
+        if line.together:
+            first = rows = 0
+            for at, size in enumerate(line.sizes):
+                if at > first and rows + size > self.max_rows:
+                    yield _called(line, first, at)
+                    first, rows = at, 0
+                rows += size
+            yield _called(line, first, len(line.sizes))
+        elif max(line.sizes) == 1 < len(line.sizes) and hasattr(line.product, "each"):
+            for at in range(0, len(line.sizes), _MOST_EACH):
+                yield from _each(line.product, line.pieces[at : at + _MOST_EACH])
+        else:
+            for one in zip(line.pieces, line.sizes, strict=True):
+                yield [_alone(line.product, *one)]
 
 
 def _called(line: _Line, first: int, end: int) -> list[Any]:
@@ -201,23 +222,17 @@ def _called(line: _Line, first: int, end: int) -> list[Any]:
     return results
 
 
-def _each(line: _Line) -> list[Any] | None:
-    """Answers to requests of a row each, where the product makes each as if it were alone."""
-    each, n_rows = getattr(line.product, "each", None), len(line.sizes)
-    if each is None or max(line.sizes) > 1:
-        return None
-    found: list[Any] = []
-    for at in range(0, n_rows, _MOST_EACH):
-        pieces = line.pieces[at : at + _MOST_EACH]
-        try:
-            answers = each(pieces)
-        except Exception:  # of one of them, which a call of its own tells
-            answers = None
-        if answers is None:
-            found += [_alone(line.product, piece, 1) for piece in pieces]
-        else:
-            found += [answers[one : one + 1] for one in range(len(pieces))]
-    return found
+def _each(product: Any, pieces: list[Any]) -> Iterator[list[Any]]:
+    """Answers to requests of a row each, by one call where it makes each as if it were alone."""
+    try:
+        answers = product.each(pieces)
+    except Exception:  # of one of them, which a call of its own tells
+        answers = None
+    if answers is None:
+        for piece in pieces:
+            yield [_alone(product, piece, 1)]
+    else:
+        yield [answers[at : at + 1] for at in range(len(pieces))]
 
 
 def _alone(product: Product, piece: Any, size: int) -> Any:

@@ -99,7 +99,7 @@ def answer(
 
     meanwhile: list[Task] = [
         lambda server: _share(metrics),
-        lambda server: _limit(server, head_seconds, metrics),
+        lambda server: _limit(server, head_seconds),
     ]
     if watch is not None:
         models.watch(watch)
@@ -144,6 +144,7 @@ class _Closing:
     def __init__(self, app: App) -> None:
         self.app, self.ends = app, False
         self.answer = getattr(app, "answer", None)
+        self.refused = getattr(app, "refused", None)
         self._head = getattr(app, "head", None)
 
     def head(self, data: bytes) -> Any:
@@ -213,11 +214,10 @@ async def _share(metrics: Metrics) -> None:
         await asyncio.sleep(_SHARE)
 
 
-async def _limit(server: Any, seconds: float, metrics: Metrics) -> None:
+async def _limit(server: Any, seconds: float) -> None:
     from daskml_dist.serving.limits import close_slow
 
-    connections = server.server_state.connections
-    await close_slow(connections, seconds, lambda status: metrics.count("", "", status))
+    await close_slow(server.server_state.connections, seconds)
 
 
 async def _renew(certificates: Certificates, context: Any, interval: float) -> None:

@@ -66,7 +66,7 @@ class Connection(Limited):
     def _take(self, data: bytes) -> bool:
         """Whether data is one whole request, and has been taken."""
         end = data.find(_END) + 4
-        if end == 3 or not self._is_idle():
+        if end == 3 or self._ahead or not self._is_idle():
             return False
         head = self._app.head(data[:end])
         if head is None or len(data) != end + head.size:

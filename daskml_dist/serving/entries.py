@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,10 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from daskml_dist.errors import ModelFileError
 from daskml_dist.inference.predictor import Predictor
 from daskml_dist.serving import registry
 
-__all__ = ["Entry", "Route", "Served", "alone", "look", "shared", "state_of", "warm"]
+__all__ = ["Entry", "Route", "Served", "alone", "look", "path_of", "shared", "state_of", "warm"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,6 +69,19 @@ def shared(
         for version in shares
     )
     return Entry(signature, current, loaded, tuple(map(float, ends)), routes)
+
+
+def path_of(source: Any) -> Path:
+    """Path of a model file or a registry that is there.
+
+    Raises
+    ------
+    ModelFileError
+    """
+    path = Path(os.fspath(source))
+    if not path.exists():
+        raise ModelFileError(f"There is no {path}. Name a model file, or a registry.")
+    return path
 
 
 def look(folder: Path, name: str) -> tuple[Any, ...]:

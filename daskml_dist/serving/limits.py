@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+import time
+from collections.abc import Collection
 from typing import Any
 
 import httptools
@@ -18,13 +19,17 @@ __all__ = ["MOST_HEAD_BYTES", "Limited", "close_slow"]
 MOST_HEAD_BYTES = 65_536
 #: Bytes that are parsed at a time: all requests that begin in these may be under way at once.
 _PIECE = 4096
+#: Seconds of parsing after which the event loop has a turn for all else.
+_TURN = 0.005
 
 
 class Limited(HttpToolsProtocol):
     """A connection of uvicorn's that bounds heads, passes over upgrades, and refuses in JSON.
 
     What comes behind a request that waits for another's answer is kept as it came: parsed, a
-    request of twenty bytes takes some kilobytes.
+    request of twenty bytes takes some kilobytes. So is what takes long to parse, such as chunks of
+    a byte, until the loop's next turn. An application that has a method ``refused(status, body,
+    client)`` is told of each answer that is given here.
     """
 
     head_bytes = 0
@@ -37,11 +42,14 @@ class Limited(HttpToolsProtocol):
         self.flow: Any = _Flow(transport)
         self._ahead = b""
         self._is_ended = False
+        self._next_turn: asyncio.Handle | None = None
         self._answered: Any = None  # the request whose turn it is
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End; the request whose turn it is need not be the one that came last."""
         self._ahead = b""
+        if self._next_turn is not None:
+            self._next_turn.cancel()
         self.pipeline.clear()
         if self._answered is not None and not self._answered.response_complete:
             self._answered.disconnected = True
@@ -57,12 +65,17 @@ class Limited(HttpToolsProtocol):
         if not self.is_refused:
             self._unset_keepalive_if_required()
             self._ahead = self._ahead + data if self._ahead else data
-            self._read_on()
+            if self._next_turn is None:
+                self._read_on()
 
     def _read_on(self) -> None:
-        """Parse what has come, until a request waits behind another."""
-        data, at = memoryview(self._ahead), 0
+        """Parse what has come, until a request waits behind another, or the loop has its turn."""
+        data, at, end = memoryview(self._ahead), 0, time.perf_counter() + _TURN
+        self._next_turn = None
         while at < len(data) and not (self.pipeline or self.is_refused):
+            if at and time.perf_counter() >= end:
+                self._next_turn = self.loop.call_soon(self._read_on)
+                break
             size = max(_PIECE, self.body_left)
             self._parse(data[at : at + size])
             at += size
@@ -99,19 +112,26 @@ class Limited(HttpToolsProtocol):
         self.head_bytes = 0
         lengths = (int(value) for name, value in self.headers if name == b"content-length")
         self.body_left = next(lengths, 0)
-        if not self.parser.should_upgrade():
+        coded = [value for name, value in self.headers if name == b"transfer-encoding"]
+        if coded and b",".join(coded).strip().lower() != b"chunked":
+            self.refuse(
+                b"501 Not Implemented",
+                "Bodies are read as they are, or chunked: send no other Transfer-Encoding.",
+            )
+        if not (self.is_refused or self.parser.should_upgrade()):
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of a body."""
         self.head_bytes = 0
         self.body_left -= len(body)
-        super().on_body(body)
+        if not self.is_refused:
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
         """End the body of a request."""
         self.head_bytes = 0
-        if not self.parser.should_upgrade():
+        if not (self.is_refused or self.parser.should_upgrade()):
             super().on_message_complete()
 
     def _without_upgrade(self, behind: bytes) -> bytes:
@@ -175,12 +195,15 @@ class Limited(HttpToolsProtocol):
             b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
             b"connection: close\r\n\r\n%b" % (status, len(body), body)
         )
+        told = getattr(self.config.app, "refused", None)
+        if told is not None:
+            told(int(status[:3]), body, self.client)
         self._linger()
 
     def on_response_complete(self) -> None:
         """Go on to the next request, or to the end."""
         super().on_response_complete()
-        if self._ahead and not self.transport.is_closing():
+        if self._ahead and self._next_turn is None and not self.transport.is_closing():
             self._unset_keepalive_if_required()
             self._read_on()
         if self.is_refused and self.timeout_keep_alive_task is not None:
@@ -221,9 +244,7 @@ class _Flow(FlowControl):
             super().resume_reading()
 
 
-async def close_slow(
-    connections: Collection[Any], seconds: float, told: Callable[[int], Any] | None = None
-) -> None:
+async def close_slow(connections: Collection[Any], seconds: float) -> None:
     """Close connections, without end, whose heads do not come, or whose answers are not taken.
 
     One look a while at all of them: a timer for each request would cost more than the request's
@@ -235,8 +256,6 @@ async def close_slow(
         Those that are open, at any time.
     seconds : float
         That a head may take, or that the reading of an answer may stand still; half more at most.
-    told : callable, optional
-        Called with the status of each answer that is sent.
     """
     loop = asyncio.get_running_loop()
     since: dict[Any, tuple[Any, float]] = {}
@@ -258,8 +277,6 @@ async def close_slow(
                 one.transport.abort()
             elif one.is_in_head():
                 _refuse_slow(one, seconds)
-                if told is not None:
-                    told(408)
             else:
                 one.transport.close()
 

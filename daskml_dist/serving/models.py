@@ -6,7 +6,6 @@ import bisect
 import hashlib
 import itertools
 import logging
-import os
 import threading
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -18,13 +17,15 @@ from daskml_dist.inference.predictor import Predictor
 from daskml_dist.inference.saved.manifest import manifest_of
 from daskml_dist.inference.saved.model_file import formats
 from daskml_dist.inference.saved.storage import read_bytes
-from daskml_dist.serving import registry
-from daskml_dist.serving.entries import Entry, Route, Served, alone, look, shared, state_of, warm
+from daskml_dist.serving import entries, registry
+from daskml_dist.serving.entries import Entry, Route, Served
 from daskml_dist.serving.metrics import Metrics
 
 __all__ = ["Models", "Route", "Served"]
 
 _LOG = logging.getLogger("daskml_dist.serving")
+_NO_VERSION = "the file names no version: write one by rollback()"
+_NOTHING, _NEWEST = "nothing else is served", "the newest that is whole is served"
 #: Steps of the golden section visit [0, 1) evenly, however many have been made (Weyl).
 _GOLDEN = 0.6180339887498949
 
@@ -88,9 +89,7 @@ class Models:
                 made = model() if isinstance(model, Callable) else model  # type: ignore[arg-type]
                 self.put(name, made)
             return
-        self._path = Path(os.fspath(source))
-        if not self._path.exists():
-            raise ModelFileError(f"There is no {self._path}. Name a model file, or a registry.")
+        self._path = entries.path_of(source)
         if not self._path.is_dir():
             registry.check_name(self._path.stem)
             self._take_file(self._path)  # its errors are the caller's
@@ -207,7 +206,7 @@ class Models:
         registry.check_name(name)
         served = Served(name, version, Predictor(model, self._method), manifest_of(model))
         with self._changing:
-            self._swap(alone(served, None))
+            self._swap(entries.alone(served, None))
         return served
 
     def refresh(self) -> list[str]:
@@ -237,7 +236,7 @@ class Models:
                     if self._refresh_name(self._path, name):
                         changed.append(name)
                 except (DaskMLDistError, OSError) as error:
-                    self._refuse(name, "route", str(error), error)
+                    self._refuse(name, "route", str(error), None)
             for name in set(self._table) - set(names):
                 if not registry.is_gone(self._path, name):
                     continue
@@ -279,7 +278,7 @@ class Models:
     # --- a registry ----------------------------------------------------------------------------
 
     def _refresh_name(self, folder: Path, name: str) -> bool:
-        signature = look(folder, name)
+        signature = entries.look(folder, name)
         before = self._table.get(name)
         if before is not None and before.signature == signature:
             return False
@@ -294,16 +293,19 @@ class Models:
         for version in sorted(wanted - set(loaded), key=int):
             if served := self._version(folder, name, version, before):
                 loaded[version] = served
-        self._swap(shared(signature, current, loaded, route))
+        self._swap(entries.shared(signature, current, loaded, route))
         return True
 
     def _current(self, folder: Path, name: str, before: Entry | None) -> Served | None:
         """The current version; where it is not whole the one served so far, or an older one."""
         while True:
             told = registry.current_version(folder, name)
-            if before is not None and told is None and (folder / name / registry.CURRENT).exists():
-                self._refuse(name, registry.CURRENT, "the file names no version", None)
-                return before.current  # the newest may be one that nobody has released
+            if told is not None:
+                self._refused.pop((name, registry.CURRENT), None)
+            elif (folder / name / registry.CURRENT).exists():
+                self._refuse(name, registry.CURRENT, _NO_VERSION, None, _NEWEST)
+                if before is not None:
+                    return before.current  # the newest may be one that nobody has released
             versions = registry.version_names(folder, name)
             first = told or (versions[-1] if versions else None)
             if first is None:
@@ -327,7 +329,7 @@ class Models:
         if path is None:
             self._refuse(name, version, "has no model file", None)
             return None
-        state = state_of(path)
+        state = entries.state_of(path)
         if before is not None and (held := before.loaded.get(version)):
             if dict(before.signature[2]).get(version) == state:
                 return held
@@ -350,26 +352,24 @@ class Models:
         manifest = form.read_manifest(data, str(path))
         model = form.read(data, str(path), self._trusted, **self._given.get(name, {}))
         predictor = Predictor(model, self._method)
-        warm(predictor)
+        entries.warm(predictor)
         return Served(name, version, predictor, manifest)
 
-    def _refuse(self, name: str, version: str, why: str, state: Any) -> None:
+    def _refuse(self, name: str, version: str, why: str, state: Any, other: str = _NOTHING) -> None:
         """Say that a version is not taken, once for each state of it."""
         told = state if state is not None else why
-        if isinstance(told, Exception):
-            told = str(told)
         if self._refused.get((name, version)) == told:
             return
         self._refused[name, version] = told
         self._metrics.failed(name)
         kept = self._table.get(name)
-        still = f"version {kept.current.version} is served on" if kept else "nothing else is served"
+        still = f"version {kept.current.version} is served on" if kept else other
         _LOG.error("model %s: version %s is not taken (%s); %s", name, version, why, still)
 
     # --- a file --------------------------------------------------------------------------------
 
     def _refresh_file(self, path: Path) -> list[str]:
-        state, before = state_of(path), self._table.get(path.stem)
+        state, before = entries.state_of(path), self._table.get(path.stem)
         if before is None or state is None or before.signature == state:
             return []
         if self._refused.get((path.stem, "file")) == state:
@@ -382,10 +382,10 @@ class Models:
         return [path.stem]
 
     def _take_file(self, path: Path) -> None:
-        state = state_of(path)
+        state = entries.state_of(path)
         before = self._table.get(path.stem)
         version = str(int(before.current.version) + 1) if before else "1"
-        self._swap(alone(self._read(path, path.stem, version), state))
+        self._swap(entries.alone(self._read(path, path.stem, version), state))
 
     def _swap(self, entry: Entry) -> None:
         """Serve an entry from the next request on: one reference changes."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from daskml_dist.errors import InvalidParameterError, ServingError
 from daskml_dist.serving.child import App, answer, check_installed
+from daskml_dist.serving.entries import path_of
 from daskml_dist.serving.metrics import Metrics
 from daskml_dist.serving.models import Models
 from daskml_dist.serving.supervisor import Place, Supervisor
@@ -102,6 +103,8 @@ def serve(
     ------
     InvalidParameterError
         A parameter has no meaning.
+    ModelFileError
+        There is no such file or folder.
     ServingError
         The address is taken, nothing can be served, the certificate cannot be used, the extra
         ``serve`` is not installed, or this process has threads.
@@ -110,6 +113,8 @@ def serve(
     _check_seconds(keep_alive=keep_alive, head_seconds=head_seconds, end_within=end_within)
     certificates = _certificates(certificate, private_key, key_password, client_authorities)
     check_installed()
+    if not isinstance(source, Mapping):
+        path_of(source)  # what is not there is told at once
     for name in _LOADED_BEFORE:
         with suppress(ImportError):  # whoever needs it says so
             import_module(name)
@@ -136,11 +141,13 @@ def serve(
             end_within=end_within, head_seconds=head_seconds, certificates=certificates,
         )  # fmt: skip
 
-    _LOG.info("Serving at %s, processes: %d", _url(listener, bool(certificate)), workers)
+    def say_so() -> None:
+        _LOG.info("Serving at %s, processes: %d", _url(listener, bool(certificate)), workers)
+
     try:
         # Idle connections are waited for first, and then the requests under way.
         most = keep_alive + end_within + 1.0
-        Supervisor(work, workers, end_within=most, on_stop=listener.close).run()
+        Supervisor(work, workers, end_within=most, on_ready=say_so, on_stop=listener.close).run()
     finally:
         listener.close()
 

@@ -82,8 +82,8 @@ class Supervisor:
     start_within, end_within : float
         Seconds that a process has to be ready, and to end once it is told to (SIGTERM); it is
         killed after these.
-    on_stop : callable, optional
-        Called in the parent when all are told to end.
+    on_ready, on_stop : callable, optional
+        Called in the parent when the first process is ready, and when all are told to end.
     """
 
     def __init__(
@@ -93,11 +93,12 @@ class Supervisor:
         *,
         start_within: float = 300.0,
         end_within: float = 30.0,
+        on_ready: Callable[[], None] | None = None,
         on_stop: Callable[[], None] | None = None,
     ) -> None:
         self._work, self._n_children = work, n_children
         self._start_within, self._end_within = start_within, end_within
-        self._on_stop = on_stop
+        self._on_ready, self._on_stop = on_ready, on_stop
         self._children: list[_Child] = []
         self._to_replace: list[_Child] = []
         self._stopping = self._anyone_was_ready = False
@@ -222,6 +223,8 @@ class Supervisor:
     def _read(self, child: _Child) -> None:
         data = os.read(child.pipe, 4096)
         if data == b"R":
+            if not self._anyone_was_ready and self._on_ready is not None:
+                self._on_ready()
             child.is_ready = self._anyone_was_ready = True
             _LOG.info("Process %d is ready", child.pid)
             old, child.replaces = child.replaces, None

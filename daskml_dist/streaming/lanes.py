@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from daskml_dist.errors import InvalidParameterError
 from daskml_dist.streaming.start import Started
 
 if TYPE_CHECKING:
@@ -20,13 +19,8 @@ def check_lanes(estimator: Any) -> Any:
     Raises
     ------
     InvalidParameterError
-        A parameter has no meaning there, or the estimator learns streams in one process alone.
+        A parameter has no meaning there.
     """
-    if not estimator._streams_on_clusters:
-        raise InvalidParameterError(
-            f"A stream of {type(estimator).__name__} is learned in the calling process. Leave "
-            'client out, or give "inline".'
-        )
     # It loads the engine of clusters, which streams of this process do without.
     from daskml_dist.streaming.cluster.plan import Plan
 

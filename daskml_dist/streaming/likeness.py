@@ -37,6 +37,7 @@ def likeness_of(
         "targets": targets,
         "n_targets": survey.n_targets,
         "rates": rates,
+        "row_size": getattr(fit.steps.model, "row_size", None),
         "steps_per_pass": fit.steps.rule.steps_per_pass,
         "names": names,
     }

@@ -104,6 +104,9 @@ class Saved:
         likeness = self.stream["likeness"]
         rule = replace(fit.steps.rule, steps_per_pass=likeness["steps_per_pass"])
         rates = likeness["rates"]
+        if likeness.get("row_size") is not None:
+            model: Any = fit.steps.model
+            fit = fit.working(model=replace(model, row_size=likeness["row_size"]))
         return fit.working(rule=rule if rates is None else rule.at_rates(rates))
 
 

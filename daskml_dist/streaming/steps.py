@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
@@ -89,20 +89,26 @@ class Steps:
         return loss
 
     def _steps(self, rows: BatchRows, n_rows: int) -> float:
-        most = self.batch_rows
-        # Random streams are those of a fit that goes on from the steps so far.
-        stream = self._work.seed + self.shard.step, 0
-        if most is None or n_rows <= most:
-            parts = self._pieces(rows, 0, n_rows, several=False)
-            return self._step(parts, n_rows, (*stream, 0))
-        # The same cuts as those of a pass.
-        n_steps = -(-n_rows // most)
-        cuts = itertools.pairwise(i * n_rows // n_steps for i in range(n_steps + 1))
         loss = 0.0
-        for clock, (a, b) in enumerate(cuts):
-            parts = self._pieces(rows, a, b, several=True)
-            loss += self._step(parts, b - a, (*stream, clock))
+        for pieces, n in self.pieces(rows, n_rows, self.shard.step):
+            loss += self._step(pieces, n)
         return loss
+
+    def pieces(
+        self, rows: BatchRows, n_rows: int, step: int
+    ) -> Iterator[tuple[list[BatchRows], int]]:
+        """Pieces of each step of a call, which comes after so many steps, and its rows."""
+        most = self.batch_rows
+        several = most is not None and n_rows > most
+        # The same cuts as those of a pass.
+        n_steps = -(-n_rows // most) if several and most else 1
+        for clock in range(n_steps):
+            a, b = clock * n_rows // n_steps, (clock + 1) * n_rows // n_steps
+            pieces = self._pieces(rows, a, b, several)
+            for number, piece in enumerate(pieces):
+                # Random streams are those of a fit that goes on from the steps so far.
+                piece.key = (self._work.seed + step, 0, clock, number)
+            yield pieces, b - a
 
     def reset(self, parameters: bool) -> None:
         """Begin the optimizer and the schedule anew, and the parameters where asked for."""
@@ -143,10 +149,8 @@ class Steps:
         cuts = itertools.pairwise([start, *(start + end for end in ends)])
         return [self._part(rows, slice(a, b), copies) for a, b in cuts]
 
-    def _step(self, pieces: list[BatchRows], n_rows: int, key: tuple[int, ...]) -> float:
+    def _step(self, pieces: list[BatchRows], n_rows: int) -> float:
         shard, model, backend = self.shard, self._model, self._backend
-        for number, rows in enumerate(pieces):
-            rows.key = (*key, number)
         index, w, own = None, shard.w, None
         if self._few:
             index = model.touched(pieces, backend)

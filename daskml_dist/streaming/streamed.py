@@ -26,8 +26,6 @@ class Streamed:
 
     #: Whether a call is one batch, whatever `batch_size`, which begins by weighted rows.
     _whole_calls: ClassVar[bool] = False
-    #: Whether lanes on a cluster can learn its streams.
-    _streams_on_clusters: ClassVar[bool] = True
 
     def stream(
         self,

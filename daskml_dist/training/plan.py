@@ -181,7 +181,7 @@ def _rates(
     if not settings.auto_rate:
         return None
     loss = None if model.linear is None else model.linear.loss
-    default = _default_rate(settings.optimizer, single_rows, few)
+    default = settings.own_rate or _default_rate(settings.optimizer, single_rows, few)
     if not (loss and loss.in_target_units and settings.optimizer.adaptive):
         return [default]
     return [default * _unit(loss, one) for one in survey.of_each_target]

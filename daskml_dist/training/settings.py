@@ -37,6 +37,8 @@ class Settings:
     auto_rate: bool = False
     #: Whether a pilot may tell the start and the rate.
     calibrates: bool = False
+    #: Automatic rate in place of the optimizer's own; in units of the targets as that is.
+    own_rate: float | None = None
     clip: float | None = None
     micro_batch: int | None = None
     groups: Mapping[str, GroupOptions] | None = None

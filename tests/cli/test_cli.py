@@ -138,6 +138,7 @@ def _write_bad_files() -> None:
         (["fit", "rows.csv", "--target", "label", "--polcy", "x"], 2, "Did you mean '--policy'?"),
         (["fit", "rows.csv"], 2, "--target"),
         (["fit", "rows.cvs", "--target", "label"], 1, "Did you mean 'rows.csv'?"),
+        (["serve", "nothing.skops"], 1, "Name a model file"),
         (["fit", "rows.txt.gz", "--target", "label"], 1, "There is no file"),
         (["fit", "rows.csv", "--target", "labels"], 1, "Did you mean 'label'?"),
         (["fit", "rows.csv", "--target", "label", "--features", "agee"], 1, "Did you mean 'age'?"),

@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 import pandas as pd
+import pytest
 from sklearn.base import clone
 
 from daskml_dist import ensemble, feature_extraction, linear_model, model_selection, preprocessing
@@ -14,7 +15,7 @@ from daskml_dist.recommender import ALS, MatrixFactorization
 from daskml_dist.tree import DecisionTreeClassifier, DecisionTreeRegressor
 from tests.inference.test_to_sklearn import CLASSES, MODELS, OTHERS, X, Y, _public, fitted
 
-__all__ = ["NO_ONNX", "NO_TENSORS", "REST", "SUBJECTS", "found", "table", "tried"]
+__all__ = ["NO_ONNX", "NO_TENSORS", "REST", "SUBJECTS", "firsts", "found", "table", "tried"]
 
 _RATINGS = pd.DataFrame({"user": list("aabb"), "item": list("xyxz"), "rating": [1.0, 2, 3, 4]})
 _FEW: dict[str, Any] = {"n_estimators": 2, "max_depth": 3, "random_state": 0}
@@ -78,6 +79,21 @@ def found(name: str) -> tuple[Any, Any]:
         return fitted(name)
     model, rows, y = REST[name]
     return (clone(model).fit(rows) if y is None else clone(model).fit(rows, y)), rows
+
+
+def firsts() -> list[Any]:
+    """The first subject of each class in the fast lane, the others as slow ones."""
+    seen: set[type] = set()
+    cases = []
+    for name in SUBJECTS:
+        kind = type(_unfitted(name))
+        cases.append(pytest.param(name, marks=[pytest.mark.slow] if kind in seen else []))
+        seen.add(kind)
+    return cases
+
+
+def _unfitted(name: str) -> Any:
+    return MODELS[name].model if name in MODELS else ({**OTHERS, **REST}[name])[0]
 
 
 def tried() -> set[str]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
+from sklearn.pipeline import make_pipeline
 
-from daskml_dist import linear_model
+from daskml_dist import ensemble, linear_model, preprocessing, tree
 from daskml_dist.inference import Predictor
 from daskml_dist.inference.each_row import products_of_rows
+from daskml_dist.neural_network import MLPClassifier, MLPRegressor
 from tests.inference.test_predictor import TABLE, D, model_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*failed to converge")
@@ -23,35 +26,80 @@ def scattered(shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
     return (RANDOM.normal(size=shape) * 10.0 ** RANDOM.integers(-3, 4, size=shape)).astype(dtype)
 
 
+@pytest.mark.parametrize("n_columns", [None, 1, 2, 3, 8, 33])
 @pytest.mark.parametrize("weights", DTYPES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_products_are_those_of_a_row_alone(dtype: Any, weights: Any) -> None:
+def test_products_are_those_of_a_row_alone(dtype: Any, weights: Any, n_columns: Any) -> None:
     for width in (*range(1, 70), 127, 128, 129, 500, 1000, 5003):
-        w = scattered((width, 1), weights)[:, 0]
+        w = scattered((width, n_columns or 1), weights)
+        w = w[:, 0] if n_columns is None else w
         X = scattered((int(RANDOM.integers(2, 40)), width), dtype)
         alone = np.concatenate([X[at : at + 1].copy() @ w for at in range(len(X))])
         assert_array_equal(products_of_rows(X, w), alone, f"{width} features")
 
 
-#: Methods that answer each row alone; all others are asked row by row.
+NETWORKS = {
+    "two classes": ((64, 32), "relu", 2),
+    "three": ((7,), "tanh", 3),
+    "eleven": ((5, 3), "logistic", 11),
+    "no hidden layer's function": ((33,), "identity", 2),
+    "targets": ((20, 9), "relu", None),
+}
+
+
+@pytest.mark.parametrize("trained", DTYPES)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks(name: str, trained: Any) -> None:
+    sizes, activation, n_classes = NETWORKS[name]
+    X = RANDOM.normal(size=(100, 28))
+    settings: dict[str, Any] = {"max_iter": 2, "tol": None, "random_state": 0}
+    kind = MLPRegressor if n_classes is None else MLPClassifier
+    y = X[:, 0] if n_classes is None else np.arange(100) % n_classes
+    model = kind(hidden_layer_sizes=sizes, activation=activation, **settings).fit(
+        X.astype(trained), y
+    )
+    for method in ("predict_proba", "predict"):
+        for dtype in DTYPES if hasattr(model, method) else ():
+            rows = scattered((200, 28), dtype)
+            own = [getattr(model, method)(rows[at : at + 1].copy()) for at in range(200)]
+            found = Predictor(model, method).each(rows)
+            assert_array_equal(found, np.concatenate(own), f"{method}, {dtype}")
+
+
+#: Methods that answer each row alone in one call; all others are asked row by row.
+LINEAR = {"predict_proba", "decision_function", "predict"}
 EACH = {
-    "logistic": {"predict_proba", "decision_function"},
-    "logistic, no intercept": {"predict_proba", "decision_function"},
+    "logistic": LINEAR,
+    "logistic, no intercept": LINEAR,
     "ridge": {"predict"},
     "ridge, no intercept": {"predict"},
-    "scaled": {"predict_proba", "decision_function"},
+    "poisson": {"predict"},
+    "scaled": LINEAR,
+    "scaled twice": LINEAR,
     "not scaled": {"predict"},
+    "softmax": LINEAR,
+    "hinge": LINEAR - {"predict_proba"},
+    "modified huber": LINEAR,
+    "ridge of two": {"predict"},
+    "network": {"predict_proba", "predict"},
+}
+#: Those whose rows are apart, which do so whatever the requests' sizes.
+APART = {
+    "tree": {"predict_proba", "predict"},
+    "forest": {"predict"},
+    "boosting": {"predict_proba", "decision_function", "predict"},
     "standard": {"transform"},
     "standard of scikit-learn": {"transform"},
     "shrunk": {"transform"},
 }
+METHODS = ("predict_proba", "decision_function", "predict", "transform")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", TABLE)
 def test_answers_are_those_of_a_row_alone(name: str, dtype: Any) -> None:
     model, found = model_of(name), set()
-    for method in ("predict_proba", "decision_function", "predict", "transform"):
+    for method in METHODS:
         if not hasattr(model, method):
             continue
         predictor = Predictor(model, method)
@@ -63,7 +111,54 @@ def test_answers_are_those_of_a_row_alone(name: str, dtype: Any) -> None:
             own = [getattr(model, method)(X[at : at + 1].copy()) for at in range(n)]
             assert_array_equal(answers, np.concatenate(own), method)
             assert answers.dtype == own[0].dtype
-    assert found == EACH.get(name, set())
+    assert found == EACH.get(name, APART.get(name, set()))
+
+
+#: More of these: deep trees and wide ones, categories, several outputs, links.
+MADE: dict[str, Any] = {
+    "deep": tree.DecisionTreeRegressor(),
+    "of several outputs": ensemble.ExtraTreesRegressor(7, random_state=0),
+    "of small trees": ensemble.HistGradientBoostingRegressor(max_iter=30, max_leaf_nodes=31),
+    "of large trees": ensemble.HistGradientBoostingRegressor(max_iter=9, max_leaf_nodes=400),
+    "of categories": ensemble.HistGradientBoostingRegressor(max_iter=9, categorical_features=[4]),
+    "of counts": ensemble.HistGradientBoostingRegressor(loss="poisson", max_iter=9),
+    "of classes": ensemble.HistGradientBoostingClassifier(max_iter=9),
+    "scaled": make_pipeline(preprocessing.StandardScaler(), tree.DecisionTreeClassifier()),
+}
+
+
+@cache
+def _apart(name: str) -> Any:
+    if name in APART:
+        return model_of(name)
+    X = RANDOM.normal(size=(3000, D))
+    X[:, 4] = np.floor(abs(3 * X[:, 4]))
+    y: Any = np.floor(abs(X[:, 0] * X[:, 1] * 5))
+    return MADE[name].fit(X, np.column_stack([y, -y]) if "outputs" in name else y)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", [*APART, *MADE])
+def test_rows_that_are_apart(name: str, dtype: Any) -> None:
+    """However they are cut into batches; some values are missing, or of no category."""
+    model, found = _apart(name), set()
+    X = RANDOM.normal(size=(20_000, D)).astype(dtype)
+    X[:, 4] = np.floor(X[:, 4] * 5)
+    if "tree" not in name and "transform" not in dir(model):
+        X[RANDOM.random(X.shape) < 0.02] = np.nan
+    for method in METHODS:
+        if not hasattr(model, method) or not Predictor(model, method).rows_apart:
+            continue
+        found.add(method)
+        predictor = Predictor(model, method)
+        whole = getattr(model, method)(X)
+        sizes = RANDOM.choice([1, 1, 2, 7, 40, 127, 128, 129, 256, 257, 700, 5000], size=60)
+        for start, n in zip(RANDOM.integers(len(X) - 5000, size=60), sizes, strict=True):
+            part = X[start : start + n].copy()
+            assert_array_equal(predictor(part), whole[start : start + n], f"{method} of {n}")
+            assert_array_equal(getattr(model, method)(part), whole[start : start + n])
+    assert found == APART.get(name, found)
+    assert found
 
 
 def test_rows_that_are_not_plain() -> None:

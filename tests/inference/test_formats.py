@@ -13,7 +13,7 @@ from daskml_dist.errors import ExportError, ModelFileError
 from daskml_dist.inference import mlflow as flavor
 from daskml_dist.inference import to_onnx
 from tests.docs.blocks import ROOT
-from tests.inference.formats import NO_ONNX, NO_TENSORS, REST, SUBJECTS, found, table, tried
+from tests.inference.formats import NO_ONNX, NO_TENSORS, REST, SUBJECTS, firsts, found, table, tried
 from tests.inference.test_to_sklearn import _public
 from tests.inference.twins import assert_answers
 
@@ -53,24 +53,7 @@ def _error_of(function: Callable[[], Any]) -> str | None:
     return None
 
 
-def _firsts() -> list[Any]:
-    """The first subject of each class in the fast lane, the others as slow ones."""
-    seen: set[type] = set()
-    cases = []
-    for name in SUBJECTS:
-        kind = type(_unfitted(name))
-        cases.append(pytest.param(name, marks=[pytest.mark.slow] if kind in seen else []))
-        seen.add(kind)
-    return cases
-
-
-def _unfitted(name: str) -> Any:
-    from tests.inference.test_to_sklearn import MODELS, OTHERS
-
-    return MODELS[name].model if name in MODELS else ({**OTHERS, **REST}[name])[0]
-
-
-@pytest.mark.parametrize("name", _firsts())
+@pytest.mark.parametrize("name", firsts())
 def test_files_of_safetensors(name: str, tmp_path: Path) -> None:
     model, rows = found(name)
     kind = type(model)

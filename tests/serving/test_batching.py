@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("msgspec", reason="the extra serve is not installed")
 
 from daskml_dist.errors import RequestError
+from daskml_dist.serving import batching
 from daskml_dist.serving.batching import Batcher
 
 
@@ -66,6 +67,32 @@ def test_one_call_of_a_turn(settings, calls, delay):
     in_thread = threading.current_thread().name not in product.threads
     assert in_thread == (delay is not None)
     batcher.close()
+
+
+@pytest.mark.parametrize(("turn", "seen_by_others"), [(0.0, {1, 2, 3}), (100.0, {3})])
+def test_calls_leave_the_loop_a_turn(turn, seen_by_others, monkeypatch):
+    """Where they take long, all else goes on between two of them."""
+    monkeypatch.setattr(batching, "_TURN", turn)
+    calls, seen = Product(), set()
+
+    async def run():
+        batcher, loop = Batcher(), asyncio.get_running_loop()
+
+        def look():
+            seen.add(len(calls.calls))
+            if batcher.waiting:
+                loop.call_soon(look)
+
+        waiting = [batcher.ask("m", calls, piece, len(piece), None, False) for piece in PIECES]
+        loop.call_soon(look)
+        found = await asyncio.gather(*waiting)
+        assert batcher.waiting == 0
+        return found
+
+    for piece, answer in zip(PIECES, asyncio.run(run()), strict=True):
+        np.testing.assert_array_equal(answer, 2 * piece)
+    assert calls.calls == [1, 1, 1]
+    assert seen == seen_by_others
 
 
 def test_one_that_fails_fails_alone():

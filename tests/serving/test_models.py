@@ -160,18 +160,30 @@ def _raising(error: Exception) -> Callable[..., Any]:
     return function
 
 
-def test_a_pointer_that_names_nothing(tmp_path: Path) -> None:
+def test_a_pointer_that_names_nothing(tmp_path: Path, told: pytest.LogCaptureFixture) -> None:
     """What is served stays: a newer version may be one that nobody has released."""
     folder = registry(tmp_path / "models", 1)
     models = Models(folder)
     publish(model(2), folder, "m", current=False)
-    for held in ("", "\0", "latest"):
+    words = "version current is not taken (the file names no version: write one by rollback())"
+    for number, held in enumerate(("", "\0", "latest")):
         (folder / "m" / "current").write_text(held)
-        models.refresh()
+        for _ in range(2):
+            models.refresh()
+        assert told.text.count(f"{words}; version 1 is served on") == 1
+        # Who starts now knows of none, and says so, too.
+        metrics = Metrics()
+        assert numbers(Models(folder, metrics=metrics)) == 2.0
+        assert told.text.count(f"{words}; the newest that is whole is served") == number + 1
+        assert b'daskml_dist_load_failures_total{model="m"} 1' in metrics.render()
         assert numbers(models) == 1.0
-    rollback(folder, "m", "2")
-    assert models.refresh() == ["m"]
-    assert numbers(models) == 2.0
+    for number in (1, 2):  # it is told again when it is so again
+        rollback(folder, "m", "2")
+        models.refresh()
+        assert numbers(models) == 2.0
+        (folder / "m" / "current").write_text("")
+        models.refresh()
+        assert told.text.count(f"{words}; version 2 is served on") == number
 
 
 def test_watching(tmp_path: Path) -> None:

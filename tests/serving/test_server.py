@@ -11,13 +11,15 @@ import threading
 import time
 from pathlib import Path
 from typing import Any, BinaryIO
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from daskml_dist.errors import InvalidParameterError, ServingError
+from daskml_dist.errors import InvalidParameterError, ModelFileError, ServingError
 from daskml_dist.serving import publish, serve
+from daskml_dist.serving import server as module
 from daskml_dist.serving.supervisor import Supervisor, _Child
 from tests.serving.tiny import Load, Server, ask, server, until
 
@@ -153,6 +155,13 @@ def test_what_cannot_be_served_ends_it(tmp_path: Path) -> None:
     with server(tmp_path, tmp_path / "empty") as found:
         assert found.ended() == 1
         assert re.search(r"ServingError: .*empty holds no models: .* Publish one", found.log)
+        assert "Serving at" not in found.log
+
+
+def test_what_is_not_there_ends_it_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "listen", Mock(side_effect=AssertionError))
+    with pytest.raises(ModelFileError, match=r"no nothing\.skops\. Name a model file, or a reg"):
+        serve("nothing.skops")
 
 
 @pytest.mark.parametrize(
@@ -174,13 +183,13 @@ def test_mistakes(options: dict[str, Any], words: str) -> None:
 def test_what_is_not_installed_is_told(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(ServingError, match=rf"needs {missing}: pip install .*\[serve\]"):
-        serve("models")
+        serve(".")
 
 
 def test_an_address_in_use_and_threads_are_told() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         with pytest.raises(ServingError, match="Is another server there"):
-            serve("models", port=taken.getsockname()[1], app=dict)
+            serve(".", port=taken.getsockname()[1], app=dict)
     end = threading.Event()
     thread = threading.Thread(target=end.wait)
     thread.start()
@@ -199,7 +208,7 @@ def test_as_many_files_as_the_system_lets_it(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (1024, 4096))
     monkeypatch.setattr(resource, "setrlimit", lambda *given: told.append(given))
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ServingError):
-        serve("models", port=taken.getsockname()[1], app=dict)
+        serve(".", port=taken.getsockname()[1], app=dict)
     assert told == [(resource.RLIMIT_NOFILE, (4096, 4096))]
 
 

@@ -4,12 +4,14 @@ import os
 import signal
 
 import numpy as np
+import pandas as pd
 import pytest
 from distributed import Client
 
 from daskml_dist import Run
 from daskml_dist.cluster import MiniBatchKMeans
 from daskml_dist.linear_model import SGDClassifier
+from daskml_dist.recommender import MatrixFactorization
 from tests.training.recovery.strikes import wait_for_three
 
 _RNG = np.random.default_rng(0)
@@ -73,3 +75,37 @@ def test_centres_have_each_row_once_after_kills_of_workers(crew, policy, assert_
             assert stream.progressive_loss == pytest.approx(found, rel=1e-9)
     np.testing.assert_allclose(ours.counts_, theirs.counts_, rtol=1e-12)
     np.testing.assert_allclose(ours.cluster_centers_, theirs.cluster_centers_, rtol=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="this system has no SIGKILL")
+@pytest.mark.parametrize("policy", ["sync", "allreduce", "async", "hogwild"])
+def test_ratings_count_once_after_kills_of_workers(crew, policy, assert_clean):
+    # Users and items come all the time, and the parameters grow twice: there is room for 1,024.
+    rng, calls = np.random.default_rng(0), []
+    for number in range(90):
+        users, items = rng.integers(0, 40 * (number + 1), 40), rng.integers(0, 15, 40)
+        ratings = rng.integers(1, 6, 40)
+        calls.append(pd.DataFrame({"user": users, "item": items, "rating": ratings}))
+    alone = policy in {"async", "hogwild"}
+    run = Run(n_lanes=1 if alone else 3, n_servers=1 if policy == "allreduce" else 2)
+    params = {"implicit": True, "loss": "log_loss", "negatives": 2, "dtype": "float64"}
+    ours, theirs = (
+        MatrixFactorization(3, policy=policy, run=run, random_state=0, **params) for _ in range(2)
+    )
+    with Client(crew) as client:
+        with ours.stream(client=client) as stream:
+            for number, call in enumerate(calls):
+                if number % 30 == 10:
+                    _kill_one(client, number // 30)
+                stream.learn(call, position=number)
+            assert (stream.position, stream.n_rows) == (89, 90 * 40)
+            found = stream.progressive_loss
+        assert_clean(client)
+    with theirs.stream() as stream:
+        for call in calls:
+            stream.learn(call)
+        assert stream.progressive_loss == pytest.approx(found, rel=1e-9)
+    assert np.array_equal(ours.user_ids_, theirs.user_ids_)
+    np.testing.assert_allclose(ours.user_factors_, theirs.user_factors_, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(ours.item_factors_, theirs.item_factors_, rtol=1e-6, atol=1e-9)

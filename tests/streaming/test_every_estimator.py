@@ -23,7 +23,6 @@ from daskml_dist.neural_network import (
     TorchClassifier,
     TorchRegressor,
 )
-from daskml_dist.recommender import MatrixFactorization
 from daskml_dist.training.checkpoint import Checkpoint
 from tests.contracts.subjects import SUBJECTS
 
@@ -233,7 +232,7 @@ def test_centres_look_for_those_of_few_rows_when_a_stream_that_never_ended_would
     assert np.array_equal(_learned(part), _learned(whole))
 
 
-def test_lanes_on_workers_learn_networks_and_factors_say_that_they_cannot(client: Any) -> None:
+def test_lanes_on_workers_learn_networks(client: Any) -> None:
     case = _CASES["MLPRegressor"]
     ours, theirs = case.made(policy="sync"), case.made()
     with ours.stream(client=client) as stream, theirs.stream() as truth:
@@ -242,11 +241,6 @@ def test_lanes_on_workers_learn_networks_and_factors_say_that_they_cannot(client
             truth.learn(_X[at : at + 100], _RAW[at : at + 100])
     np.testing.assert_allclose(_learned(ours), _learned(theirs), rtol=1e-9, atol=1e-12)
     assert stream.progressive_loss == pytest.approx(truth.progressive_loss)
-    with (
-        pytest.raises(InvalidParameterError, match="MatrixFactorization"),
-        MatrixFactorization().stream(client=client),
-    ):
-        pass
 
 
 def test_what_a_kind_of_estimators_cannot_do_in_a_stream_is_told() -> None:

@@ -83,6 +83,18 @@ def test_every_policy_is_sequential_with_one_lane(client, policy):
     assert found.progressive_loss == pytest.approx(truth.progressive_loss, rel=1e-12)
 
 
+@pytest.mark.parametrize("policy", ["async", "hogwild"])
+def test_lanes_that_touch_few_parameters_know_what_others_made_of_them(client, policy):
+    ours = SGDClassifier(policy=policy, run=Run(n_lanes=2, n_servers=2), **_PLAIN)
+    theirs = SGDClassifier(**_PLAIN)
+    with ours.stream(client=client, classes=[0, 1]) as stream, theirs.stream(classes=[0, 1]) as one:
+        for X, y in _batches(_SPARSE, rows=10):
+            stream.learn(X, y)
+            one.learn(X, y)
+            assert np.isfinite(ours.coef_).all()  # whoever looks waits for the servers
+    np.testing.assert_allclose(ours.coef_, theirs.coef_, rtol=1e-9, atol=1e-15)
+
+
 @pytest.mark.parametrize("policy", [LocalSGD(sync_every=2), "average"])
 def test_lanes_that_step_alone_are_averaged(client, policy):
     ours = SGDClassifier(policy=policy, run=Run(n_lanes=2), **_PLAIN)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.models.base import BatchRows
 from daskml_dist.ps.messages import LaneGradient, sum_in_lane_order
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
@@ -68,25 +69,32 @@ class Shared(Learner):
     """A replica a worker, whose changes go to the servers after each call (``"hogwild"``).
 
     Lanes of a worker take their steps one after the other; workers do not wait for each other.
+    Where steps touch few of the parameters, the replica knows the others as they were when it
+    touched them last.
     """
 
     def load(self, states: dict[int, ShardState]) -> None:
         self._replica = Shard(self._fit.steps.rule, states[0])
         self._clocks = dict.fromkeys(self._lanes, 0)
         self._meetings = 0
+        #: Rows of the steps of a call, and the parameters that each touches.
+        self._read: dict[int, tuple[BatchRows, NDArray[np.int64] | None]] = {}
 
     def take(self, steps: list[Step]) -> Losses:
         if not steps:
             return []
-        base = self._pull()
+        read = [(n, self._gradients.rows(n, share)) for n, _, (share,) in steps]
+        self._read = {n: (rows, self._gradients.touched(rows)) for n, rows in read}
+        few = [index for _, index in self._read.values() if index is not None]
+        index = np.unique(np.concatenate(few)) if few else None
+        base = self._pull(index)
         losses = super().take(steps)
-        self._push(base, losses, sum(rows for _, rows, _ in steps))
+        self._push(base, index, losses, sum(rows for _, rows, _ in steps))
         return losses
 
     def _take(self, step: Step) -> Losses:
-        number, _, ((lane, *rest),) = step
-        rows, replica = self._gradients.rows(number, (lane, *rest)), self._replica
-        index = self._gradients.touched(rows)
+        number, _, ((lane, *_),) = step
+        (rows, index), replica = self._read.pop(number), self._replica
         w = replica.w if index is None else replica.w[index]
         gradient, loss = self._gradients.of(w, rows)
         # Rates follow from the steps of all workers.
@@ -95,14 +103,16 @@ class Shared(Learner):
         self._clocks[lane] += 1
         return [(number, lane, loss)]
 
-    def _pull(self) -> Any:
-        """Go on from the servers' parameters, which hold all own changes."""
-        self._connection.send((self._lanes[0],), self._meetings)
+    def _pull(self, index: NDArray[np.int64] | None) -> Any:
+        """Go on from the servers' parameters, or some of them, which hold all own changes."""
+        self._connection.send((self._lanes[0],), self._meetings, pull_index=index)
         base = self._connection.receive(self._lanes[0]).w
-        self._replica.replace(base)
+        self._replica.replace(base, index)
         return base
 
-    def _push(self, base: Any, losses: Losses, rows: float) -> None:
+    def _push(
+        self, base: Any, index: NDArray[np.int64] | None, losses: Losses, rows: float
+    ) -> None:
         """Send what was changed, and where each lane is."""
         self._meetings += 1
         loss = dict.fromkeys(self._lanes, 0.0)
@@ -110,16 +120,17 @@ class Shared(Learner):
             loss[lane] += one
         share = rows / len(self._lanes)
         progress = [(self._clocks[lane], share, loss[lane]) for lane in self._lanes]
+        w = self._replica.w if index is None else self._replica.w[index]
         self._connection.send(
-            tuple(self._lanes), self._meetings, rows, self._replica.w - base,
+            tuple(self._lanes), self._meetings, rows, w - base, index,
             progress=np.array(progress), pull=False,
         )  # fmt: skip
 
     def flush(self) -> None:
         if self._fit.steps.rule.owes:
-            base = self._pull()
+            base = self._pull(None)
             self._replica.settle()
-            self._push(base, [], 0.0)
+            self._push(base, None, [], 0.0)
         self._connection.call_all("restore", lanes=[])
 
     def states(self) -> dict[int, ShardState]:

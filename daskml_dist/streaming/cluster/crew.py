@@ -113,15 +113,18 @@ class Crew:
         """Place the servers; the endpoints at which lanes reach them."""
         for number in range(n_servers(self._fit)):
             address = addresses[number % len(addresses)]
-            part = self._fit, number, len(self._lanes), 0
-            future = self._early.host(address, f"{self.run_id}-{number}", *part)
+            future = self._early.host(address, f"{self.run_id}-{number}")
             self._servers.append(_Member(ServerHost, address, future))
         self._bind(self._servers)
+        # Whatever has a size goes to actors that are there: graphs are for little.
+        parts = [(self._fit, number, len(self._lanes), 0) for number in range(len(self._servers))]
+        self._ask_each(self._servers, "begin", parts)
         return tuple(self._ask(self._servers, "endpoint"))
 
     def _open_hosts(self, addresses: list[str], endpoints: tuple[Endpoint, ...]) -> None:
         """Place the lanes, and wait until they have met."""
-        fit, n_hosts, secret = self._fit, len(self._lanes), self._early.secret
+        fit, n_hosts = self._fit.working(initial=None), len(self._lanes)
+        secret = self._early.secret
         tasks: dict[Any, Any] = {}
         for rank, lanes in enumerate(self._lanes):
             spec = TrainerSpec(
@@ -129,14 +132,17 @@ class Crew:
                 tuple(LaneSpec(lane, ()) for lane in sorted(lanes)), (0,) * len(lanes), 1,
                 endpoints, secret, 0, fit.rows.lane_rows,
             )  # fmt: skip
-            states = {n: state for n, state in self._states.items() if n in lanes or not n}
-            given = fit, spec, states, self._first
+            given = fit, spec, self._first
             tasks[f"{LaneHost.__name__}-{self.run_id}-{rank}"] = LaneHost, given
         pins = dict(zip(tasks, addresses, strict=False))
         futures = submit_all(self._client, tasks, dict(pins), list(tasks))
         self._hosts = [_Member(LaneHost, pins[key], futures[key]) for key in tasks]
         self._bind(self._hosts)
-        self._ask(self._hosts, "ready")
+        held = [
+            {n: state for n, state in self._states.items() if n in lanes or not n}
+            for lanes in self._lanes
+        ]
+        self._ask_each(self._hosts, "load", [(states,) for states in held])
 
     def _bind(self, members: Sequence[_Member]) -> None:
         """Wait until actors are there."""
@@ -192,7 +198,14 @@ class Crew:
 
     def _ask(self, members: Sequence[_Member], method: str, *args: Any) -> list[Any]:
         """Call a method of several actors at once."""
-        return self._answers([(m, self._call(m, method, *args)) for m in members])
+        return self._ask_each(members, method, [args] * len(members))
+
+    def _ask_each(
+        self, members: Sequence[_Member], method: str, args: Sequence[tuple[Any, ...]]
+    ) -> list[Any]:
+        """The same, with arguments of its own for each."""
+        pairs = zip(members, args, strict=True)
+        return self._answers([(m, self._call(m, method, *given)) for m, given in pairs])
 
     def _call(self, member: _Member, method: str, *args: Any) -> Any:
         try:

@@ -77,7 +77,6 @@ class _Lanes(Trainer):
     """Trainer whose rows come with its orders."""
 
     desk: _Desk
-    states: dict[int, ShardState]
     first: int
 
     def _lanes(self, ready: Any, stack: Any) -> list[Lane]:
@@ -88,7 +87,7 @@ class _Lanes(Trainer):
         try:
             lanes = [spec.lane for spec in self._spec.lanes]
             kind = _kind(self._fit)
-            self.desk.work(kind(context, connection, lanes, self.states, self.first))
+            self.desk.work(kind(context, connection, lanes, self.first))
         finally:
             connection.close()
 
@@ -111,14 +110,11 @@ class LaneHost:
     ----------
     fit : FitSpec
     spec : TrainerSpec
-    states : dict of int to ShardState
     first : int
         As of :class:`Learner`.
     """
 
-    def __init__(
-        self, fit: FitSpec, spec: TrainerSpec, states: dict[int, ShardState], first: int
-    ) -> None:
+    def __init__(self, fit: FitSpec, spec: TrainerSpec, first: int) -> None:
         worker = get_worker()
         self.run_id = spec.run_id
         self._desk = desk = _Desk()
@@ -127,15 +123,11 @@ class LaneHost:
         wait = Wait(fit.run.timeout, lambda: bool(desk.ended))
         credentials = credentials_of(worker, spec.secret, fit.run.shared_memory)
         trainer = _Lanes(fit, spec, wait, credentials, host_of(worker))
-        trainer.desk, trainer.states, trainer.first = desk, states, first
+        trainer.desk, trainer.first = desk, first
         # The scheduler drops the actor when its client goes; the thread must not hold it.
         self._end = weakref.finalize(self, desk.end)
         given = trainer, desk, worker, spec.run_id
         threading.Thread(target=_run, args=given, daemon=True, name="daskml-stream").start()
-
-    async def ready(self) -> bool:
-        """Wait until the lanes have met the others and hold their parameters."""
-        return bool(await asyncio.wrap_future(self._desk.order(lambda learner: True)))
 
     async def learn(self, number: int, steps: list[Step]) -> Losses:
         """Learn call `number` (from 0): the losses of the shares, each before its step."""
@@ -170,7 +162,7 @@ class LaneHost:
         return found
 
     async def load(self, states: dict[int, ShardState]) -> None:
-        """Go on from other parameters."""
+        """Go on from parameters, the first ones too; waits until the lanes have met the others."""
         await asyncio.wrap_future(self._desk.order(lambda learner: learner.load(states)))
 
     async def rescale(self, largest: Any, norm: float) -> None:

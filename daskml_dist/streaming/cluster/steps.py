@@ -130,7 +130,6 @@ class ClusterSteps:
         self._window = 0 if plan.together else 2 * self._n_lanes
         state = base.shard.state()
         self._course = self._begun_at(state, 0)
-        self._every = max(_CALLS, state.w.nbytes // _BYTES_A_CALL)
         self._crew: Crew | None = None
         self._finished: deque[tuple[Any, float]] = deque()
         self._losses = 0
@@ -189,6 +188,7 @@ class ClusterSteps:
             ) from self._failed
         if self._course.then is not None:  # an interrupt came before
             self.state()
+        self._prepare(rows, block)
         then, most = self._then(block), self._base.batch_rows
         self._follow(block.n_rows if most is None else min(block.n_rows, most))
         course = self._course
@@ -200,8 +200,12 @@ class ClusterSteps:
         course.add(Call(steps, tag, scales, then))
         self.last = tag
         self._run(len(course.calls) - self._window)
-        if then is not None or len(course.calls) >= self._every or course.nbytes >= _BYTES:
+        most_calls = max(_CALLS, course.state.w.nbytes // _BYTES_A_CALL)
+        if then is not None or len(course.calls) >= most_calls or course.nbytes >= _BYTES:
             self.state()
+
+    def _prepare(self, rows: BatchRows, block: Any) -> None:
+        """Make ready what the steps of a call need of the client."""
 
     def _then(self, block: Block) -> Callable[[ShardState], ShardState | None] | None:
         """Change of the state that the client makes after the call that comes next; None: none."""
@@ -362,7 +366,11 @@ class ClusterSteps:
         base, work = self._base, self._fit.steps
         base.shard = Shard(work.rule, self.state())
         base.reset(parameters)
-        self._course = self._begun_at(base.shard.state(), self._course.next)
+        self._go_on(self._fit, base.shard.state())
+
+    def _go_on(self, fit: FitSpec, state: ShardState) -> None:
+        """Have other lanes, of such a fit, go on from a state; all calls before are learned."""
+        self._fit, self._course = fit, self._begun_at(state, self._course.next)
         self._drop()
 
     def resumed(self) -> None:

@@ -23,15 +23,13 @@ Losses = list[tuple[int, int, float]]
 
 
 class Learner(ABC):
-    """Lanes of one worker, which learn the calls of a stream.
+    """Lanes of one worker, which learn the calls of a stream, from :meth:`load` on.
 
     Parameters
     ----------
     context : Context
     connection : ShardedConnection
     lanes : list of int
-    states : dict of int to ShardState
-        What lanes that hold parameters begin with: each its own, or all that of lane 0.
     first : int
         Number of the step that comes first.
     """
@@ -41,7 +39,6 @@ class Learner(ABC):
         context: Context,
         connection: ShardedConnection,
         lanes: list[int],
-        states: dict[int, ShardState],
         first: int,
     ) -> None:
         self._fit = context.fit
@@ -50,7 +47,6 @@ class Learner(ABC):
         self._lanes = lanes
         self._first = first
         self._gradients = Gradients(context.fit)
-        self.load(states)
 
     def take(self, steps: list[Step]) -> Losses:
         """Take the steps of a call."""
@@ -69,7 +65,13 @@ class Learner(ABC):
         """Push what has not been, and see that the servers have it."""
 
     def load(self, states: dict[int, ShardState]) -> None:  # noqa: B027 (servers have it)
-        """Go on from other parameters."""
+        """Begin with parameters, or go on from others.
+
+        Parameters
+        ----------
+        states : dict of int to ShardState
+            Of lanes that hold parameters: each its own, or all that of lane 0.
+        """
 
     def states(self) -> dict[int, ShardState]:
         """States that lanes here hold, of those whose others have the same only the first."""

@@ -1,0 +1,59 @@
+"""Steps of factors along a stream on a cluster: the client numbers ids, and lanes step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distributed import Client
+
+from daskml_dist.models.base import BatchRows
+from daskml_dist.ps.shard import Shard
+from daskml_dist.recommender._stream_steps import Ratings, StepsOfPairs
+from daskml_dist.streaming.cluster.plan import Plan
+from daskml_dist.streaming.cluster.steps import ClusterSteps
+from daskml_dist.training.interrupts import Interrupts
+from daskml_dist.training.spec import FitSpec
+
+__all__ = ["LanesOfPairs"]
+
+
+class LanesOfPairs(ClusterSteps):
+    """Steps of factors by lanes on workers; the client has the ids, and draws items for all lanes.
+
+    Where there is no room for ids that come, the client fetches the state and other lanes begin
+    with it and twice the room, so that this is seldom.
+
+    Parameters
+    ----------
+    client, plan, fit
+        As of :class:`ClusterSteps`.
+    base : StepsOfPairs
+    """
+
+    _base: StepsOfPairs
+
+    def __init__(self, client: Client, plan: Plan, fit: FitSpec, base: StepsOfPairs) -> None:
+        super().__init__(client, plan, fit, base)
+        #: Steps of the state that a course begins with, before its first one.
+        self._before = base.shard.step
+
+    def _prepare(self, rows: BatchRows, block: Any) -> None:
+        ratings: Ratings = block
+        if (sizes := self._base.sizes(ratings)) is not None:
+            self._grow(*sizes)
+        self._base.number(rows, ratings)
+        # Whoever learns the call, and learns it again, has the same ones.
+        rows.X = self._base.drawn(rows, block.n_rows, self._before + self._course.next)
+
+    def _grow(self, n_users: int, n_items: int) -> None:
+        """Have other lanes with more room go on from the state."""
+        base, state = self._base, self.state()
+        with Interrupts() as interrupts, interrupts.held():
+            base.shard = Shard(base.fit.steps.rule, state)
+            base.grow(n_users, n_items)
+            self._go_on(base.fit, base.shard.state())
+
+    def reset(self, parameters: bool) -> None:
+        """As in :class:`ClusterSteps`."""
+        super().reset(parameters)
+        self._before = -self._course.next

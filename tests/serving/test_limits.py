@@ -1,0 +1,80 @@
+"""Limits of connections: refusals are counted and logged, and no reading holds others up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+
+import pytest
+
+pytest.importorskip("msgspec", reason="the extra serve is not installed")
+pytest.importorskip("uvicorn", reason="the extra serve is not installed")
+pytest.importorskip("httptools", reason="the extra serve is not installed")
+
+from daskml_dist.serving import limits
+from tests.serving.test_connection import CHUNKED, GOOD, HEAD, answered, opened, replies
+
+#: What is refused before it is a request, and the status.
+REFUSED = {
+    "no HTTP": (b"\x00\r\n\r\n", 400),
+    "no end of a head": (b"GET / HTTP/1.1\r\nX: " + b"x" * 70_000, 431),
+    "a body that is coded": (CODED := CHUNKED.replace(b"chunked", b"gzip, chunked"), 501),
+    "coded twice": (CHUNKED.replace(b"chunked", b"gzip\r\nTransfer-Encoding: chunked"), 501),
+    "coded, behind another": (GOOD + CODED, 0),
+}
+
+
+@pytest.mark.parametrize("size", [7, 10**6])
+@pytest.mark.parametrize(("sent", "status"), REFUSED.values(), ids=REFUSED)
+def test_what_is_no_request_is_counted_and_logged(sent, status, size, caplog):
+    caplog.set_level(logging.INFO, "daskml_dist.serving.access")
+
+    async def run():
+        one = opened(access_log=True)
+        for at in range(0, len(sent), size):
+            if not one.transport.closed:
+                one.connection.data_received(sent[at : at + size])
+        while not one.transport.closed:
+            await asyncio.sleep(0)
+        return one.app.metrics.codes, replies(one.transport.written)
+
+    codes, found = asyncio.run(run())
+    if not status:  # an answer now would be taken for one to what came before, or comes behind it
+        assert [told for told, _ in found] in ([200], [200, 501])
+        assert sum(codes.values()) == len(caplog.records) == len(found)
+        return
+    ((told, body),) = found
+    assert told == status
+    assert "send" in json.loads(body)["error"]
+    assert codes == {("", "", status): 1}
+    assert caplog.messages == [f'- "-" {status} {len(body)} 0.000000']
+
+
+@pytest.mark.parametrize("name", ["chunked", "Chunked"])
+def test_chunks_of_a_byte_leave_the_loop_its_turns(name, monkeypatch):
+    """Their parsing takes long, and others would wait for all that came in one reading."""
+    monkeypatch.setattr(limits, "_TURN", 0.0)
+    body = GOOD[len(HEAD) :]
+    body += b" " * (20_000 - len(body))
+    head = CHUNKED.partition(b"\r\n\r\n")[0].replace(b"chunked", name.encode())
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
+
+    async def run():
+        one, turns = opened(), 0
+        one.connection.data_received(head + b"\r\n\r\n" + chunks + b"0\r\n\r\n" + GOOD)
+        while one.connection._ahead:
+            assert one.transport.paused
+            turns += 1
+            await asyncio.sleep(0)
+        assert turns >= len(chunks) // limits._PIECE
+        assert not one.transport.paused
+        assert [status for status, _ in replies(await answered(one, 2))] == [200, 200]
+        # Who leaves meanwhile leaves nothing to be parsed.
+        one.connection.data_received(head + b"\r\n\r\n" + chunks)
+        one.transport.close()
+        one.connection.connection_lost(None)
+        assert one.connection._next_turn.cancelled()
+        await answered(one, 3)
+
+    asyncio.run(run())
