@@ -14,6 +14,7 @@ from daskml_dist.inference.bare import bare_functions
 from daskml_dist.inference.few_rows import Lane
 from daskml_dist.inference.saved.manifest import manifest_of
 from daskml_dist.inference.saved.model_file import load
+from daskml_dist.inference.their_trees import is_tree_of_theirs
 
 __all__ = ["METHODS", "Predictor"]
 
@@ -59,9 +60,9 @@ class Predictor:
         Whether few rows go straight through the arithmetic.
     rows_apart : bool
         Whether a row's answer is the same to the bit whatever rows it has beside it, in any
-        numbers: so it is where rows are compared and looked up (trees, forests, most boosting) or
-        scaled, and never where they are multiplied by matrices, as BLAS rounds by how many there
-        are.
+        numbers: so it is where rows are compared and looked up (trees, forests, most boosting;
+        scikit-learn's trees, and its forests without `n_jobs`) or scaled, and never where they are
+        multiplied by matrices, as BLAS rounds by how many there are.
 
     Raises
     ------
@@ -97,7 +98,8 @@ class Predictor:
         found = {dtype: bare_functions(model, method, dtype) for dtype in _DTYPES}
         bare = {dtype: functions for dtype, functions in found.items() if functions is not None}
         self.bare = bool(bare)
-        self.rows_apart = self.bare and all(functions.apart for functions in bare.values())
+        apart = self.bare and all(functions.apart for functions in bare.values())
+        self.rows_apart = apart or is_tree_of_theirs(model)
         few = {dtype: functions.few for dtype, functions in bare.items()}
         self._function = _bare_first(few, getattr(model, method))
         self._each = {dtype: functions.each for dtype, functions in bare.items()}

@@ -1,4 +1,4 @@
-"""Each block of the page on writing one's own runs, as in a notebook whose module no worker has."""
+"""Blocks of the pages on writing one's own run, as in a notebook whose module no worker has."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from distributed import Client
 
 from daskml_dist._checks import seed_of
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 N_ROWS = 1_000
 
 
@@ -28,7 +28,11 @@ def _blocks(page: str) -> dict[str, list[str]]:
     return {name: blocks for name, blocks in found.items() if blocks}
 
 
-BLOCKS = _blocks(PAGE)
+BLOCKS = {
+    name: blocks
+    for page in sorted(DOCS.glob("extending*.md"))
+    for name, blocks in _blocks(page.read_text(encoding="utf-8")).items()
+}
 
 
 def _regression(rng: Any) -> tuple[Any, Any]:

@@ -222,4 +222,6 @@ STAND_INS = {
 ELSEWHERE = {
     "docs/coming_from_trees.md": "tests/ensemble/test_boosting_pages.py",
     "docs/extending.md": "tests/contracts/test_extending.py",
+    "docs/extending_models.md": "tests/contracts/test_extending.py",
+    "docs/extending_statistics.md": "tests/contracts/test_extending.py",
 }

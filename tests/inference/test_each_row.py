@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
+from sklearn import ensemble as their_ensemble
+from sklearn import tree as their_tree
 from sklearn.pipeline import make_pipeline
 
 from daskml_dist import ensemble, linear_model, preprocessing, tree
@@ -173,3 +176,30 @@ def test_rows_that_are_not_plain() -> None:
         np.empty((0, 4)),
     ):
         assert predictor.each(strange) is None
+
+
+_THEIRS = {
+    "tree": their_tree.DecisionTreeClassifier,
+    "regression tree": their_tree.ExtraTreeRegressor,
+    "forest": partial(their_ensemble.RandomForestClassifier, 20),
+    "regression forest": partial(their_ensemble.ExtraTreesRegressor, 20),
+}
+
+
+@pytest.mark.parametrize("n_classes", [2, 3, 11])
+@pytest.mark.parametrize("name", _THEIRS)
+def test_trees_of_scikit_learn_are_apart(name: str, n_classes: int) -> None:
+    X = RANDOM.normal(size=(600, 28))
+    model = _THEIRS[name](random_state=0).fit(X, np.arange(600) % n_classes)
+    for method in [one for one in ("predict", "predict_proba") if hasattr(model, one)]:
+        predict = Predictor(model, method)
+        assert predict.rows_apart
+        alone = np.concatenate([predict(X[at : at + 1]) for at in range(len(X))])
+        ends = [0, *np.sort(RANDOM.choice(600, 30, replace=False)), 600]
+        cuts = [predict(X[a:b]) for a, b in pairwise(ends) if a < b]
+        assert_array_equal(np.concatenate(cuts), alone)
+    # In threads, trees are added up as they end.
+    threads = their_ensemble.RandomForestClassifier(3, n_jobs=2).fit(X[:50], np.arange(50) % 2)
+    assert not Predictor(threads).rows_apart
+    boosted = their_ensemble.GradientBoostingClassifier(n_estimators=2)
+    assert not Predictor(boosted.fit(X[:50], np.arange(50) % 2)).rows_apart
