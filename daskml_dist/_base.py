@@ -16,12 +16,13 @@ from daskml_dist._callback_list import callback_list
 from daskml_dist._checks import check_flags, check_names, check_run, in_run
 from daskml_dist._exported import Exported
 from daskml_dist._run import Run
+from daskml_dist._theirs import TellsErrors, not_fitted
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.collection import Collection, as_collection, take_columns
 from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.data.row_checks import check_row_shape
-from daskml_dist.errors import InvalidDataError, InvalidParameterError, NotFittedError
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.foreign import called_here
 from daskml_dist.inference.predict import map_rows, results_of_rows
 from daskml_dist.planning import Planned
@@ -36,7 +37,7 @@ from daskml_dist.training.survey import Survey
 __all__ = ["BaseOnRows", "survey_of"]
 
 
-class BaseOnRows(Planned, Exported, BaseEstimator):
+class BaseOnRows(TellsErrors, Planned, Exported, BaseEstimator):
     """Base class of estimators fitted to rows, with or without a target.
 
     Of the parameters `run`, `device`, `callbacks` and `verbose` an estimator's constructor has
@@ -223,10 +224,7 @@ class BaseOnRows(Planned, Exported, BaseEstimator):
 
     def _check_fitted(self, X: Any = None) -> None:
         if not hasattr(self, "n_features_in_"):
-            raise NotFittedError(
-                f"This {type(self).__name__} instance is not fitted yet. Call 'fit' with "
-                "appropriate arguments before using this estimator."
-            )
+            raise not_fitted(self)
         if X is not None:
             check_feature_names(self, X, reset=False)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import fields
 from functools import cache
 from numbers import Integral, Real
@@ -17,7 +17,7 @@ from sklearn.utils import check_random_state
 from daskml_dist._run import Run
 from daskml_dist.backends.devices import DEVICES, STORED
 from daskml_dist.compression import get_compressor
-from daskml_dist.errors import DaskMLDistError, InvalidDataError, InvalidParameterError
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.names import check_names as check_names_of
 from daskml_dist.errors.names import names_of
 from daskml_dist.errors.nearest import nearest
@@ -37,7 +37,6 @@ __all__ = [
     "check_some_weight",
     "check_steps",
     "check_weighed",
-    "checked_as_theirs",
     "has_sklearns_callbacks",
     "in_run",
     "refuse_sklearns_callbacks",
@@ -248,17 +247,6 @@ def check_steps(params: dict[str, Any]) -> None:
             f"checkpoint={checkpoint!r}: use Checkpoint(path, every=1) from "
             "daskml_dist.training.checkpoint, or None."
         )
-
-
-@contextmanager
-def checked_as_theirs() -> Iterator[None]:
-    """Checks of parameters that scikit-learn makes, with errors of the package."""
-    try:
-        yield
-    except DaskMLDistError:
-        raise
-    except (ValueError, TypeError) as error:
-        raise InvalidParameterError(str(error)) from error
 
 
 def has_sklearns_callbacks(estimator: Any) -> bool:

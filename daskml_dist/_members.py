@@ -19,13 +19,14 @@ from sklearn.utils._metadata_requests import _routing_enabled
 from sklearn.utils.metadata_routing import process_routing
 from sklearn.utils.validation import has_fit_parameter
 
-from daskml_dist._checks import checked_as_theirs
 from daskml_dist._supervised import as_column
+from daskml_dist._theirs import checked_as_theirs
 from daskml_dist.data.collection import Collection, as_collection, take_columns
 from daskml_dist.data.computing import tried
 from daskml_dist.data.conversion import as_column as column_of
 from daskml_dist.data.conversion import plain_objects
 from daskml_dist.data.lazy import is_dask
+from daskml_dist.data.unique_names import check_unique_names
 from daskml_dist.diagnostics.works import tell
 from daskml_dist.errors import (
     InvalidDataError,
@@ -55,17 +56,24 @@ __all__ = [
 ]
 
 
-def here(y: Any, params: dict[str, Any], *, labels: bool) -> tuple[Any, dict[str, Any]]:
+def here(X: Any, y: Any, params: dict[str, Any], *, labels: bool) -> tuple[Any, dict[str, Any]]:
     """Targets and arguments of a fit to rows in memory, where they fit too.
 
     Raises
     ------
     InvalidDataError
-        Labels are missing.
+        Labels are missing, there is no target, or columns of X are called alike.
     """
+    check_unique_names(X)
+    _check_given(y)
     if any(map(is_dask, (y, *params.values()))):
         y, params = compute(y, params)
     return (_plain_labels(y) if labels else y), params
+
+
+def _check_given(y: Any) -> None:
+    if y is None:
+        raise InvalidDataError("requires y to be passed, but the target y is None. Pass y as well.")
 
 
 def _plain_labels(y: Any) -> Any:
@@ -84,8 +92,7 @@ def _plain_labels(y: Any) -> Any:
 def taken(X: Any, y: Any, params: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
     """Inputs of a fit, with columns for the names of these; weights that are None are left out."""
     X, y, weight = take_columns(X, y, params.get("sample_weight"))
-    if y is None:
-        raise InvalidDataError("requires y to be passed, but the target y is None. Pass y as well.")
+    _check_given(y)
     params = {name: value for name, value in params.items() if name != "sample_weight"}
     return X, y, params if weight is None else {**params, "sample_weight": weight}
 

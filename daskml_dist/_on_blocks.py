@@ -12,12 +12,14 @@ from sklearn.base import is_classifier
 from sklearn.utils.metaestimators import available_if
 
 from daskml_dist._exported import Exported
+from daskml_dist._theirs import TellsErrors, not_fitted
 from daskml_dist._transformer import check_fitted
 from daskml_dist.data.collection import take_columns
 from daskml_dist.data.conversion import plain_objects
 from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.data.lazy import is_dask, join_delayed
-from daskml_dist.errors import as_ours
+from daskml_dist.data.unique_names import check_unique_names
+from daskml_dist.errors import InvalidDataError, as_ours
 from daskml_dist.errors.names import NamedParameters
 from daskml_dist.inference.transform import map_blocks, sample_rows
 from daskml_dist.metrics.scorers import get_scorer
@@ -25,14 +27,19 @@ from daskml_dist.metrics.scorers import get_scorer
 __all__ = ["OnBlocks"]
 
 
-class OnBlocks(NamedParameters, Exported):
+class OnBlocks(TellsErrors, NamedParameters, Exported):
     """Mixin that, put before one of scikit-learn's ensembles, answers Dask collections lazily.
 
     Each block is answered by scikit-learn's own method in one task, by all members together.
     """
 
+    def _will_have(self, name: str) -> bool:
+        """Whether a method is missing only until the ensemble is fitted."""
+        return False
+
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Mean accuracy of a classifier, R^2 of a regressor; arguments are those of :meth:`fit`."""
+        check_fitted(self)
         X, y, sample_weight = take_columns(X, y, sample_weight)
         name = "accuracy" if is_classifier(self) else "r2"
         if name == "accuracy" and isinstance(y, np.ndarray) and y.ndim == 1:
@@ -75,12 +82,21 @@ def _method(name: str, summary: str, shape: str) -> Any:
         return found
 
     def method(self: Any, X: Any, **params: Any) -> Any:
-        return _lazily(self, name, X, params) if is_dask(X) else theirs(self)(X, **params)
+        if self._will_have(name):
+            raise not_fitted(self)
+        if is_dask(X):
+            return _lazily(self, name, X, params)
+        check_unique_names(X)
+        if name != "transform":
+            _check_some_rows(self, X)
+        return theirs(self)(X, **params)
 
     def check(self: Any) -> bool:
         try:
             return theirs(self) is not None
         except AttributeError as error:
+            if self._will_have(name):
+                return True
             # scikit-learn tells why there is none in the cause.
             raise (error.__cause__ or error) from None
 
@@ -92,6 +108,17 @@ def _method(name: str, summary: str, shape: str) -> Any:
 
 for _name, _texts in _METHODS.items():
     setattr(OnBlocks, _name, _method(_name, *_texts))
+
+
+def _check_some_rows(estimator: Any, X: Any) -> None:
+    """Check that there are rows in memory: means and votes of none are not defined."""
+    check_fitted(estimator)
+    shape: tuple[int, ...] = getattr(X, "shape", ())
+    if len(shape) == 2 and not shape[0]:
+        raise InvalidDataError(
+            f"Found array with 0 sample(s) (shape={shape}) while a minimum of 1 is required by "
+            f"{type(estimator).__name__}. Look at the files or the filter that X comes from."
+        )
 
 
 def _lazily(estimator: Any, name: str, X: Any, params: dict[str, Any]) -> Any:

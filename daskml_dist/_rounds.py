@@ -63,7 +63,7 @@ class BaseRounds(BaseOnRows):
         """Parameters to start from; None: zeros."""
         return None
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, client: Any = None) -> Self:
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None, *, client: Any = None) -> Self:
         """Fit the model.
 
         Parameters

@@ -31,7 +31,8 @@ class Run(NamedParameters):
     ----------
     n_lanes : int or None, default=None
         Logical workers of the maths. None: one a worker thread, where the rows lie. With a
-        number the coefficients do not depend on how many workers there are.
+        number the coefficients do not depend on how many workers there are. No lane is without
+        rows: where these are fewer than the number, lanes have one each.
     n_servers : int, default=1
         Shards of the parameter server, spread over the workers. With 1, a fit of one lane under
         ``"sync"`` has none.

@@ -39,7 +39,7 @@ class BaseSGD(BaseSteps, BaseLinear):
     def fit(
         self,
         X: Any,
-        y: Any,
+        y: Any = None,
         sample_weight: Any = None,
         *,
         coef_init: Any = None,

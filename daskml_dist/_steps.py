@@ -108,7 +108,7 @@ class BaseSteps(Streamed, BaseOnRows):
     def fit(
         self,
         X: Any,
-        y: Any,
+        y: Any = None,
         sample_weight: Any = None,
         *,
         eval_set: Any = None,

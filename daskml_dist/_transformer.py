@@ -10,10 +10,12 @@ import numpy as np
 from sklearn.base import BaseEstimator, clone
 from sklearn.exceptions import NotFittedError as SklearnNotFittedError
 from sklearn.utils._set_output import _get_output_config
+from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
 from daskml_dist._checks import refuse_sklearns_callbacks
 from daskml_dist._exported import Exported
+from daskml_dist._theirs import TellsErrors
 from daskml_dist.data.bad_values import telling_columns
 from daskml_dist.data.collection import Collection, as_collection, take_columns
 from daskml_dist.data.conversion import plain_rows, to_host
@@ -40,7 +42,7 @@ from daskml_dist.inference.transform import map_blocks, sample_rows
 __all__ = ["BlockTransformer", "CopyingTransformer", "check_fitted"]
 
 
-class BlockTransformer(NamedParameters, Exported, BaseEstimator):
+class BlockTransformer(TellsErrors, NamedParameters, Exported, BaseEstimator):
     """Base class that, put before one of scikit-learn's transformers, lets Dask collections in.
 
     On rows in memory the class is scikit-learn's own. On a Dask collection, `fit` asks
@@ -201,6 +203,9 @@ class BlockTransformer(NamedParameters, Exported, BaseEstimator):
             return theirs(kind, BlockTransformer)(at, rows, **options)
         return super(BlockTransformer, at).transform(rows, **options)
 
+    @available_if(  # type: ignore[untyped-decorator]
+        lambda self: hasattr(super(), "inverse_transform")
+    )
     def inverse_transform(self, X: Any) -> Any:
         """Undo :meth:`transform`; lazily where X is a Dask collection.
 

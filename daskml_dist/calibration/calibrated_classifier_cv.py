@@ -14,10 +14,10 @@ from sklearn.utils._metadata_requests import _routing_enabled
 from sklearn.utils.metadata_routing import process_routing
 from sklearn.utils.validation import has_fit_parameter
 
-from daskml_dist._checks import checked_as_theirs
 from daskml_dist._lazy_labels import counted_labels, encoded
 from daskml_dist._members import fit_folds, fit_members, here, taken
 from daskml_dist._on_blocks import OnBlocks
+from daskml_dist._theirs import checked_as_theirs
 from daskml_dist.calibration._answers import Asked, has_decisions
 from daskml_dist.calibration._calibrators import by_scores, by_temperature
 from daskml_dist.data.collection import as_collection
@@ -78,7 +78,7 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
             found.set_fit_request(sample_weight=True)
         return found
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, **fit_params: Any) -> Self:
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None, **fit_params: Any) -> Self:
         """Fit the classifier and its calibrators.
 
         Parameters
@@ -98,7 +98,7 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
         InvalidParameterError, InvalidDataError
         """
         if not is_dask(X):
-            y, given = here(y, {**fit_params, "sample_weight": sample_weight}, labels=True)
+            y, given = here(X, y, {**fit_params, "sample_weight": sample_weight}, labels=True)
             found: Self = super().fit(X, y, **given)
             return found
         with checked_as_theirs():

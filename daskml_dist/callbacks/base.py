@@ -35,9 +35,10 @@ class FitCallback(NamedParameters):
 
 
 def facts_of(run: Any) -> dict[str, Any]:
-    """Facts that loggers write as a fit begins."""
+    """Facts that loggers write as a fit begins; those that it has not are left out."""
     names = ("policy_name", "n_lanes", "n_servers", "max_iter")
-    return {name: getattr(run, name) for name in names}
+    facts = {name: getattr(run, name) for name in names}
+    return {name: value for name, value in facts.items() if value is not None}
 
 
 def numbers_of(record: dict[str, Any]) -> dict[str, float]:

@@ -22,6 +22,8 @@ from daskml_dist.errors.nearest import nearest
 __all__ = ["FileRows", "add_arguments", "read", "read_here"]
 
 _SUFFIXES = (".parquet", ".csv", ".npy", ".npz")
+#: What else than commas separates values in files that are called so.
+_OTHERS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
 @dataclass
@@ -144,6 +146,7 @@ def _of_tables(paths: list[str], kind: str, name: str, arguments: argparse.Names
 
     if kind == ".csv":
         files = [f"{path}/*.csv" if Path(path).is_dir() else path for path in paths]
+        _check_commas(files)
         frame = dd.read_csv(files)
     else:
         _check_columns(paths)
@@ -163,6 +166,20 @@ def _of_tables(paths: list[str], kind: str, name: str, arguments: argparse.Names
     if arguments.drop_missing:
         frame = frame.dropna()
     return FileRows(name, frame[columns], frame[target], left_out)
+
+
+def _check_commas(files: list[str]) -> None:
+    """Check that the first line of each file, which names columns, is not separated otherwise."""
+    for path in sorted(found for pattern in files for found in glob.glob(pattern)):
+        with open(path, encoding="utf-8", errors="replace") as file:
+            header = file.readline()
+        between = next((mark for mark in _OTHERS if mark in header), None)
+        if between is not None and "," not in header:
+            raise InvalidDataError(
+                f"{path} is separated by {_OTHERS[between]}, not by commas: its first line is "
+                f"{header.strip()[:80]!r}. Write it with commas: "
+                f"pandas.read_csv({path!r}, sep={between!r}).to_csv({path!r}, index=False)."
+            )
 
 
 def _check_columns(paths: list[str]) -> None:

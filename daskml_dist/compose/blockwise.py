@@ -20,6 +20,7 @@ from daskml_dist._exported import Exported
 from daskml_dist._transformer import check_fitted
 from daskml_dist.data.conversion import plain_rows
 from daskml_dist.data.lazy import is_dask
+from daskml_dist.data.unique_names import check_unique_names
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.names import NamedParameters
 from daskml_dist.inference.transform import map_blocks, sample_rows
@@ -78,6 +79,7 @@ class Blockwise(NamedParameters, Exported, BaseEstimator):
         InvalidParameterError
             The transformer learns from rows and is not fitted, or cannot take the sample.
         """
+        check_unique_names(X)
         if _is_fitted(self.transformer):
             self.transformer_ = self.transformer
             return self
@@ -113,6 +115,7 @@ class Blockwise(NamedParameters, Exported, BaseEstimator):
             The columns are others than those of the fit.
         """
         check_fitted(self)
+        check_unique_names(X)
         if not is_dask(X):
             return self.transformer_.transform(X)
         function = partial(_transform, copy.deepcopy(self.transformer_))
@@ -131,6 +134,7 @@ class Blockwise(NamedParameters, Exported, BaseEstimator):
 
     def get_feature_names_out(self, input_features: Any = None) -> Any:
         """Names of the columns of the result."""
+        check_fitted(self)
         return self.transformer_.get_feature_names_out(input_features)
 
     def __sklearn_tags__(self) -> Any:

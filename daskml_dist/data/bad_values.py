@@ -10,6 +10,7 @@ from dask.utils import is_dataframe_like
 from numpy.typing import NDArray
 
 from daskml_dist.data.conversion import check_columns
+from daskml_dist.data.unique_names import check_unique_names
 from daskml_dist.errors import InvalidDataError
 
 __all__ = ["bad_value", "name_column", "naming_columns", "telling_columns"]
@@ -62,6 +63,7 @@ def naming_columns(X: Any) -> Iterator[None]:
 @contextmanager
 def telling_columns(X: Any) -> Iterator[None]:
     """Name the columns of a dataframe that scikit-learn could make no numbers of, and a remedy."""
+    check_unique_names(X)
     try:
         yield
     except ValueError:

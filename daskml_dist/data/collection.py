@@ -37,6 +37,7 @@ from daskml_dist.data.row_checks import (
     row_shape,
     unsupported,
 )
+from daskml_dist.data.unique_names import check_unique_names
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.errors.nearest import nearest
 
@@ -255,6 +256,7 @@ def take_columns(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
         There is no such column.
     """
     check_holds_rows(X)
+    check_unique_names(X)
     if y is not None:
         check_holds_values(y, "y")
     given = {"y": y, "sample_weight": sample_weight}

@@ -11,6 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 from scipy import sparse
 
 from daskml_dist.backends.devices import gpu_problem
+from daskml_dist.data.unique_names import check_unique_names
 from daskml_dist.errors import DeviceUnavailableError, InvalidDataError, InvalidTypeError
 
 __all__ = [
@@ -241,6 +242,7 @@ def plain_rows(X: Any) -> Any:
         return np.where(is_na, np.nan, X)
     if not hasattr(X, "dtypes") or not is_dataframe_like(X):
         return X
+    check_unique_names(X)
     changed = {}
     for name, dtype in zip(X.columns, X.dtypes, strict=True):
         if isinstance(dtype, np.dtype) or not _has_na(dtype):

@@ -11,6 +11,7 @@ from sklearn.utils.validation import _check_feature_names
 from daskml_dist.data.few_plain import plain_frame
 from daskml_dist.data.lazy import is_dask_frame
 from daskml_dist.data.rows_to_come import RowsToCome
+from daskml_dist.data.unique_names import check_unique_names
 from daskml_dist.errors import InvalidDataError
 
 __all__ = ["check_feature_names", "known_to_match", "remember_dtypes", "without_names"]
@@ -45,6 +46,7 @@ def check_feature_names(estimator: Any, X: Any, *, reset: bool) -> None:
         return  # the usual cases, in which scikit-learn looks for kinds of dataframes one by one
     if isinstance(X, RowsToCome):
         return
+    check_unique_names(X)
     try:
         _check_feature_names(estimator, X._meta if is_dask_frame(X) else X, reset=reset)
     except ValueError as error:

@@ -11,8 +11,8 @@ import numpy as np
 from daskml_dist.data.batches import LaneSpec, Segment
 from daskml_dist.data.block_info import BlockInfo
 
-__all__ = ["Move", "Placement", "column_lanes", "place", "place_columns", "place_whole", "reassign",
-           "split_rows", "whole_lanes"]  # fmt: skip
+__all__ = ["Move", "Placement", "column_lanes", "even_lanes", "place", "place_columns",
+           "place_whole", "reassign", "split_rows", "whole_lanes"]  # fmt: skip
 
 #: A lane's boundary moves to a block's boundary that is nearer than this share of a lane.
 _SNAP = 0.25
@@ -139,6 +139,22 @@ def split_rows(
     return lanes
 
 
+def even_lanes(rows: Mapping[int, int], n_lanes: int, *, snap: float = 0.0) -> list[LaneSpec]:
+    """Lanes of nearly equal numbers of rows: `n_lanes` of them, or one a row where these are fewer.
+
+    Parameters
+    ----------
+    rows : mapping of block to its number of rows
+    n_lanes : int
+    snap : float
+        As of `split_rows`.
+    """
+    # A lane without rows would change nothing, and cost what any lane costs.
+    n_lanes = min(n_lanes, max(1, sum(rows.values())))
+    segments = split_rows(sorted(rows), rows, n_lanes, snap=snap)
+    return [LaneSpec(i, s) for i, s in enumerate(segments)]
+
+
 def place(
     rows: Mapping[int, int],
     holders: Mapping[int, Sequence[str]],
@@ -164,8 +180,7 @@ def place(
     """
     if n_lanes is None:
         return _place_where_rows_lie(rows, holders, threads)
-    segments = split_rows(sorted(rows), rows, n_lanes, snap=_SNAP)
-    lanes = [LaneSpec(i, s) for i, s in enumerate(segments)]
+    lanes = even_lanes(rows, n_lanes, snap=_SNAP)
     return Placement(lanes, _workers_for(lanes, holders, threads))
 
 

@@ -150,9 +150,10 @@ def check_weight_shape(weights: Any) -> None:
         with suppress(ValueError):  # rows of unequal length, which whoever reads them tells
             ndim = np.asarray(weights).ndim
     if ndim == 0:
+        shown = weights.astype(np.float64) if weights.dtype.kind in "biuf" else weights
         raise InvalidTypeError(
             "Input should have at least 1 dimension i.e. satisfy `len(x.shape) > 0`, got scalar "
-            f"`{weights!r}` instead. Pass sample_weight as a number, or one for each row."
+            f"`{shown!r}` instead. Pass sample_weight as a number, or one for each row."
         )
     if ndim not in (None, 1):
         raise InvalidDataError(

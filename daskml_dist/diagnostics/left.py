@@ -1,4 +1,4 @@
-"""Time that is left until the last pass, where the bound of passes tells of it."""
+"""Time that is left until the last pass, where a plan of passes tells of it."""
 
 from __future__ import annotations
 
@@ -6,23 +6,22 @@ import math
 
 __all__ = ["seconds_left"]
 
-#: Share of the passes before which their bound says nothing: that of a solver counts every
-#: line search that could fail, and is a hundred times what it takes.
+#: Share of the passes before which their bound says nothing: most fits end long before a thousand.
 _TELLING = 0.01
 
 
-def seconds_left(n_passes: int, most: int, seconds: float) -> float:
+def seconds_left(n_passes: int, most: int | None, seconds: float) -> float:
     """Seconds until a last pass at most; NaN where nobody can tell.
 
     Parameters
     ----------
     n_passes : int
         Passes that are made.
-    most : int
-        Passes at most.
+    most : int or None
+        Passes at most, where that is planned.
     seconds : float
         Of a pass.
     """
-    if not n_passes or n_passes < _TELLING * most:
+    if most is None or not n_passes or n_passes < _TELLING * most:
         return math.nan
     return seconds * max(0, most - n_passes)

@@ -147,7 +147,7 @@ class Status:
     def _left(self) -> list[str]:
         """The time for the passes that are left, which a tolerance may leave out."""
         each = self._seconds / max(len(self._made), 1)
-        seconds = seconds_left(self._pass, self.max_iter or 0, each)
+        seconds = seconds_left(self._pass, self.max_iter, each)
         return [f"ETA <= {_clock(math.ceil(seconds))}"] if 0 < seconds < _LONG else []
 
     def _left_of_phase(self) -> list[str]:

@@ -17,10 +17,10 @@ from sklearn.utils import check_random_state
 from sklearn.utils.random import sample_without_replacement
 from sklearn.utils.validation import has_fit_parameter
 
-from daskml_dist._checks import checked_as_theirs
 from daskml_dist._lazy_labels import encoded, labels_of
 from daskml_dist._members import as_array, fit_members, here, params_of, taken
 from daskml_dist._on_blocks import OnBlocks
+from daskml_dist._theirs import checked_as_theirs
 from daskml_dist.data.collection import Collection, as_collection
 from daskml_dist.data.conversion import as_column
 from daskml_dist.data.feature_names import check_feature_names, remember_dtypes
@@ -127,7 +127,7 @@ class Bagging(OnBlocks):
     n_features_in_: int
     _drawn_rows: DrawnRows | None = None
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, **fit_params: Any) -> Self:
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None, **fit_params: Any) -> Self:
         """Fit each member to rows that it draws.
 
         Parameters
@@ -150,7 +150,7 @@ class Bagging(OnBlocks):
         self._drawn_rows = None
         if not is_dask(X):
             y, given = here(
-                y, {**fit_params, "sample_weight": sample_weight}, labels=is_classifier(self)
+                X, y, {**fit_params, "sample_weight": sample_weight}, labels=is_classifier(self)
             )
             found: Self = super().fit(X, y, **given)  # type: ignore[misc]
             remember_dtypes(self, X)

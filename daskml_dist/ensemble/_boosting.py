@@ -136,7 +136,7 @@ class BaseBoosting(BaseRounds):
     def fit(
         self,
         X: Any,
-        y: Any,
+        y: Any = None,
         sample_weight: Any = None,
         *,
         X_val: Any = None,

@@ -9,10 +9,10 @@ from sklearn.base import is_classifier
 from sklearn.preprocessing import LabelEncoder
 from sklearn.utils import Bunch
 
-from daskml_dist._checks import checked_as_theirs
 from daskml_dist._lazy_labels import encoded, labels_of
 from daskml_dist._members import here, params_of, taken
 from daskml_dist._on_blocks import OnBlocks
+from daskml_dist._theirs import checked_as_theirs
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.works import doing
 from daskml_dist.errors import InvalidParameterError
@@ -36,7 +36,7 @@ class Named(OnBlocks):
     #: scikit-learn's name for the encoder of labels.
     _encoder: ClassVar[str]
 
-    def fit(self, X: Any, y: Any, **fit_params: Any) -> Self:
+    def fit(self, X: Any, y: Any = None, **fit_params: Any) -> Self:
         """Fit every member to all rows, and what else the ensemble consists of.
 
         Parameters
@@ -55,7 +55,7 @@ class Named(OnBlocks):
         InvalidParameterError, InvalidDataError
         """
         if not is_dask(X):
-            y, fit_params = here(y, fit_params, labels=is_classifier(self))
+            y, fit_params = here(X, y, fit_params, labels=is_classifier(self))
             found: Self = super().fit(X, y, **fit_params)  # type: ignore[misc]
             return found
         X, y, params = taken(X, y, fit_params)

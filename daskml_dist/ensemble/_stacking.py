@@ -11,7 +11,6 @@ import numpy as np
 from dask.delayed import delayed
 from sklearn.base import clone, is_classifier
 
-from daskml_dist._checks import checked_as_theirs
 from daskml_dist._lazy_labels import check_indicators
 from daskml_dist._members import (
     OutOfFold,
@@ -20,6 +19,7 @@ from daskml_dist._members import (
     fit_folds,
     fit_members,
 )
+from daskml_dist._theirs import checked_as_theirs
 from daskml_dist._transformer import check_fitted
 from daskml_dist.data.collection import as_collection
 from daskml_dist.data.conversion import as_column
@@ -40,6 +40,11 @@ class Stacking(Named):
     final_estimator: Any
     final_estimator_: Any
     _encoder = "_label_encoder"
+
+    def _will_have(self, name: str) -> bool:
+        # scikit-learn asks the last estimator: where none is given, there is none before the fit.
+        is_fitted = hasattr(self, "final_estimator_")
+        return self.final_estimator is None and not is_fitted and hasattr(self._default(), name)
 
     @abstractmethod
     def _default(self) -> Any:

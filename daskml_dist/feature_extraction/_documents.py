@@ -27,7 +27,7 @@ from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, as_ours
 
-__all__ = ["DocumentTransformer", "TermCounts", "VocabularyTransformer"]
+__all__ = ["DocumentTransformer", "TermCounts", "VocabularyTransformer", "check_documents"]
 
 
 class DocumentTransformer(BlockTransformer):
@@ -48,6 +48,20 @@ class DocumentTransformer(BlockTransformer):
 
     def _sample(self, X: Any) -> Any:
         return ["text"]
+
+    def fit_transform(self, raw_documents: Any, y: Any = None, **params: Any) -> Any:  # type: ignore[override]
+        """:meth:`fit`, and :meth:`transform` of the same documents."""
+        check_documents(raw_documents)
+        return super().fit_transform(raw_documents, y, **params)
+
+
+def check_documents(X: Any) -> None:
+    """Check that documents are not one text, whose letters would be taken for them."""
+    if isinstance(X, str | bytes):
+        raise InvalidDataError(
+            "Iterable over raw text documents expected, string object received. Pass a list of "
+            "texts, for one text [text]."
+        )
 
 
 def _of_text(plain: Callable[[Any], str], document: Any) -> str:
@@ -105,6 +119,7 @@ class VocabularyTransformer(DocumentTransformer):
         InvalidParameterError
             No term is left by `min_df` and `max_df`.
         """
+        check_documents(raw_documents)
         X = join_delayed(raw_documents, 1)
         return self._fit_lazy(X) if is_dask(X) else super().fit(X, y)
 
@@ -119,13 +134,8 @@ class VocabularyTransformer(DocumentTransformer):
         -------
         CSR matrix, or dask Array of such chunks, of shape (n_documents, n_terms)
         """
+        check_documents(raw_documents)
         return self._transformed(raw_documents)
-
-    def fit_transform(  # type: ignore[override]
-        self, raw_documents: Any, y: Any = None, **params: Any
-    ) -> Any:
-        """:meth:`fit`, and :meth:`transform` of the same documents."""
-        return super().fit_transform(raw_documents, y, **params)
 
     def _fit_lazy(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         self._check_parameters()

@@ -7,7 +7,7 @@ from typing import Any, Self
 from sklearn.feature_extraction import text
 
 from daskml_dist.data.lazy import is_dask
-from daskml_dist.feature_extraction._documents import DocumentTransformer
+from daskml_dist.feature_extraction._documents import DocumentTransformer, check_documents
 
 __all__ = ["HashingVectorizer"]
 
@@ -39,5 +39,20 @@ class HashingVectorizer(DocumentTransformer, text.HashingVectorizer):
         -------
         self
         """
+        check_documents(X)
         text.HashingVectorizer.fit(self, ["text"] if is_dask(X) else X)
         return self
+
+    def transform(self, X: Any) -> Any:
+        """Count hashed terms; lazily where documents are a Dask collection.
+
+        Parameters
+        ----------
+        X : iterable of str, dask Bag, Series or Array of shape (n_documents,)
+
+        Returns
+        -------
+        CSR matrix, or dask Array of such chunks, of shape (n_documents, n_features)
+        """
+        check_documents(X)
+        return super().transform(X)

@@ -14,9 +14,7 @@ from daskml_dist.data.conversion import as_rows
 __all__ = ["TfidfTransformer", "inverse_frequencies"]
 
 
-class TfidfTransformer(  # type: ignore[call-arg]
-    BlockTransformer, text.TfidfTransformer, auto_wrap_output_keys=None
-):
+class TfidfTransformer(BlockTransformer, text.TfidfTransformer, auto_wrap_output_keys=None):
     """:class:`sklearn.feature_extraction.text.TfidfTransformer` for Dask Arrays; exact.
 
     Parameters

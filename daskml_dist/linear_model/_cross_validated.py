@@ -44,7 +44,13 @@ class CrossValidated(BaseLinear):
         """Choose the penalty by the fits to all splits, and set the fitted attributes."""
 
     def fit(
-        self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None, client: Any = None
+        self,
+        X: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        groups: Any = None,
+        client: Any = None,
     ) -> Self:
         """Choose the penalty, and fit all rows with it.
 

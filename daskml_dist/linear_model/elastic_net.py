@@ -116,7 +116,7 @@ class ElasticNet(BaseLeastSquares):
     def fit(
         self,
         X: Any,
-        y: Any,
+        y: Any = None,
         sample_weight: Any = None,
         check_input: bool = True,
         *,

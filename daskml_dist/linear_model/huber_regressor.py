@@ -102,7 +102,7 @@ class HuberRegressor(SeveralTargets, BaseRounds):
         self.device = device
         self.callbacks = callbacks
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, client: Any = None) -> Self:
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None, *, client: Any = None) -> Self:
         X, y, sample_weight = take_columns(X, y, sample_weight)
         self._fit(X, y, sample_weight, client)
         self.outliers_ = self._outliers(X, y)

@@ -167,7 +167,7 @@ class LogisticRegressionCV(CrossValidated, LinearClassifier, SparseCoef):
     def fit(
         self,
         X: Any,
-        y: Any,
+        y: Any = None,
         sample_weight: Any = None,
         *,
         groups: Any = None,

@@ -209,7 +209,7 @@ class SGDClassifier(LinearClassifier, SparseCoef, BaseSGD):
     def partial_fit(
         self,
         X: Any,
-        y: Any,
+        y: Any = None,
         classes: Any = None,
         sample_weight: Any = None,
         *,

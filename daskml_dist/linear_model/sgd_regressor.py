@@ -142,7 +142,7 @@ class SGDRegressor(SeveralTargets, SparseCoef, BaseSGD):
     def partial_fit(
         self,
         X: Any,
-        y: Any,
+        y: Any = None,
         sample_weight: Any = None,
         *,
         policy: str | Policy | None = None,

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn import model_selection
 
+from daskml_dist._theirs import telling_errors
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.works import doing
 from daskml_dist.errors import InvalidParameterError
@@ -21,6 +22,7 @@ from daskml_dist.model_selection._validation import Splits, beside
 __all__ = ["cross_val_predict", "cross_val_score", "cross_validate"]
 
 
+@telling_errors()
 def cross_validate(
     estimator: Any,
     X: Any,
@@ -117,6 +119,7 @@ def cross_validate(
     return result
 
 
+@telling_errors()
 def cross_val_score(
     estimator: Any,
     X: Any,
@@ -158,6 +161,7 @@ def cross_val_score(
     return np.asarray(found["test_score"])
 
 
+@telling_errors()
 def cross_val_predict(
     estimator: Any,
     X: Any,

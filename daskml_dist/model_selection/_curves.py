@@ -13,6 +13,7 @@ from sklearn import model_selection
 from sklearn.base import clone
 from sklearn.utils import check_random_state
 
+from daskml_dist._theirs import telling_errors
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.metrics.scorers import get_scorers
@@ -26,6 +27,7 @@ __all__ = ["learning_curve", "validation_curve"]
 _DEFAULT_SIZES = np.linspace(0.1, 1.0, 5)
 
 
+@telling_errors()
 def validation_curve(
     estimator: Any,
     X: Any,
@@ -88,6 +90,7 @@ def validation_curve(
     return train, test
 
 
+@telling_errors()
 def learning_curve(
     estimator: Any,
     X: Any,

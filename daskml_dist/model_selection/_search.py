@@ -12,11 +12,11 @@ from sklearn.base import clone
 from sklearn.metrics import check_scoring, get_scorer
 
 from daskml_dist._checks import (
-    checked_as_theirs,
     has_sklearns_callbacks,
     refuse_sklearns_callbacks,
 )
 from daskml_dist._exported import Exported
+from daskml_dist._theirs import TellsErrors, checked_as_theirs
 from daskml_dist.data.collection import take_columns
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.works import doing, tell
@@ -39,7 +39,7 @@ __all__ = ["GridSearchCV", "RandomizedSearchCV", "SearchOnDask", "index_of"]
 Candidates = Sequence[Mapping[str, Any]]
 
 
-class SearchOnDask(NamedParameters, Exported):
+class SearchOnDask(TellsErrors, NamedParameters, Exported):
     """Base class of searches that know Dask collections, and stack what can be stacked.
 
     All else, of rows in memory, is scikit-learn's affair.

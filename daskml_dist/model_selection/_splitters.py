@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from sklearn import model_selection
 from sklearn.utils import check_random_state
 
+from daskml_dist._theirs import TellsErrors, telling_errors
 from daskml_dist.data.collection import Collection, as_collection, take_columns
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
@@ -46,7 +47,7 @@ __all__ = [
 ]
 
 
-class OnDask(NamedParameters):
+class OnDask(TellsErrors, NamedParameters):
     """Base class of splitters that know Dask collections."""
 
     #: What codes are made of: "y", "groups" or nothing.
@@ -77,7 +78,8 @@ class OnDask(NamedParameters):
         if isinstance(y, str):
             rows_of_X, y, _ = take_columns(X, y, None)
         if not any(map(is_dask, (X, y, groups))):
-            yield from super().split(X, y, groups)  # type: ignore[misc]
+            with telling_errors():
+                yield from super().split(X, y, groups)  # type: ignore[misc]
             return
         rows = self.rows((rows_of_X,), y, groups)
         for split in range(rows.roles.n_splits):

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from sklearn import model_selection
 
+from daskml_dist._theirs import telling_errors
 from daskml_dist.data.collection import as_collection, take_columns
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidParameterError
@@ -22,6 +23,7 @@ from daskml_dist.model_selection._splitters import (
 __all__ = ["train_test_split"]
 
 
+@telling_errors()
 def train_test_split(
     *arrays: Any,
     test_size: float | None = None,

@@ -51,7 +51,7 @@ class BaseNB(BaseClassifier, BaseRounds):
     def partial_fit(
         self,
         X: Any,
-        y: Any,
+        y: Any = None,
         classes: Any = None,
         sample_weight: Any = None,
         *,

@@ -140,7 +140,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
     def fit(
         self,
         X: Any,
-        y: Any,
+        y: Any = None,
         sample_weight: Any = None,
         *,
         eval_set: Any = None,

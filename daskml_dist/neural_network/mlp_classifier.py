@@ -208,7 +208,7 @@ class MLPClassifier(NetworkClassifier, BaseMLP):
     def partial_fit(
         self,
         X: Any,
-        y: Any,
+        y: Any = None,
         sample_weight: Any = None,
         classes: Any = None,
         *,

@@ -212,7 +212,7 @@ class MLPRegressor(NetworkRegressor, BaseMLP):
     def partial_fit(
         self,
         X: Any,
-        y: Any,
+        y: Any = None,
         sample_weight: Any = None,
         *,
         policy: str | Policy | None = None,

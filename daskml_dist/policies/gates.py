@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable
 
 __all__ = ["ArrivalGate", "Gate", "RoundGate", "TrainerGate"]
@@ -98,10 +99,30 @@ class ArrivalGate(Gate):
         super().__init__(lanes, clock)
         self._staleness = staleness
         self._arrived: list[int] = []
+        #: Number of the lanes at each clock: few clocks where lanes are many.
+        self._at = Counter(self.clocks.values())
+
+    def join(self, lane: int, clock: int) -> None:
+        self._move(lane, clock)
+        super().join(lane, clock)
+
+    def leave(self, lane: int) -> None:
+        self._move(lane, None)
+        super().leave(lane)
+
+    def _move(self, lane: int, clock: int | None) -> None:
+        """Count a lane at another clock, or at none."""
+        if (before := self.clocks.get(lane)) is not None:
+            self._at[before] -= 1
+            if not self._at[before]:
+                del self._at[before]
+        if clock is not None:
+            self._at[clock] += 1
 
     def push(self, lane: int, clock: int) -> bool:
         if lane not in self.clocks or clock <= self.clocks[lane]:
             return False
+        self._move(lane, clock)
         self.clocks[lane] = clock
         self._arrived.append(lane)
         return True
@@ -112,7 +133,7 @@ class ArrivalGate(Gate):
     def may_go(self, lane: int) -> bool:
         if self._staleness is None or lane not in self.clocks:
             return True
-        return self.clocks[lane] - min(self.clocks.values()) <= self._staleness
+        return self.clocks[lane] - min(self._at) <= self._staleness
 
 
 class TrainerGate(ArrivalGate):

@@ -15,7 +15,7 @@ from sklearn.utils import assert_all_finite
 
 from daskml_dist._transformer import BlockTransformer
 from daskml_dist.data.blocks import as_weights
-from daskml_dist.data.conversion import as_rows
+from daskml_dist.data.conversion import as_rows, plain_rows
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.quantiles import ColumnSketch, merge_sketches, rank_error, sketch_columns
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
@@ -81,7 +81,7 @@ class KBinsDiscretizer(BlockTransformer, preprocessing.KBinsDiscretizer):
         """
         if is_dask(X) or is_dask(sample_weight):
             return self._fit_lazy(X, None, sample_weight)
-        preprocessing.KBinsDiscretizer.fit(self, X, y, sample_weight)
+        preprocessing.KBinsDiscretizer.fit(self, plain_rows(X), y, sample_weight)
         self._keep(X)
         return self
 

@@ -11,7 +11,7 @@ from sklearn.utils.sparsefuncs import min_max_axis
 
 from daskml_dist._transformer import BlockTransformer
 from daskml_dist.data.columns import check_no_infinity, column_ranges
-from daskml_dist.data.conversion import as_rows
+from daskml_dist.data.conversion import as_rows, plain_rows
 from daskml_dist.data.lazy import is_dask
 
 __all__ = ["MaxAbsScaler"]
@@ -37,7 +37,7 @@ class MaxAbsScaler(BlockTransformer, preprocessing.MaxAbsScaler):
         # `_finish` fits scikit-learn, which comes through here with rows in memory.
         if is_dask(X):
             return self._fit_more(X)
-        preprocessing.MaxAbsScaler.partial_fit(self, X, y)
+        preprocessing.MaxAbsScaler.partial_fit(self, plain_rows(X), y)
         return self
 
     def _summary(self) -> Any:

@@ -10,7 +10,7 @@ from sklearn import preprocessing
 
 from daskml_dist._transformer import BlockTransformer
 from daskml_dist.data.columns import column_ranges
-from daskml_dist.data.conversion import as_rows
+from daskml_dist.data.conversion import as_rows, plain_rows
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError
 
@@ -38,7 +38,7 @@ class MinMaxScaler(BlockTransformer, preprocessing.MinMaxScaler):
         # `_finish` fits scikit-learn, which comes through here with rows in memory.
         if is_dask(X):
             return self._fit_more(X)
-        preprocessing.MinMaxScaler.partial_fit(self, X, y)
+        preprocessing.MinMaxScaler.partial_fit(self, plain_rows(X), y)
         return self
 
     def _summary(self) -> Any:

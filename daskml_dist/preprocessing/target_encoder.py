@@ -130,8 +130,7 @@ class TargetEncoder(CategoryTransformer, preprocessing.TargetEncoder):
 
     def _fit_folds(self, X: Any, y: Any, n_folds: int) -> tuple[int, list[Any]]:
         self._check_parameters()
-        if y is None:
-            raise InvalidDataError("TargetEncoder requires y: pass fit(X, y).")
+        _check_given(y)
         # Newer versions of scikit-learn have no seed here but a splitter; 0 is as good as any.
         given = 0 if isinstance(self.random_state, str) else self.random_state
         seed = int(check_random_state(given).randint(2**31 - 1))
@@ -176,10 +175,14 @@ class TargetEncoder(CategoryTransformer, preprocessing.TargetEncoder):
         self.__dict__.update({k: v for k, v in vars(helper).items() if k not in kept})
 
 
+def _check_given(y: Any) -> None:
+    if y is None:
+        raise InvalidDataError("TargetEncoder requires y to be passed: pass fit(X, y).")
+
+
 def _plain(X: Any, y: Any) -> tuple[Any, Any]:
     """Rows in memory as scikit-learn's takes them, whose sums know few dtypes of numbers."""
-    if y is None:
-        return plain_rows(X), y
+    _check_given(y)
     target = as_column(y, name="y")
     wide = {"i": np.int64, "u": np.int64, "f": np.float64}.get(target.dtype.kind, target.dtype)
     return plain_rows(X), target.astype(wide, copy=False)

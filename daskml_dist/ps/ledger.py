@@ -160,7 +160,9 @@ class PassLedger:
         seen[at] += 1
 
     def _open_pass(self, number: int) -> _OpenPass:
-        return self._open.setdefault(number, _OpenPass(set(self.lanes)))
+        if number not in self._open:
+            self._open[number] = _OpenPass(set(self.lanes))
+        return self._open[number]
 
     def count(self, number: int, rows: float, loss: float, steps: int) -> None:
         """Count what was applied in pass `number`."""

@@ -69,8 +69,8 @@ class RunView:
     ----------
     run_id : str
     policy_name : str
-    max_iter : int
-        Passes at most.
+    max_iter : int or None
+        Passes at most, where that is planned; None in fits by most solvers.
     n_lanes, n_servers : int
         Lanes, and shards of the parameter server.
     trainer_addresses, server_addresses : list of str
@@ -94,7 +94,7 @@ class RunView:
     ) -> None:
         self.run_id = run_id
         self.policy_name = fit.work.name
-        self.max_iter = fit.work.stopping.max_iter
+        self.max_iter = fit.work.planned
         self.n_lanes = len(fit.rows.lane_rows)
         self.n_servers = len(fit.work.layout.slices()) if fit.work.uses_shards else 0
         self.trainer_addresses = trainer_addresses

@@ -17,7 +17,7 @@ from daskml_dist.data.blocks import Block
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.column_cuts import in_columns
 from daskml_dist.data.keyed import KeyedCollection
-from daskml_dist.data.placement import column_lanes, split_rows, whole_lanes
+from daskml_dist.data.placement import column_lanes, even_lanes, whole_lanes
 from daskml_dist.data.scales import Scales, block_scales, joined_scales, merge_scales
 from daskml_dist.ps.server import ParameterServer
 from daskml_dist.training.callbacks import CallbackList
@@ -96,8 +96,7 @@ class InProcessEngine(Engine):
         if n_lanes is None:
             worth = 0 if share is None else sum(b.nbytes for b in self._blocks.values()) // share
             n_lanes = max(1, min(_n_cores(), sum(rows.values()), 1 + worth))
-        segments = split_rows(sorted(rows), rows, n_lanes)
-        self._lanes = [LaneSpec(i, s) for i, s in enumerate(segments)]
+        self._lanes = even_lanes(rows, n_lanes)
         return self._lanes
 
     def scales(self) -> Scales:

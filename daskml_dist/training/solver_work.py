@@ -31,6 +31,11 @@ class SolverWork(Work):
     step_callbacks: ClassVar[tuple[Any, ...]] = ()  # type: ignore[misc]
 
     @property
+    def planned(self) -> int | None:
+        """None: the bound counts every line search that could fail, and is never met."""
+        return None
+
+    @property
     def carried(self) -> int:
         return 0
 
@@ -123,6 +128,11 @@ class OwnRowsWork(SolverWork):
     first_pass: int = 0
     budget: float = float("inf")
     row_bytes: float = 0.0
+
+    @property
+    def planned(self) -> int:
+        """A tree each, or an iteration."""
+        return self.solver.max_passes
 
     @property
     def reads(self) -> int:

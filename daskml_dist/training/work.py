@@ -87,6 +87,11 @@ class Work(ABC):
         return self.stopping.max_iter
 
     @property
+    def planned(self) -> int | None:
+        """Passes that the user asked for, at most; None where their bound is but a solver's."""
+        return self.stopping.max_iter
+
+    @property
     def in_turn(self) -> bool:
         """Whether each row is a step of its own."""
         return False

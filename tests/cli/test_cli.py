@@ -115,6 +115,11 @@ def _write_bad_files() -> None:
     Path("late.csv").write_text("age,label\n" + "1,0\n" * 2_000 + "x,1\n")
     Path("ragged.csv").write_text("age,label\n1,0\n1,2,3,4\n")
     Path("bytes.csv").write_bytes(b"\xf0\x28\x8c\x28")
+    Path("semicolons.csv").write_text("age;label\n1,5;0\n2;1\n")
+    Path("tabs.csv").write_text("age\tlabel\n1\t0\n")
+    Path("several").mkdir()
+    FRAME.to_csv("several/1.csv", index=False)
+    FRAME.to_csv("several/2.csv", index=False, sep="|")
     np.save("objects.npy", np.array([{}], dtype=object), allow_pickle=True)
     Path("cut.npz").write_bytes(Path("rows.npz").read_bytes()[:200])
     FRAME[:0].to_csv("header.csv", index=False)
@@ -158,6 +163,9 @@ def _write_bad_files() -> None:
         (["fit", "late.csv", "--target", "label"], 1, "late.csv cannot be read: "),
         (["fit", "ragged.csv", "--target", "label"], 1, "ragged.csv cannot be read: "),
         (["fit", "bytes.csv", "--target", "label"], 1, "bytes.csv cannot be read: "),
+        (["fit", "semicolons.csv", "--target", "label"], 1, "sep=';').to_csv('semicolons.csv'"),
+        (["plan", "tabs.csv", "--target", "label"], 1, "is separated by tabs, not by commas"),
+        (["fit", "several", "--target", "label"], 1, "several/2.csv is separated by bars"),
         (["fit", "objects.npy", "--target", "0"], 1, "objects.npy cannot be read: "),
         (["fit", "cut.npz", "--target", "label"], 1, "cut.npz cannot be read: "),
         (["fit", "header.csv", "--target", "label"], 1, "header.csv holds no rows"),

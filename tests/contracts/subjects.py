@@ -8,6 +8,7 @@ import pkgutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from typing import Any
 
 from sklearn.base import is_classifier
@@ -26,7 +27,7 @@ from tests.contracts.results import (
 )
 from tests.contracts.settings import ELSEWHERE, SETTINGS, TIGHT, Setting
 
-__all__ = ["SUBJECTS", "Subject", "public_names"]
+__all__ = ["SUBJECTS", "Subject", "public_estimators", "public_names"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +93,26 @@ def _public() -> Iterator[tuple[str, str, Any]]:
 def public_names() -> set[str]:
     """Names of all public estimators, transformers and metrics."""
     return {name for _, name, _ in _public()}
+
+
+def public_estimators() -> dict[str, Any]:
+    """All public estimators and transformers by name, unfitted, of others where they need such."""
+    made = {}
+    for _, name, value in _public():
+        if inspect.isclass(value) and hasattr(value, "fit"):
+            line = linear_model.LogisticRegression() if "Class" in name else linear_model.Ridge()
+            others = {
+                "estimator": line,
+                "estimators": [("one", line)],
+                "param_distributions": {"alpha": [0.1, 1.0]},
+                "param_grid": {"alpha": [0.1, 1.0]},
+                "transformer": preprocessing.StandardScaler(),
+                "transformers": [("one", preprocessing.StandardScaler(), [0])],
+            }
+            parameters = signature(value).parameters
+            needed = {n for n, p in parameters.items() if p.default is p.empty and n in others}
+            made[name] = value(**{name: others[name] for name in needed})
+    return made
 
 
 def _twin(room: str, name: str, setting: Setting) -> Any:

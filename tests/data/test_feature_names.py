@@ -21,6 +21,7 @@ from sklearn.utils import get_tags
 
 import daskml_dist
 from daskml_dist.compose import Blockwise, ColumnTransformer
+from daskml_dist.errors import InvalidDataError
 from daskml_dist.linear_model import LogisticRegression
 from daskml_dist.model_selection._search import SearchOnDask
 from daskml_dist.naive_bayes import GaussianNB
@@ -165,3 +166,25 @@ def test_rows_without_names_are_told_of(estimator: Any) -> None:
     bare = estimator.fit(FRAME.to_numpy(), Y)
     with pytest.warns(UserWarning, match="has feature names, but .* was fitted without"):
         getattr(bare, method)(lazy(FRAME))
+
+
+REPEATED = FRAME.set_axis(list("abbd"), axis=1)
+TOLD = r"several columns of the dataframe are called \['b'\].*X.loc\[:, ~X.columns.duplicated"
+
+
+@pytest.mark.parametrize("lazy", [False, True], ids=["in memory", "Dask"])
+@pytest.mark.parametrize("name", sorted(PUBLIC))
+def test_columns_of_one_name_are_refused(name: str, lazy: bool) -> None:
+    X = dd.from_pandas(REPEATED, npartitions=2) if lazy else REPEATED
+    with pytest.raises(InvalidDataError, match=TOLD):
+        _fitted(name, X, dd.from_pandas(Y, npartitions=2) if lazy else Y)
+    fitted = _fitted(name)
+    for method in ("predict", "transform"):
+        if hasattr(fitted, method):
+            with pytest.raises(InvalidDataError, match=TOLD):
+                getattr(fitted, method)(X)
+
+
+def test_a_target_of_two_columns_of_one_name_is_refused() -> None:
+    with pytest.raises(InvalidDataError, match=TOLD):
+        LogisticRegression().fit(REPEATED, "b")

@@ -9,7 +9,7 @@ import pytest
 
 from daskml_dist.data.batches import LaneSpec, Segment
 from daskml_dist.data.block_info import BlockInfo
-from daskml_dist.data.placement import Move, Placement, place, split_rows
+from daskml_dist.data.placement import Move, Placement, even_lanes, place, split_rows
 
 
 def _random_sizes(seed: int) -> dict[int, int]:
@@ -72,6 +72,25 @@ def test_fewer_rows_than_lanes() -> None:
     lanes = split_rows([0, 1], {0: 1, 1: 1}, 5, snap=0.25)
     _assert_exactly_once(lanes, {0: 1, 1: 1})
     assert lanes.count(()) == 3
+
+
+@pytest.mark.parametrize(
+    ("sizes", "n_lanes", "rows"),
+    [
+        ([1, 1], 5, [1, 1]),
+        ([4, 0], 4, [1, 1, 1, 1]),
+        ([3, 0, 2], 10**9, [1, 1, 1, 1, 1]),
+        ([10], 3, [3, 3, 4]),
+        ([0, 0], 7, [0]),
+    ],
+)
+def test_a_lane_has_a_row_at_least(sizes: list[int], n_lanes: int, rows: list[int]) -> None:
+    blocks = dict(enumerate(sizes))
+    lanes = even_lanes(blocks, n_lanes)
+    assert [lane.lane for lane in lanes] == list(range(len(rows)))
+    assert _n_rows([lane.segments for lane in lanes]) == rows
+    holders = {block: ["w"] for block in blocks}
+    assert len(place(blocks, holders, {"w": 1}, n_lanes).lanes) == len(rows)
 
 
 # --- lanes where the rows lie ----------------------------------------------------------------

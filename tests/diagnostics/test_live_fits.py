@@ -54,6 +54,19 @@ def _data() -> tuple[Any, Any]:
     return da.from_array(X, chunks=(50, 3)), da.from_array((X[:, 0] > 0).astype(int), chunks=50)
 
 
+@pytest.mark.parametrize(
+    ("planned", "passes", "left"), [(10, "2/10", 4.0), (None, "2", math.nan)], ids=["ten", "none"]
+)
+def test_what_is_left_is_told_where_passes_are_planned(
+    planned: int | None, passes: str, left: float
+) -> None:
+    fits = Fits()
+    fits.take([BEGIN | {"fit": "a", "max_iter": planned}, _fit_of(1), _fit_of(2)])
+    (fit,) = fits.all()
+    assert fit.passes == passes
+    assert fit.seconds_left == pytest.approx(left, nan_ok=True)
+
+
 def _fit_of(number: int, **record: Any) -> dict[str, Any]:
     whole = {"pass": number, "rows": 100, "seconds": 0.5, "loss": 1 / number, "val_score": None}
     return {"fit": "a", "kind": "pass", "at": float(number), "record": whole | record}

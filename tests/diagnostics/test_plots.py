@@ -220,3 +220,30 @@ def test_matplotlib_is_loaded_by_the_first_picture_alone(monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(DaskMLDistError, match=r"plots.traffic needs.*daskml-dist\[viz\]"):
         plots.traffic(_history("a"))
+
+
+WRONG_AXES = {
+    "a word": lambda pyplot: "here",
+    "a figure": lambda pyplot: pyplot.figure(),
+    "several": lambda pyplot: pyplot.subplots(2)[1],
+}
+
+
+@pytest.mark.parametrize("name", [name for name in plots.__all__ if name != "rungs"])
+@pytest.mark.parametrize("wrong", WRONG_AXES)
+def test_what_is_no_axes_is_refused(name: str, wrong: str, pyplot: Any) -> None:
+    given: Any = _history(
+        "ssp", extra={"seatings": [{"at": 0.0, "seconds": 0.0, "workers": ["a"]}], "seconds": 1.0}
+    )
+    if name in ("coefficients", "learning_rates", "search_results"):
+        given = {
+            "coefficients": lambda: LogisticRegression().fit(X, Y),
+            "learning_rates": lambda: SimpleNamespace(
+                rates=[0.1, 1.0], losses=[1.0, 0.5], suggestion=0.1, best=0.1
+            ),
+            "search_results": lambda: GridSearchCV(
+                LogisticRegression(), {"C": [0.1, 1.0]}, cv=2
+            ).fit(X, Y),
+        }[name]()
+    with pytest.raises(InvalidParameterError, match="give Axes of matplotlib"):
+        getattr(plots, name)(given, ax=WRONG_AXES[wrong](pyplot))

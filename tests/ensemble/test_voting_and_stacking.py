@@ -193,3 +193,29 @@ def test_splits_that_are_no_partition_are_told(client: Any) -> None:
     model = ensemble.StackingClassifier([("bayes", GaussianNB())], cv=ShuffleSplit(2))
     with pytest.raises(InvalidDataError, match="only works for partitions"):
         model.fit(rows, target)
+
+
+NO_ROWS = {
+    ("VotingClassifier", "hard"): ["predict"],
+    ("VotingClassifier", "soft"): ["predict", "predict_proba"],
+    ("VotingRegressor", None): ["predict"],
+    ("StackingClassifier", None): ["predict", "predict_proba"],
+    ("StackingRegressor", None): ["predict"],
+    ("BaggingClassifier", None): ["predict", "predict_proba", "predict_log_proba"],
+    ("BaggingRegressor", None): ["predict"],
+}
+
+
+@pytest.mark.parametrize(("name", "voting"), NO_ROWS)
+def test_no_rows_in_memory_have_no_answers(name: str, voting: str | None) -> None:
+    members: Any = REGRESSORS if "Regressor" in name else CLASSIFIERS[:2]
+    given = {"estimator": members[0][1]} if "Bagging" in name else {"estimators": members}
+    model = getattr(ensemble, name)(**given | ({"voting": voting} if voting else {}))
+    model.fit(X, NUMBERS if "Regressor" in name else LABELS)
+    empty = pd.DataFrame(X[:0])
+    for method in NO_ROWS[name, voting]:
+        for rows in (X[:0], empty.set_axis(list("abcd"), axis=1)):
+            with pytest.raises(InvalidDataError, match=f"minimum of 1 is required by {name}"):
+                getattr(model, method)(rows)
+        lazy = da.from_array(X, chunks=(100, -1))[da.from_array(X[:, 0] > 9, chunks=100)]
+        assert len(getattr(model, method)(lazy).compute()) == 0

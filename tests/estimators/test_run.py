@@ -141,6 +141,14 @@ def test_a_fit_on_a_cluster_reads_it(model: Any, client: Client) -> None:
     assert clf.history_.extra["streamed"]
 
 
+@pytest.mark.parametrize("collect", [np.asarray, da.from_array], ids=["in memory", "on a cluster"])
+@pytest.mark.parametrize("model", [SGDClassifier(max_iter=2, tol=None), LogisticRegression()])
+def test_there_are_no_more_lanes_than_rows(model: Any, collect: Any, client: Client) -> None:
+    clf = clone(model).set_params(run=Run(n_lanes=100_000)).fit(collect(X), collect(Y))
+    assert clf.history_.extra["n_lanes"] == len(X)
+    assert clf.history_[-1]["rows"] == len(X)
+
+
 @pytest.mark.parametrize("model", [SGDClassifier(max_iter=3, tol=None), LogisticRegression()])
 def test_a_lane_computes_with_one_thread_of_blas(model: Any) -> None:
     """The lanes are the parallelism; tests beside each other have one thread anyhow."""

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import time
+from typing import Any
+
+import pytest
 
 from daskml_dist.policies import Synchronous
-from daskml_dist.ps.ledger import PassLedger, StoppingRule
+from daskml_dist.ps import ledger as module
+from daskml_dist.ps.ledger import PassLedger, PassReport, StoppingRule
 from daskml_dist.ps.messages import Call, Status
 from daskml_dist.ps.server import ParameterServer
 
@@ -76,3 +80,16 @@ def test_staleness_is_counted_by_powers_of_two() -> None:
     assert (record["staleness_mean"], record["staleness_max"]) == (44 / 9, 16)
     _report(server, 2, [[1.0, 1.0, 0.0, 0.0, 0.0]])
     assert ledger.records[1]["staleness_counts"] == []
+
+
+def test_a_pass_is_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds all lanes: where each of very many opened it for a count, that was a square."""
+    opened: list[set[int]] = []
+    plain: Any = module._OpenPass
+    monkeypatch.setattr(module, "_OpenPass", lambda lanes: opened.append(lanes) or plain(lanes))
+    _, ledger = _server()
+    for lane in range(3):
+        ledger.count(1, 4.0, 2.0, 1)
+        ledger.report(1, PassReport([lane]))
+    assert len(opened) == 1
+    assert (ledger.records[0]["rows"], ledger.records[0]["loss"]) == (12, 0.5)

@@ -10,11 +10,14 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 from rich.errors import LiveError
 from rich.live import Live
 
+from daskml_dist import cluster, decomposition, ensemble, linear_model, neural_network, tree
+from daskml_dist.callbacks.base import facts_of
 from daskml_dist.diagnostics.progress import Progress
 from daskml_dist.errors import InvalidParameterError
 
@@ -123,6 +126,48 @@ def test_the_number_of_passes_may_be_open(plain: Console) -> None:
     opening, first, *_ = _text(plain).splitlines()
     assert opening.endswith("fit begins")
     assert first.startswith("pass 1  ")
+
+
+# Passes are planned where the user has said how many there may be: of steps, and trees.
+PLANNED = {
+    "SGDClassifier": (linear_model.SGDClassifier(max_iter=2, tol=None), 2),
+    "MLPClassifier": (neural_network.MLPClassifier((2,), solver="sgd", max_iter=2, tol=0.0), 2),
+    "RandomForestClassifier": (ensemble.RandomForestClassifier(3), 3),
+    "DecisionTreeClassifier": (tree.DecisionTreeClassifier(), 1),
+    "HistGradientBoostingClassifier": (ensemble.HistGradientBoostingClassifier(max_iter=3), 3),
+    "MLPClassifier by a solver": (
+        neural_network.MLPClassifier((2,), solver="lbfgs", alpha=1.0, max_iter=500),
+        None,
+    ),
+    "LogisticRegression": (linear_model.LogisticRegression(), None),
+    "Ridge": (linear_model.Ridge(), None),
+    "Lasso": (linear_model.Lasso(alpha=0.1), None),
+    "KMeans": (cluster.KMeans(2, random_state=0), None),
+    "PCA": (decomposition.PCA(1), None),
+}
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_the_bound_of_a_solver_is_no_plan(name: str, plain: Console) -> None:
+    told: list[dict[str, Any]] = []
+
+    class Tell:
+        def on_fit_begin(self, run: Any) -> None:
+            assert run.max_iter == planned
+            told.append(facts_of(run))
+
+    model, planned = PLANNED[name]
+    X = np.random.default_rng(0).normal(size=(60, 3))
+    callbacks = [Tell(), Progress(plain, verbose=2)]
+    if "callbacks" not in model.get_params():
+        model.callbacks = callbacks
+    else:
+        model.set_params(callbacks=callbacks)
+    model.fit(X, (X[:, 0] > 0).astype(float))
+    whole = "" if planned is None else f"/{planned}"
+    assert f"\npass 1{whole}  " in _text(plain)
+    assert ("ETA" in _text(plain)) == (planned is not None and planned > 1)
+    assert told[0].get("max_iter") == planned
 
 
 @pytest.mark.parametrize(

@@ -88,11 +88,12 @@ class Feed:
             return
         self._fit, self._began, self._lanes = run.run_id, time.monotonic(), []
         self._part = run.run_id
+        most = run.max_iter if self._max_iter is None else self._max_iter
         self._tell(
             "begin",
             estimator=self._estimator,
             policy=run.policy_name,
-            max_iter=int(run.max_iter if self._max_iter is None else self._max_iter),
+            max_iter=None if most is None else int(most),
             n_lanes=run.n_lanes,
             n_servers=run.n_servers,
             client=self._client.id,

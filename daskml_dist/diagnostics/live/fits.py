@@ -42,7 +42,9 @@ class Fit:
     ----------
     fit, estimator, policy, client : str
         Names; of the client its id.
-    max_iter, n_lanes, n_servers : int
+    max_iter : int or None
+        Passes at most, where that is planned.
+    n_lanes, n_servers : int
     began : float
         Seconds since the epoch.
     """
@@ -51,7 +53,7 @@ class Fit:
     estimator: str
     policy: str
     client: str
-    max_iter: int
+    max_iter: int | None
     n_lanes: int
     n_servers: int
     began: float
@@ -110,6 +112,11 @@ class Fit:
     def n_passes(self) -> int:
         """Number of the last pass."""
         return int(self.records[-1]["pass"]) if self.records else 0
+
+    @property
+    def passes(self) -> str:
+        """Number of the last pass, and of how many where that is planned."""
+        return f"{self.n_passes}" if self.max_iter is None else f"{self.n_passes}/{self.max_iter}"
 
     @property
     def rows_per_second(self) -> float:

@@ -234,7 +234,7 @@ def _head(fit: Fit | None) -> str:
         facts += [
             f"policy <b>{escape(fit.policy)}</b>",
             f"lanes: {fit.n_lanes}, servers: {fit.n_servers}",
-            f"pass <b>{fit.n_passes}/{fit.max_iter}</b>",
+            f"pass <b>{fit.passes}</b>",
         ]
     if not math.isnan(fit.rows_per_second):
         facts.append(f"{fit.rows_per_second:,.0f} rows/s")
@@ -253,7 +253,7 @@ def _list(fits: list[Fit]) -> str:
             time.strftime("%H:%M:%S", time.localtime(fit.began)),
             fit.estimator,
             fit.policy,
-            f"{fit.n_passes}/{fit.max_iter}" if fit.n_lanes else "",
+            fit.passes if fit.n_lanes else "",
             f"{fit.records[-1]['loss']:.6g}" if fit.records else "",
             f"{fit.at:.3g}",
             str(len(fit.generations)),

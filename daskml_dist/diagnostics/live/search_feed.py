@@ -34,7 +34,7 @@ class SearchFeed:
             self._client = default_client()
         except ValueError:
             return
-        facts = {"policy": "", "max_iter": 0, "n_lanes": 0, "n_servers": 0}
+        facts = {"policy": "", "max_iter": None, "n_lanes": 0, "n_servers": 0}
         self._tell("begin", estimator=name, client=self._client.id, began=time.time(), **facts)
 
     @harmless

@@ -21,9 +21,16 @@ def axes_of(ax: Axes | None, name: str) -> Axes:
 
     Raises
     ------
+    InvalidParameterError
+        It is something else.
     DaskMLDistError
         matplotlib is not installed.
     """
+    if ax is not None and not (hasattr(ax, "plot") and hasattr(ax, "xaxis")):
+        raise InvalidParameterError(
+            f"ax={ax!r}: give Axes of matplotlib, such as those of plt.subplots()[1] (one of them "
+            "where there are several), or None for a new figure."
+        )
     if ax is not None:
         return ax
     try:

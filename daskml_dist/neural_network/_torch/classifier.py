@@ -213,7 +213,7 @@ class TorchClassifier(NetworkClassifier, BaseTorch):
     def partial_fit(
         self,
         X: Any,
-        y: Any,
+        y: Any = None,
         classes: Any = None,
         sample_weight: Any = None,
         *,

@@ -188,7 +188,7 @@ class TorchRegressor(NetworkRegressor, BaseTorch):
     def partial_fit(
         self,
         X: Any,
-        y: Any,
+        y: Any = None,
         sample_weight: Any = None,
         *,
         policy: str | Policy | None = None,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import asdict
+from itertools import chain
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,6 +20,9 @@ from daskml_dist.training.spec import FitSpec, Left, TrainerSpec
 from daskml_dist.training.worker.lane import Lane
 
 __all__ = ["Context"]
+
+#: Shares of the lanes that a compute thread takes, one after the other.
+_SHARES = 4
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -65,6 +69,8 @@ class Context:
         self.is_alone = not spec.secret
         #: Clock at which each lane begins.
         self.clocks = {s.lane: clock for s, clock in zip(spec.lanes, spec.clocks, strict=True)}
+        #: Clock at which the lanes begin where all step together.
+        self.clock = max(self.clocks.values(), default=0)
         #: Steps between two snapshots of what trainers hold; 0: none are made.
         self.snapshot_every = spec.snapshot_every
         #: Training rows of each lane.
@@ -88,11 +94,6 @@ class Context:
         return sum((step + 1) * n // n_steps - step * n // n_steps for n in self.lane_rows)
 
     @property
-    def clock(self) -> int:
-        """Clock at which the lanes begin where all step together."""
-        return max(self.clocks.values())
-
-    @property
     def resumed(self) -> bool:
         """Whether the lanes go on from an earlier generation's steps."""
         return self.clock > self.fit.work.first_clock
@@ -109,7 +110,12 @@ class Context:
         """Apply a function to items in the compute threads (in place where there is one)."""
         if self.pool is None:
             return [function(item) for item in items]
-        return list(self.pool.map(function, items))
+        # A future takes longer than a sum over the few rows of one lane of very many.
+        items = list(items)
+        size = max(1, len(items) // (_SHARES * self.n_threads))
+        shares = [items[at : at + size] for at in range(0, len(items), size)]
+        found = self.pool.map(lambda share: [function(item) for item in share], shares)
+        return list(chain.from_iterable(found))
 
     def report(
         self,

@@ -23,6 +23,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 import numpy as np
@@ -119,13 +120,19 @@ class _Shared:
                 lane.seek(self._context.clocks[lane.number])
             # Lanes that go on after a loss need not be at the same clock.
             for number in self._fit.work.passes(min(lane.clock for lane in lanes)):
-                while behind := [lane for lane in lanes if self._has_steps(lane, number)]:
-                    lane = min(behind, key=lambda lane: lane.clock)
+                # The lane that is furthest behind comes first.
+                behind = [(x.clock, i) for i, x in enumerate(lanes) if self._has_steps(x, number)]
+                heapify(behind)
+                while behind:
+                    lane = lanes[behind[0][1]]
                     self._wait_for_others(lane)
                     if self._stopped or self._context.failed:
                         return
                     self._context.rest()
                     self._step(lane)
+                    _, at = heappop(behind)
+                    if self._has_steps(lane, number):
+                        heappush(behind, (lane.clock, at))
                 if self._end_pass(number, lanes):
                     return
 

@@ -1,0 +1,95 @@
+"""Every public estimator before its fit, and in a fit without its target: errors of the package."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from sklearn.base import clone, is_classifier, is_regressor
+from sklearn.utils import get_tags
+
+from daskml_dist.errors import InvalidDataError, NotFittedError
+from tests.contracts.subjects import public_estimators
+
+ESTIMATORS = public_estimators()
+X = np.random.default_rng(0).normal(size=(20, 3))
+Y = np.arange(20) % 2
+
+#: Methods of what is fitted.
+METHODS = {
+    "apply",
+    "bic",
+    "aic",
+    "decision_function",
+    "decision_path",
+    "get_covariance",
+    "get_feature_names_out",
+    "get_precision",
+    "inverse_transform",
+    "perplexity",
+    "predict",
+    "predict_log_proba",
+    "predict_proba",
+    "recommend",
+    "sample",
+    "save",
+    "score",
+    "score_samples",
+    "staged_decision_function",
+    "staged_predict",
+    "staged_predict_proba",
+    "to_sklearn",
+    "transform",
+}
+#: What learns nothing answers at once.
+STATELESS = {"FeatureHasher", "HashingVectorizer", "NamespaceHasher"}
+CASES = [
+    (name, method)
+    for name, model in ESTIMATORS.items()
+    if name not in STATELESS
+    for method in sorted(METHODS)
+    # Some have a method only with the right settings, or once they are fitted.
+    if callable(getattr(model, method, None))
+    # A vectorizer is exported without terms too, and names the documents that it takes.
+    and not (method == "to_sklearn" and "Vectorizer" in name)
+]
+
+
+def _arguments(method: Any, path: Any) -> list[Any]:
+    """One for each argument that it must be given."""
+    given = {"y": Y, "path": path}
+    parameters = inspect.signature(method).parameters.values()
+    needed = [p for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    return [given.get(p.name, X) for p in needed]
+
+
+def _called(method: Any, arguments: list[Any]) -> None:
+    found = method(*arguments)
+    if inspect.isgenerator(found):
+        next(found)
+
+
+@pytest.mark.parametrize(("name", "method"), CASES)
+def test_before_the_fit(name: str, method: str, tmp_path: Any) -> None:
+    call = getattr(clone(ESTIMATORS[name]), method)
+    with pytest.raises(NotFittedError, match="not fitted"):
+        _called(call, _arguments(call, tmp_path / "model.skops"))
+
+
+def _needs_target(model: Any) -> bool:
+    required = get_tags(model).target_tags.required
+    return bool(required or is_classifier(model) or is_regressor(model))
+
+
+@pytest.mark.parametrize("collect", [np.asarray, da.from_array], ids=["in memory", "Dask"])
+@pytest.mark.parametrize("name", [name for name in ESTIMATORS if _needs_target(ESTIMATORS[name])])
+def test_a_fit_without_a_target(name: str, collect: Any) -> None:
+    model = clone(ESTIMATORS[name])
+    if name.startswith("Torch"):
+        torch = pytest.importorskip("torch")
+        model.set_params(module=torch.nn.Linear, module__in_features=3, module__out_features=1)
+    with pytest.raises(InvalidDataError, match="requires y"):
+        model.fit(collect(X))
