@@ -173,5 +173,5 @@ class StreamedPairs(Streamed):
         model = dataclasses.replace(started.fit.steps.model, n_users=n_users, n_items=n_items)
         estimator: Any = self
         estimator._set_learned(state, model, started.rows)
-        estimator.n_iter_, estimator.t_ = 1, started.seen + progress.n_rows
+        estimator.n_iter_, estimator.t_ = 1, started.n_seen(progress)
         self.__dict__.pop("_given", None)  # what was seen since is not kept

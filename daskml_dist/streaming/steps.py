@@ -201,6 +201,11 @@ class Steps:
         units: NDArray[Any] = self._scaled.init_scaled(self.shard.w, largest, norm)["scale"]
         return units
 
+    @property
+    def n_behind(self) -> int:
+        """Rows that were learned and that the state lacks: none."""
+        return 0
+
     def settle(self) -> None:
         """Wait for nothing: all steps have been made."""
 

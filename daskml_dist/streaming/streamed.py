@@ -104,13 +104,12 @@ class Streamed:
         (10000, True)
         """
         # They load the engine, which an import of an estimator does without.
+        from daskml_dist.streaming.lanes import check_client
         from daskml_dist.streaming.saving import Saving
         from daskml_dist.streaming.session import Session
         from daskml_dist.training.run import INLINE
 
         if client is not None and not (isinstance(client, str) and client == INLINE):
-            from daskml_dist.streaming.cluster.steps import check_client
-
             client = check_client(client)
         else:
             client = None
@@ -171,7 +170,7 @@ class Streamed:
         estimator: Any = self
         estimator._set_learned(state, started.fit.steps.model, started.rows)
         estimator.n_iter_ = 1
-        estimator.t_ = started.seen + progress.n_rows
+        estimator.t_ = started.n_seen(progress)
 
     # Attributes of an open stream are made when somebody asks for them: a copy of the parameters
     # for each call would cost more than many a step.

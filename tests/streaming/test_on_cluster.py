@@ -248,6 +248,25 @@ def test_what_was_cut_off_is_not_saved(client, tmp_path, monkeypatch):
     assert model.coef_.shape == (1, 5)  # as last known
 
 
+def test_rows_of_what_was_cut_off_are_those_of_the_last_known_state(client, monkeypatch):
+    def interrupt(steps):
+        raise KeyboardInterrupt
+
+    def cut_off(stream):
+        with stream:
+            stream.learn(_X[:40], _Y[:40])
+            assert model.t_ == 40  # which fetches the state
+            stream.learn(_X[40:100], _Y[40:100])
+            assert stream.n_rows == 100
+            stream.learn(_X[100:], _Y[100:])
+            monkeypatch.setattr(ClusterSteps, "settle", interrupt)
+
+    model = SGDClassifier(policy="async", **_PLAIN)
+    with pytest.raises(KeyboardInterrupt):
+        cut_off(model.stream(classes=[0, 1], client=client))
+    assert (model.t_, model._state.rows) == (40, 40)
+
+
 def test_units_of_features_go_with_the_rows(client):
     first = SGDClassifier(optimizer="nag", learning_rate=0.5, random_state=0, max_iter=2, tol=None)
     first.fit(_X, _Y, client="inline")

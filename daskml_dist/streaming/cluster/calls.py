@@ -52,6 +52,11 @@ class Call:
                 parts = [X] if isinstance(X, np.ndarray) else [X.data, X.indices, X.indptr]
                 self.nbytes += sum(a.nbytes for a in (*parts, *others) if a is not None)
 
+    @property
+    def n_rows(self) -> int:
+        """Rows of all steps."""
+        return sum(rows for _, rows, _ in self.steps)
+
     def of(self, lanes: frozenset[int], every_step: bool) -> list[Step]:
         """Steps with the shares of some lanes; without `every_step` those that have any."""
         found = [

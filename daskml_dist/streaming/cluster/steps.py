@@ -13,12 +13,7 @@ import numpy as np
 from distributed import Client
 
 from daskml_dist.data.blocks import Block
-from daskml_dist.errors import (
-    InvalidDataError,
-    InvalidParameterError,
-    TrainingError,
-    WorkerLostError,
-)
+from daskml_dist.errors import InvalidDataError, TrainingError, WorkerLostError
 from daskml_dist.models.base import BatchRows
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
@@ -32,7 +27,7 @@ from daskml_dist.training.client.shielding import Shielding
 from daskml_dist.training.interrupts import Interrupts
 from daskml_dist.training.spec import FitSpec
 
-__all__ = ["ClusterSteps", "check_client"]
+__all__ = ["ClusterSteps"]
 
 R = TypeVar("R")
 
@@ -44,27 +39,6 @@ _BYTES_A_CALL = 1 << 14
 _MANY_LOSSES = 8
 #: Seconds of rest after the first of them.
 _REST = 0.05
-
-
-def check_client(client: Any) -> Client:
-    """A client that a stream can use.
-
-    Raises
-    ------
-    InvalidParameterError
-    """
-    if not hasattr(client, "scheduler_info"):
-        raise InvalidParameterError(
-            f"client={client!r}: pass a distributed.Client, such as Client(address), for a stream "
-            'on its cluster, or "inline" (or None) for one in this process.'
-        )
-    if getattr(client, "asynchronous", False):
-        raise InvalidParameterError(
-            "A stream needs a synchronous Client, outside of its event loop. Create one with "
-            "Client(..., asynchronous=False)."
-        )
-    found: Client = client
-    return found
 
 
 @dataclass(eq=False)
@@ -131,7 +105,8 @@ class ClusterSteps:
         state = base.shard.state()
         self._course = self._begun_at(state, 0)
         self._crew: Crew | None = None
-        self._finished: deque[tuple[Any, float]] = deque()
+        #: Calls whose losses nobody has asked for yet.
+        self._finished: deque[Call] = deque()
         self._losses = 0
         self._failed: BaseException | None = None
         self._is_closed = False
@@ -224,7 +199,11 @@ class ClusterSteps:
 
     def finished(self) -> tuple[Any, float] | None:
         """The next call whose loss is known, in the order of the calls: its tag, and the loss."""
-        return self._finished.popleft() if self._finished else None
+        if not self._finished:
+            return None
+        call = self._finished.popleft()
+        assert call.loss is not None
+        return call.tag, call.loss
 
     def settle(self) -> None:
         """Wait until all calls are learned."""
@@ -265,7 +244,7 @@ class ClusterSteps:
         self._losses = 0
         if call.loss is None:  # else it was learned before a loss, too
             call.loss = loss
-            self._finished.append((call.tag, loss))
+            self._finished.append(call)
 
     def _with_crew(self, do: Callable[[Crew], R]) -> R:
         """Do something with the crew, again with another one where somebody goes."""
@@ -376,6 +355,12 @@ class ClusterSteps:
     def resumed(self) -> None:
         """Note that the rows which come next are not those that the fit was planned by."""
         self._base.resumed()
+
+    @property
+    def n_behind(self) -> int:
+        """Rows of calls that were told of as learned, and that the last known state lacks."""
+        told = [c for c in self._course.calls if c.loss is not None and c not in self._finished]
+        return sum(call.n_rows for call in told)
 
     @property
     def is_cut_off(self) -> bool:
