@@ -54,8 +54,9 @@ def note_medians(facts: Any, scale: Any, lines: Any, sums: Any) -> None:
     if n == 0:
         return
     counts = np.zeros((2, n + 1), np.int64)
+    orders, ranks, sorted_values = _all_sorted(lines, n_outputs)
     for k in range(n_outputs):
-        order, rank, values = _sorted(lines, k, n_outputs)
+        order, rank, values = orders[k], ranks[k], sorted_values[k]
         counts[:] = 0
         whole, total = np.int64(0), np.int64(0)
         for q in range(n):
@@ -170,24 +171,24 @@ def _best_of(
 
 @_exact
 def _all_sorted(lines: Any, n_outputs: Any) -> Any:
-    """Orders, places and sorted targets of all outputs, as `_sorted` makes them of one."""
+    """Orders, places and sorted targets of all outputs, as `_sort` makes them of one."""
     n = len(lines)
     orders, ranks = np.zeros((n_outputs, n), np.int64), np.zeros((n_outputs, n), np.int64)
     values = np.zeros((n_outputs, n))
     for k in range(n_outputs):
-        orders[k], ranks[k], values[k] = _sorted(lines, k, n_outputs)
+        _sort(lines, k, n_outputs, orders[k], ranks[k], values[k])
     return orders, ranks, values
 
 
 @_exact
-def _sorted(lines: Any, k: Any, n_outputs: Any) -> Any:
-    """Order of the lines by a target, the place of each in it, and the sorted targets."""
-    values = lines[:, 3 + n_outputs + k].copy().view(np.float64)
-    order = np.argsort(values, kind="mergesort")
-    rank = np.empty(len(order), np.int64)
-    for q in range(len(order)):
-        rank[order[q]] = q
-    return order, rank, values[order]
+def _sort(lines: Any, k: Any, n_outputs: Any, order: Any, rank: Any, values: Any) -> None:
+    """Write the order of the lines by a target, the place of each in it, and sorted targets."""
+    targets = lines[:, 3 + n_outputs + k].copy().view(np.float64)
+    found = np.argsort(targets, kind="mergesort")
+    for q in range(len(found)):
+        order[q] = found[q]
+        rank[found[q]] = q
+        values[q] = targets[found[q]]
 
 
 @_exact
