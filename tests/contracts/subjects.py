@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import inspect
 import pkgutil
 from collections.abc import Callable, Iterator
@@ -96,9 +96,15 @@ def public_names() -> set[str]:
 
 
 def public_estimators() -> dict[str, Any]:
-    """All public estimators and transformers by name, unfitted, of others where they need such."""
+    """All public estimators and transformers by name, unfitted, of others where they need such.
+
+    Those of PyTorch are left out where it is not installed.
+    """
     made = {}
+    has_torch = importlib.util.find_spec("torch") is not None
     for _, name, value in _public():
+        if name.startswith("Torch") and not has_torch:
+            continue
         if inspect.isclass(value) and hasattr(value, "fit"):
             line = linear_model.LogisticRegression() if "Class" in name else linear_model.Ridge()
             others = {
