@@ -181,21 +181,21 @@ def test_rows_that_are_not_plain() -> None:
 _THEIRS = {
     "tree": their_tree.DecisionTreeClassifier,
     "regression tree": their_tree.ExtraTreeRegressor,
-    "forest": partial(their_ensemble.RandomForestClassifier, 20),
-    "regression forest": partial(their_ensemble.ExtraTreesRegressor, 20),
+    "forest": partial(their_ensemble.RandomForestClassifier, 7),
+    "regression forest": partial(their_ensemble.ExtraTreesRegressor, 7),
 }
 
 
 @pytest.mark.parametrize("n_classes", [2, 3, 11])
 @pytest.mark.parametrize("name", _THEIRS)
 def test_trees_of_scikit_learn_are_apart(name: str, n_classes: int) -> None:
-    X = RANDOM.normal(size=(600, 28))
-    model = _THEIRS[name](random_state=0).fit(X, np.arange(600) % n_classes)
+    X = RANDOM.normal(size=(150, 28))
+    model = _THEIRS[name](random_state=0).fit(X, np.arange(150) % n_classes)
     for method in [one for one in ("predict", "predict_proba") if hasattr(model, one)]:
         predict = Predictor(model, method)
         assert predict.rows_apart
         alone = np.concatenate([predict(X[at : at + 1]) for at in range(len(X))])
-        ends = [0, *np.sort(RANDOM.choice(600, 30, replace=False)), 600]
+        ends = [0, *np.sort(RANDOM.choice(150, 12, replace=False)), 150]
         cuts = [predict(X[a:b]) for a, b in pairwise(ends) if a < b]
         assert_array_equal(np.concatenate(cuts), alone)
     # In threads, trees are added up as they end.
