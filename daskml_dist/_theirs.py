@@ -43,8 +43,6 @@ def not_fitted(estimator: Any) -> NotFittedError:
 
 def _told(error: Exception, kind: type[DaskMLDistError]) -> DaskMLDistError:
     """An error about values as one of the package, in the same words."""
-    if isinstance(error, SklearnNotFittedError):
-        return NotFittedError(str(error))
     if isinstance(error, SklearnParameterError):
         return InvalidParameterError(str(error))
     return (InvalidTypeError if isinstance(error, TypeError) else kind)(str(error))
@@ -60,7 +58,7 @@ def _ours(
     if isinstance(error, DaskMLDistError):
         return None
     if isinstance(error, SklearnNotFittedError):
-        return _told(error, kind)
+        return NotFittedError(str(error))
     if isinstance(error, AttributeError):
         asked = error.obj is owner and (error.name or "").endswith("_") and owner is not None
         return not_fitted(owner) if asked else None

@@ -115,6 +115,8 @@ class StepsOfPairs(Steps):
 
         They are those that :meth:`take` draws.
         """
+        if not self._model.negatives:
+            return rows.X
         steps = self.pieces(rows, n_rows, step)
         drawn = [self._model.drawn(one, self._backend) for pieces, _ in steps for one in pieces]
         return np.concatenate(drawn)
