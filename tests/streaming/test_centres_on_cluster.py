@@ -16,9 +16,8 @@ from daskml_dist import Run
 from daskml_dist.cluster import MiniBatchKMeans
 from daskml_dist.cluster._stream_looks import Looks
 from daskml_dist.policies import POLICIES, LocalSGD
-from daskml_dist.streaming.cluster.crew import Crew
 from daskml_dist.training.checkpoint import Checkpoint
-from daskml_dist.training.client.fleet import Gone
+from tests.streaming.troubles import cut_off_next, lose_some
 
 _RNG = np.random.default_rng(0)
 _X = _RNG.standard_normal((300, 5)) + 2 * _RNG.integers(0, 3, (300, 1))
@@ -152,25 +151,13 @@ def test_it_goes_on_after_losses_interrupts_and_ends(
 ) -> None:
     theirs = MiniBatchKMeans(**_FEW)
     truth = _learned(theirs, _calls())
-    receive, states, told = Crew.receive, Crew.states, []
-
-    def lost(crew: Crew) -> Any:
-        told.append("asked")
-        if len(told) in {2, 4}:
-            raise Gone("", "a test")
-        return states(crew)
-
-    def cut_off(crew: Crew) -> Any:
-        monkeypatch.setattr(Crew, "receive", receive)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Crew, "states", lost)
+    told = lose_some(monkeypatch)
     for number, (X, _) in enumerate(_calls(_X.copy())):  # each in a stream of its own
         ours = MiniBatchKMeans(policy=policy, run=Run(n_lanes=2), **_FEW)
         checkpoint = Checkpoint(tmp_path / "m.npz", resume=True)
         with ours.stream(client=client, checkpoint=checkpoint) as found:
             if number == 5:
-                monkeypatch.setattr(Crew, "receive", cut_off)
+                cut_off_next(monkeypatch, "receive")
                 with pytest.raises(KeyboardInterrupt):
                     found.learn(X, position=number)
                 X[:] = np.nan  # it was given, and is learned

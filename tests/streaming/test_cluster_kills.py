@@ -27,6 +27,16 @@ def _kill_one(client, number):
     os.kill(pids[sorted(pids)[number]], signal.SIGKILL)
 
 
+def _learn_and_kill(client, stream, calls):
+    """Loss of a stream that learns all calls, of 40 rows each, while three workers are killed."""
+    for number, rows in enumerate(calls):
+        if number % 30 == 10:
+            _kill_one(client, number // 30)
+        stream.learn(*rows, position=number)
+    assert (stream.position, stream.n_rows) == (89, 90 * 40)
+    return stream.progressive_loss
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="this system has no SIGKILL")
 @pytest.mark.parametrize("policy", ["sync", "allreduce", "local", "average", "async", "hogwild"])
@@ -38,12 +48,7 @@ def test_no_row_is_lost_or_learned_twice_by_kills_of_workers(crew, policy, asser
     ours, theirs = (SGDClassifier(run=run, **params) for _ in range(2))
     with Client(crew) as client:
         with ours.stream(classes=[0, 1], client=client) as stream:
-            for number, (X, y) in enumerate(_BATCHES):
-                if number % 30 == 10:
-                    _kill_one(client, number // 30)
-                stream.learn(X, y, position=number)
-            assert (stream.position, stream.n_rows) == (89, 90 * 40)
-            found = stream.progressive_loss
+            found = _learn_and_kill(client, stream, _BATCHES)
         assert_clean(client)
         with theirs.stream(classes=[0, 1], client=client) as stream:
             for X, y in _BATCHES:
@@ -62,12 +67,7 @@ def test_centres_have_each_row_once_after_kills_of_workers(crew, policy, assert_
     ours, theirs = (MiniBatchKMeans(policy=policy, run=run, **params) for _ in range(2))
     with Client(crew) as client:
         with ours.stream(client=client) as stream:
-            for number, (X, _) in enumerate(_BATCHES):
-                if number % 30 == 10:
-                    _kill_one(client, number // 30)
-                stream.learn(X, position=number)
-            assert (stream.position, stream.n_rows) == (89, 90 * 40)
-            found = stream.progressive_loss
+            found = _learn_and_kill(client, stream, [(X,) for X, _ in _BATCHES])
         assert_clean(client)
         with theirs.stream(client=client) as stream:
             for X, _ in _BATCHES:
@@ -95,12 +95,7 @@ def test_ratings_count_once_after_kills_of_workers(crew, policy, assert_clean):
     )
     with Client(crew) as client:
         with ours.stream(client=client) as stream:
-            for number, call in enumerate(calls):
-                if number % 30 == 10:
-                    _kill_one(client, number // 30)
-                stream.learn(call, position=number)
-            assert (stream.position, stream.n_rows) == (89, 90 * 40)
-            found = stream.progressive_loss
+            found = _learn_and_kill(client, stream, [(call,) for call in calls])
         assert_clean(client)
     with theirs.stream() as stream:
         for call in calls:

@@ -17,9 +17,8 @@ from daskml_dist.errors import InvalidDataError
 from daskml_dist.policies import POLICIES
 from daskml_dist.recommender import MatrixFactorization, _stream_steps
 from daskml_dist.recommender._stream_lanes import LanesOfPairs
-from daskml_dist.streaming.cluster.crew import Crew
 from daskml_dist.training.checkpoint import Checkpoint
-from daskml_dist.training.client.fleet import Gone
+from tests.streaming.troubles import cut_off_next, lose_some
 
 _POLICIES = sorted(name for name, policy in POLICIES.items() if not policy().averages)
 _DRAWN = {"implicit": True, "loss": "log_loss", "negatives": 2, "optimizer": "adam"}
@@ -108,25 +107,13 @@ def test_it_goes_on_here_and_there_after_stops_losses_and_interrupts(
 ) -> None:
     theirs = _made(**params)
     truth = _learned(theirs, _calls())
-    receive, states, told = Crew.receive, Crew.states, []
-
-    def lost(crew: Crew) -> Any:
-        told.append("asked")
-        if len(told) in {2, 4}:
-            raise Gone("", "a test")
-        return states(crew)
-
-    def cut_off(crew: Crew) -> Any:
-        monkeypatch.setattr(Crew, "receive", receive)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Crew, "states", lost)
+    told = lose_some(monkeypatch)
     for number, call in enumerate(_calls()):  # each in a stream of its own
         ours = _made("sync", 2, **params)
         again = Checkpoint(tmp_path / "m.npz", resume=True)
         with ours.stream(client=None if number == 4 else client, checkpoint=again) as found:
             if number == 5:
-                monkeypatch.setattr(Crew, "receive", cut_off)
+                cut_off_next(monkeypatch, "receive")
                 with pytest.raises(KeyboardInterrupt):
                     found.learn(call, position=number)
                 call[:] = call.iloc[::-1].to_numpy()  # it was given, and is learned
@@ -140,16 +127,12 @@ def test_an_interrupt_while_room_is_made_loses_nothing(
 ) -> None:
     theirs, ours = _made(), _made("async")
     truth = _learned(theirs, _calls())
-    grow, states, cut = LanesOfPairs._grow, Crew.states, []
-
-    def cut_off(crew: Crew) -> Any:
-        monkeypatch.setattr(Crew, "states", states)
-        raise KeyboardInterrupt
+    grow, cut = LanesOfPairs._grow, []
 
     def cut_short(lanes: LanesOfPairs, *sizes: int) -> None:
         if sizes not in cut and lanes._course.calls:
             cut.append(sizes)
-            monkeypatch.setattr(Crew, "states", cut_off)
+            cut_off_next(monkeypatch, "states")
         grow(lanes, *sizes)
 
     monkeypatch.setattr(LanesOfPairs, "_grow", cut_short)

@@ -1,0 +1,38 @@
+"""Trouble that a stream on a cluster goes on after: losses while it is asked, and an interrupt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from daskml_dist.streaming.cluster.crew import Crew
+from daskml_dist.training.client.fleet import Gone
+
+__all__ = ["cut_off_next", "lose_some"]
+
+
+def lose_some(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Lose somebody at the second and the fourth fetch of the state; a word for each fetch."""
+    states, told = Crew.states, list[str]()
+
+    def lost(crew: Crew) -> Any:
+        told.append("asked")
+        if len(told) in {2, 4}:
+            raise Gone("", "a test")
+        return states(crew)
+
+    monkeypatch.setattr(Crew, "states", lost)
+    return told
+
+
+def cut_off_next(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    """Have a Ctrl-C come at the next call of a method of the crew."""
+    real: Callable[..., Any] = getattr(Crew, method)
+
+    def cut_off(crew: Crew) -> Any:
+        monkeypatch.setattr(Crew, method, real)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Crew, method, cut_off)
