@@ -12,7 +12,8 @@ from daskml_dist.errors import RequestError
 
 __all__ = ["Rows", "joined", "n_rows_of", "told_dtype"]
 
-#: Rows as they come: a matrix, or columns by the names of the features, in the model's order.
+#: Rows as they come: a matrix, or columns by the names of the features that the model reads, in its
+#: order.
 Rows = NDArray[Any] | dict[str, NDArray[Any]]
 
 
@@ -68,8 +69,8 @@ def _frame(columns: dict[str, NDArray[Any]], predictor: Any) -> Any:
         ) from None
     categories = {
         name: "category"
-        for at, name in enumerate(columns)
-        if told_dtype(predictor, at) == "category"
+        for name in columns
+        if told_dtype(predictor, predictor.names.index(name)) == "category"
     }
     frame = pandas.DataFrame(columns)
     return frame.astype(categories) if categories else frame

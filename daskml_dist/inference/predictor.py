@@ -12,7 +12,7 @@ from scipy import sparse
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.inference.bare import bare_functions
 from daskml_dist.inference.few_rows import Lane
-from daskml_dist.inference.saved.manifest import manifest_of
+from daskml_dist.inference.saved.manifest import manifest_of, needed_names
 from daskml_dist.inference.saved.model_file import load
 from daskml_dist.inference.their_trees import is_tree_of_theirs
 
@@ -52,6 +52,9 @@ class Predictor:
     n_features : int or None
     names : list of str or None
         Of the features, where the fit knew them. Of arrays, which have none, nobody asks for them.
+    needed : list of str or None
+        Names of the features that the model reads: all but those that a ``ColumnTransformer`` at
+        its start drops. A frame of rows may lack the others.
     dtypes : list of str or None
         Of the features; one for all of them, or one each.
     classes : list or None
@@ -93,6 +96,7 @@ class Predictor:
         self.model, self.method = model, method
         self.n_features: int | None = told["inputs"]["n_features"]
         self.names: list[str] | None = told["inputs"]["names"]
+        self.needed: list[str] | None = needed_names(model)
         self.dtypes: list[str] | None = told["inputs"]["dtypes"]
         self.classes: list[Any] | None = told["outputs"]["classes"]
         found = {dtype: bare_functions(model, method, dtype) for dtype in _DTYPES}

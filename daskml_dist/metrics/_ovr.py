@@ -1,8 +1,9 @@
-"""One class against the rest: a run for each class, and the average of their scores."""
+"""Scores of several classes: each against the rest or against each other, and their average."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import combinations
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -13,20 +14,25 @@ from daskml_dist.metrics._columns import ScoredRows, check_total
 from daskml_dist.metrics._readers import check_not_negative, check_one_kind, unique_labels
 from daskml_dist.metrics._runs import Run, make_run, merge_runs
 
-__all__ = ["Average", "average_scores", "check_classes", "class_runs", "merge_each", "runs_of"]
+__all__ = [
+    "Average",
+    "average_pairs",
+    "average_scores",
+    "check_class_labels",
+    "check_classes",
+    "class_runs",
+    "merge_each",
+    "pair_runs",
+    "runs_of",
+]
 
 Average: TypeAlias = Literal["macro", "weighted", "micro"] | None
 
 
 def check_classes(
-    labels: Any, n_columns: int | None, multi_class: str, max_fpr: float | None, average: Average
-) -> NDArray[Any]:
-    """Check the arguments of several classes.
-
-    Returns
-    -------
-    ndarray of shape (n_classes,)
-        The labels of the columns.
+    n_columns: int | None, multi_class: str, max_fpr: float | None, average: Average, weighted: bool
+) -> None:
+    """Check the options of several classes.
 
     Raises
     ------
@@ -37,28 +43,36 @@ def check_classes(
         raise InvalidDataError(
             "y_score has 2 columns. Pass that of the positive label, for example y_score[:, 1]."
         )
-    if multi_class != "ovr":
+    if multi_class not in ("ovr", "ovo"):
         raise InvalidParameterError(
-            f"multi_class={multi_class!r} is not available for a Dask collection of several "
-            "classes. Pass multi_class='ovr'."
+            f"multi_class must be in ('ovo', 'ovr') for scores of several classes, and is "
+            f"{multi_class!r}. Pass 'ovr' for each class against the rest, 'ovo' for all pairs."
         )
-    if average not in ("macro", "weighted", "micro", None):
+    averages = ("macro", "weighted", "micro", None)[: 2 if multi_class == "ovo" else 4]
+    if average not in averages:
         raise InvalidParameterError(
-            f"average={average!r} is none of 'macro', 'weighted', 'micro' and None. Pass one."
+            f"average={average!r} is none of {averages}, which multi_class={multi_class!r} has. "
+            "Pass one."
+        )
+    if multi_class == "ovo" and weighted:
+        raise InvalidParameterError(
+            "sample_weight is not supported for multiclass one-vs-one ROC AUC, 'sample_weight' "
+            "must be None in this case. Leave it out, or pass multi_class='ovr'."
         )
     if max_fpr not in (None, 1):
         raise InvalidParameterError(
             "Partial AUC computation not available in multiclass setting. Leave max_fpr out."
         )
-    return _check_labels(labels, n_columns)
 
 
-def _check_labels(labels: Any, n_columns: int | None) -> NDArray[Any]:
-    if labels is None:
-        raise InvalidParameterError(
-            "One pass over a Dask collection of several classes needs their labels beforehand. "
-            "Pass labels, for example the classes_ of the classifier."
-        )
+def check_class_labels(labels: Any, n_columns: int | None) -> NDArray[Any]:
+    """Return the labels of the columns of scores.
+
+    Raises
+    ------
+    InvalidParameterError
+        They are not sorted, or not as many as there are columns.
+    """
     given = np.asarray(labels)
     if not np.array_equal(unique_labels(given)[0], given) or len(given) != (
         n_columns or len(given)
@@ -90,6 +104,36 @@ def class_runs(rows: ScoredRows, classes: NDArray[Any], limit: int | None) -> li
     InvalidDataError
         The scores are no probabilities of these classes, or another label is there.
     """
+    _check_probabilities(rows, classes)
+    return runs_of(rows.y_true[:, np.newaxis] == classes, rows, limit)
+
+
+def pair_runs(rows: ScoredRows, classes: NDArray[Any], limit: int | None) -> list[Run]:
+    """Make the run of each ordered pair of classes, of the rows that have one of the two.
+
+    Parameters, labels and errors are those of :func:`class_runs`. The positive class of a pair is
+    the first one, whose column the scores are from.
+    """
+    _check_probabilities(rows, classes)
+    found = []
+    for first, second in _ordered_pairs(len(classes)):
+        is_first = rows.y_true == classes[first]
+        chosen = is_first | (rows.y_true == classes[second])
+        weight = chosen.astype(np.float64)
+        # A run has an entry at least: of a block without rows of the pair, one of no weight.
+        chosen[:1] = True
+        found.append(make_run(is_first[chosen], rows.y_pred[chosen, first], weight[chosen], limit))
+    return found
+
+
+def _ordered_pairs(n_classes: int) -> list[tuple[int, int]]:
+    """Return all pairs of two classes, each beside the one in the other order."""
+    both = combinations(range(n_classes), 2)
+    return [pair for first, second in both for pair in ((first, second), (second, first))]
+
+
+def _check_probabilities(rows: ScoredRows, classes: NDArray[Any]) -> None:
+    """Check that rows have labels of these classes, and a probability of each."""
     check_not_negative(rows.weights)
     check_one_kind(rows.y_true, classes)
     unknown = np.setdiff1d(rows.y_true, classes)
@@ -103,7 +147,6 @@ def class_runs(rows: ScoredRows, classes: NDArray[Any], limit: int | None) -> li
             f"y_score should have a probability of each of the {len(classes)} classes, which sum "
             "up to 1.0 in each row. Pass what predict_proba() returns."
         )
-    return runs_of(rows.y_true[:, np.newaxis] == classes, rows, limit)
 
 
 def runs_of(indicators: NDArray[np.bool_], rows: ScoredRows, limit: int | None) -> list[Run]:
@@ -151,3 +194,39 @@ def average_scores(
         scores = np.where(weights > 0, scores, 0.0)  # a class without rows has none
         bounds = np.where(weights > 0, bounds, 0.0)
     return float(np.average(scores, weights=weights)), float(np.average(bounds, weights=weights))
+
+
+def average_pairs(
+    runs: list[Run], average: Average, score: Callable[[Run], tuple[float, float]]
+) -> tuple[float, float]:
+    """Average the scores of all pairs of classes, and the bounds with them.
+
+    Source: Hand and Till (2001), "A simple generalisation of the area under the ROC curve for
+    multiple class classification problems", Machine Learning 45.
+
+    Parameters
+    ----------
+    runs : list of Run
+        Of :func:`pair_runs`.
+    average : {"macro", "weighted"}
+        "weighted" weighs a pair by the number of its rows.
+    score : callable
+        Score of a run, and bound of its error.
+
+    Returns
+    -------
+    score, bound : float
+        Of the classes that have rows, as in scikit-learn. NaN where only one has.
+    """
+    pairs = [
+        (forth, back)
+        for forth, back in zip(runs[::2], runs[1::2], strict=True)
+        if all(forth.weights[:, forth.labels == side].sum() > 0 for side in (True, False))
+    ]
+    if not pairs:
+        return float("nan"), float("nan")
+    # Either class of a pair is the positive one once.
+    found = np.array([[score(run) for run in pair] for pair in pairs]).mean(axis=1)
+    weights = [forth.weights.sum() if average == "weighted" else 1.0 for forth, _ in pairs]
+    scores, bounds = np.average(found, axis=0, weights=weights)
+    return float(scores), float(bounds)

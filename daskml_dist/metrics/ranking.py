@@ -8,14 +8,30 @@ from typing import Any, Literal
 
 import numpy as np
 import sklearn.metrics
+from numpy.typing import NDArray
 
 from daskml_dist.data.collection import Collection
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.metrics._columns import Columns, ScoredRows, called, check_total, is_lazy
 from daskml_dist.metrics._indicators import are_indicators
 from daskml_dist.metrics._labels_ranked import SeveralLabels
-from daskml_dist.metrics._ovr import Average, average_scores, check_classes, class_runs, merge_each
-from daskml_dist.metrics._readers import check_not_negative, read_labels, read_scores
+from daskml_dist.metrics._ovr import (
+    Average,
+    average_pairs,
+    average_scores,
+    check_class_labels,
+    check_classes,
+    class_runs,
+    merge_each,
+    pair_runs,
+)
+from daskml_dist.metrics._readers import (
+    check_not_negative,
+    join_labels,
+    read_labels,
+    read_scores,
+    unique_labels,
+)
 from daskml_dist.metrics._runs import Run, make_run, merge_runs, ranked_rows
 
 __all__ = [
@@ -68,9 +84,11 @@ def roc_auc_score(
     max_fpr : float in (0, 1], optional
         Standardised area up to this false positive rate, of two labels only.
     multi_class : {"raise", "ovr", "ovo"}, default="raise"
-        For several classes; a Dask collection takes "ovr" only.
+        For several classes: each against the rest, or all pairs of classes (Hand and Till, 2001),
+        of which a Dask collection keeps twice as many scores as there are pairs.
     labels : array-like of shape (n_classes,), optional
-        Sorted labels of the columns. For several classes a Dask collection needs them.
+        Sorted labels of the columns. By default the labels of `y_true`, which of several classes
+        in a Dask collection takes one more pass over it.
     max_thresholds : int or None, default=2**18
         Distinct scores (of each class) that are kept of a Dask collection. With no more than
         that the result is exact; None always keeps all, in the memory of one worker and of the
@@ -126,12 +144,20 @@ def roc_auc_score(
         more = {"max_fpr": max_fpr}
         return _answer(*several.score(of_one, y_true, y_score, sample_weight, more), return_bound)
     collection = COLUMNS.align(y_true, y_score, sample_weight)
-    if collection.n_features == 1 or (collection.n_features is None and labels is None):
+    n_columns = collection.n_features
+    if n_columns == 1 or (n_columns is None and labels is None):
         return _answer(*_two_labels(collection, max_fpr, max_thresholds), return_bound)
-    classes = check_classes(labels, collection.n_features, multi_class, max_fpr, average)
-    summarise = partial(class_runs, classes=classes, limit=max_thresholds)
-    runs = COLUMNS.reduce(summarise, partial(merge_each, limit=max_thresholds), collection)
-    scored = average_scores(runs, average, partial(_between, _roc_auc, positive=True))
+    check_classes(n_columns, multi_class, max_fpr, average, sample_weight is not None)
+    classes = _labels_of(y_true, n_columns) if labels is None else np.asarray(labels)
+    classes = check_class_labels(classes, n_columns)
+    summarise = pair_runs if multi_class == "ovo" else class_runs
+    runs = COLUMNS.reduce(
+        partial(summarise, classes=classes, limit=max_thresholds),
+        partial(merge_each, limit=max_thresholds),
+        collection,
+    )
+    averaged = average_pairs if multi_class == "ovo" else average_scores
+    scored = averaged(runs, average, partial(_between, _roc_auc, positive=True))
     return _answer(*scored, return_bound)
 
 
@@ -244,10 +270,26 @@ def _run(rows: ScoredRows, limit: int | None) -> Run:
     if rows.y_pred.ndim != 1:
         raise InvalidDataError(
             f"y_score has {rows.y_pred.shape[1]} columns. Pass that of the positive label, for "
-            "example y_score[:, 1]; for several classes, pass `labels` to roc_auc_score."
+            "example y_score[:, 1]."
         )
     check_not_negative(rows.weights)
     return make_run(rows.y_true, rows.y_pred, rows.weights, limit)
+
+
+def _labels_of(y_true: Any, n_columns: int | None) -> NDArray[Any]:
+    """Return the sorted labels of all rows, in a pass of their own over `y_true`."""
+    column = Columns(read_labels, read_labels)
+    labels = column.reduce(_block_labels, join_labels, column.align(y_true, y_true, None))
+    if n_columns is not None and len(labels) != n_columns:
+        raise InvalidDataError(
+            f"Number of classes in y_true ({len(labels)}) not equal to the number of columns in "
+            f"'y_score' ({n_columns}). Pass labels, for example the classes_ of the classifier."
+        )
+    return labels
+
+
+def _block_labels(rows: ScoredRows) -> NDArray[Any]:
+    return unique_labels(rows.y_true)[0]
 
 
 def _two_labels(

@@ -219,8 +219,8 @@ def _averaged() -> dict[str, Scorer]:
     }
 
 
-def _one_to_rest(average: str) -> Scorer:
-    options = {"multi_class": "ovr", "average": average}
+def _of_classes(multi_class: str, average: str) -> Scorer:
+    options = {"multi_class": multi_class, "average": average}
     return Scorer(roc_auc_score, 1, options, _PROBABILITIES, needs_labels=True)
 
 
@@ -250,8 +250,10 @@ SCORERS: dict[str, Scorer] = {
     "positive_likelihood_ratio": Scorer(_ratio(0)),
     "r2": Scorer(regression.r2_score),
     "roc_auc": Scorer(roc_auc_score, response_method=_SCORES),
-    "roc_auc_ovr": _one_to_rest("macro"),
-    "roc_auc_ovr_weighted": _one_to_rest("weighted"),
+    "roc_auc_ovo": _of_classes("ovo", "macro"),
+    "roc_auc_ovo_weighted": _of_classes("ovo", "weighted"),
+    "roc_auc_ovr": _of_classes("ovr", "macro"),
+    "roc_auc_ovr_weighted": _of_classes("ovr", "weighted"),
     "top_k_accuracy": Scorer(top_k_accuracy_score, response_method=_SCORES, needs_labels=True),
 }
 

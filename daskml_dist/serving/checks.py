@@ -77,27 +77,30 @@ def _columns(
     given = dict(tensors)
     if len(given) < len(tensors):
         raise _refused("Two inputs have one name: send each feature once.")
-    _check_names(given, names)
-    columns = {name: _column(name, given[name]) for name in names}
+    _check_names(given, names, predictor.needed)
+    columns = {name: _column(name, given[name]) for name in names if name in given}
     sizes = {len(values) for values in columns.values()}
     if len(sizes) != 1 or 0 in sizes:
         raise _refused(
             f"The inputs have {', '.join(map(str, sorted(sizes)))} rows: send as many of each, one "
             "at least."
         )
-    for at, (name, values) in enumerate(columns.items()):
-        _check_dtype(name, values, at, predictor)
+    # Requests that are answered together have the same columns: dropped ones go no further.
+    columns = {name: columns[name] for name in predictor.needed}
+    for name, values in columns.items():
+        _check_dtype(name, values, names.index(name), predictor)
     return columns
 
 
-def _check_names(given: Collection[str], names: Sequence[str]) -> None:
-    missing = [name for name in names if name not in given]
+def _check_names(given: Collection[str], names: Sequence[str], needed: Sequence[str]) -> None:
+    """Refuse requests that lack a feature that the model reads, or hold one unknown to it."""
+    missing = [name for name in needed if name not in given]
     unknown = [name for name in given if name not in set(names)]
     if missing or unknown:
         said = [f"{_some(missing)} missing"] if missing else []
         said += [f"{_some(unknown)} unknown to the model"] if unknown else []
         raise _refused(
-            f"Of the features, {' and '.join(said)}: send one input for each, of {_some(names)}."
+            f"Of the features, {' and '.join(said)}: send one input for each, of {_some(needed)}."
         )
 
 

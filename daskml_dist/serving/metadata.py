@@ -8,6 +8,7 @@ import numpy as np
 
 from daskml_dist._version import __version__
 from daskml_dist.inference.joined_rows import joined, told_dtype
+from daskml_dist.inference.saved.manifest import members_given_rows
 from daskml_dist.serving.outputs import outputs_of, predictor_of
 from daskml_dist.serving.protocol.messages import datatype_of
 
@@ -24,7 +25,10 @@ def of_server() -> dict[str, Any]:
 
 
 def of_model(served: Any, versions: list[str]) -> dict[str, Any]:
-    """Inputs and outputs of a model: one matrix, or an input a feature where dtypes differ."""
+    """Inputs and outputs of a model: one matrix, or an input a feature where dtypes differ.
+
+    Features that the model drops are no inputs of such a request, though one may hold them.
+    """
     predictor = served.predictor
     n_features, dtypes = predictor.n_features, predictor.dtypes or []
     texts = set() if dtypes else _texts(getattr(predictor, "model", None))
@@ -36,6 +40,7 @@ def of_model(served: Any, versions: list[str]) -> dict[str, Any]:
                 "shape": [-1],
             }
             for at, name in enumerate(predictor.names)
+            if name in predictor.needed
         ]
     else:
         width = -1 if n_features is None else n_features
@@ -56,7 +61,7 @@ def _texts(model: Any) -> set[str]:
     if names is not None and categories is not None:
         known = zip(names, categories, strict=False)
         return {str(name) for name, values in known if np.asarray(values).dtype.kind not in "biuf"}
-    found: set[str] = set()
+    found: set[str] = set().union(*map(_texts, members_given_rows(model)))
     for part in (*getattr(model, "steps", ()), *getattr(model, "transformers_", ())):
         found |= _texts(part[1])
         if len(part) == 3 and isinstance(part[2], str):  # one column, whose values are documents

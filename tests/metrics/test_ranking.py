@@ -121,25 +121,50 @@ def test_roc_auc_of_several_classes(average: Any, weights: str) -> None:
         CLASSES, PROBA, average=average, multi_class="ovr", sample_weight=weight
     )
     for make in (np.asarray, lazy, unknown):
-        found = metrics.roc_auc_score(
-            make(CLASSES),
-            make(PROBA),
-            average=average,
-            multi_class="ovr",
-            labels=[0, 1, 2],
-            sample_weight=None if weight is None else make(weight),
-        )
+        for labels in ([0, 1, 2], None):
+            found = metrics.roc_auc_score(
+                make(CLASSES),
+                make(PROBA),
+                average=average,
+                multi_class="ovr",
+                labels=labels,
+                sample_weight=None if weight is None else make(weight),
+            )
+            assert_equal(found, expected)
+
+
+@pytest.mark.parametrize("average", ["macro", "weighted"])
+@pytest.mark.parametrize("names", [["a", "b", "c"], [3, 5, 9]])
+@pytest.mark.parametrize("labels", ["given", "found"])
+def test_roc_auc_of_pairs_of_classes(average: Any, names: list[Any], labels: str) -> None:
+    truth = np.array(names)[CLASSES]
+    options = {"average": average, "multi_class": "ovo"}
+    expected = sklearn.metrics.roc_auc_score(truth, PROBA, **options)
+    given = names if labels == "given" else None
+    for make in (np.asarray, lazy, unknown):
+        found = metrics.roc_auc_score(make(truth), make(PROBA), labels=given, **options)
         assert_equal(found, expected)
 
 
-def test_bound_of_several_classes() -> None:
-    expected = sklearn.metrics.roc_auc_score(CLASSES, PROBA, multi_class="ovr")
+def test_roc_auc_of_pairs_leaves_out_classes_without_rows() -> None:
+    rows = CLASSES < 2
+    options = {"multi_class": "ovo", "labels": [0, 1, 2]}
+    truth, scores = CLASSES[rows], PROBA[rows]
+    found = metrics.roc_auc_score(
+        da.from_array(truth, chunks=5), da.from_array(scores, chunks=(5, 3)), **options
+    )
+    assert_equal(found, sklearn.metrics.roc_auc_score(truth, scores, **options))
+
+
+@pytest.mark.parametrize("multi_class", ["ovr", "ovo"])
+def test_bound_of_several_classes(multi_class: str) -> None:
+    expected = sklearn.metrics.roc_auc_score(CLASSES, PROBA, multi_class=multi_class)
     found, bound = metrics.roc_auc_score(
         lazy(CLASSES),
         lazy(PROBA),
-        multi_class="ovr",
+        multi_class=multi_class,
         labels=[0, 1, 2],
-        max_thresholds=10,
+        max_thresholds=5,
         return_bound=True,
     )
     assert 0 < abs(found - expected) <= bound

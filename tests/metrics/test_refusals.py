@@ -144,8 +144,8 @@ def test_parameters(make: Callable[[Any], Any], name: str, options: dict[str, An
     "options",
     [
         {"multi_class": "raise"},
-        {"multi_class": "ovo"},
-        {"labels": None},
+        {"multi_class": "ovo", "average": "micro"},
+        {"multi_class": "ovo", "sample_weight": lazy(np.ones(N))},
         {"labels": [0, 1]},
         {"labels": [2, 1, 0]},
         {"average": "samples"},
@@ -168,6 +168,8 @@ def test_scores_that_do_not_fit() -> None:
         metrics.roc_auc_score(lazy(CLASSES), lazy(SCORES))
     with pytest.raises(InvalidDataError, match="sum up to 1"):
         metrics.roc_auc_score(lazy(CLASSES), lazy(PROBA * 2), **fit)
+    with pytest.raises(InvalidDataError, match=r"Number of classes in y_true \(2\)"):
+        metrics.roc_auc_score(lazy(BINARY), lazy(PROBA), multi_class="ovr")
     with pytest.raises(InvalidDataError, match=r"contains values \[3\]"):
         metrics.roc_auc_score(lazy(CLASSES + 1), lazy(PROBA), **fit)
     for name in (*RANKING, "r2_score"):

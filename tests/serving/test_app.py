@@ -8,7 +8,11 @@ import logging
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.calibration import CalibratedClassifierCV
 from sklearn.compose import make_column_transformer
+from sklearn.ensemble import StackingClassifier, StackingRegressor, VotingClassifier
+from sklearn.linear_model import LinearRegression
+from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
@@ -372,3 +376,61 @@ def test_lifespan(app):
     finally:
         gc.unfreeze()
     assert said == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+
+
+def _dropping(kind):
+    """A fitted model over columns "age" and "job", whose ColumnTransformer drops "id"."""
+    pipeline = make_pipeline(
+        make_column_transformer((StandardScaler(), ["age"]), (OneHotEncoder(), ["job"])),
+        LogisticRegression(),
+    )
+    wrappers = {
+        "pipeline": lambda: pipeline,
+        "positions": lambda: make_pipeline(
+            make_column_transformer(
+                (StandardScaler(), [1]), (OneHotEncoder(), slice(2, 3)), ("drop", ["id"])
+            ),
+            LogisticRegression(),
+        ),
+        "nested": lambda: make_pipeline(pipeline[:1], pipeline[1]),
+        "search": lambda: GridSearchCV(pipeline, {"logisticregression__C": [1.0, 2.0]}, cv=2),
+        "calibrated": lambda: CalibratedClassifierCV(pipeline, cv=2),
+        "voting": lambda: VotingClassifier([("a", pipeline), ("b", pipeline)], voting="soft"),
+        "stacking": lambda: StackingClassifier([("a", pipeline)], LogisticRegression(), cv=2),
+    }
+    return wrappers[kind]()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["pipeline", "positions", "nested", "search", "calibrated", "voting", "stacking"],
+)
+def test_columns_that_a_model_drops_need_not_be_sent(kind):
+    """Served rows hold what `predict` reads: neither more is demanded, nor less."""
+    ages = np.random.default_rng(0).standard_normal(40)
+    frame = pd.DataFrame({"id": np.arange(40), "age": ages, "job": ["x", "y"] * 20})
+    served = _dropping(kind).fit(frame, np.where(frame["age"] > 0, "old", "young"))
+    app = App(Models(m=Predictor(served, "predict")), Metrics())
+    id_, age, job = (
+        tensor(frame["id"].to_numpy(), "INT64", "id"),
+        tensor(frame["age"].to_numpy(), "FP64", "age"),
+        tensor(frame["job"].to_numpy(), "BYTES", "job"),
+    )
+    expected = served.predict(frame[["age", "job"]]).tolist()
+    for inputs in ([age, job], [job, age], [id_, age, job]):
+        assert ask(app, INFER, {"inputs": inputs}).json["outputs"][0]["data"] == expected
+    assert "'job' missing" in ask(app, INFER, {"inputs": [id_, age]}).json["error"]
+    with pytest.raises(ValueError, match="missing"):
+        served.predict(frame[["id", "age"]])
+    names = [one["name"] for one in ask(app, "/v2/models/m").json["inputs"]]
+    assert names == ["age", "job"]
+    strange = ask(app, INFER, {"inputs": [age, job, {**age, "name": "size"}]})
+    assert "'size' unknown" in strange.json["error"]
+
+
+def test_a_stack_that_hands_rows_on_needs_all_columns():
+    frame = pd.DataFrame({"id": np.arange(40.0), "age": np.arange(40.0) % 7})
+    scaled = make_pipeline(make_column_transformer((StandardScaler(), ["age"])), LinearRegression())
+    stack = StackingRegressor([("a", scaled)], LinearRegression(), cv=2, passthrough=True)
+    predictor = Predictor(stack.fit(frame, frame["id"]))
+    assert predictor.needed == predictor.names == ["id", "age"]

@@ -8,10 +8,12 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
+from sklearn.compose import ColumnTransformer
+from sklearn.pipeline import FeatureUnion
 
 from daskml_dist._version import __version__
 
-__all__ = ["FORMAT", "manifest_of", "versions_here"]
+__all__ = ["FORMAT", "manifest_of", "members_given_rows", "needed_names", "versions_here"]
 
 #: Latest version of the layout of model files; a reader refuses a later one. The second, of skops
 #: alone, keeps arrays that a twin has too only there.
@@ -62,6 +64,48 @@ def _inputs(estimator: Any) -> dict[str, Any]:
         "names": None if names is None else [str(name) for name in names],
         "dtypes": _dtypes(estimator),
     }
+
+
+def needed_names(estimator: Any) -> list[str] | None:
+    """Return the names of the columns that a fitted estimator reads, in the order of its fit.
+
+    These are all columns of the fit, but for the ones that a ColumnTransformer at its start drops:
+    scikit-learn asks for these neither in `transform` nor in `predict`.
+    """
+    names = getattr(estimator, "feature_names_in_", None)
+    if names is None:
+        return None
+    names = [str(name) for name in names]
+    if isinstance(estimator, ColumnTransformer):
+        chosen = estimator._transformer_to_input_indices
+        kept = {
+            at
+            for name, transformer, _ in estimator.transformers_
+            if not (isinstance(transformer, str) and transformer == "drop")
+            for at in chosen.get(name, ())
+        }
+        return [name for at, name in enumerate(names) if at in kept]
+    steps = getattr(estimator, "steps", None)
+    readers = [steps[0][1]] if steps else members_given_rows(estimator)
+    if not readers:
+        return names
+    needed = {name for reader in readers for name in needed_names(reader) or names}
+    return [name for name in names if name in needed]
+
+
+def members_given_rows(estimator: Any) -> list[Any]:
+    """Return the fitted members that are given an estimator's rows just as they came."""
+    for name in ("best_estimator_", "regressor_"):
+        if (one := getattr(estimator, name, None)) is not None:
+            return [one]
+    if (calibrated := getattr(estimator, "calibrated_classifiers_", None)) is not None:
+        return [one.estimator for one in calibrated]
+    if isinstance(estimator, FeatureUnion):
+        return [one for _, one in estimator.transformer_list if not isinstance(one, str)]
+    # Voting and stacking hand rows on; a bagging ensemble looks at all columns before.
+    hands_on = hasattr(estimator, "named_estimators_")
+    passes_rows = getattr(estimator, "passthrough", False)  # to the final estimator of a stack
+    return list(estimator.estimators_) if hands_on and not passes_rows else []
 
 
 def _dtypes(estimator: Any) -> list[str] | None:
