@@ -150,14 +150,16 @@ def roc_auc_score(
     check_classes(n_columns, multi_class, max_fpr, average, sample_weight is not None)
     classes = _labels_of(y_true, n_columns) if labels is None else np.asarray(labels)
     classes = check_class_labels(classes, n_columns)
-    summarise = pair_runs if multi_class == "ovo" else class_runs
+    summarise: Callable[..., list[Run]] = pair_runs if multi_class == "ovo" else class_runs
     runs = COLUMNS.reduce(
         partial(summarise, classes=classes, limit=max_thresholds),
         partial(merge_each, limit=max_thresholds),
         collection,
     )
-    averaged = average_pairs if multi_class == "ovo" else average_scores
-    scored = averaged(runs, average, partial(_between, _roc_auc, positive=True))
+    average_runs: Callable[..., tuple[Any, Any]] = (
+        average_pairs if multi_class == "ovo" else average_scores
+    )
+    scored = average_runs(runs, average, partial(_between, _roc_auc, positive=True))
     return _answer(*scored, return_bound)
 
 
