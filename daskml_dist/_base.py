@@ -24,6 +24,7 @@ from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.data.row_checks import check_row_shape
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.foreign import called_here
+from daskml_dist.errors.names import ConstructorSignature
 from daskml_dist.inference.predict import map_rows, results_of_rows
 from daskml_dist.planning import Planned
 from daskml_dist.training.callbacks import CallbackList
@@ -58,6 +59,7 @@ class BaseOnRows(TellsErrors, Planned, Exported, BaseEstimator):
     _defaults: ClassVar[dict[str, Any]] = {"callbacks": None, "verbose": 0, "class_weight": None}
     run: Run | None = None
     device: str = "auto"
+    __signature__: ClassVar[Any] = ConstructorSignature()
 
     def __new__(cls, *args: Any, **params: Any) -> Self:
         check_names(cls, params)  # here, since signatures are those of each __init__

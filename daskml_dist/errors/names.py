@@ -10,11 +10,15 @@ from typing import Any, ClassVar, Self
 from daskml_dist.errors import InvalidTypeError
 from daskml_dist.errors.foreign import called_here
 
-__all__ = ["NamedParameters", "check_names", "names_of"]
+__all__ = ["ConstructorSignature", "NamedParameters", "check_names", "names_of"]
 
 
-class _Signature:
-    """Signature of a class: its constructor's, which `__new__` hides where that is inherited."""
+class ConstructorSignature:
+    """Descriptor of ``__signature__`` that returns the parameters of the class's ``__init__``.
+
+    A class with a general ``__new__(cls, *args, **params)`` needs it: documentation tools, IDEs and
+    `inspect.signature` look at ``__new__`` first and would show ``(*args, **params)``.
+    """
 
     def __get__(self, made: Any, kind: type) -> inspect.Signature | None:
         if made is not None:
@@ -22,7 +26,8 @@ class _Signature:
         if kind.__init__ is object.__init__:  # type: ignore[misc]
             return inspect.Signature()
         own = inspect.signature(kind.__init__)  # type: ignore[misc]
-        return own.replace(parameters=list(own.parameters.values())[1:])
+        without_self = list(own.parameters.values())[1:]
+        return own.replace(parameters=without_self, return_annotation=inspect.Signature.empty)
 
 
 class NamedParameters:
@@ -34,7 +39,7 @@ class NamedParameters:
         A constructor has no parameter of a name; a TypeError too, as Python's own.
     """
 
-    __signature__: ClassVar[Any] = _Signature()
+    __signature__: ClassVar[Any] = ConstructorSignature()
 
     def __new__(cls, *args: Any, **params: Any) -> Self:
         check_names(cls, params)  # here, since signatures are those of each __init__

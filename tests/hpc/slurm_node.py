@@ -6,6 +6,7 @@ it at Ctrl-C. On Debian its programs are ``munge slurmctld slurmd slurm-client``
 
 from __future__ import annotations
 
+import argparse
 import getpass
 import os
 import secrets
@@ -13,9 +14,8 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -162,10 +162,20 @@ def _restore(before: dict[str, str | None]) -> None:
             os.environ[name] = value
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
+    """Start the node in the folder that the arguments name, until Ctrl-C."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.hpc.slurm_node",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "folder", type=Path, help="for configuration, sockets and logs; made where there is none"
+    )
+    arguments = parser.parse_args(argv)
     if MISSING:
-        raise SystemExit(f"Not here: {', '.join(MISSING)}. On Debian: {__doc__}")
-    with slurm_node(Path(sys.argv[1]).absolute()) as folder:
+        parser.exit(1, f"Not here: {', '.join(MISSING)}. See --help.\n")
+    with slurm_node(arguments.folder.absolute()) as folder:
         print(f"export SLURM_CONF={folder}/slurm.conf PATH=$PATH:/usr/sbin", flush=True)
         # Only now: the daemons would inherit it.
         ends = {signal.SIGINT, signal.SIGTERM}

@@ -1,0 +1,62 @@
+"""The built site: what readers see, which sources do not tell.
+
+The variable ``DASKML_DIST_SITE`` names the folder of the pages that sphinx-build has written;
+`.ci/run` sets it after the step that builds them. Without it these tests are skipped.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.docs.blocks import ROOT
+
+SITE = Path(os.environ.get("DASKML_DIST_SITE", ""))
+pytestmark = pytest.mark.skipif(
+    not os.environ.get("DASKML_DIST_SITE"), reason="DASKML_DIST_SITE names no built site"
+)
+#: Of a parameter in the heading of a page: its name.
+_PARAMETER = re.compile(r'<em class="sig-param">.*?<span class="n"><span class="pre">(\w+)</span>')
+
+
+def _public_names() -> dict[str, Any]:
+    """Return each public class and function by its name in the reference."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "docs" / "_ext"))
+        reference = importlib.import_module("reference_pages")
+    rooms = [room for some in reference.groups().values() for room in some]
+    return {
+        ".".join(part for part in ("daskml_dist", room, name) if part): getattr(
+            reference.module_of(room), name
+        )
+        for room in rooms
+        for name in reference.names_of(room)
+    }
+
+
+def _page(name: str) -> str:
+    return (SITE / f"{name}.html").read_text(encoding="utf-8")
+
+
+def test_pages_of_classes_show_the_constructor_s_parameters() -> None:
+    looked_at = 0
+    for name, documented in _public_names().items():
+        if not inspect.isclass(documented) or issubclass(documented, BaseException):
+            continue
+        heading = re.search(
+            rf'<dt class="sig sig-object py" id="{re.escape(name)}">.*?</dt>',
+            _page(f"reference/{name}"),
+            re.DOTALL,
+        )
+        assert heading is not None, name
+        shown = _PARAMETER.findall(heading[0].replace("\n", ""))
+        if not getattr(documented, "_is_protocol", False):
+            assert shown == list(inspect.signature(documented).parameters), name
+            looked_at += 1
+    assert looked_at > 150
