@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -11,7 +11,7 @@ import daskml_dist
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.nearest import nearest
 
-__all__ = ["estimator", "names_of_estimators"]
+__all__ = ["encoding_columns", "estimator", "names_of_estimators"]
 
 #: Rooms whose estimators are fitted to a target, in the order that they are looked at.
 _ROOMS = ("linear_model", "svm", "naive_bayes", "neural_network", "tree", "ensemble")
@@ -44,6 +44,35 @@ def estimator(name: str, settings: Iterable[str], **params: Any) -> Any:
                 f"{name} has no parameter {key!r}. Use one of {sorted(known)}.{nearest(key, known)}"
             )
     return made.set_params(**given)
+
+
+def encoding_columns(
+    model: Any, columns: Sequence[str], categories: Sequence[str], texts: Sequence[str]
+) -> Any:
+    """Return a pipeline that makes numbers of columns of categories and texts before a model.
+
+    Parameters
+    ----------
+    model : estimator
+        Returned as it is where there are no such columns.
+    columns, categories, texts : sequence of str
+        All columns, and those that hold categories and texts.
+    """
+    if not (categories or texts):
+        return model
+    from sklearn.pipeline import make_pipeline
+
+    from daskml_dist.compose import ColumnTransformer
+    from daskml_dist.feature_extraction import TfidfVectorizer
+    from daskml_dist.preprocessing import OneHotEncoder
+
+    takes_sparse = model.__sklearn_tags__().input_tags.sparse
+    one_hot = OneHotEncoder(handle_unknown="ignore", sparse_output=takes_sparse)
+    steps = [("numbers", "passthrough", [c for c in columns if c not in (*categories, *texts)])]
+    steps += [("categories", one_hot, list(categories))] if categories else []
+    steps += [(f"text-{name}", TfidfVectorizer(), name) for name in texts]
+    dense = 0.3 if takes_sparse else 0.0  # scikit-learn's default; no output is below 0
+    return make_pipeline(ColumnTransformer(steps, sparse_threshold=dense), model)
 
 
 def names_of_estimators() -> list[str]:

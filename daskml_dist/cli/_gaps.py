@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from scipy.sparse import issparse
 
 from daskml_dist.errors import InvalidDataError
 
@@ -21,7 +22,7 @@ def check_gaps(model: Any, name: str, X: Any, y: Any) -> None:
     model : estimator
     name : str
         Of the files.
-    X, y : DataFrame and Series, or ndarray
+    X, y : DataFrame and Series, ndarray, or sparse array and ndarray
 
     Raises
     ------
@@ -31,7 +32,7 @@ def check_gaps(model: Any, name: str, X: Any, y: Any) -> None:
     counts = {"the target": int(_missing(y).sum())}
     if not model.__sklearn_tags__().input_tags.allow_nan and getattr(X, "ndim", 1) == 2:
         names = getattr(X, "columns", range(X.shape[1]))
-        missing = np.asarray(_missing(X).sum(axis=0))
+        missing = np.asarray(_missing(X).sum(axis=0)).ravel()
         counts |= {f"column {n!r}": int(c) for n, c in zip(names, missing, strict=True)}
     if told := [f"{n} in {where}" for where, n in counts.items() if n]:
         raise InvalidDataError(
@@ -54,10 +55,16 @@ def naming_the_option() -> Iterator[None]:
 
 def whole_rows(X: Any, y: Any) -> Any:
     """Rows of arrays that have no gap, as a mask."""
-    return ~(_missing(X).reshape(len(X), -1).any(axis=1) | _missing(y))
+    with_gaps = np.asarray(_missing(X).sum(axis=tuple(range(1, X.ndim)))).ravel() > 0
+    return ~(with_gaps | _missing(y))
 
 
 def _missing(part: Any) -> Any:
+    """Return where values are missing, as a mask of the same kind and shape."""
+    if issparse(part):  # an entry that is not stored is a zero, so it is none that is missing
+        mask = part.copy()
+        mask.data = (~np.isfinite(part.data)).astype(np.int8)
+        return mask
     if hasattr(part, "isna"):
         return part.isna()
     return ~np.isfinite(part) if part.dtype.kind == "f" else np.zeros(part.shape, dtype=bool)

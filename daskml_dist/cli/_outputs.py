@@ -1,18 +1,19 @@
-"""Files that a fitted estimator is written to, by their suffixes."""
+"""Files that a fitted estimator is written to and read from, by their suffixes."""
 
 from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from daskml_dist.errors import InvalidParameterError
+import daskml_dist
+from daskml_dist.errors import InvalidParameterError, ModelFileError
 
-__all__ = ["check_output", "save"]
+__all__ = ["check_output", "load", "save"]
 
 
 def _pickle(model: Any, path: Path) -> str:
@@ -26,12 +27,14 @@ def _joblib(model: Any, path: Path) -> str:
 
 
 def _onnx(model: Any, path: Path) -> str:
-    model.to_onnx(str(path))
+    from daskml_dist.inference import to_onnx
+
+    to_onnx(model, str(path))
     return f"onnxruntime.InferenceSession({str(path)!r})"
 
 
 def _model_file(model: Any, path: Path) -> str:
-    model.save(path)
+    daskml_dist.save(model, path)
     return f"daskml_dist.load({str(path)!r})"
 
 
@@ -83,3 +86,36 @@ def save(model: Any, path: str) -> str:
         The model has no such form.
     """
     return _FORMATS[Path(path).suffix](model, Path(path))
+
+
+def load(path: str, trusted: Collection[str] = ()) -> Any:
+    """Read a fitted estimator that `save` has written.
+
+    Raises
+    ------
+    InvalidParameterError
+        The suffix is another, or what is read predicts nothing.
+    ModelFileError
+        The file cannot be read.
+    """
+    suffix = Path(path).suffix
+    if suffix not in _FORMATS or suffix == ".onnx":
+        why = " ONNX's are run by onnxruntime, in any language." if suffix == ".onnx" else ""
+        kinds = ", ".join(known for known in _FORMATS if known != ".onnx")
+        raise InvalidParameterError(f"--model {path}: name a file that ends in {kinds}.{why}")
+    if suffix in (".skops", ".safetensors"):
+        model = daskml_dist.load(path, trusted=trusted)
+    else:
+        try:
+            model = import_module("joblib").load(path)  # reads plain pickles too
+        except Exception as error:  # a damaged pickle raises whatever it comes upon
+            raise ModelFileError(
+                f"{path} cannot be read: {type(error).__name__}: {error}. Name a file that "
+                "`fit --output` has written with the same versions of Python and scikit-learn."
+            ) from error
+    if not hasattr(model, "predict"):
+        raise InvalidParameterError(
+            f"--model {path} holds a {type(model).__name__}, which predicts nothing. Name the file "
+            "of a fitted model."
+        )
+    return model

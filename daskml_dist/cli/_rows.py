@@ -1,4 +1,4 @@
-"""Rows of files: Parquet, CSV and NumPy's, as Dask collections or in memory."""
+"""Rows of files: Parquet, CSV, NumPy's and svmlight, as Dask collections or in memory."""
 
 from __future__ import annotations
 
@@ -13,15 +13,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy.sparse
 from dask.base import compute
+from sklearn.datasets import load_svmlight_file
 
 from daskml_dist.cli._gaps import whole_rows
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.nearest import nearest
 
-__all__ = ["FileRows", "add_arguments", "read", "read_here"]
+__all__ = [
+    "FileRows",
+    "add_arguments",
+    "add_columns_of_texts",
+    "add_files",
+    "read",
+    "read_features",
+    "read_here",
+]
 
-_SUFFIXES = (".parquet", ".csv", ".npy", ".npz")
+#: Suffixes of files of svmlight's text format, whose rows are sparse and hold their target.
+_SVMLIGHT = (".svm", ".svmlight", ".libsvm")
+_SUFFIXES = (".parquet", ".csv", ".npy", ".npz", *_SVMLIGHT)
 #: What else than commas separates values in files that are called so.
 _OTHERS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
@@ -34,15 +46,20 @@ class FileRows:
     ----------
     name : str
         Of the files.
-    X, y : dask DataFrame and Series, or ndarray
+    X, y : dask DataFrame and Series, ndarray, or sparse array and ndarray
+        y is None where no target was asked for.
     left_out : list of str
         Columns that hold no numbers, and were not asked for.
+    categories, texts : tuple of str
+        Columns of X that hold categories, and texts of several words.
     """
 
     name: str
     X: Any
     y: Any
     left_out: list[str]
+    categories: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
 
     @property
     def is_lazy(self) -> bool:
@@ -51,21 +68,44 @@ class FileRows:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that name rows."""
+    """Add the arguments that name the rows of a fit."""
+    add_files(parser)
     parser.add_argument(
-        "files", nargs="+", metavar="FILE", help="Parquet, CSV, .npy or .npz; folders and * too"
-    )
-    parser.add_argument(
-        "--target", required=True, help="column of the target; a number in .npy, a name in .npz"
+        "--target",
+        help="column of the target; a number in .npy, a name in .npz; svmlight files hold it",
     )
     parser.add_argument(
         "--features", metavar="A,B,...", help="columns to learn from; default: all that are numbers"
     )
     parser.add_argument("--drop-missing", action="store_true", help="leave rows with gaps out")
+    parser.set_defaults(usage_error=parser.error, categories=None, text=None)
+
+
+def add_columns_of_texts(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that name columns which hold no numbers."""
+    parser.add_argument(
+        "--categories", metavar="A,B,...", help="columns of few distinct values, to be one-hot"
+    )
+    parser.add_argument(
+        "--text", metavar="A,B,...", help="columns of texts, whose words are counted (tf-idf)"
+    )
+
+
+def add_files(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that name files of rows."""
+    parser.add_argument(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help=f"{', '.join(_SUFFIXES)}; folders and patterns with * too",
+    )
+    parser.add_argument(
+        "--zero-based", action="store_true", help="svmlight files count features from 0, not 1"
+    )
 
 
 def read(arguments: argparse.Namespace) -> FileRows:
-    """Rows of the files that the arguments name.
+    """Return features and target of the files that the arguments name.
 
     Raises
     ------
@@ -74,16 +114,51 @@ def read(arguments: argparse.Namespace) -> FileRows:
     InvalidParameterError
         There is no such column.
     """
+    paths, kind, name = _files(arguments)
+    if (arguments.target is None) != (kind in _SVMLIGHT):
+        arguments.usage_error(
+            "the following arguments are required: --target"
+            if arguments.target is None
+            else f"--target {arguments.target}: svmlight files hold their target; leave it out"
+        )
+    with _named(name):
+        if kind in _SVMLIGHT:
+            return _of_svmlight(paths, name, arguments)
+        if kind in (".npy", ".npz"):
+            return _of_arrays(paths, kind, name, arguments)
+        return _of_tables(paths, kind, name, arguments)
+
+
+def read_features(arguments: argparse.Namespace, model: Any) -> FileRows:
+    """Return the rows of files that a fitted model predicts, with a target where one is named.
+
+    Columns of tables are those of the model's fit, else all that hold numbers; arrays have the
+    model's number of columns, and svmlight files its number of features.
+
+    Raises
+    ------
+    InvalidDataError
+        There are no such files.
+    InvalidParameterError
+        A column that the model was fitted to is not there.
+    """
+    paths, kind, name = _files(arguments)
+    with _named(name):
+        if kind in _SVMLIGHT:
+            return _of_svmlight(paths, name, arguments, getattr(model, "n_features_in_", None))
+        if kind in (".npy", ".npz"):
+            return _of_arrays(paths, kind, name, arguments)
+        return _of_tables(paths, kind, name, arguments, getattr(model, "feature_names_in_", None))
+
+
+def _files(arguments: argparse.Namespace) -> tuple[list[str], str, str]:
+    """Return paths of the files, their one kind, and words that name them."""
     paths = _paths(arguments.files)
     kinds = {_kind(path) for path in paths}
     if len(kinds) > 1:
         raise InvalidDataError(f"Files of several kinds: {sorted(kinds)}. Give those of one kind.")
     (kind,) = kinds
-    name = paths[0] if len(paths) == 1 else f"{len(paths)} {kind} files"
-    with _named(name):
-        if kind in (".npy", ".npz"):
-            return _of_arrays(paths, kind, name, arguments)
-        return _of_tables(paths, kind, name, arguments)
+    return paths, kind, paths[0] if len(paths) == 1 else f"{len(paths)} {kind} files"
 
 
 def read_here(rows: FileRows) -> tuple[Any, Any]:
@@ -96,7 +171,7 @@ def read_here(rows: FileRows) -> tuple[Any, Any]:
     """
     with _named(rows.name):
         X, y = compute(rows.X, rows.y)
-    if not len(X):
+    if not X.shape[0]:
         raise _no_rows(rows.name)
     return X, y
 
@@ -139,7 +214,14 @@ def _kind(path: str) -> str:
     return suffix
 
 
-def _of_tables(paths: list[str], kind: str, name: str, arguments: argparse.Namespace) -> FileRows:
+def _of_tables(
+    paths: list[str],
+    kind: str,
+    name: str,
+    arguments: argparse.Namespace,
+    fitted: Any = None,
+) -> FileRows:
+    """Return columns of tables; `fitted` names those that a model was fitted to."""
     if find_spec("pandas") is None or find_spec("pyarrow") is None:
         raise InvalidDataError(f'Reading {kind} needs: pip install "daskml-dist[dataframe]"')
     import dask.dataframe as dd
@@ -151,21 +233,47 @@ def _of_tables(paths: list[str], kind: str, name: str, arguments: argparse.Names
     else:
         _check_columns(paths)
         frame = dd.read_parquet(paths[0] if len(paths) == 1 else paths)
-    target, columns = _column(arguments.target, frame.columns), list(frame.columns)
-    if arguments.features is None:
-        columns = [c for c in columns if c != target and frame.dtypes[c].kind in "biuf"]
-        left_out = [c for c in frame.columns if c != target and c not in columns]
+    target = None if arguments.target is None else _column(arguments.target, frame.columns)
+    categories, texts = (_columns(given, frame) for given in (arguments.categories, arguments.text))
+    left_out: list[str] = []
+    if fitted is not None:
+        columns = [_column(column, frame.columns) for column in fitted]
+    elif arguments.features is not None:
+        columns = list(dict.fromkeys([*_columns(arguments.features, frame), *categories, *texts]))
+        _check_numbers([c for c in columns if c not in (*categories, *texts)], frame)
     else:
-        columns = [_column(c, frame.columns) for c in arguments.features.split(",")]
-        left_out = []
+        named = {*categories, *texts}
+        others = [c for c in frame.columns if c != target]
+        columns = [c for c in others if c in named or frame.dtypes[c].kind in "biuf"]
+        left_out = [c for c in others if c not in columns]
     if not columns:
         if not len(frame.head(1, npartitions=-1)):
             raise _no_rows(name)
-        raise InvalidDataError(f"{name} has no column of numbers beside {target!r}.")
-    frame = frame[[*columns, target]]
+        raise InvalidDataError(
+            f"{name} has no column of numbers beside {target!r}. Name columns by --categories or "
+            "--text."
+        )
+    frame = frame[columns if target is None else list(dict.fromkeys([*columns, target]))]
     if arguments.drop_missing:
         frame = frame.dropna()
-    return FileRows(name, frame[columns], frame[target], left_out)
+    y = None if target is None else frame[target]
+    return FileRows(name, frame[columns], y, left_out, tuple(categories), tuple(texts))
+
+
+def _columns(given: str | None, frame: Any) -> list[str]:
+    """Return columns of a frame that an argument names, separated by commas."""
+    return [] if given is None else [_column(name, frame.columns) for name in given.split(",")]
+
+
+def _check_numbers(columns: list[str], frame: Any) -> None:
+    """Check that columns of ``--features`` hold numbers."""
+    for column in columns:
+        if frame.dtypes[column].kind not in "biuf":
+            raise InvalidParameterError(
+                f"--features: column {column!r} holds no numbers ({frame.dtypes[column]}). Name it "
+                f"by --categories {column} (a OneHotEncoder's columns) or, if it holds texts of "
+                f"several words, by --text {column} (a TfidfVectorizer's)."
+            )
 
 
 def _check_commas(files: list[str]) -> None:
@@ -204,29 +312,67 @@ def _column(name: str, columns: Any) -> str:
     return name
 
 
+def _check_no_columns(arguments: argparse.Namespace) -> None:
+    """Check that no columns are named of files which have none."""
+    for option in ("features", "categories", "text"):
+        if getattr(arguments, option) is not None:
+            raise InvalidParameterError(f"--{option} names columns of tables; arrays have none.")
+
+
 def _of_arrays(paths: list[str], kind: str, name: str, arguments: argparse.Namespace) -> FileRows:
-    if arguments.features is not None:
-        raise InvalidParameterError("--features names columns of tables; arrays have none.")
+    _check_no_columns(arguments)
     pairs = [(_npz if kind == ".npz" else _npy)(path, arguments.target) for path in paths]
-    X, y = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
+    X = np.concatenate([pair[0] for pair in pairs])
+    y = None if arguments.target is None else np.concatenate([pair[1] for pair in pairs])
+    if arguments.drop_missing:
+        whole = whole_rows(X, y)
+        X, y = X[whole], y[whole]  # type: ignore[index]
+    return FileRows(name, X, y, [])
+
+
+def _of_svmlight(
+    paths: list[str], name: str, arguments: argparse.Namespace, n_features: int | None = None
+) -> FileRows:
+    """Return sparse rows and their targets.
+
+    Features count from 1, as LIBSVM writes them, or from 0 where the arguments say so: guessing it
+    from the indices of a file, as scikit-learn may do, could move all columns of a file to predict.
+    """
+    _check_no_columns(arguments)
+    first = 0 if arguments.zero_based else 1
+    parts = []
+    for path in paths:
+        width = None if n_features is None else n_features + first
+        X, y = load_svmlight_file(path, n_features=width, zero_based=True)
+        if first and X[:, [0]].nnz:
+            raise InvalidDataError(
+                f"{path} holds a feature number 0, so it counts from 0: give --zero-based."
+            )
+        parts.append((X[:, first:], y))
+    width = max(X.shape[1] for X, _ in parts)
+    for X, _ in parts:
+        X.resize(X.shape[0], width)  # a file names no feature that all its rows lack
+    X, y = scipy.sparse.vstack([X for X, _ in parts], "csr"), np.concatenate([y for _, y in parts])
     if arguments.drop_missing:
         whole = whole_rows(X, y)
         X, y = X[whole], y[whole]
     return FileRows(name, X, y, [])
 
 
-def _npz(path: str, target: str) -> tuple[Any, Any]:
+def _npz(path: str, target: str | None) -> tuple[Any, Any]:
     with open(path, "rb") as file, np.load(file) as arrays:
-        if target not in arrays or "X" not in arrays:
+        if "X" not in arrays or (target is not None and target not in arrays):
             raise InvalidParameterError(
                 f"{path} has the arrays {list(arrays)}: it must have one named X, and the one that "
-                f"--target names.{nearest(target, arrays)}"
+                f"--target names.{nearest(target or 'X', arrays)}"
             )
-        return arrays["X"], arrays[target]
+        return arrays["X"], None if target is None else arrays[target]
 
 
-def _npy(path: str, target: str) -> tuple[Any, Any]:
+def _npy(path: str, target: str | None) -> tuple[Any, Any]:
     array = np.load(path)
+    if target is None:
+        return array, None
     try:
         column = range(array.shape[1])[int(target)]
     except (ValueError, IndexError) as error:

@@ -11,12 +11,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from daskml_dist.cli._estimators import estimator
+from daskml_dist.cli._estimators import encoding_columns, estimator
 from daskml_dist.cli._gaps import check_gaps, naming_the_option
 from daskml_dist.cli._outputs import check_output, save
 from daskml_dist.cli._places import add_arguments as add_places
 from daskml_dist.cli._places import client_of
-from daskml_dist.cli._rows import FileRows, read, read_here
+from daskml_dist.cli._rows import FileRows, add_columns_of_texts, read, read_here
 from daskml_dist.cli._rows import add_arguments as add_rows
 from daskml_dist.errors import InvalidParameterError
 
@@ -26,6 +26,7 @@ __all__ = ["add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_rows(parser)
+    add_columns_of_texts(parser)
     parser.add_argument("--estimator", default="SGDClassifier", metavar="CLASS")
     parser.add_argument("--policy", help="of fits by gradient steps, such as sync or local")
     parser.add_argument(
@@ -52,6 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     with client_of(arguments) as client:
         X, X_test, y, y_test = _split(model, rows, arguments, client)
         _tell_rows(rows, arguments)
+        model = encoding_columns(model, getattr(X, "columns", ()), rows.categories, rows.texts)
         with naming_the_option():
             _fit(model, X, y)
         told = [f"train {float(model.score(X, y)):.4f}"]
@@ -62,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
         load = save(model, arguments.output)
         size = Path(arguments.output).stat().st_size
         print(f"saved: {arguments.output}, {size:,} bytes; {load}")
-    history = getattr(model, "history_", None)
+    history = getattr(_last_step(model), "history_", None)
     return 130 if getattr(history, "interrupted", False) else 0
 
 
@@ -72,13 +74,19 @@ def _fit(model: Any, X: Any, y: Any) -> None:
     try:
         model.fit(X, y)
     except KeyboardInterrupt:
-        if not hasattr(model, "n_features_in_"):
+        if not hasattr(_last_step(model), "n_features_in_"):
             raise
         print("interrupted: the model is what the fit had come to", file=sys.stderr)
     seconds = time.perf_counter() - since
-    n_iter = getattr(model, "n_iter_", None)
+    last = _last_step(model)
+    n_iter = getattr(last, "n_iter_", None)
     passes = f"{n_iter} passes in " if isinstance(n_iter, int) else ""
-    print(f"{model}: {passes}{seconds:.2f} s")
+    print(f"{last}: {passes}{seconds:.2f} s")
+
+
+def _last_step(model: Any) -> Any:
+    """Return the estimator itself, of a pipeline its last step."""
+    return model.steps[-1][1] if hasattr(model, "steps") else model
 
 
 def _model(arguments: argparse.Namespace) -> Any:
@@ -116,5 +124,8 @@ def _split(model: Any, rows: FileRows, arguments: argparse.Namespace, client: An
 
 
 def _tell_rows(rows: FileRows, arguments: argparse.Namespace) -> None:
-    left_out = f"; left out, no numbers: {', '.join(rows.left_out)}" if rows.left_out else ""
-    print(f"{rows.name}: {rows.X.shape[1]} features, target {arguments.target}{left_out}")
+    left_out = ""
+    if rows.left_out:
+        left_out = f"; left out, no numbers: {', '.join(rows.left_out)} (--categories, --text)"
+    target = "" if arguments.target is None else f", target {arguments.target}"
+    print(f"{rows.name}: {rows.X.shape[1]} features{target}{left_out}")

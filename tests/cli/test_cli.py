@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from distributed import LocalCluster
+from sklearn.datasets import dump_svmlight_file
 
 import daskml_dist
 from daskml_dist.cli import COMMANDS, main
@@ -44,6 +45,8 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     y = (X[:, 0] > 0).astype(float)
     np.save("rows.npy", np.column_stack([X, y]))
     np.savez("rows.npz", X=X, label=y)
+    dump_svmlight_file(X, y, "rows.svm", zero_based=False)
+    dump_svmlight_file(X, y, "zero.svm", zero_based=True)
     return tmp_path
 
 
@@ -68,6 +71,66 @@ def test_files(rows: Path, file: str, target: str, capsys: pytest.CaptureFixture
     assert model.score(rows_in, y) > 0.85
     if "np" not in file:
         assert "left out, no numbers: job" in told
+
+
+FEW_PASSES = ["--set", "max_iter=3", "--set", "tol=None"]
+
+
+@pytest.mark.parametrize(("file", "target"), [*FILES, ("rows.svm", None)])
+def test_predictions_of_files(
+    rows: Path, file: str, target: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = [] if target is None else ["--target", target]
+    fit = ["fit", file, *named, *FEW_PASSES, "--test", "0", "--output", "m.joblib"]
+    assert main(fit) == 0
+    train = capsys.readouterr().out.split("score: train ")[1].split()[0]
+    model = joblib.load("m.joblib")
+    expected = model.predict(FRAME[["age", "pay", "days"]] if hasattr(model, "feature_names_in_")
+                             else X)  # fmt: skip
+    assert main(["predict", file, *named, "--model", "m.joblib"]) == 0
+    found = capsys.readouterr()
+    assert found.out.split() == ["prediction", *map(str, expected.tolist())]
+    assert f"score: {train}" in found.err
+
+
+@pytest.mark.parametrize("output", ["p.csv", "p.parquet", "p.npy"])
+def test_outputs_of_predictions(rows: Path, output: str) -> None:
+    columns = ["age", "pay", "days"]
+    model = SGDClassifier(max_iter=3, tol=None, random_state=0).fit(FRAME[columns], FRAME["label"])
+    joblib.dump(model, "m.pkl")
+    read: dict[str, Any] = {"p.csv": pd.read_csv, "p.parquet": pd.read_parquet, "p.npy": np.load}
+    asked = ["predict", "rows.parquet", "--model", "m.pkl", "--output", output]
+    assert main([*asked, "--method", "predict_proba"]) == 0
+    found = read[output](output)
+    np.testing.assert_array_equal(np.asarray(found), model.predict_proba(FRAME[columns]))
+    assert list(getattr(found, "columns", [])) in ([], ["proba_no", "proba_yes"])
+    assert main(asked) == 0
+    np.testing.assert_array_equal(np.ravel(read[output](output)), model.predict(FRAME[columns]))
+
+
+@pytest.mark.parametrize("estimator", ["SGDClassifier", "DecisionTreeClassifier"])
+def test_columns_of_texts(rows: Path, estimator: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The label is told by a category and by a word alone: both columns are used."""
+    frame = pd.DataFrame({"age": np.arange(80.0) % 7, "job": ["cook", "clerk"] * 40})
+    frame["note"] = np.where(np.arange(80) % 4 < 2, "a good film", "bad, very bad")
+    frame["label"] = (frame["job"] == "cook") & (np.arange(80) % 4 < 2)
+    frame.to_csv("texts.csv", index=False)
+    columns = ["--categories", "job", "--text", "note", "--estimator", estimator]
+    assert main(["fit", "texts.csv", "--target", "label", *columns, "--output", "m.joblib"]) == 0
+    told = capsys.readouterr().out
+    assert "3 features" in told
+    assert "score: train 1.0000, test 1.0000" in told
+    assert list(joblib.load("m.joblib").feature_names_in_) == ["age", "job", "note"]
+    assert main(["predict", "texts.csv", "--target", "label", "--model", "m.joblib"]) == 0
+    assert "score: 1.0000" in capsys.readouterr().err
+
+
+def test_features_of_svmlight_are_counted_as_the_user_says(rows: Path) -> None:
+    options = [*FEW_PASSES, "--test", "0", "--output"]
+    assert main(["fit", "rows.svm", *options, "one.joblib"]) == 0
+    assert main(["fit", "zero.svm", "--zero-based", *options, "zero.joblib"]) == 0
+    one, zero = joblib.load("one.joblib"), joblib.load("zero.joblib")
+    np.testing.assert_array_equal(one.coef_, zero.coef_)
 
 
 def test_a_fit_is_that_of_the_same_lines(rows: Path) -> None:
@@ -129,6 +192,11 @@ def _write_bad_files() -> None:
     FRAME.assign(pay=FRAME.pay.where(FRAME.index != 7)).to_csv("gaps.csv", index=False)
     np.save("gaps.npy", np.array([[0, 1], [np.nan, 2], [np.nan, np.nan], [1, 3]]))
     Path("parts.pkl").mkdir()
+    Path("ragged.csv.svm").write_text("1 2:x\n")
+    Path("bad.pkl").write_bytes(b"no pickle")
+    joblib.dump({}, "none.pkl")
+    model = SGDClassifier(loss="hinge", max_iter=1, tol=None)
+    joblib.dump(model.fit(FRAME[["age", "pay", "days"]], FRAME["label"]), "model.pkl")
 
 
 @pytest.mark.parametrize(
@@ -137,6 +205,21 @@ def _write_bad_files() -> None:
         (["fitt", "rows.csv"], 2, "Did you mean 'fit'?"),
         (["fit", "rows.csv", "--target", "label", "--polcy", "x"], 2, "Did you mean '--policy'?"),
         (["fit", "rows.csv"], 2, "--target"),
+        (["fit", "rows.svm", "--target", "y"], 2, "svmlight files hold their target"),
+        (["fit", "zero.svm"], 1, "give --zero-based"),
+        (["fit", "rows.svm", "--categories", "job"], 1, "--categories names columns of tables"),
+        (["fit", "ragged.csv.svm"], 1, "ragged.csv.svm cannot be read: "),
+        (["fit", "rows.csv", "--target", "label", "--text", "jb"], 1, "Did you mean 'job'?"),
+        (["predict", "rows.csv", "--model", "no.skops"], 1, "no.skops"),
+        (["predict", "rows.csv", "--model", "rows.csv"], 1, "a file that ends in .skops"),
+        (["predict", "rows.csv", "--model", "m.onnx"], 1, "onnxruntime"),
+        (["predict", "rows.csv", "--model", "bad.pkl"], 1, "bad.pkl cannot be read: "),
+        (["predict", "rows.csv", "--model", "none.pkl"], 1, "holds a dict, which predicts"),
+        (["predict", "narrow.parquet", "--model", "model.pkl"], 1, "There is no column 'days'"),
+        (["predict", "rows.csv", "--model", "model.pkl", "--method", "predict_proba"], 1,
+         "Use one of ['predict', 'decision_function']"),
+        (["predict", "rows.csv", "--model", "model.pkl", "--output", "p.txt"], 1, "end it with"),
+        (["predict", "rows.csv", "--model", "model.pkl", "--output", "no/p.csv"], 1, "no file can"),
         (["fit", "rows.cvs", "--target", "label"], 1, "Did you mean 'rows.csv'?"),
         (["serve", "nothing.skops"], 1, "Name a model file"),
         (["fit", "rows.txt.gz", "--target", "label"], 1, "There is no file"),
@@ -219,7 +302,7 @@ def test_a_plan(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_every_command_has_help() -> None:
-    assert set(COMMANDS) >= {"doctor", "fit", "plan"}
+    assert set(COMMANDS) >= {"doctor", "fit", "plan", "predict"}
     for name in COMMANDS:
         module: Any = importlib.import_module(f"daskml_dist.cli.{name}")
         assert f"python -m daskml_dist {name}" in module.__doc__

@@ -1,0 +1,132 @@
+"""Predict rows of files by a model that `fit --output` has written.
+
+    python -m daskml_dist predict new.parquet --model model.skops --output predictions.csv
+
+Without --output the predictions are printed as CSV. With --target the score is told, too. A model
+file that is a pickle (.pkl, .joblib) runs code as it is read: read it only from somebody you trust.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import sys
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+from dask.base import compute
+from numpy.typing import NDArray
+
+from daskml_dist.cli._outputs import load
+from daskml_dist.cli._places import add_arguments as add_places
+from daskml_dist.cli._places import client_of
+from daskml_dist.cli._rows import add_files, read_features, read_here
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors.nearest import nearest
+
+__all__ = ["add_arguments", "run"]
+
+_METHODS = ("predict", "predict_proba", "predict_log_proba", "decision_function")
+_SUFFIXES = (".csv", ".parquet", ".npy")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add_files(parser)
+    parser.add_argument("--model", required=True, metavar="MODEL", help="file of a fitted model")
+    parser.add_argument(
+        "--method", default="predict", choices=_METHODS, help="of the model; default: predict"
+    )
+    parser.add_argument("--target", help="column of the true values, to tell the score")
+    parser.add_argument(
+        "--output", metavar="FILE", help=f"that ends in {', '.join(_SUFFIXES)}; default: print CSV"
+    )
+    parser.add_argument(
+        "--trusted", action="append", default=[], metavar="CLASS",
+        help="a class of others that the model file may hold; repeatable",
+    )  # fmt: skip
+    parser.set_defaults(features=None, categories=None, text=None, drop_missing=False)
+    add_places(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command; the exit status."""
+    _check_output(arguments.output)
+    model = load(arguments.model, arguments.trusted)
+    method = getattr(model, arguments.method, None)
+    if method is None:
+        has = [name for name in _METHODS if hasattr(model, name)]
+        raise InvalidParameterError(
+            f"--method {arguments.method}: {model} has none. Use one of {has}."
+        )
+    rows = read_features(arguments, model)
+    with client_of(arguments) as client:
+        X, y = (rows.X, rows.y) if client is not None and rows.is_lazy else read_here(rows)
+        found = np.asarray(compute(method(X))[0])
+        score = None if y is None else float(model.score(X, y))
+    names = _names(arguments.method, found, getattr(model, "classes_", None))
+    told = sys.stdout if arguments.output is not None else sys.stderr
+    if arguments.output is None:
+        _print(names, found)
+    else:
+        _write(Path(arguments.output), names, found)
+        print(f"saved: {arguments.output}, {len(found):,} rows")
+    if score is not None:
+        print(f"score: {score:.4f}", file=told)
+    return 0
+
+
+def _check_output(path: str | None) -> None:
+    """Check before predictions are made that they can be written."""
+    if path is None:
+        return
+    if Path(path).suffix not in _SUFFIXES:
+        raise InvalidParameterError(
+            f"--output {path}: end it with one of {', '.join(_SUFFIXES)}."
+            f"{nearest(Path(path).suffix, _SUFFIXES)}"
+        )
+    folder = Path(path).absolute().parent
+    if not folder.is_dir() or Path(path).is_dir() or not os.access(folder, os.W_OK):
+        raise InvalidParameterError(f"--output {path}: no file can be written there. Name another.")
+
+
+def _names(method: str, found: NDArray[Any], classes: Any) -> list[str]:
+    """Return names of the columns of predictions: of several, by class or by number."""
+    if found.ndim == 1:
+        return [method.removeprefix("predict_").replace("predict", "prediction")]
+    labels: Any = range(found.shape[1])
+    if classes is not None and len(classes) == found.shape[1]:
+        labels = classes
+    return [f"{method.removeprefix('predict_')}_{label}" for label in labels]
+
+
+def _write(path: Path, names: list[str], found: NDArray[Any]) -> None:
+    # Labels of texts are objects of Python, which only a pickle would hold as they are.
+    values = np.asarray(found.tolist()) if found.dtype.kind == "O" else found
+    if path.suffix == ".npy":
+        np.save(path, values)
+    elif path.suffix == ".parquet":
+        import pyarrow
+        import pyarrow.parquet
+
+        columns = list(values.reshape(len(values), -1).T)
+        pyarrow.parquet.write_table(pyarrow.table(columns, names=names), path)
+    else:
+        with path.open("w", newline="", encoding="utf-8") as file:
+            _write_csv(file, names, found)
+
+
+def _print(names: list[str], found: NDArray[Any]) -> None:
+    try:
+        _write_csv(sys.stdout, names, found)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head` has all that it wanted
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _write_csv(file: TextIO, names: list[str], found: NDArray[Any]) -> None:
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows(found.reshape(len(found), -1).tolist())
