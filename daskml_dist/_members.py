@@ -172,7 +172,7 @@ def fit_members(jobs: Sequence[tuple[Any, Any, Any, dict[str, Any]]]) -> list[An
 def _fit_task(member: Any, X: Any, y: Any, params: dict[str, Any]) -> Delayed:
     plain = dict(params)
     weight = plain.pop("sample_weight", None)
-    rows = as_collection(X, y, weight, numeric=False, multi_output=True)
+    rows = as_collection(X, y, weight, numeric=False, multi_output=True, any_shape=True)
     columns = [list(of) for of in zip(*rows.parts, strict=True)]
     task: Delayed = delayed(partial(_fit_here, plain), pure=False)(member, *columns)
     return task

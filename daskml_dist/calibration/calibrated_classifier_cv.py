@@ -122,7 +122,7 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
     ) -> None:  # fmt: skip
         frozen = isinstance(member, FrozenEstimator) or self.cv == "prefit"
         apart = (not frozen) if self.ensemble == "auto" else bool(self.ensemble)
-        rows = as_collection(X, y, weight, numeric=False, classification=True)
+        rows = as_collection(X, y, weight, numeric=False, classification=True, any_shape=True)
         if frozen and not apart:
             roles, fits = None, [member]
             codes: list[Any] = [None] * len(rows.parts)

@@ -36,6 +36,7 @@ __all__ = [
     "as_weights",
     "check_finite",
     "check_finite_rows",
+    "check_length",
     "first_not_finite",
     "make_block",
 ]
@@ -157,13 +158,13 @@ def make_block(
     n_rows, dtype = rows.shape[0], float_dtype(rows.dtype)
     if y is not None:
         y = as_column(y, name="y", index=index, several=multi_output)
-        _check_length(n_rows, y, "y", index)
+        check_length(n_rows, y, "y", index)
         y = _check_labels(y, index) if classification else _as_target(y, dtype, index)
     if sample_weight is not None:
         if isinstance(sample_weight, Real):
             sample_weight = np.full(n_rows, sample_weight)
         sample_weight = as_column(sample_weight, name="sample_weight", index=index)
-        _check_length(n_rows, sample_weight, "sample_weight", index)
+        check_length(n_rows, sample_weight, "sample_weight", index)
         sample_weight = as_weights(sample_weight, dtype, index)
     return Block(index, rows, y, sample_weight, device_of(X), classification)
 
@@ -225,7 +226,13 @@ def check_finite_rows(X: Rows, index: int | None = None, first: int = 0) -> None
 # --- checks ----------------------------------------------------------------------------------
 
 
-def _check_length(n_rows: int, values: NDArray[Any], name: str, index: int) -> None:
+def check_length(n_rows: int, values: Any, name: str, index: int) -> None:
+    """Check that a block's values are as many as its rows.
+
+    Raises
+    ------
+    InvalidDataError
+    """
     if len(values) != n_rows:
         raise InvalidDataError(
             f"Block {index}: X has {n_rows} rows but {name} has {len(values)}. Give {name} the "

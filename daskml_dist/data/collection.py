@@ -174,6 +174,7 @@ def as_collection(
     multi_output: bool = False,
     classification: bool = False,
     tensors: bool = False,
+    any_shape: bool = False,
 ) -> Collection:
     """Align X, y and sample_weight by rows, with no work on the data.
 
@@ -194,6 +195,9 @@ def as_collection(
         Whether y holds labels.
     tensors : bool, default=False
         Whether a row of X may be an array of any shape and real dtype, which are kept.
+    any_shape : bool, default=False
+        Whether only the first axis counts, as where rows are split: X may have any number of
+        dimensions, one among them, and so may y where it may have several columns.
 
     Returns
     -------
@@ -208,14 +212,18 @@ def as_collection(
         or `sample_weight` has several columns or another length; the rows cannot be aligned
         because chunk sizes are unknown.
     """
-    X = check_rows(X, numeric=numeric, tensors=tensors)
+    X = check_rows(X, numeric=numeric, tensors=tensors, any_shape=any_shape)
+    if any_shape and multi_output and y is not None:
+        y = join_column_chunks(check_rows(y, numeric=False, any_shape=True))
+    else:
+        y = _check_column(y, "y", several=multi_output)
     inputs = {
-        "X": join_column_chunks(X) if isinstance(X, da.Array) else X,
-        "y": _check_column(y, "y", several=multi_output),
+        "X": join_column_chunks(X),
+        "y": y,
         "sample_weight": _check_column(sample_weight, "sample_weight"),
     }
     n_rows = check_lengths(inputs)
-    shape = row_shape(X)
+    shape = row_shape(X) if not any_shape else None
     _check_not_empty(n_rows, shape)
     if any(map(is_dask, inputs.values())):
         row_counts, parts = cut(inputs)
@@ -227,7 +235,7 @@ def as_collection(
         kind=kind,
         parts=parts,
         row_shape=shape,
-        feature_names=_feature_names(X),
+        feature_names=None if any_shape else _feature_names(X),
         row_counts=row_counts,
         multi_output=multi_output,
         classification=classification,

@@ -8,7 +8,6 @@ from typing import Any
 import dask.array as da
 import numpy as np
 from dask.delayed import delayed
-from dask.utils import is_dataframe_like
 
 from daskml_dist.data.computing import tried
 from daskml_dist.data.conversion import to_host
@@ -101,6 +100,6 @@ def _rechunk(value: Any, row_counts: tuple[int, ...]) -> Any:
 
 def _slices(value: Any, row_counts: list[int]) -> list[Any]:
     value = to_host(value)  # which goes to the workers
-    rows = value.iloc if is_dataframe_like(value) else value
+    rows = value.iloc if hasattr(value, "iloc") else value
     stops = list(accumulate(row_counts))
     return [rows[stop - n : stop] for n, stop in zip(row_counts, stops, strict=True)]

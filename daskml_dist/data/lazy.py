@@ -85,12 +85,12 @@ def join_delayed(values: Any, ndim: int, n_columns: float = np.nan) -> Any:
     return da.Array(layers, name, chunks, meta=np.empty((0,) * ndim))
 
 
-def join_column_chunks(X: da.Array) -> da.Array:
+def join_column_chunks(X: Any) -> Any:
     """Join the column chunks of a Dask Array, so that a chunk holds whole rows.
 
     Parameters
     ----------
-    X : dask Array of shape (n_rows, n_features), or of more dimensions
+    X : dask Array of shape (n_rows, ...), or anything else, which stays as it is
         With NumPy or scipy.sparse chunks, of known or unknown row sizes.
 
     Returns
@@ -98,7 +98,7 @@ def join_column_chunks(X: da.Array) -> da.Array:
     dask Array
         `X` itself where a chunk holds whole rows.
     """
-    if set(X.numblocks[1:]) == {1}:
+    if not isinstance(X, da.Array) or set(X.numblocks[1:]) <= {1}:
         return X
     logger.info(
         "X has %d column chunks, which are joined; X.rechunk({1: -1}) and persist() beforehand "

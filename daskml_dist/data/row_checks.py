@@ -7,7 +7,7 @@ from typing import Any
 
 import dask.array as da
 import numpy as np
-from dask.utils import is_dataframe_like
+from dask.utils import is_dataframe_like, is_series_like
 from numpy.typing import NDArray
 
 from daskml_dist.data.conversion import (
@@ -35,7 +35,9 @@ __all__ = [
 RowShape = tuple[int, ...] | None
 
 
-def check_rows(X: Any, *, numeric: bool = True, tensors: bool = False) -> Any:
+def check_rows(
+    X: Any, *, numeric: bool = True, tensors: bool = False, any_shape: bool = False
+) -> Any:
     """Check what metadata tells of X.
 
     Parameters
@@ -45,6 +47,8 @@ def check_rows(X: Any, *, numeric: bool = True, tensors: bool = False) -> Any:
         Whether it must hold numbers.
     tensors : bool, default=False
         Whether rows may be arrays of any shape.
+    any_shape : bool, default=False
+        Whether X may also have one dimension: an array of values, or a series.
 
     Returns
     -------
@@ -66,11 +70,14 @@ def check_rows(X: Any, *, numeric: bool = True, tensors: bool = False) -> Any:
         if numeric:
             check_columns(zip(X.columns, X.dtypes, strict=True))
         return X
+    if any_shape and is_series_like(X):
+        return X
     if hasattr(X, "tocsr"):
         X = X.tocsr()  # the one format that is cut by rows
     elif not is_dask(X) and device_of(X) == "cpu":
         X = _as_array(X)
-    check_2d(X, tensors=tensors)
+    if not (any_shape and X.ndim):
+        check_2d(X, tensors=tensors)
     if numeric:
         check_dtype(X.dtype, "X")
     return X

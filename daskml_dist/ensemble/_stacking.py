@@ -151,7 +151,7 @@ def _fixed(cv: Any) -> Any:
 def _aligned(X: Any, y: Any, params: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Targets and arguments of the last fit, cut as the rows are."""
     weight = params.get("sample_weight")
-    rows = as_collection(X, y, weight, numeric=False, multi_output=True)
+    rows = as_collection(X, y, weight, numeric=False, multi_output=True, any_shape=True)
     column = delayed(partial(as_column, name="y", several=True), pure=False)
     width = y.shape[1:] if has_columns(y) else ()
     targets = np.empty((0, *width), getattr(y, "dtype", np.float64))

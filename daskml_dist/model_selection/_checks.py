@@ -120,7 +120,7 @@ def rows_of(splitter: Any, inputs: tuple[Any, ...], y: Any, groups: Any) -> Rows
     """
     if isinstance(splitter, OnDask):
         return splitter.rows(inputs, y, groups)
-    columns = as_collection(inputs[0], None, numeric=False)
+    columns = as_collection(inputs[0], numeric=False, any_shape=True)
     counts = count_rows(columns)
     n = int(counts.sum())
     given = [None if value is None else np.asarray(_here(value)) for value in (y, groups)]

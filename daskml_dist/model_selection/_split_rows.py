@@ -13,8 +13,9 @@ from dask.utils import is_dataframe_like, is_series_like
 from numpy.typing import NDArray
 from scipy import sparse
 
+from daskml_dist.data.blocks import check_length
 from daskml_dist.data.collection import Collection, as_collection
-from daskml_dist.data.lazy import is_dask_frame
+from daskml_dist.data.lazy import is_dask, is_dask_frame
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.data.unread import unread
 from daskml_dist.errors import InvalidDataError
@@ -60,7 +61,7 @@ class RowsOfSplits:
 
     def of_rows(self, X: Any, roles: Roles) -> RowsOfSplits:
         """The same rows with other features, block by block, and other roles."""
-        blocks = as_collection(X, None, None, numeric=False).parts
+        blocks = as_collection(X, numeric=False, any_shape=True).parts
         parts = [
             (block[0], *part[1:]) for block, part in zip(blocks, self.columns.parts, strict=True)
         ]
@@ -129,7 +130,8 @@ class RowsOfSplits:
         X = self.inputs[0]
         if value is X:
             return [part[0] for part in self.columns.parts]
-        return [part[1] for part in as_collection(X, value, numeric=False, multi_output=True).parts]
+        options = {"numeric": False, "multi_output": True, "any_shape": True}
+        return [part[1] for part in as_collection(X, value, **options).parts]
 
 
 def _taken(
@@ -146,7 +148,9 @@ def _taken(
         import dask.dataframe as dd
 
         return dd.from_delayed(taken, meta=value.iloc[:0], verify_meta=False)
-    array = value if isinstance(value, da.Array) else np.asarray(value)
+    if is_dask(value) and not isinstance(value, da.Array):
+        return taken  # of a list of delayed blocks, whose shape nobody knows
+    array = value if hasattr(value, "shape") else np.asarray(value)
     meta = array._meta if isinstance(array, da.Array) else array[:0]
     shape = (np.nan, *array.shape[1:])
     return da.concatenate(
@@ -160,6 +164,8 @@ def n_rows_of(part: Any) -> int:
 
 
 def _codes_of(codes: Codes, index: int, X: Any, column: Any) -> Ints:
+    if column is not None:
+        check_length(n_rows_of(X), column, "y", index)
     return codes.of(index, column, n_rows_of(X))
 
 

@@ -58,7 +58,8 @@ class OnDask(TellsErrors, NamedParameters):
 
         Parameters
         ----------
-        X : array-like, dataframe, dask Array or DataFrame, of shape (n_rows, n_features)
+        X : array-like, dataframe, dask Array or DataFrame, of shape (n_rows, ...)
+            Also a series. Only its first axis counts.
         y, groups : array-like, dask Array or Series, of shape (n_rows,), optional
             `y` may name a column of a dataframe X.
 
@@ -93,7 +94,9 @@ class OnDask(TellsErrors, NamedParameters):
                 f"The '{self._column}' parameter should not be None: {type(self).__name__} splits "
                 "rows by it. Pass it."
             )
-        columns = as_collection(inputs[0], column, numeric=False, classification=True)
+        columns = as_collection(
+            inputs[0], column, numeric=False, classification=True, any_shape=True
+        )
         codes, roles = self._plan(columns)
         return RowsOfSplits(inputs, columns, codes, roles)
 

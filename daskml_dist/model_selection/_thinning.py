@@ -31,7 +31,7 @@ def labels_of(splits: Splits) -> NDArray[Any]:
     X, y, *_ = splits.inputs
     if splits.codes is not None:
         return np.unique(np.asarray(y))
-    columns = as_collection(X, y, classification=True)
+    columns = as_collection(X, y, numeric=False, classification=True, any_shape=True)
     try:
         labels, _ = label_counts(columns, first_seen=False)
     except Exception as error:

@@ -91,7 +91,7 @@ def train_test_split(
 
 def _in_order(arrays: tuple[Any, ...], test_size: Any, train_size: Any) -> RowsOfSplits:
     """Training rows first, then test rows; what is left over is neither."""
-    columns = as_collection(arrays[0], None, numeric=False)
+    columns = as_collection(arrays[0], numeric=False, any_shape=True)
     counts = count_rows(columns)
     n_train, n_test = sizes_of(int(counts.sum()), test_size, train_size)
     order = Order(np.asarray(counts.cumsum() - counts, np.int64))

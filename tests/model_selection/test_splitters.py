@@ -10,6 +10,7 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.sparse
 from sklearn import model_selection as truth
 
 from daskml_dist import model_selection
@@ -125,6 +126,75 @@ def test_chunks_of_unknown_sizes_are_counted() -> None:
     expected = list(truth.StratifiedKFold(3).split(X[kept], Y[kept]))
     for (_, test), (_, held) in zip(found, expected, strict=True):
         np.testing.assert_array_equal(np.flatnonzero(test.compute()), held)
+
+
+#: Rows of any kind, of which a splitter sees the first axis alone.
+SHAPES: dict[str, Any] = {
+    "1-D": X[:, 0],
+    "texts": np.array([f"row {i}" for i in range(N)], dtype=object),
+    "4-D": RNG.normal(size=(N, 1, 2, 2)),
+    "series": pd.Series(X[:, 0], name="x"),
+    "frame": pd.DataFrame(X, columns=["a", 1, "c"]),  # mixed names, which no estimator takes
+    "sparse": scipy.sparse.csr_matrix(X),
+}
+
+
+def _lazily_cut(rows: Any, name: str) -> Any:
+    if hasattr(rows, "iloc"):
+        return dd.from_pandas(rows, chunksize=40)
+    chunks = (40, *rows.shape[1:-1], 1) if name == "4-D" else (40, *rows.shape[1:])
+    return da.from_array(rows, chunks=chunks, asarray=False)
+
+
+def _as_dense(rows: Any) -> Any:
+    return rows.toarray() if scipy.sparse.issparse(rows) else np.asarray(rows)
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.filterwarnings("ignore:The groups parameter is ignored")
+def test_only_the_first_axis_of_rows_counts(kind: str) -> None:
+    rows, lazy = SHAPES[kind], _lazily_cut(SHAPES[kind], kind)
+    labels, groups = (da.from_array(value, chunks=(40,)) for value in (Y, GROUPS))
+    for name, options in EQUAL[1:3] + DRAWN[3:]:
+        splitter = getattr(model_selection, name)(**options)
+        for train, test in splitter.split(lazy, labels, groups):
+            masks = dask.compute(train, test)
+            assert not (np.asarray(masks[0]) & np.asarray(masks[1])).any()
+        if (name, options) in EQUAL:
+            expected = list(getattr(truth, name)(**options).split(X, Y, GROUPS))[-1][1]
+            np.testing.assert_array_equal(np.flatnonzero(masks[1]), expected)
+    # As the first array and as another.
+    for given in ((lazy, labels), (labels, lazy)):
+        found = model_selection.train_test_split(*given, shuffle=False)
+        theirs = truth.train_test_split(
+            *((rows, Y) if given[0] is lazy else (Y, rows)), shuffle=False
+        )
+        for ours, other in zip(found, theirs, strict=True):
+            np.testing.assert_array_equal(_as_dense(ours.compute()), _as_dense(other))
+    if hasattr(rows, "iloc"):  # in memory beside lazy rows: of their kind, made lazy
+        _, side, *_ = model_selection.train_test_split(labels, rows, shuffle=False)[1:]
+        assert type(side.compute()) is type(rows)
+
+
+def test_delayed_blocks_are_split_into_delayed_blocks() -> None:
+    blocks = [dask.delayed(part) for part in (X[:50], X[50:])]
+    found = model_selection.train_test_split(blocks, shuffle=False)
+    for ours, other in zip(found, truth.train_test_split(X, shuffle=False), strict=True):
+        np.testing.assert_array_equal(np.concatenate(dask.compute(*ours)), other)
+
+
+def test_blocks_of_other_lengths_are_told() -> None:
+    frame = dd.from_pandas(pd.DataFrame(X), chunksize=40)
+    masks = next(
+        model_selection.StratifiedKFold(2).split(frame, da.from_array(Y, chunks=((50, 40, 13),)))
+    )
+    with pytest.raises(InvalidDataError, match=r"Block \d: X has \d+ rows but y has"):
+        masks[0].compute()
+
+
+def test_values_of_no_axis_are_refused() -> None:
+    with pytest.raises(InvalidDataError, match="Expected 2D array, got 0D"):
+        next(model_selection.KFold(2).split(da.from_array(np.array(1.0))))
 
 
 @pytest.mark.parametrize("stratify", [False, True])

@@ -8,6 +8,7 @@ import threading
 from functools import cache
 from typing import Any
 
+import dask
 import dask.array as da
 import numpy as np
 import pytest
@@ -15,7 +16,9 @@ from distributed import Client
 from sklearn.base import clone
 from sklearn.model_selection import cross_val_score
 
-from daskml_dist import Run
+from daskml_dist import Run, model_selection
+from daskml_dist.calibration import CalibratedClassifierCV
+from daskml_dist.ensemble import StackingClassifier
 from daskml_dist.errors import (
     DaskMLDistError,
     DeviceUnavailableError,
@@ -135,6 +138,40 @@ def test_columns_of_a_frame_are_inputs() -> None:
     assert clf.fit(frame, y="label").score(frame, y="label") > 0.6
     with pytest.raises(InvalidParameterError, match=r"names \['d'\]"):
         classifier(Two, inputs={"tokens": ["a", "d"]}).fit(frame, y="label")
+
+
+def test_images_are_split_searched_and_stacked() -> None:
+    X = np.random.default_rng(0).normal(size=(60, 1, 2, 3)).astype(np.float32)
+    y = (X.mean(axis=(1, 2, 3)) > 0).astype(int)
+    rows, labels = da.from_array(X, chunks=(20, 1, 1, 3)), da.from_array(y, chunks=20)
+    net = classifier(_of_images, max_iter=2)
+    with dask.config.set(scheduler="sync"):
+        scores = model_selection.cross_val_score(net, rows, labels, cv=2)
+        expected = [
+            clone(net).fit(*train).score(*test)
+            for train, test in _halves(model_selection.KFold(2), rows, labels)
+        ]
+        folded = model_selection.cross_val_score(net, rows, labels, cv=model_selection.KFold(2))
+        grid = model_selection.GridSearchCV(net, {"learning_rate": [0.02, 0.1]}, cv=2)
+        stack = StackingClassifier([("a", net)], net.__class__(_of_logits, max_iter=1), cv=2)
+        calibrated = CalibratedClassifierCV(net, cv=2)
+        for search in (grid, stack, calibrated):
+            assert search.fit(rows, labels).predict(rows).shape == (60,)
+    assert scores.shape == (2,)
+    np.testing.assert_allclose(folded, expected)
+
+
+def _halves(splitter: Any, rows: Any, labels: Any) -> Any:
+    for train, test in splitter.split(rows, labels):
+        yield (rows[train], labels[train]), (rows[test], labels[test])
+
+
+def _of_images() -> Any:
+    return nn.Sequential(nn.Flatten(), nn.Linear(6, 2))
+
+
+def _of_logits() -> Any:
+    return nn.Linear(1, 2)
 
 
 def test_groups_schedules_and_tokens() -> None:
