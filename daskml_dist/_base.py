@@ -160,8 +160,9 @@ class BaseOnRows(TellsErrors, Planned, Exported, BaseEstimator):
         """The user's callbacks, but for those of some classes, after those of `fit` itself."""
         params, name = self._params(), type(self).__name__
         return callback_list(
-            params["callbacks"], name, max_iter, params["verbose"], aside=aside, first=first
-        )
+            params["callbacks"], name, max_iter, params["verbose"], aside=aside, first=first,
+            has_checkpoint="checkpoint" in self.get_params(deep=False),
+        )  # fmt: skip
 
     def _taken(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
         """The inputs with columns for their names; without a target, since none is asked for."""

@@ -7,14 +7,16 @@ from typing import Any
 
 from daskml_dist.diagnostics.live.feed import Feed
 from daskml_dist.diagnostics.progress import Progress
+from daskml_dist.errors import InvalidParameterError
 from daskml_dist.training.callbacks import CallbackList
+from daskml_dist.training.checkpoint import Checkpoint
 
 __all__ = ["callback_list"]
 
 
 def callback_list(
     given: Any, name: str, max_iter: int | None, verbose: Any = 0,
-    *, aside: tuple[type, ...] = (), first: Sequence[object] = (),
+    *, aside: tuple[type, ...] = (), first: Sequence[object] = (), has_checkpoint: bool = False,
 ) -> CallbackList:  # fmt: skip
     """Callbacks of `fit` itself, the user's, and those that show how far a fit is.
 
@@ -32,12 +34,28 @@ def callback_list(
         Classes whose callbacks are left out.
     first : sequence of object
         Of `fit` itself.
+    has_checkpoint : bool
+        Whether the estimator has a parameter `checkpoint`.
 
     Returns
     -------
     CallbackList
+
+    Raises
+    ------
+    InvalidParameterError
+        A Checkpoint is among the callbacks of an estimator that takes it elsewhere, or not at all;
+        an object is no callback.
     """
     callbacks = [*first, *(given if isinstance(given, list | tuple) else [given])]
+    if Checkpoint not in aside and any(isinstance(c, Checkpoint) for c in callbacks):
+        raise InvalidParameterError(
+            f"callbacks hold a Checkpoint, which is a parameter of its own: {name}(checkpoint="
+            'Checkpoint("fit.npz")).'
+            if has_checkpoint
+            else f"{name} cannot save itself on its way: leave the Checkpoint out of callbacks. "
+            "The fitted model can be saved: model.save(path)."
+        )
     if verbose:
         callbacks.append(Progress(max_iter=max_iter, verbose=verbose))
     callbacks.append(Feed(name, max_iter))

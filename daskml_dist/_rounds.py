@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar, Self
 
 from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 
 from daskml_dist._base import BaseOnRows
+from daskml_dist._checks import seed_of
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.solvers import Solution, Solver
 from daskml_dist.training.checkpoint import Checkpoint
 from daskml_dist.training.interrupts import raise_interrupt
-from daskml_dist.training.rounds_in_parts import train_rounds_in_parts
+from daskml_dist.training.rounds_in_parts import saved_seed, train_rounds_in_parts
 from daskml_dist.training.run import open_engine
 from daskml_dist.training.solver_plan import Rows, make_solver_fit
 
@@ -108,7 +111,11 @@ class BaseRounds(BaseOnRows):
         collection = self._collection(X, y, sample_weight, reset=reset)
         callbacks = self._callbacks(None, aside=(Checkpoint,))
         client = self._placed(client, collection)
-        with open_engine(collection, client, run.memory_budget, run.device, callbacks) as engine:
+        checkpoint = self._checkpoint()
+        with (
+            self._fixed_random_state(checkpoint) as seed,
+            open_engine(collection, client, run.memory_budget, run.device, callbacks) as engine,
+        ):
             engine.leave(self._made_share)
             rows = self._rows(engine, run, classes, class_weight, weighted)
             model, solver = self._problem(rows)
@@ -117,10 +124,10 @@ class BaseRounds(BaseOnRows):
             fit = make_solver_fit(
                 model, solver, rows, lanes, start, engine.streaming, run, budget=engine.budget
             )
-            if (checkpoint := self._checkpoint()) is None:
+            if checkpoint is None:
                 result = engine.train(fit, callbacks)
             else:
-                result = train_rounds_in_parts(engine, fit, callbacks, checkpoint)
+                result = train_rounds_in_parts(engine, fit, callbacks, checkpoint, seed)
             solution = result.state
             assert isinstance(solution, Solution)
             self._set_fitted(solution, model, rows)
@@ -139,6 +146,25 @@ class BaseRounds(BaseOnRows):
         if len(found) > 1:
             raise InvalidParameterError("callbacks hold several Checkpoints. Give one.")
         return found[0] if found else None
+
+    @contextmanager
+    def _fixed_random_state(self, checkpoint: Checkpoint | None) -> Iterator[int | None]:
+        """Draw `random_state` for as long as a fit runs that saves itself, where it is None.
+
+        A fit that goes on takes the seed that its file holds: with another one it would be another
+        fit. Yields the seed; None where the user has said what is drawn.
+        """
+        given = self.get_params(deep=False)
+        if checkpoint is None or given.get("random_state", 0) is not None:
+            yield None
+            return
+        saved = saved_seed(checkpoint) if checkpoint.resume else None
+        seed = seed_of(None) if saved is None else saved
+        self.random_state: Any = seed
+        try:
+            yield seed
+        finally:
+            self.random_state = None
 
     def _failure(self, n_iter: int) -> str:
         """Words that a fit which has not converged begins its warning with."""

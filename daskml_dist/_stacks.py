@@ -32,6 +32,7 @@ from daskml_dist.solvers.stacked_ranks import RANKINGS, StackedRankings, Stacked
 from daskml_dist.solvers.stacked_scores import SCORES, SUMS, Looks, StackedScores
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.engine import Engine
+from daskml_dist.training.in_parts import OneFit
 from daskml_dist.training.interrupts import raise_interrupt
 from daskml_dist.training.rows import Rows, balanced_weights, named_weights
 from daskml_dist.training.run import open_engine
@@ -189,7 +190,30 @@ def open_stack(
         lanes = engine.lanes(run.n_lanes, share=_SHARE, passes=100)
         survey = TargetSurvey(seen.survey.infos, n_columns=n_targets)
         asked = replace(seen, survey=survey, classes=classes)
-        yield Stack(engine, lanes, seen, asked, roles, run, callbacks or CallbackList([]))
+        watched = _AllFits(callbacks or CallbackList([]))
+        try:
+            yield Stack(engine, lanes, seen, asked, roles, run, watched)
+        except BaseException as error:
+            watched.finish(error)
+            raise
+        watched.finish()
+
+
+class _AllFits(OneFit):
+    """View of the fits of a stack as one fit, whose passes are numbered through."""
+
+    def __init__(self, callbacks: CallbackList) -> None:
+        super().__init__(callbacks, with_parameters=False)
+        #: Number of passes of the fits before the present one.
+        self.n_before = 0
+
+    def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
+        record["pass"] += self.n_before
+        super().on_pass_end(run, record)
+
+    def on_pass_redone(self, run: Any, record: dict[str, Any]) -> None:
+        record["pass"] += self.n_before
+        super().on_pass_redone(run, record)
 
 
 class NotStackedError(DaskMLDistError):
@@ -207,10 +231,10 @@ class Asked:
 
     def __init__(
         self, engine: Engine, lanes: list[LaneSpec], rows: Rows, run: RunSettings,
-        callbacks: CallbackList | None = None,
+        callbacks: _AllFits | None = None,
     ) -> None:  # fmt: skip
         self._engine, self._lanes, self._seen, self._run = engine, lanes, rows, run
-        self._callbacks = callbacks or CallbackList([])
+        self._callbacks = callbacks or _AllFits(CallbackList([]))
         self.records: list[dict[str, Any]] = []
 
     def __call__(self, model: Any, solver: Solver) -> Solution:
@@ -219,7 +243,10 @@ class Asked:
             model, solver, self._seen, self._lanes, None, self._engine.streaming, self._run
         )
         result = self._engine.train(fit, self._callbacks)
+        for number, record in enumerate(result.records, start=len(self.records) + 1):
+            record["pass"] = number
         self.records += result.records
+        self._callbacks.n_before = len(self.records)
         if result.interrupted is not None:
             raise_interrupt(result.interrupted, len(self.records))
         assert isinstance(result.state, Solution)
@@ -278,7 +305,7 @@ class Stack(Asked):
 
     def __init__(
         self, engine: Engine, lanes: list[LaneSpec], seen: Rows, rows: Rows, roles: Roles,
-        run: RunSettings, callbacks: CallbackList,
+        run: RunSettings, callbacks: _AllFits,
     ) -> None:  # fmt: skip
         super().__init__(engine, lanes, seen, run, callbacks)
         self.rows, self.roles = rows, roles

@@ -282,6 +282,8 @@ callable, default="k-means||"
         return dataclasses.replace(settings, batch_size=lane_batch(batch, settings, lanes))
 
     def _ready(self, engine: Engine, fit: FitSpec) -> FitSpec:
+        # Known once the fit has ended; callbacks may ask for the estimator before.
+        self._loss = float("nan")
         if fit.steps.initial is not None:
             return fit
         n_rows = sum(fit.rows.lane_rows)

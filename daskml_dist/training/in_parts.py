@@ -23,13 +23,21 @@ __all__ = ["OneFit", "train_in_parts"]
 
 
 class OneFit(CallbackList):
-    """View of the parts of a fit as one fit, for the user's callbacks."""
+    """View of the parts of a fit as one fit, for the user's callbacks.
 
-    def __init__(self, callbacks: CallbackList) -> None:
+    Parameters
+    ----------
+    callbacks : CallbackList
+    with_parameters : bool, default=True
+        Whether :meth:`on_part_end` tells of passes where a callback is to see the parameters.
+        Otherwise each pass is told as it ends, and a callback that asks for parameters is refused.
+    """
+
+    def __init__(self, callbacks: CallbackList, *, with_parameters: bool = True) -> None:
         super().__init__(callbacks)
         self._of = callbacks
         self.view: Any = None
-        self._holds = callbacks.need_parameters
+        self._holds = with_parameters and callbacks.need_parameters
 
     @property
     def stopped(self) -> bool:

@@ -18,27 +18,37 @@ from daskml_dist.solvers import Solution
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.checkpoint import Checkpoint
 from daskml_dist.training.checkpoint_files import Files
-from daskml_dist.training.checkpoint_format import decode_log
+from daskml_dist.training.checkpoint_format import decode_log, is_count
 from daskml_dist.training.engine import Engine, FitResult
 from daskml_dist.training.in_parts import OneFit
 from daskml_dist.training.resuming import records_problem
+from daskml_dist.training.solver_work import OwnRowsWork, RoundWork
 from daskml_dist.training.spec import FitSpec
+from daskml_dist.training.worker.loops.rows_log import RowsLog
 from daskml_dist.training.worker.loops.sum_log import SumLog
 
-__all__ = ["train_rounds_in_parts"]
+__all__ = ["saved_seed", "train_rounds_in_parts"]
 
 Log = NDArray[np.uint8]
 
 
 def train_rounds_in_parts(
-    engine: Engine, fit: FitSpec, callbacks: CallbackList, checkpoint: Checkpoint
+    engine: Engine,
+    fit: FitSpec,
+    callbacks: CallbackList,
+    checkpoint: Checkpoint,
+    seed: int | None = None,
 ) -> FitResult:
     """Run a fit by a round solver with a checkpoint every few passes.
 
     A file holds the state that the solver kept, if any, and the sums since: the solver begins again
     and is given these, so that it ends with the digits of a fit without checkpoints. Sums that are
     too large to be remembered are not in it; where a solver neither keeps its state nor needs few
-    sums (256 MB of them), the last file stays as it is.
+    sums (256 MB of them), the last file stays as it is. Of a solver that trainers run on their own
+    rows (`RowSolver`) a file holds the state after its last iteration.
+
+    `seed` is what the fit draws from where the user gave no `random_state`; it goes into the file
+    (:func:`saved_seed`).
 
     Raises
     ------
@@ -48,7 +58,7 @@ def train_rounds_in_parts(
         Before the first sum, where the file cannot be written, is damaged or belongs to another
         fit; later, where a checkpoint cannot be saved.
     """
-    if fit.rounds.in_ranges:
+    if isinstance(fit.work, RoundWork) and fit.work.in_ranges:
         raise InvalidParameterError(
             "A fit whose trainers hold ranges of the vectors cannot be saved. Leave the Checkpoint "
             'out, or raise dask.config.set({"daskml_dist.ranges_from": parameters}).'
@@ -60,7 +70,7 @@ def train_rounds_in_parts(
     lost = 0
     if checkpoint.resume:
         log, records = _resumed(fit, checkpoint)
-    watched = OneFit(callbacks)
+    watched = OneFit(callbacks, with_parameters=False)
     try:
         while True:
             result = engine.train(_part(fit, log, len(records), checkpoint, watched), watched)
@@ -70,7 +80,7 @@ def train_rounds_in_parts(
             log = result.state.extra.get("log")
             if log is None or result.interrupted is not None:
                 break
-            checkpoint.save(log, {**_identity(fit), "records": records})
+            checkpoint.save(log, {**_identity(fit), "records": records, "drawn_seed": seed})
     except BaseException as error:
         watched.finish(error)
         raise
@@ -79,6 +89,19 @@ def train_rounds_in_parts(
         result.state, records, result.stopping, result.partial_rows, result.dropped, lost, events,
         result.interrupted,
     )  # fmt: skip
+
+
+def saved_seed(checkpoint: Checkpoint) -> int | None:
+    """Return the seed that the fit in a file drew for itself; None without a file or a seed.
+
+    Raises
+    ------
+    CheckpointError
+        The file is damaged, or of a fit by steps.
+    """
+    found = Files.of(os.fspath(checkpoint.path), checkpoint.keep).newest_by(decode_log)
+    seed: Any = None if found is None else found[1].get("drawn_seed")
+    return seed if is_count(seed) and seed < 2**32 else None
 
 
 def _part(
@@ -94,7 +117,8 @@ def _part(
 
 def _identity(fit: FitSpec) -> dict[str, Any]:
     """Facts that must be the same for a fit to go on, as JSON gives them back."""
-    rows, start = fit.rows, fit.rounds.start
+    rows = fit.rows
+    start = fit.work.start if isinstance(fit.work, RoundWork) else None
     with np.printoptions(threshold=sys.maxsize):
         text = re.sub(" at 0x[0-9a-f]+", "", repr((fit.rounds.solver, fit.work.model)))
     facts = {
@@ -141,15 +165,20 @@ def _difference(fit: FitSpec, facts: dict[str, Any]) -> str:
 
 def _unlikely(fit: FitSpec, log: Log, facts: dict[str, Any]) -> str:
     """Reason that the facts of a fit's course cannot be true; empty where they can."""
-    known = SumLog(0)
+    known: RowsLog | SumLog
     try:
-        known.become(log)
+        if isinstance(fit.work, OwnRowsWork):
+            known = RowsLog.unpacked(log)
+        else:
+            known = SumLog(0)
+            known.become(log)
     except (CommunicationError, ValueError, TypeError):
-        return "holds sums that cannot be read"
+        return "holds a state that cannot be read"
     if known.n_rows != sum(fit.rows.lane_rows):
-        return f"holds sums of {known.n_rows} rows"
+        return f"holds a state of {known.n_rows} rows"
     if problem := records_problem(facts.get("records")):
         return problem
     if len(facts["records"]) != len(known.reports):
-        return f"holds {len(known.reports)} sums, and has records of {len(facts['records'])} passes"
+        n_passes = len(facts["records"])
+        return f"holds a state after {len(known.reports)} passes, and has records of {n_passes}"
     return ""

@@ -16,7 +16,7 @@ from daskml_dist.solvers.keyed import KeyedSolver
 from daskml_dist.solvers.own_rows import RowSolver
 from daskml_dist.training.work import Work
 
-__all__ = ["KeyedWork", "OwnRowsWork", "RoundWork", "SolverWork"]
+__all__ = ["KeyedWork", "OwnRowsWork", "ResumableWork", "RoundWork", "SolverWork"]
 
 
 class SolverWork(Work):
@@ -44,8 +44,34 @@ class SolverWork(Work):
         return True
 
 
+@dataclass(frozen=True, kw_only=True)
+class ResumableWork(SolverWork):
+    """Base class of a solver's work that can pause, be written to a checkpoint, and go on.
+
+    Parameters
+    ----------
+    first_pass : int, default=0
+        Passes made before, where the fit is a later part of a longer one.
+    log : ndarray of uint8, or None
+        State that these have come to, as the loop packs it; None: the fit begins.
+    pause_at : int or None
+        Number of passes after which the fit ends as far as it has come, to be gone on with.
+    is_stopped : bool, default=False
+        Whether the user has ended the fit already.
+    """
+
+    first_pass: int = 0
+    log: NDArray[np.uint8] | None = None
+    pause_at: int | None = None
+    is_stopped: bool = False
+
+    @property
+    def carried(self) -> int:
+        return 0 if self.log is None else self.log.nbytes
+
+
 @dataclass(frozen=True)
-class RoundWork(SolverWork):
+class RoundWork(ResumableWork):
     """Sums over all rows, asked for by a solver.
 
     Parameters
@@ -61,14 +87,8 @@ class RoundWork(SolverWork):
         Whether each trainer holds a range of the solver's vectors.
     seed : int, default=0
         Of what statistics draw.
-    first_pass : int, default=0
-        Sums made before, where the fit is a later part of a longer one.
-    log : ndarray of uint8, or None
-        What trainers remember of these (`SumLog.packed`).
-    pause_at : int or None
-        Sums after which the fit ends as far as it has come, to be gone on with.
-    is_stopped : bool, default=False
-        Whether the user has ended the fit already.
+    first_pass, log, pause_at, is_stopped
+        As in `ResumableWork`; passes are sums, and the log is `SumLog.packed`.
     """
 
     model: Model
@@ -78,10 +98,6 @@ class RoundWork(SolverWork):
     stopping: StoppingRule
     in_ranges: bool = False
     seed: int = 0
-    first_pass: int = 0
-    log: NDArray[np.uint8] | None = None
-    pause_at: int | None = None
-    is_stopped: bool = False
 
     @property
     def name(self) -> str:
@@ -93,7 +109,7 @@ class RoundWork(SolverWork):
 
     @property
     def carried(self) -> int:
-        return sum(array.nbytes for array in (self.start, self.log) if array is not None)
+        return super().carried + (0 if self.start is None else self.start.nbytes)
 
     def first(self) -> NDArray[np.float64] | None:
         """Parameters to start from, in an array of their own; None where there are none."""
@@ -103,7 +119,7 @@ class RoundWork(SolverWork):
 
 
 @dataclass(frozen=True)
-class OwnRowsWork(SolverWork):
+class OwnRowsWork(ResumableWork):
     """Solver that trainers run on their own rows, together.
 
     Parameters
@@ -118,6 +134,8 @@ class OwnRowsWork(SolverWork):
         Bytes of blocks that are held, and of what is made of rows, on one worker.
     row_bytes : float, default=0
         Bytes of a row in the blocks that are held.
+    first_pass, log, pause_at, is_stopped
+        As in `ResumableWork`; passes are iterations.
     """
 
     model: Model
@@ -125,7 +143,6 @@ class OwnRowsWork(SolverWork):
     stopping: StoppingRule
     first_rows: NDArray[np.int64]
     seed: int = 0
-    first_pass: int = 0
     budget: float = float("inf")
     row_bytes: float = 0.0
 

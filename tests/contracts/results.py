@@ -15,7 +15,14 @@ from sklearn.base import clone, is_classifier
 from daskml_dist import metrics
 from tests.contracts.compare import plain
 
-__all__ = ["Given", "estimator_results", "metric_results", "plainly", "transformer_results"]
+__all__ = [
+    "Given",
+    "estimator_results",
+    "fitted_numbers",
+    "metric_results",
+    "plainly",
+    "transformer_results",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,8 +69,8 @@ def _joined(values: Any) -> Any:
     return sparse.vstack(values) if sparse.issparse(values[0]) else np.concatenate(values)
 
 
-def _attributes(model: Any) -> dict[str, Any]:
-    """Fitted attributes that are numbers, strings or lists of such; none that tell of the way."""
+def fitted_numbers(model: Any) -> dict[str, Any]:
+    """Return the fitted attributes that hold numbers or strings, but for those of the way."""
     found = {}
     for name, value in vars(model).items():
         if name.startswith("_") or not name.endswith("_") or name in _OF_THE_WAY:
@@ -100,7 +107,7 @@ def estimator_results(model: Any, given: Given, **params: Any) -> dict[str, Any]
     """Fitted attributes, predictions and scores, by name."""
     weights = {} if given.w is None else {"sample_weight": given.w}
     model = clone(model).set_params(**params).fit(given.X, given.y, **weights)
-    found = _attributes(model)
+    found = fitted_numbers(model)
     rows, y = given.X, given.y
     if isinstance(y, str):
         rows, y = rows[[name for name in rows.columns if name != y]], rows[y]
@@ -116,7 +123,7 @@ def transformer_results(model: Any, given: Given, **params: Any) -> dict[str, An
     """Fitted attributes, transformed rows and names of their columns, by name."""
     weights = {} if given.w is None else {"sample_weight": given.w}
     model = clone(model).set_params(**params).fit(given.X, given.y, **weights)
-    found = _attributes(model)
+    found = fitted_numbers(model)
     found["transform()"] = _in_order(model.transform(given.X), given)
     if hasattr(model, "get_feature_names_out"):
         found["names"] = list(model.get_feature_names_out())

@@ -24,6 +24,7 @@ from daskml_dist.solvers.own_rows import State
 from daskml_dist.training.spec import Left
 from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
+from daskml_dist.training.worker.loops.rows_log import RowsLog
 from daskml_dist.training.worker.loops.together import Together
 from daskml_dist.training.worker.rooms import Rooms
 
@@ -41,7 +42,10 @@ def run_own_rows(context: Context) -> Solution | None:
     rooms = _rooms(context)
     try:
         rows = _Rows(context, connection, rooms)
-        found: Solution = context.fit.own_rows.solver.solve(context.fit.work.model, rows)
+        try:
+            found: Solution = context.fit.own_rows.solver.solve(context.fit.work.model, rows)
+        except _PausedError as paused:
+            found = Solution(np.empty(0), 0, False, "paused", {"log": paused.log})
         rows.end()
     finally:
         rooms.end()
@@ -59,6 +63,14 @@ def _rooms(context: Context) -> Rooms:
         context.memory["rooms"] = rooms = Rooms(max(work.budget - held, 0.0))
     rooms.begin()
     return rooms
+
+
+class _PausedError(Exception):
+    """End of a part of the fit, with the log that the next part goes on from."""
+
+    def __init__(self, log: NDArray[np.uint8]) -> None:
+        super().__init__("paused")
+        self.log = log
 
 
 @dataclass
@@ -80,6 +92,18 @@ class _Kept:
     state: State | None = None
     reports: Sequence[Array] = field(default_factory=list)
 
+    def packed(self) -> NDArray[np.uint8]:
+        """Return the iteration as bytes, for a checkpoint."""
+        assert self.state is not None
+        log = RowsLog(self.n_rows, self.n_iter, dict(self.state()), np.array(self.reports))
+        return log.packed()
+
+    @classmethod
+    def unpacked(cls, data: NDArray[np.uint8]) -> _Kept:
+        """Return the iteration that :meth:`packed` made bytes of."""
+        log = RowsLog.unpacked(data)
+        return cls(log.n_rows, log.n_iter, lambda: log.state, list(log.reports))
+
 
 class _Rows(Together):
     """A trainer's rows, as the solver sees them (`solvers.own_rows.OwnRows`)."""
@@ -96,7 +120,12 @@ class _Rows(Together):
         self.n_rows = sum(context.lane_rows)
         self._of_number: dict[int, Lane] = {lane.number: lane for lane in context.lanes}
         self.lanes = list(self._of_number)
-        kept = self._agree(context.memory.get("kept"))
+        work = context.fit.own_rows
+        self._is_stopped = self.should_stop = work.is_stopped
+        known: _Kept | None = context.memory.get("kept")
+        if known is None and work.log is not None:
+            known = _Kept.unpacked(work.log)
+        kept = self._agree(known)
         # Where rows were lost for good, what was made of the others counts them otherwise.
         made = context.memory.setdefault("made", {"n_rows": self.n_rows})
         if made["n_rows"] != self.n_rows:
@@ -187,17 +216,22 @@ class _Rows(Together):
 
     def _say(self) -> tuple[float, float, float]:
         """A wish that the first trainer alone knows of, and the bytes that this one has moved."""
-        return float(self._is_to_stop), *self._bytes_moved()
+        return float(self._is_to_stop or self._is_stopped), *self._bytes_moved()
 
     # -- iterations ----------------------------------------------------------------------------
 
     def keep(self, n_iter: int, state: State, loss: float = float("nan")) -> None:
         """Report an iteration, and remember how to make its state."""
-        solver = self._context.fit.own_rows.solver
-        self._count(solver, loss, float(self.n_rows))
-        self._context.memory["kept"] = _Kept(self.n_rows, n_iter, state, list(self._reports))
-        self._context.leaves(lambda: Left(solver.interrupted(n_iter, state())))
+        work = self._context.fit.own_rows
+        self._count(work.solver, loss, float(self.n_rows))
+        kept = _Kept(self.n_rows, n_iter, state, list(self._reports))
+        self._context.memory["kept"] = kept
+        self._context.leaves(lambda: Left(work.solver.interrupted(n_iter, state())))
         self._end_pass()
+        # All trainers come here after the same iteration. The last one needs no pause.
+        is_last = n_iter >= work.solver.max_passes
+        if work.pause_at is not None and len(self._reports) >= work.pause_at and not is_last:
+            raise _PausedError(kept.packed())
 
 
 def _packed(state: Mapping[str, Array]) -> NDArray[np.uint8]:

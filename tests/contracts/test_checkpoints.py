@@ -1,0 +1,195 @@
+"""Every public estimator with a checkpoint: kept, resumed, ended or killed and resumed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client
+
+from daskml_dist.callbacks import Checkpoint
+from daskml_dist.errors import CheckpointError, InvalidParameterError
+from tests.contracts.compare import differences
+from tests.contracts.results import fitted_numbers
+from tests.contracts.small_fits import each_base, rows_of, small_estimator, small_estimators
+from tests.subprocesses import ROOT, environment
+
+#: Estimators of which a fit may say that it cannot save itself.
+REFUSING = {
+    "ALS",
+    "ElasticNetCV",
+    "LassoCV",
+    "LogisticRegressionCV",
+    "MiniBatchKMeans",
+    "RidgeCV",
+    "RidgeClassifierCV",
+}
+
+
+def _has(name: str, parameter: str) -> bool:
+    return parameter in small_estimators()[name].get_params(deep=False)
+
+
+#: Estimators whose fits can be told to save themselves.
+SAVING = [n for n in small_estimators() if _has(n, "callbacks") and n not in REFUSING]
+
+
+class EndedError(Exception):
+    """The client is gone."""
+
+
+class Leave:
+    """Callback that ends a fit with a pass, or the whole process."""
+
+    def __init__(self, at: int, *, kill: bool = False) -> None:
+        self.at, self.kill = at, kill
+
+    def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
+        if record["pass"] == self.at:
+            if self.kill:
+                os._exit(9)
+            raise EndedError
+
+
+def fitted(name: str, checkpoint: Checkpoint | None = None, *callbacks: Any, **how: Any) -> Any:
+    """Return a small estimator, fitted with a checkpoint where its interface has it."""
+    saving: dict[str, Any] = {"callbacks": list(callbacks)}
+    if checkpoint is not None and _has(name, "checkpoint"):
+        saving["checkpoint"] = checkpoint
+    elif checkpoint is not None:
+        saving["callbacks"].append(checkpoint)
+    X, y = rows_of(name)
+    if how.pop("lazy", False):
+        X, y = (v if v is None else da.from_array(v, chunks=(30, *v.shape[1:])) for v in (X, y))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return small_estimator(name, **saving, **how).fit(X, y)
+
+
+def _same(name: str, found: Any, calm: Any) -> None:
+    """Assert that a fit came to the numbers and the passes of one without a checkpoint."""
+    assert differences(fitted_numbers(found), fitted_numbers(calm), 0.0, whole=True) == []
+    X, _ = rows_of(name)
+    for method in ("predict", "transform"):
+        if isinstance(X, np.ndarray) and hasattr(calm, method):
+            np.testing.assert_array_equal(getattr(found, method)(X), getattr(calm, method)(X))
+    for key in ("pass", "loss", "rows"):
+        records = [[record[key] for record in fit.history_] for fit in (found, calm)]
+        np.testing.assert_array_equal(*records)
+
+
+@pytest.mark.parametrize("name", each_base(SAVING))
+def test_a_fit_that_saves_itself_and_goes_on(name: str, tmp_path: Path) -> None:
+    path, calm = tmp_path / "fit.npz", fitted(name)
+    _same(name, fitted(name, Checkpoint(path)), calm)
+    # A fit of one sum has nothing to go on from.
+    assert path.exists() or len(calm.history_) <= 2
+    going_on = Checkpoint(path, resume=True)
+    _same(name, fitted(name, going_on), calm)
+    if len(calm.history_) > 2:
+        again = Checkpoint(tmp_path / "again.npz", resume=True)
+        with pytest.raises(EndedError):
+            fitted(name, again, Leave(2))
+        _same(name, fitted(name, again), calm)
+
+
+@pytest.mark.parametrize("name", sorted(REFUSING))
+def test_a_fit_that_cannot_save_itself_says_so(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidParameterError, match="cannot save itself on its way: leave the"):
+        fitted(name, Checkpoint(tmp_path / "fit.npz"))
+
+
+@pytest.mark.parametrize("name", [n for n in SAVING if _has(n, "checkpoint")])
+def test_a_checkpoint_among_callbacks_names_the_parameter(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidParameterError, match=rf"{name}\(checkpoint="):
+        fitted(name, None, Checkpoint(tmp_path / "fit.npz"))
+
+
+@pytest.mark.parametrize(
+    "name", ["HistGradientBoostingClassifier", "RandomForestRegressor", "KMeans", "SGDClassifier"]
+)
+def test_a_fit_without_random_state_goes_on_with_the_seed_of_its_file(
+    name: str, tmp_path: Path
+) -> None:
+    checkpoint = Checkpoint(tmp_path / "fit.npz", resume=True)
+    with pytest.raises(EndedError):
+        fitted(name, checkpoint, Leave(2), random_state=None)
+    resumed = fitted(name, checkpoint, random_state=None)
+    assert resumed.random_state is None
+    _same(name, fitted(name, checkpoint, random_state=None), resumed)
+
+
+TREES = ["ExtraTreesRegressor", "HistGradientBoostingClassifier", "RandomForestClassifier"]
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_a_cluster_grows_the_trees_that_a_process_began(
+    name: str, client: Client, tmp_path: Path
+) -> None:
+    checkpoint = Checkpoint(tmp_path / "fit.npz", resume=True)
+    with pytest.raises(EndedError):
+        fitted(name, checkpoint, Leave(2))
+    found, calm = fitted(name, checkpoint, lazy=True), fitted(name)
+    X, _ = rows_of(name)
+    np.testing.assert_array_equal(found.predict(X), calm.predict(X))
+    assert len(found.history_) >= 2
+
+
+def test_files_of_other_trees_are_refused(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path / "fit.npz", resume=True)
+    fitted("HistGradientBoostingClassifier", checkpoint)
+    with pytest.raises(CheckpointError, match="of another fit: its solver and model is"):
+        fitted("HistGradientBoostingClassifier", checkpoint, learning_rate=0.5)
+    with pytest.raises(CheckpointError, match="of another fit"):
+        fitted("RandomForestClassifier", checkpoint)
+    state, facts = np.zeros(3, np.uint8), None
+    with pytest.raises(CheckpointError, match="holds a state that cannot be read"):
+        _spoilt(checkpoint, state, facts)
+
+
+def _spoilt(checkpoint: Checkpoint, state: Any, facts: Any) -> None:
+    from daskml_dist.training.checkpoint_files import Files
+    from daskml_dist.training.checkpoint_format import decode_log
+
+    files = Files.of(os.fspath(checkpoint.path), checkpoint.keep)
+    found = files.newest_by(decode_log)
+    assert found is not None
+    checkpoint.save(state, facts or found[1])
+    fitted("HistGradientBoostingClassifier", checkpoint)
+
+
+# Fits an estimator in a process that ends amid the third pass, as SIGKILL would.
+_KILLED = """
+import sys
+from daskml_dist.callbacks import Checkpoint
+from tests.contracts.test_checkpoints import Leave, fitted
+fitted(sys.argv[1], Checkpoint(sys.argv[2]), Leave(3, kill=True), lazy=sys.argv[3] == "lazy")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["memory", "lazy"])
+@pytest.mark.parametrize("name", SAVING)
+def test_a_killed_process_and_the_next_one(name: str, kind: str, tmp_path: Path) -> None:
+    lazy = kind == "lazy"
+    if lazy and name == "MatrixFactorization":
+        pytest.skip("its ratings are a frame")
+    path = tmp_path / "fit.npz"
+    killed = subprocess.run(
+        [sys.executable, "-c", _KILLED, name, str(path), kind],
+        capture_output=True, text=True, timeout=280, cwd=ROOT, env=environment(),
+    )  # fmt: skip
+    calm = fitted(name, lazy=lazy)
+    assert killed.returncode == (9 if len(calm.history_) > 2 else 0), killed.stderr
+    assert path.exists() or len(calm.history_) <= 3
+    found = fitted(name, Checkpoint(path, resume=True), lazy=lazy)
+    X, _ = rows_of(name)
+    if hasattr(calm, "predict") and isinstance(X, np.ndarray):
+        np.testing.assert_allclose(found.predict(X), calm.predict(X), rtol=1e-6)
