@@ -1,16 +1,20 @@
-"""Fit one classifier under several policies and compare them.
+"""Fit one classifier under several policies and compare how fast each gets there, and at what cost.
 
 Run ``python examples/quickstart.py`` for scikit-learn's bundled digits on two worker processes, or
 name a CSV, Parquet or svmlight file:
 
     python examples/quickstart.py --data rows.csv --target label --policy sync async --workers 4
+
+All fits make the same number of passes at the same fixed rate from the same start, so what differs
+is the policy alone. ``--rate auto`` is what fits do by default: they begin so near their end that
+all policies come to the same loss. ``--picture policies.png`` draws the loss over the passes and
+over what was sent.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +30,9 @@ from sklearn.preprocessing import MaxAbsScaler
 
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.policies import POLICIES
+
+#: Bars of a curve in a line of text, from low to high.
+BARS = "▁▂▃▄▅▆▇█"
 
 
 def read(path: Path | None, target: str) -> tuple[Any, Any]:
@@ -76,11 +83,41 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--target", default="target", help="column of the labels in a table")
     parser.add_argument("--policy", nargs="+", choices=list(POLICIES), default=list(POLICIES))
     parser.add_argument("--workers", type=int, default=2, help="worker processes; 0: no cluster")
-    parser.add_argument("--passes", type=int, default=20, help="passes over the data at most")
+    parser.add_argument("--passes", type=int, default=10, help="passes over the data")
+    parser.add_argument("--rate", default="0.5", help="learning rate of all fits, or auto")
+    parser.add_argument(
+        "--picture", type=Path, help="file for a picture of the fits, such as a PNG"
+    )
     arguments = parser.parse_args()
+    if arguments.rate != "auto":
+        try:
+            arguments.rate = float(arguments.rate)
+        except ValueError:
+            parser.error(f"--rate {arguments.rate}: give a number, or auto")
     if arguments.data and not arguments.data.is_file():
         parser.error(f"no file {arguments.data}: name a CSV, Parquet or svmlight file")
     return arguments
+
+
+def text_curve(values: list[float], low: float, high: float) -> str:
+    """A curve as a line of bars, on an axis from `low` to `high`."""
+    span = max(high - low, 1e-12)
+    return "".join(BARS[round((len(BARS) - 1) * (v - low) / span)] for v in values)
+
+
+def draw(fits: dict[str, SGDClassifier], path: Path) -> None:
+    """Write a picture of the fits' losses, over the passes and over what was sent."""
+    try:
+        import matplotlib.pyplot as plt
+
+        from daskml_dist.diagnostics import plots
+    except ImportError as error:
+        raise SystemExit('The picture needs: pip install "daskml-dist[viz]"') from error
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    plots.learning_curves(fits, ax=left)
+    plots.learning_curves(fits, over="bytes", ax=right)
+    right.set_xscale("log")
+    figure.savefig(path, dpi=120)
 
 
 def main() -> None:
@@ -90,30 +127,39 @@ def main() -> None:
     scaler = MaxAbsScaler().fit(X_train)
     X_train, X_test = scaler.transform(X_train), scaler.transform(X_test)
 
-    name = arguments.data.name if arguments.data else "digits"
-    table = Table(title=f"{name}: {X.shape[0]} x {X.shape[1]}, {arguments.workers} workers")
-    for column in ("policy", "passes", "loss", "score", "seconds", "rows/s", "MB moved"):
-        table.add_column(column, justify="left" if column == "policy" else "right")
+    settings: dict[str, Any] = {"max_iter": arguments.passes, "tol": None, "random_state": 0}
+    if arguments.rate != "auto":
+        settings |= {"learning_rate": "constant", "eta0": arguments.rate, "optimizer": "sgd"}
+    fits: dict[str, SGDClassifier] = {}
     with cluster(arguments.workers):
         if arguments.workers:
             X_train, y_train = on_workers(X_train, y_train, arguments.workers)
         for policy in arguments.policy:
-            classifier = SGDClassifier(max_iter=arguments.passes, random_state=0)
-            start = time.perf_counter()
-            classifier.fit(X_train, y_train, policy=policy)
-            seconds = time.perf_counter() - start
+            fits[policy] = SGDClassifier(policy=policy, **settings).fit(X_train, y_train)
+
+        name = arguments.data.name if arguments.data else "digits"
+        table = Table(title=f"{name}: {X.shape[0]} x {X.shape[1]}, {arguments.workers} workers")
+        columns = ("loss by pass", "first", "last", "score", "rows/s", "MB moved")
+        table.add_column("policy")
+        for column in columns:
+            table.add_column(column, justify="right")
+        every = [r["loss"] for fit in fits.values() for r in fit.history_.records]
+        for policy, classifier in fits.items():
             records = classifier.history_.records
+            losses = [record["loss"] for record in records]
             moved = sum(r["bytes_pushed"] + r["bytes_pulled"] for r in records)
             table.add_row(
                 policy,
-                str(classifier.n_iter_),
-                f"{records[-1]['loss']:.4f}",
+                text_curve(losses, min(every), max(every)),
+                f"{losses[0]:.4f}",
+                f"{losses[-1]:.4f}",
                 f"{classifier.score(X_test, y_test):.4f}",
-                f"{seconds:.2f}",
                 f"{sum(r['rows'] for r in records) / sum(r['seconds'] for r in records):,.0f}",
-                f"{moved / 1e6:.2f}",
+                f"{moved / 1e6:.4g}",
             )
     Console().print(table)
+    if arguments.picture is not None:
+        draw(fits, arguments.picture)
 
 
 if __name__ == "__main__":

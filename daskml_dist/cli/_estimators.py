@@ -68,6 +68,7 @@ def encoding_columns(
 
     takes_sparse = model.__sklearn_tags__().input_tags.sparse
     one_hot = OneHotEncoder(handle_unknown="ignore", sparse_output=takes_sparse)
+    steps: list[tuple[str, Any, Any]]
     steps = [("numbers", "passthrough", [c for c in columns if c not in (*categories, *texts)])]
     steps += [("categories", one_hot, list(categories))] if categories else []
     steps += [(f"text-{name}", TfidfVectorizer(), name) for name in texts]

@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-__all__ = ["CURVES", "curves_html"]
+__all__ = ["CURVES", "LEAST_SPAN", "curves_html"]
 
 #: Size of a curve in pixels, and the room around its lines.
 _WIDTH, _HEIGHT, _MARGIN = 320, 110, 8
 #: Points of a curve at most: of more, a part is left out.
 _POINTS = 400
+#: Least height of an axis, as a share of its values: what moves by less is drawn as nearly flat,
+#: else a loss that falls by its last digits alone would look as if it fell steeply.
+LEAST_SPAN = 1e-3
 #: Measures that have a curve, with their colours, which suit light and dark pages.
 CURVES = {"loss": "#4c8bf5", "val_score": "#2da44e", "eval_score": "#d9822b"}
 
@@ -44,9 +47,14 @@ def _curve(records: Sequence[dict[str, Any]], key: str, colour: str) -> str:
         points = [*points[:-1:step], points[-1]]
     low, high = (find(value for _, value in points) for find in (min, max))
     x = _scale([number for number, _ in points], _WIDTH)
-    y = [_HEIGHT - at for at in _scale([value for _, value in points], _HEIGHT)]
+    least = LEAST_SPAN * max(abs(low), abs(high))
+    y = [_HEIGHT - at for at in _scale([value for _, value in points], _HEIGHT, least)]
     corners = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))
-    words = escape(f"{key} {points[0][1]:.6g} to {points[-1][1]:.6g} ({low:.6g} to {high:.6g})")
+    first, last, least_told, most_told = (
+        f"{value:.6g}" for value in (points[0][1], points[-1][1], low, high)
+    )
+    moved = f"{first} to {last} ({least_told} to {most_told})"
+    words = escape(f"{key} {moved if least_told != most_told else last}")
     return (
         f'<figure style="margin:0"><svg width="{_WIDTH}" height="{_HEIGHT}" role="img" '
         f'aria-label="{words}"><title>{words}</title><polyline points="{corners}" '
@@ -56,9 +64,11 @@ def _curve(records: Sequence[dict[str, Any]], key: str, colour: str) -> str:
     )
 
 
-def _scale(values: Sequence[float], size: int) -> list[float]:
-    """Places of values between the margins; in the middle where they are all the same."""
+def _scale(values: Sequence[float], size: int, least: float = 0.0) -> list[float]:
+    """Places of values between the margins, centred on an axis that spans `least` or more."""
     low, high = min(values), max(values)
-    if high == low:
+    span = max(high - low, least)
+    if span == 0:
         return [size / 2 for _ in values]
-    return [_MARGIN + (size - 2 * _MARGIN) * (v - low) / (high - low) for v in values]
+    centre = low + (high - low) / 2
+    return [size / 2 + (size - 2 * _MARGIN) * (v - centre) / span for v in values]

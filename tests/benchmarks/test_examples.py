@@ -40,10 +40,13 @@ def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_quickstart_compares_policies_on_workers(here: Callable[..., str]) -> None:
-    output = here("quickstart.py", "--passes", "3", "--policy", "sync", "async")
+    output = here("quickstart.py", "--passes", "3", "--policy", "sync", "average")
     assert "digits: 1797 x 64, 2 workers" in output
-    assert "sync" in output
-    assert "async" in output
+    rows = [re.split(r"\s*│\s*", line)[1:-1] for line in output.splitlines() if "│" in line]
+    (sync, average) = ({"policy": row[0], "last": row[3], "moved": row[6]} for row in rows)
+    assert (sync["policy"], average["policy"]) == ("sync", "average")
+    assert sync["last"] != average["last"]  # the policies are seen to differ
+    assert float(average["moved"]) < float(sync["moved"]) / 100
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from distributed import Client, get_client
 
+from daskml_dist.diagnostics.curves import LEAST_SPAN
 from daskml_dist.diagnostics.live import feed, plugin
 from daskml_dist.diagnostics.live.feed import HANDLER, Feed
 from daskml_dist.diagnostics.live.fits import (
@@ -89,6 +90,7 @@ def test_tables_say_what_was_told() -> None:
     assert table["mb_pushed"][0] == 2.0
     assert table["val_score"][1] == 0.75
     assert math.isnan(table["val_score"][0])
+    assert table["loss_high"][0] - table["loss_low"][0] == pytest.approx(LEAST_SPAN)
     assert table["rows_per_second"] == [200.0, 100 / 1.5, 200.0]
     assert fit.rows_per_second == 300 / 2.5
     assert fit.seconds_left == pytest.approx(7 * 2.5 / 3)

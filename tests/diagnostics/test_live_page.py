@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from distributed import Client, LocalCluster
 
+from daskml_dist.diagnostics.live.fits import Fits
 from daskml_dist.diagnostics.live.plugin import NAME
 from daskml_dist.linear_model import SGDClassifier
 
@@ -25,6 +26,7 @@ def _get(url: str) -> tuple[int, str]:
 
 def test_the_tab_shows_the_numbers_of_the_history() -> None:
     from bokeh.client import pull_session
+    from bokeh.models import Label
 
     rng = np.random.default_rng(0)
     rows = rng.standard_normal((400, 3))
@@ -70,5 +72,28 @@ def test_the_tab_shows_the_numbers_of_the_history() -> None:
             assert len(document.select_one({"name": "lanes"}).data["lane"]) == 2
             assert "SGDClassifier" in document.select_one({"name": "head"}).text
             assert len(document.select_one({"name": "choice"}).options) == 3
+            shown_words = [
+                label.text for label in document.select({"type": Label}) if label.visible
+            ]
+            assert shown_words == []  # each figure has its values
         finally:
             session.close()
+
+
+def test_figures_without_values_say_why() -> None:
+    from bokeh.document import Document
+    from bokeh.models import Label
+
+    from daskml_dist.diagnostics.live.page import show
+
+    fits = Fits()
+    begin = {"estimator": "Ridge", "policy": "sync", "client": "c", "max_iter": 1, "n_lanes": 1}
+    fits.take([{"fit": "a", "kind": "begin", "at": 0.0, "began": 0.0, "n_servers": 1} | begin])
+    record = {"pass": 1, "loss": 0.5, "seconds": 1.0, "rows": 10, "bytes_pushed": 8}
+    fits.take([{"fit": "a", "kind": "pass", "at": 1.0, "record": record}])
+    document = Document()
+    show(fits, {}, document)
+    told = {label.text for label in document.select({"type": Label}) if label.visible}
+    assert {text.split(":")[0] for text in told} == {
+        "Nothing is scored", "This fit applies no gradients that could be old.",
+    }  # fmt: skip

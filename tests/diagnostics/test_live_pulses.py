@@ -20,21 +20,24 @@ from daskml_dist.training.worker.pulse import TrainerFacts, telling_facts
 COLOURS = {"u": "red", "v": "blue"}
 
 
-def _told(worker: str, steps: dict[int, int], sockets: int = 0, **more: Any) -> dict[str, Any]:
+def _told(
+    worker: str, steps: dict[int, int], sockets: int = 0, clock: float = 0.0, **more: Any
+) -> dict[str, Any]:
     whole = {"run": "a", "worker": worker, "steps": list(steps.items()), "rows_here": 10}
     whole |= {"traffic": {"sockets": sockets}, "rows_streamed": 5, "memory": 2e9, "spilled": 0}
-    return whole | more
+    return whole | {"clock": clock, "every": 1.0} | more
 
 
 def test_counts_become_rates() -> None:
     found = Pulses()
     for at, u, v in ((1.0, 10, 10), (2.0, 30, 20), (4.0, 130, 20)):
-        found.hear(at, _told("u", {0: u}, sockets=1_000_000 * u))
-        found.hear(at, _told("v", {1: v, pulses.N_SPEEDS: v}))
+        found.hear(at, _told("u", {0: u}, 1_000_000 * u, clock=at))
+        found.hear(at, _told("v", {1: v, pulses.N_SPEEDS: v}, clock=100.0 + at))
     # The worker v is lost: u goes on with both lanes, from 0 as each generation does.
-    found.hear(5.0, _told("u", {0: 5, 1: 5}, sockets=3_000_000))
-    found.hear(6.0, _told("u", {0: 12, 1: 9}, sockets=4_000_000))
-    assert found.hear(7.0, _told("u", {0: 12, 1: 9}, sockets=4_000_000))
+    found.forget_others(["u"])
+    found.hear(5.0, _told("u", {0: 5, 1: 5}, 3_000_000, clock=5.0))
+    found.hear(6.0, _told("u", {0: 12, 1: 9}, 4_000_000, clock=6.0))
+    assert found.hear(7.0, _told("u", {0: 12, 1: 9}, 4_000_000, clock=7.0))
     lines = speed_table(found, COLOURS)
     assert list(zip(*lines.values(), strict=True)) == [
         ([2.0, 4.0, 6.0], [20.0, 50.0, 7.0], 0, "u", "red"),
@@ -47,10 +50,48 @@ def test_counts_become_rates() -> None:
     assert (load["rows_in_memory"], load["gb_in_memory"]) == ([20, 20, 20, 10, 10], [4, 4, 4, 2, 2])
 
 
+def test_reports_that_come_at_once_are_no_spike() -> None:
+    """Rates are those of the workers' own clocks, however late their reports are."""
+    found = Pulses()
+    came = {1: 1.0, 2: 2.001, 3: 5.0, 4: 5.0001, 5: 5.0002, 6: 6.0}
+    for clock, at in came.items():
+        found.hear(at, _told("u", {0: 100 * clock}, 1_000_000 * clock, clock=50.0 + clock))
+    (line,) = speed_table(found, COLOURS)["speed"]
+    assert line == [100.0] * 4
+    load = load_table(found)
+    assert load["sockets"] == [0.0, 1.0, 1.0, 1.0, 1.0]
+    assert load["seconds"] == [1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+def test_sums_do_not_fall_where_a_report_is_late() -> None:
+    found = Pulses()
+    # v tells its third time only after u's fourth, and both its reports come then.
+    for worker, clock, at in (
+        *(("u", 1.0, 1.0), ("v", 1.2, 1.2), ("u", 2.0, 2.0), ("v", 2.2, 2.2), ("u", 3.0, 3.0)),
+        *(("u", 4.0, 4.0), ("v", 3.2, 4.1), ("v", 4.2, 4.1), ("u", 5.0, 5.0), ("v", 5.2, 5.2)),
+    ):
+        steps = {"u": {0: int(10 * clock)}, "v": {1: int(10 * clock)}}[worker]
+        found.hear(at, _told(worker, steps, int(1e6 * clock), clock=clock))
+    load = load_table(found)
+    assert load["seconds"] == sorted(set(load["seconds"]))
+    assert set(load["rows_in_memory"]) == {20}
+    assert set(load["gb_in_memory"]) == {4.0}
+    assert load["sockets"][1:] == pytest.approx([2.0] * (len(load["sockets"]) - 1))
+    for line in speed_table(found, COLOURS)["speed"]:
+        assert line == pytest.approx([10.0] * len(line))
+
+
+def test_a_worker_that_is_silent_for_long_counts_no_more() -> None:
+    found = Pulses()
+    for worker, at in (("v", 1.0), *(("u", float(at)) for at in range(1, 7))):
+        found.hear(at, _told(worker, {0: 0}, clock=at))
+    assert load_table(found)["rows_in_memory"] == [20, 20, 20, 10, 10]
+
+
 def test_no_more_moments_than_that_are_kept_over_the_whole_fit() -> None:
     found = Pulses()
-    for at in range(2 * N_PULSES):
-        found.take(float(at), {})
+    for at in range(2 * N_PULSES + 1):
+        found.hear(float(at), _told("u", {}, clock=float(at)))
     times = load_table(found)["seconds"]
     assert len(times) <= N_PULSES
     assert times[0] == 0.0

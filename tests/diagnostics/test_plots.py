@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from distributed import Client
 from sklearn.pipeline import make_pipeline
 
 from daskml_dist.diagnostics import plots
+from daskml_dist.diagnostics.curves import LEAST_SPAN, curves_html
 from daskml_dist.errors import DaskMLDistError, InvalidParameterError
 from daskml_dist.linear_model import LogisticRegression, SGDClassifier
 from daskml_dist.model_selection import GridSearchCV, HalvingGridSearchCV, HyperbandSearchCV
@@ -68,6 +70,21 @@ def test_learning_curves(over: str, costs: list[float]) -> None:
     ax = plots.learning_curves([_history("sync"), _history("ssp"), _history("ssp")], over=over)
     assert [line.get_label() for line in ax.lines] == ["sync", "ssp", "ssp #2"]
     assert _points(ax.lines[1]) == list(zip(costs, [1.0, 0.5, 1 / 3], strict=True))
+
+
+def test_a_loss_that_hardly_moves_is_drawn_flat() -> None:
+    history = _history("sync")
+    for record in history.records:
+        record["loss"] = 0.598866 - 1e-8 * record["pass"]
+    low, high = plots.learning_curves(history).get_ylim()
+    assert (high - low) / 0.598866 == pytest.approx(LEAST_SPAN, rel=1e-6)
+    (points,) = re.findall('polyline points="([^"]+)"', curves_html(history.records))
+    heights = [float(point.split(",")[1]) for point in points.split()]
+    assert max(heights) - min(heights) < 1.0
+    assert "loss 0.598866<" in curves_html(history.records)
+    # What moves by more fills its axis as before.
+    (points,) = re.findall('polyline points="([^"]+)"', curves_html(_history("sync").records))
+    assert max(float(p.split(",")[1]) for p in points.split()) > 100.0
 
 
 def test_learning_curves_of_fits_by_name(pyplot: Any) -> None:

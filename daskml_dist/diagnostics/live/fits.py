@@ -8,11 +8,13 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from daskml_dist.diagnostics.curves import LEAST_SPAN
 from daskml_dist.diagnostics.left import seconds_left
 from daskml_dist.diagnostics.live.pulses import Pulses
 
 __all__ = [
     "HANDLER",
+    "LEVELS",
     "Fit",
     "Fits",
     "colours_of",
@@ -31,7 +33,9 @@ N_FITS, N_PASSES, N_CHANGES, N_LANES, N_RUNGS = 20, 2000, 100, 256, 2000
 _RECENT = 5
 #: Colours of workers: Okabe and Ito's, which colour-blind people tell apart.
 _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#666666")
-_COLUMNS = ("loss", "val_score", "eval_score", "staleness_mean", "staleness_max")
+#: Measures whose axis does not begin at 0, and all that a record holds.
+LEVELS = ("loss", "val_score", "eval_score")
+_COLUMNS = (*LEVELS, "staleness_mean", "staleness_max")
 
 
 @dataclass
@@ -93,6 +97,7 @@ class Fit:
             self.generations.append((at, event["text"]))
         elif kind == "lanes":
             self.lanes.append((at, event["lanes"]))
+            self.pulses.forget_others(event["lanes"])
         elif kind == "end":
             self.state = event["how"]
 
@@ -194,10 +199,15 @@ def pass_table(fit: Fit | None) -> dict[str, list[float]]:
     -------
     dict of str to list of float
         ``pass``, the measures of a record by their names, ``mb_pushed``, ``mb_pulled`` (megabytes)
-        and ``rows_per_second``.
+        and ``rows_per_second``; of losses and scores also ``NAME_low`` and ``NAME_high``, between
+        which an axis reaches at least.
     """
     records = [] if fit is None else list(fit.records)
     table = {key: [_number(record.get(key)) for record in records] for key in ("pass", *_COLUMNS)}
+    for name in LEVELS:
+        half = [LEAST_SPAN / 2 * abs(value) for value in table[name]]
+        table[f"{name}_low"] = [v - h for v, h in zip(table[name], half, strict=True)]
+        table[f"{name}_high"] = [v + h for v, h in zip(table[name], half, strict=True)]
     for way in ("pushed", "pulled"):
         table[f"mb_{way}"] = [_number(record.get(f"bytes_{way}")) / 1e6 for record in records]
     table["rows_per_second"] = [

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from html import escape
 from typing import Any
 
 from daskml_dist.diagnostics.live.fits import (
+    LEVELS,
     Fit,
     Fits,
     colours_of,
@@ -22,7 +23,7 @@ from daskml_dist.diagnostics.live.fits import (
 )
 from daskml_dist.diagnostics.live.pulses import N_SPEEDS, TRANSPORTS, load_table, speed_table
 
-__all__ = ["show"]
+__all__ = ["is_empty", "show"]
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,14 @@ _FIGURES = (
     ("Staleness (versions)", {"staleness_mean": "#0072b2", "staleness_max": "#d55e00"}),
     ("Rows a second", {"rows_per_second": "#0072b2"}),
 )
+#: Words in a figure of no values, by its first column.
+_EMPTY = {
+    "loss": "This fit records no loss.",
+    "val_score": "Nothing is scored: set early_stopping=True, or give fit(..., eval_set=(X, y)).",
+    "mb_pushed": "This fit records no traffic of its passes.",
+    "staleness_mean": "This fit applies no gradients that could be old.",
+    "rows_per_second": "No pass has ended yet.",
+}
 #: Place of the bars of staleness: after its lines.
 _AFTER = 4
 #: Lines over the seconds, alike.
@@ -72,6 +81,10 @@ def show(fits: Fits, extra: dict[str, Any], document: Any) -> None:
     head, last = (Div(name=name, sizing_mode="stretch_width") for name in ("head", "fits"))
     choice = Select(title="Fit", value=_NEWEST, options=[(_NEWEST, _NEWEST)], name="choice")
     figures = [_lines(title, columns, sources["passes"]) for title, columns in _FIGURES]
+    words = {
+        next(iter(columns)): _words(plot, next(iter(columns)))
+        for plot, (_, columns) in zip(figures, _FIGURES, strict=True)
+    }
     ages = _ages(sources["staleness"])
     figures.insert(_AFTER, ages)
     over_time = [_speeds(sources["speeds"])]
@@ -99,6 +112,8 @@ def show(fits: Fits, extra: dict[str, Any], document: Any) -> None:
             rungs.xaxis[0].ticker.ticks = sorted({resource for _, _, resource, _ in told})
             for name, table in sources.items():
                 table.data = _TABLES[name](fit)
+            for _, columns in _FIGURES:
+                words[next(iter(columns))].visible = is_empty(sources["passes"].data, columns)
             ages.x_range.factors = list(sources["staleness"].data["versions"])
         except Exception:
             logger.debug("The page of fits is not drawn", exc_info=True)
@@ -109,6 +124,21 @@ def show(fits: Fits, extra: dict[str, Any], document: Any) -> None:
     document.add_root(column(head, choice, grid, rungs, last, sizing_mode="stretch_width"))
     document.template = env.get_template("simple.html")
     document.template_variables.update(extra, active_page="training")
+
+
+def is_empty(table: Mapping[str, Sequence[float]], columns: Iterable[str]) -> bool:
+    """Whether a figure of some columns shows no value of passes that there are."""
+    return bool(table["pass"]) and all(math.isnan(v) for name in columns for v in table[name])
+
+
+def _words(plot: Any, column: str) -> Any:
+    """Add the words for no values to a figure."""
+    from bokeh.models import Label
+
+    place = {"x": 10, "y": 90, "x_units": "screen", "y_units": "screen"}
+    label = Label(text=_EMPTY[column], text_font_size="12px", visible=False, **place)
+    plot.add_layout(label)
+    return label
 
 
 def _speeds_of(fit: Fit | None) -> dict[str, list[Any]]:
@@ -136,6 +166,8 @@ def _lines(title: str, columns: dict[str, str], source: Any, over: str = "pass")
         named = {"legend_label": name.replace("_", " ")} if len(columns) > 1 else {}
         plot.line(over, name, source=source, color=colour, line_width=2, **named)
         plot.scatter(over, name, source=source, color=colour, size=5, **named)  # of a single one
+        for edge in ("low", "high") if name in LEVELS else ():  # unseen: the axis reaches so far
+            plot.scatter(over, f"{name}_{edge}", source=source, alpha=0.0, size=1)
     if len(columns) > 1:
         legend = plot.legend[0]
         legend.orientation, legend.label_text_font_size, legend.border_line_alpha = (

@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from daskml_dist.diagnostics.curves import LEAST_SPAN
 from daskml_dist.errors import DaskMLDistError, InvalidParameterError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["COLOURS", "axes_of", "history_of", "named_histories", "whole_numbers"]
+__all__ = [
+    "COLOURS",
+    "axes_of",
+    "history_of",
+    "keep_least_height",
+    "named_histories",
+    "whole_numbers",
+]
 
 #: Okabe and Ito's colours, which colour-blind people tell apart.
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#666666")
@@ -41,6 +49,15 @@ def axes_of(ax: Axes | None, name: str) -> Axes:
         ) from error
     _, made = pyplot.subplots(layout="constrained")
     return made
+
+
+def keep_least_height(ax: Axes) -> None:
+    """Widen the axis of values that hardly move, so that their lines look flat."""
+    low, high = ax.dataLim.intervaly
+    least = LEAST_SPAN * max(abs(low), abs(high))
+    if high - low < least:  # not so where nothing is drawn: the limits are infinite then
+        centre = low + (high - low) / 2
+        ax.set_ylim(centre - least / 2, centre + least / 2)
 
 
 def whole_numbers(ax: Axes) -> None:

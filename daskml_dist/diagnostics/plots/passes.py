@@ -9,6 +9,7 @@ from daskml_dist.diagnostics.plots.canvas import (
     COLOURS,
     axes_of,
     history_of,
+    keep_least_height,
     named_histories,
     whole_numbers,
 )
@@ -66,6 +67,7 @@ def learning_curves(
         ax.plot(costs, values, label=name, marker=".", color=colour)
     ax.set_xlabel(_OVER[over])
     ax.set_ylabel(_MEASURES[y])
+    keep_least_height(ax)
     if over == "pass":
         whole_numbers(ax)
     ax.legend()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -71,7 +72,8 @@ def telling_facts(
         if _tellers.get(name) is not tellers:
             return
         try:
-            told = {"run": run_id, "worker": worker.address, **_sums(worker, tellers)}
+            told = {"run": run_id, "worker": worker.address, "every": every}
+            told |= {"clock": time.monotonic(), **_sums(worker, tellers)}
             worker.log_event(PULSES, told)
         except Exception:
             logger.debug("The facts of a trainer are not told", exc_info=True)
