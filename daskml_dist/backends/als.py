@@ -16,8 +16,10 @@ _VECTOR = 16
 _LINE = 64
 #: Ratings of a row above which it is worked on in pieces of so many.
 PIECE = 1 << 15
-#: Smallest pivot of its diagonal entry, by the bytes of a number.
-_LEAST = {4: 1e-4, 8: 1e-13}
+#: By the bytes of a number: smallest pivot, as a part of its diagonal entry, and largest entry of
+#: the inverse, scaled to a unit diagonal, of systems that are solved in such numbers. An entry of
+#: 1e3 came with errors of 2e-4 of the solution's size in float32; such rows go to float64.
+_LIMITS = {4: (1e-3, 1e3), 8: (1e-13, np.inf)}
 #: Square of a residual, of the first one's, at which conjugate gradients end.
 _ENOUGH = {4: 1e-13, 8: 1e-30}
 
@@ -69,9 +71,12 @@ class Regressors(NamedTuple):
         return -(-self.width // _VECTOR) * _VECTOR
 
     def padded(self, dtype: Any) -> Regressors:
-        """The same in a dtype, with zeros up to whole vectors; copies what is not so."""
+        """Return the factors in a dtype, with zeros up to whole vectors; copies what is not so.
+
+        The sum of squares keeps its float64 digits: systems that float32 cannot solve need them.
+        """
         width = self.whole_width
-        factors, gram = self.factors, self.gram.astype(dtype, copy=False)
+        factors, gram = self.factors, self.gram
         if factors.dtype != dtype or width > self.width or factors.ctypes.data % _LINE:
             factors = _on_lines((len(factors), width), dtype)
             factors[:, : self.width] = self.factors
@@ -167,10 +172,10 @@ class LeastSquares:
         (A, b), width = system, len(out)
         shift = self.reg * (1 if self.implicit else n)
         room, order = (
-            np.zeros((3, max(_kernels().CHUNK, len(A)))),
+            np.zeros((4, max(_kernels().CHUNK, len(A)))),
             np.arange(len(A), dtype=np.int32),
         )
-        solved = bool(_kernels().solve_system(A, b, shift, _LEAST[8], room, order, width))
+        solved = bool(_kernels().solve_system(A, b, shift, *_LIMITS[8], room, order, width))
         if solved:
             out[:] = b[0, :width]
         return solved
@@ -180,20 +185,29 @@ class LeastSquares:
     ) -> NDArray[np.intp]:
         """Rows that are singular; where float32 has too few digits, those of float64 are taken."""
         failed = self._rows(ratings, by, out, at, out.dtype)
-        if out.dtype == np.float64:
+        if out.dtype == np.float64 or not len(failed):
             return failed
-        wrong = [row for row in failed.tolist() if not self._exactly(row, ratings, by, out)]
-        return np.array(wrong, np.intp)
+        # Their ratings, and the factors that these touch, are copied: a piece's worth at a time.
+        ends = np.cumsum(np.diff(ratings.indptr)[failed])
+        parts = np.split(failed, np.flatnonzero(np.diff(ends // PIECE)) + 1)
+        return np.concatenate([self._exactly(rows, ratings, by, out) for rows in parts])
 
-    def _exactly(self, row: int, ratings: Ratings, by: Regressors, out: NDArray[Any]) -> bool:
-        """Solve for a row in float64, of which its own regressors alone are copied."""
-        some = slice(*ratings.indptr[row : row + 2].tolist())
-        at = ratings.indices[some]
-        n = len(at)
-        own = Ratings(np.array([0, n]), np.arange(n, dtype=np.int32), ratings.values[some])
-        offsets = by.offsets[at] if len(by.offsets) else by.offsets
-        its = Regressors(by.factors[at], offsets, by.gram)
-        return not len(self._rows(own, its, out[row : row + 1], (0, 1), np.float64))
+    def _exactly(
+        self, rows: NDArray[np.intp], ratings: Ratings, by: Regressors, out: NDArray[Any]
+    ) -> NDArray[np.intp]:
+        """Solve for some rows in float64; those that are singular in it too."""
+        starts, sizes = ratings.indptr[rows], np.diff(ratings.indptr)[rows]
+        indptr = np.concatenate([[0], np.cumsum(sizes)])
+        at = np.arange(indptr[-1]) + np.repeat(starts - indptr[:-1], sizes)
+        touched, indices = np.unique(ratings.indices[at], return_inverse=True)
+        own = Ratings(indptr, indices.astype(np.int32), ratings.values[at])
+        offsets = by.offsets[touched] if len(by.offsets) else by.offsets
+        # All of float64, as in a fit of this dtype: one compiled loop does for both.
+        its = Regressors(by.factors[touched], offsets.astype(np.float64), by.gram)
+        solved = out[rows].astype(np.float64)
+        singular = self._rows(own, its, solved, (0, len(rows)), np.float64)
+        out[rows] = solved
+        return rows[singular]
 
     def _rows(
         self, ratings: Ratings, by: Regressors, out: NDArray[Any], at: tuple[int, int], dtype: Any
@@ -201,7 +215,8 @@ class LeastSquares:
         """Solve some rows in the arithmetic of a dtype; those whose pivots are too small."""
         kernels, by = _kernels(), by.padded(dtype)
         failed, system = np.empty(at[1] - at[0], np.intp), _system(by, dtype)
-        told = self.implicit, self.alpha, self.reg, by.gram, _LEAST[np.dtype(dtype).itemsize]
+        gram = by.gram.astype(dtype, copy=False)
+        told = self.implicit, self.alpha, self.reg, gram, *_LIMITS[np.dtype(dtype).itemsize]
         room = _room(by, dtype)
         n = kernels.solve_rows(
             *ratings, by.factors, by.offsets, *told, *system, *room, out, failed, at
@@ -217,7 +232,8 @@ class LeastSquares:
     def _conjugate(self, ratings: Ratings, by: Regressors, out: NDArray[Any]) -> None:
         kernels, by = _kernels(), by.padded(out.dtype)
         vectors, (room, _) = np.zeros((4, 1, by.width), out.dtype), _room(by, out.dtype)
-        told = self.implicit, self.alpha, self.reg, by.gram, self.steps, _ENOUGH[out.itemsize]
+        gram = by.gram.astype(out.dtype, copy=False)
+        told = self.implicit, self.alpha, self.reg, gram, self.steps, _ENOUGH[out.itemsize]
         A, _ = _system(by, out.dtype)
         kernels.conjugate_rows(*ratings, by.factors, by.offsets, *told, A, vectors, room, out)
 
@@ -238,7 +254,7 @@ def _system(by: Regressors, dtype: Any) -> tuple[NDArray[Any], NDArray[Any]]:
 
 def _room(by: Regressors, dtype: Any) -> tuple[NDArray[Any], NDArray[np.int32]]:
     """Room for terms of ratings and pivots; and numbers from 0."""
-    room = np.zeros((3, max(_kernels().CHUNK, by.width)), dtype)
+    room = np.zeros((4, max(_kernels().CHUNK, by.width)), dtype)
     return room, np.arange(by.width, dtype=np.int32)
 
 

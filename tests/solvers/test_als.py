@@ -181,6 +181,61 @@ def test_float32_is_near_float64() -> None:
         np.testing.assert_allclose(rounded["user"], exact["user"], rtol=0, atol=2e-3)
 
 
+#: Around whole vectors of 64 bytes (8 numbers of float64, 16 of float32), and several of these.
+WIDTHS = (1, 7, 8, 9, 15, 16, 17, 31, 33, 48, 65)
+
+
+def solved(
+    equations: LeastSquares, others: NDArray[Any], ratings: NDArray[Any] = GIVEN
+) -> NDArray[Any]:
+    """Return the factors of each row of ratings, given those of the other side."""
+    model = Factors(others.shape[1], implicit=equations.implicit, dtype=others.dtype.name)
+    gram = model.gram(others) if model.implicit else np.zeros((model.width, model.width))
+    (rows,) = _lanes(ratings, 1, 0)
+    found = np.zeros((len(ratings), model.width), others.dtype)
+    given = Ratings(rows.indptr, rows.indices, rows.values)
+    singular = equations.solve(given, model.regressors(others, gram, 0.0), found)
+    assert not len(singular)
+    return found
+
+
+@pytest.mark.parametrize("long", [False, True])
+@pytest.mark.parametrize("implicit", [False, True])
+@pytest.mark.parametrize("steps", [None, 400])
+@pytest.mark.parametrize(("dtype", "rtol"), [("float32", 3e-4), ("float64", 1e-11)])
+def test_systems_of_all_widths_around_whole_vectors(
+    dtype: str,
+    rtol: float,
+    steps: int | None,
+    implicit: bool,
+    long: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if long:  # some rows are worked on in pieces
+        monkeypatch.setattr(als, "PIECE", 8)
+    alpha = 2.0 if implicit else None
+    equations = LeastSquares(0.1, implicit, 2.0, steps)
+    for width in WIDTHS:
+        others = np.random.default_rng(width).normal(size=(N_ITEMS, width)).astype(dtype)
+        expected = naive(GIVEN, others.astype(float), 0.1, alpha, None)
+        found = solved(equations, others)
+        size = np.abs(expected).max()
+        np.testing.assert_allclose(found, expected, 0, rtol * size, err_msg=f"width {width}")
+
+
+@pytest.mark.parametrize("reg", [1e-3, 1e-6, 1e-8])
+@pytest.mark.parametrize("implicit", [False, True])
+def test_small_penalties_lose_no_digits_of_float32(implicit: bool, reg: float) -> None:
+    """Rows have fewer ratings than unknowns, or as many: the penalty alone makes them regular."""
+    alpha = 2.0 if implicit else None
+    for width in WIDTHS:
+        others = np.random.default_rng(width).normal(size=(N_ITEMS, width)).astype(np.float32)
+        expected = naive(GIVEN, others.astype(float), reg, alpha, None)
+        found = solved(LeastSquares(reg, implicit, 2.0), others)
+        size = np.abs(expected).max(axis=1, keepdims=True) + 1e-30
+        np.testing.assert_array_less(np.abs(found - expected) / size, 1e-3, f"width {width}")
+
+
 def test_systems_that_float32_cannot_solve_are_solved_in_float64() -> None:
     # Two columns that are nearly the same.
     Y = rng.normal(size=(30, 4)).astype(np.float32)
