@@ -6,9 +6,9 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import fields
-from functools import cache
+from functools import cache, wraps
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from dask.utils import parse_bytes
@@ -41,7 +41,38 @@ __all__ = [
     "in_run",
     "refuse_sklearns_callbacks",
     "seed_of",
+    "taking_client",
 ]
+
+
+_Fit = TypeVar("_Fit", bound=Callable[..., Any])
+
+
+def taking_client(fit: _Fit) -> _Fit:
+    """Let the ``fit`` of an estimator of others take a `client`, which all of its fits are made by.
+
+    It is the current client meanwhile, so members, splits and scores need not hand it on.
+    """
+
+    @wraps(fit)
+    def on_client(self: Any, *args: Any, client: Any = None, **params: Any) -> Any:
+        if client is None:
+            return fit(self, *args, **params)
+        if not hasattr(client, "as_current"):
+            raise InvalidParameterError(
+                f"client={client!r} is a {type(client).__name__}. Pass a distributed.Client: "
+                "client=Client(cluster)."
+            )
+        with client.as_current():
+            return fit(self, *args, **params)
+
+    signature = inspect.signature(fit)
+    *others, last = signature.parameters.values()
+    given = inspect.Parameter("client", inspect.Parameter.KEYWORD_ONLY, default=None)
+    is_rest = last.kind is inspect.Parameter.VAR_KEYWORD
+    parameters = [*others, given, last] if is_rest else [*others, last, given]
+    setattr(on_client, "__signature__", signature.replace(parameters=parameters))  # noqa: B010
+    return cast(_Fit, on_client)
 
 
 def check_run(run: Any, device: Any, *, name: str, used: Collection[str]) -> RunSettings:

@@ -47,12 +47,15 @@ from daskml_dist.model_selection._validation import Splits, fitted_on
 __all__ = [
     "OutOfFold",
     "as_array",
+    "check_given",
     "check_weighable",
     "fit_folds",
     "fit_members",
     "here",
     "params_of",
+    "plain_labels",
     "taken",
+    "weights_of_rows",
 ]
 
 
@@ -65,18 +68,19 @@ def here(X: Any, y: Any, params: dict[str, Any], *, labels: bool) -> tuple[Any, 
         Labels are missing, there is no target, or columns of X are called alike.
     """
     check_unique_names(X)
-    _check_given(y)
+    check_given(y)
     if any(map(is_dask, (y, *params.values()))):
         y, params = compute(y, params)
-    return (_plain_labels(y) if labels else y), params
+    return (plain_labels(y) if labels else y), params
 
 
-def _check_given(y: Any) -> None:
+def check_given(y: Any) -> None:
+    """Check that there is a target, where one is needed."""
     if y is None:
         raise InvalidDataError("requires y to be passed, but the target y is None. Pass y as well.")
 
 
-def _plain_labels(y: Any) -> Any:
+def plain_labels(y: Any) -> Any:
     """Labels in memory as scikit-learn takes them: of NumPy's dtypes, and none missing."""
     dtypes = list(getattr(y, "dtypes", [])) if is_dataframe_like(y) else [getattr(y, "dtype", None)]
     if hasattr(y, "iloc") and not all(isinstance(dtype, np.dtype) for dtype in dtypes):
@@ -92,7 +96,7 @@ def _plain_labels(y: Any) -> Any:
 def taken(X: Any, y: Any, params: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
     """Inputs of a fit, with columns for the names of these; weights that are None are left out."""
     X, y, weight = take_columns(X, y, params.get("sample_weight"))
-    _check_given(y)
+    check_given(y)
     params = {name: value for name, value in params.items() if name != "sample_weight"}
     return X, y, params if weight is None else {**params, "sample_weight": weight}
 
@@ -182,10 +186,14 @@ def _fit_here(plain: dict[str, Any], member: Any, X: Any, y: Any, weight: Any) -
     """Fit a clone to rows that are gathered from the blocks."""
     params = dict(plain)
     if weight[0] is not None:
-        n_rows = map(n_rows_of, X)
-        pieces = [np.full(n, w) if np.ndim(w) == 0 else w for n, w in zip(n_rows, weight)]  # noqa: B905
-        params["sample_weight"] = joined_rows(pieces)
-    return fitted_on(member, joined_rows(X), joined_rows(y), params)
+        each = zip(weight, map(n_rows_of, X), strict=True)
+        params["sample_weight"] = joined_rows([weights_of_rows(own, n) for own, n in each])
+    return fitted_on(member, joined_rows(X), None if y[0] is None else joined_rows(y), params)
+
+
+def weights_of_rows(weight: Any, n_rows: int) -> Any:
+    """Return the weights of a block's rows, of which one number is that of each."""
+    return np.full(n_rows, weight) if np.ndim(weight) == 0 else weight
 
 
 def fit_folds(member: Any, splits: Splits) -> list[Any]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,15 +11,13 @@ from sklearn.utils.metaestimators import available_if
 
 from daskml_dist._exported import Exported
 from daskml_dist._theirs import TellsErrors, not_fitted
-from daskml_dist._transformer import check_fitted
+from daskml_dist._transformer import answer_lazily, check_fitted
 from daskml_dist.data.collection import take_columns
 from daskml_dist.data.conversion import plain_objects
-from daskml_dist.data.feature_names import check_feature_names
-from daskml_dist.data.lazy import is_dask, join_delayed
+from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.unique_names import check_unique_names
-from daskml_dist.errors import InvalidDataError, as_ours
+from daskml_dist.errors import InvalidDataError
 from daskml_dist.errors.names import NamedParameters
-from daskml_dist.inference.transform import map_blocks, sample_rows
 from daskml_dist.metrics.scorers import get_scorer
 
 __all__ = ["OnBlocks"]
@@ -85,7 +81,7 @@ def _method(name: str, summary: str, shape: str) -> Any:
         if self._will_have(name):
             raise not_fitted(self)
         if is_dask(X):
-            return _lazily(self, name, X, params)
+            return answer_lazily(self, name, X, params)
         check_unique_names(X)
         if name != "transform":
             _check_some_rows(self, X)
@@ -119,24 +115,3 @@ def _check_some_rows(estimator: Any, X: Any) -> None:
             f"Found array with 0 sample(s) (shape={shape}) while a minimum of 1 is required by "
             f"{type(estimator).__name__}. Look at the files or the filter that X comes from."
         )
-
-
-def _lazily(estimator: Any, name: str, X: Any, params: dict[str, Any]) -> Any:
-    """Answer of a fitted ensemble to the rows of a Dask collection, by blocks."""
-    check_fitted(estimator)
-    check_feature_names(estimator, X, reset=False)
-    X = join_delayed(X, 2, getattr(estimator, "n_features_in_", np.nan))
-    # A later fit must not change what is lazy now, and a task starts no processes.
-    kept = copy.copy(estimator)
-    if hasattr(kept, "n_jobs"):
-        kept.n_jobs = None
-    function = partial(_answer, kept, name, params)
-    try:
-        meta = function(sample_rows(X))
-    except (ValueError, TypeError) as error:
-        raise as_ours(error) from error
-    return map_blocks(function, X, meta=meta)
-
-
-def _answer(estimator: Any, name: str, params: dict[str, Any], X: Any) -> Any:
-    return getattr(estimator, name)(X, **params)

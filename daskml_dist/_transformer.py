@@ -39,7 +39,7 @@ from daskml_dist.inference.bare_scalers import restored_few, scaled_few
 from daskml_dist.inference.few_transformed import few_of_frame, gives_arrays, theirs
 from daskml_dist.inference.transform import map_blocks, sample_rows
 
-__all__ = ["BlockTransformer", "CopyingTransformer", "check_fitted"]
+__all__ = ["BlockTransformer", "CopyingTransformer", "answer_lazily", "check_fitted"]
 
 
 class BlockTransformer(TellsErrors, NamedParameters, Exported, BaseEstimator):
@@ -307,6 +307,46 @@ def check_fitted(estimator: Any) -> None:
         check_is_fitted(estimator)
     except SklearnNotFittedError as error:
         raise NotFittedError(str(error)) from error
+
+
+def answer_lazily(estimator: Any, name: str, X: Any, params: dict[str, Any]) -> Any:
+    """Answer the rows of a Dask collection by a method of a fitted estimator, block by block.
+
+    Parameters
+    ----------
+    estimator : estimator
+        Of any package: each block is in memory when its method is called.
+    name : str
+        Of the method.
+    X : dask Array or DataFrame of shape (n_rows, n_features)
+    params : dict
+        Further arguments of the method.
+
+    Returns
+    -------
+    dask Array or DataFrame
+
+    Raises
+    ------
+    NotFittedError, InvalidDataError
+    """
+    check_fitted(estimator)
+    check_feature_names(estimator, X, reset=False)
+    X = join_delayed(X, 2, getattr(estimator, "n_features_in_", np.nan))
+    # A later fit must not change what is lazy now, and a task starts no processes.
+    kept = copy.copy(estimator)
+    if hasattr(kept, "n_jobs"):
+        kept.n_jobs = None
+    function = partial(_answer, kept, name, params)
+    try:
+        meta = function(sample_rows(X))
+    except (ValueError, TypeError) as error:
+        raise as_ours(error) from error
+    return map_blocks(function, X, meta=meta)
+
+
+def _answer(estimator: Any, name: str, params: dict[str, Any], X: Any) -> Any:
+    return getattr(estimator, name)(X, **params)
 
 
 def _call(estimator: Any, method: str, X: Any) -> Any:

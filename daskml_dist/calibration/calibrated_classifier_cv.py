@@ -14,6 +14,7 @@ from sklearn.utils._metadata_requests import _routing_enabled
 from sklearn.utils.metadata_routing import process_routing
 from sklearn.utils.validation import has_fit_parameter
 
+from daskml_dist._checks import taking_client
 from daskml_dist._lazy_labels import counted_labels, encoded
 from daskml_dist._members import fit_folds, fit_members, here, taken
 from daskml_dist._on_blocks import OnBlocks
@@ -78,6 +79,7 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
             found.set_fit_request(sample_weight=True)
         return found
 
+    @taking_client
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None, **fit_params: Any) -> Self:
         """Fit the classifier and its calibrators.
 
@@ -86,6 +88,8 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
         X : dask Array or DataFrame, or in memory, of shape (n_rows, n_features)
         y : dask Array or Series, or in memory, of shape (n_rows,), or the name of a column of X
         sample_weight : like `y`, optional
+        client : distributed.Client, optional
+            That everything is computed by; by default the current one.
         **fit_params
             Arguments of the classifier's ``fit``.
 

@@ -5,17 +5,18 @@ And states that blocks change one after the other, where their order matters.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, TypeVar
+from uuid import uuid4
 
-from dask.delayed import delayed
+from dask.delayed import Delayed, delayed
 
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.computing import tried
 from daskml_dist.data.unread import marking_own, naming_blocks
 
-__all__ = ["fold_parts", "reduce_parts"]
+__all__ = ["fold_parts", "lazily_reduced", "reduce_parts"]
 
 S = TypeVar("S")
 
@@ -62,7 +63,29 @@ def reduce_parts(
     return result
 
 
-def fold_parts(collection: Collection, step: Callable[[S, int, Any, Any, Any], S], state: S) -> S:
+def lazily_reduced(
+    collection: Collection,
+    summarise: Callable[..., S],
+    merge: Callable[[list[S]], S],
+    finish: Callable[[S], Any],
+) -> Delayed:
+    """Make the summary of :func:`reduce_parts` lazy, and what `finish` makes of it.
+
+    Of a collection on Dask. Several such values are computed together in one pass, where the user
+    computes them at once; who does so sees Dask's own errors of blocks that cannot be read.
+    """
+    name = f"block-{uuid4().hex}"
+    whole = _merged(name, collection, summarise, merge, ())
+    result: Delayed = _task(finish)(whole)
+    return result
+
+
+def fold_parts(
+    collection: Collection,
+    step: Callable[[S, int, Any, Any, Any], S],
+    state: S,
+    order: Iterable[int] | None = None,
+) -> S:
     """Let the parts of a collection change a state, one after the other, each where its rows lie.
 
     Parameters
@@ -73,6 +96,8 @@ def fold_parts(collection: Collection, step: Callable[[S, int, Any, Any, Any], S
         part; returns the next. Picklable.
     state : object
         Picklable and small: it goes from worker to worker.
+    order : iterable of int, optional
+        Numbers of the parts in the order in which they are taken; by default their own.
 
     Returns
     -------
@@ -84,22 +109,25 @@ def fold_parts(collection: Collection, step: Callable[[S, int, Any, Any, Any], S
     InvalidDataError
         Names the block that cannot be read.
     """
+    numbers = range(len(collection.parts)) if order is None else list(order)
     if collection.kind == "memory":
-        for i, part in enumerate(collection.parts):
-            state = step(state, i, *part)
+        for i in numbers:
+            state = step(state, i, *collection.parts[i])
         return state
     with naming_blocks(collection.parts):
         result: S = tried(
-            lambda name: _folded(name, collection, step, state), len(collection.parts)
+            lambda name: _folded(name, collection, step, state, numbers), len(collection.parts)
         )
     return result
 
 
-def _folded(name: str, collection: Collection, step: Any, state: Any) -> Any:
+def _folded(
+    name: str, collection: Collection, step: Any, state: Any, numbers: Iterable[int]
+) -> Any:
     """The last state, lazy."""
     one, last = _task(step), delayed(state, pure=False)
-    for i, part in enumerate(collection.parts):
-        last = one(last, i, *part, dask_key_name=(name, i))
+    for i in numbers:
+        last = one(last, i, *collection.parts[i], dask_key_name=(name, i))
     return last
 
 

@@ -17,6 +17,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.random import sample_without_replacement
 from sklearn.utils.validation import has_fit_parameter
 
+from daskml_dist._checks import taking_client
 from daskml_dist._lazy_labels import encoded, labels_of
 from daskml_dist._members import as_array, fit_members, here, params_of, taken
 from daskml_dist._on_blocks import OnBlocks
@@ -127,6 +128,7 @@ class Bagging(OnBlocks):
     n_features_in_: int
     _drawn_rows: DrawnRows | None = None
 
+    @taking_client
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None, **fit_params: Any) -> Self:
         """Fit each member to rows that it draws.
 
@@ -136,6 +138,8 @@ class Bagging(OnBlocks):
         y : dask Array or Series, or in memory, of shape (n_rows,), or the name of a column of X
         sample_weight : like `y`, optional
             Chances of rows to be drawn, as scikit-learn's newest versions have it.
+        client : distributed.Client, optional
+            That everything is computed by; by default the current one.
         **fit_params
             What scikit-learn's metadata routing sends to members.
 

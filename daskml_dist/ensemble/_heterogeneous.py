@@ -9,6 +9,7 @@ from sklearn.base import is_classifier
 from sklearn.preprocessing import LabelEncoder
 from sklearn.utils import Bunch
 
+from daskml_dist._checks import taking_client
 from daskml_dist._lazy_labels import encoded, labels_of
 from daskml_dist._members import here, params_of, taken
 from daskml_dist._on_blocks import OnBlocks
@@ -36,6 +37,7 @@ class Named(OnBlocks):
     #: scikit-learn's name for the encoder of labels.
     _encoder: ClassVar[str]
 
+    @taking_client
     def fit(self, X: Any, y: Any = None, **fit_params: Any) -> Self:
         """Fit every member to all rows, and what else the ensemble consists of.
 
@@ -43,6 +45,8 @@ class Named(OnBlocks):
         ----------
         X : dask Array or DataFrame, or in memory, of shape (n_rows, n_features)
         y : dask Array or Series, or in memory, of shape (n_rows,), or the name of a column of X
+        client : distributed.Client, optional
+            That everything is computed by; by default the current one.
         **fit_params
             `sample_weight`, or what scikit-learn's metadata routing sends to members.
 

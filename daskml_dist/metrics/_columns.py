@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import dask.array as da
 import numpy as np
@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from daskml_dist.data.collection import Collection, as_collection
 from daskml_dist.data.conversion import as_column, to_host, where
 from daskml_dist.data.lazy import is_dask
-from daskml_dist.data.reduce import reduce_parts
+from daskml_dist.data.reduce import lazily_reduced, reduce_parts
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, InvalidTypeError
 from daskml_dist.metrics._readers import MissingValues, read_weights
 
-__all__ = ["Columns", "ScoredRows", "called", "check_total", "is_lazy"]
+__all__ = ["Columns", "ScoredRows", "called", "check_computed", "check_total", "is_lazy"]
 
 S = TypeVar("S")
 
@@ -29,6 +29,10 @@ S = TypeVar("S")
 _PIECE = 15_000
 
 ColumnReader = Callable[[Any, str, int | None], NDArray[Any]]
+
+
+def _itself(summary: S) -> S:
+    return summary
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,6 +113,28 @@ class Columns:
             raise _no_weight()
         return called(metric, rows.y_true, rows.y_pred, **_weights(rows.weight), **options)
 
+    @overload
+    def reduce(
+        self,
+        summarise: Callable[[ScoredRows], S],
+        merge: Callable[[list[S]], S],
+        collection: Collection,
+        *,
+        in_pieces: bool = ...,
+    ) -> S: ...
+
+    @overload
+    def reduce(
+        self,
+        summarise: Callable[[ScoredRows], S],
+        merge: Callable[[list[S]], S],
+        collection: Collection,
+        *,
+        in_pieces: bool = ...,
+        finish: Callable[[S], Any],
+        compute: bool = ...,
+    ) -> Any: ...
+
     def reduce(
         self,
         summarise: Callable[[ScoredRows], S],
@@ -116,7 +142,9 @@ class Columns:
         collection: Collection,
         *,
         in_pieces: bool = False,
-    ) -> S:
+        finish: Callable[[S], Any] = _itself,
+        compute: bool = True,
+    ) -> Any:
         """Summarise every block that has rows and merge the summaries, in one pass.
 
         Parameters
@@ -130,11 +158,16 @@ class Columns:
         in_pieces : bool, default=False
             Summarise a few rows at a time, so that what is made of them stays in the cache; for
             small summaries.
+        finish : callable, optional
+            Makes the result of the summary of all rows. Picklable.
+        compute : bool, default=True
+            False: nothing is computed yet.
 
         Returns
         -------
         object
-            The summary of all rows.
+            The summary of all rows, or the result; a `dask.delayed.Delayed` of it without
+            `compute`.
 
         Raises
         ------
@@ -143,16 +176,13 @@ class Columns:
         """
         if in_pieces:
             summarise = partial(_by_pieces, summarise, merge)
+        own, join = partial(_summarise, self, summarise), partial(_merge, merge)
+        end = partial(_finished, finish, self.pred_name)
+        if not compute:
+            return lazily_reduced(collection, own, join, end)
         with reading("scoring"):
-            summary: S | None = reduce_parts(
-                collection, partial(_summarise, self, summarise), partial(_merge, merge)
-            )
-        if summary is None:
-            raise InvalidDataError(
-                f"y_true and {self.pred_name} have no rows. Look at the files or the filter that "
-                "they come from."
-            )
-        return summary
+            summary: S | None = reduce_parts(collection, own, join)
+        return end(summary)
 
     def align(self, y_true: Any, y_pred: Any, sample_weight: Any) -> Collection:
         """Align the columns, with no work on the data.
@@ -247,6 +277,19 @@ def called(metric: Callable[..., S], *args: Any, **options: Any) -> S:
         raise InvalidTypeError(str(error)) from error
 
 
+def check_computed(compute: bool) -> None:
+    """Check that a score may be computed at once, where it has no lazy way.
+
+    Raises
+    ------
+    InvalidParameterError
+    """
+    if not compute:
+        raise InvalidParameterError(
+            "compute=False: the score of several labels a row is computed at once. Leave it out."
+        )
+
+
 def check_total(weight: float) -> None:
     """Check that there is weight to divide by.
 
@@ -321,6 +364,16 @@ def _summarise(
     rows = columns.read(index, y_pred, y_true, sample_weight)
     # An empty block may have the dtype of nothing in particular.
     return summarise(rows) if len(rows.y_true) else None
+
+
+def _finished(finish: Callable[[S], Any], pred_name: str, summary: S | None) -> Any:
+    """Return the result of the summary of all rows, of which there must be one."""
+    if summary is None:
+        raise InvalidDataError(
+            f"y_true and {pred_name} have no rows. Look at the files or the filter that they come "
+            "from."
+        )
+    return finish(summary)
 
 
 def _by_pieces(

@@ -18,8 +18,14 @@ Sums = NDArray[np.float64]
 
 
 def weighted_sums(
-    columns: Columns, values: Values, y_true: Any, y_pred: Any, sample_weight: Any
-) -> tuple[float, Sums]:
+    columns: Columns,
+    values: Values,
+    y_true: Any,
+    y_pred: Any,
+    sample_weight: Any,
+    finish: Callable[[float, Sums], Any],
+    compute: bool = True,
+) -> Any:
     """Sum the weights, and the weighted values of all rows, in one pass.
 
     Parameters
@@ -30,30 +36,50 @@ def weighted_sums(
         Picklable.
     y_true, y_pred, sample_weight
         Of which one is a Dask collection.
-
-    Returns
-    -------
-    weight : float
-    sums : ndarray of float64 of shape (n_targets,)
+    finish : callable
+        Makes the result of the sum of the weights and the sums, an ndarray of float64 of shape
+        (n_targets,). Picklable.
+    compute : bool, default=True
+        False: the result is lazy.
     """
     collection = columns.align(y_true, y_pred, sample_weight)
-    found = columns.reduce(partial(_sums, values), add, collection, in_pieces=True)
-    return float(found[0]), found[1:]
+    return columns.reduce(
+        partial(_sums, values),
+        add,
+        collection,
+        in_pieces=True,
+        finish=partial(_of_sums, finish),
+        compute=compute,
+    )
 
 
 def weighted_mean(
-    columns: Columns, values: Values, y_true: Any, y_pred: Any, sample_weight: Any
-) -> Sums:
-    """Weighted mean of each target; parameters as `weighted_sums`.
+    columns: Columns,
+    values: Values,
+    y_true: Any,
+    y_pred: Any,
+    sample_weight: Any,
+    finish: Callable[[Sums], Any],
+    compute: bool = True,
+) -> Any:
+    """Return what `finish` makes of the mean of each target; parameters as `weighted_sums`.
 
     Raises
     ------
     InvalidDataError
         The weights sum to zero.
     """
-    weight, total = weighted_sums(columns, values, y_true, y_pred, sample_weight)
+    end = partial(_of_means, finish)
+    return weighted_sums(columns, values, y_true, y_pred, sample_weight, end, compute)
+
+
+def _of_sums(finish: Callable[[float, Sums], Any], found: Sums) -> Any:
+    return finish(float(found[0]), found[1:])
+
+
+def _of_means(finish: Callable[[Sums], Any], weight: float, total: Sums) -> Any:
     check_total(weight)
-    return total / weight
+    return finish(total / weight)
 
 
 def mean_of_blocks(

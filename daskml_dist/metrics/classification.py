@@ -12,7 +12,7 @@ import sklearn.metrics as theirs
 from numpy.typing import NDArray
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.metrics._columns import is_lazy
+from daskml_dist.metrics._columns import check_computed, is_lazy
 from daskml_dist.metrics._faces import face
 from daskml_dist.metrics._indicators import are_indicators, check_scored, has_score, of_hits
 from daskml_dist.metrics._means import weighted_mean, weighted_sums
@@ -40,8 +40,13 @@ __all__ = [
 
 
 def accuracy_score(
-    y_true: Any, y_pred: Any, *, normalize: bool = True, sample_weight: Any = None
-) -> float:
+    y_true: Any,
+    y_pred: Any,
+    *,
+    normalize: bool = True,
+    sample_weight: Any = None,
+    compute: bool = True,
+) -> Any:
     """Share of the rows whose label is predicted; of several labels, whose labels all are.
 
     Parameters
@@ -52,13 +57,18 @@ def accuracy_score(
     normalize : bool, default=True
         False gives the weight of such rows instead of their share.
     sample_weight : like `y_true`, or a float, or None
+    compute : bool, default=True
+        False gives a lazy score of Dask collections (a `dask.delayed.Delayed`): several that are
+        computed together, by `dask.compute`, read the rows once.
 
     Returns
     -------
-    float
+    float, or Delayed of a float without `compute`
 
     Raises
     ------
+    InvalidParameterError
+        ``compute=False`` of several labels a row.
     InvalidDataError
         The columns cannot be aligned, hold NaN or are no labels; the weights sum to zero.
     """
@@ -67,11 +77,20 @@ def accuracy_score(
         score = COLUMNS.in_memory(metric, y_true, y_pred, sample_weight, normalize=normalize)
         return float(score)
     if are_indicators(y_true, y_pred):
+        check_computed(compute)
         options = {"normalize": normalize}
         return float(of_hits(theirs.accuracy_score, y_true, y_pred, sample_weight, **options))
     if normalize:
-        return float(weighted_mean(COLUMNS, _hits, y_true, y_pred, sample_weight)[0])
-    return float(weighted_sums(COLUMNS, _hits, y_true, y_pred, sample_weight)[1][0])
+        return weighted_mean(COLUMNS, _hits, y_true, y_pred, sample_weight, _first, compute)
+    return weighted_sums(COLUMNS, _hits, y_true, y_pred, sample_weight, _first_sum, compute)
+
+
+def _first(means: NDArray[np.float64]) -> float:
+    return float(means[0])
+
+
+def _first_sum(weight: float, sums: NDArray[np.float64]) -> float:
+    return float(sums[0])
 
 
 def confusion_matrix(

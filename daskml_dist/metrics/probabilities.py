@@ -39,7 +39,8 @@ def log_loss(
     sample_weight: Any = None,
     labels: Any = None,
     y_pred: Any = "deprecated",
-) -> float:
+    compute: bool = True,
+) -> Any:
     """Mean negative logarithm of the probability that was given to the true label.
 
     Source: Bishop (2006), "Pattern Recognition and Machine Learning", p. 209.
@@ -60,10 +61,13 @@ def log_loss(
         All labels, where `y_true` may lack some.
     y_pred : like `y_proba`
         Its name in older versions of scikit-learn.
+    compute : bool, default=True
+        False gives a lazy score of Dask collections (a `dask.delayed.Delayed`): several that are
+        computed together, by `dask.compute`, read the rows once.
 
     Returns
     -------
-    float
+    float, or Delayed of a float without `compute`
         The logarithms of a Dask collection are summed as float64.
 
     Raises
@@ -91,10 +95,19 @@ def log_loss(
     columns = INDICATED if indicated else COLUMNS
     summarise = _indicated_losses if indicated else partial(_losses, classes=classes)
     collection = columns.align(y_true, y_proba, sample_weight)
-    losses = columns.reduce(summarise, join_columns, collection, in_pieces=True)
+    finish = partial(_loss_of, indicated, classes, normalize)
+    return columns.reduce(
+        summarise, join_columns, collection, in_pieces=True, finish=finish, compute=compute
+    )
+
+
+def _loss_of(
+    indicated: bool, classes: NDArray[Any] | None, normalize: bool, losses: ByColumn
+) -> float:
+    """Return the loss of the sums of all rows."""
     if not losses.sums_to_one:
         message = "The y_prob values do not sum to one. Make sure to pass probabilities."
-        warnings.warn(message, UserWarning, stacklevel=2)
+        warnings.warn(message, UserWarning, stacklevel=5)
     summed = float(losses.sums[0, 0]) if indicated else total(losses, classes)
     return _finished(losses, summed, normalize)
 

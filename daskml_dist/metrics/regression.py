@@ -43,7 +43,12 @@ OF_ONE = OF.replace("n_targets", "1")
 
 
 def mean_squared_error(
-    y_true: Any, y_pred: Any, *, sample_weight: Any = None, multioutput: Any = "uniform_average"
+    y_true: Any,
+    y_pred: Any,
+    *,
+    sample_weight: Any = None,
+    multioutput: Any = "uniform_average",
+    compute: bool = True,
 ) -> Any:
     """Mean of the squared errors.
 
@@ -55,6 +60,9 @@ def mean_squared_error(
     sample_weight : of shape (n_rows,), or a float, or None
     multioutput : {"uniform_average", "raw_values"} or array-like of shape (n_targets,)
         For several targets: the mean of their scores, each, or a mean with these weights.
+    compute : bool, default=True
+        False gives a lazy score of Dask collections (a `dask.delayed.Delayed`): several that are
+        computed together, by `dask.compute`, read the rows once.
 
     Returns
     -------
@@ -68,11 +76,16 @@ def mean_squared_error(
         The columns cannot be aligned, or hold NaN or infinity; the weights sum to zero.
     """
     metric = theirs.mean_squared_error
-    return _mean(metric, _squares, y_true, y_pred, sample_weight, multioutput)
+    return _mean(metric, _squares, y_true, y_pred, sample_weight, multioutput, compute)
 
 
 def root_mean_squared_error(
-    y_true: Any, y_pred: Any, *, sample_weight: Any = None, multioutput: Any = "uniform_average"
+    y_true: Any,
+    y_pred: Any,
+    *,
+    sample_weight: Any = None,
+    multioutput: Any = "uniform_average",
+    compute: bool = True,
 ) -> Any:
     """Square root of :func:`mean_squared_error`, which tells the parameters and errors.
 
@@ -82,11 +95,16 @@ def root_mean_squared_error(
         The roots are averaged, not the squares.
     """
     metric = theirs.root_mean_squared_error
-    return _mean(metric, _squares, y_true, y_pred, sample_weight, multioutput, np.sqrt)
+    return _mean(metric, _squares, y_true, y_pred, sample_weight, multioutput, compute, np.sqrt)
 
 
 def mean_absolute_error(
-    y_true: Any, y_pred: Any, *, sample_weight: Any = None, multioutput: Any = "uniform_average"
+    y_true: Any,
+    y_pred: Any,
+    *,
+    sample_weight: Any = None,
+    multioutput: Any = "uniform_average",
+    compute: bool = True,
 ) -> Any:
     """Mean of the absolute errors; parameters and errors as :func:`mean_squared_error`.
 
@@ -95,7 +113,7 @@ def mean_absolute_error(
     float, or ndarray of float64 of shape (n_targets,)
     """
     metric = theirs.mean_absolute_error
-    return _mean(metric, _sizes, y_true, y_pred, sample_weight, multioutput)
+    return _mean(metric, _sizes, y_true, y_pred, sample_weight, multioutput, compute)
 
 
 def r2_score(
@@ -105,6 +123,7 @@ def r2_score(
     sample_weight: Any = None,
     multioutput: Any = "uniform_average",
     force_finite: bool = True,
+    compute: bool = True,
 ) -> Any:
     """Coefficient of determination: the share of the variance of `y_true` that is predicted.
 
@@ -121,6 +140,8 @@ def r2_score(
         As in :func:`mean_squared_error`; "variance_weighted" weighs targets by their variance.
     force_finite : bool, default=True
         For a constant `y_true`, give 1.0 (all predicted) or 0.0 instead of NaN or -inf.
+    compute : bool, default=True
+        As in :func:`mean_squared_error`.
 
     Returns
     -------
@@ -135,11 +156,8 @@ def r2_score(
     options = {"multioutput": multioutput, "force_finite": force_finite}
     if not is_lazy(y_true, y_pred, sample_weight):
         return _plain(COLUMNS.in_memory(theirs.r2_score, y_true, y_pred, sample_weight, **options))
-    moments = _all_moments(y_true, y_pred, sample_weight, multioutput)
-    if moments.n_rows < 2:
-        return undefined("R^2")
-    check_total(moments.targets.weight)
-    return explained(moments.squares, moments.targets.squares, **options)
+    finish = partial(_determination, options)
+    return _of_moments(y_true, y_pred, sample_weight, multioutput, finish, compute)
 
 
 def explained_variance_score(
@@ -149,6 +167,7 @@ def explained_variance_score(
     sample_weight: Any = None,
     multioutput: Any = "uniform_average",
     force_finite: bool = True,
+    compute: bool = True,
 ) -> Any:
     """Share of the variance of `y_true` that the errors' variance does not take away.
 
@@ -162,9 +181,8 @@ def explained_variance_score(
     if not is_lazy(y_true, y_pred, sample_weight):
         metric = theirs.explained_variance_score
         return _plain(COLUMNS.in_memory(metric, y_true, y_pred, sample_weight, **options))
-    moments = _all_moments(y_true, y_pred, sample_weight, multioutput)
-    check_total(moments.targets.weight)
-    return explained(moments.errors.squares, moments.targets.squares, **options)
+    finish = partial(_explained_variance, options)
+    return _of_moments(y_true, y_pred, sample_weight, multioutput, finish, compute)
 
 
 def _mean(
@@ -174,14 +192,19 @@ def _mean(
     y_pred: Any,
     sample_weight: Any,
     multioutput: Any,
+    compute: bool,
     finish: Callable[[Any], Any] = np.asarray,
 ) -> Any:
     check_outputs(multioutput)
     if is_lazy(y_true, y_pred, sample_weight):
-        means = finish(weighted_mean(COLUMNS, values, y_true, y_pred, sample_weight))
-        return averaged(means, multioutput)
+        end = partial(_averaged, finish, multioutput)
+        return weighted_mean(COLUMNS, values, y_true, y_pred, sample_weight, end, compute)
     options = {"multioutput": multioutput}
     return _plain(COLUMNS.in_memory(metric, y_true, y_pred, sample_weight, **options))
+
+
+def _averaged(finish: Callable[[Any], Any], multioutput: Any, means: NDArray[np.float64]) -> Any:
+    return averaged(finish(means), multioutput)
 
 
 def _plain(score: Any) -> Any:
@@ -206,10 +229,29 @@ class _Moments(NamedTuple):
     squares: NDArray[np.float64]  # weighted sums of squared errors
 
 
-def _all_moments(y_true: Any, y_pred: Any, sample_weight: Any, multioutput: Any) -> _Moments:
+def _of_moments(
+    y_true: Any,
+    y_pred: Any,
+    sample_weight: Any,
+    multioutput: Any,
+    finish: Callable[[_Moments], Any],
+    compute: bool,
+) -> Any:
     check_outputs(multioutput, variance=True)
     collection = COLUMNS.align(y_true, y_pred, sample_weight)
-    return COLUMNS.reduce(_moments, _merge_moments, collection)
+    return COLUMNS.reduce(_moments, _merge_moments, collection, finish=finish, compute=compute)
+
+
+def _determination(options: dict[str, Any], moments: _Moments) -> Any:
+    if moments.n_rows < 2:
+        return undefined("R^2")
+    check_total(moments.targets.weight)
+    return explained(moments.squares, moments.targets.squares, **options)
+
+
+def _explained_variance(options: dict[str, Any], moments: _Moments) -> Any:
+    check_total(moments.targets.weight)
+    return explained(moments.errors.squares, moments.targets.squares, **options)
 
 
 def _moments(rows: ScoredRows) -> _Moments:

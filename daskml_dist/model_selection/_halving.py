@@ -15,7 +15,7 @@ from sklearn.experimental import enable_halving_search_cv  # noqa: F401
 from sklearn import model_selection  # isort: skip
 from sklearn.base import is_classifier
 
-from daskml_dist._checks import check_number
+from daskml_dist._checks import check_number, taking_client
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.works import tell, tell_rung
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
@@ -43,6 +43,7 @@ class HalvingOnDask(SearchOnDask):
     random_state: Any
     verbose: Any
 
+    @taking_client
     def fit(self, X: Any, y: Any = None, *, groups: Any = None, **params: Any) -> Self:
         """Score candidates on ever more, fewer of them each time, and fit the best to all rows.
 
@@ -50,6 +51,8 @@ class HalvingOnDask(SearchOnDask):
         ----------
         X, y, groups : dask Array or DataFrame, or in memory, of shape (n_rows, ...)
             `y` may name a column of X.
+        client : distributed.Client, optional
+            That everything is computed by; by default the current one.
         **params
             Arguments of the estimator's ``fit``; `sample_weight` is cut like X.
 

@@ -10,13 +10,16 @@ from typing import Any, ClassVar, Self
 from sklearn import model_selection
 from sklearn.base import clone
 from sklearn.metrics import check_scoring, get_scorer
+from sklearn.utils.metaestimators import available_if
 
 from daskml_dist._checks import (
     has_sklearns_callbacks,
     refuse_sklearns_callbacks,
+    taking_client,
 )
 from daskml_dist._exported import Exported
 from daskml_dist._theirs import TellsErrors, checked_as_theirs
+from daskml_dist._transformer import answer_lazily
 from daskml_dist.data.collection import take_columns
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.works import doing, tell
@@ -27,7 +30,7 @@ from daskml_dist.errors import (
 )
 from daskml_dist.errors.names import NamedParameters
 from daskml_dist.metrics.scorers import get_scorers
-from daskml_dist.model_selection._checks import check_cv, check_target
+from daskml_dist.model_selection._checks import check_cv, check_target, knows_dask
 from daskml_dist.model_selection._pipelines import fits_of_stacks, pipelines_stack, score_names
 from daskml_dist.model_selection._results import table_of
 from daskml_dist.model_selection._routing import is_routed, weighed_scores
@@ -55,6 +58,7 @@ class SearchOnDask(TellsErrors, NamedParameters, Exported):
     #: Whether scikit-learn has such a search, for rows in memory.
     _has_peer: ClassVar[bool] = True
 
+    @taking_client
     def fit(self, X: Any, y: Any = None, *, groups: Any = None, **params: Any) -> Self:
         """Score every candidate by cross-validation, and fit the best to all rows.
 
@@ -62,6 +66,8 @@ class SearchOnDask(TellsErrors, NamedParameters, Exported):
         ----------
         X, y, groups : dask Array or DataFrame, or in memory, of shape (n_rows, ...)
             `y` may name a column of X.
+        client : distributed.Client, optional
+            That everything is computed by; by default the current one.
         **params
             Arguments of the estimator's ``fit``; `sample_weight` is cut like X.
 
@@ -208,6 +214,42 @@ class SearchOnDask(TellsErrors, NamedParameters, Exported):
     def _candidate(self, params: Mapping[str, Any]) -> Any:
         """The estimator with some parameters, unfitted."""
         return clone(self.estimator).set_params(**clone(params, safe=False))
+
+
+def _of_the_best(name: str) -> Any:
+    """Make a method of rows, whose answers to a Dask collection are lazy whatever the best is."""
+
+    def method(self: Any, X: Any) -> Any:
+        best = vars(self).get("best_estimator_")
+        if best is not None and is_dask(X) and not knows_dask(best):
+            return answer_lazily(best, name, X, {})
+        return getattr(super(SearchOnDask, self), name)(X)
+
+    def is_there(self: Any) -> bool:
+        try:
+            getattr(super(SearchOnDask, self), name)
+        except AttributeError as error:
+            # scikit-learn tells why there is none in the cause.
+            raise (error.__cause__ or error) from None
+        return True
+
+    method.__name__ = name
+    method.__qualname__ = f"SearchOnDask.{name}"
+    method.__doc__ = f"""Call `{name}` of the best estimator; lazily where X is a Dask collection.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+
+        Returns
+        -------
+        ndarray, or lazy dask Array
+        """
+    return available_if(is_there)(method)
+
+
+for _name in ("predict", "predict_proba", "predict_log_proba", "decision_function", "transform"):
+    setattr(SearchOnDask, _name, _of_the_best(_name))
 
 
 def index_of(best: Any, n_candidates: int) -> int:

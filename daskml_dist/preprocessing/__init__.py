@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from daskml_dist.preprocessing.categorizer import Categorizer, DummyEncoder
 from daskml_dist.preprocessing.k_bins_discretizer import KBinsDiscretizer
 from daskml_dist.preprocessing.label_encoder import LabelEncoder
 from daskml_dist.preprocessing.max_abs_scaler import MaxAbsScaler
@@ -15,6 +16,8 @@ from daskml_dist.preprocessing.standard_scaler import StandardScaler
 from daskml_dist.preprocessing.target_encoder import TargetEncoder
 
 __all__ = [
+    "Categorizer",
+    "DummyEncoder",
     "KBinsDiscretizer",
     "LabelEncoder",
     "MaxAbsScaler",

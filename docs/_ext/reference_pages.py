@@ -27,10 +27,11 @@ GROUPS = {
     "Estimators": [
         "linear_model", "svm", "naive_bayes", "neural_network", "tree", "ensemble", "calibration",
         "cluster", "decomposition", "mixture", "recommender", "graph", "frequent_patterns",
+        "wrappers",
     ],
     "Data, scores and searches": [
-        "preprocessing", "impute", "compose", "feature_extraction", "metrics", "model_selection",
-        "inspection", "inference",
+        "preprocessing", "impute", "compose", "feature_extraction", "metrics", "metrics.pairwise",
+        "model_selection", "inspection", "inference", "datasets",
     ],
     "How a fit is made": [
         "", "planning", "streaming", "policies", "compression", "optimizers", "schedules", "losses",

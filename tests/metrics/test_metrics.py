@@ -9,20 +9,25 @@ from typing import Any
 import dask
 import numpy as np
 import pytest
+from dask.delayed import Delayed
 from distributed import Client
 from numpy.typing import NDArray
 
 from daskml_dist import metrics
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.metrics import METRICS
 from tests.metrics.rows import (
+    BINARY,
     CHUNKS,
     KINDS,
+    PROBA,
     WEIGHTS,
     N,
     assert_equal,
     data_for,
     lazy,
     metric_of,
+    parameters_of,
     takes_weights,
     truth_of,
     weights_of,
@@ -69,7 +74,7 @@ def test_signature_is_part_of_scikit_learns(name: str) -> None:
     ours = inspect.signature(METRICS[name]).parameters
     theirs = inspect.signature(truth_of(name).func).parameters
     # What scikit-learn has not, or has in its newer versions alone.
-    own = {"max_thresholds", "return_bound", "labels", "scale_by_half", "y_pred"}
+    own = {"compute", "max_thresholds", "return_bound", "labels", "scale_by_half", "y_pred"}
     assert set(list(ours)[2:]) - set(theirs) <= own
     options = list(theirs)[2:]
     assert [p for p in list(ours)[2:] if p in options] == [
@@ -129,3 +134,50 @@ def test_nothing_is_gathered(name: str, factor: int, monkeypatch: pytest.MonkeyP
     y_true, y_pred = (np.tile(column, factor) for column in data_for(name))
     metric_of(name)(lazy(y_true, (N * factor,)), lazy(y_pred, (N * factor,)))
     assert max(sizes) < 1100  # whatever the rows, of which there are up to 3000
+
+
+#: Metrics that have a lazy score, with their options.
+LAZY_SCORES: list[tuple[str, dict[str, Any]]] = [
+    ("accuracy_score", {}),
+    ("accuracy_score", {"normalize": False}),
+    ("explained_variance_score", {}),
+    ("log_loss", {}),
+    ("mean_absolute_error", {"multioutput": "raw_values"}),
+    ("mean_squared_error", {}),
+    ("r2_score", {}),
+    ("root_mean_squared_error", {}),
+]
+
+
+def test_lazy_scores_are_computed_together_in_one_pass() -> None:
+    read = []
+
+    def noted(rows: Any) -> Any:
+        read.append(len(rows))
+        return rows
+
+    assert {name for name in METRICS if "compute" in parameters_of(name)} == {
+        name for name, _ in LAZY_SCORES
+    }
+    weight = WEIGHTS["float"]
+    scores, expected = [], []
+    predicted = {name: lazy(data_for(name)[1]).map_blocks(noted, dtype=float) for name in METRICS}
+    for name, options in LAZY_SCORES:
+        y_true, y_pred = data_for(name)
+        given = {**options, "sample_weight": lazy(weight), "compute": False}
+        scores.append(METRICS[name](lazy(y_true), predicted[name], **given))
+        expected.append(truth_of(name)(y_true, y_pred, sample_weight=weight, **options))
+        # Of rows in memory there is nothing to wait for.
+        here = METRICS[name](y_true, y_pred, sample_weight=weight, compute=False, **options)
+        assert_equal(here, expected[-1])
+    read.clear()  # of what Dask makes of rows beforehand
+    assert all(isinstance(score, Delayed) for score in scores)
+    for found, wanted in zip(dask.compute(*scores, scheduler="sync"), expected, strict=True):
+        assert_equal(found, wanted)
+    # Accuracy is there twice, and its rows are read once.
+    assert len(read) == len(lazy(BINARY).chunks[0]) * (len(LAZY_SCORES) - 1)
+    with pytest.raises(InvalidParameterError, match="compute=False"):
+        metrics.accuracy_score(lazy(PROBA > 0.3), lazy(PROBA > 0.3), compute=False)
+    empty = lazy(BINARY)[lazy(BINARY) > 5]
+    with pytest.raises(InvalidDataError, match="no rows"):
+        metrics.accuracy_score(empty, empty, compute=False).compute()

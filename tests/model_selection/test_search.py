@@ -372,3 +372,22 @@ def test_a_killed_worker_changes_nothing(rank: int, monkeypatch: pytest.MonkeyPa
     assert killer.passes > 4
     assert _largest_difference(struck.cv_results_, expected.cv_results_) < 1e-4
     assert struck.best_params_ == expected.best_params_
+
+
+def test_answers_of_a_best_of_another_package_are_lazy() -> None:
+    rows, labels = da.from_array(X, chunks=(250, 5)), da.from_array(BINARY, chunks=250)
+    grid = {"var_smoothing": [1e-9, 1e-3]}
+    search = model_selection.GridSearchCV(TheirGaussianNB(), grid, cv=2).fit(rows, labels)
+    for name in ("predict", "predict_proba"):
+        answers = getattr(search, name)(rows)
+        assert answers.chunks[0] == rows.chunks[0]
+        truly = getattr(search.best_estimator_, name)(X)
+        if name == "predict":
+            np.testing.assert_array_equal(answers.compute(), truly)
+        else:
+            np.testing.assert_allclose(answers.compute(), truly)
+        np.testing.assert_array_equal(getattr(search, name)(X), truly)
+    assert not hasattr(search, "decision_function")
+    unfitted = model_selection.GridSearchCV(TheirGaussianNB(), grid, cv=2, refit=False)
+    with pytest.raises(AttributeError, match="no attribute 'predict'"):
+        unfitted.fit(rows, labels).predict(rows)

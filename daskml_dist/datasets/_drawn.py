@@ -1,0 +1,475 @@
+"""Data sets that are drawn block by block, the same rows whatever the chunks.
+
+What all rows share (centers, coefficients) is drawn once, here. Rows are drawn where they are
+needed, in units of a fixed number of rows with a random stream each, so that a row does not depend
+on how the rows are cut into chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+import dask.array as da
+import numpy as np
+from dask.delayed import delayed
+from numpy.typing import NDArray
+from sklearn.utils import check_random_state
+
+from daskml_dist._checks import check_count, check_number
+from daskml_dist.errors import InvalidParameterError
+
+__all__ = ["make_blobs", "make_classification", "make_counts", "make_regression"]
+
+Floats: TypeAlias = NDArray[np.float64]
+#: Draws X and y of some rows.
+Draw: TypeAlias = Callable[[np.random.Generator, int], tuple[NDArray[Any], NDArray[Any]]]
+
+#: Entries of X that share a random stream, 1 MB. A block draws whole units and keeps its own rows:
+#: units are small beside blocks, but not smaller, as a stream takes 20 microseconds to begin.
+_UNIT_ENTRIES = 2**17
+#: Informative features whose signs tell the clusters apart: 2**62 corners are more than anybody
+#: has clusters, and a corner's number is still an int64.
+_MAX_SIGNS = 62
+
+
+def make_classification(
+    n_samples: int = 100,
+    n_features: int = 20,
+    *,
+    n_informative: int = 2,
+    n_redundant: int = 2,
+    n_repeated: int = 0,
+    n_classes: int = 2,
+    n_clusters_per_class: int = 2,
+    weights: Any = None,
+    flip_y: float = 0.01,
+    class_sep: float = 1.0,
+    shift: float = 0.0,
+    scale: float = 1.0,
+    random_state: Any = None,
+    chunks: Any = "auto",
+) -> tuple[da.Array, da.Array]:
+    """Draw rows of several classes, each of some clusters at the corners of a hypercube.
+
+    As scikit-learn's function of this name, but for the draws themselves: how many rows a cluster
+    has is drawn too.
+
+    Parameters
+    ----------
+    n_samples, n_features : int
+        Rows and columns.
+    n_informative : int, default=2
+        Columns that tell the classes apart: normal rows, of a covariance of each cluster's own,
+        around its corner.
+    n_redundant : int, default=2
+        Columns that are combinations of the informative ones.
+    n_repeated : int, default=0
+        Columns that repeat one of these. All others are standard normal.
+    n_classes, n_clusters_per_class : int, default=2
+        At most ``2**n_informative`` clusters in all.
+    weights : array-like of shape (n_classes,) or (n_classes - 1,), or None
+        Shares of the classes; equal ones by default.
+    flip_y : float of [0, 1], default=0.01
+        Share of the rows whose label is drawn anew.
+    class_sep : float, default=1.0
+        Half the length of the hypercube's edges.
+    shift, scale : float
+        Rows are ``(rows + shift) * scale``.
+    random_state : int, RandomState or None, default=None
+    chunks : int, tuple or "auto", default="auto"
+        Rows of a chunk, or chunks as Dask takes them for the shape of X; columns are never cut.
+
+    Returns
+    -------
+    X : dask Array of float64 of shape (n_samples, n_features)
+    y : dask Array of int64 of shape (n_samples,)
+        Labels from 0 to ``n_classes - 1``.
+
+    Raises
+    ------
+    InvalidParameterError
+        Numbers have no meaning together.
+
+    References
+    ----------
+    Guyon, "Design of experiments for the NIPS 2003 variable selection benchmark", 2003.
+
+    Examples
+    --------
+    >>> from daskml_dist.datasets import make_classification
+    >>> X, y = make_classification(1_000_000, 8, random_state=0, chunks=250_000)
+    >>> X.numblocks, X.dtype, y.dtype
+    ((4, 1), dtype('float64'), dtype('int64'))
+    """
+    for name, value in {"n_informative": n_informative, "n_classes": n_classes,
+                        "n_clusters_per_class": n_clusters_per_class}.items():  # fmt: skip
+        check_count(name, value)
+    check_number("flip_y", flip_y, lambda v: 0 <= v <= 1, "of [0, 1]")
+    n_told, n_clusters = n_informative + n_redundant + n_repeated, n_classes * n_clusters_per_class
+    if n_told > n_features:
+        raise InvalidParameterError(
+            f"n_informative + n_redundant + n_repeated is {n_told}, and n_features={n_features}. "
+            "Raise n_features, or lower one of the others."
+        )
+    if n_clusters > 2 ** min(n_informative, _MAX_SIGNS):
+        raise InvalidParameterError(
+            f"n_classes * n_clusters_per_class is {n_clusters}, and a hypercube of n_informative="
+            f"{n_informative} dimensions has {2**n_informative} corners. Raise n_informative."
+        )
+    rng, seed = _streams(random_state)
+    signs = min(n_informative, _MAX_SIGNS)
+    corners = _distinct(rng, 2**signs, n_clusters)
+    centers = np.ones((n_clusters, n_informative))
+    centers[:, :signs] = 2.0 * (corners[:, np.newaxis] >> np.arange(signs) & 1) - 1
+    shared = _Clusters(
+        centers=class_sep * centers,
+        mixing=rng.uniform(-1, 1, (n_clusters, n_informative, n_informative)),
+        redundant=rng.uniform(-1, 1, (n_informative, n_redundant)),
+        repeated=rng.integers(0, n_informative + n_redundant, n_repeated),
+        order=rng.permutation(n_features),
+        shares=np.repeat(_class_shares(weights, n_classes), n_clusters_per_class)
+        / n_clusters_per_class,
+        n_classes=n_classes,
+        flip_y=float(flip_y),
+        shift=float(shift),
+        scale=float(scale),
+    )
+    return _lazy_rows(shared.draw, n_samples, n_features, seed, chunks, np.dtype(np.int64))
+
+
+@dataclass(frozen=True, eq=False)
+class _Clusters:
+    """Clusters of classes, and how rows are made of them.
+
+    Parameters
+    ----------
+    centers : ndarray of shape (n_clusters, n_informative)
+    mixing : ndarray of shape (n_clusters, n_informative, n_informative)
+        Makes the covariance of each cluster.
+    redundant : ndarray of shape (n_informative, n_redundant)
+    repeated : ndarray of int of shape (n_repeated,)
+        Columns, of the informative and the redundant ones.
+    order : ndarray of int of shape (n_features,)
+        Place that each column of X comes from.
+    shares : ndarray of shape (n_clusters,)
+        Of the rows; clusters of one class follow each other.
+    n_classes, flip_y, shift, scale
+        As in :func:`make_classification`.
+    """
+
+    centers: Floats
+    mixing: Floats
+    redundant: Floats
+    repeated: NDArray[np.int64]
+    order: NDArray[np.int64]
+    shares: Floats
+    n_classes: int
+    flip_y: float
+    shift: float
+    scale: float
+
+    def draw(self, rng: np.random.Generator, n: int) -> tuple[Floats, NDArray[np.int64]]:
+        """Draw `n` rows and their labels."""
+        cluster = rng.choice(len(self.shares), n, p=self.shares)
+        informative = rng.standard_normal((n, self.centers.shape[1]))
+        for number in range(len(self.shares)):
+            rows = cluster == number
+            informative[rows] = informative[rows] @ self.mixing[number] + self.centers[number]
+        told = np.hstack([informative, informative @ self.redundant])
+        told = np.hstack([told, told[:, self.repeated]])
+        noise = rng.standard_normal((n, len(self.order) - told.shape[1]))
+        X = np.hstack([told, noise])[:, self.order]
+        y = cluster // (len(self.shares) // self.n_classes)
+        flipped = rng.random(n) < self.flip_y
+        y[flipped] = rng.integers(0, self.n_classes, int(flipped.sum()))
+        return (X + self.shift) * self.scale, y
+
+
+def _class_shares(weights: Any, n_classes: int) -> Floats:
+    """Return the shares of all classes; one that is not told has the rest."""
+    if weights is None:
+        return np.full(n_classes, 1 / n_classes)
+    shares = np.asarray(weights, np.float64)
+    if shares.shape == (n_classes - 1,):
+        shares = np.append(shares, 1 - shares.sum())
+    if shares.shape != (n_classes,) or not (shares >= 0).all() or not shares.sum() > 0:
+        raise InvalidParameterError(
+            f"weights={weights!r} should be a share of each of the {n_classes} classes, of at "
+            "least 0. Pass as many, or leave the last one out."
+        )
+    return np.asarray(shares / shares.sum())
+
+
+def _distinct(rng: np.random.Generator, below: int, n: int) -> NDArray[np.int64]:
+    """Draw `n` distinct whole numbers from 0 to `below` - 1."""
+    found: list[int] = []
+    while len(found) < n:  # most draws are new: there are far more numbers, or few in all
+        one = int(rng.integers(0, below))
+        found += [one] if one not in found else []
+    return np.array(found, np.int64)
+
+
+def make_regression(
+    n_samples: int = 100,
+    n_features: int = 100,
+    *,
+    n_informative: int = 10,
+    n_targets: int = 1,
+    bias: float = 0.0,
+    noise: float = 0.0,
+    coef: bool = False,
+    random_state: Any = None,
+    chunks: Any = "auto",
+) -> tuple[Any, ...]:
+    """Draw standard normal rows, and targets that are linear in some of their columns.
+
+    Parameters
+    ----------
+    n_samples, n_features : int, default=100
+        Rows and columns.
+    n_informative : int, default=10
+        Columns with a coefficient, drawn uniformly of [0, 100).
+    n_targets : int, default=1
+    bias : float, default=0.0
+        Intercept.
+    noise : float, default=0.0
+        Standard deviation of what is added to the targets.
+    coef : bool, default=False
+        Whether the coefficients are returned too.
+    random_state, chunks
+        As in :func:`make_classification`.
+
+    Returns
+    -------
+    X : dask Array of float64 of shape (n_samples, n_features)
+    y : dask Array of float64 of shape (n_samples,), or (n_samples, n_targets) of several
+    coef : ndarray of float64 of shape (n_features,) or (n_features, n_targets)
+        Only with `coef`.
+
+    Raises
+    ------
+    InvalidParameterError
+        A number is none that is counted or above 0.
+
+    Examples
+    --------
+    >>> from daskml_dist.datasets import make_regression
+    >>> from daskml_dist.linear_model import LinearRegression
+    >>> X, y, coef = make_regression(1000, 5, coef=True, random_state=0, chunks=400)
+    >>> bool(abs(LinearRegression().fit(X, y).coef_ - coef).max() < 1e-6)
+    True
+    """
+    check_count("n_targets", n_targets)
+    check_number("noise", noise, lambda v: v >= 0, "that is not negative")
+    rng, seed = _streams(random_state)
+    true = np.zeros((n_features, n_targets))
+    informative = rng.permutation(n_features)[:n_informative]
+    true[informative] = 100 * rng.random((len(informative), n_targets))
+    if n_targets == 1:
+        true = true[:, 0]
+
+    draw = partial(_linear_rows, true, float(bias), float(noise))
+    X, y = _lazy_rows(draw, n_samples, n_features, seed, chunks, np.dtype(float), true.shape[1:])
+    return (X, y, true) if coef else (X, y)
+
+
+def _linear_rows(
+    coef: Floats, bias: float, noise: float, rng: np.random.Generator, n: int
+) -> tuple[Floats, Floats]:
+    X = rng.standard_normal((n, len(coef)))
+    y = X @ coef + bias
+    return X, y + noise * rng.standard_normal(y.shape) if noise else y
+
+
+def make_counts(
+    n_samples: int = 1000,
+    n_features: int = 100,
+    *,
+    n_informative: int = 2,
+    scale: float = 1.0,
+    random_state: Any = None,
+    chunks: Any = "auto",
+) -> tuple[da.Array, da.Array]:
+    """Draw standard normal rows, and counts whose logarithmic rate is linear in some columns.
+
+    Parameters
+    ----------
+    n_samples, n_features : int
+        Rows and columns.
+    n_informative : int, default=2
+        Columns with a coefficient, drawn uniformly of [-scale, 0).
+    scale : float, default=1.0
+        Largest size of a coefficient.
+    random_state, chunks
+        As in :func:`make_classification`.
+
+    Returns
+    -------
+    X : dask Array of float64 of shape (n_samples, n_features)
+    y : dask Array of int64 of shape (n_samples,)
+        Of Poisson's distribution with the rate ``exp(X @ coefficients)``.
+
+    Raises
+    ------
+    InvalidParameterError
+        A number is none that is counted.
+
+    Examples
+    --------
+    >>> from daskml_dist.datasets import make_counts
+    >>> from daskml_dist.linear_model import PoissonRegressor
+    >>> X, y = make_counts(2000, 5, random_state=0, chunks=500)
+    >>> PoissonRegressor(alpha=0).fit(X, y).coef_.shape
+    (5,)
+    """
+    check_number("scale", scale, lambda v: v >= 0, "that is not negative")
+    rng, seed = _streams(random_state)
+    true = np.zeros(n_features)
+    informative = rng.permutation(n_features)[:n_informative]
+    true[informative] = (rng.random(len(informative)) - 1) * scale
+    draw = partial(_counted_rows, true)
+    return _lazy_rows(draw, n_samples, n_features, seed, chunks, np.dtype(np.int64))
+
+
+def _counted_rows(
+    coef: Floats, rng: np.random.Generator, n: int
+) -> tuple[Floats, NDArray[np.int64]]:
+    X = rng.standard_normal((n, len(coef)))
+    return X, rng.poisson(np.exp(X @ coef))
+
+
+def make_blobs(
+    n_samples: int = 100,
+    n_features: int = 2,
+    *,
+    centers: Any = None,
+    cluster_std: Any = 1.0,
+    center_box: tuple[float, float] = (-10.0, 10.0),
+    return_centers: bool = False,
+    random_state: Any = None,
+    chunks: Any = "auto",
+) -> tuple[Any, ...]:
+    """Draw rows of normal clusters, each of which is as likely.
+
+    Parameters
+    ----------
+    n_samples : int, default=100
+        Rows.
+    n_features : int, default=2
+        Columns; those of `centers` where these are given.
+    centers : int, array-like of shape (n_centers, n_features) or None, default=None
+        Centers, or how many are drawn; None: three.
+    cluster_std : float, or array-like of shape (n_centers,), default=1.0
+        Standard deviation of each cluster's columns.
+    center_box : (float, float), default=(-10.0, 10.0)
+        Between which the centers' columns are drawn, uniformly.
+    return_centers : bool, default=False
+        Whether the centers are returned too.
+    random_state, chunks
+        As in :func:`make_classification`.
+
+    Returns
+    -------
+    X : dask Array of float64 of shape (n_samples, n_features)
+    y : dask Array of int64 of shape (n_samples,)
+        Number of each row's center.
+    centers : ndarray of float64 of shape (n_centers, n_features)
+        Only with `return_centers`.
+
+    Raises
+    ------
+    InvalidParameterError
+        `cluster_std` has another length than there are centers.
+
+    Examples
+    --------
+    >>> from daskml_dist.cluster import KMeans
+    >>> from daskml_dist.datasets import make_blobs
+    >>> X, y = make_blobs(3000, centers=[[0, 0], [9, 9]], random_state=0, chunks=1000)
+    >>> sorted(KMeans(2, random_state=0).fit(X).cluster_centers_.round().tolist())
+    [[0.0, 0.0], [9.0, 9.0]]
+    """
+    rng, seed = _streams(random_state)
+    n_centers = 3 if centers is None else centers
+    if isinstance(n_centers, int | np.integer):
+        check_count("centers", n_centers)
+        low, high = center_box
+        points = rng.uniform(low, high, (int(n_centers), n_features))
+    else:
+        points = np.atleast_2d(np.asarray(centers, np.float64))
+    spread = np.asarray(cluster_std, np.float64)
+    if spread.shape not in ((), (len(points),)):
+        raise InvalidParameterError(
+            f"cluster_std has the shape {spread.shape}, and there are {len(points)} centers. Pass "
+            "one number, or one of each center."
+        )
+    spread = np.broadcast_to(spread, len(points))
+    draw = partial(_blobs, points, spread)
+    X, y = _lazy_rows(draw, n_samples, points.shape[1], seed, chunks, np.dtype(np.int64))
+    return (X, y, points) if return_centers else (X, y)
+
+
+def _blobs(
+    centers: Floats, spread: Floats, rng: np.random.Generator, n: int
+) -> tuple[Floats, NDArray[np.int64]]:
+    y = rng.integers(0, len(centers), n)
+    noise = rng.standard_normal((n, centers.shape[1]))
+    return centers[y] + spread[y, np.newaxis] * noise, y
+
+
+# --- rows of units -------------------------------------------------------------------------------
+
+
+def _streams(random_state: Any) -> tuple[np.random.Generator, int]:
+    """Return the random stream of what all rows share, and the seed of the rows."""
+    seed = int(check_random_state(random_state).randint(2**31))
+    return np.random.default_rng(seed), seed
+
+
+def _lazy_rows(
+    draw: Draw,
+    n_samples: int,
+    n_features: int,
+    seed: int,
+    chunks: Any,
+    dtype: np.dtype[Any],
+    y_shape: tuple[int, ...] = (),
+) -> tuple[da.Array, da.Array]:
+    """Make lazy X and y, of which both blocks are drawn in one task."""
+    check_count("n_samples", n_samples)
+    check_count("n_features", n_features)
+    rows = chunks[0] if isinstance(chunks, tuple) else chunks
+    shape = (n_samples, n_features)
+    sizes = da.core.normalize_chunks((rows, -1), shape, dtype=np.dtype(np.float64))[0]
+    unit_rows = max(_UNIT_ENTRIES // n_features, 1)
+    one = delayed(partial(_draw_block, draw, seed, unit_rows), pure=False, nout=2)
+    blocks, start = [], 0
+    for size in sizes:
+        X, y = one(start, start + size)
+        blocks.append(
+            (
+                da.from_delayed(X, (size, n_features), dtype=np.float64),
+                da.from_delayed(y, (size, *y_shape), dtype=dtype),
+            )
+        )
+        start += size
+    X, y = (da.concatenate(list(column)) for column in zip(*blocks, strict=True))
+    return X, y
+
+
+def _draw_block(
+    draw: Draw, seed: int, unit_rows: int, start: int, stop: int
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Draw the rows from `start` to `stop`, of all units that hold any."""
+    drawn = []
+    for unit in range(start // unit_rows, max(-(-stop // unit_rows), start // unit_rows + 1)):
+        first = unit * unit_rows
+        # The first number keeps the stream of what is shared apart.
+        both = draw(np.random.default_rng((1, seed, unit)), unit_rows)
+        at = slice(max(start - first, 0), max(min(stop - first, unit_rows), 0))
+        drawn.append(tuple(values[at] for values in both))
+    X, y = (np.concatenate(column) for column in zip(*drawn, strict=True))
+    return X, y

@@ -1,0 +1,289 @@
+"""Distances and kernels between rows, with scikit-learn's names; lazy over Dask collections."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import sklearn.metrics.pairwise as theirs
+from dask.layers import ArrayBlockIdDep
+from numpy.typing import NDArray
+
+from daskml_dist.data.conversion import plain_rows
+from daskml_dist.data.lazy import is_dask, is_dask_frame, join_column_chunks, join_delayed
+from daskml_dist.errors import InvalidDataError, InvalidParameterError, as_ours
+from daskml_dist.inference.transform import map_blocks
+from daskml_dist.metrics._columns import called
+
+__all__ = [
+    "euclidean_distances",
+    "pairwise_distances",
+    "pairwise_distances_argmin_min",
+    "pairwise_kernels",
+]
+
+#: Metrics that learn a scale from all rows, and the argument that tells it.
+_LEARNED_SCALE = {"seuclidean": "V", "mahalanobis": "VI"}
+
+
+def pairwise_distances(
+    X: Any, Y: Any = None, metric: str | Callable[..., Any] = "euclidean", **kwds: Any
+) -> Any:
+    """Measure the distance of each row of X to each row of Y.
+
+    Parameters
+    ----------
+    X : dask Array or DataFrame, or array-like, of shape (n_rows, n_features)
+    Y : dask Array or DataFrame, or array-like, of shape (n_others, n_features), or None
+        None: X itself.
+    metric : str or callable, default="euclidean"
+        As in scikit-learn, but "precomputed". "seuclidean" and "mahalanobis" need their scale `V`
+        or `VI` for Dask collections: what it is of all rows, a block cannot tell.
+    **kwds
+        For the metric.
+
+    Returns
+    -------
+    ndarray of float of shape (n_rows, n_others), or dask Array
+        Lazy where `X` or `Y` is, with a block for each block of `X` and of `Y`.
+
+    Raises
+    ------
+    InvalidParameterError
+        The metric is unknown, or needs an argument.
+    InvalidDataError
+        The rows are no numbers, or of different widths; of a block, when it is computed.
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> from daskml_dist.metrics.pairwise import pairwise_distances
+    >>> X = da.arange(6.0, chunks=4).reshape(6, 1)
+    >>> pairwise_distances(X, [[0.0], [5.0]], metric="manhattan").compute()[4]
+    array([4., 1.])
+    """
+    if not (is_dask(X) or is_dask(Y)):
+        return called(theirs.pairwise_distances, X, Y, metric, **kwds)
+    scale = _LEARNED_SCALE.get(metric) if isinstance(metric, str) else None
+    if scale is not None and scale not in kwds:
+        raise InvalidParameterError(
+            f"metric={metric!r} scales by what it finds in all rows. Pass {scale}=, found before."
+        )
+    if metric == "precomputed":
+        raise InvalidParameterError(
+            "metric='precomputed' has nothing to measure of rows. Name a metric of rows."
+        )
+    return _between(partial(theirs.pairwise_distances, metric=metric, **kwds), X, Y)
+
+
+def euclidean_distances(X: Any, Y: Any = None, *, squared: bool = False) -> Any:
+    """Measure Euclidean distances; inputs, results and errors are of :func:`pairwise_distances`.
+
+    Parameters
+    ----------
+    X, Y
+        As in :func:`pairwise_distances`.
+    squared : bool, default=False
+        Whether to return the squares.
+
+    Returns
+    -------
+    ndarray of float of shape (n_rows, n_others), or dask Array
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> from daskml_dist.metrics.pairwise import euclidean_distances
+    >>> euclidean_distances(da.eye(3), da.zeros((1, 3)), squared=True).compute().ravel()
+    array([1., 1., 1.])
+    """
+    if not (is_dask(X) or is_dask(Y)):
+        return called(theirs.euclidean_distances, X, Y, squared=squared)
+    return _between(partial(theirs.euclidean_distances, squared=squared), X, Y)
+
+
+def pairwise_kernels(
+    X: Any,
+    Y: Any = None,
+    metric: str | Callable[..., Any] = "linear",
+    *,
+    filter_params: bool = False,
+    **kwds: Any,
+) -> Any:
+    """Calculate the kernel of each row of X and each row of Y.
+
+    Inputs, results and errors are those of :func:`pairwise_distances`.
+
+    Parameters
+    ----------
+    X, Y
+        As in :func:`pairwise_distances`.
+    metric : str or callable, default="linear"
+        "linear", "rbf", "polynomial", "sigmoid", "laplacian", "cosine", "chi2" or "additive_chi2".
+    filter_params : bool, default=False
+        Whether to leave out arguments that the kernel has not.
+    **kwds
+        For the kernel.
+
+    Returns
+    -------
+    ndarray of float of shape (n_rows, n_others), or dask Array
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> from daskml_dist.metrics.pairwise import pairwise_kernels
+    >>> pairwise_kernels(da.eye(2), metric="rbf", gamma=0.5).compute().round(2)
+    array([[1.  , 0.37],
+           [0.37, 1.  ]])
+    """
+    if not (is_dask(X) or is_dask(Y)):
+        return called(theirs.pairwise_kernels, X, Y, metric, filter_params=filter_params, **kwds)
+    if metric == "precomputed":
+        raise InvalidParameterError("metric='precomputed' has no kernel of rows. Name a kernel.")
+    kernel = partial(theirs.pairwise_kernels, metric=metric, filter_params=filter_params, **kwds)
+    return _between(kernel, X, Y)
+
+
+def pairwise_distances_argmin_min(
+    X: Any,
+    Y: Any,
+    *,
+    axis: int = 1,
+    metric: str = "euclidean",
+    metric_kwargs: dict[str, Any] | None = None,
+) -> tuple[Any, Any]:
+    """Find the row of Y that is nearest to each row of X, and how far it is.
+
+    No matrix of all distances is made: a block of X takes as much memory as scikit-learn's
+    ``working_memory`` allows.
+
+    Parameters
+    ----------
+    X : dask Array or DataFrame, or array-like, of shape (n_rows, n_features)
+    Y : array-like of shape (n_others, n_features)
+        In memory; small beside X.
+    axis : {1}, default=1
+        0 is there for rows in memory.
+    metric : str, default="euclidean"
+    metric_kwargs : dict, optional
+        For the metric.
+
+    Returns
+    -------
+    argmin : ndarray of int64 of shape (n_rows,), or dask Array
+        Number of the nearest row of Y.
+    values : ndarray of float64 of shape (n_rows,), or dask Array
+        Its distance.
+
+    Raises
+    ------
+    InvalidParameterError
+        Y is a Dask collection, or `axis` is 0 and X one.
+    InvalidDataError
+        As :func:`pairwise_distances`.
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> from daskml_dist.metrics.pairwise import pairwise_distances_argmin_min
+    >>> X = da.from_array([[0.0], [1.0], [7.0]], chunks=2)
+    >>> nearest, distance = pairwise_distances_argmin_min(X, [[0.0], [5.0]])
+    >>> nearest.compute(), distance.compute()
+    (array([0, 0, 1]), array([0., 1., 2.]))
+    """
+    options = {"axis": axis, "metric": metric, "metric_kwargs": metric_kwargs}
+    if is_dask(Y):
+        raise InvalidParameterError(
+            "Y is a Dask collection, and each block of X needs all of it. Pass Y.compute()."
+        )
+    if not is_dask(X):
+        nearest, values = called(partial(theirs.pairwise_distances_argmin_min, **options), X, Y)
+        return nearest, values
+    if axis != 1:
+        raise InvalidParameterError(
+            f"axis={axis!r}: of a Dask collection X the nearest rows of Y are found, axis=1. "
+            "For axis=0 pass rows in memory."
+        )
+    both = map_blocks(partial(_nearest, Y, options), X, meta=np.empty((0, 2)))
+    # Numbers of rows are exact in float64 up to 2**53.
+    return both[:, 0].astype(np.int64), both[:, 1]
+
+
+def _nearest(Y: Any, options: dict[str, Any], X: Any) -> NDArray[np.float64]:
+    """Return the number of each row's nearest, and its distance, as two columns."""
+    return np.column_stack(theirs.pairwise_distances_argmin_min(plain_rows(X), Y, **options))
+
+
+# --- blocks of rows by blocks of rows --------------------------------------------------------
+
+
+def _between(function: Callable[..., Any], X: Any, Y: Any) -> Any:
+    """Apply a function of two blocks of rows to each pair of blocks of X and Y, lazily."""
+    rows = _as_rows(X, "X")
+    others = rows if Y is None else _as_rows(Y, "Y")
+    widths = rows.shape[1], others.shape[1]
+    if len(set(widths)) > 1 and not np.isnan(widths).any():
+        raise InvalidDataError(
+            f"Incompatible dimension for X and Y matrices: X.shape[1] == {widths[0]} while "
+            f"Y.shape[1] == {widths[1]}. Pass the same columns of both."
+        )
+    try:  # what is wrong with the arguments is told before any work
+        dtype = function(np.ones((1, 2), rows.dtype), np.ones((1, 2), others.dtype)).dtype
+    except (ValueError, TypeError) as error:
+        if "V" in getattr(function, "keywords", {}) or "VI" in getattr(function, "keywords", {}):
+            dtype = np.dtype(np.float64)  # whose width is another
+        else:
+            raise InvalidParameterError(str(error)) from error
+    return da.blockwise(
+        partial(_of_blocks, function, Y is None),
+        "ij",
+        rows,
+        "ik",
+        others,
+        "jk",
+        ArrayBlockIdDep(rows.chunks[:1]),
+        "i",
+        ArrayBlockIdDep(others.chunks[:1]),
+        "j",
+        concatenate=True,
+        align_arrays=False,
+        dtype=dtype,
+        meta=np.empty((0, 0), dtype),
+    )
+
+
+def _as_rows(rows: Any, name: str) -> da.Array:
+    """Return rows as a Dask Array whose blocks hold whole rows."""
+    rows = join_delayed(rows, 2)
+    if is_dask_frame(rows):
+        rows = rows.to_dask_array()
+    if not isinstance(rows, da.Array):
+        rows = da.from_array(np.asarray(rows), chunks=-1)
+    if rows.ndim != 2:
+        raise InvalidDataError(
+            f"Expected 2D array, got {rows.ndim}D array instead: {name} has the shape "
+            f"{rows.shape}. Pass rows and columns, such as {name}[:, np.newaxis]."
+        )
+    whole: da.Array = join_column_chunks(rows)
+    return whole
+
+
+def _of_blocks(
+    function: Callable[..., Any],
+    of_itself: bool,
+    X: Any,
+    Y: Any,
+    at: tuple[int],
+    other: tuple[int],
+) -> Any:
+    if not len(X) or not len(Y):
+        return np.empty((len(X), len(Y)))
+    try:
+        # A row is at no distance of itself, to the bit, which a function of X alone sees to.
+        return function(X) if of_itself and at == other else function(X, Y)
+    except (ValueError, TypeError) as error:
+        raise as_ours(error, f"Block {at[0]} of X, block {other[0]} of Y: ") from error

@@ -1,0 +1,381 @@
+"""`Categorizer` and `DummyEncoder`: columns of categories, in frames that stay frames."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+from dask.utils import is_dataframe_like
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, TransformerMixin
+
+from daskml_dist._exported import Exported
+from daskml_dist._transformer import check_fitted
+from daskml_dist.data.collection import as_collection
+from daskml_dist.data.lazy import is_dask, is_dask_frame
+from daskml_dist.data.optional import load_pandas
+from daskml_dist.data.reduce import reduce_parts
+from daskml_dist.diagnostics.works import reading
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors.names import NamedParameters
+from daskml_dist.inference.transform import map_blocks
+
+__all__ = ["Categorizer", "DummyEncoder"]
+
+
+class _OfFrames(TransformerMixin, NamedParameters, Exported, BaseEstimator):
+    """Base class of transformers from a frame to a frame, block by block."""
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Learn the categories of the columns; in one pass over a Dask DataFrame.
+
+        Parameters
+        ----------
+        X : pandas.DataFrame or dask DataFrame of shape (n_rows, n_columns)
+        y : ignored
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidDataError
+            `X` is no frame, or lacks a column.
+        """
+        raise NotImplementedError
+
+    def transform(self, X: Any) -> Any:
+        """Transform a frame with the columns of the fit; lazily where it is lazy.
+
+        Parameters
+        ----------
+        X : pandas.DataFrame or dask DataFrame of shape (n_rows, n_columns)
+
+        Returns
+        -------
+        pandas.DataFrame or dask DataFrame
+
+        Raises
+        ------
+        InvalidDataError
+            `X` is no frame, or has other columns than that of the fit.
+        """
+        check_fitted(self)
+        return self._map(self._transform, X, self.feature_names_in_)
+
+    def get_feature_names_out(self, input_features: Any = None) -> NDArray[Any]:
+        """Return the columns of the result; `input_features` is for scikit-learn's interface."""
+        check_fitted(self)
+        return np.asarray(self._names_out(), object)
+
+    feature_names_in_: NDArray[Any]
+
+    def _transform(self, X: Any) -> Any:
+        raise NotImplementedError
+
+    def _names_out(self) -> list[Any]:
+        raise NotImplementedError
+
+    def _remember(self, X: Any) -> Any:
+        """Check that X is a frame, and keep its columns; return a frame in memory of its dtypes."""
+        _check_frame(X)
+        self.feature_names_in_ = np.asarray(list(X.columns), object)
+        self.n_features_in_ = len(self.feature_names_in_)
+        return X._meta if is_dask_frame(X) else X
+
+    def _map(self, function: Any, X: Any, names: NDArray[Any]) -> Any:
+        """Apply a function of a frame in memory to a frame that has such columns."""
+        _check_frame(X)
+        if list(X.columns) != list(names):
+            raise InvalidDataError(
+                f"X has the columns {list(X.columns)}, and the fit had {list(names)}. Pass "
+                "X[list(feature_names_in_)]."
+            )
+        if not is_dask_frame(X):
+            return function(X)
+        return map_blocks(function, X, meta=function(X._meta))
+
+
+class Categorizer(_OfFrames):
+    """Turns columns of a frame into categories, which are the same in every block.
+
+    What follows then knows all values of a column, whatever values a block has: `DummyEncoder`,
+    :class:`daskml_dist.preprocessing.OrdinalEncoder`, ``HistGradientBoostingClassifier``.
+
+    Parameters
+    ----------
+    categories : dict of str to pandas.CategoricalDtype, default=None
+        Categories of columns that are known; of the others they are found, sorted.
+    columns : list of str, default=None
+        Columns to turn; by default those of strings, of objects and of categories.
+
+    Attributes
+    ----------
+    columns_ : list of str
+        Columns that are turned.
+    categories_ : dict of str to pandas.CategoricalDtype
+        Categories of each.
+    n_features_in_ : int
+    feature_names_in_ : ndarray of object of shape (n_columns,)
+
+    Notes
+    -----
+    Names and meaning are those of ``dask_ml.preprocessing.Categorizer``. A value that the fit has
+    not seen becomes a missing one.
+
+    Examples
+    --------
+    >>> import dask.dataframe as dd
+    >>> import pandas as pd
+    >>> from daskml_dist.preprocessing import Categorizer
+    >>> frame = dd.from_pandas(pd.DataFrame({"a": ["x", "y", "x"], "b": [1, 2, 3]}), npartitions=2)
+    >>> Categorizer().fit(frame).categories_["a"].categories.tolist()
+    ['x', 'y']
+    """
+
+    def __init__(
+        self, categories: dict[str, Any] | None = None, columns: list[str] | None = None
+    ) -> None:
+        self.categories = categories
+        self.columns = columns
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Learn the categories of the columns; see the base class.
+
+        Parameters
+        ----------
+        X : pandas.DataFrame or dask DataFrame of shape (n_rows, n_columns)
+        y : ignored
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidParameterError
+            `categories` holds something else than a ``CategoricalDtype``.
+        InvalidDataError
+            `X` is no frame, or lacks a column.
+        """
+        frame, pandas = self._remember(X), load_pandas()
+        found = dict(self.categories or {})
+        if strange := [n for n, c in found.items() if not isinstance(c, pandas.CategoricalDtype)]:
+            raise InvalidParameterError(
+                f"categories[{strange[0]!r}] should be a pandas.CategoricalDtype. Pass "
+                f"pandas.CategoricalDtype({found[strange[0]]!r})."
+            )
+        self.columns_ = _chosen(frame, self.columns, of_texts=True)
+        for name in self.columns_:
+            dtype = frame[name].dtype
+            # Of a lazy frame the categories may be unknown until it is read.
+            if isinstance(dtype, pandas.CategoricalDtype) and _are_known(X, name):
+                found.setdefault(name, dtype)
+        unknown = [name for name in self.columns_ if name not in found]
+        if unknown:
+            rows = as_collection(X[unknown], None, None, numeric=False)
+            with reading(type(self).__name__):
+                values = reduce_parts(rows, _values_of_block, _all_values)
+            found |= {n: _dtype_of(n, each) for n, each in zip(unknown, values, strict=True)}
+        self.categories_ = {name: found[name] for name in self.columns_}
+        return self
+
+    def _transform(self, X: Any) -> Any:
+        return X.assign(**{n: _categorical(X[n], dtype) for n, dtype in self.categories_.items()})
+
+    def _names_out(self) -> list[Any]:
+        return list(self.feature_names_in_)
+
+
+class DummyEncoder(_OfFrames):
+    """Turns each column of categories into a column for each category, of a frame.
+
+    Where :class:`OneHotEncoder` makes a matrix, this makes a frame, with names such as
+    ``job_nurse`` beside the other columns; `inverse_transform` undoes it.
+
+    Parameters
+    ----------
+    columns : list of str, default=None
+        Columns to encode; by default all of categories.
+    drop_first : bool, default=False
+        Whether to leave out the first category of each column.
+
+    Attributes
+    ----------
+    columns_ : ndarray of object
+        Columns of the fit.
+    categorical_columns_, non_categorical_columns_ : list of str
+        Those that are encoded, and the others.
+    transformed_columns_ : ndarray of object
+        Columns of the result: the others first, then those of each encoded column.
+    dtypes_ : dict of str to pandas.CategoricalDtype
+        Categories of each encoded column.
+    n_features_in_ : int
+    feature_names_in_ : ndarray of object of shape (n_columns,)
+
+    Notes
+    -----
+    Names and meaning are those of ``dask_ml.preprocessing.DummyEncoder``; columns are those of
+    ``pandas.get_dummies``.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> from daskml_dist.preprocessing import DummyEncoder
+    >>> frame = pd.DataFrame({"a": pd.Categorical(["x", "y", "x"]), "b": [1, 2, 3]})
+    >>> encoder = DummyEncoder().fit(frame)
+    >>> encoder.transform(frame)
+       b    a_x    a_y
+    0  1   True  False
+    1  2  False   True
+    2  3   True  False
+    >>> encoder.inverse_transform(encoder.transform(frame)).equals(frame)
+    True
+    """
+
+    def __init__(self, columns: list[str] | None = None, drop_first: bool = False) -> None:
+        self.columns = columns
+        self.drop_first = drop_first
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Keep the categories of the columns; nothing is read of a Dask DataFrame.
+
+        Parameters
+        ----------
+        X : pandas.DataFrame or dask DataFrame of shape (n_rows, n_columns)
+        y : ignored
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidDataError
+            `X` is no frame, or a column has no categories that are known.
+        """
+        frame, pandas = self._remember(X), load_pandas()
+        chosen = _chosen(frame, self.columns, of_texts=False)
+        for name in chosen:
+            is_categorical = isinstance(frame[name].dtype, pandas.CategoricalDtype)
+            if not is_categorical or not _are_known(X, name):
+                raise InvalidDataError(
+                    f"Column {name!r} has no known categories. Use a Categorizer before: "
+                    "make_pipeline(Categorizer(), DummyEncoder())."
+                )
+        self.columns_ = self.feature_names_in_
+        self.categorical_columns_ = chosen
+        self.non_categorical_columns_ = [n for n in self.columns_ if n not in chosen]
+        self.dtypes_ = {name: frame[name].dtype for name in chosen}
+        self.transformed_columns_ = np.asarray(list(self._transform(frame.iloc[:0])), object)
+        return self
+
+    def inverse_transform(self, X: Any) -> Any:
+        """Turn the columns of categories back into one column each.
+
+        Parameters
+        ----------
+        X : pandas.DataFrame or dask DataFrame
+            With the columns of the result of :meth:`transform`.
+
+        Returns
+        -------
+        pandas.DataFrame or dask DataFrame
+            With the columns of the fit. Without `drop_first`, a row that has no category of a
+            column has a missing value there.
+
+        Raises
+        ------
+        InvalidDataError
+            `X` has other columns.
+        """
+        check_fitted(self)
+        return self._map(self._inverted, X, self.transformed_columns_)
+
+    def _transform(self, X: Any) -> Any:
+        pandas = load_pandas()
+        for name, dtype in self.dtypes_.items():
+            if X[name].dtype != dtype:
+                raise InvalidDataError(
+                    f"Column {name!r} has other categories than in the fit: {X[name].dtype!r}, not "
+                    f"{dtype!r}. Use a Categorizer before, in one pipeline."
+                )
+        return pandas.get_dummies(X, columns=list(self.dtypes_), drop_first=self.drop_first)
+
+    def _inverted(self, X: Any) -> Any:
+        pandas = load_pandas()
+        found, first = {}, len(self.non_categorical_columns_)
+        for name, dtype in self.dtypes_.items():
+            width = len(dtype.categories) - self.drop_first
+            block = X.iloc[:, first : first + width].to_numpy(bool)
+            codes = np.where(block.any(axis=1), block.argmax(axis=1) if width else 0, -1)
+            codes = codes + self.drop_first  # of no category that is left it is the first
+            values = pandas.Categorical.from_codes(codes, dtype=dtype)
+            found[name] = pandas.Series(values, index=X.index)
+            first += width
+        others = {name: X[name] for name in self.non_categorical_columns_}
+        frame = pandas.DataFrame({**others, **found}, index=X.index)
+        return frame[list(self.columns_)]
+
+    def _names_out(self) -> list[Any]:
+        return list(self.transformed_columns_)
+
+
+def _check_frame(X: Any) -> None:
+    if not is_dataframe_like(X) or (is_dask(X) and not is_dask_frame(X)):
+        raise InvalidDataError(
+            f"X is a {type(X).__name__}, and categories are of the columns of a frame. Pass a "
+            "pandas or Dask DataFrame."
+        )
+
+
+def _chosen(frame: Any, columns: list[str] | None, *, of_texts: bool) -> list[str]:
+    """Return the columns that are named; else those of categories, and of texts and objects too."""
+    if columns is None:
+        pandas = load_pandas()
+        kinds = (pandas.CategoricalDtype, pandas.StringDtype)[: 1 + of_texts]
+        return [
+            name
+            for name, dtype in frame.dtypes.items()
+            if isinstance(dtype, kinds) or (of_texts and dtype == np.dtype(object))
+        ]
+    if missing := [name for name in columns if name not in frame.columns]:
+        raise InvalidDataError(
+            f"Columns {missing} are not in X, which has {list(frame.columns)}. Name columns that "
+            "are there."
+        )
+    return list(columns)
+
+
+def _are_known(X: Any, name: str) -> bool:
+    """Whether the categories of a column are known before it is read."""
+    return not is_dask_frame(X) or bool(X[name].cat.known)
+
+
+def _dtype_of(name: str, values: set[Any]) -> Any:
+    """Return the categories of a column's values, sorted."""
+    pandas = load_pandas()
+    try:
+        return pandas.CategoricalDtype(pandas.Index(sorted(values), dtype=None if values else "O"))
+    except TypeError as error:
+        raise InvalidDataError(
+            f"Column {name!r} holds values of several types ({error}). Make them one type, for "
+            f"example X[{name!r}].astype(str), or pass its categories."
+        ) from error
+
+
+def _values_of_block(index: int, X: Any, y: Any, weight: Any) -> list[set[Any]]:
+    """Return the values that each column has, without missing ones."""
+    return [set(X[name].dropna().unique().tolist()) for name in X.columns]
+
+
+def _all_values(parts: list[list[set[Any]]]) -> list[set[Any]]:
+    return [set().union(*each) for each in zip(*parts, strict=True)]
+
+
+def _categorical(column: Any, dtype: Any) -> Any:
+    """Return a column with these categories; other values are missing."""
+    pandas = load_pandas()
+    codes = dtype.categories.get_indexer(column)
+    return pandas.Series(pandas.Categorical.from_codes(codes, dtype=dtype), index=column.index)

@@ -1,0 +1,17 @@
+"""Estimators of other packages on Dask collections: fitted as they are, applied block by block."""
+
+from __future__ import annotations
+
+from daskml_dist.wrappers.blockwise_voting import (
+    BlockwiseVotingClassifier,
+    BlockwiseVotingRegressor,
+)
+from daskml_dist.wrappers.incremental import Incremental
+from daskml_dist.wrappers.parallel_post_fit import ParallelPostFit
+
+__all__ = [
+    "BlockwiseVotingClassifier",
+    "BlockwiseVotingRegressor",
+    "Incremental",
+    "ParallelPostFit",
+]
