@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.model_selection._roles import (
+    TEST,
+    TRAIN,
     Codes,
     DigitRoles,
     Ints,
     Order,
+    Roles,
     contiguous,
     label_codes,
     spread,
@@ -50,15 +54,32 @@ class ByRange(Codes):
         Where each range ends.
     n_codes : int
         Ranges further on have the codes of the first ones.
+    n_rows : int, optional
+        All rows, the last ones of which are a range too.
     """
 
     order: Order
     stops: Ints
     n_codes: int
+    n_rows: int | None = None
 
     def of(self, index: int, column: Any, n_rows: int) -> Ints:
         """As in :class:`Codes`."""
         return contiguous(self.order.places(index, column, n_rows), self.stops) % self.n_codes
+
+    def sizes(self, roles: Roles, split: int, role: int) -> Ints | None:
+        """As in :class:`Codes`: how far the ranges and those of the blocks overlap."""
+        if self.n_rows is None:
+            return None
+        starts, stops = self.order.ranges(self.n_rows)
+        found = np.zeros(len(starts), np.int64)
+        bounds = np.concatenate([[0], self.stops, [self.n_rows]])
+        for number, (first, last) in enumerate(pairwise(bounds)):
+            code = np.array([number % self.n_codes])
+            if roles.played(code, split)[0] == role:
+                overlaps = np.minimum(stops, last) - np.maximum(starts, first)
+                found += overlaps.clip(min=0).sum(axis=1)
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,6 +126,23 @@ class Spread(Codes):
             places = self.order.places(index, column, n_rows, split)
             found.append(spread(places, self.n_rows, self.n_test, self.n_train))
         return self.roles.codes(found)
+
+    def sizes(self, roles: Roles, split: int, role: int) -> Ints | None:
+        """As in :class:`Codes`: differences of what `spread` counts up to a place."""
+        rest = max(self.n_rows - self.n_test, 1)
+
+        def held(places: Ints) -> Ints:
+            return places * self.n_test // self.n_rows
+
+        def taken(places: Ints) -> Ints:
+            return (places - held(places)) * self.n_train // rest
+
+        count = {TEST: held, TRAIN: taken}.get(role)
+        if count is None:
+            return None
+        starts, stops = self.order.ranges(self.n_rows)
+        sizes: Ints = (count(stops) - count(starts)).sum(axis=1)
+        return sizes
 
 
 @dataclass(frozen=True, eq=False)

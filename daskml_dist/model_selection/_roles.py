@@ -143,6 +143,16 @@ class Order:
         found[by_label] = self.first_of[index][code[by_label]] + rank
         return found
 
+    def ranges(self, n_rows: int) -> tuple[Ints, Ints]:
+        """Return the ranges of places that each block's rows have, of `n_rows` in all.
+
+        Starts and stops of shape (n_blocks, n_labels); without labels of shape (n_blocks, 1).
+        """
+        starts = self.first[:, np.newaxis] if self.first_of is None else self.first_of
+        # Label after label, and in each of them block after block, the ranges follow each other.
+        stops = np.append(starts.T.ravel()[1:], n_rows).reshape(starts.T.shape).T
+        return starts, stops
+
     def first_places(self) -> Ints:
         """Place of the first row of each label."""
         assert self.first_of is not None
@@ -163,6 +173,10 @@ class Codes(ABC):
     @abstractmethod
     def of(self, index: int, column: Any, n_rows: int) -> Ints:
         """The codes; `column` holds the labels or groups of the rows, if there are any."""
+
+    def sizes(self, roles: Roles, split: int, role: int) -> Ints | None:
+        """Return how many rows of each block play a role; None where only the rows tell."""
+        return None
 
 
 def contiguous(places: Ints, stops: Ints) -> Ints:

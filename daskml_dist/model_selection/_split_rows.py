@@ -76,10 +76,11 @@ class RowsOfSplits:
     def side(self, split: int, role: int) -> tuple[Any, ...]:
         """The rows that play a role in a split, of every input, lazy."""
         codes = self.code_parts()
+        sizes = self.codes.sizes(self.roles, split, role)
         return tuple(
             None
             if value is None
-            else _taken(value, self._pieces(value), codes, self.roles, split, role)
+            else _taken(value, self._pieces(value), codes, self.roles, split, role, sizes)
             for value in self.inputs
         )
 
@@ -135,7 +136,13 @@ class RowsOfSplits:
 
 
 def _taken(
-    value: Any, pieces: list[Any], codes: list[Delayed], roles: Roles, split: int, role: int
+    value: Any,
+    pieces: list[Any],
+    codes: list[Delayed],
+    roles: Roles,
+    split: int,
+    role: int,
+    sizes: Ints | None,
 ) -> Any:
     """Rows of an input that play a role, of its kind."""
     take = delayed(partial(_take, roles, split, role), pure=False)
@@ -153,9 +160,13 @@ def _taken(
     array = value if hasattr(value, "shape") else np.asarray(value)
     meta = array._meta if isinstance(array, da.Array) else array[:0]
     shape = (np.nan, *array.shape[1:])
-    return da.concatenate(
+    joined = da.concatenate(
         [da.from_delayed(part, shape, dtype=array.dtype, meta=meta) for part in taken]
     )
+    if sizes is not None:
+        # As compute_chunk_sizes does; concatenate would drop blocks that it knows to be empty.
+        joined._chunks = (tuple(sizes.tolist()), *joined.chunks[1:])
+    return joined
 
 
 def n_rows_of(part: Any) -> int:

@@ -51,7 +51,8 @@ def train_test_split(
     Returns
     -------
     list
-        Training rows and test rows of each array; lazy where an array is.
+        Training rows and test rows of each array; lazy where an array is. Dask Arrays among them
+        know their chunk sizes.
 
     Raises
     ------
@@ -93,8 +94,9 @@ def _in_order(arrays: tuple[Any, ...], test_size: Any, train_size: Any) -> RowsO
     """Training rows first, then test rows; what is left over is neither."""
     columns = as_collection(arrays[0], numeric=False, any_shape=True)
     counts = count_rows(columns)
-    n_train, n_test = sizes_of(int(counts.sum()), test_size, train_size)
+    n_rows = int(counts.sum())
+    n_train, n_test = sizes_of(n_rows, test_size, train_size)
     order = Order(np.asarray(counts.cumsum() - counts, np.int64))
-    codes = ByRange(order, np.array([n_train, n_train + n_test]), 3)
+    codes = ByRange(order, np.array([n_train, n_train + n_test]), 3, n_rows)
     roles = TableRoles(np.array([[TRAIN], [TEST], [0]], np.int8))
     return RowsOfSplits(arrays, columns, codes, roles)

@@ -241,6 +241,23 @@ def test_train_test_split_in_order() -> None:
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.parametrize("options", [{}, {"shuffle": False}, {"stratify": True}], ids=str)
+@pytest.mark.parametrize("sizes", [{}, {"test_size": 7, "train_size": 0.6}], ids=str)
+@pytest.mark.parametrize("chunks", [*CHUNKS, (0, 1, 60, 0, 42)], ids=str)
+def test_train_test_split_knows_its_chunk_sizes(
+    options: dict[str, Any], sizes: dict[str, Any], chunks: tuple[int, ...]
+) -> None:
+    rows, labels, _ = _lazy(chunks)
+    unknown = rows[da.ones(N, chunks=(chunks,)) > 0]
+    options = {**options, "random_state": 0}
+    if "stratify" in options:
+        options["stratify"] = labels
+    for part in model_selection.train_test_split(rows, labels, unknown, **options, **sizes):
+        blocks = [part.blocks[i].compute() for i in range(part.numblocks[0])]
+        assert [len(block) for block in blocks] == list(part.chunks[0])
+        assert part.numblocks[0] == len(chunks)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
