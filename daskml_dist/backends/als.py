@@ -143,6 +143,43 @@ class LeastSquares:
         told, room = (self.implicit, self.alpha), np.zeros((1, by.width), rows.dtype)
         kernels.errors_of_rows(*ratings, by.factors, by.offsets, *told, room, rows, out)
 
+    def contributions(
+        self, ratings: Ratings, by: Regressors, wanted: int, width: int
+    ) -> NDArray[np.float64]:
+        """Return what each rating of one row adds to its product with another's factors.
+
+        The factors of a row are the solution of its normal equations, which is linear in its
+        ratings. In float64, whatever the factors are.
+
+        Parameters
+        ----------
+        ratings : Ratings
+            Of one row.
+        by : Regressors
+        wanted : int
+            Number of the other.
+        width : int
+            Numbers of a row, of which `by` may have more, zeros.
+
+        Returns
+        -------
+        ndarray of float64 of shape (n_ratings,)
+        """
+        rows = by.factors[ratings.indices, :width].astype(np.float64)
+        values = ratings.values.astype(np.float64)
+        if self.implicit:
+            # Confidence 1 + alpha r of a preference, of which the matrix has the 1 in `gram`.
+            weights, targets = self.alpha * values, (1 + self.alpha * values) * (values > 0)
+        else:
+            taken = by.offsets[ratings.indices] if len(by.offsets) else 0.0
+            weights, targets = np.ones(len(values)), values - taken
+        shift = self.reg * (1 if self.implicit else len(values))
+        A = (rows.T * weights) @ rows + shift * np.eye(width)
+        if self.implicit:
+            A += by.gram[:width, :width]
+        other = np.linalg.solve(A, by.factors[wanted, :width].astype(np.float64))
+        return np.asarray(targets * (rows @ other))
+
     # -- one long row --------------------------------------------------------------------------
 
     def opened(self, by: Regressors) -> System:

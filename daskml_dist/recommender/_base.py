@@ -144,7 +144,13 @@ class BaseRecommender(NamedParameters, Exported, BaseEstimator):
     # -- recommendations -----------------------------------------------------------------------
 
     def recommend(
-        self, users: Any = None, n: int = 10, filter_seen: bool = True, *, seen: Any = None
+        self,
+        users: Any = None,
+        n: int = 10,
+        filter_seen: bool = True,
+        *,
+        seen: Any = None,
+        filter_items: Any = None,
     ) -> Any:
         """The items with the highest predictions for each user.
 
@@ -162,6 +168,8 @@ class BaseRecommender(NamedParameters, Exported, BaseEstimator):
             None: the ratings of the fit, which an estimator that was fitted to a Dask collection
             reads again, and does not keep when it is pickled. Of the users asked for, the pairs
             come to the client.
+        filter_items : array-like of ids, of shape (n_items,), or None
+            Items that nobody is to get, such as those that are sold out.
 
         Returns
         -------
@@ -181,7 +189,11 @@ class BaseRecommender(NamedParameters, Exported, BaseEstimator):
         given = self.user_ids_ if users is None else users
         lazy = is_dask(given)
         shown = self._seen(seen, None if lazy or users is None else given) if filter_seen else None
-        function = partial(_recommended, self._fitted(), self._names, int(n), shown)
+        hidden = None
+        if filter_items is not None:
+            hidden = find_ids(self.item_ids_, np.asarray(filter_items), str(self.item_col))
+            hidden = hidden[hidden >= 0]  # what the fit has not seen is not recommended anyway
+        function = partial(_recommended, self._fitted(), self._names, int(n), shown, hidden)
         if not lazy:
             return function(given)
         frame = given.to_frame(self.user_col) if is_series_like(given) else given
@@ -226,24 +238,51 @@ class BaseRecommender(NamedParameters, Exported, BaseEstimator):
             `n` is no number of items; the fit has not seen an item.
         """
         self._check_fitted()
+        return self._similar(items, n, self.item_col, self.item_ids_, self._fitted().similar_items)
+
+    def similar_users(self, users: Any, n: int = 10) -> Any:
+        """The users whose factors point in nearly the same direction as those of some users.
+
+        Parameters
+        ----------
+        users : array-like of ids, of shape (n_users,)
+        n : int, default=10
+
+        Returns
+        -------
+        pandas.DataFrame
+            Columns `user_col`, "similar" and "score", the cosine: users in the given order, the
+            most similar ones of each first, without the user himself.
+
+        Raises
+        ------
+        InvalidParameterError, InvalidDataError
+            `n` is no number of users; the fit has not seen a user.
+        """
+        self._check_fitted()
+        return self._similar(users, n, self.user_col, self.user_ids_, self._fitted().similar_users)
+
+    def _similar(
+        self, given: Any, n: Any, column: Any, table: NDArray[Any], cosines_of: Callable[[int], Any]
+    ) -> Any:
+        """Return the ids of a table that are most similar to some of them."""
         check_count("n", n)
-        ids, fitted = np.asarray(items).reshape(-1), self._fitted()
-        at = find_ids(self.item_ids_, ids, str(self.item_col))
+        ids = np.asarray(given).reshape(-1)
+        at = find_ids(table, ids, str(column))
         if (at < 0).any():
+            side = "items" if table is self.item_ids_ else "users"
             raise InvalidDataError(
-                f"The fit has not seen the items {ids[at < 0][:5].tolist()}. Ask for items of "
-                "item_ids_."
+                f"The fit has not seen the {side} {ids[at < 0][:5].tolist()}. Ask for {side} of "
+                f"{side[:-1]}_ids_."
             )
         found = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))]
-        for i, item in enumerate(at.tolist()):
-            cosines = fitted.similar(item)[np.newaxis]
-            cosines[0, item] = -np.inf
+        for i, own in enumerate(at.tolist()):
+            cosines = cosines_of(own)[np.newaxis]
+            cosines[0, own] = -np.inf
             rows, others, best = highest(cosines, int(n))
             found.append((rows + i, others, best))
         rows, others, best = _joined(found)
-        return load_pandas().DataFrame(
-            {self.item_col: ids[rows], "similar": self.item_ids_[others], "score": best}
-        )
+        return load_pandas().DataFrame({column: ids[rows], "similar": table[others], "score": best})
 
     # -- what was fitted -----------------------------------------------------------------------
 
@@ -297,11 +336,17 @@ def predictions(fitted: Fitted, names: tuple[Any, Any], rows: Any) -> NDArray[np
 
 
 def _recommended(
-    fitted: Fitted, names: tuple[Any, Any], n: int, seen: Seen | None, users: Any
+    fitted: Fitted,
+    names: tuple[Any, Any],
+    n: int,
+    seen: Seen | None,
+    hidden: NDArray[np.int64] | None,
+    users: Any,
 ) -> Any:
     ids = users[names[0]] if is_dataframe_like(users) else users
     ids = np.asarray(ids).reshape(-1)
-    rows, items, best = first_items(fitted, find_ids(fitted.user_ids, ids, str(names[0])), n, seen)
+    at = find_ids(fitted.user_ids, ids, str(names[0]))
+    rows, items, best = first_items(fitted, at, n, seen, hidden)
     found = {names[0]: ids[rows], names[1]: fitted.item_ids[items], "score": best}
     return load_pandas().DataFrame(found)
 

@@ -110,12 +110,20 @@ class Fitted:
             scores += (own + self.default).astype(scores.dtype)[:, None]
         return scores
 
-    def similar(self, item: int) -> NDArray[Any]:
+    def similar_items(self, item: int) -> NDArray[Any]:
         """Cosine of the factors of an item and of all; minus infinity for those of no length."""
-        lengths = np.linalg.norm(self.item_factors, axis=1)
-        products = self.item_factors @ self.item_factors[item]
-        whole = np.where(lengths > 0, lengths, 1) * max(lengths[item], 1e-300)
-        return np.where(lengths > 0, products / whole, -np.inf)
+        return _cosines(self.item_factors, item)
+
+    def similar_users(self, user: int) -> NDArray[Any]:
+        """Cosine of the factors of a user and of all; as of items."""
+        return _cosines(self.user_factors, user)
+
+
+def _cosines(factors: NDArray[Any], at: int) -> NDArray[Any]:
+    lengths = np.linalg.norm(factors, axis=1)
+    products = factors @ factors[at]
+    whole = np.where(lengths > 0, lengths, 1) * max(lengths[at], 1e-300)
+    return np.where(lengths > 0, products / whole, -np.inf)
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,9 +156,9 @@ class Seen:
 
 
 def first_items(
-    fitted: Fitted, users: Positions, n: int, seen: Seen | None
+    fitted: Fitted, users: Positions, n: int, seen: Seen | None, hidden: Positions | None = None
 ) -> tuple[Positions, Positions, NDArray[Any]]:
-    """The items with the highest scores for each user.
+    """The items with the highest scores for each user, but for `hidden` ones.
 
     Returns
     -------
@@ -164,6 +172,8 @@ def first_items(
         scores = fitted.of_users(users[at])
         if seen is not None:
             seen.hide(users[at], scores)
+        if hidden is not None:
+            scores[:, hidden] = -np.inf
         rows, items, best = highest(scores, n)
         found.append((rows + at.start, items, best))
     if not found:

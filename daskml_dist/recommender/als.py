@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from daskml_dist._callback_list import callback_list
 from daskml_dist._checks import (
@@ -16,12 +19,15 @@ from daskml_dist._checks import (
     seed_of,
 )
 from daskml_dist._run import Run
-from daskml_dist.backends.als import LeastSquares
-from daskml_dist.errors import InvalidParameterError
+from daskml_dist.backends.als import LeastSquares, Regressors
+from daskml_dist.data.keyed.cut import Numbered
+from daskml_dist.data.optional import load_pandas
+from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 from daskml_dist.models.factors import Factors
 from daskml_dist.planning import Planned
 from daskml_dist.recommender._base import BaseRecommender
-from daskml_dist.solvers.als import ALSSolver
+from daskml_dist.recommender._scores import find_ids
+from daskml_dist.solvers.als import ALSSolver, ratings_of_rows
 from daskml_dist.solvers.keyed import KeyedSolution
 from daskml_dist.training.history import History
 from daskml_dist.training.interrupts import raise_interrupt
@@ -207,6 +213,142 @@ class ALS(Planned, BaseRecommender):
             raise_interrupt(result.interrupted, len(self.history_))
         return self
 
+    def fold_in(self, X: Any) -> Self:
+        """Return a copy that knows the users of some ratings; items stay as they are.
+
+        What is made of each user is what half a sweep makes, the items' factors being given, so
+        users that are new since the fit are predicted and recommended for like all others.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+            All ratings of the users that the copy is to know, in place of those of the fit. They
+            come to the client. Ratings of items that the fit has not seen are left out.
+
+        Returns
+        -------
+        ALS
+            Its `recommend` leaves out what is rated in `X`.
+
+        Raises
+        ------
+        InvalidDataError
+            A user has rated no item that the fit has seen.
+        DivergedError
+            The system of a user is singular.
+
+        References
+        ----------
+        Y. Hu, Y. Koren and C. Volinsky, "Collaborative filtering for implicit feedback datasets",
+        ICDM 2008, section 4.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> from daskml_dist.recommender import ALS
+        >>> ratings = pd.DataFrame({
+        ...     "user": ["ann", "ann", "bob", "bob"],
+        ...     "item": ["tea", "milk", "tea", "milk"],
+        ...     "rating": [5.0, 1.0, 4.0, 1.0],
+        ... })
+        >>> model = ALS(rank=2, reg_param=0.01, random_state=0).fit(ratings)
+        >>> new = pd.DataFrame({"user": ["eve"], "item": ["tea"], "rating": [5.0]})
+        >>> model.fold_in(new).recommend(["eve"], n=1)["item"].tolist()
+        ['milk']
+        """
+        self._check_fitted()
+        solver = self._solver()
+        users, items, values = self._known_ratings(X)
+        ids, at = np.unique(users, return_inverse=True)
+        rated = ratings_of_rows(at, items, values, len(ids), self.implicit)
+        by = self._item_regressors(solver.model)
+        out = np.zeros((len(ids), solver.model.width), self.item_factors_.dtype)
+        # Conjugate gradients would go on from factors that there are none of.
+        failed = replace(solver.equations, steps=None).solve(rated, by, out)
+        if len(failed):
+            raise DivergedError(
+                f"The least squares of user {ids[failed[0]]!r} are singular. Raise reg_param, or "
+                "lower rank; scale ratings that are huge."
+            )
+        found = copy.copy(self)
+        found.user_ids_, found._given = ids, X
+        found.user_factors_ = np.ascontiguousarray(out[:, : int(self.rank)])
+        if self.biases:
+            found.user_biases_ = out[:, int(self.rank)].copy()
+        return found
+
+    def explain(self, X: Any, item: Any, n: int = 10) -> Any:
+        """Tell which of a user's ratings an item's prediction comes from.
+
+        The factors of a user are a linear function of his ratings, the items' factors being given;
+        so is the prediction, which is a sum of what each rating adds.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+            The ratings of one user.
+        item : id
+            Of the fit.
+        n : int, default=10
+            Ratings that are told, those that add most.
+
+        Returns
+        -------
+        pandas.DataFrame
+            Columns `item_col`, the rated item, and "score", what its rating adds (float64). All of
+            them add up to the prediction that ``fold_in(X)`` makes; of explicit ratings with
+            biases, to what the prediction is more than the mean and the item's bias.
+
+        Raises
+        ------
+        InvalidDataError
+            `X` holds several users, or none that has rated an item of the fit; the fit has not
+            seen `item`.
+
+        References
+        ----------
+        Hu, Koren and Volinsky, ICDM 2008, section 5.
+        """
+        self._check_fitted()
+        check_count("n", n)
+        (wanted,) = find_ids(self.item_ids_, np.asarray([item]), str(self.item_col))
+        if wanted < 0:
+            raise InvalidDataError(
+                f"The fit has not seen the item {item!r}. Ask for one of item_ids_."
+            )
+        users, items, values = self._known_ratings(X)
+        if len(ids := np.unique(users)) > 1:
+            raise InvalidDataError(
+                f"X holds the users {ids[:5].tolist()}. Pass the ratings of one of them."
+            )
+        solver = self._solver()
+        rated = ratings_of_rows(np.zeros(len(items), int), items, values, 1, self.implicit)
+        by = self._item_regressors(solver.model)
+        added = solver.equations.contributions(rated, by, int(wanted), solver.model.width)
+        first = np.argsort(-added, kind="stable")[: int(n)]
+        return load_pandas().DataFrame(
+            {self.item_col: self.item_ids_[rated.indices[first]], "score": added[first]}
+        )
+
+    def _known_ratings(self, X: Any) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+        """Return the users, items (by number) and values of ratings of items that the fit knows."""
+        users, items, values = self._reduced(_triples, X)
+        at = find_ids(self.item_ids_, items, str(self.item_col))
+        if len(strange := np.setdiff1d(users, users[at >= 0])):
+            raise InvalidDataError(
+                f"User {strange[0]!r} has rated no item that the fit has seen, so nothing is known "
+                "of him. Leave him out: recommend treats an unseen user like the mean of all."
+            )
+        return users[at >= 0], at[at >= 0], values[at >= 0]
+
+    def _item_regressors(self, model: Factors) -> Regressors:
+        """Return the items' factors as they explain the ratings of users."""
+        factors = self.item_factors_
+        if self.biases:
+            factors = np.column_stack([factors, self.item_biases_])
+        gram = np.zeros((model.width, model.width))
+        return model.regressors(factors, model.gram(factors) if self.implicit else gram, self.mean_)
+
     def _solver(self) -> ALSSolver:
         """The solver, of checked parameters."""
         self._check_params()
@@ -253,3 +395,10 @@ class ALS(Planned, BaseRecommender):
                 delattr(self, name)
         if self.biases:
             self.user_biases_, self.item_biases_ = users[:, rank].copy(), items[:, rank].copy()
+
+
+def _triples(entries: Numbered) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Return the user, the item and the value of each rating."""
+    (users, items), (own, others) = entries.ids, entries.codes
+    values = np.ones(len(own)) if entries.values is None else entries.values
+    return users[own], items[others], values

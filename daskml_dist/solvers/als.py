@@ -24,7 +24,7 @@ from daskml_dist.errors import DivergedError
 from daskml_dist.models.factors import Factors
 from daskml_dist.solvers.keyed import Keyed, KeyedRows, KeyedSolution, KeyedSolver, KeyRange, Side
 
-__all__ = ["SIDES", "ALSSolver"]
+__all__ = ["SIDES", "ALSSolver", "ratings_of_rows"]
 
 #: Ratings by their users, and by their items.
 SIDES = (Side("user", "user", "item", 0), Side("item", "item", "user", 1))
@@ -245,17 +245,40 @@ def _plain(rows: KeyedRows) -> KeyedRows:
     return rows if rows.values is not None else replace(rows, values=np.ones(len(rows.indices)))
 
 
+def ratings_of_rows(
+    rows: NDArray[Any], others: NDArray[Any], values: NDArray[Any], n_rows: int, implicit: bool
+) -> Ratings:
+    """Return ratings in CSR form, of which implicit ones of the same pair are added up.
+
+    Parameters
+    ----------
+    rows, others : ndarray of int of shape (n_ratings,)
+        Of each rating.
+    values : ndarray of float of shape (n_ratings,)
+    n_rows : int
+    implicit : bool
+    """
+    order = np.lexsort((others, rows))
+    indptr = np.append(0, np.bincount(rows, minlength=n_rows).cumsum()).astype(np.int64)
+    found = Ratings(indptr, others[order].astype(np.int32), values[order])
+    return _sum_pairs(found) if implicit else found
+
+
 def _summed(rows: KeyedRows) -> KeyedRows:
     """Ratings of which those of the same pair are added up; pairs are in order."""
     rows = _plain(rows)
-    values, indices, starts = rows.values, rows.indices, rows.indptr[:-1]
-    assert values is not None
+    return replace(rows, **_sum_pairs(_ratings(rows))._asdict())
+
+
+def _sum_pairs(ratings: Ratings) -> Ratings:
+    """Add up the values of the same pair; pairs are in order."""
+    values, indices, starts = ratings.values, ratings.indices, ratings.indptr[:-1]
     is_first = np.ones(len(values), np.bool_)
     np.not_equal(indices[1:], indices[:-1], out=is_first[1:])
     is_first[starts[starts < len(values)]] = True
     if is_first.all():
-        return rows
+        return ratings
     (at,) = np.nonzero(is_first)
     sums = np.add.reduceat(values, at, dtype=np.float64)
-    indptr = np.searchsorted(at, rows.indptr).astype(np.int64)
-    return replace(rows, indptr=indptr, indices=indices[at], values=sums)
+    indptr = np.searchsorted(at, ratings.indptr).astype(np.int64)
+    return Ratings(indptr, indices[at], sums)

@@ -259,3 +259,96 @@ def test_ids_of_another_type_are_told() -> None:
     model = made().fit(RATINGS)
     with pytest.raises(InvalidDataError, match="ids of type str, and those of the fit"):
         model.predict(RATINGS.assign(user=RATINGS["user"].astype(str)))
+
+
+# -- users that are new, and why an item ----------------------------------------------------------
+
+
+def _systems(model: ALS, ratings: pd.DataFrame) -> dict[Any, tuple[Any, Any, Any]]:
+    """Matrix, right side's rows and their items of each user's normal equations, by definition."""
+    Y = model.item_factors_.astype(float)
+    offsets = np.zeros(len(Y))
+    if model.biases:
+        Y = np.column_stack([Y, np.ones(len(Y))])
+        offsets = model.mean_ + model.item_biases_.astype(float)
+    found = {}
+    if model.implicit:
+        ratings = ratings.groupby(["user", "item"], as_index=False)["rating"].sum()
+    for user, own in ratings[ratings["item"].isin(model.item_ids_)].groupby("user"):
+        at, r = np.searchsorted(model.item_ids_, own["item"]), own["rating"].to_numpy(float)
+        if model.implicit:
+            confidence = 1 + model.alpha * r
+            A = Y.T @ Y + (Y[at].T * (confidence - 1)) @ Y[at] + model.reg_param * np.eye(len(Y.T))
+            found[user] = A, Y[at] * confidence[:, np.newaxis], at
+        else:
+            A = Y[at].T @ Y[at] + model.reg_param * len(own) * np.eye(len(Y.T))
+            found[user] = A, Y[at] * (r - offsets[at])[:, np.newaxis], at
+    return found
+
+
+@pytest.mark.parametrize("kind", ["explicit", "biased", "implicit"])
+def test_new_users_are_what_their_equations_say(kind: str) -> None:
+    frame = COUNTS if kind == "implicit" else RATINGS
+    model = made(**KINDS[kind]).fit(frame)
+    new = frame[frame["user"] < 3].assign(user=lambda rows: rows["user"] + 10**6)
+    new = pd.concat([new, new.head(4), pd.DataFrame([(10**6, "no", 1.0)], columns=new.columns)])
+    found = model.fold_in(new)
+    assert found.user_ids_.tolist() == [10**6, 10**6 + 1, 10**6 + 2]
+    np.testing.assert_array_equal(found.item_factors_, model.item_factors_)
+    for at, (A, terms, _) in enumerate(_systems(model, new).values()):
+        wanted = np.linalg.solve(A, terms.sum(axis=0))
+        own = found.user_factors_[at]
+        own = np.append(own, found.user_biases_[at]) if kind == "biased" else own
+        np.testing.assert_allclose(own, wanted, rtol=1e-3, atol=1e-3 * abs(wanted).max())
+    best = found.recommend(n=50)
+    assert not best.merge(new, on=["user", "item"]).size  # what they have rated is left out
+    assert model.user_ids_.max() < 10**6
+
+
+@pytest.mark.parametrize("kind", ["explicit", "biased", "implicit"])
+def test_what_a_prediction_is_made_of(kind: str) -> None:
+    frame = COUNTS if kind == "implicit" else RATINGS
+    model = made(**KINDS[kind]).fit(frame)
+    own = frame[frame["user"] == 7]
+    found = model.explain(own, "i3", n=1000)
+    ((A, terms, at),) = _systems(model, own).values()
+    item = int(np.searchsorted(model.item_ids_, "i3"))
+    y = model.item_factors_[item].astype(float)
+    y = np.append(y, 1.0) if kind == "biased" else y
+    wanted = pd.Series(terms @ np.linalg.solve(A, y), model.item_ids_[at])
+    np.testing.assert_allclose(found["score"], wanted[found["item"]], rtol=1e-6, atol=1e-9)
+    assert (found["score"].diff().dropna() <= 0).all()
+    (total,) = model.fold_in(own).predict(pd.DataFrame({"user": [7], "item": ["i3"]}))
+    if kind == "biased":
+        total -= model.mean_ + model.item_biases_[item]
+    assert found["score"].sum() == pytest.approx(total, rel=1e-3, abs=1e-3)
+    assert len(model.explain(own, "i3")) == 10
+
+
+def test_similar_users_and_items_that_nobody_gets() -> None:
+    model = made().fit(RATINGS)
+    unit = model.user_factors_ / np.linalg.norm(model.user_factors_, axis=1, keepdims=True)
+    cosines = unit @ unit[5]
+    found = model.similar_users([5], 3)
+    assert found["user"].tolist() == [5] * 3
+    assert found["similar"].tolist() == [i for i in np.argsort(-cosines).tolist() if i != 5][:3]
+    np.testing.assert_allclose(found["score"], np.sort(cosines)[::-1][1:4], rtol=1e-5)
+    every = model.recommend([3, 7], 50)
+    hidden = every["item"].head(2).tolist()
+    kept = model.recommend([3, 7], 50, filter_items=[*hidden, "unseen"])
+    expected = every[~every["item"].isin(hidden)].reset_index(drop=True)
+    pd.testing.assert_frame_equal(kept, expected)
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda m: m.similar_users([10**6]), "not seen the users"),
+        (lambda m: m.fold_in(RATINGS.head(2).assign(item="no")), "rated no item"),
+        (lambda m: m.explain(RATINGS, "i3"), "ratings of one of them"),
+        (lambda m: m.explain(RATINGS.head(1), "no"), "not seen the item 'no'"),
+    ],
+)
+def test_refusals_of_new_users(call: Any, match: str) -> None:
+    with pytest.raises(InvalidDataError, match=match):
+        call(made().fit(RATINGS))
