@@ -22,8 +22,9 @@ from daskml_dist.ensemble._constraints import groups_of, signs_of
 from daskml_dist.ensemble._scoring import check_scoring, scorer_of
 from daskml_dist.ensemble._validation import FitRows, held_out, joined
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.inference.predict import map_rows
 from daskml_dist.models.grown import Grown
-from daskml_dist.models.raw_trees import RawTrees
+from daskml_dist.models.raw_trees import RawTrees, TreeLeaves
 from daskml_dist.models.trees import Trees
 from daskml_dist.solvers import Solution
 from daskml_dist.solvers.boost import BoostSolver
@@ -340,6 +341,29 @@ class BaseBoosting(BaseRounds):
         return self._trees.n_per_iteration
 
     # -- functions of rows ---------------------------------------------------------------------
+
+    def apply(self, X: Any) -> Any:
+        """Leaves that rows end in, by their numbers in the tree.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+
+        Returns
+        -------
+        ndarray or lazy dask Array of int64 of shape (n_rows, n_trees)
+            Trees in the order in which they were grown: those of an iteration, one a class where
+            there are several, follow each other.
+
+        Raises
+        ------
+        NotFittedError, InvalidDataError
+        """
+        self._check_fitted(X)
+        return map_rows(
+            TreeLeaves(self._trees), numbered(X, self._categories), dtype=np.int64,
+            n_outputs=len(self._trees), name=type(self).__name__, row_shape=self._row_shape,
+        )  # fmt: skip
 
     def _map(self, then: Any, X: Any, dtype: Any, n_outputs: int | None) -> Any:
         self._check_fitted(X)

@@ -17,7 +17,17 @@ from daskml_dist.errors import InvalidDataError
 
 __all__ = ["association_rules"]
 
-METRICS = ("support", "confidence", "lift", "leverage", "conviction")
+METRICS = (
+    "support",
+    "confidence",
+    "lift",
+    "leverage",
+    "conviction",
+    "zhangs_metric",
+    "jaccard",
+    "certainty",
+    "kulczynski",
+)
 
 Array = NDArray[Any]
 
@@ -34,8 +44,8 @@ def association_rules(
     itemsets : pandas.DataFrame
         As :func:`frequent_itemsets` returns it: columns ``support``, ``count`` and ``itemset``, and
         with each set all its subsets.
-    metric : {"confidence", "support", "lift", "leverage", "conviction"}, default="confidence"
-        Measure that a rule is kept by.
+    metric : str, default="confidence"
+        Measure that a rule is kept by, of those below.
     min_threshold : float, default=0.8
         Smallest value of it.
 
@@ -50,7 +60,13 @@ def association_rules(
         - ``lift``: confidence over the consequent's own support, 1 where the two are independent;
         - ``leverage``: support less that of independent sets;
         - ``conviction``: how often the rule would fail of independent sets, over how often it does;
-          infinite for one that never fails.
+          infinite for one that never fails;
+        - ``zhangs_metric``: leverage over the most that it could be, from -1 (never together) to 1
+          (always together), 0 of independent sets;
+        - ``jaccard``: share of the baskets that hold both among those that hold either;
+        - ``certainty``: confidence less the consequent's own support, over the share of the baskets
+          without the consequent; 0 where all baskets hold it;
+        - ``kulczynski``: mean of the confidences of the rule and of the rule the other way round.
 
     Raises
     ------
@@ -68,7 +84,11 @@ def association_rules(
     Agrawal and Srikant, "Fast algorithms for mining association rules", VLDB 1994. Brin, Motwani,
     Ullman and Tsur, "Dynamic itemset counting and implication rules for market basket data",
     SIGMOD 1997 (lift, conviction). Piatetsky-Shapiro, "Discovery, analysis, and presentation of
-    strong rules", 1991 (leverage).
+    strong rules", 1991 (leverage). Yan, Zhang and Zhang, "Confidence metrics for association rule
+    mining", Applied Artificial Intelligence 23(8), 2009 (Zhang's metric). Wu, Chen and Han,
+    "Re-examination of interestingness measures in pattern mining", Data Mining and Knowledge
+    Discovery 21(3), 2010 (Kulczynski, Jaccard). Berzal et al., "Measuring the accuracy and interest
+    of association rules", Intelligent Data Analysis 6(3), 2002 (certainty).
 
     Examples
     --------
@@ -156,20 +176,32 @@ class _Sets:
 
     def _measured(self, whole: Array, antecedent: Array, consequent: Array) -> dict[str, Array]:
         """Rules of some sets, by the places of the whole and of both sides in the frame."""
-        support, other = self.support[whole], self.support[consequent]
+        support, own, other = (self.support[at] for at in (whole, antecedent, consequent))
         confidence = self.count[whole] / self.count[antecedent]
-        fails = 1 - confidence
-        conviction = np.full(len(whole), np.inf)
-        np.divide(1 - other, fails, out=conviction, where=fails > 0)
+        backwards = self.count[whole] / self.count[consequent]
+        leverage = support - own * other
+        # The baskets that either side could have had alone are the limit of the leverage.
+        most = np.maximum(support * (1 - own), own * (other - support))
         return {
             "antecedent": self.sets[antecedent],
             "consequent": self.sets[consequent],
             "support": support,
             "confidence": confidence,
             "lift": confidence / other,
-            "leverage": support - self.support[antecedent] * other,
-            "conviction": conviction,
+            "leverage": leverage,
+            "conviction": _ratio(1 - other, 1 - confidence, np.inf),
+            "zhangs_metric": _ratio(leverage, most, 0.0),
+            "jaccard": support / (own + other - support),
+            "certainty": _ratio(confidence - other, 1 - other, 0.0),
+            "kulczynski": (confidence + backwards) / 2,
         }
+
+
+def _ratio(above: Array, below: Array, else_: float) -> Array:
+    """Return quotients; `else_` where there is nothing to divide by."""
+    found = np.full(len(above), else_)
+    np.divide(above, below, out=found, where=below > 0)
+    return found
 
 
 def _keys(codes: Array) -> Array:

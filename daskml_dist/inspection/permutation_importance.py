@@ -26,6 +26,11 @@ from daskml_dist.inspection._scores import Score, Target, score_of
 
 __all__ = ["permutation_importance"]
 
+#: Containers of several scores.
+_SEVERAL = (dict, list, tuple, set)
+#: Sums that a score comes from, at most: those of the others are filled up with zeros.
+_N_SUMS = 4
+
 
 @reading("permutation_importance")
 def permutation_importance(
@@ -40,7 +45,7 @@ def permutation_importance(
     sample_weight: Any = None,
     max_samples: float | int = 1.0,
     column_memory: int | str = "512 MiB",
-) -> Bunch:
+) -> Any:
     """Measure how much a score falls where a feature's values are permuted among all rows.
 
     As :func:`sklearn.inspection.permutation_importance`, for Dask collections too: a permutation is
@@ -57,10 +62,11 @@ def permutation_importance(
         Of shape (n_rows, n_features); of any dtypes that the estimator takes. Not sparse.
     y : array-like, dask Array or dask Series of shape (n_rows,), or str
         Targets, or the column of `X` that holds them.
-    scoring : str, callable or None, default=None
+    scoring : str, callable, list or dict of these, or None, default=None
         "accuracy", "neg_log_loss", "neg_mean_absolute_error", "neg_mean_squared_error",
         "neg_root_mean_squared_error" or "r2"; None: "accuracy" of classifiers, "r2" of regressors.
         Of rows in memory also a function of (estimator, X, y), which scikit-learn then calls.
+        Several, as a list of names or a dict, are scores of the same permutations, in one pass.
     n_repeats : int, default=5
         Permutations; each is used for all features.
     n_jobs : int or None, default=None
@@ -79,7 +85,8 @@ def permutation_importance(
     -------
     sklearn.utils.Bunch
         ``importances``, an ndarray of float64 of shape (n_features, n_repeats), with
-        ``importances_mean`` and ``importances_std`` of shape (n_features,).
+        ``importances_mean`` and ``importances_std`` of shape (n_features,). Of several scores a
+        dict of these, by their names.
 
     Raises
     ------
@@ -106,12 +113,14 @@ def permutation_importance(
     check_fitted(estimator)
     check_count("n_repeats", n_repeats)
     check_value("permutation_importance", "n_jobs", n_jobs)
-    score = score_of(estimator, scoring)
+    named = _by_name(scoring)
+    scores = {name: score_of(estimator, one) for name, one in named.items()}
     X, y, sample_weight = take_columns(X, y, sample_weight)
     if y is None:
         raise InvalidDataError("permutation_importance scores predictions of y. Pass y as well.")
     collection = as_collection(X, y, sample_weight, numeric=False)
-    if score is None:
+    plain = {name: score for name, score in scores.items() if score is not None}
+    if len(plain) < len(scores):
         return _by_scikit_learn(
             collection, estimator, X, y, scoring, n_repeats, random_state, sample_weight,
             max_samples,
@@ -120,8 +129,9 @@ def permutation_importance(
     facts = _survey(collection, budget)
     n = int(facts.counts.sum())
     seed, m = seed_of(random_state), _drawn(max_samples, n)
+    target = Target(facts.centre, getattr(estimator, "classes_", None))
     work = _Work(
-        estimator, score, Target(facts.centre, getattr(estimator, "classes_", None)),
+        estimator, tuple(plain.values()), target,
         np.cumsum(np.append(0, facts.counts[:-1])), [Draw(n, m, seed, r) for r in range(n_repeats)],
     )  # fmt: skip
     baseline, parts = np.zeros(0), list[NDArray[np.float64]]()
@@ -136,9 +146,24 @@ def permutation_importance(
         )
         baseline = own if not parts else baseline
         parts.append(sums)
-    whole = score.of(baseline)
-    permuted = np.array([[score.of(one) for one in of] for of in np.concatenate(parts)])
-    return _bunch(whole - permuted)
+    permuted = np.concatenate(parts)  # of shape (n_features, n_repeats, n_scores, _N_SUMS)
+    found = {
+        name: _bunch(
+            score.of(baseline[i])
+            - np.array([[score.of(one[i]) for one in repeats] for repeats in permuted])
+        )
+        for i, (name, score) in enumerate(plain.items())
+    }
+    return found if isinstance(scoring, _SEVERAL) else found[""]
+
+
+def _by_name(scoring: Any) -> dict[Any, Any]:
+    """Return the scores that are asked for, by name; a single one has none."""
+    if not isinstance(scoring, _SEVERAL):
+        return {"": scoring}
+    if not scoring:
+        raise InvalidParameterError("scoring holds no score. Name one, or leave it out.")
+    return dict(scoring) if isinstance(scoring, dict) else {name: name for name in scoring}
 
 
 def _bunch(importances: NDArray[np.float64]) -> Bunch:
@@ -290,7 +315,7 @@ class _Work:
     Parameters
     ----------
     estimator : estimator
-    score : Score
+    scores : tuple of Score
     target : Target
     starts : ndarray of int of shape (n_blocks,)
         Number of each block's first row.
@@ -299,15 +324,20 @@ class _Work:
     """
 
     estimator: Any
-    score: Score
+    scores: tuple[Score, ...]
     target: Target
     starts: NDArray[np.int64]
     draws: list[Draw]
 
     def sums(self, rows: Any, y: NDArray[Any], w: NDArray[Any]) -> NDArray[np.float64]:
-        """Sums of some rows."""
-        found = np.asarray(getattr(self.estimator, self.score.method)(rows))
-        return np.array(self.score.sums(y, found, w, self.target), np.float64)
+        """Sums of some rows for each score, of shape (n_scores, _N_SUMS)."""
+        methods = {score.method for score in self.scores}
+        answers = {name: np.asarray(getattr(self.estimator, name)(rows)) for name in methods}
+        sums = np.zeros((len(self.scores), _N_SUMS))
+        for own, score in zip(sums, self.scores, strict=True):
+            values = score.sums(y, answers[score.method], w, self.target)
+            own[: len(values)] = values
+        return sums
 
 
 def _score_block(
@@ -333,8 +363,8 @@ def _score_block(
             before = _replace(some, j, column, source)
             of.append(work.sums(some, y[at], w[at]))
             _put(some, j, before)
-    width = max((np.size(one) for of in found for one in of), default=1)
-    return own, np.array([[np.broadcast_to(one, width) for one in of] for of in found])
+    shape = len(work.scores), _N_SUMS
+    return own, np.array([[np.broadcast_to(one, shape) for one in of] for of in found])
 
 
 def _replace(rows: Any, j: int, column: Any, source: NDArray[np.int64]) -> Any:

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends import Backend
 from daskml_dist.backends.dense_rows import check_dense
+from daskml_dist.models.node_numbers import numbers_of
 from daskml_dist.models.trees import Trees
 
-__all__ = ["RawTrees"]
+__all__ = ["RawTrees", "TreeLeaves"]
 
 #: Rows from which on it pays to put them into bins and to make tables of trees; and features that
 #: are put there as fast as a row goes through a tree.
@@ -112,13 +113,48 @@ class RawTrees:
 
     def numbered(self, X: NDArray[Any]) -> NDArray[Any]:
         """The rows with categories by their numbers, unknown ones missing."""
-        bins = self.trees.bins
-        if not bins.categorical.any():
-            return X
-        X = np.array(X, np.float64)
-        for j in np.flatnonzero(bins.categorical):
-            edges = bins.edges[j]
-            at = np.searchsorted(edges, X[:, j])
-            at[at == len(edges)] = 0
-            X[:, j] = np.where(edges[at] == X[:, j], at, np.nan) if len(edges) else np.nan
+        return _numbered(self.trees, X)
+
+
+@dataclass(eq=False)
+class TreeLeaves:
+    """Function from rows to the leaf of each tree that they end in, as its number in the tree.
+
+    Parameters
+    ----------
+    trees : Trees
+    """
+
+    trees: Trees
+    #: Rows may hold NaN; leaves are always finite.
+    shows_not_finite: ClassVar[bool] = True
+    rows_apart: ClassVar[bool] = True
+
+    def __call__(self, X: NDArray[Any], out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """Numbers of leaves, of shape (n, n_trees)."""
+        from daskml_dist.backends.tree_predict import add_trees
+
+        check_dense(X)
+        nodes, n_trees = self.trees.nodes, len(self.trees)
+        # Each tree adds to a column of its own, and what its leaves add are their numbers.
+        found, numbers = np.zeros((len(X), n_trees)), numbers_of(self.trees).astype(np.float64)
+        add_trees(
+            np.ascontiguousarray(_numbered(self.trees, X)), self.trees.roots, 0, n_trees, n_trees,
+            nodes.feature, nodes.threshold, nodes.left, nodes.missing_left, nodes.category,
+            nodes.bitsets, numbers, found,
+        )  # fmt: skip
+        return found.astype(np.int64)
+
+
+def _numbered(trees: Trees, X: NDArray[Any]) -> NDArray[Any]:
+    """Rows with categories by their numbers, unknown ones missing."""
+    bins = trees.bins
+    if not bins.categorical.any():
         return X
+    X = np.array(X, np.float64)
+    for j in np.flatnonzero(bins.categorical):
+        edges = bins.edges[j]
+        at = np.searchsorted(edges, X[:, j])
+        at[at == len(edges)] = 0
+        X[:, j] = np.where(edges[at] == X[:, j], at, np.nan) if len(edges) else np.nan
+    return X

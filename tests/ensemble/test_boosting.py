@@ -243,3 +243,23 @@ def test_odd_columns_and_targets() -> None:
         HistGradientBoostingClassifier().fit(X, Y)
     flat = HistGradientBoostingRegressor(**given).fit(X, np.ones(len(X)))
     np.testing.assert_array_equal(flat.predict(X), 1.0)
+
+
+@pytest.mark.parametrize("categories", [None, [4]])
+def test_leaves_are_those_whose_values_rows_get(categories: Any) -> None:
+    """Rows are in one leaf of a tree where scikit-learn's tree adds the same number."""
+    given = {**GIVEN, "max_iter": 3, "categorical_features": categories}
+    peer = truth.HistGradientBoostingRegressor(**given).fit(X, Y)
+    model = HistGradientBoostingRegressor(**given, run=SHORT).fit(X, Y)
+    leaves = model.apply(X)
+    assert leaves.dtype == np.int64
+    stages = np.column_stack([np.full(len(X), peer._baseline_prediction), *peer.staged_predict(X)])
+    for found, added in zip(leaves.T, np.diff(stages).T.round(9), strict=True):
+        pairs = {*zip(found.tolist(), added.tolist(), strict=True)}
+        assert len(pairs) == len({*found.tolist()}) == len({*added.tolist()})
+    lazy = model.apply(da.from_array(X, chunks=(700, 6)))
+    assert lazy.shape == leaves.shape
+    np.testing.assert_array_equal(lazy.compute(), leaves)
+    labels = np.digitize(Y, [-1, 1])
+    several = HistGradientBoostingClassifier(**{**given, "max_iter": 2}, run=SHORT).fit(X, labels)
+    assert several.apply(X).shape == (len(X), 6)

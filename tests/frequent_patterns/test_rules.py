@@ -16,7 +16,10 @@ from daskml_dist.frequent_patterns import association_rules, frequent_itemsets
 from tests.frequent_patterns.baskets import drawn
 
 ROWS = drawn(400, [0.6, 0.5, 0.1, 0.3, 0.9, 0.4, 1.0], seed=1)
-METRICS = ["support", "confidence", "lift", "leverage", "conviction"]
+METRICS = [
+    "support", "confidence", "lift", "leverage", "conviction",
+    "zhangs_metric", "jaccard", "certainty", "kulczynski",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +32,15 @@ def measured(antecedent: tuple[int, ...], consequent: tuple[int, ...]) -> list[f
     """The measures of a rule, by their definitions."""
     a, b = ROWS[:, antecedent].all(axis=1), ROWS[:, consequent].all(axis=1)
     support, confidence = (a & b).mean(), b[a].mean()
+    leverage = support - a.mean() * b.mean()
     conviction = np.inf if b[a].all() else (1 - b.mean()) / (1 - confidence)
+    # Zhang's: what the leverage would be of baskets that are as often apart as they can be.
+    most = max(support * (1 - a.mean()), a.mean() * (b & ~a).mean())
+    zhang = leverage / most if most else 0.0
+    certainty = 0.0 if b.all() else (confidence - b.mean()) / (~b).mean()
     return [
-        support, confidence, confidence / b.mean(), support - a.mean() * b.mean(), conviction
+        support, confidence, confidence / b.mean(), leverage, conviction,
+        zhang, (a & b).sum() / (a | b).sum(), certainty, (confidence + a[b].mean()) / 2,
     ]  # fmt: skip
 
 
@@ -89,8 +98,8 @@ def test_more_than_256_items() -> None:
 def test_no_rules_are_an_empty_frame(sets: pd.DataFrame) -> None:
     for some in (sets, sets.head(0), sets[sets["itemset"].map(len) == 1]):
         found = association_rules(some, min_threshold=2.0)
-        assert found.shape == (0, 7)
-        assert found.dtypes.astype(str).tolist() == ["object"] * 2 + ["float64"] * 5
+        assert found.shape == (0, 2 + len(METRICS))
+        assert found.dtypes.astype(str).tolist() == ["object"] * 2 + ["float64"] * len(METRICS)
 
 
 Change = Callable[[pd.DataFrame], Any]

@@ -101,6 +101,24 @@ def test_importances_are_those_of_the_same_permutations(name: str, max_samples: 
         assert_allclose(there.importances, here.importances, rtol=1e-9, atol=1e-12)
 
 
+def test_several_scores_are_those_of_one_each() -> None:
+    model = LogisticRegression().fit(X, LABELS)
+    lazy = [da.from_array(v, chunks=CHUNKS[: v.ndim]) for v in (X, LABELS)]
+    options: dict[str, Any] = {"n_repeats": 2, "random_state": 3}
+    names = ["neg_log_loss", "accuracy"]
+    for given in (names, tuple(names), dict(zip("ab", names, strict=True))):
+        found = permutation_importance(model, *lazy, scoring=given, **options)
+        assert list(found) == list(given)
+        for name, scoring in zip(found, names, strict=True):
+            one = permutation_importance(model, *lazy, scoring=scoring, **options)
+            assert_array_equal(found[name].importances, one.importances)
+    both = {"own": lambda m, X, y: 1.0, "accuracy": "accuracy"}
+    by_scikit_learn = permutation_importance(model, X, LABELS, scoring=both, **options)
+    assert_array_equal(by_scikit_learn["own"].importances, np.zeros((3, 2)))
+    with pytest.raises(InvalidParameterError, match="no score"):
+        permutation_importance(model, X, LABELS, scoring=[], **options)
+
+
 def test_importances_are_as_scikit_learn_s_but_for_chance() -> None:
     model = LinearRegression().fit(X, Y)
     ours = permutation_importance(model, X, Y, n_repeats=60, n_jobs=2, random_state=0)
