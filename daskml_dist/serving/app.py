@@ -18,6 +18,7 @@ from daskml_dist.serving import metadata
 from daskml_dist.serving.batching import Batcher
 from daskml_dist.serving.bodies import Bodies
 from daskml_dist.serving.calls import (
+    INDEX,
     MODEL,
     PATHS,
     Call,
@@ -187,10 +188,25 @@ class App:
         if path == "/v2":
             call.must_be("GET", "HEAD")
             return 200, JSON, json_body(metadata.of_server())
+        if path == INDEX:
+            return await self._index(call, receive)
         if path == "/metrics":
             call.must_be("GET", "HEAD")
             return 200, ((b"content-type", CONTENT_TYPE),), self.metrics.render()
         raise RequestError(f"There is no {path[:200]!r} here: ask for one of {PATHS}.", 404)
+
+    async def _index(self, call: Call, receive: Receive) -> Said:
+        """Versions of all models, as the protocol's extension of repositories lists them."""
+        call.must_be("POST", "GET")
+        async with self._bodies.of(receive, call.headers):
+            pass  # it may ask for what is ready: all that is served is
+        known = getattr(self.models, "versions", None)
+        listed = [
+            {"name": name, "version": version, "state": "READY", "reason": ""}
+            for name in self.models.names()
+            for version in (known(name) if known else [self.models.get(name).version])
+        ]
+        return 200, JSON, json_body(listed)
 
     async def _of_model(self, call: Call, receive: Receive) -> Said:
         name, version, action = parts_of(call.path)
@@ -218,7 +234,7 @@ class App:
         """Head of a request that :meth:`answer` may answer."""
         if self._token is not None:
             check_token(headers, self._token)
-        if size > self._max_bytes or not path.startswith(MODEL):
+        if size > self._max_bytes or not path.startswith(MODEL) or b"content-encoding" in headers:
             return None
         name, version, action = parts_of(path)
         if action != "infer" or self._delay(name) is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -15,6 +16,10 @@ __all__ = ["Bodies"]
 _T = TypeVar("_T")
 #: Bodies of the largest size that are held at a time, whether they come or wait for an answer.
 _AT_ONCE = 64
+#: Encodings of bodies that are known.
+_ENCODINGS = (b"identity", b"gzip", b"deflate")
+#: Window bits by which zlib reads the headers of gzip and of zlib (deflate), whichever there is.
+_ANY_HEADER = 32 + zlib.MAX_WBITS
 
 
 class Bodies:
@@ -38,20 +43,38 @@ class Bodies:
     async def of(self, receive: Receive, headers: Mapping[bytes, bytes]) -> AsyncIterator[bytes]:
         """The whole body of a request, whose room is held until the block ends.
 
+        One that is compressed (``Content-Encoding: gzip`` or ``deflate``) is expanded.
+
         Raises
         ------
         RequestError
-            413: it is larger than a body may be; 408: it did not come in time; 503: there is no
-            room for it now.
+            413: it is larger than a body may be, expanded or not; 408: it did not come in time;
+            503: there is no room for it now; 415: another encoding; 400: damaged.
         Gone
         """
+        encoding = headers.get(b"content-encoding", b"identity").strip().lower()
+        if encoding not in _ENCODINGS:
+            raise RequestError(
+                f"The body's encoding {encoding[:40].decode(errors='replace')!r} is not known: "
+                "send gzip, deflate or none.",
+                415,
+                ((b"accept-encoding", b"gzip, deflate"), CLOSE),
+            )
         told = headers.get(b"content-length")
         if told is not None and told.isdigit() and int(told) > self._max_bytes:
             raise self._too_large()
         pieces: list[bytes] = []
         try:
             await self._deadlines.within(self._come(receive, pieces))
-            yield pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            if encoding != b"identity":
+                body = self._expanded(body)
+                pieces.append(body)  # its room is held too
+                if len(body) > self._free:
+                    pieces.pop()
+                    raise _no_room()
+                self._free -= len(body)
+            yield body
         finally:
             self._free += sum(map(len, pieces))
 
@@ -69,6 +92,29 @@ class Bodies:
                 raise _no_room()
             self._free -= len(piece)
             pieces.append(piece)
+
+    def _expanded(self, body: bytes) -> bytes:
+        """Expand a compressed body, but for one that would grow larger than a body may be."""
+        found: list[bytes] = []
+        left = self._max_bytes
+        try:
+            while body or not found:  # files of gzip may follow each other
+                expander = zlib.decompressobj(_ANY_HEADER)
+                # A byte more than there may be tells that it is too large.
+                found.append(expander.decompress(body, left + 1))
+                left -= len(found[-1])
+                if left < 0:
+                    raise self._too_large()
+                if not expander.eof:
+                    raise zlib.error("it ends too early")
+                body = expander.unused_data
+        except zlib.error as error:
+            raise RequestError(
+                f"The body is not what its Content-Encoding tells ({error}): send it as gzip or "
+                "deflate make it, or without that header.",
+                400,
+            ) from error
+        return b"".join(found)
 
     def _too_large(self) -> RequestError:
         # What is still to come of the body is not read, so the connection cannot be used again.

@@ -9,14 +9,25 @@ from typing import Any
 from daskml_dist.errors import DaskMLDistError, RequestError
 from daskml_dist.serving.http import JSON, error_body, json_body
 
-__all__ = ["MODEL", "PATHS", "Call", "Said", "parts_of", "readiness", "refusal", "status_of"]
+__all__ = [
+    "INDEX",
+    "MODEL",
+    "PATHS",
+    "Call",
+    "Said",
+    "parts_of",
+    "readiness",
+    "refusal",
+    "status_of",
+]
 
 _LOG = logging.getLogger("daskml_dist.serving")
 
 PATHS = (
     "/v2, /v2/health/live, /v2/health/ready, /v2/models/NAME[/versions/VERSION], the same with "
-    "/ready or /infer behind it, and /metrics"
+    "/ready or /infer behind it, /v2/repository/index, and /metrics"
 )
+INDEX = "/v2/repository/index"
 MODEL, _VERSION = "/v2/models/", "/versions/"
 
 #: Status, headers and body of an answer.

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import json
 import logging
+import zlib
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -194,7 +198,7 @@ def test_paths_and_methods(app):
 def test_content_types(app):
     for headers, word in [
         ({"content-type": "text/html"}, "send one of application/json"),
-        ({"content-encoding": "gzip"}, "without Content-Encoding"),
+        ({"content-encoding": "br"}, "send gzip, deflate or none"),
     ]:
         reply = ask(app, INFER, body(np.zeros((1, 5))), headers)
         assert reply.status == 415
@@ -434,3 +438,57 @@ def test_a_stack_that_hands_rows_on_needs_all_columns():
     stack = StackingRegressor([("a", scaled)], LinearRegression(), cv=2, passthrough=True)
     predictor = Predictor(stack.fit(frame, frame["id"]))
     assert predictor.needed == predictor.names == ["id", "age"]
+
+
+# --- compressed bodies, and what is served ---------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("encoding", "compress"),
+    [
+        ("gzip", gzip.compress),
+        ("GZIP", lambda data: gzip.compress(data[:40]) + gzip.compress(data[40:])),
+        ("deflate", zlib.compress),
+        ("identity", bytes),
+    ],
+)
+def test_compressed_bodies_are_the_same_rows(app, model, rows, encoding, compress):
+    data = json.dumps(body(rows)).encode()
+    found = ask(app, INFER, compress(data), {"content-encoding": encoding}).json
+    assert found == ask(app, INFER, data).json
+    assert app.head(
+        b"POST /v2/models/m/infer HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n"
+        b"content-encoding: gzip\r\n\r\n"
+    ) is None  # fmt: skip
+
+
+def test_compressed_bodies_that_are_refused(model, rows):
+    app = App(Models(m=model), Metrics(), max_bytes=4096)
+    bomb = gzip.compress(bytes(2**20))
+    assert len(bomb) < 4096
+    gone = gzip.compress(json.dumps(body(rows[:1])).encode())
+    cases = [
+        (bomb, "gzip", 413, "larger than 4096 bytes"),
+        (gone[:-9], "gzip", 400, "ends too early"),
+        (b"no", "gzip", 400, "Content-Encoding"),
+        (b"", "deflate", 400, "ends too early"),
+        (gone, "br", 415, "send gzip"),
+    ]
+    for data, encoding, status, words in cases:
+        reply = ask(app, INFER, data, {"content-encoding": encoding})
+        assert reply.status == status
+        assert words in reply.json["error"]
+    # Whatever was refused, its room is free again.
+    assert app._bodies._free == 64 * 4096
+    assert ask(app, INFER, gone, {"content-encoding": "gzip"}).status == 200
+
+
+def test_the_index_lists_what_is_served(model):
+    models = Models(a=model, b=model)
+    found = ask(App(models, Metrics()), "/v2/repository/index", {"ready": True})
+    ready = {"version": "1", "state": "READY", "reason": ""}
+    assert found.json == [{"name": "a", **ready}, {"name": "b", **ready}]
+    several = SimpleNamespace(names=lambda: ["a"], versions=lambda name: ["1", "3"])
+    listed = ask(App(several, Metrics()), "/v2/repository/index").json
+    assert [one["version"] for one in listed] == ["1", "3"]
+    assert ask(App(models, Metrics(), token="t"), "/v2/repository/index").status == 401

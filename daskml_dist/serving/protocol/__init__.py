@@ -39,10 +39,8 @@ def codec_of(headers: Mapping[bytes, bytes]) -> ModuleType:
     Raises
     ------
     RequestError
-        415: no codec reads this content type, or the body is compressed.
+        415: no codec reads this content type.
     """
-    if headers.get(b"content-encoding", b"identity").lower() != b"identity":
-        raise RequestError("The body is compressed: send it without Content-Encoding.", 415)
     if binary_tensors.LENGTH in headers:  # clients of the binary extension name no content type
         return binary_tensors
     kind = headers.get(b"content-type", b"application/json").decode("latin-1")
