@@ -15,13 +15,16 @@ from typing import Any
 
 from daskml_dist.errors import TrainingError
 
-__all__ = ["BEGINS", "Patience", "tell_releases", "wait_for_workers", "watched"]
+__all__ = ["BEGINS", "TELL_OF_BEGINS", "Patience", "tell_releases", "wait_for_workers", "watched"]
 
 #: Status of workers that begin tasks.
 BEGINS = {"init", "running", "undefined", None}
 
 #: Seconds after which a wait tells of itself.
 _TELL = 1.5
+#: Seconds after which a wait for workers to begin tells of itself: a worker's first fit imports the
+#: package and compiles loops, which takes some ten seconds though all is well.
+TELL_OF_BEGINS = 20.0
 
 logger = logging.getLogger("daskml_dist")
 
@@ -41,10 +44,15 @@ class Patience:
         Seconds without progress.
     remedy : str, default=""
         What the user can do meanwhile; a sentence.
+    tell_after : float, default=1.5
+        Seconds without progress after which the user is told; half of `timeout` at most.
     """
 
-    def __init__(self, what: str, timeout: float, remedy: str = "") -> None:
+    def __init__(
+        self, what: str, timeout: float, remedy: str = "", *, tell_after: float = _TELL
+    ) -> None:
         self._what = what
+        self._tell_after = max(_TELL, min(tell_after, timeout / 2))
         self._timeout = timeout
         self._remedy = remedy
         self._since = time.monotonic()
@@ -63,7 +71,7 @@ class Patience:
             How far that is which is waited for.
         """
         waited = time.monotonic() - self._since
-        if waited > _TELL and state not in self._told:
+        if waited > self._tell_after and state not in self._told:
             self._told.add(state)
             bound = f"{state}; {self._timeout:g} s" if state else f"{self._timeout:g} s"
             logger.warning("%s", f"waiting for {self._what} ({bound}). {self._remedy}".strip())

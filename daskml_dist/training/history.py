@@ -58,7 +58,8 @@ class History:
         applied after the last whole pass, and ``streamed``, whether rows were read in each pass.
         ``generations`` lists the changes of membership (workers lost, leaving or joining), each
         with its number, reason, ``lost_versions`` (updates made again), ``anew`` (whether the fit
-        began anew) and ``seconds``; ``dropped_pushes`` counts pushes that came twice or too late,
+        began anew), ``from_pass`` (with which saved passes) and ``seconds``;
+        ``dropped_pushes`` counts pushes that came twice or too late,
         of which none was applied, and ``lost_rows`` the rows lost for good.
         On a cluster ``seatings`` tells who ran the lanes, one entry a change: ``generation``,
         ``workers``, the address of each lane's worker, ``at``, the seconds from the begin of

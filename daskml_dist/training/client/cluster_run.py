@@ -74,6 +74,9 @@ class GenerationEvent:
         Whether the fit began anew (from its checkpoint, where it has one).
     seconds : float
         From the moment the reason was known until all had their orders.
+    from_pass : int, default=0
+        Passes of earlier parts of the fit, whose state is saved (by its checkpoint, where it has
+        one), so that they are not made again even where `anew` is true; 0: there are none.
     """
 
     generation: int
@@ -81,9 +84,15 @@ class GenerationEvent:
     lost_versions: int
     anew: bool
     seconds: float
+    from_pass: int = 0
 
     def __str__(self) -> str:
-        what = "begins anew" if self.anew else f"goes on, {self.lost_versions} updates made again"
+        if not self.anew:
+            what = f"goes on, {self.lost_versions} updates made again"
+        elif self.from_pass:
+            what = f"goes on from what was saved after pass {self.from_pass}"
+        else:
+            what = "begins anew"
         return f"generation {self.generation} ({self.reason}): the fit {what}"
 
 
@@ -254,7 +263,8 @@ class TrainingRun:
         seconds = time.monotonic() - since
         # Slurm may take a moment to tell: all have their orders, so nobody waits.
         reason = self._jobs.name(reason, members.difference(self._membership.threads))
-        event = GenerationEvent(crew.number, reason, again, anew, seconds)
+        from_pass = self._fit.work.first_pass
+        event = GenerationEvent(crew.number, reason, again, anew, seconds, from_pass)
         self._events.append(event)
         if self._made.n_passes:
             with suppress(Gone):  # the next generation is asked

@@ -15,7 +15,7 @@ from distributed.client import Future
 from daskml_dist.comm.base import SLICE, Endpoint
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.scattered import scattered
-from daskml_dist.data.waiting import Patience
+from daskml_dist.data.waiting import TELL_OF_BEGINS, Patience
 from daskml_dist.errors import DaskMLDistError
 from daskml_dist.training.client.early import Early, is_actor
 from daskml_dist.training.client.telling import ToldResults
@@ -173,7 +173,7 @@ class Fleet:
 
     def _await(self, host: Host) -> None:
         what = f"worker {host.address} to begin its part"
-        patience = Patience(what, self._fit.run.timeout, BUSY)
+        patience = Patience(what, self._fit.run.timeout, BUSY, tell_after=TELL_OF_BEGINS)
         while host.proxy is None:
             with suppress(TimeoutError):
                 host.proxy = self._proxy(host, SLICE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from daskml_dist.data.waiting import Patience
+from daskml_dist.data.waiting import TELL_OF_BEGINS, Patience
 from daskml_dist.errors import WaitTimeoutError, is_consequence
 from daskml_dist.training.client.cluster_rows import ClusterRows
 from daskml_dist.training.client.fleet import BUSY, Fleet
@@ -54,7 +54,9 @@ class Reasons:
         self._alarms: list[Alarm] = []
         #: The last message without a meaning that was told of.
         self._garbled = ""
-        self._starts = Patience("workers to begin their parts", fit.run.timeout, BUSY)
+        self._starts = Patience(
+            "workers to begin their parts", fit.run.timeout, BUSY, tell_after=TELL_OF_BEGINS
+        )
         self._pace = Pace(fit.rows.lane_rows)
         self._newcomers = Newcomers(membership, fleet)
 

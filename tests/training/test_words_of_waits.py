@@ -1,0 +1,51 @@
+"""What a user reads while a fit starts or goes on: neither alarming nor wrong."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from daskml_dist.data import waiting
+from daskml_dist.data.waiting import TELL_OF_BEGINS, Patience
+from daskml_dist.training.client.cluster_run import GenerationEvent
+
+
+@pytest.mark.parametrize(
+    ("options", "told_at"),
+    [({}, 2.0), ({"tell_after": TELL_OF_BEGINS}, 21.0), ({"tell_after": 60.0}, 51.0)],
+)
+def test_a_start_that_compiles_is_no_warning(
+    options: dict[str, Any],
+    told_at: float,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A wait tells of itself after its own time, and within half of its timeout."""
+    clock = [0.0]
+    monkeypatch.setattr(waiting.time, "monotonic", lambda: clock[0])
+    patience = Patience("workers to begin their parts", 100.0, **options)
+    caplog.set_level(logging.WARNING, "daskml_dist")
+    for second in range(int(told_at)):
+        clock[0] = float(second)
+        assert patience.lasts("1 of 3")
+    assert caplog.messages == []
+    clock[0] = told_at
+    assert patience.lasts("1 of 3")
+    assert caplog.messages == ["waiting for workers to begin their parts (1 of 3; 100 s)."]
+
+
+@pytest.mark.parametrize(
+    ("anew", "from_pass", "words"),
+    [
+        (False, 3, "goes on, 7 updates made again"),
+        (True, 0, "begins anew"),
+        (True, 3, "goes on from what was saved after pass 3"),
+    ],
+)
+def test_a_fit_with_a_checkpoint_does_not_begin_anew(
+    anew: bool, from_pass: int, words: str
+) -> None:
+    event = GenerationEvent(1, "worker u was lost", 7, anew, 0.1, from_pass)
+    assert str(event) == f"generation 1 (worker u was lost): the fit {words}"
