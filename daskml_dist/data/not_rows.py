@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator, Mapping, Set
 from numbers import Number
 from types import ModuleType
@@ -12,6 +11,7 @@ from typing import Any
 from dask.base import is_dask_collection
 from dask.delayed import Delayed
 
+from daskml_dist.data.task_graphs import is_future
 from daskml_dist.errors import InvalidTypeError
 
 __all__ = ["check_holds_rows", "check_holds_values"]
@@ -67,8 +67,8 @@ def check_holds_values(values: Any, name: str, *, single: bool = False) -> None:
             f"times. Make an array of it, {name} = numpy.array(list({name})), or a Dask collection "
             "whose blocks are read by tasks (dask.delayed, dask.dataframe.from_map)."
         )
-    if _is_future(values) or _are_futures(values):
-        one = "the future" if _is_future(values) else "a future"
+    if is_future(values) or _are_futures(values):
+        one = "the future" if is_future(values) else "a future"
         raise InvalidTypeError(
             f"{name} is of futures, whose values Dask has and nobody here. Make a collection of "
             f"them: dask.delayed({one}) is a block of rows, a list of such is {name}, and so is "
@@ -104,15 +104,7 @@ def _several(X: tuple[Any, ...] | list[Any]) -> bool:
 
 
 def _are_futures(values: Any) -> bool:
-    return isinstance(values, tuple | list) and bool(values) and all(map(_is_future, values))
-
-
-def _is_future(value: Any) -> bool:
-    if "distributed" not in sys.modules:  # which takes long to load
-        return False
-    from distributed import Future
-
-    return isinstance(value, Future)
+    return isinstance(values, tuple | list) and bool(values) and all(map(is_future, values))
 
 
 def _is_function(values: Any) -> bool:

@@ -8,13 +8,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import cloudpickle
-from dask._task_spec import convert_legacy_graph  # a test of streaming fails when it moves
-from dask.base import is_dask_collection
-from dask.local import get_sync
 
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.bundles import Bundle
 from daskml_dist.data.row_order import is_shuffle
+from daskml_dist.data.task_graphs import (
+    as_tasks,
+    describe_task,
+    find_futures,
+    layers_of,
+    needed_keys,
+    run_tasks,
+    tasks_for,
+)
 from daskml_dist.errors import DaskMLDistError, InvalidDataError
 
 __all__ = ["Recipes", "make_recipes"]
@@ -48,17 +54,17 @@ class Recipes:
     def pack(self, blocks: Sequence[int]) -> bytes:
         """Pickle the recipes of some blocks."""
         targets = {i: self.targets[i] for i in blocks}
-        graph = _cull(self.graph, list(targets.values()))
+        graph = tasks_for(self.graph, targets.values())
         held = self._held_in(graph, targets)
         return bytes(cloudpickle.dumps(Recipes(targets, graph, held, self.rows)))
 
     def held_by(self, block: int) -> frozenset[Any]:
         """Keys of data on workers that a block is made of."""
         target = {block: self.targets[block]}
-        return self._held_in(_cull(self.graph, list(target.values())), target)
+        return self._held_in(tasks_for(self.graph, target.values()), target)
 
     def _held_in(self, graph: dict[Any, Any], targets: dict[int, Any]) -> frozenset[Any]:
-        return self.held.intersection([*targets.values(), *_needs(graph)])
+        return self.held.intersection([*targets.values(), *needed_keys(graph)])
 
     @staticmethod
     def unpack(packed: bytes) -> Recipes:
@@ -78,31 +84,40 @@ class Recipes:
         Raises
         ------
         InvalidDataError
-            The block cannot be read, or has other rows than it had.
+            A task of the block raised, or the block has other rows than it had.
         """
-        key, n_rows = self.targets[number], self.rows[number]
+        key, n_rows, begun = self.targets[number], self.rows[number], list[Any]()
         try:
-            found = fetch(key) if key in self.held else self._run(key, fetch)
+            found = fetch(key) if key in self.held else self._run(key, fetch, begun)
             block: Block = found.blocks[number] if isinstance(found, Bundle) else found
         except Exception as error:
             if isinstance(error, DaskMLDistError) and not isinstance(error, InvalidDataError):
                 raise
+            failed = begun[-1] if begun else key
             raise InvalidDataError(
-                f"Block {number} could not be read again: {error!r}. Mend the file or the task "
-                "that makes it, or call .persist() on the collection first."
+                f"Block {number} could not be made again: {describe_task(failed, self.graph)} "
+                f"raised {error!r}. It raised nothing when the fit began. Mend what the task reads "
+                f"or calls, where that has changed since{self._or_persist}; where nothing has, "
+                "report this as a defect of daskml_dist, and raise memory_budget meanwhile, so "
+                "that blocks are kept."
             ) from error
         if block.n_rows != n_rows:
             raise InvalidDataError(
                 f"Block {number} had {n_rows} rows when the fit began, and has {block.n_rows} "
-                "now. Do its files change, or is it drawn at random? Call .persist() on the "
-                "collection first."
+                f"now: do files change that it is made of, or does a task draw at random? Let "
+                f"them give the same rows each time{self._or_persist}."
             )
         return block
 
-    def _run(self, key: Any, fetch: Callable[[Any], Any]) -> Any:
-        graph = _cull(self.graph, [key])
-        graph.update({name: fetch(name) for name in self.held.intersection(_needs(graph))})
-        return get_sync(graph, key)
+    @property
+    def _or_persist(self) -> str:
+        """A remedy for rows that change, unless what they are made of is persisted already."""
+        return "" if self.held else ", or call .persist() on the collection first"
+
+    def _run(self, key: Any, fetch: Callable[[Any], Any], begun: list[Any]) -> Any:
+        tasks = tasks_for(self.graph, [key])
+        data = {name: fetch(name) for name in self.held.intersection(needed_keys(tasks))}
+        return run_tasks(tasks, data, key, begun)
 
     @property
     def repeated_work(self) -> float:
@@ -112,7 +127,7 @@ class Recipes:
         """
         if any(map(is_shuffle, self.graph.values())):
             return math.inf
-        alone = sum(len(_cull(self.graph, [key])) for key in self.targets.values())
+        alone = sum(len(tasks_for(self.graph, [key])) for key in self.targets.values())
         return alone / max(len(self.graph), 1)
 
     @property
@@ -129,47 +144,10 @@ def make_recipes(lazy: Sequence[Any]) -> Recipes:
     lazy : sequence of dask.delayed.Delayed
         Of one block each.
     """
-    # Layers are shared by the blocks; asking each block for its graph would take quadratic time.
-    layers: dict[str, Any] = {}
-    for block in lazy:
-        layers.update(block.dask.layers)
-    graph: dict[Any, Any] = {}
-    for layer in layers.values():
-        graph.update(layer)
-    held = {key for key, task in graph.items() if _is_future(task)}
-    tasks = convert_legacy_graph({k: task for k, task in graph.items() if k not in held})
+    layers = layers_of(lazy).values()
     targets = {i: block.key for i, block in enumerate(lazy)}
-    tasks = _cull(tasks, list(targets.values()))
-    # Delayed parts of a persisted array name its keys without holding its futures.
-    held.update(key for key in _needs(tasks) if key not in tasks)
+    tasks = tasks_for(as_tasks(layers, find_futures(layers)), targets.values())
+    # Whatever no task makes is on the workers. That is more than the futures found: delayed parts
+    # of a persisted collection name its keys without holding its futures.
+    held = needed_keys(tasks).union(targets.values()).difference(tasks)
     return Recipes(targets, tasks, frozenset(held))
-
-
-def _is_future(task: Any) -> bool:
-    """Whether a graph's value stands for data on a worker; told without importing distributed."""
-    return not is_dask_collection(task) and type(task).__name__ == "Future"
-
-
-def _needs(graph: dict[Any, Any]) -> set[Any]:
-    """Keys that tasks of a graph take."""
-    needs: set[Any] = set()
-    for key in graph:
-        needs.update(_dependencies(graph, key))
-    return needs
-
-
-def _dependencies(graph: dict[Any, Any], key: Any) -> Any:
-    return getattr(graph[key], "dependencies", ())
-
-
-def _cull(graph: dict[Any, Any], keys: list[Any]) -> dict[Any, Any]:
-    """The part of a graph that makes some keys; what others hold may be missing from it."""
-    found: dict[Any, Any] = {}
-    stack = list(keys)
-    while stack:
-        key = stack.pop()
-        if key in found or key not in graph:
-            continue
-        found[key] = graph[key]
-        stack.extend(_dependencies(graph, key))
-    return found

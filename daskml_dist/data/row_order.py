@@ -43,7 +43,7 @@ def shuffles_of(graph: Any, keys: Iterable[Any]) -> frozenset[Any]:
         seen.add(key)
         task = convert_legacy_task(key, tasks[key], tasks)
         if not is_shuffle(task):
-            stack.extend(task.dependencies)
+            stack.extend(getattr(task, "dependencies", ()))  # a literal has none
         else:
             # What is read from disk has a name of its own; keys in between are drawn at random.
             found.add(key[0] if _function(task) == (_DISK, "collect") else key)

@@ -9,6 +9,7 @@ from typing import Any
 
 import dask.array as da
 import numpy as np
+from dask._task_spec import Task, TaskRef  # canaries in tests/data/test_task_graphs.py
 from dask.core import flatten
 from dask.delayed import Delayed
 from dask.highlevelgraph import HighLevelGraph
@@ -78,13 +79,17 @@ def map_pieces(apply: Callable[..., Any], function: Any, X: Any, empty: Any) -> 
     dependencies: list[Any] = [rows]
     if isinstance(once, Delayed):
         dependencies.append(once)
-        once = once.key
+        once = TaskRef(once.key)
     is_frame = is_dataframe_like(empty)
     inner = () if is_frame else (0,) * (empty.ndim - 1)
-    graph: dict[Any, Any] = {(name, i, *inner): (apply, key, once, i) for i, key in enumerate(keys)}
+    made = [(name, i, *inner) for i in range(len(keys))]
+    graph = {
+        key: Task(key, apply, TaskRef(block), once, i)
+        for i, (key, block) in enumerate(zip(made, keys, strict=True))
+    }
     layers = HighLevelGraph.from_collections(name, graph, dependencies=dependencies)
     if is_frame:
-        return frame_of_tasks(layers, [(name, i) for i in range(len(keys))], empty, name)
+        return frame_of_tasks(layers, made, empty, name)
     return da.Array(layers, name, (sizes, *((n,) for n in empty.shape[1:])), meta=empty)
 
 

@@ -155,7 +155,8 @@ def is_ordered(steps: tuple[str, ...]) -> bool:
     """Whether rows of a frame come in the same order each time."""
     ordered = True
     for step in steps:
-        ordered = step == "persisted" or (ordered and FRAME_STEPS[step].ordered)
+        made = FRAME_STEPS[step]
+        ordered = made.persists or (ordered and made.ordered)
     return ordered
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import tempfile
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,12 @@ import dask.array as da
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
+from dask.core import flatten
+from dask.highlevelgraph import HighLevelGraph
 from numpy.typing import NDArray
+
+from daskml_dist.data.lowering import frame_of_tasks
+from daskml_dist.inference.transform import map_blocks
 
 __all__ = [
     "ARRAY_SOURCES",
@@ -42,11 +48,14 @@ class Context:
     n_blocks, seed : int
     folder : Path
         For files; new and empty.
+    kept : list
+        Persisted collections that a graph names without holding their futures.
     """
 
     n_blocks: int
     seed: int
     folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="contracts-")))
+    kept: list[Any] = field(default_factory=list)
 
     def cuts(self, n_rows: int) -> list[int]:
         """Where uneven blocks begin and end, one of them empty."""
@@ -149,17 +158,82 @@ class FrameStep:
         Whether the rows come in the same order each time that they are computed.
     drops_junk : bool
         Whether rows of junk are to be among the rows, which it drops.
+    persists : bool
+        Whether the rows are computed once, and come in one order from then on.
     """
 
     make: Callable[[Any, Context], Any]
     ordered: bool = True
     drops_junk: bool = False
+    persists: bool = False
 
 
 def _halves(frame: Any, context: Context) -> Any:
     """Two parts of one frame, joined again."""
     low = frame["row"] % 2 == 0
     return dd.concat([frame[low], frame[~low]])
+
+
+# Ways to refer to data of a persisted collection, each of which Dask writes differently.
+
+
+def _persisted_parts(collection: Any, context: Context) -> list[Any]:
+    parts = np.ravel(collection.to_delayed()).tolist()
+    context.kept.append(dask.persist(*parts))
+    return list(context.kept[-1])
+
+
+def _parts_persisted(frame: Any, context: Context) -> Any:
+    return dd.from_delayed(_persisted_parts(frame, context), meta=frame._meta)
+
+
+def _parts_aliased(frame: Any, context: Context) -> Any:
+    return dd.from_delayed(_persisted_parts(frame, context), meta=frame._meta, verify_meta=False)
+
+
+def _innermost(nested: Any) -> Any:
+    """The part at the bottom of lists and dicts of one thing each."""
+    while isinstance(nested, list | dict):
+        (nested,) = nested.values() if isinstance(nested, dict) else nested
+    return nested
+
+
+def _parts_nested(frame: Any, context: Context) -> Any:
+    innermost = dask.delayed(_innermost)
+    parts = [innermost([{"part": [part]}]) for part in _persisted_parts(frame, context)]
+    return dd.from_delayed(parts, meta=frame._meta)
+
+
+def _column_persisted(frame: Any, context: Context) -> Any:
+    frame = frame.persist()
+    return frame.assign(y=frame["y"].persist())
+
+
+def _in_tuples(frame: Any, context: Context) -> Any:
+    """Tasks of the older format, which name their arguments by bare keys, in lists."""
+    frame = frame.persist()
+    keys, name = frame.__dask_keys__(), f"tuples-{uuid.uuid4().hex}"
+    graph = {(name, i): (_innermost, [[key]]) for i, key in enumerate(keys)}
+    layers = HighLevelGraph.from_collections(name, {**dict(frame.dask), **graph}, dependencies=())
+    return frame_of_tasks(layers, list(graph), frame._meta, name)
+
+
+def _fused(frame: Any, context: Context) -> Any:
+    """Several tasks that Dask has made one of, over persisted rows."""
+    return frame.persist().map_partitions(_same).map_partitions(_copied).optimize()
+
+
+def _copied(part: Any) -> Any:
+    return part.copy()
+
+
+def _transformed(frame: Any, context: Context) -> Any:
+    """Partitions that a transformer has made of a persisted frame."""
+    return map_blocks(_same, frame.persist(), frame._meta)
+
+
+def _merged_of_persisted(frame: Any, context: Context) -> Any:
+    return _merged(frame.persist(), context)
 
 
 FRAME_STEPS: dict[str, FrameStep] = {
@@ -176,7 +250,15 @@ FRAME_STEPS: dict[str, FrameStep] = {
     "repartitioned": FrameStep(lambda f, context: f.repartition(npartitions=2)),
     "cut finer": FrameStep(lambda f, context: f.repartition(npartitions=2 * f.npartitions)),
     "mapped": FrameStep(lambda f, context: f.map_partitions(_same)),
-    "persisted": FrameStep(lambda f, context: f.persist()),
+    "persisted": FrameStep(lambda f, context: f.persist(), persists=True),
+    "parts persisted": FrameStep(_parts_persisted, persists=True),
+    "parts aliased": FrameStep(_parts_aliased, persists=True),
+    "parts nested": FrameStep(_parts_nested, persists=True),
+    "column persisted": FrameStep(_column_persisted, persists=True),
+    "in tuples": FrameStep(_in_tuples, persists=True),
+    "fused": FrameStep(_fused, persists=True),
+    "transformed": FrameStep(_transformed, persists=True),
+    "merged of persisted": FrameStep(_merged_of_persisted, ordered=False),
 }
 
 
@@ -261,6 +343,49 @@ def _found_out(arrays: Arrays, context: Context) -> Arrays:
     return {name: array.compute_chunk_sizes() for name, array in arrays.items()}
 
 
+def _array_of_parts(parts: list[Any], array: Any) -> Any:
+    """An array of delayed chunks, of the same sizes as the array's."""
+    shapes = itertools.product(*array.chunks)
+    blocks = np.empty(len(parts), dtype=object)
+    for i, (part, shape) in enumerate(zip(parts, shapes, strict=True)):
+        blocks[i] = da.from_delayed(part, shape, meta=array._meta)
+    return da.block(blocks.reshape(array.numblocks).tolist())
+
+
+def _arrays_of_persisted_parts(arrays: Arrays, context: Context) -> Arrays:
+    return {n: _array_of_parts(_persisted_parts(a, context), a) for n, a in arrays.items()}
+
+
+def _arrays_of_nested_parts(arrays: Arrays, context: Context) -> Arrays:
+    innermost = dask.delayed(_innermost)
+    return {
+        name: _array_of_parts(
+            [innermost([{"part": [part]}]) for part in _persisted_parts(array, context)], array
+        )
+        for name, array in arrays.items()
+    }
+
+
+def _array_in_tuples(array: Any) -> Any:
+    array = array.persist()
+    name = f"tuples-{uuid.uuid4().hex}"
+    keys = list(flatten(array.__dask_keys__()))
+    graph = {(name, *key[1:]): (_innermost, [[key]]) for key in keys}
+    layers = HighLevelGraph.from_collections(name, graph, dependencies=[array])
+    return da.Array(layers, name, array.chunks, meta=array._meta)
+
+
+def _array_transformed(array: Any) -> Any:
+    meta = np.empty((0, *array.shape[1:]), array.dtype)
+    return map_blocks(_same, array.persist(), meta)
+
+
+def _array_fused(array: Any) -> Any:
+    mapped = array.persist().map_blocks(_same, dtype=array.dtype).map_blocks(np.copy)
+    (fused,) = dask.optimize(mapped)
+    return fused
+
+
 def _column_chunks(arrays: Arrays, context: Context) -> Arrays:
     return {n: a if a.ndim == 1 else a.rechunk({1: 1}) for n, a in arrays.items()}
 
@@ -274,4 +399,9 @@ ARRAY_STEPS: dict[str, ArrayStep] = {
     "filtered": ArrayStep(_filtered, drops_junk=True),
     "sizes found out": ArrayStep(_found_out, needs_sizes=False),
     "persisted": ArrayStep(_each(lambda array: array.persist()), needs_sizes=False),
+    "parts persisted": ArrayStep(_arrays_of_persisted_parts),
+    "parts nested": ArrayStep(_arrays_of_nested_parts),
+    "in tuples": ArrayStep(_each(_array_in_tuples), needs_sizes=False),
+    "transformed": ArrayStep(_each(_array_transformed), needs_sizes=False),
+    "fused": ArrayStep(_each(_array_fused), needs_sizes=False),
 }

@@ -75,7 +75,8 @@ def _of_frames(case: Case, table: pd.DataFrame, context: Context) -> Given:
         X, y = frame[[*names, "y"]], "y"
     if case.of.is_metric and len(names) == 1 and case.container == "frame":
         X = X[names[0]]
-    return Given(X, y, None if case.weight == "none" else w, row, is_ordered(case.steps))
+    w = None if case.weight == "none" else w
+    return Given(X, y, w, row, is_ordered(case.steps), whole=context.kept)
 
 
 def _of_arrays(case: Case, table: pd.DataFrame, context: Context) -> Given:
@@ -89,7 +90,7 @@ def _of_arrays(case: Case, table: pd.DataFrame, context: Context) -> Given:
     if case.container == "sparse array":
         meta = sparse.csr_array((0, 0), dtype=arrays["X"].dtype)
         arrays["X"] = arrays["X"].map_blocks(sparse.csr_array, meta=meta)
-    whole = arrays
+    whole = [arrays, context.kept]
     if case.container == "list of delayed":
         arrays = {name: list(array.to_delayed().ravel()) for name, array in arrays.items()}
     return Given(arrays["X"], arrays["y"], arrays.get("w"), arrays["row"], whole=whole)

@@ -202,7 +202,7 @@ def test_a_file_that_changes_during_the_fit_is_told(tmp_path: Path, client: Clie
         run=Run(memory_budget=2 * 800 * 16), max_iter=500, tol=None, callbacks=Cut()
     )
     with pytest.raises(
-        InvalidDataError, match=r"Block \d (had 800 rows|could not be read) .*persist"
+        InvalidDataError, match=r"Block \d (had 800 rows|could not be made again).*persist"
     ):
         model.fit(frame[["x"]], frame["y"])
 

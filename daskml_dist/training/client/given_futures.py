@@ -7,8 +7,9 @@ from contextlib import suppress
 from typing import Any
 
 from dask.delayed import Delayed
-from distributed import Client, Future
+from distributed import Client
 
+from daskml_dist.data.task_graphs import find_futures, layers_of
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.training.dask_internals import ask_for
 
@@ -23,13 +24,8 @@ def futures_in(client: Client, parts: list[tuple[Any, ...]]) -> dict[Any, Any]:
     InvalidDataError
         Another cluster than the client's holds some of them.
     """
-    # Parts of one collection share their layers; asking each for its graph takes quadratic time.
-    layers: dict[str, Any] = {}
-    for part in parts:
-        for value in (value for value in part if isinstance(value, Delayed)):
-            layers.update(value.dask.layers)
-    values = (value for layer in layers.values() for value in layer.values())
-    futures = {value.key: value for value in values if isinstance(value, Future)}
+    parts_of_graphs = (value for part in parts for value in part if isinstance(value, Delayed))
+    futures = find_futures(layers_of(parts_of_graphs).values())
     _check_here(client, futures.values())
     # Those that came to a task with its function belong to no client.
     return {k: f if f.client is not None else ask_for(client, k) for k, f in futures.items()}

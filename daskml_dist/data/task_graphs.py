@@ -1,0 +1,138 @@
+"""Dask graphs as the scheduler reads them: tasks, what each needs, and data that workers hold.
+
+A graph may hold tasks of three kinds: nodes of `dask._task_spec`, tuples ``(function, *args)`` of
+the older format, and futures of data that a client has persisted. All code that looks into a graph
+does so through this module, so that every part of the package sees the same dependencies.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+# Canaries in tests/data/test_task_graphs.py fail when these move.
+from dask._task_spec import DataNode, GraphNode, Task, convert_legacy_graph
+from dask.local import get_sync
+from dask.utils import funcname
+
+__all__ = [
+    "as_tasks",
+    "describe_task",
+    "find_futures",
+    "is_future",
+    "layers_of",
+    "needed_keys",
+    "run_tasks",
+    "tasks_for",
+]
+
+_CONTAINERS = (list, tuple, set, frozenset)
+
+
+def is_future(value: Any) -> bool:
+    """Return whether a value is a future of Dask's, without importing distributed."""
+    if "distributed" not in sys.modules:
+        return False
+    from distributed import Future
+
+    return isinstance(value, Future)
+
+
+def layers_of(lazy: Iterable[Any]) -> dict[str, Mapping[Any, Any]]:
+    """Return the layers of the graphs of some Delayed objects, by name.
+
+    Objects made of one collection share their layers: to merge whole graphs would take quadratic
+    time.
+    """
+    layers: dict[str, Mapping[Any, Any]] = {}
+    for value in lazy:
+        layers.update(value.dask.layers)
+    return layers
+
+
+def find_futures(graphs: Iterable[Mapping[Any, Any]]) -> dict[Any, Any]:
+    """Return every future in some graphs, by its key, however deep in an argument it lies."""
+    found: dict[Any, Any] = {}
+    if "distributed" not in sys.modules:
+        return found
+    stack: list[Any] = []
+    for graph in graphs:
+        stack.extend(graph.values())
+        while stack:
+            value = stack.pop()
+            if is_future(value):
+                found[value.key] = value
+            elif isinstance(value, Task):  # containers of Dask's (`List`, `Dict`) are tasks, too
+                stack.extend(value.args)
+                stack.extend(value.kwargs.values())
+            elif isinstance(value, dict):  # also the inner graph of a fused task
+                stack.extend(value.values())
+            elif isinstance(value, _CONTAINERS):
+                stack.extend(value)
+    return found
+
+
+def as_tasks(graphs: Iterable[Mapping[Any, Any]], futures: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return the tasks of some graphs as nodes of `dask._task_spec`.
+
+    Parameters
+    ----------
+    graphs : iterable of mapping
+    futures : mapping of key to Future
+        Those that :func:`find_futures` finds in the graphs. Their keys have no task in the result,
+        even where a graph knows how to make them: the data on the workers is used, as the scheduler
+        uses it.
+    """
+    merged: dict[Any, Any] = {}
+    for graph in graphs:
+        merged.update(graph)
+    # Tuples of the older format name a dependency by its bare key, which is told from a literal by
+    # the keys that are known. Keys of futures must therefore be among these.
+    tasks = convert_legacy_graph(merged, {*merged, *futures})
+    return {key: task for key, task in tasks.items() if key not in futures}
+
+
+def needed_keys(tasks: Mapping[Any, GraphNode]) -> set[Any]:
+    """Return the keys that some tasks depend on."""
+    return set().union(*(task.dependencies for task in tasks.values()))
+
+
+def tasks_for(tasks: Mapping[Any, GraphNode], keys: Iterable[Any]) -> dict[Any, GraphNode]:
+    """Return the tasks that are needed to make some keys; data on workers has none."""
+    found: dict[Any, GraphNode] = {}
+    stack = list(keys)
+    while stack:
+        key = stack.pop()
+        if key in found or key not in tasks:
+            continue
+        found[key] = tasks[key]
+        stack.extend(tasks[key].dependencies)
+    return found
+
+
+def describe_task(key: Any, tasks: Mapping[Any, Any]) -> str:
+    """Return a short text that names a task for the user: its key and the function it calls."""
+    task = tasks.get(key)
+    function = f", which calls {funcname(task.func)}," if isinstance(task, Task) else ""
+    return f"its task {key!r}{function}"
+
+
+def run_tasks(
+    tasks: Mapping[Any, GraphNode], data: Mapping[Any, Any], key: Any, begun: list[Any]
+) -> Any:
+    """Return the result of a task, made in the calling thread with all that it needs.
+
+    Parameters
+    ----------
+    tasks : mapping of key to GraphNode
+    data : mapping of key to object
+        Results of the keys that the tasks need and that are not among them.
+    key : key
+    begun : list of key
+        Takes the key of each task as it begins: the last one is the one that has failed.
+    """
+    # Data goes in as nodes: a bare list, tuple or string would be read as a task or a key.
+    graph = {**tasks, **{name: DataNode(name, value) for name, value in data.items()}}
+    # Callbacks that are passed replace those that the user has registered for all of Dask.
+    return get_sync(graph, key, callbacks=[(None, None, lambda k, *_: begun.append(k), None, None)])

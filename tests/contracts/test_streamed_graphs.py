@@ -1,0 +1,102 @@
+"""Whatever graph rows come from, a worker makes their blocks again by itself as Dask does.
+
+Blocks that fit no memory are made anew in each pass from their part of the graph, apart from Dask's
+scheduler; so everything that a graph may refer to is drawn here: data that workers hold above all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+
+from daskml_dist import Run
+from daskml_dist.linear_model import SGDClassifier
+from tests.contracts.cases import Case
+from tests.contracts.graphs import ARRAY_SOURCES, ARRAY_STEPS, FRAME_SOURCES, FRAME_STEPS
+from tests.contracts.same_rows import deliver
+from tests.quick import quick
+from tests.training.recovery.strikes import kill_worker, wait_for_three
+
+N_ROWS = 150
+#: Bytes of blocks on a worker: less than half of the rows, and no less than the largest block.
+BUDGET = 2_400
+
+FRAMES = [("frame", source, step) for source in FRAME_SOURCES for step in FRAME_STEPS]
+ARRAYS = [
+    (container, source, step)
+    for container in ("array", "sparse array", "list of delayed")
+    for source in ARRAY_SOURCES
+    for step in ARRAY_STEPS
+]
+QUICK = [
+    ("frame", "from_pandas", "transformed"),
+    ("frame", "from_map", "in tuples"),
+    ("frame", "from_delayed", "parts nested"),
+    ("array", "from_array", "parts nested"),
+]
+#: Of lost workers: steps, since a source makes no difference to what persisted rows are.
+LOST = [("frame", "from_pandas", step) for step in FRAME_STEPS] + [
+    ("array", "from_array", step) for step in ARRAY_STEPS
+]
+
+
+def _case(container: str, source: str, step: str) -> Case:
+    return Case("SGDClassifier", container, source, (step,), n_rows=N_ROWS, n_blocks=8, seed=3)
+
+
+def _model(*callbacks: Any, **run: Any) -> SGDClassifier:
+    """Full batches: the result follows from the rows, in whatever order and blocks they come."""
+    return SGDClassifier(
+        optimizer="sgd",
+        learning_rate=0.5,
+        batch_size=None,
+        max_iter=3,
+        tol=None,
+        callbacks=list(callbacks),
+        run=Run(**run),
+    )
+
+
+def _check(case: Case, folder: Path, *callbacks: Any, n_workers: int = 2) -> None:
+    given = deliver(case, folder)
+    held = given.held()
+    assert sorted(held.row.tolist()) == list(range(N_ROWS))
+    truth = _model().fit(held.X, held.y)
+    budget = BUDGET * 2 // n_workers
+    streamed = _model(*callbacks, memory_budget=budget).fit(given.X, given.y)
+    assert streamed.history_.extra["streamed"]
+    assert [record["rows"] for record in streamed.history_] == [N_ROWS] * 3
+    np.testing.assert_allclose(streamed.coef_, truth.coef_, rtol=1e-9)
+
+
+@pytest.mark.parametrize("graph", quick([*FRAMES, *ARRAYS], *QUICK), ids=" ".join)
+def test_blocks_are_streamed(graph: tuple[str, str, str], client: Client, tmp_path: Path) -> None:
+    _check(_case(*graph), tmp_path)
+
+
+@pytest.fixture
+def crew_client(crew: LocalCluster, assert_clean: Callable[..., None]) -> Iterator[Client]:
+    with Client(crew) as client:
+        wait_for_three(client)
+        yield client
+        assert_clean(client)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("graph", LOST, ids=" ".join)
+def test_blocks_of_lost_workers_are_streamed_again(
+    graph: tuple[str, str, str], crew_client: Client, tmp_path: Path
+) -> None:
+    """Persisted rows go with a worker; Dask makes them again, and the blocks are made of these."""
+
+    class Killer:
+        def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
+            if record["pass"] == 1:
+                kill_worker(crew_client, run.trainer_addresses[0])
+
+    _check(_case(*graph), tmp_path, Killer(), n_workers=3)
