@@ -380,10 +380,13 @@ def _array_transformed(array: Any) -> Any:
     return map_blocks(_same, array.persist(), meta)
 
 
-def _array_fused(array: Any) -> Any:
-    mapped = array.persist().map_blocks(_same, dtype=array.dtype).map_blocks(np.copy)
-    (fused,) = dask.optimize(mapped)
-    return fused
+def _arrays_fused(arrays: Arrays, context: Context) -> Arrays:
+    made = {}
+    for name, array in arrays.items():
+        context.kept.append(array.persist())
+        mapped = context.kept[-1].map_blocks(_same, dtype=array.dtype).map_blocks(np.copy)
+        (made[name],) = dask.optimize(mapped)
+    return made
 
 
 def _column_chunks(arrays: Arrays, context: Context) -> Arrays:
@@ -403,5 +406,5 @@ ARRAY_STEPS: dict[str, ArrayStep] = {
     "parts nested": ArrayStep(_arrays_of_nested_parts),
     "in tuples": ArrayStep(_each(_array_in_tuples), needs_sizes=False),
     "transformed": ArrayStep(_each(_array_transformed), needs_sizes=False),
-    "fused": ArrayStep(_each(_array_fused), needs_sizes=False),
+    "fused": ArrayStep(_arrays_fused, needs_sizes=False),
 }
