@@ -158,16 +158,17 @@ class KBinsDiscretizer(BlockTransformer, preprocessing.KBinsDiscretizer):
         even = np.linspace(low, high, n_bins + 1)
         if self.strategy == "uniform":
             return even
+        # In per cent, as scikit-learn asks NumPy: a share of the rows meets the same digits.
+        shares = np.linspace(0, 100, n_bins + 1) / 100
         if self.strategy == "kmeans":
             edges = _between_centres(sketch, even)
         elif weighted:
             average = self.quantile_method == "averaged_inverted_cdf"
-            edges = sketch.weighted_quantile(np.linspace(0, 1, n_bins + 1), average)
+            edges = sketch.weighted_quantile(shares, average)
         else:
-            # In per cent, as scikit-learn asks NumPy: a share of the rows meets the same digits.
             # Before its version 1.9 scikit-learn's default was a word for "linear".
             method = "linear" if self.quantile_method == "warn" else self.quantile_method
-            edges = sketch.quantile(np.linspace(0, 100, n_bins + 1) / 100, method)
+            edges = sketch.quantile(shares, method)
         edges = edges[np.ediff1d(edges, to_begin=np.inf) > _NARROW]
         if len(edges) <= n_bins:
             warnings.warn(

@@ -14,6 +14,7 @@ from daskml_dist.data.bad_values import telling_columns
 from daskml_dist.data.columns import column_moments
 from daskml_dist.data.conversion import as_rows
 from daskml_dist.data.lazy import is_dask
+from daskml_dist.errors import InvalidDataError
 
 __all__ = ["StandardScaler"]
 
@@ -70,6 +71,11 @@ class StandardScaler(CopyingTransformer, preprocessing.StandardScaler):
         return self.mean_, self.var_, np.asarray(self.n_samples_seen_)
 
     def _summarise(self, X: Any, y: Any, sample_weight: Any) -> Any:
+        if sample_weight is not None and not np.any(sample_weight):
+            # scikit-learn refuses rows that all weigh 0, of which there may be a block.
+            none = np.full(X.shape[1], np.nan)
+            with_mean = self.with_mean or self.with_std
+            return (none if with_mean else None), (none if self.with_std else None), np.zeros(())
         if sample_weight is not None or sparse.issparse(X):
             preprocessing.StandardScaler.fit(self, X, sample_weight=sample_weight)
             return self.mean_, self.var_, np.asarray(self.n_samples_seen_)
@@ -97,6 +103,11 @@ class StandardScaler(CopyingTransformer, preprocessing.StandardScaler):
 
     def _finish(self, summary: Any) -> None:
         self.mean_, self.var_, n = summary
+        if np.ndim(n) == 0 and n == 0:
+            raise InvalidDataError(
+                "Sample weights must contain at least one non-zero number. Give some rows a "
+                "positive weight."
+            )
         self.n_samples_seen_ = n[()] if np.ndim(n) == 0 or np.ptp(n) else n[0]
         self.scale_ = None
         if self.with_std:
