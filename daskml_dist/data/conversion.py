@@ -15,6 +15,7 @@ from daskml_dist.data.unique_names import check_unique_names
 from daskml_dist.errors import DeviceUnavailableError, InvalidDataError, InvalidTypeError
 
 __all__ = [
+    "as_array_block",
     "as_column",
     "as_numbers",
     "as_rows",
@@ -143,6 +144,17 @@ def device_of(values: Any) -> str:
 def to_host(values: Any) -> Any:
     """Copy an array or sparse matrix of CuPy to NumPy or SciPy; all else stays as it is."""
     return values.get() if device_of(values) == "gpu" else values
+
+
+def as_array_block(values: Any, name: str, index: int) -> Any:
+    """Return a block of a Dask Array as an array where it is lists, which Dask lets through.
+
+    Raises
+    ------
+    InvalidDataError
+        Its rows have several lengths.
+    """
+    return _as_array(values, name, index) if isinstance(values, list | tuple) else values
 
 
 def float_dtype(dtype: Any) -> str:

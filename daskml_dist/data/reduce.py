@@ -6,20 +6,24 @@ And states that blocks change one after the other, where their order matters.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 from uuid import uuid4
 
+import dask.array as da
 from dask.delayed import Delayed, delayed
 
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.computing import tried
+from daskml_dist.data.conversion import as_array_block
 from daskml_dist.data.unread import marking_own, naming_blocks
 
 __all__ = ["fold_parts", "lazily_reduced", "reduce_parts"]
 
 S = TypeVar("S")
 
+_NAMES = ("X", "y", "sample_weight")
 #: Summaries that one task merges.
 _FAN_IN = 16
 
@@ -125,6 +129,7 @@ def _folded(
     name: str, collection: Collection, step: Any, state: Any, numbers: Iterable[int]
 ) -> Any:
     """The last state, lazy."""
+    step = _OfArrays(step, _are_arrays(collection), first=2)
     one, last = _task(step), delayed(state, pure=False)
     for i in numbers:
         last = one(last, i, *collection.parts[i], dask_key_name=(name, i))
@@ -133,6 +138,7 @@ def _folded(
 
 def _merged(name: str, collection: Collection, summarise: Any, merge: Any, shared: Any) -> Any:
     """The summary of all parts, lazy."""
+    summarise = _OfArrays(summarise, _are_arrays(collection), first=1)
     one, join = _task(summarise), _task(merge)
     level = [
         one(i, *part, *shared, dask_key_name=(name, i)) for i, part in enumerate(collection.parts)
@@ -141,6 +147,38 @@ def _merged(name: str, collection: Collection, summarise: Any, merge: Any, share
         level = [join(level[i : i + _FAN_IN]) for i in range(0, len(level), _FAN_IN)]
         if len(level) == 1:
             return level[0]
+
+
+def _are_arrays(collection: Collection) -> tuple[bool, ...]:
+    """Return for each of X, y and sample_weight whether its parts are chunks of a Dask Array."""
+    return tuple(isinstance(values, da.Array) for values in collection.inputs)
+
+
+@dataclass(frozen=True)
+class _OfArrays:
+    """Function of a part whose chunks of Dask Arrays have a shape, though the user's are lists.
+
+    Parameters
+    ----------
+    function : callable
+    are_arrays : tuple of bool
+        For X, y and sample_weight.
+    first : int
+        Place of X among the arguments, right behind the number of the part.
+    """
+
+    function: Callable[..., Any]
+    are_arrays: tuple[bool, ...]
+    first: int
+
+    def __call__(self, *args: Any) -> Any:
+        """Call the function."""
+        found = list(args)
+        for at, (name, is_array) in enumerate(zip(_NAMES, self.are_arrays, strict=True)):
+            if is_array:
+                place = self.first + at
+                found[place] = as_array_block(args[place], name, args[self.first - 1])
+        return self.function(*found)
 
 
 def _task(function: Callable[..., Any]) -> Any:

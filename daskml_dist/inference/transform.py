@@ -17,7 +17,7 @@ from dask.layers import ArrayBlockIdDep
 from dask.utils import is_dataframe_like, is_series_like
 from scipy import sparse
 
-from daskml_dist.data.conversion import to_host
+from daskml_dist.data.conversion import as_array_block, to_host
 from daskml_dist.data.lazy import join_column_chunks, join_delayed
 from daskml_dist.data.lowering import frame_of_tasks, frame_pieces
 from daskml_dist.errors import DaskMLDistError, InvalidDataError, as_ours
@@ -75,6 +75,8 @@ def map_pieces(apply: Callable[..., Any], function: Any, X: Any, empty: Any) -> 
     once, X = shared(function), join_delayed(X, 2)
     if isinstance(X, da.Array) and not is_dataframe_like(empty):
         return _map_chunks(apply, once, X if X.ndim < 2 else join_column_chunks(X), empty, name)
+    if isinstance(X, da.Array):
+        apply = partial(_apply_to_array, apply)
     rows, keys, sizes = _blocks_of(X)
     dependencies: list[Any] = [rows]
     if isinstance(once, Delayed):
@@ -83,7 +85,7 @@ def map_pieces(apply: Callable[..., Any], function: Any, X: Any, empty: Any) -> 
     is_frame = is_dataframe_like(empty)
     inner = () if is_frame else (0,) * (empty.ndim - 1)
     made = [(name, i, *inner) for i in range(len(keys))]
-    graph = {
+    graph: dict[Any, Any] = {
         key: Task(key, apply, TaskRef(block), once, i)
         for i, (key, block) in enumerate(zip(made, keys, strict=True))
     }
@@ -121,7 +123,11 @@ def _apply_to_chunk(
 ) -> Any:
     for _ in range(depth):  # Dask lists the chunks along each axis that is not kept
         (rows,) = rows
-    return apply(rows, function, number[0])
+    return _apply_to_array(apply, rows, function, number[0])
+
+
+def _apply_to_array(apply: Callable[..., Any], rows: Any, function: Any, number: int) -> Any:
+    return apply(as_array_block(rows, "X", number), function, number)
 
 
 def _blocks_of(X: Any) -> tuple[Any, list[Any], tuple[Any, ...]]:
