@@ -12,7 +12,8 @@ from typing import Any
 
 from daskml_dist.data.block_info import BlockInfo, inspect_block
 from daskml_dist.data.blocks import Block
-from daskml_dist.errors import DaskMLDistError, InvalidDataError
+from daskml_dist.data.unread import cannot_be_read
+from daskml_dist.errors import DaskMLDistError
 
 __all__ = ["Bundle", "bundled", "make_bundle", "unbundled"]
 
@@ -64,10 +65,7 @@ def make_bundle(
         except DaskMLDistError:
             raise
         except Exception as error:
-            raise InvalidDataError(
-                f"Block {number} could not be read: {error!r}. Mend or leave out the file or the "
-                "task that makes it."
-            ) from error
+            raise cannot_be_read(f"Block {number}", error) from error
     return Bundle(blocks, {number: inspect_block(block) for number, block in blocks.items()})
 
 

@@ -47,6 +47,12 @@ __all__ = [
     "take_columns",
 ]
 
+#: Hint for frames without columns: `dask.dataframe.read_parquet` raises nothing for them.
+_NO_FILES = (
+    " Where it is read from files, no file may have matched the path: check the path and its "
+    "pattern."
+)
+
 
 @dataclass(frozen=True, eq=False)
 class Collection:
@@ -272,6 +278,7 @@ def take_columns(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
     for name, column in named.items():
         if not is_dataframe_like(X) or column not in X.columns:
             has = f"its columns are {list(X.columns)}" if is_dataframe_like(X) else "X is no frame"
+            _check_some_columns(X, f"{name}={column!r}")
             raise InvalidDataError(
                 f"{name}={column!r} names no column of X: {has}. Name a column of a dataframe, "
                 f"or pass the values themselves.{nearest(column, getattr(X, 'columns', ()))}"
@@ -285,12 +292,19 @@ def take_columns(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
     return X, given["y"], given["sample_weight"]
 
 
+def _check_some_columns(X: Any, named: str) -> None:
+    """Raise `InvalidDataError` for a frame without columns, of which Dask makes one of no files."""
+    if is_dataframe_like(X) and not len(X.columns):
+        raise InvalidDataError(f"{named} names no column of X, which has none at all.{_NO_FILES}")
+
+
 def _are_names(y: Any, X: Any) -> bool:
     """Whether y names columns of a frame; as many labels as rows in memory are no names."""
     if not (isinstance(y, list | tuple) and y and all(isinstance(name, str) for name in y)):
         return False
     if not is_dataframe_like(X) or (not is_dask(X) and len(X) == len(y)):
         return False
+    _check_some_columns(X, f"y={list(y)!r}")
     unknown = [name for name in y if name not in X.columns]
     if unknown and len(unknown) < len(y):
         raise InvalidDataError(
@@ -366,5 +380,5 @@ def _check_not_empty(n_rows: int | None, of_row: RowShape) -> None:
     if of_row is not None and 0 in of_row:
         raise InvalidDataError(
             f"Found array with 0 feature(s) (shape={shape}) while a minimum of 1 is required. "
-            "Select at least one column of X."
+            f"Select at least one column of X.{_NO_FILES}"
         )

@@ -11,7 +11,7 @@ from dask.delayed import delayed
 
 from daskml_dist.errors import DaskMLDistError, InvalidDataError
 
-__all__ = ["marking_own", "naming_blocks", "unread"]
+__all__ = ["cannot_be_read", "marking_own", "naming_blocks", "unread"]
 
 #: Attribute of errors that are not of the reading of rows.
 _OWN = "_not_of_the_rows"
@@ -35,10 +35,29 @@ def unread(blocks: Iterable[tuple[Any, ...]], error: Exception) -> InvalidDataEr
         except Exception as found:
             what, error = f"Block {number}", found
             break
-    return InvalidDataError(
-        f"{what} could not be read: {error!r}. Mend or leave out the file or the task that makes "
-        "it."
-    )
+    return cannot_be_read(what, error)
+
+
+def cannot_be_read(what: str, error: BaseException, task: str = "") -> InvalidDataError:
+    """Return the error of rows whose making raised, with the remedy for its kind.
+
+    Parameters
+    ----------
+    what : str
+        The block, or all rows.
+    error : BaseException
+    task : str, default=""
+        Of Dask's that raised it, where that is known.
+    """
+    said = f"{what} could not be read: {task and f'{task} raised '}{error!r}. "
+    # Dask checks some blocks against what it was told (`meta`), and pandas finds columns missing.
+    if "etadata" in str(error) or (isinstance(error, KeyError) and "not in index" in str(error)):
+        return InvalidDataError(
+            f"{said}The columns or dtypes of the block are not those that Dask was told (its "
+            "meta), in a collection's .columns and .dtypes. Let the function that makes the block "
+            "give these, or tell Dask the right ones: meta=..., or dtype= where files are read."
+        )
+    return InvalidDataError(f"{said}Mend or leave out the file or the task that makes it.")
 
 
 def _is_there(*parts: Any) -> bool:

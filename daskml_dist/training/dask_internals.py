@@ -26,6 +26,7 @@ __all__ = [
     "count_actors",
     "end_quietly",
     "evict",
+    "failed_task",
     "forget_closing",
     "free_tasks",
     "in_memory",
@@ -270,6 +271,19 @@ def evict(client: Any, address: str) -> None:
             client.run_on_scheduler(remove)
 
     threading.Thread(target=run, daemon=True, name="daskml-evict").start()
+
+
+def failed_task(client: Any, key: Any) -> Any | None:
+    """Return the key of the task whose exception ended another, as the scheduler blames it."""
+
+    def blamed(dask_scheduler: Any) -> Any | None:
+        task = dask_scheduler.tasks.get(key)
+        blame = task and (task.exception_blame or task)
+        return blame and blame.key
+
+    with suppress(Exception):  # the scheduler is gone, or another version: the error says enough
+        return client.run_on_scheduler(blamed)
+    return None
 
 
 def free_tasks(

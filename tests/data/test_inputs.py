@@ -25,6 +25,7 @@ from daskml_dist.data.blocks import make_block
 from daskml_dist.errors import DataLostError, InvalidDataError, InvalidTypeError
 from daskml_dist.linear_model import SGDClassifier, SGDRegressor
 from daskml_dist.metrics import accuracy_score
+from daskml_dist.preprocessing import StandardScaler
 from tests.fake_cupy import DeviceArray
 from tests.quick import quick
 
@@ -332,6 +333,40 @@ def test_a_parquet_file_that_is_cut_short_is_told(tmp_path: Any, client: Client)
     (tmp_path / "1.parquet").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(InvalidDataError, match=r"Block 1 could not be read: .* Mend or leave out"):
         SGDClassifier().fit(frame, "y")
+
+
+def _part(number: int) -> pd.DataFrame:
+    """A partition that lacks a column of the others."""
+    part = FRAME.assign(y=Y0)
+    return part.drop(columns=part.columns[0]) if number == 1 else part
+
+
+@pytest.mark.parametrize("way", ["from_map", "from_delayed", "map_partitions"])
+@pytest.mark.parametrize("fit", [SGDClassifier().fit, StandardScaler().fit], ids=["fit", "scaler"])
+def test_a_block_of_other_columns_than_dask_was_told_is_told(
+    way: str, fit: Any, client: Client
+) -> None:
+    meta = _part(0)[:0]
+    if way == "from_map":
+        frame = dd.from_map(_part, range(3), meta=meta)
+    elif way == "from_delayed":
+        frame = dd.from_delayed([dask.delayed(_part)(i) for i in range(3)], meta=meta)
+    else:
+        numbers = dd.from_pandas(pd.DataFrame({"number": range(3)}), npartitions=3)
+        frame = numbers.map_partitions(lambda part: _part(int(part["number"].iloc[0])), meta=meta)
+    with pytest.raises(InvalidDataError, match="Block 1 could not be read") as caught:
+        fit(frame[list(FRAME.columns)], frame["y"])
+    assert "not those that Dask was told" in str(caught.value)
+    assert "file" not in str(caught.value).replace("where files are read", "")
+
+
+@pytest.mark.parametrize("y", ["a", ["a", "b"]], ids=str)
+def test_a_path_that_no_file_matches_is_told(y: Any, tmp_path: Any) -> None:
+    frame = dd.read_parquet(str(tmp_path / "*.parquet"))
+    with pytest.raises(InvalidDataError, match="no file may have matched the path"):
+        SGDClassifier().fit(frame, y)
+    with pytest.raises(InvalidDataError, match="no file may have matched the path"):
+        StandardScaler().fit(frame)
 
 
 def test_objects_that_are_no_numbers_are_told(client: Client) -> None:

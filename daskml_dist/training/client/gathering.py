@@ -11,10 +11,17 @@ from typing import Any
 
 from distributed import CancelledError, Client, wait
 
+from daskml_dist.data.unread import cannot_be_read
 from daskml_dist.data.waiting import Patience
-from daskml_dist.errors import DaskMLDistError, DataLostError, InvalidDataError, WorkerLostError
+from daskml_dist.errors import DaskMLDistError, DataLostError, WorkerLostError
 from daskml_dist.training.client.membership import Membership
-from daskml_dist.training.dask_internals import free_tasks, is_dasks, is_killed_worker, send_now
+from daskml_dist.training.dask_internals import (
+    failed_task,
+    free_tasks,
+    is_dasks,
+    is_killed_worker,
+    send_now,
+)
 
 __all__ = ["Gathering"]
 
@@ -253,10 +260,9 @@ class Gathering:
             elif isinstance(error, DaskMLDistError):
                 raise error
             else:
-                raise InvalidDataError(
-                    f"Block {number} could not be read: {error!r}. Mend or leave out the file or "
-                    "the task that makes it."
-                ) from error
+                failed = failed_task(self._client, future.key)
+                task = "" if failed is None else f"the task {failed!r}"
+                raise cannot_be_read(f"Block {number}", error, task) from error
 
     def _go_on(self, futures: dict[int, Any], ours: bool) -> bool:
         """Return whether somebody works on anything; free what waits for workers that are gone."""
