@@ -111,7 +111,7 @@ class Asked:
             (make(once, X, code, y, weight), None, None)
             for (X, y, weight), code in zip(rows.parts, codes, strict=True)
         ]
-        return replace(rows, parts=parts)
+        return replace(rows, parts=parts, inputs=(None, None, None))  # lots are no rows
 
 
 def _answers_of_block(asked: Any, X: Any, codes: Any, y: Any, weight: Any) -> Any:

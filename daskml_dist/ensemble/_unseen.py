@@ -70,7 +70,8 @@ def _asked(once: Any, first: int, X: Any, weight: Any) -> tuple[NDArray[Any], ND
 def oob_scores(bagged: Any, answers: list[Delayed], n_classes: int | None) -> tuple[float, int]:
     """Accuracy, or R^2, of the answers; and how many rows nobody answers."""
     parts = [(one, y, None) for one, (_, y, _) in zip(answers, bagged.rows.parts, strict=True)]
-    sums = reduce_parts(replace(bagged.rows, parts=parts), partial(_sums, n_classes), _added)
+    rows = replace(bagged.rows, parts=parts, inputs=(None, None, None))  # answers are no rows
+    sums = reduce_parts(rows, partial(_sums, n_classes), _added)
     if n_classes is not None:
         n, without, hits = sums
         return float(hits / n), int(without)
