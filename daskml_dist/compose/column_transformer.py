@@ -15,6 +15,7 @@ from sklearn.utils import get_tags
 
 from daskml_dist._transformer import BlockTransformer
 from daskml_dist.compose.blockwise import Blockwise
+from daskml_dist.data.clients import computing_client
 from daskml_dist.data.conversion import plain_rows
 from daskml_dist.data.lazy import is_dask, join_column_chunks
 from daskml_dist.data.optional import load_pandas
@@ -242,6 +243,7 @@ def _is_named(given: Any) -> bool:
 
 def _head(X: Any) -> Any:
     """The first rows of the first block that has any."""
+    computing_client()  # one of an event loop is told
     if hasattr(X, "columns"):
         parts = (X.partitions[i] for i in range(X.npartitions))
         heads = (part.head(_HEAD, npartitions=1, compute=False) for part in parts)

@@ -9,8 +9,9 @@ from typing import Any
 from uuid import uuid4
 
 import dask
-from dask.base import compute, get_scheduler
+from dask.base import compute
 
+from daskml_dist.data.clients import computing_client
 from daskml_dist.data.waiting import tell_releases, wait_for_workers, watched
 from daskml_dist.errors import DataLostError
 
@@ -78,7 +79,7 @@ def _computed(lazy: Any, name: str, n_parts: int) -> Any:
 
     Dask itself would wait for workers for ever, and say nothing.
     """
-    client = _client()
+    client = computing_client()
     if client is None:
         return compute(lazy)[0]
 
@@ -89,7 +90,7 @@ def _computed(lazy: Any, name: str, n_parts: int) -> Any:
     wait_for_workers(client, workers, timeout)
     try:
         with watched(client, workers, timeout, lazy.key, _teller(client, name, n_parts)):
-            return compute(lazy)[0]
+            return compute(lazy, scheduler=client)[0]
     finally:
         tell_releases(client)
 
@@ -106,9 +107,3 @@ def _teller(client: Any, name: str, n_parts: int) -> Callable[[], None] | None:
 
     to_do = _TO_DO  # the function travels whole, as a scheduler may lack the package
     return lambda: listener(n_parts - client.run_on_scheduler(left), n_parts)
-
-
-def _client() -> Any:
-    """The client that Dask computes by, or None."""
-    client = getattr(get_scheduler(), "__self__", None)
-    return client if getattr(client, "status", "") == "running" else None  # else Dask says so

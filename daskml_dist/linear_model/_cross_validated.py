@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from daskml_dist._linear import BaseLinear
 from daskml_dist._rounds import BaseRounds
 from daskml_dist._stacks import Stack, open_stack
+from daskml_dist.data.clients import computing_by
 from daskml_dist.data.conversion import plain_objects
 from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.data.lazy import is_dask
@@ -72,7 +73,8 @@ class CrossValidated(BaseLinear):
             When the fit cannot go on.
         """
         self._check_params()
-        self._fit_splits(X, y, sample_weight, groups, client)
+        with computing_by(client):
+            self._fit_splits(X, y, sample_weight, groups, client)
         return self
 
     def _splits(self, X: Any, y: Any, sample_weight: Any, groups: Any) -> Any:

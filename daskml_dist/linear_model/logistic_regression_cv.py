@@ -17,6 +17,7 @@ from daskml_dist._linear_classifier import LinearClassifier
 from daskml_dist._run import Run
 from daskml_dist._sparse_coef import SparseCoef
 from daskml_dist._stacks import Stack
+from daskml_dist.data.clients import computing_by
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.linear_model._cross_validated import CrossValidated
 from daskml_dist.linear_model._cv_routing import routed
@@ -201,7 +202,8 @@ class LogisticRegressionCV(CrossValidated, LinearClassifier, SparseCoef):
         route = routed(self, "fit", given, params)
         groups = route.splitter.split.get("groups")
         weigh = sample_weight is None or "sample_weight" in route.scorer.score
-        self._fit_splits(X, y, sample_weight, groups, client, weigh)
+        with computing_by(client):
+            self._fit_splits(X, y, sample_weight, groups, client, weigh)
         return self
 
     def _fit_splits(

@@ -16,6 +16,7 @@ from dask.delayed import delayed
 from sklearn.base import clone
 from sklearn.utils import _safe_indexing
 
+from daskml_dist.data.clients import computing_client
 from daskml_dist.data.collection import take_columns
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.works import tell
@@ -115,6 +116,7 @@ class Splits:
         self._rows: RowsOfSplits | None = None
         self.codes: Any = None
         if any(map(is_dask, (*self.inputs, groups))):
+            computing_client("cross-validation")  # one of an event loop is told
             self._rows = rows_of(splitter, self.inputs, y, groups)
             self.roles: Roles = self._rows.roles
         else:

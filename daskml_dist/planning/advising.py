@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from daskml_dist.data.clients import check_client
 from daskml_dist.planning.cache import load, save
 from daskml_dist.planning.costs import Costs
 from daskml_dist.planning.families import Family, family_of
@@ -62,7 +63,10 @@ def advise(X: Any, estimator: Any, y: Any = None, client: Any = None) -> Plan:
     family = family_of(estimator)
     family.check(estimator)
     rows = family.shape(estimator, X, y)
-    client = client_of(rows.collection) if client is None else client  # type: ignore[arg-type]
+    if client is None:
+        client = client_of(rows.collection)  # type: ignore[arg-type]
+    else:
+        check_client(client, "plan", "None for the current client")
     notes = list(rows.notes)
     places = [inline_place(family.lanes(estimator))]
     if client is not None:

@@ -5,33 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from daskml_dist.errors import InvalidParameterError
 from daskml_dist.streaming.start import Started
 
 if TYPE_CHECKING:
     from daskml_dist.streaming.cluster.steps import ClusterSteps
 
-__all__ = ["Lanes", "check_client", "check_lanes"]
-
-
-def check_client(client: Any) -> Any:
-    """A client that a stream can use.
-
-    Raises
-    ------
-    InvalidParameterError
-    """
-    if not hasattr(client, "scheduler_info"):
-        raise InvalidParameterError(
-            f"client={client!r}: pass a distributed.Client, such as Client(address), for a stream "
-            'on its cluster, or "inline" (or None) for one in this process.'
-        )
-    if getattr(client, "asynchronous", False):
-        raise InvalidParameterError(
-            "A stream needs a synchronous Client, outside of its event loop. Create one with "
-            "Client(..., asynchronous=False)."
-        )
-    return client
+__all__ = ["Lanes", "check_lanes"]
 
 
 def check_lanes(estimator: Any) -> Any:

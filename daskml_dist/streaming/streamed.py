@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from daskml_dist.data.clients import check_client
 from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.ps.rule import UpdateRule
@@ -104,13 +105,12 @@ class Streamed:
         (10000, True)
         """
         # They load the engine, which an import of an estimator does without.
-        from daskml_dist.streaming.lanes import check_client
         from daskml_dist.streaming.saving import Saving
         from daskml_dist.streaming.session import Session
         from daskml_dist.training.run import INLINE
 
         if client is not None and not (isinstance(client, str) and client == INLINE):
-            client = check_client(client)
+            check_client(client, "a stream", '"inline" or None for a stream in this process')
         else:
             client = None
         _check_publish(publish, publish_every)

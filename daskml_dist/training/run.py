@@ -6,6 +6,7 @@ import sys
 from contextlib import ExitStack, suppress
 from typing import Any
 
+from daskml_dist.data.clients import check_client, check_synchronous
 from daskml_dist.data.collection import Collection
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.training.callbacks import CallbackList
@@ -60,12 +61,8 @@ def _opened(
         return _inline(collection)
     if isinstance(client, str) and client == AUTO:
         client = None
-    if client is not None and not hasattr(client, "scheduler_info"):
-        raise InvalidParameterError(
-            f"client={client!r}: pass a distributed.Client, such as Client(address), 'inline' to "
-            "train rows in memory in this process, 'auto' to train them where that is sooner, or "
-            "None."
-        )
+    if client is not None:
+        check_client(client)
     in_task = _in_task()
     if client is None:
         client = _current_client(in_task, collection.kind)
@@ -82,11 +79,7 @@ def _opened(
         if in_task:
             client = _step_aside(stack, client)
         assert client is not None
-        if getattr(client, "asynchronous", False):
-            raise InvalidParameterError(
-                "fit needs a synchronous Client, outside of its event loop. Create one with "
-                "Client(..., asynchronous=False); a task that fits is a plain function, not async."
-            )
+        check_synchronous(client, "fit")
         engine = ClusterEngine(collection, client, memory_budget, device)
         engine.closes(stack.pop_all())
     return engine
