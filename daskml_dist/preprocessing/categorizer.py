@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, TransformerMixin
 
 from daskml_dist._exported import Exported
+from daskml_dist._theirs import not_fitted
 from daskml_dist._transformer import check_fitted
 from daskml_dist.data.collection import as_collection
 from daskml_dist.data.lazy import is_dask, is_dask_frame
@@ -70,12 +71,35 @@ class _OfFrames(TransformerMixin, NamedParameters, Exported, BaseEstimator):
         return np.asarray(self._names_out(), object)
 
     feature_names_in_: NDArray[Any]
+    #: Values, their dtype and whether they are ordered, of each column of categories.
+    _kept: dict[str, tuple[list[Any], str, bool]]
 
     def _transform(self, X: Any) -> Any:
         raise NotImplementedError
 
     def _names_out(self) -> list[Any]:
         raise NotImplementedError
+
+    def _keep_dtypes(self, dtypes: dict[str, Any]) -> None:
+        """Keep categories as plain values, which model files can hold without pandas."""
+        self._kept = {
+            name: (
+                np.asarray(dtype.categories, object).tolist(),
+                str(dtype.categories.dtype),
+                bool(dtype.ordered),
+            )
+            for name, dtype in dtypes.items()
+        }
+
+    def _kept_dtypes(self) -> dict[str, Any]:
+        """Return the categories that are kept, as pandas has them."""
+        pandas = load_pandas()
+        if "_kept" not in vars(self):
+            raise not_fitted(self)
+        return {
+            name: pandas.CategoricalDtype(pandas.Index(values, dtype=dtype), ordered)
+            for name, (values, dtype, ordered) in self._kept.items()
+        }
 
     def _remember(self, X: Any) -> Any:
         """Check that X is a frame, and keep its columns; return a frame in memory of its dtypes."""
@@ -178,8 +202,13 @@ class Categorizer(_OfFrames):
             with reading(type(self).__name__):
                 values = reduce_parts(rows, _values_of_block, _all_values)
             found |= {n: _dtype_of(n, each) for n, each in zip(unknown, values, strict=True)}
-        self.categories_ = {name: found[name] for name in self.columns_}
+        self._keep_dtypes({name: found[name] for name in self.columns_})
         return self
+
+    @property
+    def categories_(self) -> dict[str, Any]:
+        """Categories of each column that is turned."""
+        return self._kept_dtypes()
 
     def _transform(self, X: Any) -> Any:
         return X.assign(**{n: _categorical(X[n], dtype) for n, dtype in self.categories_.items()})
@@ -267,9 +296,14 @@ class DummyEncoder(_OfFrames):
         self.columns_ = self.feature_names_in_
         self.categorical_columns_ = chosen
         self.non_categorical_columns_ = [n for n in self.columns_ if n not in chosen]
-        self.dtypes_ = {name: frame[name].dtype for name in chosen}
+        self._keep_dtypes({name: frame[name].dtype for name in chosen})
         self.transformed_columns_ = np.asarray(list(self._transform(frame.iloc[:0])), object)
         return self
+
+    @property
+    def dtypes_(self) -> dict[str, Any]:
+        """Categories of each encoded column."""
+        return self._kept_dtypes()
 
     def inverse_transform(self, X: Any) -> Any:
         """Turn the columns of categories back into one column each.

@@ -55,6 +55,10 @@ class _Wrapped(MetaEstimatorMixin, BaseEstimator):
         """The fitted estimator; the one that was passed, where `fit` was never called."""
         return vars(self).get("estimator_", self.estimator)
 
+    def _as_sklearns(self) -> Any:
+        """Return the wrapped estimator, which an export is of."""
+        return self._fitted
+
     def __getattr__(self, name: str) -> Any:
         # Fitted attributes (classes_, coef_, n_features_in_) are those of the wrapped estimator.
         if name.endswith("_") and not name.startswith("_") and "estimator" in vars(self):

@@ -276,6 +276,7 @@ ELSEWHERE = {
     "HashingVectorizer": "learns nothing, and takes documents",
     "HyperbandSearchCV": "fits others",
     "Incremental": "fits others",
+    "IncrementalSearchCV": "fits others",
     "LassoCV": "folds belong to places of rows, which differ",
     "LogisticRegressionCV": "folds belong to places of rows, which differ",
     "LabelEncoder": "takes labels alone",

@@ -40,6 +40,7 @@ _OWN: dict[str, dict[str, Any]] = {
     "BaggingClassifier": {"n_estimators": 2},
     "BaggingRegressor": {"n_estimators": 2},
     "HyperbandSearchCV": {"max_iter": 3},
+    "IncrementalSearchCV": {"max_iter": 3, "n_initial_parameters": 2},
     "IncrementalPCA": {"batch_size": None},
     "LatentDirichletAllocation": {"max_iter": 3, "batch_size": 128},
     "MiniBatchKMeans": {"tol": 0.0, "max_no_improvement": None},
@@ -52,6 +53,11 @@ _OWN: dict[str, dict[str, Any]] = {
 _MEMBERS: dict[str, dict[str, Any]] = {
     "Blockwise": {"transformer": Normalizer()},
     "HyperbandSearchCV": {
+        "estimator": SGDRegressor(random_state=0),
+        "param_distributions": {"alpha": [1e-4, 1e-2]},
+    },
+    "Incremental": {"estimator": SGDRegressor(random_state=0)},
+    "IncrementalSearchCV": {
         "estimator": SGDRegressor(random_state=0),
         "param_distributions": {"alpha": [1e-4, 1e-2]},
     },
@@ -116,6 +122,8 @@ def rows_of(name: str) -> tuple[Any, Any]:
         return _WORDS[_LABELS], None
     if "Vectorizer" in name:
         return np.array([" ".join(_WORDS[row.astype(int) % 4]) for row in _X]), None
+    if name in ("Categorizer", "DummyEncoder"):
+        return pd.DataFrame({"word": pd.Categorical(_WORDS[_LABELS])}), None
     if name in ("FeatureHasher", "NamespaceHasher"):
         return [{"a": float(row[0]), "b": float(row[1])} for row in _X], None
     if name == "TargetEncoder":

@@ -10,7 +10,14 @@ import pandas as pd
 import pytest
 from sklearn.base import clone
 
-from daskml_dist import ensemble, feature_extraction, linear_model, model_selection, preprocessing
+from daskml_dist import (
+    ensemble,
+    feature_extraction,
+    linear_model,
+    model_selection,
+    preprocessing,
+    wrappers,
+)
 from daskml_dist.recommender import ALS, MatrixFactorization
 from daskml_dist.tree import DecisionTreeClassifier, DecisionTreeRegressor
 from tests.inference.test_to_sklearn import CLASSES, MODELS, OTHERS, X, Y, _public, fitted
@@ -19,6 +26,7 @@ __all__ = ["NO_ONNX", "NO_TENSORS", "REST", "SUBJECTS", "firsts", "found", "tabl
 
 _RATINGS = pd.DataFrame({"user": list("aabb"), "item": list("xyxz"), "rating": [1.0, 2, 3, 4]})
 _FEW: dict[str, Any] = {"n_estimators": 2, "max_depth": 3, "random_state": 0}
+_FRAME = pd.DataFrame({"job": list("abca"), "size": pd.Categorical(list("xyxy"))})
 _WORDS = [{"user": "anna", "page": "a b"}, {"user": "bob", "page": "c"}]
 #: Public estimators that the tests of twins do not fit: with rows and targets.
 REST: dict[str, tuple[Any, Any, Any]] = {
@@ -32,6 +40,12 @@ REST: dict[str, tuple[Any, Any, Any]] = {
     "RandomForestRegressor": (ensemble.RandomForestRegressor(**_FEW), X, Y),
     "LabelEncoder": (preprocessing.LabelEncoder(), ["b", "a"], None),
     "NamespaceHasher": (feature_extraction.NamespaceHasher(2**6), _WORDS, None),
+    "Categorizer": (preprocessing.Categorizer(), _FRAME, None),
+    "DummyEncoder": (preprocessing.DummyEncoder(), _FRAME[["size"]], None),
+    "BlockwiseVotingClassifier": (
+        wrappers.BlockwiseVotingClassifier(linear_model.RidgeClassifier()), X, CLASSES["3"]
+    ),
+    "BlockwiseVotingRegressor": (wrappers.BlockwiseVotingRegressor(linear_model.Ridge()), X, Y),
     "GridSearchCV": (
         model_selection.GridSearchCV(linear_model.Ridge(), {"alpha": [0.1, 1.0]}, cv=2), X, Y
     ),
@@ -45,29 +59,39 @@ SUBJECTS = [*MODELS, *OTHERS, *REST]
 
 #: Tested by themselves, where PyTorch is installed: no ONNX by `to_onnx`, but by `export`.
 TORCH = {"TorchClassifier", "TorchRegressor"}
+#: What they wrap may be of any package.
+WRAPPERS = tuple(wrappers.__all__)
 _PARTS = "hold objects of scikit-learn's own"
 _SETTINGS = "with some settings"
 #: Why classes have no .safetensors; "with some settings": others have.
 NO_TENSORS: Mapping[str, str] = {
     **dict.fromkeys(
         ("CalibratedClassifierCV", "ColumnTransformer", "GridSearchCV", "HalvingGridSearchCV",
-         "HalvingRandomSearchCV", "HyperbandSearchCV", "RandomizedSearchCV", "StackingClassifier",
-         "StackingRegressor", "TfidfVectorizer", "VotingClassifier", "VotingRegressor"),
+         "HalvingRandomSearchCV", "HyperbandSearchCV", "IncrementalSearchCV", "RandomizedSearchCV",
+         "StackingClassifier", "StackingRegressor", "TfidfVectorizer", "VotingClassifier",
+         "VotingRegressor"),
         _PARTS,
     ),
-    **dict.fromkeys(("KBinsDiscretizer", "SimpleImputer"), _SETTINGS),
+    **dict.fromkeys(("KBinsDiscretizer", "SimpleImputer", *WRAPPERS), _SETTINGS),
 }  # fmt: skip
 #: Why classes have no ONNX.
 NO_ONNX: Mapping[str, str] = {
-    **dict.fromkeys(("ALS", "MatrixFactorization", "NamespaceHasher", *TORCH), "have no twin"),
+    **dict.fromkeys(
+        ("ALS", "BlockwiseVotingClassifier", "BlockwiseVotingRegressor", "Categorizer",
+         "DummyEncoder", "MatrixFactorization", "NamespaceHasher", *TORCH),
+        "have no twin",
+    ),
     **dict.fromkeys(
         ("BisectingKMeans", "CountVectorizer", "FeatureHasher", "HalvingGridSearchCV",
-         "HalvingRandomSearchCV", "HashingVectorizer", "HyperbandSearchCV", "LabelEncoder",
-         "LatentDirichletAllocation", "NMF", "RandomizedSearchCV", "TfidfVectorizer"),
+         "HalvingRandomSearchCV", "HashingVectorizer", "HyperbandSearchCV", "IncrementalSearchCV",
+         "LabelEncoder", "LatentDirichletAllocation", "NMF", "RandomizedSearchCV",
+         "TfidfVectorizer"),
         "skl2onnx has none",
     ),
     **dict.fromkeys(
-        ("KBinsDiscretizer", "QuantileTransformer", "SimpleImputer", "VotingClassifier"), _SETTINGS
+        ("Incremental", "KBinsDiscretizer", "ParallelPostFit", "QuantileTransformer",
+         "SimpleImputer", "VotingClassifier"),
+        _SETTINGS,
     ),
 }  # fmt: skip
 

@@ -33,6 +33,7 @@ from daskml_dist import (
     linear_model,
     model_selection,
     preprocessing,
+    wrappers,
 )
 from daskml_dist.calibration import CalibratedClassifierCV
 from daskml_dist.compose import Blockwise
@@ -49,7 +50,10 @@ from tests.inference.twins import assert_alone, assert_answers
 RTOL = {"NMF": 2e-3}
 MODELS = {name: s for name, s in SUBJECTS.items() if not s.is_metric}
 #: Public estimators that scikit-learn has nothing of.
-ALONE = {"ALS", "MatrixFactorization", "NamespaceHasher", "TorchClassifier", "TorchRegressor"}
+ALONE = {
+    "ALS", "BlockwiseVotingClassifier", "BlockwiseVotingRegressor", "Categorizer", "DummyEncoder",
+    "MatrixFactorization", "NamespaceHasher", "TorchClassifier", "TorchRegressor",
+}  # fmt: skip
 
 
 def _table(subject: Any) -> tuple[Any, Any]:
@@ -124,6 +128,16 @@ def _others() -> dict[str, tuple[Any, Any, Any]]:
                 max_iter=2, cv=2, random_state=0,
             ), X, Y,
         ),
+        "search by passes": (
+            model_selection.IncrementalSearchCV(
+                linear_model.SGDRegressor(**SGD | {"max_iter": 1000}), {"alpha": [0.01, 0.1]},
+                n_initial_parameters=2, max_iter=2, cv=2, random_state=0,
+            ), X, Y,
+        ),
+        "block by block": (
+            wrappers.Incremental(linear_model.SGDRegressor(**SGD | {"max_iter": 1000})), X, Y
+        ),
+        "on one worker": (wrappers.ParallelPostFit(linear_model.Ridge()), X, Y),
         "ElasticNetCV": (linear_model.ElasticNetCV(alphas=[0.1, 0.2], cv=2), X, Y),
         "LassoCV": (linear_model.LassoCV(alphas=[0.1, 0.2], cv=2), X, Y),
         "LogisticRegressionCV": (

@@ -20,7 +20,7 @@ _ROOMS = (
     "feature_extraction", "frequent_patterns", "graph", "impute", "linear_model", "losses",
     "metrics", "mixture", "model_selection", "models", "naive_bayes", "neural_network",
     "optimizers", "penalties", "policies", "preprocessing", "ps.shard_state", "recommender",
-    "schedules", "solvers", "svm", "training.history", "tree",
+    "schedules", "solvers", "svm", "training.history", "tree", "wrappers",
 )  # fmt: skip
 #: Of scikit-learn and NumPy: data alone, which skops does not list.
 _ALSO = frozenset(
