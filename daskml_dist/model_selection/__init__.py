@@ -10,6 +10,7 @@ from daskml_dist.model_selection._cross_validation import (
 from daskml_dist.model_selection._curves import learning_curve, validation_curve
 from daskml_dist.model_selection._halving import HalvingGridSearchCV, HalvingRandomSearchCV
 from daskml_dist.model_selection._hyperband import HyperbandSearchCV
+from daskml_dist.model_selection._incremental import IncrementalSearchCV
 from daskml_dist.model_selection._rates import LearningRates, learning_rate_range
 from daskml_dist.model_selection._search import GridSearchCV, RandomizedSearchCV
 from daskml_dist.model_selection._splitters import (
@@ -28,6 +29,7 @@ __all__ = [
     "HalvingGridSearchCV",
     "HalvingRandomSearchCV",
     "HyperbandSearchCV",
+    "IncrementalSearchCV",
     "KFold",
     "LearningRates",
     "RandomizedSearchCV",

@@ -37,12 +37,21 @@ class Ladder:
     ----------
     bracket : Bracket
     candidates : sequence of int
-    factor : float
-        Of so many that have come to a rung, one goes on.
+    factor : float or None
+        Of so many that have come to a rung, one goes on; None: as many as the bracket's rungs have.
+    stops : callable, optional
+        Tells of the scores of a candidate, by passes, whether it goes on no more.
     """
 
-    def __init__(self, bracket: Bracket, candidates: Sequence[int], factor: float) -> None:
-        self.rungs, self._factor = bracket.rungs, factor
+    def __init__(
+        self,
+        bracket: Bracket,
+        candidates: Sequence[int],
+        factor: float | None,
+        stops: Callable[[Mapping[int, float]], bool] | None = None,
+    ) -> None:
+        self.rungs, self._factor, self._stops = bracket.rungs, factor, stops
+        self._stopped: set[int] = set()
         self._new = list(candidates)
         self._scores: list[dict[int, float]] = [{} for _ in bracket.rungs]
         self._promoted: list[set[int]] = [set() for _ in bracket.rungs]
@@ -53,9 +62,12 @@ class Ladder:
             known, gone = self._scores[rung], self._promoted[rung]
             numbers = sorted(known)
             scores = np.array([known[i] for i in numbers])
-            most = min(int(len(numbers) / self._factor), self.rungs[rung + 1][0])
+            (n_here, _), (n_next, _) = self.rungs[rung : rung + 2]
+            factor = n_here / n_next if self._factor is None else self._factor
+            most = min(int(len(numbers) / factor), n_next)
             # What has failed is promoted by nobody.
             best = [numbers[k] for k in best_of(scores, most) if not np.isnan(scores[k])]
+            best = [i for i in best if i not in self._stopped]
             for i in best:
                 if i not in gone and len(gone) < self.rungs[rung + 1][0]:
                     gone.add(i)
@@ -65,6 +77,10 @@ class Ladder:
     def tell(self, candidate: int, rung: int, score: float) -> None:
         """A candidate has come to a rung."""
         self._scores[rung][candidate] = score
+        passes = [passes for _, passes in self.rungs[: rung + 1]]
+        known = zip(passes, self._scores, strict=False)
+        if self._stops is not None and self._stops({n: scores[candidate] for n, scores in known}):
+            self._stopped.add(candidate)
 
 
 class Climb:
@@ -78,8 +94,8 @@ class Climb:
     estimators : sequence of estimator
     brackets : sequence of (Bracket, list of int)
         With the candidates of each.
-    factor : float
-        Of so many candidates of a rung one goes on.
+    factor, stops
+        As in :class:`Ladder`.
     splits : Splits
     scorers : mapping of str to callable
         The one score.
@@ -100,13 +116,13 @@ class Climb:
 
     def __init__(
         self, client: Client, estimators: Sequence[Any],
-        brackets: Sequence[tuple[Bracket, list[int]]], factor: float, splits: Splits,
+        brackets: Sequence[tuple[Bracket, list[int]]], factor: float | None, splits: Splits,
         scorers: Mapping[str, Any], classes: NDArray[Any] | None, *, train_score: bool,
-        error_score: Any,
+        error_score: Any, stops: Callable[[Mapping[int, float]], bool] | None = None,
     ) -> None:  # fmt: skip
         self._client, self._estimators, self._splits = client, estimators, splits
         self._brackets = [bracket for bracket, _ in brackets]
-        self._ladders = [Ladder(bracket, some, factor) for bracket, some in brackets]
+        self._ladders = [Ladder(bracket, some, factor, stops) for bracket, some in brackets]
         self._scorers, self._classes = safe(scorers, error_score), classes
         self._train_score, self._error_score = train_score, error_score
         self._rows: list[Future[Any]] = []

@@ -6,13 +6,14 @@ approach to hyperparameter optimization", JMLR 18, 2018.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Bracket", "best_of", "brackets_of"]
+__all__ = ["Bracket", "best_of", "brackets_of", "decaying_bracket", "has_plateaued"]
 
 
 @dataclass(frozen=True)
@@ -80,3 +81,41 @@ def best_of(scores: NDArray[np.float64], n: int) -> NDArray[np.intp]:
     """Places of the `n` best scores, in their order; those without a score come last."""
     order = np.argsort(-np.where(np.isnan(scores), -np.inf, scores), kind="stable")
     return np.sort(order[:n])
+
+
+def decaying_bracket(n_models: int, max_iter: int, decay_rate: float, every: int) -> Bracket:
+    """Return a bracket of rungs `every` so many passes, of ever fewer candidates.
+
+    Parameters
+    ----------
+    n_models : int
+        Candidates that begin.
+    max_iter : int
+        Passes of a candidate at most.
+    decay_rate : float
+        After k rungs ``n_models * (1 + k)**-decay_rate`` candidates go on, one at least.
+    every : int
+        Passes from rung to rung.
+    """
+    passes = [*range(every, max_iter, every), max_iter]
+    left = [max(1, int(np.ceil(n_models * (1 + k) ** -decay_rate))) for k in range(len(passes))]
+    return Bracket(len(passes) - 1, tuple(zip(left, passes, strict=True)))
+
+
+def has_plateaued(scores: Mapping[int, float], patience: int, tol: float) -> bool:
+    """Tell whether none of the scores of the last `patience` passes is better than before.
+
+    Parameters
+    ----------
+    scores : mapping of int to float
+        Scores of a candidate, by passes.
+    patience : int
+    tol : float
+        What a score must be better by.
+    """
+    last = max(scores)
+    before = [passes for passes in scores if passes <= last - patience]
+    if not before:
+        return False
+    reference = scores[max(before)] + tol
+    return all(score <= reference for passes, score in scores.items() if passes > max(before))

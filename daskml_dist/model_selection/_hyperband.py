@@ -149,6 +149,15 @@ multimetric_
         check_number("factor", self.factor, lambda v: v > 1, "> 1")
         return brackets_of(int(self.max_iter), float(self.factor))
 
+    @property
+    def _promoted_of(self) -> float | None:
+        """Of so many candidates one is promoted; None: as the rungs have it."""
+        return float(self.factor)
+
+    def _stops(self, scores: Mapping[int, float]) -> bool:
+        """Whether a candidate of such scores, by passes, is trained on no more."""
+        return False
+
     def _stacks(self) -> bool:
         """True: whatever the rows, scikit-learn has no such search."""
         return True
@@ -232,8 +241,8 @@ multimetric_
                 from daskml_dist.model_selection._asha import Climb
 
                 climb = Climb(
-                    client, estimators, brackets, float(self.factor), splits, scorers,
-                    self._classes, **options,
+                    client, estimators, brackets, self._promoted_of, splits, scorers,
+                    self._classes, **options, stops=self._stops,
                 )  # fmt: skip
                 climb.run()
                 self.history_, self._calls = climb.told, climb.calls
@@ -251,6 +260,8 @@ multimetric_
         self.history_, self._calls = [], 0
         for passes in sorted({passes for bracket, _ in brackets for _, passes in bracket.rungs}):
             going = [i for candidates in left.values() for i in candidates]
+            if not going:
+                break
             tell(f"rung at pass {passes}/{self.max_iter}, {len(going)} candidates")
             self._calls += runs.advance(going, passes)
             at_rung = [b for b, _ in brackets if passes in [p for _, p in b.rungs]]
@@ -277,7 +288,12 @@ multimetric_
         tell_rung(f"bracket {bracket.number} at pass {passes}", told)
         later = [n for n, more in bracket.rungs if more > passes]
         best = best_of(np.array(scores), later[0] if later else 0)
-        return [candidates[k] for k in best if not np.isnan(scores[k])]
+        known: dict[int, dict[int, float]] = {i: {} for i in candidates}
+        for one in self.history_:
+            if one["candidate"] in known:
+                known[one["candidate"]][one["passes"]] = one["mean_test_score"]
+        kept = [candidates[k] for k in best if not np.isnan(scores[k])]
+        return [i for i in kept if not self._stops(known[i])]
 
     def _refit(self, X: Any, y: Any, params: Mapping[str, Any]) -> None:
         begin = time.perf_counter()
