@@ -67,8 +67,8 @@ class BaseSGD(BaseSteps, BaseLinear):
         intercept_init : array-like of the shape of `intercept_`, optional
             Intercepts to start from.
         eval_set, scoring : tuple and str or callable, optional
-            Rows of your own to score after each pass, (X, y) or (X, y, sample_weight), and how: see
-            :class:`daskml_dist.callbacks.EvalMonitor`.
+            Rows of your own to score after each pass, (X, y) or (X, y, sample_weight), and how;
+            or several, as :class:`daskml_dist.callbacks.EvalMonitor` tells.
         policy : str or Policy, optional
             For this fit only.
         client : distributed.Client, "inline" or "auto", optional

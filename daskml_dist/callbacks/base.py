@@ -7,10 +7,7 @@ from typing import Any, Self
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.names import NamedParameters
 
-__all__ = ["MORE_IS_BETTER", "FitCallback", "facts_of", "measure_of", "numbers_of"]
-
-#: Measures of which more is better; of others less is.
-MORE_IS_BETTER = ("val_score", "eval_score")
+__all__ = ["FitCallback", "facts_of", "measure_of", "more_is_better", "numbers_of"]
 
 
 class FitCallback(NamedParameters):
@@ -39,6 +36,11 @@ def facts_of(run: Any) -> dict[str, Any]:
     names = ("policy_name", "n_lanes", "n_servers", "max_iter")
     facts = {name: getattr(run, name) for name in names}
     return {name: value for name, value in facts.items() if value is not None}
+
+
+def more_is_better(name: str) -> bool:
+    """Whether more of a measure is better: of scores it is, of all others less is."""
+    return name == "val_score" or name.startswith("eval_score")
 
 
 def numbers_of(record: dict[str, Any]) -> dict[str, float]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from daskml_dist.callbacks.base import MORE_IS_BETTER, FitCallback, measure_of
+from daskml_dist.callbacks.base import FitCallback, measure_of, more_is_better
 from daskml_dist.errors import InvalidParameterError
 
 __all__ = ["EarlyStopping"]
@@ -89,7 +89,7 @@ class EarlyStopping(FitCallback):
         record : dict
         """
         value = measure_of(record, self.monitor, "EarlyStopping")
-        signed = value if self.monitor in MORE_IS_BETTER else -value
+        signed = value if more_is_better(self.monitor) else -value
         if signed > self._best + self.min_delta or (
             self._best == -math.inf and signed > self._best
         ):

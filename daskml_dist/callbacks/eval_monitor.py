@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 from daskml_dist.callbacks.base import FitCallback
@@ -20,11 +19,14 @@ class EvalMonitor(FitCallback):
     ``eval_score``, in :attr:`history_`, for callbacks that come after, and for
     :class:`EarlyStopping`; the seconds that it took are ``eval_seconds``.
 
+    Several sets of rows, or several scores, are the record's ``eval_score_SET``,
+    ``eval_score_SCORE`` or ``eval_score_SET_SCORE`` too; ``eval_score`` is the first of them.
+
     Parameters
     ----------
-    eval_set : tuple of (X, y), or of (X, y, sample_weight)
+    eval_set : tuple of (X, y), or of (X, y, sample_weight), or dict of str to these
         Rows in memory or Dask collections, of which fits know nothing.
-    scoring : str, callable or None, default=None
+    scoring : str, callable, list of str, dict of str to these, or None, default=None
         A name of :func:`daskml_dist.metrics.get_scorer_names`, or a function of a fitted estimator,
         X and y (and ``sample_weight=``, where it is given). None: the estimator's ``score``. More
         is better.
@@ -33,24 +35,49 @@ class EvalMonitor(FitCallback):
     ------
     InvalidParameterError
         `eval_set` is no such tuple, or `scoring` is unknown.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.callbacks import EvalMonitor
+    >>> from daskml_dist.linear_model import SGDClassifier
+    >>> X = np.random.default_rng(0).standard_normal((200, 3))
+    >>> y = X[:, 0] > 0
+    >>> monitor = EvalMonitor({"train": (X[50:], y[50:]), "held": (X[:50], y[:50])}, ["accuracy"])
+    >>> clf = SGDClassifier(max_iter=2, tol=None, callbacks=monitor).fit(X[50:], y[50:])
+    >>> [key for key in clf.history_.records[0] if key.startswith("eval_score")]
+    ['eval_score_train_accuracy', 'eval_score', 'eval_score_held_accuracy']
     """
 
     #: The parameters are brought to the client after each pass.
     needs_parameters = True
 
-    def __init__(self, eval_set: Any, scoring: str | Callable[..., float] | None = None) -> None:
-        if not isinstance(eval_set, tuple | list) or len(eval_set) not in (2, 3):
+    def __init__(self, eval_set: Any, scoring: Any = None) -> None:
+        sets = eval_set if isinstance(eval_set, dict) else {"": eval_set}
+        for one in sets.values():
+            if not isinstance(one, tuple | list) or len(one) not in (2, 3):
+                raise InvalidParameterError(
+                    "eval_set is to be (X, y) or (X, y, sample_weight), such as eval_set=(X_val, "
+                    f"y_val), or a dict of these; it is a {type(one).__name__}."
+                )
+        scores = scoring if isinstance(scoring, dict) else {"": scoring}
+        if isinstance(scoring, list | tuple):
+            scores = {name: name for name in scoring}
+        if not sets or not scores:
             raise InvalidParameterError(
-                "eval_set is to be (X, y) or (X, y, sample_weight), such as eval_set=(X_val, "
-                f"y_val); it is a {type(eval_set).__name__}."
+                "eval_set and scoring must hold one set of rows and one score at least."
             )
-        if scoring is not None and not isinstance(scoring, str) and not callable(scoring):
-            raise InvalidParameterError(
-                f"scoring={scoring!r}: give one name, one function (estimator, X, y), or None."
-            )
+        for name, one in scores.items():
+            named = isinstance(name, str) and (one is not None or not name)
+            if not named or (one is not None and not isinstance(one, str) and not callable(one)):
+                raise InvalidParameterError(
+                    f"scoring={scoring!r}: give a name, a function (estimator, X, y), None, a list "
+                    "of names, or a dict of names and functions."
+                )
         self.eval_set = eval_set
         self.scoring = scoring
-        self._score = get_scorer(scoring) if isinstance(scoring, str) else scoring
+        self._sets = sets
+        self._scores = {n: get_scorer(s) if isinstance(s, str) else s for n, s in scores.items()}
 
     def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
         """Score the model as it is after a pass.
@@ -62,13 +89,16 @@ class EvalMonitor(FitCallback):
         """
         begin = time.perf_counter()
         estimator = run.estimator()
-        X, y, *weights = self.eval_set
-        given = {"sample_weight": weights[0]} if weights and weights[0] is not None else {}
-        if self._score is None:
-            score = estimator.score(X, y, **given)
-        else:
-            score = self._score(estimator, X, y, **given)
-        record["eval_score"] = float(score)
+        for of_rows, (X, y, *weights) in self._sets.items():
+            given = {"sample_weight": weights[0]} if weights and weights[0] is not None else {}
+            for of_score, score in self._scores.items():
+                if score is None:
+                    value = estimator.score(X, y, **given)
+                else:
+                    value = score(estimator, X, y, **given)
+                names = [name for name in ("eval_score", of_rows, of_score) if name]
+                record["_".join(names)] = float(value)
+                record.setdefault("eval_score", float(value))
         record["eval_seconds"] = time.perf_counter() - begin
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from daskml_dist.callbacks.base import MORE_IS_BETTER, FitCallback, measure_of
+from daskml_dist.callbacks.base import FitCallback, measure_of, more_is_better
 from daskml_dist.errors import DaskMLDistError, InvalidParameterError
 
 __all__ = ["OptunaPruning"]
@@ -91,7 +91,7 @@ def _check_direction(trial: Any, monitor: str) -> None:
             "OptunaPruning: pruners of Optuna know studies of one objective alone. Leave the "
             "callback out, or create the study with one direction."
         )
-    wanted = "maximize" if monitor in MORE_IS_BETTER else "minimize"
+    wanted = "maximize" if more_is_better(monitor) else "minimize"
     if directions[0].name.lower() != wanted:
         raise InvalidParameterError(
             f"OptunaPruning(monitor={monitor!r}): the study is to {directions[0].name.lower()}, so "

@@ -52,7 +52,7 @@ class History:
         - ``staleness_counts``: how many of these were 0, 1, 2 to 3, 4 to 7, ... versions;
         - ``val_score``: score on the held-out rows, None without early stopping;
         - ``eval_score``, ``eval_seconds``: where ``fit`` was given an `eval_set`: its score, and
-          the seconds that this took.
+          the seconds that this took; of several sets or scores also ``eval_score_SET_SCORE``.
     extra : dict
         Facts of the whole fit: policy, number of lanes and servers, ``partial_rows``, the rows
         applied after the last whole pass, and ``streamed``, whether rows were read in each pass.
@@ -183,7 +183,7 @@ class History:
     def _column(self, key: str) -> list[float]:
         if key == "rows_per_second":
             return self.rows_per_second
-        if key not in RECORD_KEYS | EVAL_KEYS:
+        if key not in RECORD_KEYS | EVAL_KEYS and not any(key in record for record in self):
             valid = ", ".join([*RECORD_KEYS, "rows_per_second"])
             raise InvalidParameterError(f"History has no {key!r}; choose one of {valid}")
         values = [record.get(key) for record in self]

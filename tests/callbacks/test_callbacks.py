@@ -77,6 +77,25 @@ def test_scoring_by_name_with_weights() -> None:
     assert set(model.history_.to_frame()) > {"eval_score", "eval_seconds"}
 
 
+def test_several_sets_and_scores() -> None:
+    sets = {"train": (X, Y), "held": (HELD, HELD_Y)}
+    model = _sgd(max_iter=2).fit(X, Y, eval_set=sets, scoring=["roc_auc", "accuracy"])
+    found = model.history_[-1]
+    for name, (rows, labels) in sets.items():
+        area = roc_auc_score(labels, model.decision_function(rows))
+        assert found[f"eval_score_{name}_roc_auc"] == pytest.approx(area, abs=1e-12)
+        assert found[f"eval_score_{name}_accuracy"] == model.score(rows, labels)
+    assert found["eval_score"] == found["eval_score_train_roc_auc"]
+    assert {f"eval_score_{name}_accuracy" for name in sets} < set(model.history_.to_frame())
+    own = {"half": lambda m, rows, labels: m.score(rows, labels) / 2}
+    stopping = EarlyStopping("eval_score_held_half", patience=2)
+    stopped = _sgd(learning_rate=3.0, max_iter=40, callbacks=[stopping])
+    stopped.fit(X, Y, eval_set=sets, scoring=own)
+    halves = [record["eval_score_held_half"] for record in stopped.history_]
+    assert len(halves) == int(np.argmax(halves)) + 3 < 40
+    assert halves[-1] == stopped.score(HELD, HELD_Y) / 2
+
+
 @pytest.mark.parametrize("restore", [False, True])
 def test_a_fit_ends_once_it_gets_no_better(restore: bool) -> None:
     scores = Scores()
@@ -172,7 +191,9 @@ def test_a_fit_ends_before_its_limit(limit: Any) -> None:
     [
         lambda: TimeLimit(0), lambda: TimeLimit("soon"), lambda: TimeLimit(True),
         lambda: EarlyStopping(patience=0), lambda: EarlyStopping(min_delta=-1.0),
-        lambda: EvalMonitor(HELD), lambda: EvalMonitor((HELD, HELD_Y), scoring=["roc_auc"]),
+        lambda: EvalMonitor(HELD), lambda: EvalMonitor((HELD, HELD_Y), scoring=[]),
+        lambda: EvalMonitor({"a": HELD}), lambda: EvalMonitor((HELD, HELD_Y), scoring=["rocauc"]),
+        lambda: EvalMonitor((HELD, HELD_Y), scoring={"a": None}), lambda: EvalMonitor({}),
         lambda: EvalMonitor((HELD, HELD_Y), scoring="rocauc"),
         lambda: _sgd().fit(X, Y, scoring="roc_auc"),
         lambda: _sgd(callbacks=[EarlyStopping("val_score")]).fit(X, Y),
