@@ -18,7 +18,7 @@ from daskml_dist._checks import check_count, check_number
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.works import tell, tell_rung
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.model_selection._brackets import Bracket, best_of, brackets_of
+from daskml_dist.model_selection._brackets import Bracket, best_of, brackets_of, has_plateaued
 from daskml_dist.model_selection._checks import knows_dask
 from daskml_dist.model_selection._results import table_of
 from daskml_dist.model_selection._resumed import (
@@ -66,6 +66,11 @@ class HyperbandSearchCV(SearchOnDask, model_selection.RandomizedSearchCV):
     error_score : "raise" or float, default=nan
         What a failed fit scores.
     return_train_score : bool, default=False
+    patience : int or False, default=False
+        A candidate whose score, at a rung, is no better than it was at least so many passes before
+        does not go on.
+    tol : float, default=0.001
+        What a score must have risen by in `patience` passes.
     verbose : int, default=0
         1: a live line of progress, and one of summary; 2 or more: a line a rung too.
 
@@ -120,12 +125,16 @@ multimetric_
         random_state: Any = None,
         error_score: Any = np.nan,
         return_train_score: bool = False,
+        patience: Any = False,
+        tol: float = 0.001,
         verbose: int = 0,
     ) -> None:
         self.estimator = estimator
         self.param_distributions = param_distributions
         self.max_iter = max_iter
         self.factor = factor
+        self.patience = patience
+        self.tol = tol
         self.scoring = scoring
         self.cv = cv
         self.refit = refit
@@ -147,6 +156,7 @@ multimetric_
     def _brackets(self) -> list[Bracket]:
         check_count("max_iter", self.max_iter)
         check_number("factor", self.factor, lambda v: v > 1, "> 1")
+        self._check_patience()
         return brackets_of(int(self.max_iter), float(self.factor))
 
     @property
@@ -156,7 +166,12 @@ multimetric_
 
     def _stops(self, scores: Mapping[int, float]) -> bool:
         """Whether a candidate of such scores, by passes, is trained on no more."""
-        return False
+        return bool(self.patience) and has_plateaued(scores, int(self.patience), float(self.tol))
+
+    def _check_patience(self) -> None:
+        check_number("tol", self.tol)
+        if self.patience is not False and self.patience is not None:
+            check_count("patience", self.patience, also="or False")
 
     def _stacks(self) -> bool:
         """True: whatever the rows, scikit-learn has no such search."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from daskml_dist._checks import check_count, check_number
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.model_selection._brackets import Bracket, decaying_bracket, has_plateaued
+from daskml_dist.model_selection._brackets import Bracket, decaying_bracket
 from daskml_dist.model_selection._hyperband import HyperbandSearchCV
 
 __all__ = ["IncrementalSearchCV"]
@@ -108,14 +107,12 @@ refit_time_, multimetric_, stacks_, metadata_, history_
             check_count(name, getattr(self, name))
         if self.decay_rate is not None:
             check_number("decay_rate", self.decay_rate)
-        check_number("tol", self.tol)
-        if self.patience is not False and self.patience is not None:
-            check_count("patience", self.patience, also="or False")
-            if self.patience < self.fits_per_score:
-                raise InvalidParameterError(
-                    f"patience={self.patience} passes are less than there are from score to score, "
-                    f"fits_per_score={self.fits_per_score}. Raise it."
-                )
+        self._check_patience()
+        if self.patience and self.patience < self.fits_per_score:
+            raise InvalidParameterError(
+                f"patience={self.patience} passes are less than there are from score to score, "
+                f"fits_per_score={self.fits_per_score}. Raise it."
+            )
         decay = 0.0 if self.decay_rate is None else float(self.decay_rate)
         return [
             decaying_bracket(
@@ -129,6 +126,3 @@ refit_time_, multimetric_, stacks_, metadata_, history_
     @property
     def _promoted_of(self) -> float | None:
         return None
-
-    def _stops(self, scores: Mapping[int, float]) -> bool:
-        return bool(self.patience) and has_plateaued(scores, int(self.patience), float(self.tol))

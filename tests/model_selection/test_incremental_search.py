@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import ceil
 from typing import Any
 
@@ -16,7 +17,7 @@ from sklearn.model_selection import KFold, ParameterSampler
 
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.linear_model import SGDClassifier
-from daskml_dist.model_selection import IncrementalSearchCV
+from daskml_dist.model_selection import HyperbandSearchCV, IncrementalSearchCV
 from daskml_dist.model_selection._asha import Ladder
 from daskml_dist.model_selection._brackets import decaying_bracket, has_plateaued
 
@@ -99,6 +100,22 @@ def test_who_gets_no_better_is_stopped() -> None:
             if max(full[i][m] for m in range(n - 2, n + 1)) <= full[i][n - 3] + 0.01
         ]  # fmt: skip
         assert max(scores) == (ends[0] if ends else 12)
+
+
+def test_who_gets_no_better_leaves_its_bracket() -> None:
+    given: dict[str, Any] = {"max_iter": 9, "cv": KFold(2), "random_state": 0}
+    search = HyperbandSearchCV(OWN, ALPHA, patience=2, tol=0.02, **given).fit(X, LABELS)
+    whole = HyperbandSearchCV(OWN, ALPHA, **given).fit(X, LABELS)
+    found, full = scores_of(search), scores_of(whole)
+    assert search.metadata_["partial_fit_calls"] < whole.metadata_["partial_fit_calls"]
+    stopped = 0
+    for i, scores in found.items():
+        # Those left of a rung of which some have stopped may come further than they would have.
+        assert scores.items() >= {p: full[i][p] for p in full[i] if p in scores}.items()
+        for before, after in pairwise(scores):
+            assert not has_plateaued({p: scores[p] for p in scores if p <= before}, 2, 0.02), after
+        stopped += has_plateaued(scores, 2, 0.02) and max(scores) < 9
+    assert stopped
 
 
 def test_workers_train_others(client: Client) -> None:
