@@ -76,7 +76,7 @@ def cross_validate(
     ------
     InvalidParameterError, InvalidDataError
     """
-    y, groups, fit_params = beside(X, y, groups, params)
+    X, y, groups, fit_params = beside(X, y, groups, params)
     if not any(map(is_dask, (X, y, groups, *fit_params.values()))):
         found: dict[str, Any] = model_selection.cross_validate(
             estimator, X, y, groups=groups, scoring=scoring, cv=cv, n_jobs=n_jobs,
@@ -197,7 +197,7 @@ def cross_val_predict(
     InvalidDataError
         A fit has met two labels of several, and is asked for its decision function.
     """
-    y, groups, fit_params = beside(X, y, groups, params)
+    X, y, groups, fit_params = beside(X, y, groups, params)
     if not any(map(is_dask, (X, y, groups, *fit_params.values()))):
         return model_selection.cross_val_predict(
             estimator, X, y, groups=groups, cv=cv, n_jobs=n_jobs, verbose=verbose,

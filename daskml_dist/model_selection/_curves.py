@@ -66,7 +66,7 @@ def validation_curve(
     ------
     InvalidParameterError, InvalidDataError
     """
-    y, groups, fit_params = beside(X, y, groups, params)
+    X, y, groups, fit_params = beside(X, y, groups, params)
     if isinstance(param_range, str) or not isinstance(param_range, Iterable):
         raise InvalidParameterError(
             f"param_range={param_range!r}: give a sequence of the values of {param_name}."
@@ -141,7 +141,7 @@ def learning_curve(
     ------
     InvalidParameterError, InvalidDataError
     """
-    y, groups, fit_params = beside(X, y, groups, params)
+    X, y, groups, fit_params = beside(X, y, groups, params)
     lazy = any(map(is_dask, (X, y, groups, *fit_params.values())))
     if exploit_incremental_learning and lazy:
         raise InvalidParameterError(
