@@ -28,6 +28,13 @@ class Penalty(NamedParameters):
     intercept_scaling : float or None
         Penalise ``intercept / intercept_scaling`` like a coefficient, as liblinear does; None:
         intercepts are not penalised. Round solvers alone heed it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.penalties import Penalty
+    >>> round(float(Penalty(l1=0.0, l2=0.1).value(np.array([3.0, 4.0]))), 4)
+    1.25
     """
 
     l1: float
@@ -72,6 +79,12 @@ def get_penalty(penalty: str | None, alpha: float, l1_ratio: float) -> Penalty:
     ------
     InvalidParameterError
         For another name or a number out of range.
+
+    Examples
+    --------
+    >>> from daskml_dist.penalties import get_penalty
+    >>> get_penalty('elasticnet', 0.1, 0.5)
+    Penalty(l1=0.05, l2=0.05, intercept_scaling=None)
     """
     if not (penalty is None or isinstance(penalty, str)) or penalty not in PENALTIES:
         raise InvalidParameterError(
@@ -98,6 +111,15 @@ def soft_threshold(w: NDArray[Any], t: float | NDArray[Any]) -> None:
     w : ndarray
     t : float or ndarray that broadcasts to the shape of `w`
         At least 0.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.penalties import soft_threshold
+    >>> w = np.array([-2.0, 0.5, 3.0])
+    >>> soft_threshold(w, 1.0)
+    >>> w.tolist()
+    [-1.0, 0.0, 2.0]
     """
     xp = namespace(w)
     w -= xp.maximum(xp.minimum(w, t), -t)

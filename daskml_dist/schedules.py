@@ -33,6 +33,12 @@ class Schedule(NamedParameters, ABC):
     ----------
     name : str
         What an estimator's ``learning_rate`` argument calls it.
+
+    Examples
+    --------
+    >>> from daskml_dist.schedules import Constant, Schedule
+    >>> isinstance(Constant(0.1), Schedule)
+    True
     """
 
     name: ClassVar[str]
@@ -81,6 +87,13 @@ class Constant(Schedule):
     Parameters
     ----------
     learning_rate : float
+
+    Examples
+    --------
+    >>> from daskml_dist.schedules import Constant
+    >>> schedule = Constant(0.1)
+    >>> round(float(schedule(10, 5.0)), 4)
+    0.1
     """
 
     name = "constant"
@@ -107,6 +120,13 @@ class InverseScaling(Schedule):
     learning_rate : float
         Of the first step.
     power : float, default=0.5
+
+    Examples
+    --------
+    >>> from daskml_dist.schedules import InverseScaling
+    >>> schedule = InverseScaling(0.1)
+    >>> round(float(schedule(10, 5.0)), 4)
+    0.0316
     """
 
     name = "invscaling"
@@ -138,6 +158,13 @@ class Optimal(Schedule):
     t0 : float, optional
         By default such that the first learning rate is ``alpha ** -0.25``, scikit-learn's guess
         of the size of a coefficient.
+
+    Examples
+    --------
+    >>> from daskml_dist.schedules import Optimal
+    >>> schedule = Optimal(alpha=1e-4)
+    >>> round(float(schedule(10, 5.0)), 4)
+    9.9108
     """
 
     name = "optimal"
@@ -175,6 +202,13 @@ class StepDecay(Schedule):
         In passes.
     factor : float, default=0.5
         Above 0, at most 1.
+
+    Examples
+    --------
+    >>> from daskml_dist.schedules import StepDecay
+    >>> schedule = StepDecay(0.1, every=10)
+    >>> round(float(schedule(10, 5.0)), 4)
+    0.1
     """
 
     name = "step"
@@ -208,6 +242,13 @@ class Cosine(Schedule):
     passes : float, default=20
         Where `final` is reached; it stays there.
     final : float, default=0.0
+
+    Examples
+    --------
+    >>> from daskml_dist.schedules import Cosine
+    >>> schedule = Cosine(0.1, passes=20)
+    >>> round(float(schedule(10, 5.0)), 4)
+    0.0854
     """
 
     name = "cosine"
@@ -243,6 +284,12 @@ class Warmup(Schedule):
     schedule : Schedule
     passes : float, default=1.0
         Length of the rise.
+
+    Examples
+    --------
+    >>> from daskml_dist.schedules import Constant, Warmup
+    >>> round(float(Warmup(Constant(0.1), passes=2.0)(10, 1.0)), 4)
+    0.05
     """
 
     name = "warmup"
@@ -283,6 +330,13 @@ class StalenessAware(Schedule):
     ----------
     schedule : Schedule
         Learning rate of a fresh gradient.
+
+    Examples
+    --------
+    >>> from daskml_dist.schedules import Constant, StalenessAware
+    >>> schedule = StalenessAware(Constant(0.1))
+    >>> round(float(schedule.scale(4)), 4)
+    0.25
     """
 
     name = "staleness_aware"
@@ -347,6 +401,12 @@ def get_schedule(
     ------
     InvalidParameterError
         For an unknown name, or a number that is not positive and finite.
+
+    Examples
+    --------
+    >>> from daskml_dist.schedules import get_schedule
+    >>> get_schedule('constant', default=0.1, alpha=1e-4, max_iter=20)
+    Constant(learning_rate=0.1)
     """
     if isinstance(learning_rate, Schedule):
         return learning_rate

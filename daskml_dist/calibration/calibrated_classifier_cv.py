@@ -22,7 +22,6 @@ from daskml_dist._theirs import checked_as_theirs
 from daskml_dist.calibration._answers import Asked, has_decisions
 from daskml_dist.calibration._calibrators import by_scores, by_temperature
 from daskml_dist.data.collection import as_collection
-from daskml_dist.data.foreign import convert_foreign, named_blocks
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.works import doing, reading, tell
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
@@ -65,6 +64,19 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
     J. Platt, "Probabilistic outputs for support vector machines" (1999). B. Zadrozny and C. Elkan,
     "Transforming classifier scores into accurate multiclass probability estimates", KDD (2002).
     C. Guo et al., "On calibration of modern neural networks", ICML (2017).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.calibration import CalibratedClassifierCV
+    >>> from daskml_dist.linear_model import LogisticRegression
+    >>> from daskml_dist.naive_bayes import GaussianNB
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(60, 2))
+    >>> y = (X[:, 0] > 0).astype(int)
+    >>> clf = CalibratedClassifierCV(GaussianNB(), cv=3).fit(X, y)
+    >>> clf.predict_proba(X).shape
+    (60, 2)
     """
 
     estimator: Any
@@ -102,7 +114,6 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
         ------
         InvalidParameterError, InvalidDataError
         """
-        X, y, sample_weight = named_blocks(*convert_foreign(X, y, sample_weight))
         if not is_dask(X):
             y, given = here(X, y, {**fit_params, "sample_weight": sample_weight}, labels=True)
             found: Self = super().fit(X, y, **given)

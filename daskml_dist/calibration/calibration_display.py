@@ -18,6 +18,14 @@ class CalibrationDisplay(sklearn.calibration.CalibrationDisplay):
     """scikit-learn's display of shares of the positive label over their probabilities.
 
     Of Dask collections ``y_prob`` stays lazy. Of other rows it is scikit-learn's own.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.calibration import CalibrationDisplay
+    >>> clf_scores = np.array([0.1, 0.8, 0.3, 0.4, 0.9])
+    >>> y = np.array([0, 1, 1, 0, 1])
+    >>> display = CalibrationDisplay.from_predictions(y, clf_scores)  # doctest: +SKIP
     """
 
     @classmethod

@@ -29,6 +29,21 @@ class CSVLogger(FitCallback):
     ------
     InvalidParameterError
         As the fit begins: the file cannot be written.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from daskml_dist.callbacks import CSVLogger
+    >>> from daskml_dist.linear_model import SGDClassifier
+    >>> X = np.random.default_rng(0).normal(size=(60, 2))
+    >>> y = (X[:, 0] > 0).astype(int)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     log = CSVLogger(f'{folder}/fit.csv')
+    ...     _ = SGDClassifier(max_iter=2, tol=None, callbacks=[log], random_state=0).fit(X, y)
+    ...     n_lines = len(open(f'{folder}/fit.csv').read().splitlines())
+    >>> n_lines
+    3
     """
 
     def __init__(self, path: str | os.PathLike[str], append: bool = False) -> None:

@@ -42,6 +42,18 @@ class EarlyStopping(FitCallback):
     References
     ----------
     Prechelt, L. (1998). Early stopping, but when? Neural Networks: Tricks of the Trade, 55-69.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.callbacks import EarlyStopping
+    >>> from daskml_dist.linear_model import SGDClassifier
+    >>> X = np.random.default_rng(0).normal(size=(60, 2))
+    >>> y = (X[:, 0] > 0).astype(int)
+    >>> stop = EarlyStopping(patience=2)
+    >>> clf = SGDClassifier(tol=None, callbacks=[stop], random_state=0)
+    >>> clf.fit(X, y, eval_set=(X, y)).n_iter_ < 20
+    True
     """
 
     def __init__(

@@ -29,6 +29,12 @@ class MLflow(FitCallback):
     ------
     DaskMLDistError
         As the fit begins: MLflow is not installed.
+
+    Examples
+    --------
+    >>> from daskml_dist.callbacks import MLflow
+    >>> from daskml_dist.linear_model import SGDClassifier
+    >>> clf = SGDClassifier(callbacks=[MLflow(experiment='clicks')])  # doctest: +SKIP
     """
 
     def __init__(

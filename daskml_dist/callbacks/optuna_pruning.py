@@ -38,6 +38,12 @@ class OptunaPruning(FitCallback):
     ----------
     Akiba, T. et al. (2019). Optuna: a next-generation hyperparameter optimization framework. KDD,
     2623-2631.
+
+    Examples
+    --------
+    >>> from daskml_dist.callbacks import OptunaPruning
+    >>> from daskml_dist.linear_model import SGDClassifier
+    >>> clf = SGDClassifier(callbacks=[OptunaPruning(trial)])  # doctest: +SKIP
     """
 
     def __init__(self, trial: Any, monitor: str = "eval_score") -> None:

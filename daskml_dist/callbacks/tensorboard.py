@@ -26,6 +26,12 @@ class TensorBoard(FitCallback):
     ------
     DaskMLDistError
         As the fit begins: tensorboardX is not installed.
+
+    Examples
+    --------
+    >>> from daskml_dist.callbacks import TensorBoard
+    >>> from daskml_dist.linear_model import SGDClassifier
+    >>> clf = SGDClassifier(callbacks=[TensorBoard('logs')])  # doctest: +SKIP
     """
 
     def __init__(self, log_dir: str | os.PathLike[str]) -> None:

@@ -31,6 +31,18 @@ class TimeLimit(FitCallback):
     ------
     InvalidParameterError
         `limit` is no such time.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.callbacks import TimeLimit
+    >>> from daskml_dist.linear_model import SGDClassifier
+    >>> X = np.random.default_rng(0).normal(size=(60, 2))
+    >>> y = (X[:, 0] > 0).astype(int)
+    >>> limit = TimeLimit('10 minutes')
+    >>> clf = SGDClassifier(max_iter=3, tol=None, callbacks=[limit], random_state=0)
+    >>> clf.fit(X, y).n_iter_
+    3
     """
 
     def __init__(self, limit: float | str | timedelta) -> None:

@@ -37,6 +37,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     int
         0: it is done; 1: it failed, and standard error says why; 130: it was interrupted. Arguments
         that are none end the process with 2.
+
+    Examples
+    --------
+    >>> from daskml_dist.cli import main
+    >>> main(['fit', 'rows.parquet', '--target', 'label'])  # doctest: +SKIP
     """
     parser = Parser(
         prog="python -m daskml_dist",

@@ -78,7 +78,8 @@ callable, default="k-means||"
 
     Examples
     --------
-    >>>     >>> from daskml_dist.cluster import KMeans
+    >>> import numpy as np
+    >>> from daskml_dist.cluster import KMeans
     >>> X = np.array([[1, 2], [1, 4], [1, 0], [10, 2], [10, 4], [10, 0]])
     >>> model = KMeans(n_clusters=2, random_state=0).fit(X)
     >>> sorted(model.cluster_centers_.tolist())

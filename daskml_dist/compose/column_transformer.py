@@ -17,7 +17,6 @@ from daskml_dist._transformer import BlockTransformer
 from daskml_dist.compose.blockwise import Blockwise
 from daskml_dist.data.clients import computing_client
 from daskml_dist.data.conversion import plain_rows
-from daskml_dist.data.foreign import convert_foreign, named_blocks, with_sizes_of
 from daskml_dist.data.lazy import is_dask, join_column_chunks
 from daskml_dist.data.optional import load_pandas
 from daskml_dist.diagnostics.works import reading, tell
@@ -77,6 +76,21 @@ class ColumnTransformer(_Routing, compose.ColumnTransformer):
     output_indices_ : dict of str to slice
     n_features_in_ : int
     feature_names_in_ : ndarray of str
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> from daskml_dist.compose import ColumnTransformer
+    >>> from daskml_dist.preprocessing import OneHotEncoder, StandardScaler
+    >>> frame = pd.DataFrame({'age': [20.0, 40.0], 'job': ['clerk', 'nurse']})
+    >>> prepare = ColumnTransformer(
+    ...     [('numbers', StandardScaler(), ['age']), ('jobs', OneHotEncoder(), ['job'])]
+    ... )
+    >>> prepare.fit_transform(frame)
+    array([[-1.,  1.,  0.],
+           [ 1.,  0.,  1.]])
+    >>> prepare.get_feature_names_out().tolist()
+    ['numbers__age', 'jobs__job_clerk', 'jobs__job_nurse']
     """
 
     _by_place: ClassVar[bool] = False  # it selects columns by name, and each part sees their dtypes
@@ -103,7 +117,6 @@ class ColumnTransformer(_Routing, compose.ColumnTransformer):
         InvalidParameterError
             A transformer knows nothing of Dask collections, or names or columns have no meaning.
         """
-        X, y = named_blocks(*convert_foreign(X, y))
         if not is_dask(X):
             compose.ColumnTransformer.fit(self, X, y, **params)
             return self
@@ -176,10 +189,6 @@ class ColumnTransformer(_Routing, compose.ColumnTransformer):
             row = {name: (row[name].iloc[0], dtypes[name]) for name in row.columns}
         self._first_row = row
 
-    def _transformed(self, X: Any, **options: Any) -> Any:
-        X = convert_foreign(X)
-        return with_sizes_of(super()._transformed(named_blocks(X), **options), X)
-
     def _match_names(self, X: Any) -> Any:
         """Leave it to scikit-learn, which takes frames with more columns and in another order."""
         return copy.copy(self)
@@ -189,19 +198,8 @@ class ColumnTransformer(_Routing, compose.ColumnTransformer):
         if not isinstance(row, dict):
             return row
         pandas = load_pandas()
-        frame = pandas.DataFrame(
-            {n: pandas.Series([v], dtype=_dtype_named(d)) for n, (v, d) in row.items()}
-        )
+        frame = pandas.DataFrame({n: pandas.Series([v], dtype=d) for n, (v, d) in row.items()})
         return frame.reindex(columns=X.columns) if hasattr(X, "columns") else np.asarray(frame)
-
-
-def _dtype_named(name: str) -> Any:
-    """Return the dtype of a name; pandas itself knows no sparse one with its fill value."""
-    if not name.startswith("Sparse["):
-        return name
-    subtype, _, fill = name[len("Sparse[") : -1].partition(", ")
-    value = fill == "True" if subtype == "bool" else np.dtype(subtype).type(fill)
-    return load_pandas().SparseDtype(subtype, value)
 
 
 def _check_no_metadata(X: Any, params: dict[str, Any]) -> None:
@@ -231,6 +229,17 @@ def make_column_transformer(
     Returns
     -------
     ColumnTransformer
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> from daskml_dist.compose import make_column_transformer
+    >>> from daskml_dist.preprocessing import OneHotEncoder, StandardScaler
+    >>> frame = pd.DataFrame({'age': [20.0, 40.0], 'job': ['clerk', 'nurse']})
+    >>> prepare = make_column_transformer((StandardScaler(), ['age']), (OneHotEncoder(), ['job']))
+    >>> prepare.fit_transform(frame)
+    array([[-1.,  1.,  0.],
+           [ 1.,  0.,  1.]])
     """
     named = compose.make_column_transformer(*transformers).transformers
     return ColumnTransformer(

@@ -16,7 +16,6 @@ from daskml_dist.data.blocks import check_finite_rows
 from daskml_dist.data.collection import Collection, as_collection, take_columns
 from daskml_dist.data.conversion import as_rows
 from daskml_dist.data.feature_names import check_feature_names
-from daskml_dist.data.foreign import convert_foreign
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import fold_parts
 from daskml_dist.diagnostics.works import reading
@@ -53,6 +52,17 @@ noise_variance_, n_components_, n_samples_seen_, batch_size_
     ----------
     D. Ross, J. Lim, R. Lin and M. Yang, "Incremental learning for robust visual tracking",
     International Journal of Computer Vision 77, 2008.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.decomposition import IncrementalPCA
+    >>> X = np.random.default_rng(0).normal(size=(60, 3))
+    >>> pca = IncrementalPCA(n_components=2)
+    >>> for part in np.split(X, 3):
+    ...     _ = pca.partial_fit(part)
+    >>> pca.transform(X).shape
+    (60, 2)
     """
 
     def partial_fit(self, X: Any, y: Any = None, check_input: bool = True) -> Self:
@@ -70,7 +80,7 @@ noise_variance_, n_components_, n_samples_seen_, batch_size_
         -------
         self
         """
-        if is_dask(X := convert_foreign(X)):
+        if is_dask(X):
             first = not hasattr(self, "components_")
             if not first:
                 check_feature_names(self, X, reset=False)

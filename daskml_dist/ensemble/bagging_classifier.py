@@ -41,6 +41,18 @@ n_features_in_, feature_names_in_, oob_score_, oob_decision_function_
     ----------
     L. Breiman, "Bagging predictors", Machine Learning 24 (1996). N. Oza and S. Russell, "Online
     bagging and boosting", AISTATS (2001).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.ensemble import BaggingClassifier
+    >>> from daskml_dist.linear_model import LogisticRegression
+    >>> from daskml_dist.naive_bayes import GaussianNB
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(60, 2))
+    >>> y = (X[:, 0] > 0).astype(int)
+    >>> BaggingClassifier(GaussianNB(), n_estimators=3, random_state=0).fit(X, y).score(X, y) > 0.9
+    True
     """
 
     def _get_estimator(self) -> Any:

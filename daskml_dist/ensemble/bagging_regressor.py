@@ -29,6 +29,16 @@ warm_start, random_state
     estimator_, estimators_, estimators_features_, estimators_samples_, n_features_in_, \
 feature_names_in_, oob_score_, oob_prediction_
         scikit-learn's; lazy ones as in :class:`BaggingClassifier`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.ensemble import BaggingRegressor
+    >>> from daskml_dist.linear_model import LinearRegression, Ridge
+    >>> X = np.random.default_rng(0).normal(size=(60, 2))
+    >>> y = X @ np.array([1.0, 2.0])
+    >>> BaggingRegressor(Ridge(), n_estimators=3, random_state=0).fit(X, y).score(X, y) > 0.9
+    True
     """
 
     def _get_estimator(self) -> Any:

@@ -34,6 +34,19 @@ feature_names_in_
     References
     ----------
     D. H. Wolpert, "Stacked generalization", Neural Networks 5 (1992).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.ensemble import StackingClassifier
+    >>> from daskml_dist.linear_model import LogisticRegression
+    >>> from daskml_dist.naive_bayes import GaussianNB
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(60, 2))
+    >>> y = (X[:, 0] > 0).astype(int)
+    >>> clf = StackingClassifier([('linear', LogisticRegression()), ('bayes', GaussianNB())])
+    >>> clf.fit(X, y).score(X, y) > 0.9
+    True
     """
 
     def _default(self) -> Any:

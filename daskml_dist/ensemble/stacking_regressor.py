@@ -28,6 +28,17 @@ class StackingRegressor(Stacking, ensemble.StackingRegressor):
     estimators_, named_estimators_, final_estimator_, stack_method_, n_features_in_, \
 feature_names_in_
         scikit-learn's.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.ensemble import StackingRegressor
+    >>> from daskml_dist.linear_model import LinearRegression, Ridge
+    >>> X = np.random.default_rng(0).normal(size=(60, 2))
+    >>> y = X @ np.array([1.0, 2.0])
+    >>> model = StackingRegressor([('ridge', Ridge()), ('squares', LinearRegression())]).fit(X, y)
+    >>> model.score(X, y) > 0.9
+    True
     """
 
     stack_method = "predict"

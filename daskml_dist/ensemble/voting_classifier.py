@@ -25,4 +25,17 @@ class VotingClassifier(Voting, ensemble.VotingClassifier):
     ----------
     estimators_, named_estimators_, le_, classes_, n_features_in_, feature_names_in_
         scikit-learn's.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.ensemble import VotingClassifier
+    >>> from daskml_dist.linear_model import LogisticRegression
+    >>> from daskml_dist.naive_bayes import GaussianNB
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(60, 2))
+    >>> y = (X[:, 0] > 0).astype(int)
+    >>> clf = VotingClassifier([('linear', LogisticRegression()), ('bayes', GaussianNB())])
+    >>> clf.fit(X, y).score(X, y) > 0.9
+    True
     """

@@ -23,4 +23,15 @@ class VotingRegressor(Voting, ensemble.VotingRegressor):
     ----------
     estimators_, named_estimators_, n_features_in_, feature_names_in_
         scikit-learn's.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.ensemble import VotingRegressor
+    >>> from daskml_dist.linear_model import LinearRegression, Ridge
+    >>> X = np.random.default_rng(0).normal(size=(60, 2))
+    >>> y = X @ np.array([1.0, 2.0])
+    >>> model = VotingRegressor([('ridge', Ridge()), ('squares', LinearRegression())]).fit(X, y)
+    >>> model.score(X, y) > 0.9
+    True
     """

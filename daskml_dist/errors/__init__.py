@@ -185,7 +185,14 @@ class DivergedError(TrainingError, ValueError):
 
 
 def as_ours(error: Exception, where: str = "") -> DaskMLDistError:
-    """An error about rows, of scikit-learn's or ours, as one of the package, which says where."""
+    """An error about rows, of scikit-learn's or ours, as one of the package, which says where.
+
+    Examples
+    --------
+    >>> from daskml_dist.errors import as_ours
+    >>> type(as_ours(ValueError('bad rows'))).__name__
+    'InvalidDataError'
+    """
     if isinstance(error, DaskMLDistError) and not where:
         return error
     kind = InvalidTypeError if isinstance(error, TypeError) else InvalidDataError
@@ -202,6 +209,12 @@ def is_consequence(error: BaseException) -> bool:
     Returns
     -------
     bool
+
+    Examples
+    --------
+    >>> from daskml_dist.errors import is_consequence
+    >>> is_consequence(ValueError('bad rows'))
+    False
     """
     return isinstance(error, (CommunicationError, RunAbortedError))
 

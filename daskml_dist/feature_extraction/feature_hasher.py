@@ -28,6 +28,12 @@ class FeatureHasher(BlockTransformer, feature_extraction.FeatureHasher):
     References
     ----------
     Weinberger et al. (2009), "Feature Hashing for Large Scale Multitask Learning".
+
+    Examples
+    --------
+    >>> from daskml_dist.feature_extraction import FeatureHasher
+    >>> FeatureHasher(n_features=8).transform([{'dog': 1, 'cat': 2}, {'dog': 2}]).shape
+    (2, 8)
     """
 
     def __sklearn_tags__(self) -> Any:

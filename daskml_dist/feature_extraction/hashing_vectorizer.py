@@ -21,6 +21,12 @@ class HashingVectorizer(DocumentTransformer, text.HashingVectorizer):
     References
     ----------
     Weinberger et al. (2009), "Feature Hashing for Large Scale Multitask Learning".
+
+    Examples
+    --------
+    >>> from daskml_dist.feature_extraction import HashingVectorizer
+    >>> HashingVectorizer(n_features=16).fit_transform(['a good film', 'a bad film']).shape
+    (2, 16)
     """
 
     def __sklearn_tags__(self) -> Any:

@@ -29,6 +29,16 @@ class TfidfTransformer(BlockTransformer, text.TfidfTransformer, auto_wrap_output
     idf_ : ndarray of shape (n_features,)
         With `use_idf`.
     n_features_in_ : int
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.feature_extraction import TfidfTransformer
+    >>> from scipy.sparse import csr_array
+    >>> counts = csr_array(np.array([[1, 2], [0, 1]]))
+    >>> TfidfTransformer().fit_transform(counts).toarray().round(2)
+    array([[0.57, 0.82],
+           [0.  , 1.  ]])
     """
 
     def transform(self, X: Any, copy: bool = True) -> Any:

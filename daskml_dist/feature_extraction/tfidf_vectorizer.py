@@ -27,6 +27,16 @@ class TfidfVectorizer(VocabularyTransformer, text.TfidfVectorizer):
         With `use_idf`.
     fixed_vocabulary_ : bool
         Whether the vocabulary was given.
+
+    Examples
+    --------
+    >>> from daskml_dist.feature_extraction import TfidfVectorizer
+    >>> vectorizer = TfidfVectorizer()
+    >>> vectorizer.fit_transform(['a good film', 'a bad film']).toarray().round(2)
+    array([[0.  , 0.58, 0.81],
+           [0.81, 0.58, 0.  ]])
+    >>> vectorizer.get_feature_names_out().tolist()
+    ['bad', 'film', 'good']
     """
 
     _knows_all = False

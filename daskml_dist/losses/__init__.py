@@ -45,6 +45,12 @@ def get_loss(loss: str | Loss, kind: Kind) -> Loss:
     ------
     InvalidParameterError
         For an unknown name, or a loss of the other kind.
+
+    Examples
+    --------
+    >>> from daskml_dist.losses import get_loss
+    >>> get_loss('log_loss', 'classification').name
+    'log_loss'
     """
     if isinstance(loss, str) and loss in LOSSES:
         loss = LOSSES[loss]()

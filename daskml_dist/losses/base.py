@@ -46,6 +46,12 @@ class Loss(NamedParameters, ABC):
         numba compiles it. None: the loss has only its array form, and no steps of single rows.
     has_hessian : bool
         Whether :meth:`value_gradient_hessian` is defined.
+
+    Examples
+    --------
+    >>> from daskml_dist.losses import Loss, get_loss
+    >>> isinstance(get_loss('huber', 'regression'), Loss)
+    True
     """
 
     name: ClassVar[str]

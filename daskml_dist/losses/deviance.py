@@ -105,6 +105,14 @@ class Poisson(_LogLink):
     """Half the Poisson deviance, up to a constant: ``exp(raw) - y * raw``, with y >= 0.
 
     The raw prediction is the logarithm of the mean.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.losses import Poisson
+    >>> y, raw = np.array([1.0, 3.0]), np.array([0.5, 0.5])
+    >>> Poisson().value(y, raw).round(4).tolist()
+    [1.1487, 0.1487]
     """
 
     name = "poisson"
@@ -127,6 +135,14 @@ class Gamma(_LogLink):
     """Half the gamma deviance, up to a constant: ``raw + y * exp(-raw)``, with y > 0.
 
     The raw prediction is the logarithm of the mean.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.losses import Gamma
+    >>> y, raw = np.array([1.0, 3.0]), np.array([0.5, 0.5])
+    >>> Gamma().value(y, raw).round(4).tolist()
+    [1.1065, 2.3196]
     """
 
     name = "gamma"
@@ -151,6 +167,14 @@ class Tweedie(_Deviance):
     identity : bool, default=False
         Whether the raw prediction is the mean itself, which must be positive unless `power` is
         0; else it is its logarithm.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.losses import Tweedie
+    >>> y, raw = np.array([1.0, 3.0]), np.array([0.5, 0.5])
+    >>> Tweedie().value(y, raw).round(4).tolist()
+    [4.1257, 7.2409]
     """
 
     name = "tweedie"

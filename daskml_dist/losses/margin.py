@@ -42,6 +42,14 @@ class LogLoss(_MarginLoss):
     """Logistic loss: ``log(1 + exp(-y * raw))``; softmax cross-entropy for K classes.
 
     Both are computed from exponentials of non-positive numbers, which cannot overflow.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.losses import LogLoss
+    >>> y, raw = np.array([1.0, -1.0]), np.array([0.5, 0.5])
+    >>> LogLoss().value(y, raw).round(4).tolist()
+    [0.4741, 0.9741]
     """
 
     name = "log_loss"
@@ -136,7 +144,16 @@ class LogLoss(_MarginLoss):
 
 @dataclass(frozen=True)
 class Hinge(_MarginLoss):
-    """Loss of a linear support vector machine: ``max(0, 1 - y * raw)``."""
+    """Loss of a linear support vector machine: ``max(0, 1 - y * raw)``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.losses import Hinge
+    >>> y, raw = np.array([1.0, -1.0]), np.array([0.5, 0.5])
+    >>> Hinge().value(y, raw).round(4).tolist()
+    [0.5, 1.5]
+    """
 
     name = "hinge"
     kernel = "hinge"
@@ -162,7 +179,16 @@ class Hinge(_MarginLoss):
 
 @dataclass(frozen=True)
 class SquaredHinge(_MarginLoss):
-    """Squared hinge loss: ``max(0, 1 - y * raw) ** 2``."""
+    """Squared hinge loss: ``max(0, 1 - y * raw) ** 2``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.losses import SquaredHinge
+    >>> y, raw = np.array([1.0, -1.0]), np.array([0.5, 0.5])
+    >>> SquaredHinge().value(y, raw).round(4).tolist()
+    [0.25, 2.25]
+    """
 
     name = "squared_hinge"
     kernel = "squared_hinge"
@@ -182,7 +208,16 @@ class SquaredHinge(_MarginLoss):
 
 @dataclass(frozen=True)
 class ModifiedHuber(_MarginLoss):
-    """Squared hinge loss, linear (``-4 * y * raw``) for margins below -1 (Zhang 2004)."""
+    """Squared hinge loss, linear (``-4 * y * raw``) for margins below -1 (Zhang 2004).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.losses import ModifiedHuber
+    >>> y, raw = np.array([1.0, -1.0]), np.array([0.5, 0.5])
+    >>> ModifiedHuber().value(y, raw).round(4).tolist()
+    [0.25, 2.25]
+    """
 
     name = "modified_huber"
     kernel = "modified_huber"
@@ -224,7 +259,16 @@ class ModifiedHuber(_MarginLoss):
 
 @dataclass(frozen=True)
 class Perceptron(Hinge):
-    """Loss of the perceptron: ``max(0, -y * raw)``."""
+    """Loss of the perceptron: ``max(0, -y * raw)``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.losses import Perceptron
+    >>> y, raw = np.array([1.0, -1.0]), np.array([0.5, 0.5])
+    >>> Perceptron().value(y, raw).round(4).tolist()
+    [0.0, 0.5]
+    """
 
     name = "perceptron"
     kernel = "perceptron"

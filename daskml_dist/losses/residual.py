@@ -41,7 +41,16 @@ class _ResidualLoss(Loss):
 
 @dataclass(frozen=True)
 class SquaredError(_ResidualLoss):
-    """Half the squared error: ``(raw - y) ** 2 / 2``."""
+    """Half the squared error: ``(raw - y) ** 2 / 2``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.losses import SquaredError
+    >>> y, raw = np.array([1.0, 3.0]), np.array([0.5, 0.5])
+    >>> SquaredError().value(y, raw).round(4).tolist()
+    [0.125, 3.125]
+    """
 
     name = "squared_error"
     center = "mean"
@@ -96,6 +105,14 @@ class Huber(_EpsilonLoss):
     ----------
     epsilon : float, default=0.1
         In the unit of the target.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.losses import Huber
+    >>> y, raw = np.array([1.0, 3.0]), np.array([0.5, 0.5])
+    >>> Huber().value(y, raw).round(4).tolist()
+    [0.045, 0.245]
     """
 
     name = "huber"
@@ -124,6 +141,14 @@ class EpsilonInsensitive(_EpsilonLoss):
     ----------
     epsilon : float, default=0.1
         In the unit of the target.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.losses import EpsilonInsensitive
+    >>> y, raw = np.array([1.0, 3.0]), np.array([0.5, 0.5])
+    >>> EpsilonInsensitive().value(y, raw).round(4).tolist()
+    [0.4, 2.4]
     """
 
     name = "epsilon_insensitive"
@@ -150,6 +175,14 @@ class SquaredEpsilonInsensitive(EpsilonInsensitive):
     ----------
     epsilon : float, default=0.1
         In the unit of the target.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.losses import SquaredEpsilonInsensitive
+    >>> y, raw = np.array([1.0, 3.0]), np.array([0.5, 0.5])
+    >>> SquaredEpsilonInsensitive().value(y, raw).round(4).tolist()
+    [0.16, 5.76]
     """
 
     name = "squared_epsilon_insensitive"
@@ -178,6 +211,14 @@ class Quantile(_ResidualLoss):
     ----------
     quantile : float, default=0.5
         Between 0 and 1, both excluded; 0.5 is half the absolute error.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.losses import Quantile
+    >>> y, raw = np.array([1.0, 3.0]), np.array([0.5, 0.5])
+    >>> Quantile().value(y, raw).round(4).tolist()
+    [0.25, 1.25]
     """
 
     name = "quantile"

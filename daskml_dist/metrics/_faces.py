@@ -12,6 +12,7 @@ from typing import Any
 
 from daskml_dist.errors import InvalidTypeError
 from daskml_dist.metrics._columns import Columns, is_lazy
+from daskml_dist.metrics._examples import example_of
 
 __all__ = ["face"]
 
@@ -112,6 +113,7 @@ def face(
         own="" if own is None else f"\n{own[0].name}\n    {own[1]}",
         notes=notes,
     ).rstrip("\n")
+    metric.__doc__ = f"{metric.__doc__}{example_of(name, module)}"
     metric.__name__ = metric.__qualname__ = name
     metric.__module__ = module
     setattr(metric, "__signature__", signature)  # noqa: B010 - mypy knows no such attribute

@@ -71,6 +71,15 @@ def accuracy_score(
         ``compute=False`` of several labels a row.
     InvalidDataError
         The columns cannot be aligned, hold NaN or are no labels; the weights sum to zero.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.metrics import accuracy_score
+    >>> y_true = np.array([0, 1, 1, 0, 1])
+    >>> y_pred = np.array([0, 1, 0, 0, 1])
+    >>> round(float(accuracy_score(y_true, y_pred)), 4)
+    0.8
     """
     if not is_lazy(y_true, y_pred, sample_weight):
         metric = theirs.accuracy_score
@@ -126,6 +135,15 @@ def confusion_matrix(
     InvalidDataError
         The columns cannot be aligned, hold NaN or are no labels; no row has one of `labels`; the
         weights are all zero.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.metrics import confusion_matrix
+    >>> y_true = np.array([0, 1, 1, 0, 1])
+    >>> y_pred = np.array([0, 1, 0, 0, 1])
+    >>> confusion_matrix(y_true, y_pred).tolist()
+    [[2, 0], [1, 2]]
     """
     _check_parameters(labels, normalize)
     if is_lazy(y_true, y_pred, sample_weight):

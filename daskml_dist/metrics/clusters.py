@@ -88,6 +88,14 @@ def silhouette_score(
     The sample comes to the caller, who compares 64 MiB of distances at a time. Without a sample the
     mean squared Euclidean (or cosine) distance to a cluster follows from its mean, so two passes
     are enough for all rows.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.metrics import silhouette_score
+    >>> X = np.array([[0.0], [1.0], [10.0], [11.0]])
+    >>> round(float(silhouette_score(X, np.array([0, 0, 1, 1]))), 4)
+    0.8997
     """
     if not is_lazy(X, labels):
         options = {"metric": metric, "sample_size": sample_size, "random_state": random_state}
@@ -128,6 +136,14 @@ def silhouette_samples(
     Raises
     ------
     InvalidParameterError, InvalidDataError
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.metrics import silhouette_samples
+    >>> X = np.array([[0.0], [1.0], [10.0], [11.0]])
+    >>> silhouette_samples(X, np.array([0, 0, 1, 1])).round(4).tolist()
+    [0.9048, 0.8947, 0.8947, 0.9048]
     """
     if not is_lazy(X, labels):
         return called(partial(theirs.silhouette_samples, metric=metric, **kwds), X, labels)

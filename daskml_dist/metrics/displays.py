@@ -185,17 +185,43 @@ def _weighed(
 
 
 class RocCurveDisplay(_OfRuns, theirs.RocCurveDisplay):
-    """scikit-learn's display of true over false positive rates, of Dask collections, too."""
+    """scikit-learn's display of true over false positive rates, of Dask collections, too.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.metrics import RocCurveDisplay
+    >>> clf_scores = np.array([0.1, 0.8, 0.3, 0.4, 0.9])
+    >>> y = np.array([0, 1, 1, 0, 1])
+    >>> display = RocCurveDisplay.from_predictions(y, clf_scores)  # doctest: +SKIP
+    """
 
 
 class DetCurveDisplay(_OfRuns, theirs.DetCurveDisplay):
-    """scikit-learn's display of false negative over false positive rates, of Dask, too."""
+    """scikit-learn's display of false negative over false positive rates, of Dask, too.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.metrics import DetCurveDisplay
+    >>> clf_scores = np.array([0.1, 0.8, 0.3, 0.4, 0.9])
+    >>> y = np.array([0, 1, 1, 0, 1])
+    >>> display = DetCurveDisplay.from_predictions(y, clf_scores)  # doctest: +SKIP
+    """
 
 
 class PrecisionRecallDisplay(_OfRuns, theirs.PrecisionRecallDisplay):
     """scikit-learn's display of precision over recall, of Dask collections, too.
 
     The level of chance is the share of the positive label's weight; scikit-learn's counts rows.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.metrics import PrecisionRecallDisplay
+    >>> clf_scores = np.array([0.1, 0.8, 0.3, 0.4, 0.9])
+    >>> y = np.array([0, 1, 1, 0, 1])
+    >>> display = PrecisionRecallDisplay.from_predictions(y, clf_scores)  # doctest: +SKIP
     """
 
     @classmethod
@@ -233,7 +259,15 @@ class PrecisionRecallDisplay(_OfRuns, theirs.PrecisionRecallDisplay):
 
 
 class ConfusionMatrixDisplay(theirs.ConfusionMatrixDisplay):
-    """scikit-learn's display of pairs of true and predicted labels, of Dask collections, too."""
+    """scikit-learn's display of pairs of true and predicted labels, of Dask collections, too.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.metrics import ConfusionMatrixDisplay
+    >>> y_true, y_pred = np.array([0, 1, 1]), np.array([0, 1, 0])
+    >>> display = ConfusionMatrixDisplay.from_predictions(y_true, y_pred)  # doctest: +SKIP
+    """
 
     @classmethod
     def from_estimator(

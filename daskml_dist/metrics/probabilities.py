@@ -77,6 +77,15 @@ def log_loss(
     InvalidDataError
         The columns cannot be aligned, hold NaN, or probabilities outside [0, 1]; there are other
         labels than `y_proba` has columns; the weights sum to zero.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.metrics import log_loss
+    >>> y_true = np.array([0, 1, 1, 0, 1])
+    >>> scores = np.array([0.1, 0.8, 0.3, 0.4, 0.9])
+    >>> round(float(log_loss(y_true, scores)), 4)
+    0.4297
     """
     y_proba = _named_anew(y_proba, y_pred)
     classes = None if labels is None else unique_classes(labels)
@@ -226,6 +235,15 @@ def brier_score_loss(
         `labels` has fewer than two, or `scale_by_half` is no bool.
     InvalidDataError
         As :func:`log_loss`; the labels are strings and `pos_label` is not given.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.metrics import brier_score_loss
+    >>> y_true = np.array([0, 1, 1, 0, 1])
+    >>> scores = np.array([0.1, 0.8, 0.3, 0.4, 0.9])
+    >>> round(float(brier_score_loss(y_true, scores)), 4)
+    0.142
     """
     metric, options = sklearn.metrics.brier_score_loss, {"pos_label": pos_label}
     more = {"labels": labels, "scale_by_half": scale_by_half}

@@ -123,6 +123,15 @@ def roc_auc_score(
     at the upper end of its bin and every negative one at the lower, and the other way round. As a
     bin has about ``1 / max_thresholds`` of either label, it is about
     ``levels / max_thresholds``, levels being how often runs were merged (each time up to 16).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.metrics import roc_auc_score
+    >>> y_true = np.array([0, 1, 1, 0, 1])
+    >>> scores = np.array([0.1, 0.8, 0.3, 0.4, 0.9])
+    >>> round(float(roc_auc_score(y_true, scores)), 4)
+    0.8333
     """
     check_limit(max_thresholds)
     if not is_lazy(y_true, y_score, sample_weight):
@@ -213,6 +222,15 @@ def average_precision_score(
     from being counted together: at most the sum over bins of p * p / P, where p is the share of
     the positive weight in the bin and P that in the bin and above. All in all it is about
     ``20 / max_thresholds``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.metrics import average_precision_score
+    >>> y_true = np.array([0, 1, 1, 0, 1])
+    >>> scores = np.array([0.1, 0.8, 0.3, 0.4, 0.9])
+    >>> round(float(average_precision_score(y_true, scores)), 4)
+    0.9167
     """
     check_limit(max_thresholds)
     if not is_lazy(y_true, y_score, sample_weight):

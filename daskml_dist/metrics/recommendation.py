@@ -55,6 +55,17 @@ def precision_at_k(
     ------
     InvalidParameterError, InvalidDataError
         `k` is no number of items; a frame lacks a column; nothing is held out.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> from daskml_dist.metrics import precision_at_k
+    >>> held_out = pd.DataFrame({'user': [1, 1, 2], 'item': [10, 11, 12]})
+    >>> recommended = pd.DataFrame(
+    ...     {'user': [1, 1, 2, 2], 'item': [10, 12, 11, 12], 'score': [0.9, 0.4, 0.8, 0.3]}
+    ... )
+    >>> round(float(precision_at_k(held_out, recommended, k=2)), 4)
+    0.5
     """
     return _mean(precisions, held_out, recommended, k, (user_col, item_col, score_col))
 
@@ -92,6 +103,17 @@ def ndcg_at_k(
     ----------
     K. Jarvelin and J. Kekalainen, "Cumulated gain-based evaluation of IR techniques", ACM
     Transactions on Information Systems 20(4), 2002.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> from daskml_dist.metrics import ndcg_at_k
+    >>> held_out = pd.DataFrame({'user': [1, 1, 2], 'item': [10, 11, 12]})
+    >>> recommended = pd.DataFrame(
+    ...     {'user': [1, 1, 2, 2], 'item': [10, 12, 11, 12], 'score': [0.9, 0.4, 0.8, 0.3]}
+    ... )
+    >>> round(float(ndcg_at_k(held_out, recommended, k=2)), 4)
+    0.622
     """
     return _mean(gains, held_out, recommended, k, (user_col, item_col, score_col))
 

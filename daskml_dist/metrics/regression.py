@@ -74,6 +74,15 @@ def mean_squared_error(
         `multioutput` is no such word, and no weight for each target.
     InvalidDataError
         The columns cannot be aligned, or hold NaN or infinity; the weights sum to zero.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.metrics import mean_squared_error
+    >>> y_true = np.array([1.0, 2.0, 4.0])
+    >>> y_pred = np.array([1.5, 2.0, 3.0])
+    >>> round(float(mean_squared_error(y_true, y_pred)), 4)
+    0.4167
     """
     metric = theirs.mean_squared_error
     return _mean(metric, _squares, y_true, y_pred, sample_weight, multioutput, compute)
@@ -93,6 +102,15 @@ def root_mean_squared_error(
     -------
     float, or ndarray of float64 of shape (n_targets,)
         The roots are averaged, not the squares.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.metrics import root_mean_squared_error
+    >>> y_true = np.array([1.0, 2.0, 4.0])
+    >>> y_pred = np.array([1.5, 2.0, 3.0])
+    >>> round(float(root_mean_squared_error(y_true, y_pred)), 4)
+    0.6455
     """
     metric = theirs.root_mean_squared_error
     return _mean(metric, _squares, y_true, y_pred, sample_weight, multioutput, compute, np.sqrt)
@@ -111,6 +129,15 @@ def mean_absolute_error(
     Returns
     -------
     float, or ndarray of float64 of shape (n_targets,)
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.metrics import mean_absolute_error
+    >>> y_true = np.array([1.0, 2.0, 4.0])
+    >>> y_pred = np.array([1.5, 2.0, 3.0])
+    >>> round(float(mean_absolute_error(y_true, y_pred)), 4)
+    0.5
     """
     metric = theirs.mean_absolute_error
     return _mean(metric, _sizes, y_true, y_pred, sample_weight, multioutput, compute)
@@ -152,6 +179,15 @@ def r2_score(
     ------
     InvalidParameterError, InvalidDataError
         As :func:`mean_squared_error`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.metrics import r2_score
+    >>> y_true = np.array([1.0, 2.0, 4.0])
+    >>> y_pred = np.array([1.5, 2.0, 3.0])
+    >>> round(float(r2_score(y_true, y_pred)), 4)
+    0.7321
     """
     options = {"multioutput": multioutput, "force_finite": force_finite}
     if not is_lazy(y_true, y_pred, sample_weight):
@@ -176,6 +212,15 @@ def explained_variance_score(
     Returns
     -------
     float, or ndarray of float64 of shape (n_targets,)
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.metrics import explained_variance_score
+    >>> y_true = np.array([1.0, 2.0, 4.0])
+    >>> y_pred = np.array([1.5, 2.0, 3.0])
+    >>> round(float(explained_variance_score(y_true, y_pred)), 4)
+    0.75
     """
     options = {"multioutput": multioutput, "force_finite": force_finite}
     if not is_lazy(y_true, y_pred, sample_weight):

@@ -283,6 +283,12 @@ def get_scorer_names() -> list[str]:
     -------
     list of str
         Some of them score rows in memory alone, and say so.
+
+    Examples
+    --------
+    >>> from daskml_dist.metrics import get_scorer_names
+    >>> 'roc_auc' in get_scorer_names()
+    True
     """
     return sorted(sklearn.metrics.get_scorer_names())
 
@@ -318,6 +324,18 @@ def make_scorer(
     ------
     InvalidParameterError
         There is no such method.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.metrics import make_scorer
+    >>> from daskml_dist.linear_model import LinearRegression
+    >>> from daskml_dist.metrics import mean_absolute_error
+    >>> scorer = make_scorer(mean_absolute_error, greater_is_better=False)
+    >>> X = np.arange(8.0).reshape(-1, 1)
+    >>> model = LinearRegression().fit(X, X[:, 0])
+    >>> round(float(scorer(model, X, X[:, 0] + 1.0)), 4)
+    -1.0
     """
     made = called(
         sklearn.metrics.make_scorer,
@@ -347,6 +365,16 @@ def get_scorer(scoring: str | Callable[..., Any]) -> Callable[..., Any]:
     ------
     InvalidParameterError
         There is no such name.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.metrics import get_scorer
+    >>> from daskml_dist.linear_model import LinearRegression
+    >>> X = np.arange(8.0).reshape(-1, 1)
+    >>> model = LinearRegression().fit(X, 2.0 * X[:, 0])
+    >>> round(float(get_scorer('r2')(model, X, 2.0 * X[:, 0])), 6)
+    1.0
     """
     if not isinstance(scoring, str):
         theirs = isinstance(scoring, _Theirs) and not isinstance(scoring, Scorer)

@@ -75,8 +75,20 @@ def cross_validate(
     Raises
     ------
     InvalidParameterError, InvalidDataError
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.model_selection import cross_validate
+    >>> from daskml_dist.linear_model import LogisticRegression
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(60, 2))
+    >>> y = (X[:, 0] > 0).astype(int)
+    >>> scores = cross_validate(LogisticRegression(), X, y, cv=3, scoring=['accuracy', 'roc_auc'])
+    >>> sorted(scores)
+    ['fit_time', 'score_time', 'test_accuracy', 'test_roc_auc']
     """
-    X, y, groups, fit_params = beside(X, y, groups, params)
+    y, groups, fit_params = beside(X, y, groups, params)
     if not any(map(is_dask, (X, y, groups, *fit_params.values()))):
         found: dict[str, Any] = model_selection.cross_validate(
             estimator, X, y, groups=groups, scoring=scoring, cv=cv, n_jobs=n_jobs,
@@ -149,6 +161,17 @@ def cross_val_score(
     Raises
     ------
     InvalidParameterError, InvalidDataError
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.model_selection import cross_val_score
+    >>> from daskml_dist.linear_model import LogisticRegression
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(60, 2))
+    >>> y = (X[:, 0] > 0).astype(int)
+    >>> cross_val_score(LogisticRegression(), X, y, cv=3).shape
+    (3,)
     """
     if scoring is not None and not isinstance(scoring, str) and not callable(scoring):
         raise InvalidParameterError(
@@ -196,8 +219,19 @@ def cross_val_predict(
         Splits are no partition of the rows; told when the rows are computed.
     InvalidDataError
         A fit has met two labels of several, and is asked for its decision function.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.model_selection import cross_val_predict
+    >>> from daskml_dist.linear_model import LogisticRegression
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(60, 2))
+    >>> y = (X[:, 0] > 0).astype(int)
+    >>> cross_val_predict(LogisticRegression(), X, y, cv=3).shape
+    (60,)
     """
-    X, y, groups, fit_params = beside(X, y, groups, params)
+    y, groups, fit_params = beside(X, y, groups, params)
     if not any(map(is_dask, (X, y, groups, *fit_params.values()))):
         return model_selection.cross_val_predict(
             estimator, X, y, groups=groups, cv=cv, n_jobs=n_jobs, verbose=verbose,

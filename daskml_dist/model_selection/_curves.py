@@ -65,8 +65,22 @@ def validation_curve(
     Raises
     ------
     InvalidParameterError, InvalidDataError
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.model_selection import validation_curve
+    >>> from daskml_dist.linear_model import LogisticRegression
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(60, 2))
+    >>> y = (X[:, 0] > 0).astype(int)
+    >>> train, test = validation_curve(
+    ...     LogisticRegression(), X, y, param_name='C', param_range=[0.1, 10.0], cv=3
+    ... )
+    >>> test.shape
+    (2, 3)
     """
-    X, y, groups, fit_params = beside(X, y, groups, params)
+    y, groups, fit_params = beside(X, y, groups, params)
     if isinstance(param_range, str) or not isinstance(param_range, Iterable):
         raise InvalidParameterError(
             f"param_range={param_range!r}: give a sequence of the values of {param_name}."
@@ -140,8 +154,21 @@ def learning_curve(
     Raises
     ------
     InvalidParameterError, InvalidDataError
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.model_selection import learning_curve
+    >>> from daskml_dist.linear_model import LogisticRegression
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(60, 2))
+    >>> y = (X[:, 0] > 0).astype(int)
+    >>> clf = LogisticRegression()
+    >>> sizes, train, test = learning_curve(clf, X, y, cv=3, train_sizes=[0.5, 1.0])
+    >>> sizes.tolist(), test.shape
+    ([20, 40], (2, 3))
     """
-    X, y, groups, fit_params = beside(X, y, groups, params)
+    y, groups, fit_params = beside(X, y, groups, params)
     lazy = any(map(is_dask, (X, y, groups, *fit_params.values())))
     if exploit_incremental_learning and lazy:
         raise InvalidParameterError(

@@ -16,7 +16,6 @@ from sklearn import model_selection  # isort: skip
 from sklearn.base import is_classifier
 
 from daskml_dist._checks import check_number, taking_client
-from daskml_dist.data.foreign import convert_foreign
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.works import tell, tell_rung
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
@@ -65,7 +64,6 @@ class HalvingOnDask(SearchOnDask):
         ------
         InvalidParameterError, InvalidDataError
         """
-        X, y, groups = convert_foreign(X, y, groups)
         lazy = any(map(is_dask, (X, y, groups, *params.values())))
         if lazy or self._stacks():
             self._check_halving(y)
@@ -216,6 +214,20 @@ refit_time_, multimetric_
         scikit-learn's; ``cv_results_`` has columns ``iter`` and ``n_resources``.
     stacks_ : int
         Rungs that were one fit each; absent where none was.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.model_selection import HalvingGridSearchCV
+    >>> from daskml_dist.linear_model import LogisticRegression
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(60, 2))
+    >>> y = (X[:, 0] > 0).astype(int)
+    >>> search = HalvingGridSearchCV(
+    ...     LogisticRegression(), {'C': [0.01, 1.0, 100.0]}, cv=2, min_resources=20, random_state=0
+    ... )
+    >>> search.fit(X, y).n_resources_
+    [20, 60]
     """
 
     def _candidates(self) -> Candidates:
@@ -242,6 +254,21 @@ refit_time_, multimetric_
         scikit-learn's; ``cv_results_`` has columns ``iter`` and ``n_resources``.
     stacks_ : int
         Rungs that were one fit each; absent where none was.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.model_selection import HalvingRandomSearchCV
+    >>> from daskml_dist.linear_model import LogisticRegression
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(60, 2))
+    >>> y = (X[:, 0] > 0).astype(int)
+    >>> search = HalvingRandomSearchCV(
+    ...     LogisticRegression(), {'C': [0.01, 1.0, 100.0]}, n_candidates=3, cv=2, min_resources=20,
+    ...     random_state=0,
+    ... )
+    >>> search.fit(X, y).n_resources_
+    [20, 60]
     """
 
     def _check_halving(self, y: Any) -> None:

@@ -57,6 +57,12 @@ class LearningRates:
         Name of the estimator's parameter that takes it.
     batch_size, n_rows : int
         Rows of a step, as in a fit to all rows, and of the sample.
+
+    Examples
+    --------
+    >>> from daskml_dist.model_selection import learning_rate_range
+    >>> found = learning_rate_range(clf, X, y)  # doctest: +SKIP
+    >>> found.suggestion  # doctest: +SKIP
     """
 
     rates: NDArray[np.float64]

@@ -79,7 +79,7 @@ class SearchOnDask(TellsErrors, NamedParameters, Exported):
         ------
         InvalidParameterError, InvalidDataError
         """
-        X, y, groups, params = beside(X, y, groups, params)
+        y, groups, params = beside(X, y, groups, params)
         lazy = any(map(is_dask, (X, y, groups, *params.values())))
         asks = self._has_peer and (is_routed(params) or has_sklearns_callbacks(self))
         if not lazy and (asks or not self._stacks()):
@@ -280,6 +280,20 @@ class GridSearchCV(SearchOnDask, model_selection.GridSearchCV):
     cv_results_, best_estimator_, best_score_, best_params_, best_index_, scorer_, n_splits_, \
 refit_time_, multimetric_
         scikit-learn's.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.model_selection import GridSearchCV
+    >>> from daskml_dist.linear_model import LogisticRegression
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(60, 2))
+    >>> y = (X[:, 0] > 0).astype(int)
+    >>> search = GridSearchCV(LogisticRegression(), {'C': [0.01, 1.0, 100.0]}, cv=3).fit(X, y)
+    >>> search.best_params_
+    {'C': 1.0}
+    >>> round(float(search.best_score_), 2)
+    0.97
     """
 
     def _candidates(self) -> Candidates:
@@ -300,6 +314,20 @@ return_train_score
     cv_results_, best_estimator_, best_score_, best_params_, best_index_, scorer_, n_splits_, \
 refit_time_, multimetric_
         scikit-learn's.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.model_selection import RandomizedSearchCV
+    >>> from daskml_dist.linear_model import LogisticRegression
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(60, 2))
+    >>> y = (X[:, 0] > 0).astype(int)
+    >>> search = RandomizedSearchCV(
+    ...     LogisticRegression(), {'C': [0.01, 1.0, 100.0]}, n_iter=2, cv=3, random_state=0
+    ... )
+    >>> len(search.fit(X, y).cv_results_['params'])
+    2
     """
 
     def _candidates(self) -> Candidates:

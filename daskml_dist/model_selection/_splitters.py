@@ -18,7 +18,6 @@ from sklearn.utils import check_random_state
 
 from daskml_dist._theirs import TellsErrors, telling_errors
 from daskml_dist.data.collection import Collection, as_collection, take_columns
-from daskml_dist.data.foreign import convert_foreign
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.names import NamedParameters
@@ -76,7 +75,6 @@ class OnDask(TellsErrors, NamedParameters):
         InvalidDataError
             There are fewer rows (of a label, groups) than splits.
         """
-        X, y, groups = convert_foreign(X, y, groups)
         rows_of_X = X
         if isinstance(y, str):
             rows_of_X, y, _ = take_columns(X, y, None)
@@ -134,6 +132,14 @@ class KFold(OnDask, model_selection.KFold):
 
     Parameters are scikit-learn's. Rows of Dask collections are shuffled within their blocks and
     dealt out in turn, so that every fold has rows of every block, and as many of all as it should.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.model_selection import KFold
+    >>> X, y = np.zeros((6, 1)), np.array([0, 0, 0, 1, 1, 1])
+    >>> [test.tolist() for _, test in KFold(n_splits=2).split(X, y)]
+    [[0, 1, 2], [3, 4, 5]]
     """
 
     def _plan(self, columns: Collection) -> tuple[Codes, Roles]:
@@ -154,6 +160,14 @@ class StratifiedKFold(OnDask, model_selection.StratifiedKFold):
 
     Parameters are scikit-learn's, and so are the folds unless rows are shuffled. The labels of a
     Dask collection are counted in one pass.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.model_selection import StratifiedKFold
+    >>> X, y = np.zeros((6, 1)), np.array([0, 0, 0, 1, 1, 1])
+    >>> [test.tolist() for _, test in StratifiedKFold(n_splits=2).split(X, y)]
+    [[0, 1, 3], [2, 4, 5]]
     """
 
     _column = "y"
@@ -181,6 +195,14 @@ class GroupKFold(OnDask, model_selection.GroupKFold):
     Parameters are scikit-learn's, and so are the folds, shuffled or not: the largest groups go
     first, each to the fold that has the fewest rows. The groups of a Dask collection are counted in
     one pass.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.model_selection import GroupKFold
+    >>> X, groups = np.zeros((6, 1)), np.array([0, 0, 1, 1, 2, 2])
+    >>> sorted(test.tolist() for _, test in GroupKFold(n_splits=3).split(X, groups=groups))
+    [[0, 1], [2, 3], [4, 5]]
     """
 
     _column = "groups"
@@ -212,6 +234,14 @@ class TimeSeriesSplit(OnDask, model_selection.TimeSeriesSplit):
 
     Parameters are scikit-learn's, and so are the splits; rows of a Dask collection are in the
     order of its blocks.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.model_selection import TimeSeriesSplit
+    >>> X, y = np.zeros((6, 1)), np.array([0, 0, 0, 1, 1, 1])
+    >>> [test.tolist() for _, test in TimeSeriesSplit(n_splits=2).split(X, y)]
+    [[2, 3], [4, 5]]
     """
 
     def _plan(self, columns: Collection) -> tuple[Codes, Roles]:
@@ -261,6 +291,15 @@ class ShuffleSplit(_Shuffles, model_selection.ShuffleSplit):
     """Splits that hold out random rows, each split others.
 
     Parameters are scikit-learn's. Of Dask collections every block gives its share of test rows.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.model_selection import ShuffleSplit
+    >>> X, y = np.zeros((6, 1)), np.array([0, 0, 0, 1, 1, 1])
+    >>> splits = list(ShuffleSplit(n_splits=3, test_size=2, random_state=0).split(X, y))
+    >>> len(splits), len(splits[0][1])
+    (3, 2)
     """
 
     def _plan(self, columns: Collection) -> tuple[Codes, Roles]:
@@ -272,6 +311,15 @@ class StratifiedShuffleSplit(_Shuffles, model_selection.StratifiedShuffleSplit):
     """Splits that hold out random rows, of each label its share.
 
     Parameters are scikit-learn's. The labels of a Dask collection are counted in one pass.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.model_selection import StratifiedShuffleSplit
+    >>> X, y = np.zeros((6, 1)), np.array([0, 0, 0, 1, 1, 1])
+    >>> splits = list(StratifiedShuffleSplit(n_splits=3, test_size=2, random_state=0).split(X, y))
+    >>> len(splits), len(splits[0][1])
+    (3, 2)
     """
 
     _column = "y"

@@ -9,7 +9,6 @@ from sklearn import model_selection
 
 from daskml_dist._theirs import telling_errors
 from daskml_dist.data.collection import as_collection, take_columns
-from daskml_dist.data.foreign import convert_foreign
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.model_selection._codes import ByRange
@@ -58,8 +57,18 @@ def train_test_split(
     Raises
     ------
     InvalidParameterError, InvalidDataError
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.model_selection import train_test_split
+    >>> X, y = np.arange(20.0).reshape(10, 2), np.arange(10) % 2
+    >>> X_train, X_test, y_train, y_test = train_test_split(
+    ...     X, y, test_size=0.2, stratify=y, random_state=0
+    ... )
+    >>> X_train.shape, y_test.tolist()
+    ((8, 2), [0, 1])
     """
-    arrays, stratify = tuple(map(convert_foreign, arrays)), convert_foreign(stratify)
     if isinstance(stratify, str) and arrays:
         _, stratify, _ = take_columns(arrays[0], stratify, None)
     if not any(map(is_dask, (*arrays, stratify))):

@@ -37,6 +37,12 @@ class Part:
     additive : bool, default=False
         Whether it is a sum over the rows of all steps (counts). Its "gradient" is minus what the
         rows add; every policy takes the sum of that, with neither penalty nor learning rate.
+
+    Examples
+    --------
+    >>> from daskml_dist.models import Part
+    >>> Part('weights', (3,)).penalised
+    True
     """
 
     name: str
@@ -61,6 +67,12 @@ class Parameters:
     ------
     InvalidParameterError
         Two parts of one name, or a part that is not whole rows.
+
+    Examples
+    --------
+    >>> from daskml_dist.models import Parameters, Part
+    >>> Parameters((Part('weights', (3,)), Part('bias', (1,)))).shape
+    (4, 1)
     """
 
     parts: tuple[Part, ...]
@@ -139,6 +151,13 @@ class BatchRows:
         What a statistic remembers of each row between rounds.
     places : ndarray of int of shape (n,), or None
         Places of the rows, counted from `first`, where they are some of neighbours.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.models import BatchRows
+    >>> BatchRows(np.zeros((2, 3)), np.zeros(2)).X.shape
+    (2, 3)
     """
 
     __slots__ = ("X", "block", "first", "key", "places", "state", "weight", "y")

@@ -24,6 +24,14 @@ def distinct(numbers: Sequence[NDArray[Any]]) -> tuple[NDArray[np.int64], list[N
     index : ndarray of int64 of shape (n_distinct,)
     places : list of ndarray of int
         Of the shapes of the arrays: ``index[places[i]]`` is ``numbers[i]``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.models import distinct
+    >>> numbers, places = distinct([np.array([5, 2]), np.array([2, 9])])
+    >>> numbers.tolist(), [place.tolist() for place in places]
+    ([2, 5, 9], [[1, 0], [0, 2]])
     """
     from daskml_dist.backends import pair_kernels  # loads numba
 

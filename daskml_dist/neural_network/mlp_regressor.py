@@ -120,8 +120,8 @@ class MLPRegressor(NetworkRegressor, BaseMLP):
     >>> from daskml_dist.neural_network import MLPRegressor
     >>> X = np.random.default_rng(0).normal(size=(500, 2))
     >>> y = np.tanh(X[:, 0]) * X[:, 1]
-    >>> reg = MLPRegressor((32,), learning_rate_init=0.01, random_state=0).fit(X, y)
-    >>> reg.score(X, y) > 0.9
+    >>> reg = MLPRegressor(hidden_layer_sizes=(32,), learning_rate_init=0.01, random_state=0)
+    >>> reg.fit(X, y).score(X, y) > 0.9
     True
     """
 

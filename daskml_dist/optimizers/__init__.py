@@ -45,6 +45,12 @@ def get_optimizer(optimizer: str | Optimizer) -> Optimizer:
     ------
     InvalidParameterError
         For an unknown name.
+
+    Examples
+    --------
+    >>> from daskml_dist.optimizers import get_optimizer
+    >>> get_optimizer('adam').name
+    'adam'
     """
     if isinstance(optimizer, Optimizer):
         return optimizer

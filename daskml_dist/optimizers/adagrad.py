@@ -28,6 +28,14 @@ class Adagrad(Optimizer):
         Added to the root, against division by zero.
     initial_accumulator : float, default=0.0
         Sum to start from; larger is slower at first.
+
+    Examples
+    --------
+    >>> from daskml_dist.optimizers import Adagrad
+    >>> from daskml_dist.linear_model import SGDClassifier
+    >>> clf = SGDClassifier(optimizer=Adagrad())
+    >>> clf.optimizer.name
+    'adagrad'
     """
 
     name = "adagrad"
@@ -85,6 +93,14 @@ class NAG(Optimizer):
     resumed fit has the same ones.
 
     Without scales (plain arrays of ones) it is Adagrad.
+
+    Examples
+    --------
+    >>> from daskml_dist.optimizers import NAG
+    >>> from daskml_dist.linear_model import SGDClassifier
+    >>> clf = SGDClassifier(optimizer=NAG())
+    >>> clf.optimizer.name
+    'nag'
     """
 
     name = "nag"

@@ -27,6 +27,14 @@ class Adam(Optimizer):
         Decay of the first and second moment, from 0 up to, not including, 1.
     epsilon : float, default=1e-8
         Added to the root, against division by zero.
+
+    Examples
+    --------
+    >>> from daskml_dist.optimizers import Adam
+    >>> from daskml_dist.linear_model import SGDClassifier
+    >>> clf = SGDClassifier(optimizer=Adam())
+    >>> clf.optimizer.name
+    'adam'
     """
 
     name = "adam"
@@ -68,6 +76,14 @@ class AdamW(Adam):
         Added to the root, against division by zero.
     weight_decay : float, default=1e-2
         Each step shrinks `w` by the factor ``1 - lr * weight_decay``.
+
+    Examples
+    --------
+    >>> from daskml_dist.optimizers import AdamW
+    >>> from daskml_dist.linear_model import SGDClassifier
+    >>> clf = SGDClassifier(optimizer=AdamW())
+    >>> clf.optimizer.name
+    'adamw'
     """
 
     name = "adamw"

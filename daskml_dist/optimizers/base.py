@@ -61,6 +61,12 @@ class Optimizer(NamedParameters):
     single_rows : bool
         Whether rows may be steps of their own, by threads that race: a parameter that a row does
         not touch stays, and whatever state is lost, no step is longer than from a new state.
+
+    Examples
+    --------
+    >>> from daskml_dist.optimizers import Optimizer, get_optimizer
+    >>> isinstance(get_optimizer('sgd'), Optimizer)
+    True
     """
 
     name: ClassVar[str]

@@ -29,6 +29,14 @@ class FTRL(Optimizer):
     ----------
     beta : float, default=1.0
         Larger is slower at first.
+
+    Examples
+    --------
+    >>> from daskml_dist.optimizers import FTRL
+    >>> from daskml_dist.linear_model import SGDClassifier
+    >>> clf = SGDClassifier(optimizer=FTRL())
+    >>> clf.optimizer.name
+    'ftrl'
     """
 
     name = "ftrl"

@@ -21,6 +21,12 @@ class GroupOptions(NamedParameters):
     penalty : Penalty or None
     rate : float, default=1.0
         Factor on the learning rate; 0 freezes the parts.
+
+    Examples
+    --------
+    >>> from daskml_dist.optimizers import Adam, GroupOptions
+    >>> GroupOptions(optimizer=Adam(), rate=0.1).rate
+    0.1
     """
 
     optimizer: Optimizer | None = None

@@ -15,7 +15,16 @@ __all__ = ["SGD", "Momentum", "Nesterov"]
 
 @dataclass(frozen=True)
 class SGD(Optimizer):
-    """Stochastic gradient descent (Robbins and Monro 1951)."""
+    """Stochastic gradient descent (Robbins and Monro 1951).
+
+    Examples
+    --------
+    >>> from daskml_dist.optimizers import SGD
+    >>> from daskml_dist.linear_model import SGDClassifier
+    >>> clf = SGDClassifier(optimizer=SGD())
+    >>> clf.optimizer.name
+    'sgd'
+    """
 
     name = "sgd"
     default_learning_rate = 0.01
@@ -40,6 +49,14 @@ class Momentum(Optimizer):
     ----------
     momentum : float, default=0.9
         From 0 up to, not including, 1.
+
+    Examples
+    --------
+    >>> from daskml_dist.optimizers import Momentum
+    >>> from daskml_dist.linear_model import SGDClassifier
+    >>> clf = SGDClassifier(optimizer=Momentum())
+    >>> clf.optimizer.name
+    'momentum'
     """
 
     name = "momentum"
@@ -73,6 +90,14 @@ class Nesterov(Momentum):
     ----------
     momentum : float, default=0.9
         From 0 up to, not including, 1.
+
+    Examples
+    --------
+    >>> from daskml_dist.optimizers import Nesterov
+    >>> from daskml_dist.linear_model import SGDClassifier
+    >>> clf = SGDClassifier(optimizer=Nesterov())
+    >>> clf.optimizer.name
+    'nesterov'
     """
 
     name = "nesterov"

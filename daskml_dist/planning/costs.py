@@ -31,6 +31,13 @@ class Work:
         Times in a pass that those who compute side by side wait for each other.
     message : float, default=0.0
         Bytes that each of them sends, and gets, at a meeting.
+
+    Examples
+    --------
+    >>> from daskml_dist.planning import Costs, Work
+    >>> costs = Costs({'fit': 0.01, 'row': 1e-8})
+    >>> round(costs.seconds(Work({'fit': 1.0}, {'row': 1e6}, passes=5.0), 'sync'), 4)
+    0.06
     """
 
     setup: Counts
@@ -54,6 +61,13 @@ class Costs:
         Passes that fits of made-up rows took until they settled; 0: nobody knows.
     steps : mapping of str to float
         Seconds of a step under other policies, by their names.
+
+    Examples
+    --------
+    >>> from daskml_dist.planning import Costs, Work
+    >>> costs = Costs({'fit': 0.01, 'row': 1e-8})
+    >>> round(costs.seconds(Work({'fit': 1.0}, {'row': 1e6}, passes=5.0), 'sync'), 4)
+    0.06
     """
 
     values: Mapping[str, float]

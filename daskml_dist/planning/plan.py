@@ -43,6 +43,12 @@ class Choice:
     own : bool
         Whether the policy is the estimator's.
     client : distributed.Client or None
+
+    Examples
+    --------
+    >>> from daskml_dist.linear_model import SGDClassifier
+    >>> plan = SGDClassifier().plan(X, y)  # doctest: +SKIP
+    >>> plan.best.fit(X, y)  # doctest: +SKIP
     """
 
     estimator: Any = field(repr=False)
@@ -106,6 +112,12 @@ class Plan:
         Reason of the advice.
     notes : tuple of str
         What the figures leave out, and warnings of memory.
+
+    Examples
+    --------
+    >>> from daskml_dist.linear_model import SGDClassifier
+    >>> plan = SGDClassifier().plan(X, y)  # doctest: +SKIP
+    >>> plan.best.fit(X, y)  # doctest: +SKIP
     """
 
     title: str

@@ -23,7 +23,14 @@ logger = logging.getLogger(__name__)
 
 
 class Planned:
-    """Estimator whose fits can be planned, where there is a cost model of their kind."""
+    """Estimator whose fits can be planned, where there is a cost model of their kind.
+
+    Examples
+    --------
+    >>> from daskml_dist.linear_model import SGDClassifier
+    >>> plan = SGDClassifier().plan(X, y)  # doctest: +SKIP
+    >>> plan.best.fit(X, y)  # doctest: +SKIP
+    """
 
     def plan(self, X: Any, y: Any = None, *, client: Any = None) -> Plan:
         """Tell where :meth:`fit` had better run, and what it will take at each place.

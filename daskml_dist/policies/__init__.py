@@ -60,6 +60,13 @@ class Synchronous(Policy):
     ----------
     L. G. Valiant, "A bridging model for parallel computation", CACM 1990 (BSP).
     J. Chen et al., "Revisiting Distributed Synchronous SGD", 2016 (backup workers).
+
+    Examples
+    --------
+    >>> from daskml_dist.policies import Synchronous
+    >>> from daskml_dist.linear_model import SGDClassifier
+    >>> SGDClassifier(policy=Synchronous(backup_workers=1)).policy
+    Synchronous(backup_workers=1)
     """
 
     name = "sync"
@@ -93,6 +100,13 @@ class AllReduce(Policy):
     References
     ----------
     A. Sergeev and M. Del Balso, "Horovod", 2018. S. Li et al., "PyTorch Distributed", VLDB 2020.
+
+    Examples
+    --------
+    >>> from daskml_dist.policies import AllReduce
+    >>> from daskml_dist.linear_model import SGDClassifier
+    >>> SGDClassifier(policy=AllReduce()).policy
+    AllReduce()
     """
 
     name = "allreduce"
@@ -126,6 +140,13 @@ class BoundedStaleness(Policy):
     Q. Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter
     Server", NIPS 2013. M. Li et al., "Scaling Distributed Machine Learning with the Parameter
     Server", OSDI 2014 (bounded delay).
+
+    Examples
+    --------
+    >>> from daskml_dist.policies import BoundedStaleness
+    >>> from daskml_dist.linear_model import SGDClassifier
+    >>> SGDClassifier(policy=BoundedStaleness(staleness=8)).policy
+    BoundedStaleness(staleness=8)
     """
 
     name = "ssp"
@@ -163,6 +184,13 @@ class Asynchronous(Policy):
     References
     ----------
     J. Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012.
+
+    Examples
+    --------
+    >>> from daskml_dist.policies import Asynchronous
+    >>> from daskml_dist.linear_model import SGDClassifier
+    >>> SGDClassifier(policy=Asynchronous(push_every=4, pull_every=4)).policy
+    Asynchronous(push_every=4, pull_every=4)
     """
 
     name = "async"
@@ -199,6 +227,13 @@ class LocalSGD(Policy):
     ----------
     P. Moritz et al., "SparkNet: Training Deep Networks in Spark", ICLR 2016.
     A. Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023.
+
+    Examples
+    --------
+    >>> from daskml_dist.policies import LocalSGD
+    >>> from daskml_dist.linear_model import SGDClassifier
+    >>> SGDClassifier(policy=LocalSGD(sync_every=64)).policy
+    LocalSGD(sync_every=64, outer_rate=1.0, outer_momentum=0.0)
     """
 
     name = "local"
@@ -225,6 +260,13 @@ class ModelAveraging(Policy):
     References
     ----------
     M. Zinkevich et al., "Parallelized Stochastic Gradient Descent", NIPS 2010.
+
+    Examples
+    --------
+    >>> from daskml_dist.policies import ModelAveraging
+    >>> from daskml_dist.linear_model import SGDClassifier
+    >>> SGDClassifier(policy=ModelAveraging()).policy
+    ModelAveraging()
     """
 
     name = "average"
@@ -245,6 +287,13 @@ class Hogwild(Policy):
     References
     ----------
     B. Recht et al., "HOGWILD!", NIPS 2011. C. Noel and S. Osindero, "Dogwild!", 2014.
+
+    Examples
+    --------
+    >>> from daskml_dist.policies import Hogwild
+    >>> from daskml_dist.linear_model import SGDClassifier
+    >>> SGDClassifier(policy=Hogwild()).policy
+    Hogwild()
     """
 
     name = "hogwild"
@@ -304,6 +353,12 @@ def get_policy(policy: str | Policy) -> Policy:
     ------
     InvalidParameterError
         For anything else; the message lists the valid names.
+
+    Examples
+    --------
+    >>> from daskml_dist.policies import get_policy
+    >>> get_policy('ssp')
+    BoundedStaleness(staleness=4)
     """
     if isinstance(policy, Policy):
         return policy

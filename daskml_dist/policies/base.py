@@ -20,7 +20,15 @@ _CADENCE = {"push_every": 1, "pull_every": 1, "average_every": 0, "meet_every": 
 
 
 class Consistency(Protocol):
-    """Part of a policy that servers and recovery ask for; other work than steps has it too."""
+    """Part of a policy that servers and recovery ask for; other work than steps has it too.
+
+    Examples
+    --------
+    >>> from daskml_dist.policies import Consistency, get_policy
+    >>> gate = get_policy('sync').gate([0, 1])
+    >>> type(gate).__name__
+    'RoundGate'
+    """
 
     @property
     def loop(self) -> str: ...
@@ -65,6 +73,13 @@ class Policy(NamedParameters):
         way between them.
     outer_momentum : float, default=0.0
         ``"replicas"``: Nesterov's momentum of these steps (DiLoCo, Douillard et al. 2023).
+
+    Examples
+    --------
+    >>> from daskml_dist.policies import Policy, get_policy
+    >>> gate = get_policy('sync').gate([0, 1])
+    >>> type(gate).__name__
+    'RoundGate'
     """
 
     name: ClassVar[str]

@@ -21,6 +21,13 @@ class Gate(ABC):
         The lanes that take part from the start.
     clock : int, default=0
         The clock at which they start.
+
+    Examples
+    --------
+    >>> from daskml_dist.policies import Gate, get_policy
+    >>> gate = get_policy('sync').gate([0, 1])
+    >>> type(gate).__name__
+    'RoundGate'
     """
 
     def __init__(self, lanes: Iterable[int], clock: int = 0) -> None:
@@ -56,7 +63,15 @@ class Gate(ABC):
 
 
 class RoundGate(Gate):
-    """Rounds: a round applies once all lanes but `spare` have pushed it."""
+    """Rounds: a round applies once all lanes but `spare` have pushed it.
+
+    Examples
+    --------
+    >>> from daskml_dist.policies import RoundGate
+    >>> gate = RoundGate([0, 1])
+    >>> [gate.push(0, 1), gate.may_go(0), gate.push(1, 1), gate.may_go(0)]
+    [True, False, True, False]
+    """
 
     def __init__(self, lanes: Iterable[int], clock: int = 0, *, spare: int = 0) -> None:
         super().__init__(lanes, clock)
@@ -91,7 +106,15 @@ class RoundGate(Gate):
 
 
 class ArrivalGate(Gate):
-    """Pushes apply on arrival; a lane may lead the slowest by `staleness` clocks."""
+    """Pushes apply on arrival; a lane may lead the slowest by `staleness` clocks.
+
+    Examples
+    --------
+    >>> from daskml_dist.policies import ArrivalGate
+    >>> gate = ArrivalGate([0, 1], staleness=1)
+    >>> [gate.push(0, 1), gate.may_go(0), gate.push(0, 2), gate.may_go(0)]
+    [True, True, True, False]
+    """
 
     def __init__(
         self, lanes: Iterable[int], clock: int = 0, *, staleness: int | None = None

@@ -35,6 +35,12 @@ class Pipeline(NamedParameters):
     References
     ----------
     Y. Huang et al., "GPipe", NeurIPS 2019. D. Narayanan et al., "PipeDream", SOSP 2019 (1F1B).
+
+    Examples
+    --------
+    >>> from daskml_dist.policies import Pipeline
+    >>> Pipeline(stages=2, micro_batches=8)
+    Pipeline(stages=2, micro_batches=8)
     """
 
     stages: int = 2

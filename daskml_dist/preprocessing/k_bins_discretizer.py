@@ -15,8 +15,7 @@ from sklearn.utils import assert_all_finite
 
 from daskml_dist._transformer import BlockTransformer
 from daskml_dist.data.blocks import as_weights
-from daskml_dist.data.conversion import as_rows
-from daskml_dist.data.foreign import convert_foreign
+from daskml_dist.data.conversion import as_rows, plain_rows
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.quantiles import ColumnSketch, merge_sketches, rank_error, sketch_columns
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
@@ -62,6 +61,16 @@ class KBinsDiscretizer(BlockTransformer, preprocessing.KBinsDiscretizer):
         Largest error of a rank, as a share of the rows (Dask collections only).
     n_features_in_ : int
     feature_names_in_ : ndarray of str
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.preprocessing import KBinsDiscretizer
+    >>> X = np.array([[0.0, 10.0], [5.0, 20.0], [10.0, 60.0]])
+    >>> KBinsDiscretizer(n_bins=2, encode='ordinal', strategy='uniform').fit_transform(X)
+    array([[0., 0.],
+           [1., 0.],
+           [1., 1.]])
     """
 
     _remedy = "Fill missing values first (SimpleImputer)."
@@ -80,10 +89,9 @@ class KBinsDiscretizer(BlockTransformer, preprocessing.KBinsDiscretizer):
         -------
         self
         """
-        X, sample_weight = convert_foreign(X, sample_weight)
         if is_dask(X) or is_dask(sample_weight):
             return self._fit_lazy(X, None, sample_weight)
-        preprocessing.KBinsDiscretizer.fit(self, self._plain(X), y, sample_weight)
+        preprocessing.KBinsDiscretizer.fit(self, plain_rows(X), y, sample_weight)
         self._keep(X)
         return self
 

@@ -17,7 +17,6 @@ from daskml_dist._transformer import check_fitted
 from daskml_dist.data.collection import as_collection
 from daskml_dist.data.conversion import as_column, plain_rows, to_host
 from daskml_dist.data.distinct import distinct_rows
-from daskml_dist.data.foreign import convert_foreign
 from daskml_dist.data.lazy import is_dask, join_delayed
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import reading
@@ -43,6 +42,16 @@ class LabelEncoder(
     ----------
     classes_ : ndarray of shape (n_classes,)
         Sorted.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.preprocessing import LabelEncoder
+    >>> encoder = LabelEncoder().fit(np.array(['no', 'yes', 'no']))
+    >>> encoder.transform(np.array(['yes', 'no']))
+    array([1, 0])
+    >>> encoder.inverse_transform(np.array([1, 0])).tolist()
+    ['yes', 'no']
     """
 
     def fit(self, y: Any) -> Self:
@@ -63,7 +72,7 @@ class LabelEncoder(
         InvalidTypeError
             Labels are neither all strings nor all numbers.
         """
-        y = join_delayed(convert_foreign(y), 1)
+        y = join_delayed(y, 1)
         if not is_dask(y):
             preprocessing.LabelEncoder.fit(self, y)
             return self
@@ -98,7 +107,7 @@ class LabelEncoder(
 
     def fit_transform(self, y: Any) -> Any:
         """:meth:`fit`, and :meth:`transform` of the same labels; parameters as there."""
-        if not is_dask(y := convert_foreign(y)):
+        if not is_dask(y):
             return preprocessing.LabelEncoder.fit_transform(self, y)
         return self.fit(y).transform(y)
 
@@ -118,7 +127,7 @@ class LabelEncoder(
 
     def _map(self, method: str, y: Any, meta: NDArray[Any]) -> Any:
         check_fitted(self)
-        y = join_delayed(convert_foreign(y), 1)
+        y = join_delayed(y, 1)
         if not is_dask(y):
             return getattr(preprocessing.LabelEncoder, method)(self, y)
         return map_blocks(partial(_apply, copy.copy(self), method), _one_column(y), meta)

@@ -11,8 +11,7 @@ from sklearn.utils.sparsefuncs import min_max_axis
 
 from daskml_dist._transformer import BlockTransformer
 from daskml_dist.data.columns import check_no_infinity, column_ranges
-from daskml_dist.data.conversion import as_rows
-from daskml_dist.data.foreign import convert_foreign
+from daskml_dist.data.conversion import as_rows, plain_rows
 from daskml_dist.data.lazy import is_dask
 
 __all__ = ["MaxAbsScaler"]
@@ -31,14 +30,24 @@ class MaxAbsScaler(BlockTransformer, preprocessing.MaxAbsScaler):
     scale_, max_abs_ : ndarray of shape (n_features,)
     n_samples_seen_, n_features_in_ : int
     feature_names_in_ : ndarray of str
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.preprocessing import MaxAbsScaler
+    >>> X = np.array([[0.0, 10.0], [5.0, 20.0], [10.0, 60.0]])
+    >>> MaxAbsScaler().fit_transform(X).round(2)
+    array([[0.  , 0.17],
+           [0.5 , 0.33],
+           [1.  , 1.  ]])
     """
 
     def partial_fit(self, X: Any, y: Any = None) -> Self:
         """Go on from the last fit with more rows; parameters as in :meth:`fit`."""
         # `_finish` fits scikit-learn, which comes through here with rows in memory.
-        if is_dask(X := convert_foreign(X)):
+        if is_dask(X):
             return self._fit_more(X)
-        preprocessing.MaxAbsScaler.partial_fit(self, self._plain(X), y)
+        preprocessing.MaxAbsScaler.partial_fit(self, plain_rows(X), y)
         return self
 
     def _summary(self) -> Any:

@@ -33,4 +33,19 @@ class OneHotEncoder(CategoryTransformer, preprocessing.OneHotEncoder):
     infrequent_categories_ : list of ndarray
     n_features_in_ : int
     feature_names_in_ : ndarray of str
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> from daskml_dist.preprocessing import OneHotEncoder
+    >>> frame = pd.DataFrame({'job': ['clerk', 'nurse', 'clerk']})
+    >>> encoder = OneHotEncoder(sparse_output=False).fit(frame)
+    >>> encoder.categories_[0].tolist()
+    ['clerk', 'nurse']
+    >>> encoder.transform(frame)
+    array([[1., 0.],
+           [0., 1.],
+           [1., 0.]])
+    >>> encoder.get_feature_names_out().tolist()
+    ['job_clerk', 'job_nurse']
     """

@@ -29,4 +29,14 @@ class OrdinalEncoder(CategoryTransformer, preprocessing.OrdinalEncoder):
     infrequent_categories_ : list of ndarray
     n_features_in_ : int
     feature_names_in_ : ndarray of str
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.preprocessing import OrdinalEncoder
+    >>> X = np.array([['clerk'], ['nurse'], ['clerk']], dtype=object)
+    >>> OrdinalEncoder().fit_transform(X)
+    array([[0.],
+           [1.],
+           [0.]])
     """

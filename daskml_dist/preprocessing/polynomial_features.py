@@ -31,6 +31,13 @@ class PolynomialFeatures(BlockTransformer, preprocessing.PolynomialFeatures):
     powers_ : ndarray of int of shape (n_output_features, n_features)
     n_output_features_, n_features_in_ : int
     feature_names_in_ : ndarray of str
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.preprocessing import PolynomialFeatures
+    >>> PolynomialFeatures(degree=2).fit_transform(np.array([[2.0, 3.0]]))
+    array([[1., 2., 3., 4., 6., 9.]])
     """
 
     _remedy = "Fill missing values first (SimpleImputer)."

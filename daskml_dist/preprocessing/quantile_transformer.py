@@ -46,6 +46,16 @@ class QuantileTransformer(BlockTransformer, preprocessing.QuantileTransformer):
         Largest error of a rank, as a share of the rows (Dask collections only).
     n_features_in_ : int
     feature_names_in_ : ndarray of str
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.preprocessing import QuantileTransformer
+    >>> X = np.array([[0.0, 10.0], [5.0, 20.0], [10.0, 60.0]])
+    >>> QuantileTransformer(n_quantiles=3).fit_transform(X).round(2)
+    array([[0. , 0. ],
+           [0.5, 0.5],
+           [1. , 1. ]])
     """
 
     def _check_parameters(self) -> None:

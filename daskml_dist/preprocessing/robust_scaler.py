@@ -37,6 +37,16 @@ class RobustScaler(BlockTransformer, preprocessing.RobustScaler):
         Largest error of a rank, as a share of the rows (Dask collections only).
     n_features_in_ : int
     feature_names_in_ : ndarray of str
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.preprocessing import RobustScaler
+    >>> X = np.array([[0.0, 10.0], [5.0, 20.0], [10.0, 60.0]])
+    >>> RobustScaler().fit_transform(X).round(2)
+    array([[-1. , -0.4],
+           [ 0. ,  0. ],
+           [ 1. ,  1.6]])
     """
 
     def _summarise(self, X: Any, y: Any, sample_weight: Any) -> Any:

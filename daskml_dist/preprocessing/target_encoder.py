@@ -15,7 +15,6 @@ from sklearn.utils.multiclass import type_of_target
 
 from daskml_dist.data.collection import as_collection, take_columns
 from daskml_dist.data.conversion import as_column, plain_rows, to_host
-from daskml_dist.data.foreign import convert_foreign
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.lowering import has_one_order
 from daskml_dist.data.reduce import reduce_parts
@@ -60,6 +59,16 @@ class TargetEncoder(CategoryTransformer, preprocessing.TargetEncoder):
     ----------
     Micci-Barreca (2001), "A preprocessing scheme for high-cardinality categorical attributes in
     classification and prediction problems".
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.preprocessing import TargetEncoder
+    >>> X = np.array([['a'], ['a'], ['b'], ['b']], dtype=object)
+    >>> y = np.array([1.0, 3.0, 5.0, 7.0])
+    >>> encoder = TargetEncoder(smooth=1.0, target_type='continuous').fit(X, y)
+    >>> encoder.transform(X).round(2).ravel().tolist()
+    [2.67, 2.67, 5.33, 5.33]
     """
 
     def fit(self, X: Any, y: Any = None) -> Self:
@@ -82,7 +91,6 @@ class TargetEncoder(CategoryTransformer, preprocessing.TargetEncoder):
         InvalidParameterError
             `target_type` is "binary" and `y` has more than two values.
         """
-        X, y = convert_foreign(X, y)
         if not (is_dask(X) or is_dask(y)):
             preprocessing.TargetEncoder.fit(self, *_plain(X, y))
             self._keep(X)
@@ -107,7 +115,6 @@ class TargetEncoder(CategoryTransformer, preprocessing.TargetEncoder):
         InvalidDataError
             As :meth:`fit`; and where `X` comes out of a shuffle, in another order at each reading.
         """
-        X, y = convert_foreign(X, y)
         if not (is_dask(X) or is_dask(y)):
             found = preprocessing.TargetEncoder.fit_transform(self, *_plain(X, y), **params)
             self._keep(X)

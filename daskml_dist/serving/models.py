@@ -61,6 +61,20 @@ class Models:
     ModelFileError
         There is no such file or folder, or the one file is damaged. A damaged version in a
         registry is no error: it is logged and counted, and an older one is served.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from daskml_dist.linear_model import LogisticRegression
+    >>> from daskml_dist.serving import Models, publish
+    >>> X = np.array([[0.0], [1.0], [2.0], [3.0]])
+    >>> clf = LogisticRegression().fit(X, np.array([0, 0, 1, 1]))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     first, second = (publish(clf, folder, 'model') for _ in range(2))
+    ...     names = Models(folder).names()
+    >>> names
+    ['model']
     """
 
     def __init__(

@@ -92,6 +92,19 @@ def publish(
         The name or `keep` has no meaning, or the model neither predicts nor transforms.
     ModelFileError
         It cannot be written.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from daskml_dist.linear_model import LogisticRegression
+    >>> from daskml_dist.serving import publish
+    >>> X = np.array([[0.0], [1.0], [2.0], [3.0]])
+    >>> clf = LogisticRegression().fit(X, np.array([0, 0, 1, 1]))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     first, second = (publish(clf, folder, 'model') for _ in range(2))
+    >>> first, second
+    ('1', '2')
     """
     check_name(name)
     check_keep(keep)
@@ -136,6 +149,20 @@ def rollback(folder: Any, name: str, version: str | None = None) -> str:
         There is no such version.
     ModelFileError
         It is damaged.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from daskml_dist.linear_model import LogisticRegression
+    >>> from daskml_dist.serving import publish, rollback
+    >>> X = np.array([[0.0], [1.0], [2.0], [3.0]])
+    >>> clf = LogisticRegression().fit(X, np.array([0, 0, 1, 1]))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     first, second = (publish(clf, folder, 'model') for _ in range(2))
+    ...     now = rollback(folder, 'model')
+    >>> now
+    '1'
     """
     home = _home(folder, name)
     if version is not None:
@@ -216,6 +243,18 @@ def set_route(
         There is no such version.
     InvalidParameterError
         A weight is negative or no finite number, or all are 0.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from daskml_dist.linear_model import LogisticRegression
+    >>> from daskml_dist.serving import publish, set_route
+    >>> X = np.array([[0.0], [1.0], [2.0], [3.0]])
+    >>> clf = LogisticRegression().fit(X, np.array([0, 0, 1, 1]))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     first, second = (publish(clf, folder, 'model') for _ in range(2))
+    ...     set_route(folder, 'model', {first: 0.9, second: 0.1})
     """
     home = _home(folder, name)
     route = _checked({CURRENT: 1.0} if weights is None else weights, shadows)

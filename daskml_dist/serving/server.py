@@ -108,6 +108,11 @@ def serve(
     ServingError
         The address is taken, nothing can be served, the certificate cannot be used, the extra
         ``serve`` is not installed, or this process has threads.
+
+    Examples
+    --------
+    >>> from daskml_dist.serving import serve
+    >>> serve('models', port=8000, workers=2, watch=True)  # doctest: +SKIP
     """
     _check(port, workers, watch)
     _check_seconds(keep_alive=keep_alive, head_seconds=head_seconds, end_within=end_within)

@@ -51,6 +51,12 @@ def get_solver(name: str) -> type[PenalisedSolver]:
     ------
     InvalidParameterError
         For another name; the message lists the valid ones.
+
+    Examples
+    --------
+    >>> from daskml_dist.solvers import get_solver
+    >>> get_solver('lbfgs').__name__
+    'LBFGS'
     """
     if isinstance(name, str) and name in SOLVERS:
         return SOLVERS[name]

@@ -300,6 +300,13 @@ class Solution:
         Why it did not converge.
     extra : dict
         What else an estimator makes attributes of; ``"warnings"``: texts that the user is to see.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.solvers import Solution
+    >>> Solution(np.zeros(2), n_iter=7).n_iter
+    7
     """
 
     w: Array

@@ -105,6 +105,13 @@ class Boosting(PenalisedSolver):
     distances", Machine Learning 48, 2002: the bound, and the parallel update.
     J. Duchi and Y. Singer, "Boosting with structural sparsity", ICML 2009: with penalties.
     T. Chandra et al., "Sibyl: a system for large scale machine learning", LADIS 2010 (keynote).
+
+    Examples
+    --------
+    >>> from daskml_dist.penalties import Penalty
+    >>> from daskml_dist.solvers import Boosting
+    >>> Boosting(Penalty(0.1, 1.0), max_iter=100, tol=1e-4).handles_l1
+    True
     """
 
     name = "boosting"

@@ -49,6 +49,13 @@ class LBFGS(PenalisedSolver, RangedSolver):
     ----------
     D. C. Liu and J. Nocedal, "On the limited memory BFGS method for large scale optimization",
     Mathematical Programming 45, 1989.
+
+    Examples
+    --------
+    >>> from daskml_dist.penalties import Penalty
+    >>> from daskml_dist.solvers import LBFGS
+    >>> LBFGS(Penalty(0.0, 1.0), max_iter=100, tol=1e-4).max_passes > 0
+    True
     """
 
     name = "lbfgs"

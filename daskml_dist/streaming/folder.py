@@ -67,6 +67,12 @@ def folder(
     InvalidDataError
         A file cannot be read, was taken away before it was, or came although one that follows it
         in the order had been given already: it would be lost.
+
+    Examples
+    --------
+    >>> from daskml_dist.streaming import folder
+    >>> for batch in folder('clicks/*.parquet', target='click', idle=60.0):  # doctest: +SKIP
+    ...     print(batch.position)
     """
     if (target is None) == (read is None):
         raise InvalidParameterError(

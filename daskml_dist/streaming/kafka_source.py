@@ -56,6 +56,13 @@ class KafkaSource(NamedParameters):
         A parameter has no meaning, or the package is missing.
     InvalidDataError
         There is no such topic, or Kafka tells of an error.
+
+    Examples
+    --------
+    >>> from daskml_dist.streaming import KafkaSource
+    >>> servers = {'bootstrap.servers': 'localhost:9092'}
+    >>> for batch in KafkaSource(servers, 'clicks', read):  # doctest: +SKIP
+    ...     session.learn(batch.X, batch.y)
     """
 
     def __init__(

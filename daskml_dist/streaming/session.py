@@ -57,6 +57,18 @@ class Session:
     Attributes
     ----------
     estimator : estimator
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.linear_model import SGDClassifier
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(64, 2))
+    >>> clf = SGDClassifier(random_state=0)
+    >>> with clf.stream(classes=[0, 1]) as session:
+    ...     loss = session.learn(X, (X[:, 0] > 0).astype(int))
+    >>> session.n_rows
+    64
     """
 
     def __init__(

@@ -22,6 +22,13 @@ class Batch(NamedParameters):
     X, y : as in :meth:`Session.learn`
     position : number, str, list or dict
         Of :meth:`Session.learn`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.streaming import Batch
+    >>> Batch(np.zeros((2, 3)), np.zeros(2), position=0).X.shape
+    (2, 3)
     """
 
     X: Any

@@ -23,7 +23,20 @@ __all__ = ["Streamed"]
 
 
 class Streamed:
-    """Estimator trained by gradient steps, which can learn from a stream."""
+    """Estimator trained by gradient steps, which can learn from a stream.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.linear_model import SGDClassifier
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.normal(size=(64, 2))
+    >>> clf = SGDClassifier(random_state=0)
+    >>> with clf.stream(classes=[0, 1]) as session:
+    ...     loss = session.learn(X, (X[:, 0] > 0).astype(int))
+    >>> session.n_rows
+    64
+    """
 
     #: Whether a call is one batch, whatever `batch_size`, which begins by weighted rows.
     _whole_calls: ClassVar[bool] = False

@@ -73,6 +73,12 @@ class StepEnd:
         Rows of its batch.
     loss : float
         Sum of their losses, before the step.
+
+    Examples
+    --------
+    >>> from daskml_dist.training.callbacks import StepEnd
+    >>> StepEnd(lane=0, clock=3, n_rows=64, loss=0.5).loss
+    0.5
     """
 
     lane: int
@@ -97,6 +103,15 @@ class CallbackList:
     ------
     InvalidParameterError
         An object has none of the methods, or is a class.
+
+    Examples
+    --------
+    >>> from daskml_dist.training.callbacks import CallbackList
+    >>> class Printer:
+    ...     def on_pass_end(self, run, record):
+    ...         print(record['pass'])
+    >>> CallbackList([Printer()]).need_parameters
+    False
     """
 
     def __init__(self, callbacks: object = None) -> None:

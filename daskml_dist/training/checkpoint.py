@@ -56,6 +56,21 @@ class Checkpoint(NamedParameters):
     ------
     InvalidParameterError
         A parameter has no meaning.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from daskml_dist.callbacks import Checkpoint
+    >>> from daskml_dist.linear_model import SGDClassifier
+    >>> X = np.random.default_rng(0).normal(size=(60, 2))
+    >>> y = (X[:, 0] > 0).astype(int)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     keep = Checkpoint(f'{folder}/fit.npz', resume=True)
+    ...     clf = SGDClassifier(max_iter=2, tol=None, checkpoint=keep, random_state=0).fit(X, y)
+    ...     longer = SGDClassifier(max_iter=3, tol=None, checkpoint=keep, random_state=0).fit(X, y)
+    >>> longer.n_iter_  # of which the first two were in the file
+    3
     """
 
     path: str | os.PathLike[str]

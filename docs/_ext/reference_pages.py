@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from script_pages import names_used, scripts
 from sklearn.base import BaseEstimator
 
 import daskml_dist
@@ -114,12 +115,24 @@ def page_of_name(room: str, name: str) -> str:
     documented, full = getattr(module_of(room), name), _full(room, name)
     text = _heading(name, "=") + f".. py:currentmodule:: {_full(room)}\n\n"
     if not inspect.isclass(documented):
-        return text + f".. autofunction:: {full}\n"
+        return text + f".. autofunction:: {full}\n" + _used_by(full, name)
     kind = "autoexception" if issubclass(documented, BaseException) else "autoclass"
     options = ["members"]
     if issubclass(documented, BaseEstimator):
         options.append("inherited-members")
-    return text + f".. {kind}:: {full}\n" + "".join(f"   :{option}:\n" for option in options)
+    text += f".. {kind}:: {full}\n" + "".join(f"   :{option}:\n" for option in options)
+    return text + _used_by(full, name)
+
+
+def _used_by(full: str, name: str) -> str:
+    """Source of the end of a page: examples of the gallery, and scripts, that use the name."""
+    title = f"Examples that use {name}"
+    text = f"\n.. minigallery:: {full}\n   :add-heading: {title}\n   :heading-level: -\n"
+    using = [path for path in scripts() if full in names_used(path)]
+    if using:
+        links = ", ".join(f":doc:`{path.name} </scripts/{path.stem}>`" for path in using)
+        text += f"\nScripts that use it: {links}.\n"
+    return text
 
 
 def page_of_room(room: str) -> str:

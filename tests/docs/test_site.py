@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import os
 import re
 from pathlib import Path
@@ -60,3 +61,36 @@ def test_pages_of_classes_show_the_constructor_s_parameters() -> None:
             assert shown == list(inspect.signature(documented).parameters), name
             looked_at += 1
     assert looked_at > 150
+
+
+def test_every_page_has_logo_favicon_and_copy_buttons() -> None:
+    for name in ("index", "guide", "reference/daskml_dist.linear_model.SGDClassifier"):
+        page = _page(name)
+        assert page.count("logo.svg") >= 2, name  # in the bar, and for the browser's tab
+        assert "copybutton.js" in page
+    assert "sd-card" in _page("index")
+
+
+def test_pages_of_classes_lead_to_examples_and_source() -> None:
+    page = _page("reference/daskml_dist.linear_model.SGDClassifier")
+    assert "Examples that use SGDClassifier" in page
+    assert "../scripts/quickstart.html" in page
+    assert "_modules/" in page
+
+
+def test_the_search_finds_what_readers_look_for() -> None:
+    """Sphinx's index holds stems: each is found on the page that answers."""
+    text = (SITE / "searchindex.js").read_text(encoding="utf-8")
+    index = json.loads(text.removeprefix("Search.setIndex(").removesuffix(")"))
+    names = index["docnames"]
+    for stem, page in (
+        ("hyperparamet", "model_selection"),
+        ("imbal", "tuning"),
+        ("anomal", "mixture"),
+        ("pickl", "export"),
+    ):
+        pages = set()
+        for kind in ("terms", "titleterms"):
+            found = index[kind].get(stem, [])
+            pages |= {names[number] for number in (found if isinstance(found, list) else [found])}
+        assert page in pages, (stem, pages)

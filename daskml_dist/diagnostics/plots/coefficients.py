@@ -51,6 +51,15 @@ def coefficients(
         or too few.
     DaskMLDistError
         matplotlib is not installed.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.diagnostics import plots
+    >>> from daskml_dist.linear_model import SGDClassifier
+    >>> X = np.random.default_rng(0).normal(size=(60, 2))
+    >>> clf = SGDClassifier(max_iter=2, tol=None, random_state=0).fit(X, (X[:, 0] > 0).astype(int))
+    >>> ax = plots.coefficients(clf)  # doctest: +SKIP
     """
     last = estimator[-1] if hasattr(estimator, "steps") else estimator
     found = getattr(last, "coef_", None)

@@ -39,6 +39,15 @@ def lanes(history: Any, *, ax: Axes | None = None) -> Axes:
         The fit was on no cluster, or it is no history.
     DaskMLDistError
         matplotlib is not installed.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.diagnostics import plots
+    >>> from daskml_dist.linear_model import SGDClassifier
+    >>> X = np.random.default_rng(0).normal(size=(60, 2))
+    >>> clf = SGDClassifier(max_iter=2, tol=None, random_state=0).fit(X, (X[:, 0] > 0).astype(int))
+    >>> ax = plots.lanes(clf)  # doctest: +SKIP
     """
     extra = history_of(history).extra
     seatings = extra.get("seatings")

@@ -55,6 +55,15 @@ def learning_curves(
         An argument has no meaning, or a fit has not recorded `y`.
     DaskMLDistError
         matplotlib is not installed.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.diagnostics import plots
+    >>> from daskml_dist.linear_model import SGDClassifier
+    >>> X = np.random.default_rng(0).normal(size=(60, 2))
+    >>> clf = SGDClassifier(max_iter=2, tol=None, random_state=0).fit(X, (X[:, 0] > 0).astype(int))
+    >>> ax = plots.learning_curves(clf)  # doctest: +SKIP
     """
     for name, value, valid in (("y", y, _MEASURES), ("over", over, _OVER)):
         if value not in valid:
@@ -112,6 +121,15 @@ def staleness(histories: Any, *, ax: Axes | None = None) -> Axes:
         There is no history.
     DaskMLDistError
         matplotlib is not installed.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.diagnostics import plots
+    >>> from daskml_dist.linear_model import SGDClassifier
+    >>> X = np.random.default_rng(0).normal(size=(60, 2))
+    >>> clf = SGDClassifier(max_iter=2, tol=None, random_state=0).fit(X, (X[:, 0] > 0).astype(int))
+    >>> ax = plots.staleness(clf)  # doctest: +SKIP
     """
     named = named_histories(histories)
     ax = axes_of(ax, "staleness")
@@ -149,6 +167,15 @@ def traffic(history: Any, *, ax: Axes | None = None) -> Axes:
         It is no history.
     DaskMLDistError
         matplotlib is not installed.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.diagnostics import plots
+    >>> from daskml_dist.linear_model import SGDClassifier
+    >>> X = np.random.default_rng(0).normal(size=(60, 2))
+    >>> clf = SGDClassifier(max_iter=2, tol=None, random_state=0).fit(X, (X[:, 0] > 0).astype(int))
+    >>> ax = plots.traffic(clf)  # doctest: +SKIP
     """
     records = history_of(history).records
     ax = axes_of(ax, "traffic")

@@ -37,6 +37,12 @@ def learning_rates(found: Any, *, ax: Axes | None = None) -> Axes:
         It is no such result.
     DaskMLDistError
         matplotlib is not installed.
+
+    Examples
+    --------
+    >>> from daskml_dist.diagnostics import plots
+    >>> from daskml_dist.model_selection import learning_rate_range
+    >>> ax = plots.learning_rates(learning_rate_range(clf, X, y))  # doctest: +SKIP
     """
     if not all(hasattr(found, name) for name in ("rates", "losses", "suggestion")):
         raise InvalidParameterError(

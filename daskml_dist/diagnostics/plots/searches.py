@@ -47,6 +47,11 @@ def search_results(
         The search is not fitted, or has no such parameters or score.
     DaskMLDistError
         matplotlib is not installed.
+
+    Examples
+    --------
+    >>> from daskml_dist.diagnostics import plots
+    >>> ax = plots.search_results(search)  # doctest: +SKIP
     """
     results = _results(search)
     means = _column(results, f"mean_test_{score}")
@@ -119,6 +124,11 @@ def rungs(search: Any, *, ax: Axes | None = None) -> Axes:
         It is no such search, or not fitted.
     DaskMLDistError
         matplotlib is not installed.
+
+    Examples
+    --------
+    >>> from daskml_dist.diagnostics import plots
+    >>> ax = plots.rungs(search)  # doctest: +SKIP
     """
     lines, resource = _lines(search)
     ax = axes_of(ax, "rungs")

@@ -60,6 +60,15 @@ def to_onnx(estimator: Any, path: Any = None, *, sample: Any = None) -> Any:
     -----
     Rows, thresholds and coefficients are float32 there, so results differ in the last digits of
     float32. Thresholds are rounded such that float32 rows take the same ways through trees.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.inference import to_onnx
+    >>> from daskml_dist.linear_model import LogisticRegression
+    >>> X = np.array([[0.0], [1.0], [2.0], [3.0]])
+    >>> clf = LogisticRegression().fit(X, np.array([0, 0, 1, 1]))
+    >>> model = to_onnx(clf, 'model.onnx')  # doctest: +SKIP
     """
     twin = to_sklearn(estimator)
     skl2onnx, session_of = _libraries()

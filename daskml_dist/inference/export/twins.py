@@ -58,6 +58,17 @@ def to_sklearn(estimator: Any) -> Any:
     Predictions are equal to rounding, those of trees and boosting to the bit, with one exception:
     scikit-learn's trees and forests (not its boosting) round rows to float32, so a float64 row
     within such rounding of a threshold may go to its other side.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.inference import to_sklearn
+    >>> from daskml_dist.linear_model import LogisticRegression
+    >>> X = np.array([[0.0], [1.0], [2.0], [3.0]])
+    >>> clf = LogisticRegression().fit(X, np.array([0, 0, 1, 1]))
+    >>> twin = to_sklearn(clf)
+    >>> type(twin).__module__.split('.')[0], twin.predict(X).tolist()
+    ('sklearn', [0, 0, 1, 1])
     """
     check_exportable(estimator)
     return _Converter().of(estimator)

@@ -58,6 +58,20 @@ def save(estimator: Any, path: Any) -> None:
         `path` is none.
     NotFittedError
         The estimator is not fitted.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> import daskml_dist
+    >>> from daskml_dist.linear_model import LogisticRegression
+    >>> X = np.array([[0.0], [1.0], [2.0], [3.0]])
+    >>> clf = LogisticRegression().fit(X, np.array([0, 0, 1, 1]))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     daskml_dist.save(clf, f'{folder}/model.skops')
+    ...     again = daskml_dist.load(f'{folder}/model.skops')
+    >>> again.predict(X).tolist()
+    [0, 0, 1, 1]
     """
     path = name_of(path)
     write_bytes(path, _format_of(path).write(estimator))
@@ -96,6 +110,20 @@ def load(path: Any, *, trusted: Collection[str] = (), **given: Any) -> Any:
     -----
     UserWarning
         Another minor release of this package or of scikit-learn wrote the file.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> import daskml_dist
+    >>> from daskml_dist.linear_model import LogisticRegression
+    >>> X = np.array([[0.0], [1.0], [2.0], [3.0]])
+    >>> clf = LogisticRegression().fit(X, np.array([0, 0, 1, 1]))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     daskml_dist.save(clf, f'{folder}/model.skops')
+    ...     again = daskml_dist.load(f'{folder}/model.skops')
+    >>> again.predict(X).tolist()
+    [0, 0, 1, 1]
     """
     path = name_of(path)
     return _format_of(path).read(read_bytes(path), path, frozenset(trusted), **given)

@@ -127,7 +127,9 @@ class TorchClassifier(NetworkClassifier, BaseTorch):
     ...     return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 3))
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)
-    >>> clf = TorchClassifier(make, module__width=16, learning_rate=0.02, random_state=0)
+    >>> clf = TorchClassifier(
+    ...     make, module__width=16, learning_rate=0.02, max_iter=50, random_state=0
+    ... )
     >>> clf.fit(X, y).score(X, y) > 0.9
     True
     """

@@ -77,6 +77,12 @@ class GenerationEvent:
     from_pass : int, default=0
         Passes of earlier parts of the fit, whose state is saved (by its checkpoint, where it has
         one), so that they are not made again even where `anew` is true; 0: there are none.
+
+    Examples
+    --------
+    >>> from daskml_dist.training.client.cluster_run import GenerationEvent
+    >>> print(GenerationEvent(1, 'worker u was lost', 3, False, 0.1))
+    generation 1 (worker u was lost): the fit goes on, 3 updates made again
     """
 
     generation: int

@@ -1,0 +1,102 @@
+"""Examples of the reference: every public class and function has one, and all of them run."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import importlib.util
+import inspect
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.docs.blocks import ROOT
+from tests.subprocesses import environment
+
+#: Abstract classes that a user's own are derived from: the pages on extending hold whole examples.
+EXTENDED = {
+    "base.BaseClassifier", "base.BaseOnRows", "base.BaseRounds", "base.BaseSteps",
+    "base.Supervised", "models.ColumnModel", "models.ColumnPart", "models.LinearForm",
+    "models.Model", "models.StagedModel", "models.StepModel", "solvers.CoordinateDescent",
+    "solvers.OrdinaryLeastSquares", "solvers.OwnedStatistic", "solvers.PenalisedSolver",
+    "solvers.RangedSolver", "solvers.RidgeLeastSquares", "solvers.RowState", "solvers.Solver",
+    "solvers.Statistic", "solvers.Sums", "streaming.Detector", "serving.Metrics",
+    "serving.Route", "serving.Served",
+}  # fmt: skip
+#: Examples of the quick run: those that a newcomer reads first.
+FIRST = {
+    "preprocessing.StandardScaler", "preprocessing.OneHotEncoder", "compose.ColumnTransformer",
+    "model_selection.train_test_split", "model_selection.GridSearchCV", "callbacks.Checkpoint",
+    "load", "save", "metrics.f1_score", "policies.get_policy", "losses.LogLoss",
+}  # fmt: skip
+
+
+_FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+
+
+def _public() -> dict[str, Any]:
+    """Return public classes, but for exceptions, and functions, by room and name."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "docs" / "_ext"))
+        reference = importlib.import_module("reference_pages")
+    found = {
+        f"{room}.{name}".lstrip("."): getattr(reference.module_of(room), name)
+        for rooms in reference.groups().values()
+        for room in rooms
+        for name in reference.names_of(room)
+    }
+    return {
+        name: one
+        for name, one in found.items()
+        if not (inspect.isclass(one) and issubclass(one, BaseException))
+    }
+
+
+def run(names: list[str]) -> list[str]:
+    """Run the examples of some names; the failures, each as doctest tells it."""
+    public, failures = _public(), []
+    parser = doctest.DocTestParser()
+    for name in names:
+        told: list[str] = []
+        runner = doctest.DocTestRunner(optionflags=_FLAGS)
+        text = inspect.getdoc(public[name]) or ""
+        if "torch" in text.partition(">>> ")[2] and importlib.util.find_spec("torch") is None:
+            continue
+        runner.run(parser.get_doctest(text, {}, name, None, None), out=told.append)
+        failures += ["".join(told)] if runner.failures else []
+    return failures
+
+
+def test_every_public_name_has_an_example() -> None:
+    public = _public()
+    without = {name for name, one in public.items() if ">>> " not in (inspect.getdoc(one) or "")}
+    assert without <= EXTENDED
+    assert EXTENDED <= without  # a name with an example is no exception any more
+    assert set(public) > FIRST
+
+
+@pytest.mark.parametrize(
+    "which", [pytest.param("first"), pytest.param("all", marks=pytest.mark.slow)]
+)
+def test_examples_run(which: str) -> None:
+    """In a process of their own, where no cluster of other tests is the current one."""
+    names = sorted(FIRST if which == "first" else set(_public()) - EXTENDED)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", __name__, json.dumps(names)],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        cwd=ROOT,
+        env=environment(),
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+if __name__ == "__main__":
+    FAILURES = run(json.loads(sys.argv[1]))
+    print("\n".join(FAILURES))
+    sys.exit(bool(FAILURES))
