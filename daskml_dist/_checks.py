@@ -17,6 +17,7 @@ from sklearn.utils import check_random_state
 from daskml_dist._run import Run
 from daskml_dist.backends.devices import DEVICES, STORED
 from daskml_dist.compression import get_compressor
+from daskml_dist.data.clients import check_client, computing_by
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.names import check_names as check_names_of
 from daskml_dist.errors.names import names_of
@@ -58,12 +59,8 @@ def taking_client(fit: _Fit) -> _Fit:
     def on_client(self: Any, *args: Any, client: Any = None, **params: Any) -> Any:
         if client is None:
             return fit(self, *args, **params)
-        if not hasattr(client, "as_current"):
-            raise InvalidParameterError(
-                f"client={client!r} is a {type(client).__name__}. Pass a distributed.Client: "
-                "client=Client(cluster)."
-            )
-        with client.as_current():
+        check_client(client, "fit", "None for the current client")
+        with computing_by(client):
             return fit(self, *args, **params)
 
     signature = inspect.signature(fit)

@@ -14,6 +14,7 @@ from daskml_dist._theirs import TellsErrors, not_fitted
 from daskml_dist._transformer import answer_lazily, check_fitted
 from daskml_dist.data.collection import take_columns
 from daskml_dist.data.conversion import plain_objects
+from daskml_dist.data.foreign import convert_foreign
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.unique_names import check_unique_names
 from daskml_dist.errors import InvalidDataError
@@ -80,7 +81,7 @@ def _method(name: str, summary: str, shape: str) -> Any:
     def method(self: Any, X: Any, **params: Any) -> Any:
         if self._will_have(name):
             raise not_fitted(self)
-        if is_dask(X):
+        if is_dask(X := convert_foreign(X)):
             return answer_lazily(self, name, X, params)
         check_unique_names(X)
         if name != "transform":

@@ -24,6 +24,13 @@ from daskml_dist.data.feature_names import (
     remember_dtypes,
     without_names,
 )
+from daskml_dist.data.foreign import (
+    column_names_of,
+    convert_foreign,
+    named_blocks,
+    sparse_bools_as_floats,
+    with_sizes_of,
+)
 from daskml_dist.data.lazy import is_dask, join_delayed
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.data.row_checks import check_told_shape
@@ -62,7 +69,12 @@ class BlockTransformer(TellsErrors, NamedParameters, Exported, BaseEstimator):
 
     def _read(self, X: Any) -> Any:
         """A block as :meth:`_summarise` takes it."""
-        return plain_rows(X)
+        return self._plain(X)
+
+    def _plain(self, X: Any) -> Any:
+        """Return rows in memory as scikit-learn's method takes them."""
+        rows = plain_rows(X)
+        return sparse_bools_as_floats(rows) if self._numeric else rows
 
     def _summarise(self, X: Any, y: Any, sample_weight: Any) -> Any:
         """Summary of a block that is not empty; `self` is an unfitted clone."""
@@ -105,9 +117,10 @@ class BlockTransformer(TellsErrors, NamedParameters, Exported, BaseEstimator):
         InvalidDataError
             For a block that scikit-learn cannot take, which is named.
         """
+        X, y = convert_foreign(X, y)
         if not (is_dask(X) or is_dask(y)):
             with telling_columns(X if self._numeric else None):
-                super().fit(plain_rows(X), y)
+                super().fit(self._plain(X), y)
             self._keep(X)
             return self
         return self._fit_lazy(X, y)
@@ -150,6 +163,8 @@ class BlockTransformer(TellsErrors, NamedParameters, Exported, BaseEstimator):
             self._finish(summary)
         except (ValueError, TypeError) as error:
             raise as_ours(error) from error
+        if collection.feature_names is not None:  # which scikit-learn drops for arrays
+            self.feature_names_in_ = collection.feature_names
 
     def _fit_more(self, X: Any, sample_weight: Any = None) -> Self:
         """Go on from the last fit with the rows of a Dask collection (``partial_fit``)."""
@@ -192,10 +207,10 @@ class BlockTransformer(TellsErrors, NamedParameters, Exported, BaseEstimator):
             pass  # the usual case
         elif (values := few_of_frame(self, X, options)) is not None:
             rows, at = values, without_names(self)
-        elif is_dask(X):
+        elif is_dask(X := convert_foreign(X)):
             return self._map("transform", X)
         else:
-            rows = plain_rows(X)
+            rows = self._plain(X)
         if options.get("copy") is None and (few := scaled_few(at, rows)) is not None:
             return few
         if type(rows) is np.ndarray and gives_arrays(at):
@@ -222,6 +237,7 @@ class BlockTransformer(TellsErrors, NamedParameters, Exported, BaseEstimator):
     def _inverted(self, X: Any, **options: Any) -> Any:
         if options.get("copy") is None and (few := restored_few(self, X)) is not None:
             return few
+        X = convert_foreign(X)
         if not is_dask(X):
             return super().inverse_transform(X, **options)
         return self._map("inverse_transform", X)
@@ -239,9 +255,10 @@ class BlockTransformer(TellsErrors, NamedParameters, Exported, BaseEstimator):
         -------
         as :meth:`transform`
         """
+        X, y = convert_foreign(X, y)
         if not (is_dask(X) or is_dask(y)):
             with telling_columns(X if self._numeric else None):
-                result = super().fit_transform(plain_rows(X), y, **params)
+                result = super().fit_transform(self._plain(X), y, **params)
             self._keep(X)
             return result
         return self.fit(X, y, **params).transform(X)
@@ -250,6 +267,8 @@ class BlockTransformer(TellsErrors, NamedParameters, Exported, BaseEstimator):
         check_fitted(self)
         is_forward = method == "transform"
         X = join_delayed(X, 2, getattr(self, "n_features_in_", np.nan))
+        if column_names_of(X) is not None and _makes_frames(self):
+            X = named_blocks(X)  # so that scikit-learn finds the names in each block
         try:
             for_blocks = self._match_names(X) if is_forward else copy.copy(self)
             function = partial(_call, for_blocks, method)
@@ -266,9 +285,15 @@ class BlockTransformer(TellsErrors, NamedParameters, Exported, BaseEstimator):
         check_feature_names(self, X, reset=False)
         estimator = copy.copy(self)
         # What was warned of here is not warned of again for each block.
-        if _get_output_config("transform", self)["dense"] == "default":
-            check_feature_names(estimator, X, reset=True)
+        if not _makes_frames(self):
+            nameless = column_names_of(X) is not None
+            check_feature_names(estimator, X[:0] if nameless else X, reset=True)
         return estimator
+
+
+def _makes_frames(transformer: Any) -> bool:
+    """Tell whether ``set_output`` asks a transformer for dataframes."""
+    return bool(_get_output_config("transform", transformer)["dense"] != "default")
 
 
 class CopyingTransformer(BlockTransformer):
@@ -332,17 +357,17 @@ def answer_lazily(estimator: Any, name: str, X: Any, params: dict[str, Any]) -> 
     """
     check_fitted(estimator)
     check_feature_names(estimator, X, reset=False)
-    X = join_delayed(X, 2, getattr(estimator, "n_features_in_", np.nan))
+    rows = named_blocks(join_delayed(X, 2, getattr(estimator, "n_features_in_", np.nan)))
     # A later fit must not change what is lazy now, and a task starts no processes.
     kept = copy.copy(estimator)
     if hasattr(kept, "n_jobs"):
         kept.n_jobs = None
     function = partial(_answer, kept, name, params)
     try:
-        meta = function(sample_rows(X))
+        meta = function(sample_rows(rows))
     except (ValueError, TypeError) as error:
         raise as_ours(error) from error
-    return map_blocks(function, X, meta=meta)
+    return with_sizes_of(map_blocks(function, rows, meta=meta), X)
 
 
 def _answer(estimator: Any, name: str, params: dict[str, Any], X: Any) -> Any:
@@ -351,7 +376,7 @@ def _answer(estimator: Any, name: str, params: dict[str, Any], X: Any) -> Any:
 
 def _call(estimator: Any, method: str, X: Any) -> Any:
     try:
-        return getattr(estimator, method)(plain_rows(X))
+        return getattr(estimator, method)(estimator._plain(X))
     except ValueError as error:
         said = str(error).rstrip(". ") + ". " if estimator._remedy else str(error)
         raise ValueError(said + estimator._remedy) from error

@@ -18,6 +18,6 @@ def check_dense(X: Any) -> None:
     """
     if hasattr(X, "tocsr"):
         raise InvalidDataError(
-            "X is sparse, and trees need dense rows. Convert it: X.toarray(), or X.map_blocks("
-            "lambda b: b.toarray())."
+            "X is sparse, and trees need dense rows. Convert it: X.toarray(), X.map_blocks("
+            "lambda b: b.toarray()), or X.sparse.to_dense() of a frame of sparse columns."
         )

@@ -22,6 +22,7 @@ from daskml_dist._theirs import checked_as_theirs
 from daskml_dist.calibration._answers import Asked, has_decisions
 from daskml_dist.calibration._calibrators import by_scores, by_temperature
 from daskml_dist.data.collection import as_collection
+from daskml_dist.data.foreign import convert_foreign, named_blocks
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.works import doing, reading, tell
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
@@ -114,6 +115,7 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
         ------
         InvalidParameterError, InvalidDataError
         """
+        X, y, sample_weight = named_blocks(*convert_foreign(X, y, sample_weight))
         if not is_dask(X):
             y, given = here(X, y, {**fit_params, "sample_weight": sample_weight}, labels=True)
             found: Self = super().fit(X, y, **given)

@@ -19,6 +19,7 @@ from sklearn.utils.validation import check_is_fitted
 from daskml_dist._exported import Exported
 from daskml_dist._transformer import check_fitted
 from daskml_dist.data.conversion import plain_rows
+from daskml_dist.data.foreign import convert_foreign
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.unique_names import check_unique_names
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
@@ -91,7 +92,7 @@ class Blockwise(NamedParameters, Exported, BaseEstimator):
                 "blocks before it is fitted. Fit it first on a sample of the rows, or use the "
                 "transformer of that name in daskml_dist."
             )
-        if is_dask(X):
+        if is_dask(X := convert_foreign(X)):
             # Names and numbers of columns, which other methods ask for.
             self._try(X, self.transformer_.fit)
         else:
@@ -115,6 +116,7 @@ class Blockwise(NamedParameters, Exported, BaseEstimator):
             The columns are others than those of the fit.
         """
         check_fitted(self)
+        X = convert_foreign(X)
         check_unique_names(X)
         if not is_dask(X):
             return self.transformer_.transform(X)

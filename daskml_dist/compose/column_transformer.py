@@ -17,6 +17,7 @@ from daskml_dist._transformer import BlockTransformer
 from daskml_dist.compose.blockwise import Blockwise
 from daskml_dist.data.clients import computing_client
 from daskml_dist.data.conversion import plain_rows
+from daskml_dist.data.foreign import convert_foreign, named_blocks, with_sizes_of
 from daskml_dist.data.lazy import is_dask, join_column_chunks
 from daskml_dist.data.optional import load_pandas
 from daskml_dist.diagnostics.works import reading, tell
@@ -117,6 +118,7 @@ class ColumnTransformer(_Routing, compose.ColumnTransformer):
         InvalidParameterError
             A transformer knows nothing of Dask collections, or names or columns have no meaning.
         """
+        X, y = named_blocks(*convert_foreign(X, y))
         if not is_dask(X):
             compose.ColumnTransformer.fit(self, X, y, **params)
             return self
@@ -189,6 +191,10 @@ class ColumnTransformer(_Routing, compose.ColumnTransformer):
             row = {name: (row[name].iloc[0], dtypes[name]) for name in row.columns}
         self._first_row = row
 
+    def _transformed(self, X: Any, **options: Any) -> Any:
+        X = convert_foreign(X)
+        return with_sizes_of(super()._transformed(named_blocks(X), **options), X)
+
     def _match_names(self, X: Any) -> Any:
         """Leave it to scikit-learn, which takes frames with more columns and in another order."""
         return copy.copy(self)
@@ -198,8 +204,19 @@ class ColumnTransformer(_Routing, compose.ColumnTransformer):
         if not isinstance(row, dict):
             return row
         pandas = load_pandas()
-        frame = pandas.DataFrame({n: pandas.Series([v], dtype=d) for n, (v, d) in row.items()})
+        frame = pandas.DataFrame(
+            {n: pandas.Series([v], dtype=_dtype_named(d)) for n, (v, d) in row.items()}
+        )
         return frame.reindex(columns=X.columns) if hasattr(X, "columns") else np.asarray(frame)
+
+
+def _dtype_named(name: str) -> Any:
+    """Return the dtype of a name; pandas itself knows no sparse one with its fill value."""
+    if not name.startswith("Sparse["):
+        return name
+    subtype, _, fill = name[len("Sparse[") : -1].partition(", ")
+    value = fill == "True" if subtype == "bool" else np.dtype(subtype).type(fill)
+    return load_pandas().SparseDtype(subtype, value)
 
 
 def _check_no_metadata(X: Any, params: dict[str, Any]) -> None:

@@ -74,18 +74,28 @@ def _asynchronous(what: str) -> InvalidParameterError:
 
 @contextmanager
 def computing_by(client: Any) -> Iterator[None]:
-    """Let this thread's reductions of rows be computed by the client that a fit was given.
+    """Let a client be the current one, and the one that computes reductions of rows, in a thread.
 
     Parameters
     ----------
     client : object
         As `fit` takes it; what is no client leaves the current one in place.
+
+    Raises
+    ------
+    InvalidParameterError
+        As :func:`check_client`.
     """
     distributed = sys.modules.get("distributed")
-    is_client = distributed is not None and isinstance(client, distributed.Client)
-    token = _given.set(client if is_client else None)
-    try:
+    if distributed is None or not isinstance(client, distributed.Client):
         yield
+        return
+    check_client(client)
+    # Dask itself asks for the current client only where one is its default.
+    token = _given.set(client)
+    try:
+        with client.as_current():
+            yield
     finally:
         _given.reset(token)
 

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from daskml_dist.data.blocks import Block, make_block
 from daskml_dist.data.conversion import as_column
 from daskml_dist.data.cutting import check_lengths, cut
+from daskml_dist.data.foreign import column_names_of, convert_foreign
 from daskml_dist.data.lazy import (
     is_dask,
     is_dask_frame,
@@ -187,6 +188,7 @@ def as_collection(
     Parameters
     ----------
     X : array-like, scipy.sparse matrix, pandas.DataFrame, dask Array or dask DataFrame
+        Or what :func:`~daskml_dist.data.foreign.convert_foreign` makes such a thing of.
         Of shape (n_rows, n_features), of tensors (n_rows, ...). The chunks of a Dask Array may be
         NumPy or scipy.sparse (or of CuPy) and of unknown sizes; several column chunks are joined.
         A list of `dask.delayed.Delayed` holds one block of rows each.
@@ -269,6 +271,7 @@ def take_columns(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
     InvalidDataError
         There is no such column.
     """
+    X, y, sample_weight = convert_foreign(X, y, sample_weight)
     check_holds_rows(X)
     check_unique_names(X)
     if y is not None:
@@ -316,7 +319,7 @@ def _are_names(y: Any, X: Any) -> bool:
 
 def _feature_names(X: Any) -> NDArray[Any] | None:
     if not is_dataframe_like(X):
-        return None
+        return column_names_of(X)
     names = list(X.columns)
     are_strings = [isinstance(name, str) for name in names]
     if any(are_strings) and not all(are_strings):
@@ -334,6 +337,7 @@ def _check_column(values: Any, name: str, several: bool = False) -> Any:
     """Values of y or sample_weight, of one dimension; None and a scalar weight stay."""
     if values is None:
         return None
+    values = convert_foreign(values)
     check_holds_values(values, name, single=name == "sample_weight")
     values = join_delayed(values, 1)
     if name == "sample_weight":

@@ -12,6 +12,7 @@ import dask
 from dask.base import compute
 
 from daskml_dist.data.clients import computing_client
+from daskml_dist.data.task_graphs import OR_NEVER_THERE
 from daskml_dist.data.waiting import tell_releases, wait_for_workers, watched
 from daskml_dist.errors import DataLostError
 
@@ -66,7 +67,7 @@ def tried(make: Callable[[str], Any], n_parts: int = 0) -> Any:
                     "Rows are not there any more. Nothing can make again what was scattered, and "
                     "what was persisted is held by the collection that persist() returned, not by "
                     "parts of it, for as long as its client is open: keep that, or read the rows "
-                    f"from storage. ({error})"
+                    f"from storage. {OR_NEVER_THERE} ({error})"
                 ) from error
             # Dask gives a task up while whose work workers died again and again; by any cause.
             if not left or name != "KilledWorker":

@@ -11,6 +11,12 @@ from numpy.typing import DTypeLike, NDArray
 from scipy import sparse
 
 from daskml_dist.backends.devices import gpu_problem
+from daskml_dist.data.foreign import (
+    densify_columns,
+    frame_as_csr,
+    is_sparse_frame,
+    pydata_as_scipy,
+)
 from daskml_dist.data.unique_names import check_unique_names
 from daskml_dist.errors import DeviceUnavailableError, InvalidDataError, InvalidTypeError
 
@@ -52,7 +58,8 @@ def as_rows(
     Parameters
     ----------
     X : array-like, scipy.sparse matrix or pandas.DataFrame of shape (n_rows, n_features)
-        Of tensors: an array of shape (n_rows, ...) too.
+        A frame of sparse columns alone is read as a CSR matrix, one of some sparse columns as
+        dense, as scikit-learn does. Of tensors: an array of shape (n_rows, ...) too.
     dtype : dtype, optional
         By default float32 stays and all other numbers become float64; of tensors: `own_dtype`.
     index : int, optional
@@ -82,7 +89,9 @@ def as_rows(
     X = to_host(X)
     kept = own_dtype if tensors else float_dtype
     if is_dataframe_like(X):
-        return _frame_to_numpy(X, dtype, index, kept, any_order)
+        if (entries := frame_as_csr(X)) is None:
+            return _frame_to_numpy(X, dtype, index, kept, any_order)
+        X = entries
     rows = X.tocsr() if hasattr(X, "tocsr") else _as_array(X, "X", index)
     check_2d(rows, index, tensors=tensors)
     wanted = dtype or kept(rows.dtype)
@@ -142,8 +151,8 @@ def device_of(values: Any) -> str:
 
 
 def to_host(values: Any) -> Any:
-    """Copy an array or sparse matrix of CuPy to NumPy or SciPy; all else stays as it is."""
-    return values.get() if device_of(values) == "gpu" else values
+    """Copy an array of CuPy to NumPy or SciPy, make one of pydata/sparse SciPy's; keep all else."""
+    return values.get() if device_of(values) == "gpu" else pydata_as_scipy(values)
 
 
 def as_array_block(values: Any, name: str, index: int) -> Any:
@@ -255,6 +264,8 @@ def plain_rows(X: Any) -> Any:
     if not hasattr(X, "dtypes") or not is_dataframe_like(X):
         return X
     check_unique_names(X)
+    # scikit-learn reads a frame of sparse columns as a sparse matrix, any other as a dense one.
+    X = X if is_sparse_frame(X) else densify_columns(X)
     changed = {}
     for name, dtype in zip(X.columns, X.dtypes, strict=True):
         if isinstance(dtype, np.dtype) or not _has_na(dtype):
@@ -388,6 +399,7 @@ def _frame_to_numpy(
     kept: Callable[[Any], str],
     any_order: bool = False,
 ) -> NDArray[Any]:
+    frame = densify_columns(frame)
     frame = plain_rows(frame) if kept is own_dtype else frame
     dtypes = list(frame.dtypes)
     check_columns(zip(frame.columns, dtypes, strict=True))
@@ -402,6 +414,7 @@ def _frame_to_numpy(
 
 
 def _series_to_numpy(series: Any) -> NDArray[Any]:
+    series = densify_columns(series)
     dtype = series.dtype
     if isinstance(dtype, np.dtype) or dtype.kind not in "biuf":
         return np.asarray(series)

@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 from sklearn.utils.validation import _check_feature_names
 
 from daskml_dist.data.few_plain import plain_frame
+from daskml_dist.data.foreign import column_names_of, convert_foreign
 from daskml_dist.data.lazy import is_dask_frame
+from daskml_dist.data.optional import load_pandas
 from daskml_dist.data.rows_to_come import RowsToCome
 from daskml_dist.data.unique_names import check_unique_names
 from daskml_dist.errors import InvalidDataError
@@ -46,9 +48,14 @@ def check_feature_names(estimator: Any, X: Any, *, reset: bool) -> None:
         return  # the usual cases, in which scikit-learn looks for kinds of dataframes one by one
     if isinstance(X, RowsToCome):
         return
+    X = convert_foreign(X)
     check_unique_names(X)
+    if (names := column_names_of(X)) is not None:
+        shown = load_pandas().DataFrame(columns=names)
+    else:
+        shown = X._meta if is_dask_frame(X) else X
     try:
-        _check_feature_names(estimator, X._meta if is_dask_frame(X) else X, reset=reset)
+        _check_feature_names(estimator, shown, reset=reset)
     except ValueError as error:
         raise InvalidDataError(
             f"{str(error).rstrip()}\nPass the columns of the fit, in their order: "

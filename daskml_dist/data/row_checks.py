@@ -17,6 +17,7 @@ from daskml_dist.data.conversion import (
     device_of,
     where,
 )
+from daskml_dist.data.foreign import convert_foreign
 from daskml_dist.data.lazy import is_dask, is_dask_frame, join_delayed
 from daskml_dist.data.not_rows import check_holds_rows
 from daskml_dist.errors import InvalidDataError, InvalidTypeError
@@ -62,6 +63,7 @@ def check_rows(
     InvalidDataError
         `X` is no such object, is not two-dimensional, or has columns that are not numbers.
     """
+    X = convert_foreign(X)
     check_holds_rows(X)
     X = join_delayed(X, 2)
     if is_dask(X) and not isinstance(X, da.Array) and not is_dask_frame(X):
@@ -134,7 +136,7 @@ def unsupported(value: Any, name: str) -> InvalidDataError:
     return InvalidDataError(
         f"{name} is a {type(value).__module__}.{type(value).__name__}, which has no rows that Dask "
         "knows of. Pass a dask Array or DataFrame, for example dask.array.from_delayed(...), "
-        "bag.to_dataframe(), or the `data` of an xarray.DataArray."
+        "or bag.to_dataframe()."
     )
 
 

@@ -17,6 +17,7 @@ from dask.local import get_sync
 from dask.utils import funcname
 
 __all__ = [
+    "OR_NEVER_THERE",
     "as_tasks",
     "describe_task",
     "find_futures",
@@ -28,6 +29,14 @@ __all__ = [
 ]
 
 _CONTAINERS = (list, tuple, set, frozenset)
+
+#: What else than a loss leaves a graph with a key that nothing makes, and the remedy. Dask lowers
+#: a shuffled frame after the tasks of an assigned array have named its index.
+OR_NEVER_THERE = (
+    "Or a Dask Array, such as predictions, was assigned to a dataframe that comes out of a shuffle "
+    "(df.assign(p=array)), for which Dask makes a graph that lacks tasks: call df = df.persist() "
+    "before, or assign block by block, df.map_partitions(lambda part: part.assign(p=...))."
+)
 
 
 def is_future(value: Any) -> bool:

@@ -22,6 +22,9 @@ BEGINS = {"init", "running", "undefined", None}
 
 #: Seconds after which a wait tells of itself.
 _TELL = 1.5
+#: Seconds for which a cluster must be without anybody to start workers before this counts: a call
+#: of `scale` takes a moment to begin them.
+_GIVEN_UP = 3.0
 #: Seconds after which a wait for workers to begin tells of itself: a worker's first fit imports the
 #: package and compiles loops, which takes some ten seconds though all is well.
 TELL_OF_BEGINS = 20.0
@@ -111,11 +114,16 @@ def wait_for_workers(
     if on_wait is not None:
         on_wait()
     patience = Patience("workers", timeout, _SCALE)
+    places = _Places(client)
     task = client.submit(bool, pure=False)
     try:
         while not _some_begins(statuses):
-            if not patience.lasts(_tell(statuses)):
-                raise _no_worker(timeout, statuses, why() if why is not None else "")
+            given_up = not statuses and places.are_given_up()
+            if given_up or not patience.lasts(_tell(statuses)):
+                cause = why() if why is not None else ""
+                if given_up:
+                    raise _no_place(places.number, cause)
+                raise _no_worker(timeout, statuses, cause)
             time.sleep(0.05)
             statuses = _statuses(workers)
     finally:
@@ -152,16 +160,20 @@ def watched(
 
     def watch() -> None:
         patience: Patience | None = None
+        places = _Places(client)
         while not ended.wait(_TELL):
             with suppress(Exception):  # of a scheduler that is gone Dask tells
                 if _some_begins(statuses := _statuses(workers)):
-                    patience = None
+                    patience, places = None, _Places(client)
                     if look is not None:
                         look()
                     continue
                 patience = patience or Patience("workers", timeout, _SCALE)
-                if not patience.lasts(_tell(statuses)):
+                if not statuses and places.are_given_up():
+                    gave_up.append(_no_place(places.number))
+                elif not patience.lasts(_tell(statuses)):
                     gave_up.append(_no_worker(timeout, statuses))
+                if gave_up:
                     client.cancel([Future(key, client)], force=True)
                     return
 
@@ -188,7 +200,39 @@ def tell_releases(client: Any) -> None:
         client.sync(asyncio.sleep, 0)
 
 
+class _Places:
+    """Places for workers of the cluster object that a client belongs to, as `LocalCluster` is one.
+
+    Such a cluster of Dask's closes the nanny of a worker that is missing `lost-worker-timeout`
+    (15 s) after a loss, even where it was brought back in between and killed once more. Nothing
+    but another call of `scale` brings it back then.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self._cluster = getattr(client, "cluster", None)
+        self._since: float | None = None
+
+    @property
+    def number(self) -> int:
+        """Places that the cluster was asked for."""
+        return len(getattr(self._cluster, "worker_spec", None) or ())
+
+    def are_given_up(self) -> bool:
+        """Return whether all places have had nobody to fill them for a while.
+
+        An adaptive cluster fills them by itself, and one that was just scaled is about to.
+        """
+        kept = getattr(self._cluster, "workers", None)
+        adapts = getattr(self._cluster, "_adaptive", None) is not None
+        if kept is None or len(kept) or adapts or not self.number:
+            self._since = None
+            return False
+        self._since = self._since or time.monotonic()
+        return time.monotonic() - self._since >= _GIVEN_UP
+
+
 _SCALE = "Scale the cluster up, or give its workers more memory."
+_THEN = "Then fit again; with Checkpoint(path, resume=True) it goes on from the last checkpoint."
 
 
 def _statuses(workers: Callable[[], Iterable[Mapping[str, Any]]]) -> list[Any]:
@@ -202,9 +246,18 @@ def _some_begins(statuses: list[Any]) -> bool:
 def _no_worker(timeout: float, statuses: list[Any], why: str = "") -> TrainingError:
     return TrainingError(
         f"No worker that takes work was there within {timeout:g} s ({_tell(statuses)}).{why} "
-        f"{_SCALE} "
-        "Then fit again; with Checkpoint(path, resume=True) it goes on from the last checkpoint. "
-        "daskml_dist.timeout in Dask's configuration is the time."
+        f"{_SCALE} {_THEN} daskml_dist.timeout in Dask's configuration is the time."
+    )
+
+
+def _no_place(n_places: int, why: str = "") -> TrainingError:
+    return TrainingError(
+        f"All workers are lost, and the cluster starts no others: it has given up the places of "
+        f"its {n_places} workers, which Dask does with one that is lost once more within "
+        f"distributed.deploy.lost-worker-timeout (15 s) of a loss.{why} Ask for them again, "
+        f"client.cluster.scale({n_places}), and look why they ended: do they run out of memory? "
+        f'{_THEN} dask.config.set({{"distributed.deploy.lost-worker-timeout": "1h"}}) before the '
+        "cluster is made keeps their places."
     )
 
 

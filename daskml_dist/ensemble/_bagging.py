@@ -25,6 +25,7 @@ from daskml_dist._theirs import checked_as_theirs
 from daskml_dist.data.collection import Collection, as_collection
 from daskml_dist.data.conversion import as_column
 from daskml_dist.data.feature_names import check_feature_names, remember_dtypes
+from daskml_dist.data.foreign import convert_foreign, named_blocks
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import doing, tell
@@ -152,6 +153,7 @@ class Bagging(OnBlocks):
         InvalidParameterError, InvalidDataError
         """
         self._drawn_rows = None
+        X, y, sample_weight = named_blocks(*convert_foreign(X, y, sample_weight))
         if not is_dask(X):
             y, given = here(
                 X, y, {**fit_params, "sample_weight": sample_weight}, labels=is_classifier(self)

@@ -232,7 +232,7 @@ class BaseBoosting(BaseRounds):
         if any(info.sparse for info in rows.survey.infos):
             raise InvalidDataError(
                 "X is sparse, and trees need dense rows. Convert it: X.map_blocks(lambda b: "
-                "b.toarray())."
+                "b.toarray()), or X.sparse.to_dense() of a frame of sparse columns."
             )
         if self._of_fit is not None and rows.classes is not None:
             sums = self._of_fit.label_weights(rows.survey, rows.classes)

@@ -14,6 +14,7 @@ from daskml_dist._lazy_labels import encoded, labels_of
 from daskml_dist._members import here, params_of, taken
 from daskml_dist._on_blocks import OnBlocks
 from daskml_dist._theirs import checked_as_theirs
+from daskml_dist.data.foreign import convert_foreign, named_blocks
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.works import doing
 from daskml_dist.errors import InvalidParameterError
@@ -58,6 +59,7 @@ class Named(OnBlocks):
         ------
         InvalidParameterError, InvalidDataError
         """
+        X, y = named_blocks(*convert_foreign(X, y))
         if not is_dask(X):
             y, fit_params = here(X, y, fit_params, labels=is_classifier(self))
             found: Self = super().fit(X, y, **fit_params)  # type: ignore[misc]

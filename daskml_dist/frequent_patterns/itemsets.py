@@ -16,6 +16,7 @@ from daskml_dist._checks import check_count, check_number, check_run
 from daskml_dist._rounds import BaseRounds
 from daskml_dist._run import Run
 from daskml_dist.data.baskets import baskets_of_frame
+from daskml_dist.data.foreign import column_names_of, convert_foreign
 from daskml_dist.data.optional import load_pandas
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.models.baskets import Baskets
@@ -111,6 +112,7 @@ def frequent_itemsets(
             f"basket={basket!r} and item={item!r}: name both columns of a frame that has a row for "
             "each entry, or none of them."
         )
+    X = convert_foreign(X)
     if basket is None:
         names = _names(X)
     else:
@@ -179,7 +181,7 @@ class _Itemsets(BaseRounds):
 def _names(X: Any) -> NDArray[Any] | None:
     """Names of a frame's columns; None for what has none."""
     if not is_dataframe_like(X):
-        return None
+        return column_names_of(X)
     names = _objects(list(X.columns))
     if twice := [name for name, n in Counter(names.tolist()).items() if n > 1]:
         raise InvalidDataError(

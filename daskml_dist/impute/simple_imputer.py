@@ -15,6 +15,7 @@ from sklearn.utils._missing import is_scalar_nan
 from daskml_dist._transformer import BlockTransformer
 from daskml_dist.data.columns import column_moments
 from daskml_dist.data.conversion import as_rows
+from daskml_dist.data.foreign import densify_columns
 from daskml_dist.data.optional import load_pandas
 from daskml_dist.data.quantiles import merge_sketches, sketch_column
 from daskml_dist.errors import InvalidDataError
@@ -66,7 +67,7 @@ class SimpleImputer(BlockTransformer, impute.SimpleImputer):
                 "there is zero, not missing. Make them dense: X.map_blocks(lambda x: x.toarray())."
             )
         is_frame = is_dataframe_like(X)
-        X = X if is_frame else np.asarray(X)
+        X = densify_columns(X) if is_frame else np.asarray(X)
         dtypes = list(X.dtypes) if is_frame else [X.dtype] * X.shape[1]
         if self._counts_numbers(dtypes):
             return *self._of_numbers(as_rows(X, any_order=True)), dtypes, is_frame

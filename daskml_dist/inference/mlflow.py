@@ -27,6 +27,7 @@ import numpy as np
 from daskml_dist._version import __version__
 from daskml_dist.errors import ModelFileError
 from daskml_dist.inference.saved import load, read_manifest, save
+from daskml_dist.inference.saved.manifest import needed_names
 from daskml_dist.inference.saved.model_file import formats
 
 __all__ = ["FLAVOR", "load_model", "log_model", "save_model"]
@@ -94,7 +95,9 @@ def save_model(
     manifest = read_manifest(folder / data)
     model = mlflow.models.Model() if mlflow_model is None else mlflow_model
     method = _default_method(estimator)
-    model.signature = _signature(manifest, method) if signature is None else signature
+    if signature is None:
+        signature = _signature(manifest, method, needed_names(estimator))
+    model.signature = signature
     facts = {name: manifest[name] for name in ("estimator", "inputs", "outputs", "training")}
     model.metadata = {**(model.metadata or {}), **(metadata or {}), FLAVOR: facts}
     wanted = _requirements(manifest, suffix, estimator)
@@ -179,8 +182,11 @@ _TYPES = {
 }  # fmt: skip
 
 
-def _signature(manifest: dict[str, Any], default: str) -> Any:
-    """Signature of the features' names and dtypes; without inputs where these are not known."""
+def _signature(manifest: dict[str, Any], default: str, needed: list[str] | None) -> Any:
+    """Signature of the features' names and dtypes; without inputs where these are not known.
+
+    Features that are not `needed`, as the model drops them, may be missing.
+    """
     from mlflow.models import ModelSignature
     from mlflow.types.schema import AnyType, ColSpec, ParamSchema, ParamSpec, Schema, TensorSpec
 
@@ -193,7 +199,8 @@ def _signature(manifest: dict[str, Any], default: str) -> Any:
         anything: Any = AnyType
         types: dict[str, Any] = {**_TYPES, "category": anything()}
         if all(one in types for one in each):
-            inputs = Schema([ColSpec(types[t], n) for n, t in zip(names, each, strict=True)])
+            columns = zip(names, each, strict=True)
+            inputs = Schema([ColSpec(types[t], n, n in (needed or names)) for n, t in columns])
     elif n_features and dtypes and len(dtypes) == 1 and np.dtype(dtypes[0]).kind in "fiub":
         inputs = Schema([TensorSpec(np.dtype(dtypes[0]), (-1, n_features))])
     params = ParamSchema([ParamSpec("method", "string", default)])

@@ -18,6 +18,7 @@ from dask.utils import is_dataframe_like, is_series_like
 from scipy import sparse
 
 from daskml_dist.data.conversion import as_array_block, to_host
+from daskml_dist.data.foreign import convert_foreign
 from daskml_dist.data.lazy import join_column_chunks, join_delayed
 from daskml_dist.data.lowering import frame_of_tasks, frame_pieces
 from daskml_dist.errors import DaskMLDistError, InvalidDataError, as_ours
@@ -72,7 +73,7 @@ def map_pieces(apply: Callable[..., Any], function: Any, X: Any, empty: Any) -> 
         the user has of these rows would not match.
     """
     name = f"{getattr(function, '__name__', 'transform')}-{uuid.uuid4().hex}"
-    once, X = shared(function), join_delayed(X, 2)
+    once, X = shared(function), join_delayed(convert_foreign(X), 2)
     if isinstance(X, da.Array) and not is_dataframe_like(empty):
         return _map_chunks(apply, once, X if X.ndim < 2 else join_column_chunks(X), empty, name)
     if isinstance(X, da.Array):

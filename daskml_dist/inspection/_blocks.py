@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from daskml_dist.data.conversion import as_column, to_host, where
+from daskml_dist.data.foreign import densify_columns
 from daskml_dist.errors import InvalidDataError
 
 __all__ = ["column_of", "read_rows", "weights_of"]
 
 
-def read_rows(X: Any, index: int) -> Any:
+def read_rows(X: Any, index: int | None) -> Any:
     """Rows of a block: a frame, or an ndarray.
 
     Raises
@@ -30,7 +31,7 @@ def read_rows(X: Any, index: int) -> Any:
             f"{where(index)}X is sparse, and its columns cannot be changed as such. Convert it: "
             "X.map_blocks(lambda b: b.toarray())."
         )
-    return rows if is_dataframe_like(rows) else np.asarray(rows)
+    return densify_columns(rows) if is_dataframe_like(rows) else np.asarray(rows)
 
 
 def column_of(values: Any, name: str, index: int, n: int) -> NDArray[Any]:

@@ -10,11 +10,13 @@ from typing import Any
 import dask.array as da
 import numpy as np
 from dask.delayed import delayed
+from dask.utils import is_dataframe_like
 from numpy.typing import NDArray
 from sklearn.utils import Bunch
 
 from daskml_dist._transformer import check_fitted
 from daskml_dist.data.collection import as_collection
+from daskml_dist.data.foreign import convert_foreign, named_blocks
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import ExportError, InvalidParameterError
@@ -127,8 +129,11 @@ def partial_dependence(
     if kind == "average" and sample_weight is None:
         trees = _of_trees(estimator, method)
     method = "brute" if trees is None and method == "auto" else method
+    X, sample_weight = named_blocks(*convert_foreign(X, sample_weight))
     collection = as_collection(X, None, sample_weight, numeric=False)
     if collection.kind == "memory":
+        if is_dataframe_like(X) or hasattr(X, "tocsr"):
+            X = read_rows(X, None)  # whose values can be set one by one
         return _by_scikit_learn(
             estimator if trees is None else trees, X, features, method=method,
             custom_values=custom_values, sample_weight=sample_weight, **asked,

@@ -16,6 +16,7 @@ from daskml_dist._accepted import check_value
 from daskml_dist._checks import check_count, seed_of
 from daskml_dist._transformer import check_fitted
 from daskml_dist.data.collection import Collection, as_collection, take_columns
+from daskml_dist.data.foreign import named_blocks
 from daskml_dist.data.permutations import Draw
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import reading
@@ -115,7 +116,7 @@ def permutation_importance(
     check_value("permutation_importance", "n_jobs", n_jobs)
     named = _by_name(scoring)
     scores = {name: score_of(estimator, one) for name, one in named.items()}
-    X, y, sample_weight = take_columns(X, y, sample_weight)
+    X, y, sample_weight = named_blocks(*take_columns(X, y, sample_weight))
     if y is None:
         raise InvalidDataError("permutation_importance scores predictions of y. Pass y as well.")
     collection = as_collection(X, y, sample_weight, numeric=False)

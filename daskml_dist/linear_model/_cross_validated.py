@@ -86,7 +86,7 @@ class CrossValidated(BaseLinear):
         y = plain_objects(y) if isinstance(y, np.ndarray) and y.dtype.kind == "O" else y
         check_feature_names(self, X, reset=True)
         given = {} if weight is None else {"sample_weight": weight}
-        y, groups, given = beside(X, y, groups, given)
+        X, y, groups, given = beside(X, y, groups, given)
         return Splits(self, X, y, groups, given, self.cv)
 
     def _stack(

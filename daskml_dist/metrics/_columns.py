@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.data.collection import Collection, as_collection
 from daskml_dist.data.conversion import as_column, to_host, where
+from daskml_dist.data.foreign import convert_foreign
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import lazily_reduced, reduce_parts
 from daskml_dist.diagnostics.works import reading
@@ -103,7 +104,8 @@ class Columns:
         InvalidDataError, InvalidParameterError
             In place of scikit-learn's own.
         """
-        y_true, y_pred, weight = map(to_host, (y_true, y_pred, sample_weight))
+        given = convert_foreign(y_true, y_pred, sample_weight)
+        y_true, y_pred, weight = map(to_host, given)
         try:
             rows = self.read(None, y_pred, y_true, weight)
         except InvalidDataError as own:
@@ -265,6 +267,7 @@ def called(metric: Callable[..., S], *args: Any, **options: Any) -> S:
     InvalidDataError, InvalidParameterError
         In place of scikit-learn's own.
     """
+    args = tuple(map(convert_foreign, args))
     try:
         return metric(*args, **options)
     except ZeroDivisionError as error:
@@ -344,6 +347,7 @@ def _each_row(weight: Any, y_true: Any) -> Any:
 
 def _as_table(values: Any, name: str) -> Any:
     """Rows of one or more columns, which `as_collection` takes as X."""
+    values = convert_foreign(values)
     if isinstance(values, da.Array):
         return values[:, np.newaxis] if values.ndim == 1 else values
     if is_dask(values):

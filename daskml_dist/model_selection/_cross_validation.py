@@ -88,7 +88,7 @@ def cross_validate(
     >>> sorted(scores)
     ['fit_time', 'score_time', 'test_accuracy', 'test_roc_auc']
     """
-    y, groups, fit_params = beside(X, y, groups, params)
+    X, y, groups, fit_params = beside(X, y, groups, params)
     if not any(map(is_dask, (X, y, groups, *fit_params.values()))):
         found: dict[str, Any] = model_selection.cross_validate(
             estimator, X, y, groups=groups, scoring=scoring, cv=cv, n_jobs=n_jobs,
@@ -231,7 +231,7 @@ def cross_val_predict(
     >>> cross_val_predict(LogisticRegression(), X, y, cv=3).shape
     (60,)
     """
-    y, groups, fit_params = beside(X, y, groups, params)
+    X, y, groups, fit_params = beside(X, y, groups, params)
     if not any(map(is_dask, (X, y, groups, *fit_params.values()))):
         return model_selection.cross_val_predict(
             estimator, X, y, groups=groups, cv=cv, n_jobs=n_jobs, verbose=verbose,

@@ -80,7 +80,7 @@ def validation_curve(
     >>> test.shape
     (2, 3)
     """
-    y, groups, fit_params = beside(X, y, groups, params)
+    X, y, groups, fit_params = beside(X, y, groups, params)
     if isinstance(param_range, str) or not isinstance(param_range, Iterable):
         raise InvalidParameterError(
             f"param_range={param_range!r}: give a sequence of the values of {param_name}."
@@ -168,7 +168,7 @@ def learning_curve(
     >>> sizes.tolist(), test.shape
     ([20, 40], (2, 3))
     """
-    y, groups, fit_params = beside(X, y, groups, params)
+    X, y, groups, fit_params = beside(X, y, groups, params)
     lazy = any(map(is_dask, (X, y, groups, *fit_params.values())))
     if exploit_incremental_learning and lazy:
         raise InvalidParameterError(

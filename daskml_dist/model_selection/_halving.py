@@ -16,6 +16,7 @@ from sklearn import model_selection  # isort: skip
 from sklearn.base import is_classifier
 
 from daskml_dist._checks import check_number, taking_client
+from daskml_dist.data.foreign import convert_foreign
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.works import tell, tell_rung
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
@@ -64,6 +65,7 @@ class HalvingOnDask(SearchOnDask):
         ------
         InvalidParameterError, InvalidDataError
         """
+        X, y, groups = convert_foreign(X, y, groups)
         lazy = any(map(is_dask, (X, y, groups, *params.values())))
         if lazy or self._stacks():
             self._check_halving(y)

@@ -79,7 +79,7 @@ class SearchOnDask(TellsErrors, NamedParameters, Exported):
         ------
         InvalidParameterError, InvalidDataError
         """
-        y, groups, params = beside(X, y, groups, params)
+        X, y, groups, params = beside(X, y, groups, params)
         lazy = any(map(is_dask, (X, y, groups, *params.values())))
         asks = self._has_peer and (is_routed(params) or has_sklearns_callbacks(self))
         if not lazy and (asks or not self._stacks()):

@@ -18,6 +18,7 @@ from sklearn.utils import check_random_state
 
 from daskml_dist._theirs import TellsErrors, telling_errors
 from daskml_dist.data.collection import Collection, as_collection, take_columns
+from daskml_dist.data.foreign import convert_foreign
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.names import NamedParameters
@@ -75,6 +76,7 @@ class OnDask(TellsErrors, NamedParameters):
         InvalidDataError
             There are fewer rows (of a label, groups) than splits.
         """
+        X, y, groups = convert_foreign(X, y, groups)
         rows_of_X = X
         if isinstance(y, str):
             rows_of_X, y, _ = take_columns(X, y, None)

@@ -9,6 +9,7 @@ from sklearn import model_selection
 
 from daskml_dist._theirs import telling_errors
 from daskml_dist.data.collection import as_collection, take_columns
+from daskml_dist.data.foreign import convert_foreign
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.model_selection._codes import ByRange
@@ -69,6 +70,7 @@ def train_test_split(
     >>> X_train.shape, y_test.tolist()
     ((8, 2), [0, 1])
     """
+    arrays, stratify = tuple(map(convert_foreign, arrays)), convert_foreign(stratify)
     if isinstance(stratify, str) and arrays:
         _, stratify, _ = take_columns(arrays[0], stratify, None)
     if not any(map(is_dask, (*arrays, stratify))):

@@ -18,6 +18,7 @@ from sklearn.utils import _safe_indexing
 
 from daskml_dist.data.clients import computing_client
 from daskml_dist.data.collection import take_columns
+from daskml_dist.data.foreign import convert_foreign
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.works import tell
 from daskml_dist.errors import TrainingError
@@ -218,12 +219,13 @@ class Splits:
 
 def beside(
     X: Any, y: Any, groups: Any, params: Mapping[str, Any] | None
-) -> tuple[Any, Any, dict[str, Any]]:
-    """Targets, groups and arguments of ``fit``: beside rows in memory, all of them are there."""
+) -> tuple[Any, Any, Any, dict[str, Any]]:
+    """Rows, targets, groups and arguments of ``fit``: beside rows in memory, all are there."""
+    X, y, groups = convert_foreign(X, y, groups)
+    found = {name: convert_foreign(value) for name, value in (params or {}).items()}
     if is_dask(X):
-        return y, groups, dict(params or {})
-    found = {name: _here(value) for name, value in (params or {}).items()}
-    return _here(y), _here(groups), found
+        return X, y, groups, found
+    return X, _here(y), _here(groups), {name: _here(value) for name, value in found.items()}
 
 
 def _here(value: Any) -> Any:

@@ -15,7 +15,8 @@ from sklearn.utils import assert_all_finite
 
 from daskml_dist._transformer import BlockTransformer
 from daskml_dist.data.blocks import as_weights
-from daskml_dist.data.conversion import as_rows, plain_rows
+from daskml_dist.data.conversion import as_rows
+from daskml_dist.data.foreign import convert_foreign
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.quantiles import ColumnSketch, merge_sketches, rank_error, sketch_columns
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
@@ -89,9 +90,10 @@ class KBinsDiscretizer(BlockTransformer, preprocessing.KBinsDiscretizer):
         -------
         self
         """
+        X, sample_weight = convert_foreign(X, sample_weight)
         if is_dask(X) or is_dask(sample_weight):
             return self._fit_lazy(X, None, sample_weight)
-        preprocessing.KBinsDiscretizer.fit(self, plain_rows(X), y, sample_weight)
+        preprocessing.KBinsDiscretizer.fit(self, self._plain(X), y, sample_weight)
         self._keep(X)
         return self
 

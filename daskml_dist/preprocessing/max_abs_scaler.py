@@ -11,7 +11,8 @@ from sklearn.utils.sparsefuncs import min_max_axis
 
 from daskml_dist._transformer import BlockTransformer
 from daskml_dist.data.columns import check_no_infinity, column_ranges
-from daskml_dist.data.conversion import as_rows, plain_rows
+from daskml_dist.data.conversion import as_rows
+from daskml_dist.data.foreign import convert_foreign
 from daskml_dist.data.lazy import is_dask
 
 __all__ = ["MaxAbsScaler"]
@@ -45,9 +46,9 @@ class MaxAbsScaler(BlockTransformer, preprocessing.MaxAbsScaler):
     def partial_fit(self, X: Any, y: Any = None) -> Self:
         """Go on from the last fit with more rows; parameters as in :meth:`fit`."""
         # `_finish` fits scikit-learn, which comes through here with rows in memory.
-        if is_dask(X):
+        if is_dask(X := convert_foreign(X)):
             return self._fit_more(X)
-        preprocessing.MaxAbsScaler.partial_fit(self, plain_rows(X), y)
+        preprocessing.MaxAbsScaler.partial_fit(self, self._plain(X), y)
         return self
 
     def _summary(self) -> Any:

@@ -10,7 +10,8 @@ from sklearn import preprocessing
 
 from daskml_dist._transformer import BlockTransformer
 from daskml_dist.data.columns import column_ranges
-from daskml_dist.data.conversion import as_rows, plain_rows
+from daskml_dist.data.conversion import as_rows
+from daskml_dist.data.foreign import convert_foreign
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError
 
@@ -46,9 +47,9 @@ class MinMaxScaler(BlockTransformer, preprocessing.MinMaxScaler):
     def partial_fit(self, X: Any, y: Any = None) -> Self:
         """Go on from the last fit with more rows; parameters as in :meth:`fit`."""
         # `_finish` fits scikit-learn, which comes through here with rows in memory.
-        if is_dask(X):
+        if is_dask(X := convert_foreign(X)):
             return self._fit_more(X)
-        preprocessing.MinMaxScaler.partial_fit(self, plain_rows(X), y)
+        preprocessing.MinMaxScaler.partial_fit(self, self._plain(X), y)
         return self
 
     def _summary(self) -> Any:

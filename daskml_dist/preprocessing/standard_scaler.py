@@ -13,6 +13,7 @@ from daskml_dist._transformer import CopyingTransformer
 from daskml_dist.data.bad_values import telling_columns
 from daskml_dist.data.columns import column_moments
 from daskml_dist.data.conversion import as_rows
+from daskml_dist.data.foreign import convert_foreign
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError
 
@@ -62,19 +63,21 @@ class StandardScaler(CopyingTransformer, preprocessing.StandardScaler):
         -------
         self
         """
+        X, sample_weight = convert_foreign(X, sample_weight)
         if not (is_dask(X) or is_dask(sample_weight)):
             with telling_columns(X):
-                preprocessing.StandardScaler.fit(self, X, y, sample_weight)
+                preprocessing.StandardScaler.fit(self, self._plain(X), y, sample_weight)
             self._keep(X)
             return self
         return self._fit_lazy(X, None, sample_weight)
 
     def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Go on from the last fit with more rows; parameters as in :meth:`fit`."""
+        X, sample_weight = convert_foreign(X, sample_weight)
         if is_dask(X) or is_dask(sample_weight):
             return self._fit_more(X, sample_weight)
         with telling_columns(X):
-            preprocessing.StandardScaler.partial_fit(self, X, y, sample_weight)
+            preprocessing.StandardScaler.partial_fit(self, self._plain(X), y, sample_weight)
         return self
 
     def _summary(self) -> Any:
@@ -86,10 +89,11 @@ class StandardScaler(CopyingTransformer, preprocessing.StandardScaler):
             none = np.full(X.shape[1], np.nan)
             with_mean = self.with_mean or self.with_std
             return (none if with_mean else None), (none if self.with_std else None), np.zeros(())
+        X = as_rows(X, any_order=True) if sample_weight is None else X
         if sample_weight is not None or sparse.issparse(X):
             preprocessing.StandardScaler.fit(self, X, sample_weight=sample_weight)
             return self.mean_, self.var_, np.asarray(self.n_samples_seen_)
-        count, mean, var = column_moments(as_rows(X, any_order=True))
+        count, mean, var = column_moments(X)
         if not (self.with_mean or self.with_std):
             return None, None, count.astype(np.int64)
         return mean, var if self.with_std else None, count

@@ -15,6 +15,7 @@ from sklearn.utils.multiclass import type_of_target
 
 from daskml_dist.data.collection import as_collection, take_columns
 from daskml_dist.data.conversion import as_column, plain_rows, to_host
+from daskml_dist.data.foreign import convert_foreign
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.lowering import has_one_order
 from daskml_dist.data.reduce import reduce_parts
@@ -91,6 +92,7 @@ class TargetEncoder(CategoryTransformer, preprocessing.TargetEncoder):
         InvalidParameterError
             `target_type` is "binary" and `y` has more than two values.
         """
+        X, y = convert_foreign(X, y)
         if not (is_dask(X) or is_dask(y)):
             preprocessing.TargetEncoder.fit(self, *_plain(X, y))
             self._keep(X)
@@ -115,6 +117,7 @@ class TargetEncoder(CategoryTransformer, preprocessing.TargetEncoder):
         InvalidDataError
             As :meth:`fit`; and where `X` comes out of a shuffle, in another order at each reading.
         """
+        X, y = convert_foreign(X, y)
         if not (is_dask(X) or is_dask(y)):
             found = preprocessing.TargetEncoder.fit_transform(self, *_plain(X, y), **params)
             self._keep(X)

@@ -11,6 +11,7 @@ import pytest
 
 from chaos.arenas import Arena, KilledArena, NetworkArena, ProcessArena, network_problem
 from chaos.faults import Striker
+from chaos.pipelines import PairArena
 
 _struck: list[Striker] = []
 
@@ -31,6 +32,12 @@ def processes() -> Iterator[Arena]:
 def killed() -> Iterator[Arena]:
     """Three worker processes that come back however often they are killed."""
     yield from _opened(KilledArena())
+
+
+@pytest.fixture(scope="class")
+def pair() -> Iterator[Arena]:
+    """Two worker processes that come back however often they are killed."""
+    yield from _opened(PairArena())
 
 
 @pytest.fixture(scope="class")

@@ -34,7 +34,7 @@ from daskml_dist.ensemble import (
     RandomForestClassifier,
 )
 
-__all__ = ["Strike", "draw_strike", "survive"]
+__all__ = ["BOUND", "Kills", "Strike", "draw_strike", "survive"]
 
 N_ROWS, N_BLOCKS, FEATURES = 12_000, 12, 8
 #: Seconds in which a fit must end, whatever happens to it.
@@ -110,7 +110,8 @@ def survive(strike: Strike, arena: Arena) -> tuple[float, int]:
         _calm[key] = time.monotonic() - since, _calm[key][1]
     seconds, wanted = _calm[key]
     rows = _rows(strike, arena)
-    killer = _Killer(strike, arena, seconds)
+    waits = [strike.at * seconds, *[BETWEEN] * (strike.kills - 1)]
+    killer = Kills(strike.seed, arena, waits)
     since = time.monotonic()
     with dask.config.set({"daskml_dist.timeout": 60}), killer:
         model = _fit(strike, rows)
@@ -167,8 +168,18 @@ def _bits(model: Any) -> list[bytes]:
     return found
 
 
-class _Killer:
+class Kills:
     """Kills workers from a thread of its own, while a fit runs.
+
+    Parameters
+    ----------
+    seed : int
+        Which workers are killed.
+    arena : Arena
+    waits : list of float
+        Seconds before each kill.
+    in_turn : bool, default=False
+        Whether no worker is killed twice before all were, those that came back among them.
 
     Attributes
     ----------
@@ -176,16 +187,20 @@ class _Killer:
         Kills before the end of the fit.
     """
 
-    def __init__(self, strike: Strike, arena: Arena, seconds: float) -> None:
+    def __init__(
+        self, seed: int, arena: Arena, waits: list[float], *, in_turn: bool = False
+    ) -> None:
         self.met = 0
-        self._strike, self._arena = strike, arena
-        self._rng = np.random.default_rng([strike.seed, 6])
-        self._waits = [strike.at * seconds, *[BETWEEN] * (strike.kills - 1)]
+        self._arena, self._waits, self._in_turn = arena, waits, in_turn
+        self._rng = np.random.default_rng([seed, 6])
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
-        self._pids = {a: arena.pids([a])[0] for a in sorted(arena.workers())}
+        self._pids = self._alive()
 
-    def __enter__(self) -> _Killer:
+    def _alive(self) -> dict[str, int]:
+        return {a: self._arena.pids([a])[0] for a in sorted(self._arena.workers())}
+
+    def __enter__(self) -> Kills:
         self._thread.start()
         return self
 
@@ -197,6 +212,11 @@ class _Killer:
         for wait in self._waits:
             if self._ended.wait(wait):
                 return
+            if self._in_turn and not self._pids:
+                with suppress(Exception):  # one of them went meanwhile
+                    self._pids = self._alive()
+            if not self._pids:
+                continue
             victim = str(self._rng.choice(sorted(self._pids)))
             self.met += 1
             with suppress(ProcessLookupError):

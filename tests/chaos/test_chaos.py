@@ -19,6 +19,7 @@ from chaos.disks import FillDisk, small_disk
 from chaos.faults import NETWORK_KINDS, PASSES, PROCESS_KINDS, Fault, Striker, draw, prepare
 from chaos.growths import draw_strike, survive
 from chaos.moments import NETWORK_TROUBLES, PROCESS_TROUBLES, draw_trouble
+from chaos.pipelines import draw_ambush, outlast
 from chaos.works import classifier, do, objective
 from daskml_dist.errors import CheckpointError
 from daskml_dist.linear_model import SGDClassifier
@@ -187,3 +188,11 @@ class TestGrowths:
     @pytest.mark.parametrize("seed", _seeds(range(1000, 1100)))
     def test_strike(self, seed: int, killed: Arena) -> None:
         survive(draw_strike(seed), killed)
+
+
+class TestPipelines:
+    """Both workers killed under pipelines over dataframes."""
+
+    @pytest.mark.parametrize("seed", _seeds(range(1100, 1300)))
+    def test_ambush(self, seed: int, pair: Arena) -> None:
+        outlast(draw_ambush(seed), pair)

@@ -122,6 +122,14 @@ def _concatenated(table: pd.DataFrame, context: Context) -> Any:
     )  # fmt: skip
 
 
+def _single_rows(table: pd.DataFrame, context: Context) -> Any:
+    """Partitions of one row, and an empty one, before the others."""
+    few = min(3, len(table))
+    cuts = [*range(few), few, few, *np.linspace(few, len(table), context.n_blocks + 1).astype(int)]
+    parts = [dask.delayed(table.iloc[a:b]) for a, b in itertools.pairwise(cuts)]
+    return dd.from_delayed(parts, meta=table[:0])
+
+
 FRAME_SOURCES: dict[str, Callable[[pd.DataFrame, Context], Any]] = {
     "from_pandas": _from_pandas,
     "from_delayed": _from_delayed,
@@ -129,6 +137,7 @@ FRAME_SOURCES: dict[str, Callable[[pd.DataFrame, Context], Any]] = {
     "from_map": _from_map,
     "parquet": _parquet,
     "concatenated": _concatenated,
+    "single rows": _single_rows,
 }
 
 
@@ -244,6 +253,7 @@ FRAME_STEPS: dict[str, FrameStep] = {
     ),
     "sorted": FrameStep(lambda f, context: f.sort_values("key"), ordered=False),
     "indexed": FrameStep(lambda f, context: f.set_index("key", drop=False), ordered=False),
+    "sorted by target": FrameStep(lambda f, context: f.sort_values("y"), ordered=False),
     "merged": FrameStep(_merged, ordered=False),
     "without duplicates": FrameStep(_once, ordered=False),
     "halves joined": FrameStep(_halves),
@@ -328,6 +338,18 @@ def _permuted(arrays: Arrays, context: Context) -> Arrays:
     return {name: array[order] for name, array in arrays.items()}
 
 
+def _sorted_by_target(arrays: Arrays, context: Context) -> Arrays:
+    order = np.argsort(arrays["y"].compute(), kind="stable")
+    return {name: array[order] for name, array in arrays.items()}
+
+
+def _cut_into_single_rows(arrays: Arrays, context: Context) -> Arrays:
+    """Chunks of one row before and behind the others, and an empty one."""
+    n_rows = len(arrays["row"])
+    sizes = (1, 1, 0, n_rows - 3, 1)
+    return {name: array.rechunk({0: sizes}) for name, array in arrays.items()}
+
+
 def _sliced(arrays: Arrays, context: Context) -> Arrays:
     """The second half before the first. (Dask loses rows of empty chunks that are reversed.)"""
     middle = len(arrays["row"]) // 2
@@ -397,6 +419,8 @@ ARRAY_STEPS: dict[str, ArrayStep] = {
     "rechunked": ArrayStep(_rechunked),
     "column chunks": ArrayStep(_column_chunks),
     "permuted": ArrayStep(_permuted),
+    "sorted by target": ArrayStep(_sorted_by_target),
+    "single rows": ArrayStep(_cut_into_single_rows),
     "sliced": ArrayStep(_sliced),
     "mapped": ArrayStep(_each(lambda a: a.map_blocks(_same, dtype=a.dtype)), needs_sizes=False),
     "filtered": ArrayStep(_filtered, drops_junk=True),

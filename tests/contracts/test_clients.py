@@ -96,6 +96,8 @@ def test_plans_and_streams_given_no_client(no_clients: dict[str, Any]) -> None:
 #: Estimators whose fit looks at no row.
 LOOK_AT_NONE = {
     "Blockwise",
+    "Categorizer",
+    "DummyEncoder",
     "FeatureHasher",
     "HashingVectorizer",
     "NamespaceHasher",

@@ -20,6 +20,7 @@ from tests.quick import quick
 IN_MEMORY = [name for name, kind in CONTAINERS.items() if kind == "memory"]
 WITH_TARGETS = [name for name, s in SUBJECTS.items() if s.is_metric or hasattr(s.model, "predict")]
 ARRAYS = [name for name, kind in CONTAINERS.items() if kind == "array"]
+IN_ARRAYS = [name for name in SUBJECTS if not SUBJECTS[name].needs_names]
 
 
 def _same(data: Any, **given: Any) -> None:
@@ -68,6 +69,16 @@ def test_steps_of_arrays(step: str, data: Any) -> None:
 @given(data=st.data())
 def test_sources_of_arrays(source: str, container: str, data: Any) -> None:
     _same(data, container=container, source=source)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", ["sorted by target", "single rows"])
+@pytest.mark.parametrize("subject", IN_ARRAYS)
+@settings(drawn, max_examples=1)
+@given(data=st.data())
+def test_sorted_targets_and_blocks_of_one_row(subject: str, step: str, data: Any) -> None:
+    """Blocks that lack classes, and that have no spread, of every estimator and metric."""
+    _same(data, subjects=[subject], container="array", step=step)
 
 
 @pytest.mark.parametrize("container", ["frame", "array"])

@@ -86,6 +86,7 @@ def crew_client(crew: LocalCluster, assert_clean: Callable[..., None]) -> Iterat
     with Client(crew) as client:
         wait_for_three(client)
         yield client
+        wait_for_three(client)
         assert_clean(client)
 
 

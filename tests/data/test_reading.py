@@ -260,6 +260,27 @@ def test_who_waits_for_workers_is_told_once(told: pytest.LogCaptureFixture) -> N
     ] * 2
 
 
+def test_a_cluster_that_has_given_up_its_workers_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dask brings no worker back that is lost again soon; nobody waits minutes for one."""
+    monkeypatch.setattr(waiting, "_GIVEN_UP", 0.1)
+    with (
+        dask.config.set({"distributed.deploy.lost-worker-timeout": "1ms"}),
+        LocalCluster(n_workers=2, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        for worker in list(cluster.workers.values()):
+            cluster.sync(worker.close)
+        _until(lambda: not cluster.workers)
+        gone = r"given up the places of its 2 workers.* client\.cluster\.scale\(2\)"
+        with pytest.raises(TrainingError, match=gone):
+            _classifier().fit(*_rows())
+        with pytest.raises(TrainingError, match=gone):
+            StandardScaler().fit(da.zeros((4, 2), chunks=2))
+        cluster.scale(2)
+        _classifier().fit(*_rows())
+        _until(lambda: not client.futures)
+
+
 def test_a_fit_without_a_client_leaves_nothing_in_the_process(tmp_path: Path) -> None:
     _classifier().fit(*_lazy(tmp_path))
     left = [orders._orders, orders._aborted, orders._farewells, orders._trainers]

@@ -22,7 +22,7 @@ from daskml_dist.data import as_collection, lowering
 from daskml_dist.data.collection import take_columns
 from daskml_dist.data.lowering import _as_shown, _together, has_one_order
 from daskml_dist.data.recipes import make_recipes
-from daskml_dist.errors import InvalidDataError
+from daskml_dist.errors import DataLostError, InvalidDataError
 from daskml_dist.linear_model import LinearRegression, LogisticRegression, SGDClassifier
 from daskml_dist.metrics import accuracy_score, mean_squared_error, r2_score, roc_auc_score
 from daskml_dist.naive_bayes import GaussianNB
@@ -290,3 +290,29 @@ def test_a_lowering_that_leaves_partitions_out_is_not_taken(
     monkeypatch.setattr(lowering, "_together", shortened)
     monkeypatch.setattr(lowering, "_each_alone", shortened)
     assert _assert_aligned(as_collection(f[X], f["y"])) == N
+
+
+# --- arrays assigned to frames ---------------------------------------------------------------
+
+
+def _with_predictions(frame: Any, way: str) -> Any:
+    if way == "block by block":
+        meta = frame._meta.assign(p=0.0)
+        return frame.map_partitions(lambda part: part.assign(p=part["x0"]), meta=meta)
+    frame = frame.persist() if way == "persisted" else frame
+    return frame.assign(p=frame["x0"].to_dask_array())
+
+
+@pytest.mark.parametrize("way", ["persisted", "block by block"])
+def test_predictions_are_assigned_to_a_shuffled_frame(way: str, client: Client) -> None:
+    made = _with_predictions(_frame("shuffle"), way)
+    model = LinearRegression().fit(made[["p", "x1"]], made["y"])
+    np.testing.assert_allclose(model.coef_, [1, 0], atol=1e-9)
+
+
+def test_an_array_assigned_to_a_shuffled_frame_is_told(client: Client) -> None:
+    """Dask makes a graph of it that lacks tasks, whose own error speaks of lost dependencies."""
+    made = _with_predictions(_frame("shuffle"), "lazy")
+    for fit in (LinearRegression().fit, StandardScaler().fit):
+        with pytest.raises(DataLostError, match=r"df\.persist\(\) .* block by block"):
+            fit(made[["p", "x1"]], made["y"])

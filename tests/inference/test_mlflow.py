@@ -11,6 +11,7 @@ import pytest
 from numpy.testing import assert_array_equal
 from sklearn.pipeline import make_pipeline
 
+from daskml_dist.compose import make_column_transformer
 from daskml_dist.ensemble import HistGradientBoostingClassifier
 from daskml_dist.errors import ModelFileError, NotFittedError
 from daskml_dist.inference import mlflow as flavor
@@ -83,6 +84,17 @@ def test_the_signature_is_that_of_the_fit(tmp_path: Path, mlflow: Any) -> None:
     served = mlflow.pyfunc.load_model(str(tmp_path / "array"))
     (told,) = served.metadata.get_input_schema().inputs
     assert (told.type, told.shape) == (np.dtype("float64"), (-1, 3))
+
+
+def test_columns_that_the_model_drops_may_be_missing(tmp_path: Path, mlflow: Any) -> None:
+    columns = make_column_transformer((StandardScaler(), ["a", "c"]))
+    model = make_pipeline(columns, LogisticRegression()).fit(FRAME, Y)
+    flavor.save_model(model, tmp_path / "model")
+    served = mlflow.pyfunc.load_model(str(tmp_path / "model"))
+    for rows in (FRAME, FRAME[["a", "c"]]):
+        assert_array_equal(served.predict(rows), model.predict(FRAME))
+    with pytest.raises(mlflow.exceptions.MlflowException, match=r"missing inputs \['c'\]"):
+        served.predict(FRAME[["a", "b"]])
 
 
 def test_mistakes_are_named(tmp_path: Path, mlflow: Any) -> None:

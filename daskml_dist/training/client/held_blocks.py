@@ -16,6 +16,7 @@ from daskml_dist.data.bundles import bundled, make_bundle
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.recipes import Recipes, make_recipes
 from daskml_dist.data.scattered import scattered
+from daskml_dist.data.task_graphs import OR_NEVER_THERE
 from daskml_dist.data.waiting import tell_releases
 from daskml_dist.errors import DataLostError
 from daskml_dist.training.client.early import Early
@@ -122,10 +123,10 @@ class HeldBlocks:
         for key in recipes.held.difference(self._sources):
             if key not in self._client.futures:
                 raise DataLostError(
-                    f"X, y or sample_weight is made of {key}, which was persisted, and which "
-                    "nobody holds any more: the parts of a persisted collection hold nothing by "
-                    "themselves. Keep the collection that persist() returned until the fit is "
-                    "over, or pass it instead of its parts."
+                    f"X, y or sample_weight is made of {key}, which no task makes and nobody "
+                    "holds. Perhaps it was persisted: the parts of a persisted collection hold "
+                    "nothing by themselves. Keep the collection that persist() returned until the "
+                    f"fit is over, or pass it instead of its parts. {OR_NEVER_THERE}"
                 )
             self._sources[key] = Future(key, self._client)
 

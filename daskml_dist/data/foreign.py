@@ -1,0 +1,222 @@
+"""Containers of other libraries: xarray, pydata/sparse, sparse columns of pandas, lazy tables.
+
+None of these libraries is a dependency: an object is told by the module of its type, so nothing is
+imported that the user has not imported.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask.array as da
+import numpy as np
+from dask.utils import is_dataframe_like
+from numpy.typing import NDArray
+from scipy import sparse
+
+from daskml_dist.data.optional import load_pandas
+from daskml_dist.errors import InvalidTypeError
+
+__all__ = [
+    "NamedColumns",
+    "column_names_of",
+    "convert_foreign",
+    "densify_columns",
+    "frame_as_csr",
+    "is_sparse_frame",
+    "named_blocks",
+    "pydata_as_scipy",
+    "sparse_bools_as_floats",
+    "with_sizes_of",
+]
+
+#: How rows are made of an object that has none itself, by its package and class.
+_REMEDIES = {
+    ("polars", "LazyFrame"): "is a query that is not run yet: pass the result of its .collect()",
+    ("duckdb", "DuckDBPyRelation"): "is a query that is not run yet: pass the result of its .df()",
+    ("xarray", "Dataset"): (
+        "holds several variables: pass one array, such as dataset.to_array().T of variables of "
+        "one dimension, or a frame, dataset.to_dask_dataframe() or dataset.to_dataframe()"
+    ),
+}
+
+
+class NamedColumns(da.Array):
+    """A Dask Array whose columns have names: the data of an xarray.DataArray.
+
+    What Dask makes of it is a plain Dask Array, so names are checked before rows go anywhere, and
+    blocks have none. Steps that ask each block for names take :func:`named_blocks`.
+    """
+
+    column_names: NDArray[Any]
+
+
+def convert_foreign(*values: Any) -> Any:
+    """Convert containers of other libraries to those that the package reads.
+
+    Parameters
+    ----------
+    *values : object
+        X, y, weights, ...: an xarray.DataArray becomes its data (an array or Dask Array, with the
+        names of its columns where their coordinate holds strings); arrays of pydata/sparse, also as
+        chunks of a Dask Array, become CSR matrices of SciPy. All else stays as it is.
+
+    Returns
+    -------
+    object or tuple of object
+        One for one, else as many.
+
+    Raises
+    ------
+    InvalidTypeError
+        A query of Polars or DuckDB that is not yet run, or an xarray.Dataset; names the remedy.
+    """
+    converted = tuple(map(_converted, values))
+    return converted[0] if len(converted) == 1 else converted
+
+
+def _converted(value: Any) -> Any:
+    if isinstance(value, da.Array):
+        if not _is_pydata(value._meta):
+            return value
+        meta = pydata_as_scipy(value._meta)
+        return da.map_blocks(pydata_as_scipy, value, dtype=value.dtype, meta=meta)
+    package = type(value).__module__.partition(".")[0].lstrip("_")
+    if package == "sparse":
+        return pydata_as_scipy(value)
+    kind = type(value).__name__
+    if package == "xarray" and kind == "DataArray":
+        return _data_of(value)
+    if remedy := _REMEDIES.get((package, kind)):
+        raise InvalidTypeError(f"{package}.{kind} {remedy}.")
+    return value
+
+
+def column_names_of(values: Any) -> NDArray[Any] | None:
+    """Return the names of the columns of a :class:`NamedColumns`; None for anything else."""
+    return values.column_names if isinstance(values, NamedColumns) else None
+
+
+def named_blocks(X: Any, *beside: Any) -> Any:
+    """Return a :class:`NamedColumns` as a dask DataFrame, whose blocks have the names.
+
+    Parameters
+    ----------
+    X : rows of any kind; all but named arrays stay as they are
+    *beside : y, weights
+        Cut as X is, which a frame of unknown lengths could not ask for later.
+
+    Returns
+    -------
+    object or tuple of object
+        One for one, else as many.
+    """
+    found: tuple[Any, ...] = (X, *beside)
+    if (names := column_names_of(X)) is not None:
+        import dask.dataframe as dd
+
+        whole, rows = X.rechunk({1: -1}), {0: X.chunks[0]}
+        found = (
+            dd.from_dask_array(_plain_array(whole, whole.chunks), columns=list(names)),
+            *(value.rechunk(rows) if isinstance(value, da.Array) else value for value in beside),
+        )
+    return found if beside else found[0]
+
+
+def with_sizes_of(answers: Any, X: Any) -> Any:
+    """Return lazy answers to :func:`named_blocks` of X with the known sizes of the chunks of X."""
+    if column_names_of(X) is None or not isinstance(answers, da.Array):
+        return answers
+    return _plain_array(answers, (X.chunks[0], *answers.chunks[1:]))
+
+
+def _plain_array(array: da.Array, chunks: Any) -> da.Array:
+    return da.Array(array.dask, array.name, chunks, meta=array._meta)
+
+
+# --- xarray ----------------------------------------------------------------------------------
+
+
+def _data_of(array: Any) -> Any:
+    """Return the data of an xarray.DataArray, which is read where it lies in a file."""
+    data = _converted(array.data)
+    names = array.indexes.get(array.dims[1]) if array.ndim == 2 else None
+    if names is None or not all(isinstance(name, str) for name in names):
+        return data
+    if isinstance(data, da.Array):
+        make: Any = NamedColumns  # Dask gives its arrays no types
+        named = make(data.dask, data.name, data.chunks, meta=data._meta)
+        named.column_names = np.asarray(names, dtype=object)
+        return named
+    if sparse.issparse(data):
+        return data
+    return load_pandas().DataFrame(np.asarray(data), columns=list(names))
+
+
+# --- pydata/sparse ---------------------------------------------------------------------------
+
+
+def _is_pydata(value: Any) -> bool:
+    return type(value).__module__.startswith("sparse.")
+
+
+def pydata_as_scipy(value: Any) -> Any:
+    """Convert an array of pydata/sparse to a CSR array of SciPy; all else stays as it is.
+
+    An array of another number of dimensions than two, or whose fill value is not zero, for which
+    SciPy has no format, becomes dense.
+    """
+    if not _is_pydata(value):
+        return value
+    value = value.tocoo() if hasattr(value, "tocoo") else value
+    if value.ndim == 2 and value.fill_value == 0:
+        return sparse.csr_array(value.to_scipy_sparse())
+    return value.todense()
+
+
+# --- sparse columns of pandas ----------------------------------------------------------------
+
+
+def frame_as_csr(frame: Any) -> Any:
+    """Return the CSR matrix of a frame all of whose columns are sparse with zeros left out.
+
+    Returns
+    -------
+    CSR matrix, or None
+        None for any other frame; scikit-learn, too, makes mixed frames dense.
+    """
+    return frame.sparse.to_coo().tocsr() if is_sparse_frame(frame) else None
+
+
+def is_sparse_frame(frame: Any) -> bool:
+    """Tell whether all columns of a frame are sparse numbers, of which zeros are left out."""
+    kinds = set(frame.dtypes)
+    return bool(kinds) and all(map(_leaves_out_zeros, kinds))
+
+
+def _leaves_out_zeros(dtype: Any) -> bool:
+    return hasattr(dtype, "fill_value") and dtype.kind in "biuf" and bool(dtype.fill_value == 0)
+
+
+def densify_columns(frame: Any) -> Any:
+    """Return a pandas frame or series with dense columns in place of sparse ones."""
+    if not is_dataframe_like(frame):
+        return frame.sparse.to_dense() if hasattr(frame.dtype, "fill_value") else frame
+    wide = {
+        at: dtype.subtype
+        for at, dtype in zip(frame.columns, frame.dtypes, strict=True)
+        if hasattr(dtype, "fill_value")
+    }
+    return frame.astype(wide) if wide else frame
+
+
+def sparse_bools_as_floats(frame: Any) -> Any:
+    """Return a frame whose sparse columns of bool are float64, as arithmetic wants them."""
+    if not hasattr(frame, "dtypes") or not is_dataframe_like(frame):
+        return frame
+    wide = {
+        at: type(dtype)(np.float64, 0.0)
+        for at, dtype in zip(frame.columns, frame.dtypes, strict=True)
+        if hasattr(dtype, "fill_value") and dtype.kind == "b"
+    }
+    return frame.astype(wide) if wide else frame
