@@ -15,9 +15,11 @@ import pandas as pd
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.base import clone
+from sklearn.pipeline import make_pipeline
 
 from daskml_dist import linear_model, preprocessing
 from daskml_dist.cluster import KMeans
+from daskml_dist.compose import make_column_transformer
 from daskml_dist.decomposition import NMF
 from daskml_dist.ensemble import (
     HistGradientBoostingClassifier,
@@ -26,6 +28,7 @@ from daskml_dist.ensemble import (
 )
 from daskml_dist.errors import ExportError, ModelFileError
 from daskml_dist.feature_extraction import CountVectorizer
+from daskml_dist.inference import to_onnx
 from daskml_dist.inference.export.onnx_trees import prepare_trees
 from tests.inference.test_tree_twins import BOOSTING, LABELS, TARGETS, TREES, X, Y
 
@@ -151,6 +154,23 @@ def test_models_are_exported_or_the_error_is_one_of_exports(
     except ExportError as error:
         said = str(error)
     assert re.search(r"sample|to_sklearn\(\)", said or "sample")
+
+
+@pytest.mark.parametrize("kept", [["size"], ["size", "job"]])
+def test_columns_that_a_model_drops_are_no_inputs(kept: list[str]) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("skl2onnx", reason="needs the extra export")
+    frame = pd.DataFrame({"id": np.arange(40), "size": ROWS[:40, 0], "job": ["a", "b"] * 20})
+    encoders = {"size": preprocessing.StandardScaler(), "job": preprocessing.OneHotEncoder()}
+    columns = make_column_transformer(*((encoders[name], [name]) for name in kept))
+    model = make_pipeline(columns, linear_model.LogisticRegression())
+    model.fit(frame, frame["size"] > 0)
+    made = to_onnx(model, sample=frame[:5]).SerializeToString()
+    session = runtime.InferenceSession(made, providers=["CPUExecutionProvider"])
+    assert [one.name for one in session.get_inputs()] == kept
+    rows = {name: frame[[name]].to_numpy() for name in kept}
+    _, shares = session.run(None, rows)
+    assert_allclose(shares, model.predict_proba(frame), atol=1e-6)
 
 
 def test_files_of_onnx_are_replaced_in_one_move(tmp_path: Path) -> None:

@@ -43,7 +43,8 @@ def to_onnx(estimator: Any, path: Any = None, *, sample: Any = None) -> Any:
     Returns
     -------
     onnx.ModelProto
-        Of a classifier, the outputs are labels and probabilities (a matrix).
+        Of a classifier, the outputs are labels and probabilities (a matrix). Columns of `sample`
+        that the estimator's ``ColumnTransformer`` drops are no inputs.
 
     Raises
     ------
@@ -82,6 +83,7 @@ def to_onnx(estimator: Any, path: Any = None, *, sample: Any = None) -> Any:
     if _has_shares(twin):
         more["options"] = {"zipmap": False}
     model = _converted(skl2onnx, twin, more)
+    _drop_unread_inputs(model.graph)
     complete_trees(trees, model)
     _check_answers(twin, _opened(model, session_of, twin), sample)
     if path is not None:
@@ -101,6 +103,26 @@ def _converted(skl2onnx: Any, twin: Any, more: dict[str, Any]) -> Any:
             f"skl2onnx {skl2onnx.__version__} has no ONNX for this {type(twin).__name__}: "
             f"{str(error)[:400]}\n{_REMEDY}"
         ) from error
+
+
+def _drop_unread_inputs(graph: Any) -> None:
+    """Leave out inputs that no node reads: columns that a ColumnTransformer drops."""
+    read = _names_read(graph)
+    kept = [one for one in graph.input if one.name in read]
+    if kept and len(kept) < len(graph.input):
+        del graph.input[:]
+        graph.input.extend(kept)
+
+
+def _names_read(graph: Any) -> set[str]:
+    """Return the names that the nodes of a graph read, those within nodes too."""
+    read = {one.name for one in graph.output}
+    for node in graph.node:
+        read.update(node.input)
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                read |= _names_read(inner)
+    return read
 
 
 def _opened(model: Any, session_of: Any, twin: Any) -> Any:
@@ -202,7 +224,7 @@ def _answers(twin: Any, sample: Any) -> NDArray[Any]:
 
 def _inputs(session: Any, sample: Any) -> dict[str, Any]:
     names = [one.name for one in session.get_inputs()]
-    if len(names) == 1:
+    if len(names) == 1 and names[0] not in getattr(sample, "columns", ()):
         return {names[0]: np.asarray(sample)}
     return {name: np.asarray(sample[name]).reshape(-1, 1) for name in names}
 
