@@ -86,7 +86,7 @@ def test_the_search_finds_what_readers_look_for() -> None:
     for stem, page in (
         ("hyperparamet", "model_selection"),
         ("imbal", "tuning"),
-        ("anomal", "mixture"),
+        ("anomali", "mixture"),  # of anomaly and anomalies
         ("pickl", "export"),
     ):
         pages = set()
