@@ -24,7 +24,7 @@ from daskml_dist._theirs import checked_as_theirs
 from daskml_dist.data.collection import Collection, as_collection, take_columns
 from daskml_dist.data.computing import tried
 from daskml_dist.data.conversion import as_column as column_of
-from daskml_dist.data.conversion import plain_objects
+from daskml_dist.data.conversion import plain_objects, rows_at
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.unique_names import check_unique_names
 from daskml_dist.diagnostics.works import tell
@@ -269,7 +269,7 @@ def _out_of_fold(roles: Any, both: Any, X: Any, codes: NDArray[np.int64]) -> Any
         for at, fitted in zip(played, fits, strict=True):
             if not at.any():
                 continue
-            rows = X.iloc[np.flatnonzero(at)] if hasattr(X, "iloc") else X[np.flatnonzero(at)]
+            rows = rows_at(X, np.flatnonzero(at))
             answers = _in_order(fitted, method, rows, own.n_classes)
             several = answers if isinstance(answers, list) else [answers]
             if out is None:

@@ -10,7 +10,7 @@ from dask.delayed import delayed
 from numpy.typing import NDArray
 
 from daskml_dist.data.collection import Collection
-from daskml_dist.data.conversion import as_column
+from daskml_dist.data.conversion import as_column, rows_at
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.inference.share import shared
 from daskml_dist.model_selection._roles import TEST, Roles
@@ -94,7 +94,7 @@ class Asked:
     ) -> Answers | None:
         if not len(at):
             return None
-        scores = answered(fitted, X.iloc[at] if hasattr(X, "iloc") else X[at])
+        scores = answered(fitted, rows_at(X, at))
         if whole and scores.shape[1] not in (1, len(self.classes)):
             known = np.searchsorted(self.classes, fitted.classes_)
             none = 0.0 if not has_decisions(fitted) else np.finfo(scores.dtype).min

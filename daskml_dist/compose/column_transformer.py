@@ -16,7 +16,7 @@ from sklearn.utils import get_tags
 from daskml_dist._transformer import BlockTransformer
 from daskml_dist.compose.blockwise import Blockwise
 from daskml_dist.data.clients import computing_client
-from daskml_dist.data.conversion import plain_rows
+from daskml_dist.data.conversion import as_array_block, plain_rows
 from daskml_dist.data.foreign import convert_foreign, named_blocks, with_sizes_of
 from daskml_dist.data.lazy import is_dask, join_column_chunks
 from daskml_dist.data.optional import load_pandas
@@ -292,7 +292,8 @@ def _head(X: Any) -> Any:
         heads = (part.head(_HEAD, npartitions=1, compute=False) for part in parts)
     else:
         array = join_column_chunks(X)
-        heads = (array.blocks[i] for i in range(array.numblocks[0]))
+        chunks = (array.blocks[i] for i in range(array.numblocks[0]))
+        heads = (chunk.map_blocks(as_array_block, "X", None, meta=X._meta) for chunk in chunks)
     for lazy in heads:
         head = plain_rows(lazy.compute())
         if head.shape[0]:

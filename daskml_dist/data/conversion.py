@@ -34,6 +34,7 @@ __all__ = [
     "own_dtype",
     "plain_objects",
     "plain_rows",
+    "rows_at",
     "to_host",
     "where",
 ]
@@ -155,7 +156,7 @@ def to_host(values: Any) -> Any:
     return values.get() if device_of(values) == "gpu" else pydata_as_scipy(values)
 
 
-def as_array_block(values: Any, name: str, index: int) -> Any:
+def as_array_block(values: Any, name: str, index: int | None) -> Any:
     """Return a block of a Dask Array as an array where it is lists, which Dask lets through.
 
     Raises
@@ -164,6 +165,12 @@ def as_array_block(values: Any, name: str, index: int) -> Any:
         Its rows have several lengths.
     """
     return _as_array(values, name, index) if isinstance(values, list | tuple) else values
+
+
+def rows_at(rows: Any, at: Any) -> Any:
+    """Return rows of a block by their positions, of a frame, array, sparse matrix or lists."""
+    rows = as_array_block(rows, "X", None)
+    return rows.iloc[at] if hasattr(rows, "iloc") else rows[at]
 
 
 def float_dtype(dtype: Any) -> str:

@@ -57,6 +57,11 @@ def cannot_be_read(what: str, error: BaseException, task: str = "") -> InvalidDa
             "meta), in a collection's .columns and .dtypes. Let the function that makes the block "
             "give these, or tell Dask the right ones: meta=..., or dtype= where files are read."
         )
+    if isinstance(error, TypeError) and "list indices" in str(error):
+        return InvalidDataError(
+            f"{said}The block of a Dask Array is a list, of which Dask takes no part. Make arrays "
+            "of all blocks first: X.map_blocks(numpy.asarray)."
+        )
     return InvalidDataError(f"{said}Mend or leave out the file or the task that makes it.")
 
 

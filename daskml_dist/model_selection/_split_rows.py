@@ -15,6 +15,7 @@ from scipy import sparse
 
 from daskml_dist.data.blocks import check_length
 from daskml_dist.data.collection import Collection, as_collection
+from daskml_dist.data.conversion import rows_at
 from daskml_dist.data.lazy import is_dask, is_dask_frame
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.data.unread import unread
@@ -196,7 +197,7 @@ def _indexed(mask: NDArray[np.bool_], rows: Any) -> Any:
 
 def _take(roles: Roles, split: int, role: int, rows: Any, codes: Ints) -> Any:
     at = np.flatnonzero(roles.played(codes, split) == role)
-    return rows.iloc[at] if hasattr(rows, "iloc") else rows[at]
+    return rows_at(rows, at)
 
 
 def _gathered(

@@ -13,10 +13,12 @@ from sklearn.base import clone
 from sklearn.pipeline import make_pipeline
 
 from daskml_dist.cluster import KMeans
+from daskml_dist.compose import make_column_transformer
 from daskml_dist.decomposition import PCA, IncrementalPCA
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.linear_model import LogisticRegression
-from daskml_dist.metrics import accuracy_score
+from daskml_dist.metrics import accuracy_score, mean_squared_error
+from daskml_dist.model_selection import cross_val_score, train_test_split
 from daskml_dist.naive_bayes import GaussianNB
 from daskml_dist.preprocessing import (
     KBinsDiscretizer,
@@ -95,6 +97,30 @@ def test_models(model: Any) -> None:
         np.testing.assert_array_equal(found.predict(X), expected.predict(X))
         assert found.score(_listed(X), _listed(y)) == expected.score(X, y)
         assert accuracy_score(_listed(y), found.predict(_listed(X))) == expected.score(X, y)
+
+
+def test_splits() -> None:
+    X, y = _rows()
+    parts = [part.compute() for part in train_test_split(_listed(X), _listed(y), random_state=0)]
+    assert [part.shape for part in parts] == [(30, 3), (10, 3), (30,), (10,)]
+    scores = [cross_val_score(GaussianNB(), *rows, cv=2) for rows in _both(X, y)]
+    np.testing.assert_allclose(*scores)
+
+
+@pytest.mark.parametrize(
+    "fit",
+    [
+        lambda X, y: GaussianNB().fit(X[:, :2], y),
+        lambda X, y: make_column_transformer((StandardScaler(), [0])).fit_transform(X),
+        lambda X, y: mean_squared_error(X[:, 0], y),
+    ],
+    ids=["columns", "ColumnTransformer", "metric"],
+)
+def test_parts_of_lists_are_told(fit: Any) -> None:
+    """Dask itself takes no columns of a list."""
+    X, y = _rows()
+    with pytest.raises(InvalidDataError, match=r"is a list.*map_blocks\(numpy\.asarray\)"):
+        fit(_listed(X), _listed(y))
 
 
 def test_rows_of_several_lengths_are_told() -> None:
