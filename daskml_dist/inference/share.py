@@ -11,7 +11,7 @@ from dask.delayed import delayed
 
 from daskml_dist.data.scattered import scattered
 
-__all__ = ["shared"]
+__all__ = ["current_client", "shared"]
 
 #: Bytes from which a function is sent to the workers apart from the graph.
 _LARGE = 2**20
@@ -32,7 +32,7 @@ def shared(function: Callable[..., Any]) -> Any:
     """
     if len(cloudpickle.dumps(function)) < _LARGE:
         return function
-    client = _current_client()
+    client = current_client()
     if client is None:
         return delayed(function, pure=False)
     # The graph keeps the future, and the future the copies, which a lost worker leaves to others.
@@ -40,7 +40,7 @@ def shared(function: Callable[..., Any]) -> Any:
     return delayed(future)
 
 
-def _current_client() -> Any | None:
+def current_client() -> Any | None:
     # Without distributed loaded there is no client, and no need to load it.
     if "distributed" not in sys.modules:
         return None

@@ -1,27 +1,37 @@
 """Searches over pipelines: those that differ in the last step alone are one stack a split.
 
 Transformers are fitted to the training rows of a split once for all its candidates, and what they
-make of the rows is made as a stack reads these.
+make of the rows is made as a stack reads these. The cluster keeps the rows of the source meanwhile,
+where its memory has room.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from dask.base import tokenize
+from dask.sizeof import sizeof
 from sklearn.base import clone
 from sklearn.pipeline import Pipeline
 
+from daskml_dist.data.reduce import reduce_parts
+from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.inference.share import current_client
 from daskml_dist.model_selection._checks import knows_dask
 from daskml_dist.model_selection._stacking import stacked_fits, stacks
 from daskml_dist.model_selection._validation import Fitted, Splits
 from daskml_dist.models.stacked import TRAIN
 
 __all__ = ["fits_of_stacks", "pipelines_stack", "score_names", "stacked_pipelines"]
+
+#: Share of the workers' memory that rows of a search may take beside those of its fits, which
+#: keep up to 0.4 of it (`Run.memory_budget`).
+_KEPT_SHARE = 0.2
 
 
 def pipelines_stack(estimators: Sequence[Any]) -> bool:
@@ -108,25 +118,69 @@ def stacked_pipelines(
     options = {"train_score": train_score, "error_score": error_score}
     found: dict[int, list[Fitted]] = {}
     n_stacks = 0
-    for numbers in _alike(estimators):
-        pipelines = [estimators[number] for number in numbers]
-        for split in range(splits.n_splits):
-            begin = time.perf_counter()
-            X, y, _ = splits.side(split, TRAIN)
-            head = clone(Pipeline(pipelines[0].steps[:-1])).fit(X, y)
-            rows = splits.of_split(split, head.transform(splits.inputs[0]))
-            seconds = (time.perf_counter() - begin) / len(numbers)
-            last = [clone(pipeline.steps[-1][1]) for pipeline in pipelines]
-            of_split = stacked_fits(last, rows, scoring, scorers, **options)
-            if of_split is None:
-                return None
-            n_stacks += of_split[1]
-            for number, (fit,) in zip(numbers, of_split[0], strict=True):
-                fit.fit_time += seconds
-                if fit.estimator is not None:
-                    fit.estimator = _with_last(estimators[number], head, fit.estimator)
-                found.setdefault(number, []).append(fit)
+    with _kept_source(splits) as splits:
+        for numbers in _alike(estimators):
+            pipelines = [estimators[number] for number in numbers]
+            for split in range(splits.n_splits):
+                begin = time.perf_counter()
+                X, y, _ = splits.side(split, TRAIN)
+                head = clone(Pipeline(pipelines[0].steps[:-1])).fit(X, y)
+                rows = splits.of_split(split, head.transform(splits.inputs[0]))
+                seconds = (time.perf_counter() - begin) / len(numbers)
+                last = [clone(pipeline.steps[-1][1]) for pipeline in pipelines]
+                of_split = stacked_fits(last, rows, scoring, scorers, **options)
+                if of_split is None:
+                    return None
+                n_stacks += of_split[1]
+                for number, (fit,) in zip(numbers, of_split[0], strict=True):
+                    fit.fit_time += seconds
+                    if fit.estimator is not None:
+                        fit.estimator = _with_last(estimators[number], head, fit.estimator)
+                    found.setdefault(number, []).append(fit)
     return [found[number] for number in range(len(estimators))], n_stacks
+
+
+@contextmanager
+def _kept_source(splits: Splits) -> Iterator[Splits]:
+    """Persist lazy rows on the cluster for the search, where they fit beside those of its fits.
+
+    The transformers and the stack of each split read all rows, which would be read from the source
+    some four times a split.
+    """
+    client = None if splits.codes is not None else current_client()
+    if client is None:
+        yield splits
+        return
+    # Whoever only imports a search does without distributed.
+    from distributed.client import futures_of
+
+    from daskml_dist.training.dask_internals import list_workers
+
+    if futures_of(splits.inputs[0]):  # the user has persisted the rows
+        yield splits
+        return
+    with reading("the rows"):
+        n_bytes = reduce_parts(splits.rows.columns, _count_bytes, _add_counts)
+    limits = [float(facts["memory_limit"] or np.inf) for facts in list_workers(client).values()]
+    if n_bytes > _KEPT_SHARE * sum(limits):
+        yield splits
+        return
+    kept = splits.persisted()
+    futures = futures_of((kept.inputs, kept.rows.columns.parts))
+    try:
+        yield kept
+    finally:
+        # At once, since Python may collect what the search leaves behind much later.
+        for future in futures:
+            future.release()
+
+
+def _count_bytes(index: int, X: Any, *others: Any) -> int:
+    return int(sizeof(X))
+
+
+def _add_counts(counts: list[int]) -> int:
+    return sum(counts)
 
 
 def _alike(estimators: Sequence[Any]) -> list[list[int]]:

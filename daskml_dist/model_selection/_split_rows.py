@@ -8,6 +8,7 @@ from typing import Any
 
 import dask.array as da
 import numpy as np
+from dask.base import persist
 from dask.delayed import Delayed, delayed
 from dask.utils import is_dataframe_like, is_series_like
 from numpy.typing import NDArray
@@ -68,6 +69,24 @@ class RowsOfSplits:
         ]
         columns = replace(self.columns, parts=parts)
         return replace(self, inputs=(X, *self.inputs[1:]), columns=columns, roles=roles)
+
+    def persisted(self) -> RowsOfSplits:
+        """Return the same rows, kept by the cluster for as long as the result lives."""
+        blocks = [self._pieces(v) if is_dask(v) else [] for v in self.inputs]
+        columns = [part[1] for part in self.columns.parts]
+        # In one call, so that blocks of the same rows are made of one reading.
+        kept = iter(persist(*(p for pieces in (*blocks, columns) for p in pieces)))
+        found = [[next(kept) for _ in pieces] for pieces in (*blocks, columns)]
+        sizes = None if self.columns.row_counts is None else count_rows(self.columns)
+        inputs = tuple(
+            _joined_lazily(value, pieces, sizes) if pieces else value
+            for value, pieces in zip(self.inputs, found[:-1], strict=True)
+        )
+        parts = [
+            (X, column, *part[2:])
+            for X, column, part in zip(found[0], found[-1], self.columns.parts, strict=True)
+        ]
+        return replace(self, inputs=inputs, columns=replace(self.columns, parts=parts))
 
     def code_parts(self) -> list[Delayed]:
         """Codes of each block, lazy."""
@@ -148,6 +167,11 @@ def _taken(
     """Rows of an input that play a role, of its kind."""
     take = delayed(partial(_take, roles, split, role), pure=False)
     taken = [take(piece, code) for piece, code in zip(pieces, codes, strict=True)]
+    return _joined_lazily(value, taken, sizes)
+
+
+def _joined_lazily(value: Any, taken: list[Any], sizes: Ints | None) -> Any:
+    """Return a collection of the kind of `value`, of delayed blocks of known or unknown sizes."""
     if is_dask_frame(value):
         import dask.dataframe as dd
 

@@ -161,6 +161,13 @@ class Splits:
         """Arguments of ``fit``, of the values of those that are cut."""
         return with_cut(self.plain, self.cut, cut)
 
+    def persisted(self) -> Splits:
+        """Return the same splits of Dask collections, whose rows the cluster keeps."""
+        found = copy.copy(self)
+        found._rows = self.rows.persisted()
+        found.inputs = found._rows.inputs
+        return found
+
     def of_split(self, split: int, X: Any) -> Splits:
         """One of the splits alone, of what a function of rows has made of X."""
         found = copy.copy(self)

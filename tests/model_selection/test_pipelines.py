@@ -153,3 +153,25 @@ def test_cross_validation_is_a_stack_a_split(client: Any, monkeypatch: pytest.Mo
         for name in expected.keys() - {"fit_time", "score_time"}:
             np.testing.assert_allclose(found[name], expected[name], atol=1e-6)
         assert fits == expected_fits
+
+
+def test_rows_are_read_from_the_source_as_often_whatever_the_splits(
+    tmp_path: Any, client: Client
+) -> None:
+    def read(part: int) -> Any:
+        with (tmp_path / f"{part}-{os.urandom(8).hex()}").open("w"):
+            pass  # a file for each reading
+        at = slice(part * 100, part * 100 + 100)
+        return pd.DataFrame(X[at], columns=list("abc")).assign(y=Y[at])
+
+    meta = pd.DataFrame(X[:0], columns=list("abc")).assign(y=Y[:0])
+    frame = dd.from_map(read, range(3), meta=meta)
+    readings, found = [], {}
+    for cv in (2, 3):
+        before = len(list(tmp_path.iterdir()))
+        search = GridSearchCV(_ours(), C, cv=cv, refit=False)
+        found[cv] = search.fit(frame[list("abc")], frame["y"]).cv_results_["mean_test_score"]
+        readings.append(len(list(tmp_path.iterdir())) - before)
+    assert readings[0] == readings[1] <= 3 * 4
+    expected = truth.GridSearchCV(_theirs(C).estimator, C, cv=3).fit(X, Y)
+    np.testing.assert_allclose(found[3], expected.cv_results_["mean_test_score"])
