@@ -125,8 +125,9 @@ CASES: dict[str, list[tuple[dict[str, Any], str]]] = {
                       ({"add_indicator": True}, "missing"),
                       ({"missing_values": 7.0, "keep_empty_features": True}, "numbers")],
 }  # fmt: skip
-# Of targets: tests/transformers/test_target_encoder.py and test_label_encoder.py.
-ELSEWHERE = {"TargetEncoder", "LabelEncoder"}
+# Of targets: tests/transformers/test_target_encoder.py and test_label_encoder.py; those that
+# scikit-learn has no peer of: test_categorizer.py.
+ELSEWHERE = {"TargetEncoder", "LabelEncoder", "Categorizer", "DummyEncoder"}
 MODULES = {
     **dict.fromkeys(preprocessing.__all__, (preprocessing, sklearn.preprocessing)),
     **dict.fromkeys(impute.__all__, (impute, sklearn.impute)),
