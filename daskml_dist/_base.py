@@ -21,10 +21,11 @@ from daskml_dist.data.blocks import Block
 from daskml_dist.data.collection import Collection, as_collection, take_columns
 from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.data.reduce import reduce_parts
+from daskml_dist.data.remedies import warn_of_target
 from daskml_dist.data.row_checks import check_row_shape
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.foreign import called_here
-from daskml_dist.errors.names import ConstructorSignature
+from daskml_dist.errors.names import ConstructorSignature, check_places
 from daskml_dist.inference.predict import map_rows, results_of_rows
 from daskml_dist.planning import Planned
 from daskml_dist.training.callbacks import CallbackList
@@ -63,6 +64,8 @@ class BaseOnRows(TellsErrors, Planned, Exported, BaseEstimator):
 
     def __new__(cls, *args: Any, **params: Any) -> Self:
         check_names(cls, params)  # here, since signatures are those of each __init__
+        if args:
+            check_places(cls, args)
         made: Self = super().__new__(cls)
         return made
 
@@ -176,6 +179,8 @@ class BaseOnRows(TellsErrors, Planned, Exported, BaseEstimator):
         inputs = self._taken(X, y, sample_weight)
         self._check_target(inputs[1])
         collection = self._aligned(*inputs)
+        if reset:
+            warn_of_target(*inputs[:2])
         check_feature_names(self, inputs[0], reset=reset)
         if not reset:
             self._check_width(collection)

@@ -272,8 +272,8 @@ def check_steps(params: dict[str, Any]) -> None:
     checkpoint = params["checkpoint"]
     if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
         raise InvalidParameterError(
-            f"checkpoint={checkpoint!r}: use Checkpoint(path, every=1) from "
-            "daskml_dist.training.checkpoint, or None."
+            f"checkpoint={checkpoint!r}: use Checkpoint(path, every=1) of daskml_dist.callbacks, "
+            "such as checkpoint=Checkpoint('fit.npz'), or None."
         )
 
 

@@ -189,6 +189,11 @@ def _write_labels(classes: NDArray[Any], raw: NDArray[Any], out: NDArray[Any]) -
 def _hits(
     classes: NDArray[Any], y: NDArray[Any], raw: NDArray[Any], weight: NDArray[np.float64]
 ) -> NDArray[np.float64]:
+    if len(y) and (y.dtype.kind in "OUT") != (classes.dtype.kind in "OUT"):
+        raise InvalidDataError(
+            f"Labels to score are such as {y[0]!r}, and those of the fit such as {classes[0]!r}: "
+            "words on one side alone. Make them one type, for example y.astype(str) for both."
+        )
     if raw.ndim == 1:
         positive = raw > 0
         hits = (positive & (y == classes[1])) | (~positive & (y == classes[0]))
@@ -214,4 +219,7 @@ def _check_labels(y: Any) -> None:
             f"The labels in y are of different types ({error}). Make them one type: y.astype(str)."
         ) from error
     except ValueError as error:
-        raise InvalidDataError(f"{error} Use a regressor for a continuous target.") from error
+        remedy = "Use a regressor for a continuous target."
+        if "unknown" in str(error):
+            remedy = "Make the labels one type, words or whole numbers: y.astype(str)."
+        raise InvalidDataError(f"{error} {remedy}") from error

@@ -59,8 +59,10 @@ __all__ = [
 ]
 
 
-def here(X: Any, y: Any, params: dict[str, Any], *, labels: bool) -> tuple[Any, dict[str, Any]]:
-    """Targets and arguments of a fit to rows in memory, where they fit too.
+def here(
+    X: Any, y: Any, params: dict[str, Any], *, labels: bool
+) -> tuple[Any, Any, dict[str, Any]]:
+    """Rows, targets and arguments of a fit to rows in memory, where they fit too.
 
     Raises
     ------
@@ -69,9 +71,11 @@ def here(X: Any, y: Any, params: dict[str, Any], *, labels: bool) -> tuple[Any, 
     """
     check_unique_names(X)
     check_given(y)
+    if isinstance(y, str):
+        X, y, _ = take_columns(X, y, None)
     if any(map(is_dask, (y, *params.values()))):
         y, params = compute(y, params)
-    return (plain_labels(y) if labels else y), params
+    return X, (plain_labels(y) if labels else y), params
 
 
 def check_given(y: Any) -> None:

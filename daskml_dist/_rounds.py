@@ -14,6 +14,7 @@ from sklearn.exceptions import ConvergenceWarning
 from daskml_dist._base import BaseOnRows
 from daskml_dist._checks import seed_of
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors.outside import outside
 from daskml_dist.solvers import Solution, Solver
 from daskml_dist.training.checkpoint import Checkpoint
 from daskml_dist.training.interrupts import raise_interrupt
@@ -172,11 +173,11 @@ class BaseRounds(BaseOnRows):
 
     def _warn(self, solution: Solution) -> None:
         for text in solution.extra.get("warnings", ()):
-            warnings.warn(text, ConvergenceWarning, stacklevel=4)
+            warnings.warn(text, ConvergenceWarning, stacklevel=outside())
         if not solution.converged:
             warnings.warn(
                 f"{self._failure(solution.n_iter)}: {solution.message}. Increase the number of "
                 "iterations, max_iter, scale the features (StandardScaler), or penalise more.",
                 ConvergenceWarning,
-                stacklevel=4,
+                stacklevel=outside(),
             )

@@ -13,6 +13,7 @@ from scipy import sparse
 
 from daskml_dist._checks import check_number
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors.outside import outside
 from daskml_dist.losses import EpsilonInsensitive, Huber, Loss, SquaredEpsilonInsensitive
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.optimizers import get_optimizer
@@ -53,7 +54,7 @@ def check_sgd_params(params: Mapping[str, Any]) -> None:
         warnings.warn(
             "Negative values for `power_t` are deprecated: use a number >= 0.",
             FutureWarning,
-            stacklevel=5,
+            stacklevel=outside(),
         )
     if params["l1_ratio"] is None and params["penalty"] == "elasticnet":
         raise InvalidParameterError(

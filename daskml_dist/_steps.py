@@ -21,6 +21,7 @@ from daskml_dist.callbacks.eval_monitor import eval_monitors
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.row_checks import check_row_shape
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
+from daskml_dist.errors.outside import outside
 from daskml_dist.models.base import StepModel
 from daskml_dist.policies import Policy
 from daskml_dist.ps.outer import OuterStep
@@ -290,7 +291,7 @@ class BaseSteps(Streamed, BaseOnRows):
                 "before convergence. Consider increasing max_iter to improve the fit, scale the "
                 "features (StandardScaler), or set tol=None to ask for just so many passes.",
                 ConvergenceWarning,
-                stacklevel=4,
+                stacklevel=outside(),
             )
 
     def _goes_on(self) -> bool:

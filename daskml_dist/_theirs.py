@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
+from numpy.exceptions import DTypePromotionError
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError as SklearnNotFittedError
 from sklearn.utils._param_validation import InvalidParameterError as SklearnParameterError
@@ -20,6 +21,9 @@ from daskml_dist.errors import (
     InvalidTypeError,
     NotFittedError,
 )
+from daskml_dist.errors.arguments import is_of_the_call, wrong_arguments
+from daskml_dist.errors.names import names_of
+from daskml_dist.errors.remedies import with_remedy
 
 __all__ = ["TellsErrors", "checked_as_theirs", "not_fitted", "telling_errors"]
 
@@ -27,8 +31,12 @@ __all__ = ["TellsErrors", "checked_as_theirs", "not_fitted", "telling_errors"]
 _OWN = {"sklearn", "daskml_dist"}
 #: Libraries that these call: what one of them raises is told of by whoever called it.
 _CALLED = {"joblib", "numpy", "pandas", "scipy"}
+#: Errors about values that say no more by their class.
+_PLAIN = (ValueError, TypeError, DTypePromotionError)
 #: Classes that have what is the same of all estimators.
 _ROOTS = frozenset(BaseEstimator.__mro__)
+#: Methods that answer few rows in microseconds, of which a wrapper would take a share.
+_SWIFT = {"predict", "predict_proba", "predict_log_proba", "decision_function", "transform"}
 #: Methods that are given parameters alone.
 _OF_PARAMETERS = {"__init__", "set_params"}
 
@@ -42,10 +50,12 @@ def not_fitted(estimator: Any) -> NotFittedError:
 
 
 def _told(error: Exception, kind: type[DaskMLDistError]) -> DaskMLDistError:
-    """An error about values as one of the package, in the same words."""
+    """An error about values as one of the package, in the same words and with the remedy."""
     if isinstance(error, SklearnParameterError):
-        return InvalidParameterError(str(error))
-    return (InvalidTypeError if isinstance(error, TypeError) else kind)(str(error))
+        kind = InvalidParameterError
+    elif isinstance(error, TypeError):
+        kind = InvalidTypeError
+    return kind(with_remedy(str(error)))
 
 
 def _ours(
@@ -63,7 +73,7 @@ def _ours(
         asked = error.obj is owner and (error.name or "").endswith("_") and owner is not None
         return not_fitted(owner) if asked else None
     # Others that derive from these say more than they do: UnicodeDecodeError, for one.
-    plain = type(error) in (ValueError, TypeError) or isinstance(error, SklearnParameterError)
+    plain = type(error) in _PLAIN or isinstance(error, SklearnParameterError)
     return _told(error, kind) if plain and _raised_by(error) in _OWN else None
 
 
@@ -90,7 +100,8 @@ def telling_errors() -> Iterator[None]:
 class TellsErrors:
     """Mixin of classes before scikit-learn's own: what their methods raise is the package's.
 
-    Meant are public methods that scikit-learn's classes have too, inherited or not.
+    Meant are public methods that scikit-learn's classes have too, inherited or not. Of others, but
+    for the swift ones, calls with arguments that they do not have are told.
     """
 
     def __init_subclass__(cls, **more: Any) -> None:
@@ -100,6 +111,42 @@ class TellsErrors:
         for name in names | {"set_params"}:
             if not name.startswith("_") or name in _OF_PARAMETERS:
                 _let_tell(cls, name)
+        own = [cls, *(kind for kind in cls.__mro__ if _is_mixin(kind))]
+        for name, method in [item for kind in own for item in vars(kind).items()]:
+            if inspect.isfunction(method) and not (name.startswith("_") or name in _SWIFT):
+                if inspect.getattr_static(cls, name) is method:
+                    _let_tell_calls(cls, name, method)
+
+
+def _is_mixin(kind: type) -> bool:
+    """Whether a class is of this package, and tells no errors itself."""
+    return kind.__module__.partition(".")[0] == "daskml_dist" and not issubclass(kind, TellsErrors)
+
+
+def _let_tell_calls(cls: type, name: str, method: Callable[..., Any]) -> None:
+    if inspect.isgeneratorfunction(method) or hasattr(method, "_tells"):
+        return
+
+    @wraps(method)
+    def told(self: Any, *args: Any, **params: Any) -> Any:
+        try:
+            return method(self, *args, **params)
+        except TypeError as error:
+            if not is_of_the_call(error):
+                raise
+            raise _of_arguments(self, name, method, args, params) from None
+
+    setattr(cls, name, told)
+
+
+def _of_arguments(
+    owner: Any, name: str, method: Callable[..., Any], args: tuple[Any, ...], params: dict[str, Any]
+) -> InvalidTypeError:
+    """The error of a call with arguments that a method does not have."""
+    kind: Any = type(owner)  # of which mypy thinks that it has no hash
+    called = kind.__name__ if name == "__init__" else f"{kind.__name__}.{name}"
+    constructor = kind.__name__, names_of(kind) or ()
+    return wrong_arguments(called, method, (owner, *args), params, constructor)
 
 
 def _let_tell(cls: type, name: str) -> None:
@@ -125,6 +172,8 @@ def _telling(cls: type, name: str, method: Callable[..., Any]) -> Callable[..., 
             # Of a class that derives from this one, too, whichever comes next.
             return getattr(super(cls, self), name)(*args, **params)
         except (ValueError, TypeError, AttributeError) as error:
+            if is_of_the_call(error):
+                raise _of_arguments(self, name, method, args, params) from None
             if (found := _ours(error, self, kind)) is None:
                 raise
             raise found from error
@@ -143,4 +192,4 @@ def checked_as_theirs() -> Iterator[None]:
     except SklearnNotFittedError as error:
         raise NotFittedError(str(error)) from error
     except (ValueError, TypeError) as error:
-        raise InvalidParameterError(str(error)) from error
+        raise InvalidParameterError(with_remedy(str(error))) from error

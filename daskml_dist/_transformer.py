@@ -15,8 +15,8 @@ from sklearn.utils.validation import check_is_fitted
 
 from daskml_dist._checks import refuse_sklearns_callbacks
 from daskml_dist._exported import Exported
-from daskml_dist._theirs import TellsErrors
-from daskml_dist.data.bad_values import telling_columns
+from daskml_dist._theirs import TellsErrors, checked_as_theirs
+from daskml_dist.data.bad_values import check_no_times, explain_rows, telling_columns
 from daskml_dist.data.collection import Collection, as_collection, take_columns
 from daskml_dist.data.conversion import plain_rows, to_host
 from daskml_dist.data.feature_names import (
@@ -37,7 +37,6 @@ from daskml_dist.data.row_checks import check_told_shape
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import (
     InvalidDataError,
-    InvalidParameterError,
     NotFittedError,
     as_ours,
 )
@@ -60,6 +59,8 @@ class BlockTransformer(TellsErrors, NamedParameters, Exported, BaseEstimator):
 
     #: Whether the columns must be numbers.
     _numeric: ClassVar[bool] = True
+    #: Whether it takes rows of two dimensions, and no texts.
+    _of_rows: ClassVar[bool] = True
     #: Whether columns are known by their places alone, once their names are those of the fit.
     _by_place: ClassVar[bool] = True
     #: What to do about a block that cannot be transformed.
@@ -119,7 +120,7 @@ class BlockTransformer(TellsErrors, NamedParameters, Exported, BaseEstimator):
         """
         X, y = convert_foreign(X, y)
         if not (is_dask(X) or is_dask(y)):
-            with telling_columns(X if self._numeric else None):
+            with telling_columns(X, self._numeric, self._of_rows):
                 super().fit(self._plain(X), y)
             self._keep(X)
             return self
@@ -135,10 +136,8 @@ class BlockTransformer(TellsErrors, NamedParameters, Exported, BaseEstimator):
         return self
 
     def _check_parameters(self) -> None:
-        try:
+        with checked_as_theirs():
             self._validate_params()
-        except ValueError as error:
-            raise InvalidParameterError(str(error)) from error
 
     def _reduce(self, collection: Collection) -> tuple[int, Any]:
         plain = clone(self)
@@ -203,20 +202,27 @@ class BlockTransformer(TellsErrors, NamedParameters, Exported, BaseEstimator):
     def _transformed(self, X: Any, **options: Any) -> Any:
         """Rows transformed; scikit-learn's `options` are for rows in memory."""
         rows, at = X, self
-        if type(X) is np.ndarray and X.dtype.kind != "O":
+        if type(X) is np.ndarray and X.dtype.kind not in "OmM":
             pass  # the usual case
         elif (values := few_of_frame(self, X, options)) is not None:
             rows, at = values, without_names(self)
         elif is_dask(X := convert_foreign(X)):
             return self._map("transform", X)
         else:
+            if self._numeric:
+                check_no_times(X)
             rows = self._plain(X)
         if options.get("copy") is None and (few := scaled_few(at, rows)) is not None:
             return few
-        if type(rows) is np.ndarray and gives_arrays(at):
-            kind: Any = type(at)  # of which mypy thinks that it has no hash
-            return theirs(kind, BlockTransformer)(at, rows, **options)
-        return super(BlockTransformer, at).transform(rows, **options)
+        try:
+            if type(rows) is np.ndarray and gives_arrays(at):
+                kind: Any = type(at)  # of which mypy thinks that it has no hash
+                return theirs(kind, BlockTransformer)(at, rows, **options)
+            return super(BlockTransformer, at).transform(rows, **options)
+        except (ValueError, TypeError) as error:
+            if self._of_rows and not isinstance(error, SklearnNotFittedError):
+                explain_rows(X, self._numeric)
+            raise
 
     @available_if(  # type: ignore[untyped-decorator]
         lambda self: hasattr(super(), "inverse_transform")
@@ -257,7 +263,7 @@ class BlockTransformer(TellsErrors, NamedParameters, Exported, BaseEstimator):
         """
         X, y = convert_foreign(X, y)
         if not (is_dask(X) or is_dask(y)):
-            with telling_columns(X if self._numeric else None):
+            with telling_columns(X, self._numeric, self._of_rows):
                 result = super().fit_transform(self._plain(X), y, **params)
             self._keep(X)
             return result

@@ -13,6 +13,7 @@ import numpy as np
 from daskml_dist._checks import check_class_weight, check_number, check_one_of
 from daskml_dist.backends.devices import DEVICES
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors.outside import outside
 from daskml_dist.models.criteria import (
     AbsoluteError,
     Criterion,
@@ -51,7 +52,7 @@ def check_tree_params(p: Mapping[str, Any], classification: bool) -> None:
             'Value "friedman_mse" for `criterion` is deprecated: it makes the splits of '
             '"squared_error". Use that.',
             FutureWarning,
-            stacklevel=6,
+            stacklevel=outside(),
         )
     if CRITERIA[p["criterion"]].needs_rows:
         _check_together(p)

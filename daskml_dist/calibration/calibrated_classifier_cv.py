@@ -26,6 +26,7 @@ from daskml_dist.data.foreign import convert_foreign, named_blocks
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.works import doing, reading, tell
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors.outside import outside
 from daskml_dist.model_selection._validation import Splits
 from daskml_dist.svm import LinearSVC
 
@@ -117,7 +118,7 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
         """
         X, y, sample_weight = named_blocks(*convert_foreign(X, y, sample_weight))
         if not is_dask(X):
-            y, given = here(X, y, {**fit_params, "sample_weight": sample_weight}, labels=True)
+            X, y, given = here(X, y, {**fit_params, "sample_weight": sample_weight}, labels=True)
             found: Self = super().fit(X, y, **given)
             return found
         with checked_as_theirs():
@@ -202,7 +203,7 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
                 f"Since {type(member).__name__} does not appear to accept sample_weight, sample "
                 "weights will only be used for the calibration itself. Be warned that the result "
                 "of the calibration is likely to be incorrect.",
-                stacklevel=3,
+                stacklevel=outside(),
             )
             return dict(more), None
         return {**more, **weighted}, None

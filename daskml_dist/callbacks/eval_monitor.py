@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from daskml_dist.callbacks.base import FitCallback
-from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.metrics import get_scorer
 
 __all__ = ["EvalMonitor", "eval_monitors"]
@@ -92,10 +94,11 @@ class EvalMonitor(FitCallback):
         for of_rows, (X, y, *weights) in self._sets.items():
             given = {"sample_weight": weights[0]} if weights and weights[0] is not None else {}
             for of_score, score in self._scores.items():
-                if score is None:
-                    value = estimator.score(X, y, **given)
-                else:
-                    value = score(estimator, X, y, **given)
+                with _telling_of_pipelines():
+                    if score is None:
+                        value = estimator.score(X, y, **given)
+                    else:
+                        value = score(estimator, X, y, **given)
                 names = [name for name in ("eval_score", of_rows, of_score) if name]
                 record["_".join(names)] = float(value)
                 record.setdefault("eval_score", float(value))
@@ -117,3 +120,16 @@ def eval_monitors(eval_set: Any, scoring: Any) -> list[EvalMonitor]:
             f"scoring={scoring!r} without eval_set: pass the rows to score, eval_set=(X, y)."
         )
     return []
+
+
+@contextmanager
+def _telling_of_pipelines() -> Iterator[None]:
+    """Tell that rows to score do not go through the steps of a pipeline before its model."""
+    try:
+        yield
+    except InvalidDataError as error:
+        error.args = (
+            f"eval_set: {error}\nRows of eval_set are scored as they are: before the last step of "
+            "a pipeline, transform them as its steps do, pipeline[:-1].transform(X_val).",
+        )
+        raise

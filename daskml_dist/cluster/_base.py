@@ -23,6 +23,7 @@ from daskml_dist.backends.host_kernels import centre_loops
 from daskml_dist.data.conversion import as_rows
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors.outside import outside
 from daskml_dist.models.unlabelled import Unlabelled
 from daskml_dist.solvers import Solution
 from daskml_dist.training.solver_plan import Rows
@@ -100,14 +101,14 @@ class OfCentres(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin,
             random = check_random_state(self.random_state)
             self._called_init = self.init(as_rows(X), self.n_clusters, random_state=random)
 
-    def _warn_of_one_init(self, stacklevel: int) -> None:
+    def _warn_of_one_init(self) -> None:
         """Tell that centres which are given are tried once."""
         if self.n_init not in ("auto", 1):
             warnings.warn(
                 f"Explicit initial center position passed: performing only one init in "
                 f"{type(self).__name__} instead of n_init={self.n_init}.",
                 RuntimeWarning,
-                stacklevel=stacklevel,
+                stacklevel=outside(),
             )
 
     def _given_centres(self, n_features: int, inits: tuple[str, ...]) -> NDArray[np.float64]:

@@ -14,6 +14,7 @@ from daskml_dist._checks import check_count, check_number, check_one_of, seed_of
 from daskml_dist._run import Run
 from daskml_dist.backends import get_backend
 from daskml_dist.cluster._base import BaseCentres
+from daskml_dist.errors.outside import outside
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.unlabelled import Unlabelled
 from daskml_dist.solvers import Solution
@@ -150,7 +151,7 @@ class BisectingKMeans(BaseCentres):
                 "no cluster is left with rows that differ, or the fit was stopped. Ask for fewer "
                 "clusters.",
                 ConvergenceWarning,
-                stacklevel=4,
+                stacklevel=outside(),
             )
 
     def predict(self, X: Any) -> Any:

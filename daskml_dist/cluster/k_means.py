@@ -10,6 +10,7 @@ from sklearn.exceptions import ConvergenceWarning
 from daskml_dist._checks import check_count, check_number, check_one_of, seed_of
 from daskml_dist._run import Run
 from daskml_dist.cluster._base import BaseCentres
+from daskml_dist.errors.outside import outside
 from daskml_dist.models.unlabelled import Unlabelled
 from daskml_dist.solvers import Solution
 from daskml_dist.solvers.lloyd import KMeansSolver
@@ -131,7 +132,7 @@ callable, default="k-means||"
             warnings.warn(
                 "algorithm='elkan' doesn't make sense for a single cluster. Using 'lloyd' instead.",
                 RuntimeWarning,
-                stacklevel=5,
+                stacklevel=outside(),
             )
         self._check_init(_INITS)
 
@@ -156,7 +157,7 @@ callable, default="k-means||"
 
     def _n_runs(self) -> int:
         if not isinstance(self.init, str):
-            self._warn_of_one_init(stacklevel=6)
+            self._warn_of_one_init()
             return 1
         if self.n_init == "auto":
             return 10 if self.init == "random" else 1
@@ -169,5 +170,5 @@ callable, default="k-means||"
                 f"Number of distinct clusters ({found}) found smaller than n_clusters "
                 f"({self.n_clusters}). Possibly due to duplicate points in X.",
                 ConvergenceWarning,
-                stacklevel=4,
+                stacklevel=outside(),
             )

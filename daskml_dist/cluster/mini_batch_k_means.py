@@ -26,6 +26,7 @@ from daskml_dist.cluster._mini_batches import (
 from daskml_dist.cluster._streaming import LOOK, StreamedCentres
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.errors import DivergedError, InvalidParameterError
+from daskml_dist.errors.outside import outside
 from daskml_dist.models.base import StepModel
 from daskml_dist.models.centres import Centres, Reassignment
 from daskml_dist.policies import Policy
@@ -291,7 +292,7 @@ callable, default="k-means||"
         shift = None if self._sparse else shift_of(drawn)
         near, init = drawn if shift is None else drawn - shift, self.init
         if not isinstance(init, str):
-            self._warn_of_one_init(stacklevel=5)
+            self._warn_of_one_init()
             init = self._given_centres(drawn.shape[1], _INITS)
             init = init if shift is None else init - shift
         first, loss = choose_first(near, int(self.n_clusters), init, self._n_tries(), fit.work.seed)
@@ -309,7 +310,7 @@ callable, default="k-means||"
                 f"init_size={some} should be larger than n_clusters={k}. Setting it to "
                 "min(3*n_clusters, n_samples)",
                 RuntimeWarning,
-                stacklevel=5,
+                stacklevel=outside(),
             )
         some = 3 * step_rows(fit) if some is None else int(some)
         some = 3 * k if some < k else some

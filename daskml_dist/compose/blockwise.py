@@ -24,6 +24,7 @@ from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.unique_names import check_unique_names
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.names import NamedParameters
+from daskml_dist.errors.nearest import nearest
 from daskml_dist.inference.transform import map_blocks, sample_rows
 
 __all__ = ["Blockwise"]
@@ -81,6 +82,12 @@ class Blockwise(NamedParameters, Exported, BaseEstimator):
             The transformer learns from rows and is not fitted, or cannot take the sample.
         """
         check_unique_names(X)
+        if isinstance(self.transformer, type) or not hasattr(self.transformer, "transform"):
+            raise InvalidParameterError(
+                f"transformer={self.transformer!r} is no transformer."
+                f"{nearest(self.transformer, ())} Pass one of scikit-learn's, such as "
+                "Blockwise(Normalizer())."
+            )
         if _is_fitted(self.transformer):
             self.transformer_ = self.transformer
             return self

@@ -13,6 +13,7 @@ from sklearn.frozen import FrozenEstimator
 from sklearn.pipeline import Pipeline
 from sklearn.utils import get_tags
 
+from daskml_dist._theirs import checked_as_theirs
 from daskml_dist._transformer import BlockTransformer
 from daskml_dist.compose.blockwise import Blockwise
 from daskml_dist.data.clients import computing_client
@@ -22,6 +23,8 @@ from daskml_dist.data.lazy import is_dask, join_column_chunks
 from daskml_dist.data.optional import load_pandas
 from daskml_dist.diagnostics.works import reading, tell
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors.arguments import telling_arguments
+from daskml_dist.errors.nearest import nearest
 
 __all__ = ["ColumnTransformer", "make_column_transformer"]
 
@@ -94,8 +97,8 @@ class ColumnTransformer(_Routing, compose.ColumnTransformer):
     ['numbers__age', 'jobs__job_clerk', 'jobs__job_nurse']
     """
 
+    _numeric: ClassVar[bool] = False
     _by_place: ClassVar[bool] = False  # it selects columns by name, and each part sees their dtypes
-    _remedy: ClassVar[str] = "Where an encoder met an unknown category, set its handle_unknown."
 
     def fit(self, X: Any, y: Any = None, **params: Any) -> Self:
         """Fit all transformers.
@@ -161,10 +164,8 @@ class ColumnTransformer(_Routing, compose.ColumnTransformer):
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
-        try:
+        with checked_as_theirs():
             self._validate_transformers()
-        except (ValueError, TypeError) as error:
-            raise InvalidParameterError(str(error)) from error
 
     def _fit_one(self, transformer: Any, X: Any, rows: Any, columns: Any, y: Any) -> Any:
         if isinstance(transformer, str) or not len(_positions(rows, columns)):
@@ -227,6 +228,7 @@ def _check_no_metadata(X: Any, params: dict[str, Any]) -> None:
         )
 
 
+@telling_arguments
 def make_column_transformer(
     *transformers: Any,
     remainder: Any = "drop",
@@ -247,6 +249,11 @@ def make_column_transformer(
     -------
     ColumnTransformer
 
+    Raises
+    ------
+    InvalidParameterError
+        Something given is no pair of a transformer and its columns, in this order.
+
     Examples
     --------
     >>> import pandas as pd
@@ -258,6 +265,8 @@ def make_column_transformer(
     array([[-1.,  1.,  0.],
            [ 1.,  0.,  1.]])
     """
+    for given in transformers:
+        _check_pair(given)
     named = compose.make_column_transformer(*transformers).transformers
     return ColumnTransformer(
         named,
@@ -266,6 +275,18 @@ def make_column_transformer(
         n_jobs=n_jobs,
         verbose=verbose,
         verbose_feature_names_out=verbose_feature_names_out,
+    )
+
+
+def _check_pair(given: Any) -> None:
+    """Check that what `make_column_transformer` is given is a transformer and its columns."""
+    is_pair = isinstance(given, tuple | list) and len(given) == 2
+    if is_pair and (isinstance(given[0], str) or hasattr(given[0], "fit")):
+        if given[0] in ("drop", "passthrough") or not hasattr(given[1], "fit"):
+            return
+    told = "the transformer comes first: " if is_pair else ""
+    raise InvalidParameterError(
+        f"{given!r}: {told}give (transformer, columns), such as (StandardScaler(), ['age'])."
     )
 
 
@@ -314,8 +335,19 @@ def _resolve(rows: Any, columns: Any) -> Any:
 def _positions(rows: Any, columns: Any) -> list[int]:
     """Positions of chosen columns: names, numbers, slices or masks."""
     every = np.arange(rows.shape[1])
-    if not is_dataframe_like(rows):
-        return list(np.atleast_1d(every[columns]))
+    try:
+        if not is_dataframe_like(rows):
+            return list(np.atleast_1d(every[columns]))
+        return _positions_in_frame(every, rows, columns)
+    except IndexError as error:
+        raise InvalidDataError(
+            f"Columns {columns!r} are not in X, which has {len(every)} columns. Give numbers from "
+            "0 on, slices or masks; names are those of a dataframe's columns."
+        ) from error
+
+
+def _positions_in_frame(every: Any, rows: Any, columns: Any) -> list[int]:
+    """Positions of chosen columns of a dataframe."""
     by_position = load_pandas().Series(every, index=rows.columns)
     values = [columns] if isinstance(columns, str | int | np.integer) else columns
     if isinstance(values, slice):
@@ -325,9 +357,10 @@ def _positions(rows: Any, columns: Any) -> list[int]:
     if len(values) and all(isinstance(value, str) for value in values):
         missing = [name for name in values if name not in by_position.index]
         if missing:
+            hint = nearest(missing[0], rows.columns) if len(missing) == 1 else ""
             raise InvalidDataError(
                 f"Columns {missing} are not in X, which has {list(rows.columns)}. Name columns "
-                "that are there."
+                f"that are there.{hint}"
             )
         return list(by_position.loc[list(values)])
     return list(by_position.iloc[list(values)]) if len(values) else []

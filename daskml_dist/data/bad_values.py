@@ -6,14 +6,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 from dask.utils import is_dataframe_like
 from numpy.typing import NDArray
 
-from daskml_dist.data.conversion import check_columns
+from daskml_dist.data.conversion import check_2d, check_columns, check_dtype, numbers_of_objects
+from daskml_dist.data.not_rows import check_holds_rows
 from daskml_dist.data.unique_names import check_unique_names
-from daskml_dist.errors import InvalidDataError
+from daskml_dist.errors import DaskMLDistError, InvalidDataError
 
-__all__ = ["bad_value", "name_column", "naming_columns", "telling_columns"]
+__all__ = [
+    "bad_value",
+    "check_no_times",
+    "explain_rows",
+    "name_column",
+    "naming_columns",
+    "telling_columns",
+]
 
 
 def bad_value(message: str, column: int) -> InvalidDataError:
@@ -61,12 +70,61 @@ def naming_columns(X: Any) -> Iterator[None]:
 
 
 @contextmanager
-def telling_columns(X: Any) -> Iterator[None]:
-    """Name the columns of a dataframe that scikit-learn could make no numbers of, and a remedy."""
+def telling_columns(X: Any, numeric: bool = True, rows: bool = True) -> Iterator[None]:
+    """Tell what is wrong with rows that a transformer of scikit-learn could not take.
+
+    Parameters
+    ----------
+    X : rows in memory
+    numeric : bool, default=True
+        Whether the transformer takes numbers alone.
+    rows : bool, default=True
+        Whether it takes rows of two dimensions, and no texts.
+    """
     check_unique_names(X)
+    if numeric:
+        check_no_times(X)
     try:
         yield
-    except ValueError:
-        if is_dataframe_like(X):
-            check_columns(zip(X.columns, X.dtypes, strict=True))
+    except (ValueError, TypeError) as error:
+        # scikit-learn's errors may come translated, out of a method that it calls in turn.
+        if rows and not (isinstance(error, DaskMLDistError) and error.__cause__ is None):
+            explain_rows(X, numeric)
         raise
+
+
+def check_no_times(X: Any) -> None:
+    """Check that rows in memory hold no dates or spans of time.
+
+    scikit-learn makes numbers of some, in whatever unit they are stored.
+
+    Raises
+    ------
+    InvalidDataError
+    """
+    if is_dataframe_like(X):
+        if any(dtype.kind in "mM" for dtype in X.dtypes):
+            check_columns(zip(X.columns, X.dtypes, strict=True))
+    elif getattr(getattr(X, "dtype", None), "kind", "") in ("m", "M"):
+        check_dtype(X.dtype, "X")
+
+
+def explain_rows(X: Any, numeric: bool) -> None:
+    """Raise the package's own error of rows in memory that are refused, where it has one.
+
+    Raises
+    ------
+    InvalidDataError
+        They are no rows, have not two dimensions, or, if they must be `numeric`, hold none.
+    """
+    check_holds_rows(X)
+    if is_dataframe_like(X):
+        if numeric:
+            X = numbers_of_objects(X)
+            check_columns(zip(X.columns, X.dtypes, strict=True))
+    elif not hasattr(X, "tocsr"):
+        try:
+            rows = X if hasattr(X, "ndim") else np.asarray(X)
+        except ValueError:  # of unequal length, which scikit-learn tells
+            return
+        check_2d(rows, given=X)

@@ -31,6 +31,7 @@ from daskml_dist.data.lazy import (
 )
 from daskml_dist.data.not_rows import check_holds_rows, check_holds_values
 from daskml_dist.data.reads import read_columns
+from daskml_dist.data.remedies import target_is_column
 from daskml_dist.data.row_checks import (
     RowShape,
     check_rows,
@@ -220,7 +221,11 @@ def as_collection(
         or `sample_weight` has several columns or another length; the rows cannot be aligned
         because chunk sizes are unknown.
     """
-    X = check_rows(X, numeric=numeric, tensors=tensors, any_shape=any_shape)
+    try:
+        X = check_rows(X, numeric=numeric, tensors=tensors, any_shape=any_shape)
+    except InvalidDataError as error:
+        error.args = (f"{error}{target_is_column(X, y)}",)
+        raise
     if any_shape and multi_output and y is not None:
         y = join_column_chunks(check_rows(y, numeric=False, any_shape=True))
     else:
@@ -276,12 +281,23 @@ def take_columns(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
     check_unique_names(X)
     if y is not None:
         check_holds_values(y, "y")
+        _check_not_swapped(X, y)
     given = {"y": y, "sample_weight": sample_weight}
     named = {name: column for name, column in given.items() if isinstance(column, str)}
     for name, column in named.items():
         if not is_dataframe_like(X) or column not in X.columns:
-            has = f"its columns are {list(X.columns)}" if is_dataframe_like(X) else "X is no frame"
             _check_some_columns(X, f"{name}={column!r}")
+            has = (
+                f"its columns are {list(X.columns)}"
+                if is_dataframe_like(X)
+                else "X is no frame, nor is what the steps of a pipeline make of one: take the "
+                f"column out before, {name} = X.pop({column!r})"
+            )
+            if name == "sample_weight" and column == "balanced":
+                raise InvalidDataError(
+                    "sample_weight='balanced' names no column of X. Classes are weighed by "
+                    "class_weight='balanced', a parameter of the constructor."
+                )
             raise InvalidDataError(
                 f"{name}={column!r} names no column of X: {has}. Name a column of a dataframe, "
                 f"or pass the values themselves.{nearest(column, getattr(X, 'columns', ()))}"
@@ -299,6 +315,25 @@ def _check_some_columns(X: Any, named: str) -> None:
     """Raise `InvalidDataError` for a frame without columns, of which Dask makes one of no files."""
     if is_dataframe_like(X) and not len(X.columns):
         raise InvalidDataError(f"{named} names no column of X, which has none at all.{_NO_FILES}")
+
+
+def _check_not_swapped(X: Any, y: Any) -> None:
+    """Check that X and y are not passed in the order (y, X), as their dimensions tell it."""
+    if _n_dimensions(X) != 1 or _n_dimensions(y) != 2:
+        return
+    raise InvalidDataError(
+        "Expected 2D array, got 1D array instead for X, and a 2D array for y: they are swapped. "
+        "Pass the rows first and then the target, fit(X, y)."
+    )
+
+
+def _n_dimensions(values: Any) -> int | None:
+    """Return the dimensions of numbers, told by the first entry of a list; None of texts."""
+    if isinstance(values, list | tuple):
+        first = values[0] if values else ""
+        return 2 if isinstance(first, list | tuple) else 1 if isinstance(first, Real) else None
+    kind = getattr(getattr(values, "dtype", None), "kind", "f")
+    return getattr(values, "ndim", None) if kind in "biuf" else None
 
 
 def _are_names(y: Any, X: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from numbers import Number, Real
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,6 +18,7 @@ from daskml_dist.data.foreign import (
     is_sparse_frame,
     pydata_as_scipy,
 )
+from daskml_dist.data.remedies import columns_remedy, shape_remedy, values_remedy
 from daskml_dist.data.unique_names import check_unique_names
 from daskml_dist.errors import DeviceUnavailableError, InvalidDataError, InvalidTypeError
 
@@ -31,6 +33,7 @@ __all__ = [
     "check_real",
     "device_of",
     "float_dtype",
+    "numbers_of_objects",
     "own_dtype",
     "plain_objects",
     "plain_rows",
@@ -94,7 +97,7 @@ def as_rows(
             return _frame_to_numpy(X, dtype, index, kept, any_order)
         X = entries
     rows = X.tocsr() if hasattr(X, "tocsr") else _as_array(X, "X", index)
-    check_2d(rows, index, tensors=tensors)
+    check_2d(rows, index, tensors=tensors, given=X)
     wanted = dtype or kept(rows.dtype)
     if sparse.issparse(rows):
         return _tidy_csr(rows, wanted, index)
@@ -190,27 +193,23 @@ def check_columns(dtypes: Iterable[tuple[Any, Any]]) -> None:
     Raises
     ------
     InvalidDataError
-        Names the columns that are not, of pairs of name and dtype, and how to encode them.
+        Names the columns that are not, of pairs of name and dtype, and what to do about each kind.
     """
     wrong = {name: dtype for name, dtype in dtypes if dtype.kind not in "biuf"}
     for dtype in wrong.values():
         check_real(dtype, "X")
     if not wrong:
         return
-    names = list(wrong)
     raise InvalidDataError(
-        f"Columns {names} of X are not numeric ({', '.join(map(str, wrong.values()))}). "
-        "Encode or drop them first, for example:\n"
-        "    from daskml_dist.preprocessing import OneHotEncoder\n"
-        f"    encode = make_column_transformer((OneHotEncoder(), {names}), "
-        "remainder='passthrough')  # of daskml_dist.compose\n"
-        "    model = make_pipeline(encode, model).fit(X, y)  # of sklearn.pipeline\n"
-        "Where they hold numbers, X = X.astype('float64')."
+        f"Columns {list(wrong)} of X are not numeric ({', '.join(map(str, wrong.values()))}). "
+        f"{columns_remedy(wrong)}"
     )
 
 
-def check_2d(X: Any, index: int | None = None, *, tensors: bool = False) -> None:
+def check_2d(X: Any, index: int | None = None, *, tensors: bool = False, given: Any = None) -> None:
     """Check that X, which has `ndim` and `shape`, has two dimensions; of tensors, at least two.
+
+    `given` is X as the user passed it, by which the remedy goes.
 
     Raises
     ------
@@ -218,10 +217,12 @@ def check_2d(X: Any, index: int | None = None, *, tensors: bool = False) -> None
         It has not.
     """
     if X.ndim < 2 or (X.ndim > 2 and not tensors):
+        # The length of a Dask Series is a task.
+        shape = tuple(n if isinstance(n, Real) else "n_rows" for n in X.shape)
         raise InvalidDataError(
-            f"{where(index)}Expected 2D array, got {X.ndim}D array instead: "
-            f"shape {tuple(X.shape)}. Reshape your data either using array.reshape(-1, 1) if "
-            "it has a single feature or array.reshape(1, -1) if it contains a single sample."
+            f"{where(index)}Expected 2D array, got {X.ndim}D array instead: shape "
+            f"({', '.join(map(str, shape))}{',' * (len(shape) == 1)}). "
+            f"{shape_remedy(X if given is None else given)}"
         )
 
 
@@ -291,6 +292,39 @@ def plain_rows(X: Any) -> Any:
     return X
 
 
+def numbers_of_objects(frame: Any) -> Any:
+    """Return a dataframe whose columns of objects that are all numbers have a dtype of numbers.
+
+    Parameters
+    ----------
+    frame : pandas.DataFrame
+        The frame itself is returned where it has no column of objects.
+    """
+    objects = [name for name, dtype in frame.dtypes.items() if dtype == np.dtype(object)]
+    found = {name: _number_column(frame[name]) for name in objects}
+    changed = {name: column for name, column in found.items() if column is not None}
+    if changed:
+        frame = frame.copy(deep=False)
+        for name, column in changed.items():
+            frame[name] = column
+    return frame
+
+
+def _number_column(column: Any) -> Any:
+    """Return a column of objects as one of numbers; None where it holds anything else."""
+    known = column.dropna()
+    types = set(map(type, known))
+    if not types or not all(issubclass(one, Number | np.bool_) for one in types):
+        return None
+    if any(issubclass(one, complex | np.complexfloating) for one in types):
+        return None
+    # Plain inference keeps whole numbers and bools; mixtures and decimals become floats.
+    plain = column.infer_objects()
+    if isinstance(plain.dtype, np.dtype) and plain.dtype.kind in "biuf":
+        return plain
+    return column.where(column.notna(), np.nan).astype("float64")
+
+
 def plain_objects(values: NDArray[Any]) -> NDArray[Any]:
     """Objects that are all bools, or all numbers, as such; all else as it is."""
     if values.dtype.kind != "O" or not len(values):
@@ -320,11 +354,7 @@ def where(index: int | None) -> str:
 
 
 def _not_numeric(dtype: Any, name: str, index: int | None) -> str:
-    return (
-        f"{where(index)}{name} is not numeric (dtype {dtype}). Encode it first, for example with "
-        "daskml_dist.preprocessing.OrdinalEncoder or OneHotEncoder; where it holds numbers, "
-        f"{name} = {name}.astype('float64')."
-    )
+    return f"{where(index)}{name} is not numeric (dtype {dtype}). {values_remedy(dtype, name)}"
 
 
 def _rows_on_device(X: Any, index: int | None, tensors: bool) -> Rows:
@@ -407,7 +437,7 @@ def _frame_to_numpy(
     any_order: bool = False,
 ) -> NDArray[Any]:
     frame = densify_columns(frame)
-    frame = plain_rows(frame) if kept is own_dtype else frame
+    frame = numbers_of_objects(plain_rows(frame) if kept is own_dtype else frame)
     dtypes = list(frame.dtypes)
     check_columns(zip(frame.columns, dtypes, strict=True))
     if dtype is None:

@@ -75,8 +75,10 @@ def check_holds_values(values: Any, name: str, *, single: bool = False) -> None:
             "dask.dataframe.from_delayed(...)."
         )
     if isinstance(values, Mapping) and not hasattr(values, "dtype"):
+        is_row = all(isinstance(value, Number | str) for value in values.values())
+        held = f"[{name}]" if is_row and values else name  # of columns, or of one row
         raise InvalidTypeError(
-            f"{name} is a {kind}. Make a frame of it: {name} = pandas.DataFrame({name})."
+            f"{name} is a {kind}. Make a frame of it: {name} = pandas.DataFrame({held})."
         )
     if isinstance(values, Set):
         raise InvalidTypeError(

@@ -15,6 +15,7 @@ from daskml_dist.data.conversion import (
     check_columns,
     check_dtype,
     device_of,
+    numbers_of_objects,
     where,
 )
 from daskml_dist.data.foreign import convert_foreign
@@ -70,16 +71,18 @@ def check_rows(
         raise unsupported(X, "X")
     if is_dataframe_like(X):
         if numeric:
+            X = X if is_dask(X) else numbers_of_objects(X)
             check_columns(zip(X.columns, X.dtypes, strict=True))
         return X
     if any_shape and is_series_like(X):
         return X
+    given = X
     if hasattr(X, "tocsr"):
         X = X.tocsr()  # the one format that is cut by rows
     elif not is_dask(X) and device_of(X) == "cpu":
         X = _as_array(X)
     if not (any_shape and X.ndim):
-        check_2d(X, tensors=tensors)
+        check_2d(X, tensors=tensors, given=given)
     if numeric:
         check_dtype(X.dtype, "X")
     return X

@@ -18,6 +18,7 @@ from daskml_dist.backends import get_backend
 from daskml_dist.data.collection import take_columns
 from daskml_dist.decomposition._base import Array, Components
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors.outside import outside
 from daskml_dist.models.nonnegative import Updates, check_signs
 from daskml_dist.models.unlabelled import Unlabelled
 from daskml_dist.solvers import Solution, Solver
@@ -337,7 +338,7 @@ class NMF(Components):
                 "The multiplicative update ('mu') solver cannot update zeros present in the "
                 "initialization, of which init='nndsvd' makes many. Use init='nndsvda'.",
                 UserWarning,
-                stacklevel=5,
+                stacklevel=outside(),
             )
         return str(self.init)
 

@@ -33,6 +33,7 @@ from daskml_dist.ensemble._drawn_stacks import can_be_drawn, fit_drawn
 from daskml_dist.ensemble._draws import DrawnRows, Draws, weights_of
 from daskml_dist.ensemble._unseen import oob_scores, unseen_answers
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors.outside import outside
 from daskml_dist.inference.transform import sample_rows
 from daskml_dist.model_selection._split_rows import count_rows
 
@@ -155,7 +156,7 @@ class Bagging(OnBlocks):
         self._drawn_rows = None
         X, y, sample_weight = named_blocks(*convert_foreign(X, y, sample_weight))
         if not is_dask(X):
-            y, given = here(
+            X, y, given = here(
                 X, y, {**fit_params, "sample_weight": sample_weight}, labels=is_classifier(self)
             )
             found: Self = super().fit(X, y, **given)  # type: ignore[misc]
@@ -175,7 +176,7 @@ class Bagging(OnBlocks):
         if not len(seeds):
             warnings.warn(
                 "Warm-start fitting without increasing n_estimators does not fit new trees.",
-                stacklevel=2,
+                stacklevel=outside(),
             )
             return self
         bagged = self._drawn(X, y, weight, seeds)
@@ -297,7 +298,7 @@ class Bagging(OnBlocks):
             warnings.warn(
                 f"Some inputs ({n_without}) do not have OOB scores. This probably means too few "
                 "estimators were used to compute any reliable oob estimates.",
-                stacklevel=5,
+                stacklevel=outside(),
             )
         width = () if n_classes is None else (n_classes,)
         table = as_array(

@@ -17,7 +17,12 @@ from daskml_dist._rounds import BaseRounds
 from daskml_dist.backends.devices import DEVICES
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.feature_names import remember_dtypes
-from daskml_dist.ensemble._categories import categories_of, numbered, which_are_categorical
+from daskml_dist.ensemble._categories import (
+    categories_of,
+    categories_remedy,
+    numbered,
+    which_are_categorical,
+)
 from daskml_dist.ensemble._constraints import groups_of, signs_of
 from daskml_dist.ensemble._scoring import check_scoring, scorer_of
 from daskml_dist.ensemble._validation import FitRows, held_out, joined
@@ -95,7 +100,11 @@ class BaseBoosting(BaseRounds):
             # Those of the fit alone are known: others in X_val are missing, as in a prediction.
             rows, self._of_fit = joined(rows, (self._numbered(X_val), *others))
         self._is_numbered = True
-        found = super()._collection(*rows, reset=reset)
+        try:
+            found = super()._collection(*rows, reset=reset)
+        except InvalidDataError as error:
+            error.args = (f"{error}{categories_remedy(X)}",)
+            raise
         if reset and self._categories:
             remember_dtypes(self, X)  # not those of the numbers
         return found

@@ -12,7 +12,13 @@ from numpy.typing import NDArray
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 
-__all__ = ["categories_of", "check_cardinality", "numbered", "which_are_categorical"]
+__all__ = [
+    "categories_of",
+    "categories_remedy",
+    "check_cardinality",
+    "numbered",
+    "which_are_categorical",
+]
 
 Categories = dict[Any, NDArray[Any]]
 
@@ -82,6 +88,18 @@ def which_are_categorical(X: Any, given: Any) -> NDArray[np.bool_]:
 
 def _is_category(dtype: Any) -> bool:
     return str(dtype) == "category"
+
+
+def categories_remedy(X: Any) -> str:
+    """Return how to make categories of a frame's columns of words, which boosting takes as such."""
+    dtypes = zip(X.columns, X.dtypes, strict=True) if is_dataframe_like(X) else ()
+    words = [name for name, dtype in dtypes if dtype.kind == "O" and not _is_category(dtype)]
+    if not words:
+        return ""
+    how = f"X.astype({dict.fromkeys(words, 'category')})"
+    if is_dask(X):
+        how = f"X.categorize({words})"
+    return f" Boosting takes words as categories too: X = {how}."
 
 
 def categories_of(X: Any, mask: NDArray[np.bool_], max_bins: int) -> Categories:

@@ -15,6 +15,7 @@ from daskml_dist._tree_params import is_count, is_share
 from daskml_dist._trees import BaseTrees
 from daskml_dist.ensemble._out_of_bag import accuracy, check_scored, shares_and_labels
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors.outside import outside
 from daskml_dist.models.grown import Grown
 from daskml_dist.models.trees import Trees
 from daskml_dist.solvers import Solution
@@ -113,7 +114,7 @@ class BaseForest(BaseTrees):
             warnings.warn(
                 "Warm-start fitting without increasing n_estimators does not fit new trees.",
                 UserWarning,
-                stacklevel=6,
+                stacklevel=outside(),
             )
         if trees.nodes.value.shape[1] != n_values:
             raise InvalidDataError(
@@ -138,7 +139,7 @@ class BaseForest(BaseTrees):
                 "Some inputs do not have OOB scores. This probably means too few trees were used "
                 "to compute any reliable OOB estimates.",
                 UserWarning,
-                stacklevel=6,
+                stacklevel=outside(),
             )
         answers = found["oob_sums"] / np.maximum(times, 1)[:, None]
         score: Any = self.oob_score

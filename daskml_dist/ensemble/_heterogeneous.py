@@ -59,9 +59,10 @@ class Named(OnBlocks):
         ------
         InvalidParameterError, InvalidDataError
         """
+        self._check_named()
         X, y = named_blocks(*convert_foreign(X, y))
         if not is_dask(X):
-            y, fit_params = here(X, y, fit_params, labels=is_classifier(self))
+            X, y, fit_params = here(X, y, fit_params, labels=is_classifier(self))
             found: Self = super().fit(X, y, **fit_params)  # type: ignore[misc]
             return found
         X, y, params = taken(X, y, fit_params)
@@ -72,6 +73,15 @@ class Named(OnBlocks):
         with doing(type(self).__name__, getattr(self, "verbose", 0)):
             self._fit_lazy(named, given, X, y, params)
         return self
+
+    def _check_named(self) -> None:
+        """Check that members are given with their names, which scikit-learn unpacks unseen."""
+        given = self.estimators if isinstance(self.estimators, list | tuple) else ()
+        if not all(isinstance(one, list | tuple) and len(one) == 2 for one in given):
+            raise InvalidParameterError(
+                f"estimators={self.estimators!r}: give (name, estimator) pairs, such as "
+                '[("nb", GaussianNB())].'
+            )
 
     def _encoded(self, y: Any) -> Any:
         """Numbers of the labels of a Dask collection, which are set."""

@@ -195,8 +195,11 @@ def as_ours(error: Exception, where: str = "") -> DaskMLDistError:
     """
     if isinstance(error, DaskMLDistError) and not where:
         return error
+    from daskml_dist.errors.remedies import with_remedy
+
     kind = InvalidTypeError if isinstance(error, TypeError) else InvalidDataError
-    return kind(f"{where}{error}")
+    said = str(error) if isinstance(error, DaskMLDistError) else with_remedy(str(error))
+    return kind(f"{where}{said}")
 
 
 def is_consequence(error: BaseException) -> bool:

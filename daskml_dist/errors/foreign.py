@@ -11,6 +11,7 @@ __all__ = ["called_here"]
 #: What parameters are called elsewhere, and in this package: the first that an estimator has.
 _HERE: dict[str, tuple[str, ...]] = {
     "batch": ("batch_size",),
+    "early_stopping_rounds": ("n_iter_no_change",),
     "epochs": ("max_iter",),
     "eta": ("learning_rate",),
     "eta0": ("learning_rate_init", "learning_rate"),

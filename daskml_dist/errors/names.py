@@ -10,7 +10,13 @@ from typing import Any, ClassVar, Self
 from daskml_dist.errors import InvalidTypeError
 from daskml_dist.errors.foreign import called_here
 
-__all__ = ["ConstructorSignature", "NamedParameters", "check_names", "names_of"]
+__all__ = [
+    "ConstructorSignature",
+    "NamedParameters",
+    "check_names",
+    "check_places",
+    "names_of",
+]
 
 
 class ConstructorSignature:
@@ -43,6 +49,8 @@ class NamedParameters:
 
     def __new__(cls, *args: Any, **params: Any) -> Self:
         check_names(cls, params)  # here, since signatures are those of each __init__
+        if args:
+            check_places(cls, args)
         if args and cls.__init__ is object.__init__:  # which leaves them to us
             raise InvalidTypeError(f"{cls.__name__}() has no parameters. Leave {args!r} out.")
         return super().__new__(cls)
@@ -70,6 +78,41 @@ def check_names(kind: type, params: Mapping[str, Any], hint: str = "") -> None:
     has = f" It has {', '.join(sorted(names))}." if names else " It has none."
     remedy = hint or called_here(name, names) or has
     raise InvalidTypeError(f"{kind.__name__}(): {name!r} is no parameter of it.{remedy}")
+
+
+def check_places(kind: type, args: tuple[Any, ...]) -> None:
+    """Check that a constructor takes as many arguments by their places.
+
+    Raises
+    ------
+    InvalidTypeError
+        It does not; the message tells to name those that come after.
+    """
+    most = _n_places(kind)
+    if len(args) <= most:
+        return
+    raise InvalidTypeError(
+        f"{kind.__name__}() takes {most or 'no'} argument{'s' * (most != 1)} by place, and "
+        f"{len(args)} are given. Give the others by their names, such as "
+        f"{kind.__name__}({_example(kind, most)}=...)."
+    )
+
+
+@cache
+def _n_places(kind: type) -> float:
+    """Arguments that a constructor takes by their places; infinity where it takes any."""
+    if kind.__init__ is object.__init__:  # type: ignore[misc]
+        return float("inf")  # which is told elsewhere
+    parameters = list(inspect.signature(kind.__init__).parameters.values())[1:]  # type: ignore[misc]
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return float("inf")
+    return sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+
+
+def _example(kind: type, most: float) -> str:
+    """Name of the first parameter that has no place."""
+    names = list(inspect.signature(kind.__init__).parameters)[1:]  # type: ignore[misc]
+    return names[min(int(most), len(names) - 1)] if names else "name"
 
 
 @cache

@@ -8,6 +8,52 @@ from typing import Any
 
 __all__ = ["nearest"]
 
+#: What values are called elsewhere, and in this package: the first that is valid is meant.
+_HERE: dict[str, tuple[str | None, ...]] = {
+    "acc": ("accuracy",),
+    "all_reduce": ("allreduce",),
+    "asynchronous": ("async",),
+    "auc": ("roc_auc",),
+    "average": ("mean",),
+    "bf16": ("bfloat16",),
+    "binary:logistic": ("log_loss",),
+    "binary_crossentropy": ("log_loss",),
+    "bsp": ("sync",),
+    "categorical_crossentropy": ("log_loss",),
+    "cross_entropy": ("log_loss",),
+    "crossentropy": ("log_loss",),
+    "cuda": ("gpu",),
+    "deviance": ("log_loss",),
+    "diagonal": ("diag",),
+    "fp16": ("float16",),
+    "gaussian": ("normal",),
+    "half": ("float16",),
+    "lad": ("absolute_error",),
+    "lasso": ("l1",),
+    "least_squares": ("squared_error",),
+    "log": ("log_loss",),
+    "logistic": ("log_loss",),
+    "logloss": ("log_loss", "neg_log_loss"),
+    "mae": ("absolute_error", "neg_mean_absolute_error"),
+    "mape": ("neg_mean_absolute_percentage_error",),
+    "mean_absolute_error": ("neg_mean_absolute_error",),
+    "mean_squared_error": ("neg_mean_squared_error",),
+    "mode": ("most_frequent",),
+    "mse": ("squared_error", "neg_mean_squared_error"),
+    "multi:softmax": ("log_loss",),
+    "none": (None,),
+    "one_hot": ("onehot",),
+    "platt": ("sigmoid",),
+    "reg:squarederror": ("squared_error",),
+    "ridge": ("l2",),
+    "rmse": ("neg_root_mean_squared_error", "squared_error"),
+    "root_mean_squared_error": ("neg_root_mean_squared_error",),
+    "sigmoid": ("logistic",),
+    "squared_loss": ("squared_error",),
+    "svm": ("hinge",),
+    "synchronous": ("sync",),
+}
+
 
 def nearest(value: Any, valid: Iterable[Any]) -> str:
     """End of a message: the name that was meant, or that an object of a class was; or nothing.
@@ -24,8 +70,14 @@ def nearest(value: Any, valid: Iterable[Any]) -> str:
         return f" {name} is a class: pass an object of it, {name}()."
     if not isinstance(value, str):
         return ""
+    plain, valid = _plain(value), list(valid)
     names = {_plain(name): name for name in valid if isinstance(name, str)}
-    found = get_close_matches(_plain(value), names, n=1, cutoff=0.7)
+    # "cuda:0" is a device by the name that others have for its kind.
+    elsewhere = _HERE.get(plain) or _HERE.get(plain.partition(":")[0], ())
+    for here in () if plain in names else elsewhere:
+        if here in valid:
+            return f" Did you mean {here!r}?"
+    found = get_close_matches(plain, names, n=1, cutoff=0.7)
     return f" Did you mean {names[found[0]]!r}?" if found else ""
 
 

@@ -26,6 +26,7 @@ from daskml_dist.data.lowering import frame_pieces
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, as_ours
+from daskml_dist.errors.outside import outside
 
 __all__ = ["DocumentTransformer", "TermCounts", "VocabularyTransformer", "check_documents"]
 
@@ -33,6 +34,7 @@ __all__ = ["DocumentTransformer", "TermCounts", "VocabularyTransformer", "check_
 class DocumentTransformer(BlockTransformer):
     """Base class of transformers of texts."""
 
+    _of_rows: ClassVar[bool] = False
     _remedy: ClassVar[str] = 'Texts must be strings; fill missing ones first: X.fillna("").'
 
     def decode(self, doc: Any) -> Any:
@@ -164,7 +166,7 @@ class VocabularyTransformer(DocumentTransformer):
             warnings.warn(
                 "Upper case characters found in vocabulary while 'lowercase' is True. These "
                 "entries will not be matched with any documents",
-                stacklevel=4,
+                stacklevel=outside(),
             )
 
     def _limits(self, n_documents: int) -> tuple[float, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from sklearn import feature_extraction
 
@@ -35,6 +35,9 @@ class FeatureHasher(BlockTransformer, feature_extraction.FeatureHasher):
     >>> FeatureHasher(n_features=8).transform([{'dog': 1, 'cat': 2}, {'dog': 2}]).shape
     (2, 8)
     """
+
+    _numeric: ClassVar[bool] = False
+    _of_rows: ClassVar[bool] = False
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from itertools import repeat
 from numbers import Integral
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -126,6 +126,9 @@ class NamespaceHasher(BlockTransformer, _NamespaceHasher):
     >>> hasher.fit_transform([{"user": "anna", "page": {"length": 2.5, "age": 3}}]).nnz
     5
     """
+
+    _numeric: ClassVar[bool] = False
+    _of_rows: ClassVar[bool] = False
 
     def fit(self, X: Any = None, y: Any = None) -> Self:
         """Check the parameters.

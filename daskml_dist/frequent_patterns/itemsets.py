@@ -19,6 +19,8 @@ from daskml_dist.data.baskets import baskets_of_frame
 from daskml_dist.data.foreign import column_names_of, convert_foreign
 from daskml_dist.data.optional import load_pandas
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors.arguments import telling_arguments
+from daskml_dist.errors.outside import outside
 from daskml_dist.models.baskets import Baskets
 from daskml_dist.solvers import Solution
 from daskml_dist.solvers.apriori import Apriori
@@ -28,6 +30,7 @@ from daskml_dist.training.solver_plan import Rows
 __all__ = ["frequent_itemsets"]
 
 
+@telling_arguments
 def frequent_itemsets(
     X: Any,
     *,
@@ -174,7 +177,7 @@ class _Itemsets(BaseRounds):
                 f"frequent_itemsets was stopped after length {solution.n_iter}: longer itemsets "
                 "are missing. Let the callback go on, or set max_length.",
                 ConvergenceWarning,
-                stacklevel=5,
+                stacklevel=outside(),
             )
 
 

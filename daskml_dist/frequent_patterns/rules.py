@@ -14,6 +14,7 @@ from daskml_dist._checks import check_number, check_one_of
 from daskml_dist.data.lazy import is_dask_frame
 from daskml_dist.data.optional import load_pandas
 from daskml_dist.errors import InvalidDataError
+from daskml_dist.errors.arguments import telling_arguments
 
 __all__ = ["association_rules"]
 
@@ -32,6 +33,7 @@ METRICS = (
 Array = NDArray[Any]
 
 
+@telling_arguments
 def association_rules(
     itemsets: Any, *, metric: str = "confidence", min_threshold: float = 0.8
 ) -> Any:

@@ -16,6 +16,7 @@ from daskml_dist.data.keyed.frames import Columns, entries_of_frame
 from daskml_dist.data.keyed.ids import as_ids
 from daskml_dist.data.optional import load_pandas
 from daskml_dist.errors import InvalidDataError
+from daskml_dist.errors.outside import outside
 from daskml_dist.solvers.keyed import Side
 from daskml_dist.solvers.ranks import Chosen
 from daskml_dist.training.callbacks import CallbackList
@@ -120,5 +121,5 @@ def warn_unsettled(function: str, n_iter: int, message: str, remedy: str) -> Non
     warnings.warn(
         f"{function} did not converge in {n_iter} iteration(s): {message}. {remedy}",
         ConvergenceWarning,
-        stacklevel=3,
+        stacklevel=outside(),
     )

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from daskml_dist._run import Run
+from daskml_dist.errors.arguments import telling_arguments
 from daskml_dist.graph._edges import edges_fit, result_frame
 from daskml_dist.solvers.connected import ComponentsSolver
 from daskml_dist.training.callbacks import CallbackList
@@ -14,6 +15,7 @@ from daskml_dist.training.callbacks import CallbackList
 __all__ = ["connected_components"]
 
 
+@telling_arguments
 def connected_components(
     edges: Any,
     *,

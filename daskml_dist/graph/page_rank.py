@@ -6,6 +6,7 @@ from typing import Any
 
 from daskml_dist._checks import check_count, check_number
 from daskml_dist._run import Run
+from daskml_dist.errors.arguments import telling_arguments
 from daskml_dist.graph._edges import edges_fit, find_chosen, result_frame, warn_unsettled
 from daskml_dist.solvers.ranks import PageRankSolver
 from daskml_dist.training.callbacks import CallbackList
@@ -13,6 +14,7 @@ from daskml_dist.training.callbacks import CallbackList
 __all__ = ["pagerank"]
 
 
+@telling_arguments
 def pagerank(
     edges: Any,
     damping: float = 0.85,

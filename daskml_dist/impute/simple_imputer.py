@@ -103,7 +103,13 @@ class SimpleImputer(BlockTransformer, impute.SimpleImputer):
         if self.strategy in ("mean", "median"):
             # Objects may be numbers; none at all are of no dtype.
             known = values.infer_objects() if len(values) else values.astype(float)
-            numbers = as_rows(known.to_frame())[:, 0].astype(np.float64)
+            try:
+                numbers = as_rows(known.to_frame())[:, 0].astype(np.float64)
+            except InvalidDataError as error:
+                raise ValueError(
+                    f"Cannot use {self.strategy} strategy with non-numeric data of column "
+                    f"{values.name!r} ({values.dtype})"
+                ) from error
             if self.strategy == "median":
                 return sketch_column(numbers)
             return (len(numbers), float(numbers.mean()) if len(numbers) else 0.0)

@@ -11,6 +11,7 @@ from scipy import sparse
 
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.inference.bare import bare_functions
+from daskml_dist.inference.export.twins import check_fitted_if_ours
 from daskml_dist.inference.few_rows import Lane
 from daskml_dist.inference.saved.manifest import manifest_of, needed_names
 from daskml_dist.inference.saved.model_file import load
@@ -71,6 +72,8 @@ class Predictor:
     ------
     InvalidParameterError
         The model has no such method.
+    NotFittedError
+        It is of this package, and not fitted.
 
     Examples
     --------
@@ -90,8 +93,10 @@ class Predictor:
         if method is None or not hasattr(model, method):
             raise InvalidParameterError(
                 f"{type(model).__name__} has no method {method or 'of ' + ', '.join(METHODS)}; "
-                f"it has {', '.join(known) or 'none of them'}."
+                f"it has {', '.join(known) or 'none of them'}. Give a fitted model, and one of its "
+                "methods."
             )
+        check_fitted_if_ours(model, "serve")
         told = manifest_of(model)
         self.model, self.method = model, method
         self.n_features: int | None = told["inputs"]["n_features"]

@@ -20,6 +20,8 @@ from daskml_dist.data.foreign import convert_foreign, named_blocks
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import ExportError, InvalidParameterError
+from daskml_dist.errors.arguments import telling_arguments
+from daskml_dist.errors.remedies import with_remedy
 from daskml_dist.inference.export import to_sklearn
 from daskml_dist.inference.share import shared
 from daskml_dist.inspection._blocks import read_rows, weights_of
@@ -36,6 +38,7 @@ _TREES = {
 
 
 @reading("partial_dependence")
+@telling_arguments
 def partial_dependence(
     estimator: Any,
     X: Any,
@@ -183,7 +186,7 @@ def _in_our_words() -> Iterator[None]:
     except (ValueError, TypeError, NotImplementedError, IndexError) as error:
         if isinstance(error, InvalidParameterError):
             raise
-        raise InvalidParameterError(f"partial_dependence: {error}") from error
+        raise InvalidParameterError(with_remedy(f"partial_dependence: {error}")) from error
 
 
 def _by_scikit_learn(estimator: Any, X: Any, features: Any, **asked: Any) -> Bunch:

@@ -21,6 +21,7 @@ from daskml_dist.data.permutations import Draw
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors.arguments import telling_arguments
 from daskml_dist.inference.share import shared
 from daskml_dist.inspection._blocks import column_of, read_rows, weights_of
 from daskml_dist.inspection._scores import Score, Target, score_of
@@ -34,6 +35,7 @@ _N_SUMS = 4
 
 
 @reading("permutation_importance")
+@telling_arguments
 def permutation_importance(
     estimator: Any,
     X: Any,

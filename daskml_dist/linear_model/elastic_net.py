@@ -13,6 +13,7 @@ from daskml_dist._accepted import check_accepted
 from daskml_dist._checks import check_count, check_flag, check_number, seed_of
 from daskml_dist._run import Run
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors.outside import outside
 from daskml_dist.linear_model._least_squares import BaseLeastSquares
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.solvers import CoordinateDescent, Solution, Solver
@@ -171,7 +172,7 @@ class ElasticNet(BaseLeastSquares):
             warnings.warn(
                 "With alpha=0, this algorithm does not converge well. You are advised to use the "
                 "LinearRegression estimator.",
-                stacklevel=4,
+                stacklevel=outside(),
             )
 
     def _problem(self, rows: Rows) -> tuple[LinearModel, Solver]:

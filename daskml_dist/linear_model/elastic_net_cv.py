@@ -15,6 +15,7 @@ from daskml_dist._linear_regressor import LinearRegressor
 from daskml_dist._run import Run
 from daskml_dist._stacks import Stack
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors.outside import outside
 from daskml_dist.linear_model._cross_validated import CrossValidated
 from daskml_dist.linear_model._elastic_paths import GramPaths, Settings, WidePaths
 from daskml_dist.linear_model._least_squares import gram_fits, model_of
@@ -140,7 +141,7 @@ class ElasticNetCV(CrossValidated, LinearRegressor):
                 "Some fits failed to converge within max_iter cycles. Increase "
                 "max_iter, scale the features (StandardScaler), or raise eps.",
                 ConvergenceWarning,
-                stacklevel=3,
+                stacklevel=outside(),
             )
 
     def _chosen(self, stack: Stack, model: LinearModel) -> tuple[Solution, bool]:

@@ -18,6 +18,7 @@ from daskml_dist._run import Run
 from daskml_dist._sparse_coef import SparseCoef
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.nearest import nearest
+from daskml_dist.errors.outside import outside
 from daskml_dist.losses import LogLoss, Loss
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.penalties import Penalty, get_penalty
@@ -219,7 +220,7 @@ class LogisticRegression(LinearClassifier, SparseCoef, BaseRounds):
                 "l1_ratio parameter is only used when penalty is 'elasticnet'. Got "
                 f"(penalty={name}). {text}"
             )
-        warnings.warn(text, stacklevel=4)
+        warnings.warn(text, stacklevel=outside())
 
     def _strengths(self, weight_sum: float) -> Penalty:
         alpha = 1.0 / (float(self.C) * weight_sum)

@@ -19,6 +19,7 @@ from daskml_dist._sparse_coef import SparseCoef
 from daskml_dist._stacks import Stack
 from daskml_dist.data.clients import computing_by
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors.outside import outside
 from daskml_dist.linear_model._cross_validated import CrossValidated
 from daskml_dist.linear_model._cv_routing import routed
 from daskml_dist.linear_model._logistic_paths import LogisticPaths
@@ -232,7 +233,7 @@ class LogisticRegressionCV(CrossValidated, LinearClassifier, SparseCoef):
                 f"{len(failed)} of the fits failed to converge: {failed[0].message}. Increase "
                 "max_iter, scale the features (StandardScaler), or penalise more.",
                 ConvergenceWarning,
-                stacklevel=3,
+                stacklevel=outside(),
             )
 
     def score(self, X: Any, y: Any, sample_weight: Any = None, **params: Any) -> float:

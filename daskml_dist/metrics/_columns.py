@@ -20,6 +20,7 @@ from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import lazily_reduced, reduce_parts
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, InvalidTypeError
+from daskml_dist.errors.remedies import with_remedy
 from daskml_dist.metrics._readers import MissingValues, read_weights
 
 __all__ = ["Columns", "ScoredRows", "called", "check_computed", "check_total", "is_lazy"]
@@ -209,10 +210,10 @@ class Columns:
             X = _as_table(y_pred, self.pred_name)
             return as_collection(X, y_true, sample_weight, numeric=False, multi_output=self.several)
         except InvalidDataError as error:
-            told = "" if self.several else ", of which one column is scored at a time"
-            raise InvalidDataError(
-                f"{error} (Here X is {self.pred_name} and y is y_true{told}.)"
-            ) from error
+            told = "" if self.several else " One column is scored at a time."
+            said = str(error).replace("X has", f"{self.pred_name} has")
+            said = said.replace("y has", "y_true has").replace("y should", "y_true should")
+            raise InvalidDataError(f"{said}{told}") from error
 
     def read(self, index: int | None, y_pred: Any, y_true: Any, sample_weight: Any) -> ScoredRows:
         """Read the rows of a block.
@@ -275,9 +276,10 @@ def called(metric: Callable[..., S], *args: Any, **options: Any) -> S:
     except ValueError as error:
         # scikit-learn's error about a parameter is a TypeError too.
         is_parameter = isinstance(error, TypeError)
-        raise (InvalidParameterError if is_parameter else InvalidDataError)(str(error)) from error
+        kind = InvalidParameterError if is_parameter else InvalidDataError
+        raise kind(with_remedy(str(error))) from error
     except TypeError as error:
-        raise InvalidTypeError(str(error)) from error
+        raise InvalidTypeError(with_remedy(str(error))) from error
 
 
 def check_computed(compute: bool) -> None:
@@ -327,7 +329,7 @@ def _as_they_are(
     except InvalidParameterError:
         raise
     except InvalidDataError as error:
-        told = str(own) if str(error) in str(own) else f"{own} ({error})"
+        told = str(own) if str(error.__cause__) in str(own) else f"{own} ({error.__cause__})"
         raise type(error)(told) from own
     if isinstance(own, MissingValues):
         raise own

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from daskml_dist.errors import InvalidTypeError
+from daskml_dist.errors.arguments import wrong_arguments
 from daskml_dist.metrics._columns import Columns, is_lazy
 from daskml_dist.metrics._examples import example_of
 
@@ -91,7 +91,7 @@ def face(
         try:
             options = dict(signature.bind(*args, **kwargs).arguments)
         except TypeError as error:
-            raise InvalidTypeError(f"{name}(): {error}. Its arguments are {signature}.") from error
+            raise wrong_arguments(name, metric, args, kwargs) from error
         y_true, y_pred = options.pop(first), options.pop(second)
         weight = options.pop("sample_weight", None)
         if is_lazy(y_true, y_pred, weight):

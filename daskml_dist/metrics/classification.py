@@ -12,6 +12,7 @@ import sklearn.metrics as theirs
 from numpy.typing import NDArray
 
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors.arguments import telling_arguments
 from daskml_dist.metrics._columns import check_computed, is_lazy
 from daskml_dist.metrics._faces import face
 from daskml_dist.metrics._indicators import are_indicators, check_scored, has_score, of_hits
@@ -39,6 +40,7 @@ __all__ = [
 ]
 
 
+@telling_arguments
 def accuracy_score(
     y_true: Any,
     y_pred: Any,
@@ -102,6 +104,7 @@ def _first_sum(weight: float, sums: NDArray[np.float64]) -> float:
     return float(sums[0])
 
 
+@telling_arguments
 def confusion_matrix(
     y_true: Any,
     y_pred: Any,

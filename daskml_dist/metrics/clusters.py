@@ -19,6 +19,7 @@ from daskml_dist.data.collection import Collection, as_collection
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors.arguments import telling_arguments
 from daskml_dist.inference.share import shared
 from daskml_dist.metrics._columns import called, is_lazy
 from daskml_dist.metrics._readers import read_labels
@@ -41,6 +42,7 @@ _PERMUTED = 1 << 24
 
 
 @reading("silhouette_score")
+@telling_arguments
 def silhouette_score(
     X: Any,
     labels: Any,
@@ -110,6 +112,7 @@ def silhouette_score(
     return float(sample.silhouettes(sample.rows, sample.numbers, y).mean())
 
 
+@telling_arguments
 def silhouette_samples(
     X: Any,
     labels: Any,

@@ -12,6 +12,8 @@ import sklearn.metrics
 from numpy.typing import NDArray
 
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, InvalidTypeError
+from daskml_dist.errors.arguments import telling_arguments
+from daskml_dist.errors.outside import outside
 from daskml_dist.metrics._by_column import (
     ByColumn,
     by_column,
@@ -31,6 +33,7 @@ COLUMNS = Columns(read_labels, read_scores, "y_proba")
 INDICATED = Columns(read_indicators, read_scores, "y_proba", several=True)
 
 
+@telling_arguments
 def log_loss(
     y_true: Any,
     y_proba: Any = None,
@@ -98,7 +101,7 @@ def log_loss(
             f"Labels passed were {np.asarray(labels).tolist()}, but the columns of y_proba are "
             f"taken in the order {classes.tolist()}.",
             UserWarning,
-            stacklevel=2,
+            stacklevel=outside(),
         )
     indicated = are_indicators(y_true, y_proba)
     columns = INDICATED if indicated else COLUMNS
@@ -116,7 +119,7 @@ def _loss_of(
     """Return the loss of the sums of all rows."""
     if not losses.sums_to_one:
         message = "The y_prob values do not sum to one. Make sure to pass probabilities."
-        warnings.warn(message, UserWarning, stacklevel=5)
+        warnings.warn(message, UserWarning, stacklevel=outside())
     summed = float(losses.sums[0, 0]) if indicated else total(losses, classes)
     return _finished(losses, summed, normalize)
 
@@ -135,7 +138,7 @@ def _named_anew(y_proba: Any, y_pred: Any) -> Any:
         "`y_pred` was renamed to `y_proba` in version 1.9 and will be removed when scikit-learn "
         "removes it. Pass `y_proba`."
     )
-    warnings.warn(message, FutureWarning, stacklevel=3)
+    warnings.warn(message, FutureWarning, stacklevel=outside())
     return y_pred
 
 
@@ -196,6 +199,7 @@ def _finished(found: ByColumn, summed: float, normalize: bool) -> float:
 # --- Brier score -----------------------------------------------------------------------------
 
 
+@telling_arguments
 def brier_score_loss(
     y_true: Any,
     y_proba: Any,

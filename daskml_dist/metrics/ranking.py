@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.data.collection import Collection
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors.arguments import telling_arguments
 from daskml_dist.metrics._columns import Columns, ScoredRows, called, check_total, is_lazy
 from daskml_dist.metrics._indicators import are_indicators
 from daskml_dist.metrics._labels_ranked import SeveralLabels
@@ -49,6 +50,7 @@ COLUMNS = Columns(read_labels, read_scores, "y_score")
 MAX_THRESHOLDS = 2**18
 
 
+@telling_arguments
 def roc_auc_score(
     y_true: Any,
     y_score: Any,
@@ -172,6 +174,7 @@ def roc_auc_score(
     return _answer(*scored, return_bound)
 
 
+@telling_arguments
 def average_precision_score(
     y_true: Any,
     y_score: Any,

@@ -15,11 +15,13 @@ from numpy.typing import NDArray
 from daskml_dist._checks import check_count
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError
+from daskml_dist.errors.arguments import telling_arguments
 from daskml_dist.inference.hits import gains, hits_of, precisions
 
 __all__ = ["ndcg_at_k", "precision_at_k"]
 
 
+@telling_arguments
 def precision_at_k(
     held_out: Any,
     recommended: Any,
@@ -70,6 +72,7 @@ def precision_at_k(
     return _mean(precisions, held_out, recommended, k, (user_col, item_col, score_col))
 
 
+@telling_arguments
 def ndcg_at_k(
     held_out: Any,
     recommended: Any,

@@ -12,6 +12,7 @@ import sklearn.metrics as theirs
 from numpy.typing import NDArray
 
 from daskml_dist.data.spread import Spread
+from daskml_dist.errors.arguments import telling_arguments
 from daskml_dist.metrics._columns import Columns, ScoredRows, called, check_total, is_lazy
 from daskml_dist.metrics._faces import face
 from daskml_dist.metrics._means import mean_of_blocks, weighted_mean
@@ -42,6 +43,7 @@ OF = (
 OF_ONE = OF.replace("n_targets", "1")
 
 
+@telling_arguments
 def mean_squared_error(
     y_true: Any,
     y_pred: Any,
@@ -88,6 +90,7 @@ def mean_squared_error(
     return _mean(metric, _squares, y_true, y_pred, sample_weight, multioutput, compute)
 
 
+@telling_arguments
 def root_mean_squared_error(
     y_true: Any,
     y_pred: Any,
@@ -116,6 +119,7 @@ def root_mean_squared_error(
     return _mean(metric, _squares, y_true, y_pred, sample_weight, multioutput, compute, np.sqrt)
 
 
+@telling_arguments
 def mean_absolute_error(
     y_true: Any,
     y_pred: Any,
@@ -143,6 +147,7 @@ def mean_absolute_error(
     return _mean(metric, _sizes, y_true, y_pred, sample_weight, multioutput, compute)
 
 
+@telling_arguments
 def r2_score(
     y_true: Any,
     y_pred: Any,
@@ -196,6 +201,7 @@ def r2_score(
     return _of_moments(y_true, y_pred, sample_weight, multioutput, finish, compute)
 
 
+@telling_arguments
 def explained_variance_score(
     y_true: Any,
     y_pred: Any,

@@ -17,6 +17,7 @@ from sklearn.base import is_classifier
 
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors.arguments import telling_arguments
 from daskml_dist.errors.nearest import nearest
 from daskml_dist.metrics import (
     classification,
@@ -276,6 +277,7 @@ def n_best_of(scoring: Any) -> int | None:
     return int(k) if isinstance(k, Integral) and not isinstance(k, bool) and int(k) > 0 else None
 
 
+@telling_arguments
 def get_scorer_names() -> list[str]:
     """Names that `get_scorer` takes, which are scikit-learn's.
 
@@ -293,6 +295,7 @@ def get_scorer_names() -> list[str]:
     return sorted(sklearn.metrics.get_scorer_names())
 
 
+@telling_arguments
 def make_scorer(
     score_func: Callable[..., Any],
     *,
@@ -347,6 +350,7 @@ def make_scorer(
     return Scorer.of(made)
 
 
+@telling_arguments
 def get_scorer(scoring: str | Callable[..., Any]) -> Callable[..., Any]:
     """Scorer of a name, for rows in memory and for Dask collections.
 

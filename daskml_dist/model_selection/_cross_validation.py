@@ -12,6 +12,7 @@ from daskml_dist._theirs import telling_errors
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.works import doing
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors.arguments import telling_arguments
 from daskml_dist.metrics.scorers import get_scorers
 from daskml_dist.model_selection._out_of_fold import predicted_out_of_fold
 from daskml_dist.model_selection._pipelines import fits_of_stacks, score_names
@@ -23,6 +24,7 @@ __all__ = ["cross_val_predict", "cross_val_score", "cross_validate"]
 
 
 @telling_errors()
+@telling_arguments
 def cross_validate(
     estimator: Any,
     X: Any,
@@ -132,6 +134,7 @@ def cross_validate(
 
 
 @telling_errors()
+@telling_arguments
 def cross_val_score(
     estimator: Any,
     X: Any,
@@ -185,6 +188,7 @@ def cross_val_score(
 
 
 @telling_errors()
+@telling_arguments
 def cross_val_predict(
     estimator: Any,
     X: Any,

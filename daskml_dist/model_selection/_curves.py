@@ -16,6 +16,8 @@ from sklearn.utils import check_random_state
 from daskml_dist._theirs import telling_errors
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors.arguments import telling_arguments
+from daskml_dist.errors.outside import outside
 from daskml_dist.metrics.scorers import get_scorers
 from daskml_dist.model_selection._roles import TEST, TRAIN
 from daskml_dist.model_selection._routing import weighed_scores
@@ -28,6 +30,7 @@ _DEFAULT_SIZES = np.linspace(0.1, 1.0, 5)
 
 
 @telling_errors()
+@telling_arguments
 def validation_curve(
     estimator: Any,
     X: Any,
@@ -105,6 +108,7 @@ def validation_curve(
 
 
 @telling_errors()
+@telling_arguments
 def learning_curve(
     estimator: Any,
     X: Any,
@@ -267,6 +271,6 @@ def _sizes(given: NDArray[Any], most: int) -> NDArray[np.int64]:
         warnings.warn(
             f"Removed duplicate entries from 'train_sizes': {len(sizes)} are left of {len(given)}.",
             RuntimeWarning,
-            stacklevel=3,
+            stacklevel=outside(),
         )
     return sizes

@@ -11,11 +11,12 @@ from typing import Any
 from sklearn.exceptions import FitFailedWarning
 
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors.outside import outside
 
 __all__ = ["safe", "tell_failures"]
 
 
-def tell_failures(errors: Sequence[str | None], error_score: Any, stacklevel: int = 4) -> None:
+def tell_failures(errors: Sequence[str | None], error_score: Any) -> None:
     """Tell of failed fits once, whatever their number.
 
     Parameters
@@ -55,7 +56,7 @@ def tell_failures(errors: Sequence[str | None], error_score: Any, stacklevel: in
         "failures are not expected, you can try to debug them by setting error_score='raise'.\n\n"
         f"Below are more details about the failures:\n{causes}",
         FitFailedWarning,
-        stacklevel=stacklevel,
+        stacklevel=outside(),
     )
 
 
@@ -84,7 +85,7 @@ class _Told:
                 "Scoring failed. The score on this train-test partition for these parameters will "
                 f"be set to {self.error_score}. Details: \n{type(error).__name__}: {error}",
                 UserWarning,
-                stacklevel=6,
+                stacklevel=outside(),
             )
             return float(self.error_score)
         raise InvalidParameterError(

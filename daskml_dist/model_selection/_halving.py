@@ -65,6 +65,7 @@ class HalvingOnDask(SearchOnDask):
         ------
         InvalidParameterError, InvalidDataError
         """
+        check_number("factor", self.factor, lambda v: v > 1, "> 1, such as 3")
         X, y, groups = convert_foreign(X, y, groups)
         lazy = any(map(is_dask, (X, y, groups, *params.values())))
         if lazy or self._stacks():
@@ -133,7 +134,6 @@ class HalvingOnDask(SearchOnDask):
         self.best_params_ = results["params"][self.best_index_]
 
     def _check_halving(self, y: Any) -> None:
-        check_number("factor", self.factor, lambda v: v > 1, "> 1, such as 3")
         if isinstance(self.scoring, list | tuple | set | dict):
             raise InvalidParameterError(
                 f"scoring={self.scoring!r}: halving keeps candidates by one score. Name one."

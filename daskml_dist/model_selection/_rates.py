@@ -20,6 +20,7 @@ from daskml_dist._supervised import Supervised
 from daskml_dist.data.blocks import Block
 from daskml_dist.diagnostics.plots.rates import learning_rates
 from daskml_dist.errors import DivergedError, InvalidParameterError
+from daskml_dist.errors.arguments import telling_arguments
 from daskml_dist.model_selection._stacked_rates import stacked_losses
 from daskml_dist.training.calibration_task import rows_of_a_step
 from daskml_dist.training.run import open_engine
@@ -91,6 +92,7 @@ class LearningRates:
         return learning_rates(self, ax=ax)
 
 
+@telling_arguments
 def learning_rate_range(
     estimator: Any,
     X: Any,

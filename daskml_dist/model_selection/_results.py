@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
+from daskml_dist.errors.outside import outside
 from daskml_dist.model_selection._validation import Fitted
 
 __all__ = ["table_of"]
@@ -50,7 +51,9 @@ def table_of(
         means = table[f"mean_test_{name}"]
         table[f"rank_test_{name}"] = _ranks(means)
         if not np.isfinite(means).all():
-            warnings.warn(f"One or more of the test scores are non-finite: {means}", stacklevel=4)
+            warnings.warn(
+                f"One or more of the test scores are non-finite: {means}", stacklevel=outside()
+            )
         if train_score:
             trained = np.array([[fit.train[name] for fit in row] for row in fits])
             _store(table, f"train_{name}", trained, splits=True)

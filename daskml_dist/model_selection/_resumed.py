@@ -18,6 +18,7 @@ from daskml_dist._stackable import step_stacks
 from daskml_dist._stacks import NotStackedError
 from daskml_dist._step_stacks import StepColumn, StepStack
 from daskml_dist.data.lazy import is_dask
+from daskml_dist.errors.outside import outside
 from daskml_dist.model_selection._failures import safe
 from daskml_dist.model_selection._roles import TEST, TRAIN
 from daskml_dist.model_selection._stacking import (
@@ -188,7 +189,7 @@ def failed(model: Model, names: Sequence[str], train_score: bool, error_score: A
         f"A fit of {type(model.estimator).__name__} failed, and its scores are {error_score}. "
         f"error_score='raise' shows where. ({type(model.error).__name__}: {model.error})"
     )
-    warnings.warn(text, FitFailedWarning, stacklevel=2)
+    warnings.warn(text, FitFailedWarning, stacklevel=outside())
     return Fitted(scores, dict(scores) if train_score else {}, model.seconds, error=text)
 
 

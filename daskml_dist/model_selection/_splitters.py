@@ -22,6 +22,7 @@ from daskml_dist.data.foreign import convert_foreign
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.names import NamedParameters
+from daskml_dist.errors.outside import outside
 from daskml_dist.model_selection._codes import ByGroup, ByPlace, ByRange, Spread
 from daskml_dist.model_selection._roles import (
     NEITHER,
@@ -393,5 +394,5 @@ def _check_labels(of_label: NDArray[Any], k: int) -> None:
             f"The least populated class in y has only {of_label.min()} members, which is less "
             f"than n_splits={k}.",
             UserWarning,
-            stacklevel=6,
+            stacklevel=outside(),
         )

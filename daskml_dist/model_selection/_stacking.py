@@ -25,6 +25,7 @@ from daskml_dist.data.conversion import check_dtype
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import tell
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
+from daskml_dist.errors.outside import outside
 from daskml_dist.metrics.scorers import SCORERS, Scorer, n_best_of
 from daskml_dist.model_selection._checks import check_roles, has_columns
 from daskml_dist.model_selection._codes import ByPlace, ByRange, Thinned
@@ -128,7 +129,7 @@ class FailedFit:
             f"A fit failed, and its scores are {error_score}. error_score='raise' shows where. "
             f"({type(self.error).__name__}: {self.error})"
         )
-        warnings.warn(text, FitFailedWarning, stacklevel=6)
+        warnings.warn(text, FitFailedWarning, stacklevel=outside())
         return Fitted(scores, dict(scores) if train_score else {}, self.seconds, error=text)
 
 

@@ -12,6 +12,7 @@ from daskml_dist.data.collection import as_collection, take_columns
 from daskml_dist.data.foreign import convert_foreign
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors.arguments import telling_arguments
 from daskml_dist.model_selection._codes import ByRange
 from daskml_dist.model_selection._roles import TEST, TRAIN, Order, TableRoles
 from daskml_dist.model_selection._split_rows import RowsOfSplits, count_rows
@@ -25,6 +26,7 @@ __all__ = ["train_test_split"]
 
 
 @telling_errors()
+@telling_arguments
 def train_test_split(
     *arrays: Any,
     test_size: float | None = None,

@@ -203,7 +203,7 @@ class Splits:
             task = delayed(partial(_fit_here, params, scorers, options), pure=False)
             tell(f"{len(every)} fits as tasks")
             found = self._computed([task(e, rows[split]) for e, split in every])
-        tell_failures([fit.error for fit in found], error_score, stacklevel=5)
+        tell_failures([fit.error for fit in found], error_score)
         n = self.n_splits
         return [found[i : i + n] for i in range(0, len(found), n)]
 
@@ -227,11 +227,16 @@ class Splits:
 def beside(
     X: Any, y: Any, groups: Any, params: Mapping[str, Any] | None
 ) -> tuple[Any, Any, Any, dict[str, Any]]:
-    """Rows, targets, groups and arguments of ``fit``: beside rows in memory, all are there."""
+    """Rows, targets, groups and arguments of ``fit``: with rows in memory, all are there.
+
+    A target that is given by its name is taken out of rows in memory.
+    """
     X, y, groups = convert_foreign(X, y, groups)
     found = {name: convert_foreign(value) for name, value in (params or {}).items()}
     if is_dask(X):
         return X, y, groups, found
+    if isinstance(y, str):
+        X, y, _ = take_columns(X, y, None)
     return X, _here(y), _here(groups), {name: _here(value) for name, value in found.items()}
 
 

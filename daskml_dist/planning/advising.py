@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from daskml_dist.data.clients import check_client
+from daskml_dist.errors.arguments import telling_arguments
 from daskml_dist.planning.cache import load, save
 from daskml_dist.planning.costs import Costs
 from daskml_dist.planning.families import Family, family_of
@@ -21,6 +22,7 @@ from daskml_dist.training.run import INLINE, client_of
 __all__ = ["advise", "known_costs"]
 
 
+@telling_arguments
 def advise(X: Any, estimator: Any, y: Any = None, client: Any = None) -> Plan:
     """Tell where a fit had better run, and what it will take at each place.
 

@@ -24,10 +24,6 @@ class CategoryTransformer(BlockTransformer):
     """An encoder whose fitted state follows from the categories of each column and their rows."""
 
     _numeric = False
-    _remedy = (
-        'Fit on rows that hold every category, or set handle_unknown ("ignore", '
-        '"infrequent_if_exist" or "use_encoded_value", as the encoder has it).'
-    )
     #: Rows of each category of each column, while scikit-learn's `fit` looks at categories alone.
     _counts: tuple[int, list[NDArray[np.int64]]] | None = None
 

@@ -20,6 +20,7 @@ from daskml_dist.data.foreign import convert_foreign
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.quantiles import ColumnSketch, merge_sketches, rank_error, sketch_columns
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors.outside import outside
 
 __all__ = ["KBinsDiscretizer"]
 
@@ -164,7 +165,7 @@ class KBinsDiscretizer(BlockTransformer, preprocessing.KBinsDiscretizer):
         low, high = sketch.values[[0, -1]]
         if low == high:
             warnings.warn(
-                f"Feature {number} is constant and will be replaced with 0.", stacklevel=6
+                f"Feature {number} is constant and will be replaced with 0.", stacklevel=outside()
             )
             return np.array([-np.inf, np.inf])
         even = np.linspace(low, high, n_bins + 1)
@@ -186,7 +187,7 @@ class KBinsDiscretizer(BlockTransformer, preprocessing.KBinsDiscretizer):
             warnings.warn(
                 f"Bins whose width are too small (i.e., <= {_NARROW:.0e}) in feature {number} are "
                 "removed. Consider decreasing the number of bins.",
-                stacklevel=6,
+                stacklevel=outside(),
             )
         return edges
 

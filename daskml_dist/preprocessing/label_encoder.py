@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from sklearn import preprocessing
 
 from daskml_dist._exported import Exported
+from daskml_dist._theirs import TellsErrors
 from daskml_dist._transformer import check_fitted
 from daskml_dist.data.collection import as_collection
 from daskml_dist.data.conversion import as_column, plain_rows, to_host
@@ -29,10 +30,11 @@ __all__ = ["LabelEncoder"]
 
 
 class LabelEncoder(
+    TellsErrors,
     NamedParameters,
     Exported,
     preprocessing.LabelEncoder,
-    auto_wrap_output_keys=None,  # type: ignore[call-arg]
+    auto_wrap_output_keys=None,
 ):
     """:class:`sklearn.preprocessing.LabelEncoder` for Dask Arrays and Series; exact.
 

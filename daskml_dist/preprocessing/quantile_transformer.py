@@ -14,6 +14,7 @@ from daskml_dist.data.columns import check_no_infinity
 from daskml_dist.data.conversion import as_rows
 from daskml_dist.data.quantiles import merge_sketches, rank_error, sketch_columns
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors.outside import outside
 
 __all__ = ["QuantileTransformer"]
 
@@ -87,13 +88,13 @@ class QuantileTransformer(BlockTransformer, preprocessing.QuantileTransformer):
             warnings.warn(
                 "'ignore_implicit_zeros' takes effect only with sparse matrix. This parameter has "
                 "no effect.",
-                stacklevel=4,
+                stacklevel=outside(),
             )
         if self.n_quantiles > n_rows:
             warnings.warn(
                 f"n_quantiles ({self.n_quantiles}) is greater than the total number of samples "
                 f"({n_rows}). n_quantiles is set to n_samples.",
-                stacklevel=4,
+                stacklevel=outside(),
             )
         self.n_quantiles_ = max(1, min(self.n_quantiles, n_rows))
         self.references_ = np.linspace(0, 1, self.n_quantiles_, endpoint=True)

@@ -68,7 +68,10 @@ class RobustScaler(BlockTransformer, preprocessing.RobustScaler):
         if self.with_scaling:
             low, high = self.quantile_range
             if not 0 <= low <= high <= 100:
-                raise InvalidDataError(f"Invalid quantile range: {self.quantile_range}.")
+                raise InvalidDataError(
+                    f"Invalid quantile range: {self.quantile_range}. Give (low, high) in percent, "
+                    "such as (25.0, 75.0)."
+                )
             scale = np.array([s.quantile(high / 100) - s.quantile(low / 100) for s in summary])
             self.scale_ = _handle_zeros_in_scale(scale, copy=False)
             if self.unit_variance:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 from numbers import Integral
 from typing import Any, Self
@@ -21,11 +22,15 @@ from daskml_dist.data.lowering import has_one_order
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors.outside import outside
 from daskml_dist.inference.transform import map_pieces
 from daskml_dist.preprocessing._categories import CategoryTransformer
 from daskml_dist.preprocessing._target_sums import TargetSums, merge_sums, places_in, target_sums
 
 __all__ = ["TargetEncoder"]
+
+#: Classes by numbers from which on these are likelier amounts: one column a feature for each.
+_MANY_CLASSES = 50
 
 
 class TargetEncoder(CategoryTransformer, preprocessing.TargetEncoder):
@@ -94,7 +99,7 @@ class TargetEncoder(CategoryTransformer, preprocessing.TargetEncoder):
         """
         X, y = convert_foreign(X, y)
         if not (is_dask(X) or is_dask(y)):
-            preprocessing.TargetEncoder.fit(self, *_plain(X, y))
+            preprocessing.TargetEncoder.fit(self, *self._plain(X, y))
             self._keep(X)
             return self
         self._fit_folds(X, y, n_folds=1)
@@ -119,7 +124,7 @@ class TargetEncoder(CategoryTransformer, preprocessing.TargetEncoder):
         """
         X, y = convert_foreign(X, y)
         if not (is_dask(X) or is_dask(y)):
-            found = preprocessing.TargetEncoder.fit_transform(self, *_plain(X, y), **params)
+            found = preprocessing.TargetEncoder.fit_transform(self, *self._plain(X, y), **params)
             self._keep(X)
             return found
         if not isinstance(self.cv, Integral) or self.cv < 2:
@@ -161,6 +166,17 @@ class TargetEncoder(CategoryTransformer, preprocessing.TargetEncoder):
         self._set(whole, None)
         return seed, folds
 
+    def _plain(self, X: Any, y: Any) -> tuple[Any, Any]:
+        """Rows in memory as scikit-learn's takes them, whose sums know few dtypes of numbers."""
+        _check_given(y)
+        target = as_column(y, name="y")
+        wide = {"i": np.int64, "u": np.int64, "f": np.float64}.get(target.dtype.kind, target.dtype)
+        target = target.astype(wide, copy=False)
+        if self.target_type == "auto" and target.dtype.kind in "iuf":
+            if type_of_target(target) == "multiclass":
+                _warn_of_many(np.unique(target))
+        return plain_rows(X), target
+
     def _set(self, found: TargetSums | None, whole: Any) -> None:
         """Set the fitted attributes from sums; a fold takes what is known of all from `whole`."""
         if found is None:
@@ -188,17 +204,21 @@ class TargetEncoder(CategoryTransformer, preprocessing.TargetEncoder):
         self.__dict__.update({k: v for k, v in vars(helper).items() if k not in kept})
 
 
+def _warn_of_many(labels: NDArray[Any]) -> None:
+    """Warn of so many numbers taken for classes that they are rather amounts."""
+    if labels.dtype.kind in "iuf" and len(labels) > _MANY_CLASSES:
+        warnings.warn(
+            f"y holds {len(labels)} different whole numbers, which are taken for classes: each "
+            "feature gets a column for each of them. Where they are amounts, set "
+            'target_type="continuous"; where they are classes, set target_type="multiclass".',
+            UserWarning,
+            stacklevel=outside(),
+        )
+
+
 def _check_given(y: Any) -> None:
     if y is None:
         raise InvalidDataError("TargetEncoder requires y to be passed: pass fit(X, y).")
-
-
-def _plain(X: Any, y: Any) -> tuple[Any, Any]:
-    """Rows in memory as scikit-learn's takes them, whose sums know few dtypes of numbers."""
-    _check_given(y)
-    target = as_column(y, name="y")
-    wide = {"i": np.int64, "u": np.int64, "f": np.float64}.get(target.dtype.kind, target.dtype)
-    return plain_rows(X), target.astype(wide, copy=False)
 
 
 def _folds_of(n_rows: int, n_folds: int, seed: int, number: int) -> NDArray[np.intp]:
@@ -243,7 +263,10 @@ def _merge_each(parts: list[list[TargetSums | None]]) -> list[TargetSums | None]
 def _kind_of(target_type: str, found: TargetSums) -> tuple[str, NDArray[Any] | None]:
     if found.labels is None:
         return "continuous", None
-    kind = type_of_target(found.labels) if target_type == "auto" else target_type
+    kind = target_type
+    if target_type == "auto":
+        kind = type_of_target(found.labels)
+        _warn_of_many(found.labels)
     if kind not in ("binary", "multiclass"):
         raise InvalidDataError(
             f"Unknown label type: y is {kind!r}. Pass labels or numbers, or set target_type."

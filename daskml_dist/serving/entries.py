@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from daskml_dist.errors import ModelFileError
+from daskml_dist.errors import InvalidTypeError, ModelFileError
 from daskml_dist.inference.predictor import Predictor
 from daskml_dist.serving import registry
 
@@ -78,6 +78,11 @@ def path_of(source: Any) -> Path:
     ------
     ModelFileError
     """
+    if not isinstance(source, str | os.PathLike):
+        raise InvalidTypeError(
+            f"{source!r} is no source of models: give the path of a model file or a registry, or "
+            "a dict of names to fitted models."
+        )
     path = Path(os.fspath(source))
     if not path.exists():
         raise ModelFileError(f"There is no {path}. Name a model file, or a registry.")

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from daskml_dist.errors import CheckpointError
+from daskml_dist.errors.outside import outside
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.training.checkpoint_format import DamagedError, decode, decode_any
 
@@ -180,7 +181,9 @@ class Files:
                 continue
             if found is not None:
                 if damaged:
-                    warnings.warn(f"{damaged} Taking the older {name}.", UserWarning, stacklevel=2)
+                    warnings.warn(
+                        f"{damaged} Taking the older {name}.", UserWarning, stacklevel=outside()
+                    )
                 return found
         if damaged:
             raise CheckpointError(

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.data.optional import load_pandas
 from daskml_dist.errors import ExportError
+from daskml_dist.errors.arguments import telling_arguments
 from daskml_dist.inference.export.onnx_categories import rows_of_categories
 from daskml_dist.inference.export.onnx_trees import complete_trees, prepare_trees
 from daskml_dist.inference.export.twins import to_sklearn
@@ -26,6 +27,7 @@ _REMEDY = (
 _ROWS, _NEAR = 64, 1e-3
 
 
+@telling_arguments
 def to_onnx(estimator: Any, path: Any = None, *, sample: Any = None) -> Any:
     """Make a fitted estimator a model of ONNX, by way of scikit-learn's (see `to_sklearn`).
 

@@ -13,9 +13,11 @@ from typing import Any
 
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import ExportError, NotFittedError
+from daskml_dist.errors.arguments import telling_arguments
+from daskml_dist.errors.nearest import nearest
 from daskml_dist.losses import Loss
 
-__all__ = ["check_exportable", "to_sklearn"]
+__all__ = ["check_exportable", "check_fitted_if_ours", "check_is_estimator", "to_sklearn"]
 
 _PACKAGE = "daskml_dist"
 #: Attributes that tell of the fit, or serve Dask collections alone.
@@ -26,6 +28,7 @@ _REMEDY = (
 )
 
 
+@telling_arguments
 def to_sklearn(estimator: Any) -> Any:
     """Return scikit-learn's own estimator that answers as a fitted one of this package does.
 
@@ -75,7 +78,35 @@ def to_sklearn(estimator: Any) -> Any:
 
 
 def check_exportable(estimator: Any) -> None:
-    """Check that an estimator of this package is fitted.
+    """Check that an object is an estimator and, of this package, that it is fitted.
+
+    Raises
+    ------
+    ExportError
+        It is no estimator.
+    NotFittedError
+    """
+    check_is_estimator(estimator)
+    check_fitted_if_ours(estimator, "export")
+
+
+def check_is_estimator(estimator: Any) -> None:
+    """Check that an object is an estimator, and no class of them.
+
+    Raises
+    ------
+    ExportError
+    """
+    if isinstance(estimator, type) or not hasattr(estimator, "get_params"):
+        kind = type(estimator).__name__
+        raise ExportError(
+            f"{kind} is no estimator.{nearest(estimator, ())} Pass a fitted estimator, transformer "
+            "or pipeline."
+        )
+
+
+def check_fitted_if_ours(estimator: Any, what: str) -> None:
+    """Check that an estimator of this package is fitted before one does something with it.
 
     Raises
     ------
@@ -83,7 +114,7 @@ def check_exportable(estimator: Any) -> None:
     """
     if _is_ours(estimator) and not _is_fitted(estimator):
         raise NotFittedError(
-            f"This {type(estimator).__name__} is not fitted yet, so there is nothing to export. "
+            f"This {type(estimator).__name__} is not fitted yet, so there is nothing to {what}. "
             "Call fit first."
         )
 

@@ -10,6 +10,8 @@ from types import ModuleType
 from typing import Any
 
 from daskml_dist.errors import ModelFileError
+from daskml_dist.errors.arguments import telling_arguments
+from daskml_dist.inference.export.twins import check_is_estimator
 from daskml_dist.inference.saved.storage import name_of, read_bytes, write_bytes
 
 __all__ = ["formats", "load", "read_manifest", "save"]
@@ -26,6 +28,7 @@ def formats() -> dict[str, ModuleType]:
     return {one.SUFFIX: one for one in sorted(found, key=lambda one: one.RANK)}
 
 
+@telling_arguments
 def save(estimator: Any, path: Any) -> None:
     """Write a fitted estimator, transformer or pipeline to a file that holds no pickle.
 
@@ -56,6 +59,8 @@ def save(estimator: Any, path: Any) -> None:
         ``pip install "daskml-dist[export]"``.
     InvalidTypeError
         `path` is none.
+    ExportError
+        It is no estimator.
     NotFittedError
         The estimator is not fitted.
 
@@ -74,9 +79,11 @@ def save(estimator: Any, path: Any) -> None:
     [0, 0, 1, 1]
     """
     path = name_of(path)
+    check_is_estimator(estimator)
     write_bytes(path, _format_of(path).write(estimator))
 
 
+@telling_arguments
 def load(path: Any, *, trusted: Collection[str] = (), **given: Any) -> Any:
     """Read an estimator that :func:`save` wrote.
 
@@ -129,6 +136,7 @@ def load(path: Any, *, trusted: Collection[str] = (), **given: Any) -> Any:
     return _format_of(path).read(read_bytes(path), path, frozenset(trusted), **given)
 
 
+@telling_arguments
 def read_manifest(path: Any) -> dict[str, Any]:
     """Read what a model file says of itself; its parts are checked against their checksums.
 

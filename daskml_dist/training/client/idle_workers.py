@@ -11,6 +11,7 @@ from distributed import Client
 
 from daskml_dist.data.block_info import BlockInfo
 from daskml_dist.data.lazy import is_dask_frame
+from daskml_dist.errors.outside import outside
 from daskml_dist.training.client.early import is_actor
 
 __all__ = ["warn_of_few_blocks"]
@@ -58,7 +59,7 @@ def warn_of_few_blocks(
         "without one wait while rows are read, and then copy whole blocks or stay idle. Give each "
         f"worker its own: {remedy}.",
         UserWarning,
-        stacklevel=2,
+        stacklevel=outside(),
     )
 
 

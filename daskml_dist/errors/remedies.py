@@ -1,0 +1,171 @@
+"""Remedies that scikit-learn's messages leave out."""
+
+from __future__ import annotations
+
+import re
+
+from daskml_dist.errors.nearest import nearest
+
+__all__ = ["with_remedy"]
+
+_COLUMNS = "Name columns that X has, which a dataframe lists as X.columns."
+_CATEGORIES = (
+    'Fit on rows that hold every category, or set handle_unknown ("ignore", '
+    '"infrequent_if_exist" or "use_encoded_value", as the encoder has it).'
+)
+_MEMBERS = 'Give (name, estimator) pairs, such as [("nb", GaussianNB())].'
+
+#: Part of a message of scikit-learn's, a regular expression, and the sentence that is added.
+_REMEDIES: tuple[tuple[str, str], ...] = (
+    ("Found unknown categories", _CATEGORIES),
+    (
+        "could not be promoted by",
+        "Make numbers of dates and spans of time (X[name].dt.hour, X[name].dt.total_seconds()), or "
+        "leave their columns out.",
+    ),
+    ("should be a 1d array", "Pass one column, such as y[:, 0]."),
+    ("must be an instance of 'list'", "Give a list."),
+    ("features, but .* is expecting", "Select the columns that it was fitted on."),
+    (
+        "Invalid parameter .* for estimator Pipeline",
+        "Name the step too, and two underscores, such as sgdclassifier__alpha.",
+    ),
+    ("need to be a non-empty sequence", "Give one value or more."),
+    (
+        "'score_func' parameter of make_scorer",
+        'Pass a function of (y_true, y_pred); of a name get_scorer("accuracy") makes one.',
+    ),
+    ("columns are missing", "Transform rows with all columns that the fit chose by name."),
+    ("are not columns of the dataframe|all features must be in", _COLUMNS),
+    (
+        "using strings is only supported",
+        "Pass a dataframe, or the places of the columns as whole numbers.",
+    ),
+    (
+        "transform, or can be 'drop'",
+        'Give (name, transformer, columns), such as ("age", StandardScaler(), ["age"]).',
+    ),
+    (
+        r"too many values to unpack|not enough values to unpack",
+        'Give (name, transformer, columns), such as ("age", StandardScaler(), ["age"]).',
+    ),
+    ("Names provided are not unique", "Give each a name of its own."),
+    ("got estimator class instead", "Pass an object: add the parentheses."),
+    (
+        "contains previously unseen labels|contains new labels",
+        "Fit on labels that hold them all, or drop these rows.",
+    ),
+    (
+        "Cannot use (mean|median) strategy with non-numeric data",
+        'Of words take strategy="most_frequent" or "constant", or impute the columns of numbers '
+        'alone: make_column_transformer((SimpleImputer(), ["a number"])).',
+    ),
+    (
+        "must be uniformly strings or numbers",
+        "Make each column one type: X[column].astype(str).",
+    ),
+    (
+        "inconsistent numbers of samples",
+        "Pass the same rows in each, in the same order.",
+    ),
+    ("'groups' parameter should not be None", "Pass groups=..., one for each row."),
+    (
+        "Stratified train/test split is not implemented",
+        "Leave stratify out, or set shuffle=True.",
+    ),
+    (
+        "test_size=.*should be either|train_size=.*should be either",
+        "Pass a share between 0 and 1, or fewer rows than there are.",
+    ),
+    ("At least one array required", "Pass X, or X and y: train_test_split(X, y)."),
+    (
+        r"The least populated classes? in y",
+        "Give each class two rows or more, or leave stratify out.",
+    ),
+    ("number of splits n_splits=", "Ask for fewer folds: cv=5, or n_splits=5."),
+    (
+        r"Supported target types are: \('binary'",
+        "Use KFold for a continuous target.",
+    ),
+    (
+        "interpreted as fractions of the maximum",
+        "Give shares up to 1.0, or whole numbers of rows.",
+    ),
+    ("feature range must be smaller", "Give (least, greatest), such as (0, 1)."),
+    ("Invalid quantile range", "Give (low, high) in percent, such as (25.0, 75.0)."),
+    (
+        "empty vocabulary",
+        "Look at the texts, or at token_pattern, stop_words and min_df.",
+    ),
+    ("corresponds to < documents than min_df", "Set min_df below max_df."),
+    (
+        "document is of type|is an invalid document",
+        'Texts must be strings; fill missing ones first: X.fillna("").',
+    ),
+    ("Samples can not be a single string", "Pass a list of words for each row."),
+    (r"non-empty list of \(string, estimator\)", _MEMBERS),
+    (
+        "weights must be equal",
+        "Give as many weights as members, or None.",
+    ),
+    (
+        "Shape mismatch: if categories is an array",
+        "Give a list of categories for each column, or categories='auto'.",
+    ),
+    (
+        r"refit must be set to a scorer key",
+        'Set refit to the name of one score, such as refit="accuracy".',
+    ),
+    (
+        "values greater than 1|values lower than 0|values less than 0",
+        "Pass probabilities: what predict_proba() returns, [:, 1] of two classes.",
+    ),
+    ("Mix of label input types", "Make both one type, for example with .astype(str)."),
+    (
+        "is not a valid label",
+        "Set pos_label to the label that counts as positive.",
+    ),
+    ("multiclass format is not supported", "Score one class at a time: y_true == label."),
+    (
+        "Squared Logarithmic Error cannot be used|Log Error cannot be used",
+        "Use mean_squared_error where targets may be negative.",
+    ),
+    (
+        "deviance error with power",
+        "Use mean_squared_error where values may be negative.",
+    ),
+    (
+        "At least one label specified must be in y_true",
+        "Name labels that y_true holds, or leave labels out.",
+    ),
+    ("Found empty input array", "Look at the files or the filter that the rows come from."),
+    (
+        "Number of labels is 1",
+        "Ask for more clusters: a silhouette compares two or more.",
+    ),
+    ("cannot be cast to the input data", "Fill columns of numbers with a number."),
+    ("Input should have at least 1 dimension", "Pass a value for each row: y is needed here."),
+    (
+        "Input contains infinity|contains infinity or a value too large",
+        "Replace it, for example X.replace([inf, -inf], nan).",
+    ),
+    (
+        "which is not supported by estimator",
+        'Name a parameter that it counts passes by, such as "max_iter", or "n_samples".',
+    ),
+)
+
+
+def with_remedy(said: str) -> str:
+    """Return a message of scikit-learn's with the remedy, where it names none.
+
+    Of a parameter that must be one of some names, the nearest is told.
+    """
+    for words, remedy in _REMEDIES:
+        if re.search(words, said):
+            return said if remedy in said else f"{said.rstrip().rstrip('.')}. {remedy}"
+    given = re.search(r"must be .*Got '([^']*)' instead", said, re.DOTALL)
+    options = re.search(r"\{(.*)\}", said, re.DOTALL)
+    if given and options:
+        return said + nearest(given[1], re.findall(r"'([^']*)'", options[1]))
+    return said
