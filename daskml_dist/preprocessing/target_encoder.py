@@ -99,7 +99,7 @@ class TargetEncoder(CategoryTransformer, preprocessing.TargetEncoder):
         """
         X, y = convert_foreign(X, y)
         if not (is_dask(X) or is_dask(y)):
-            preprocessing.TargetEncoder.fit(self, *self._plain(X, y))
+            preprocessing.TargetEncoder.fit(self, *self._rows_and_target(X, y))
             self._keep(X)
             return self
         self._fit_folds(X, y, n_folds=1)
@@ -124,7 +124,9 @@ class TargetEncoder(CategoryTransformer, preprocessing.TargetEncoder):
         """
         X, y = convert_foreign(X, y)
         if not (is_dask(X) or is_dask(y)):
-            found = preprocessing.TargetEncoder.fit_transform(self, *self._plain(X, y), **params)
+            found = preprocessing.TargetEncoder.fit_transform(
+                self, *self._rows_and_target(X, y), **params
+            )
             self._keep(X)
             return found
         if not isinstance(self.cv, Integral) or self.cv < 2:
@@ -166,7 +168,7 @@ class TargetEncoder(CategoryTransformer, preprocessing.TargetEncoder):
         self._set(whole, None)
         return seed, folds
 
-    def _plain(self, X: Any, y: Any) -> tuple[Any, Any]:
+    def _rows_and_target(self, X: Any, y: Any) -> tuple[Any, Any]:
         """Rows in memory as scikit-learn's takes them, whose sums know few dtypes of numbers."""
         _check_given(y)
         target = as_column(y, name="y")
