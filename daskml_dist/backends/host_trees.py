@@ -18,6 +18,11 @@ Array = NDArray[Any]
 
 #: Rows whose gradients are made at once, so that they stay in a cache.
 _TILE = 15_000
+#: Rows up to which loops are not worth a second of compiling: NumPy gives the same gradients, and
+#: the loop that parts the rows of leaves the same histogram of all of them.
+_SMALL = 1 << 10
+#: Table of a split by which the rows of all bins go left.
+_ALL_LEFT = np.ones(256, np.uint8)
 
 
 class HostTrees:
@@ -40,8 +45,9 @@ class HostTrees:
         scales: NDArray[np.float64], told: NDArray[np.int64],
     ) -> None:  # fmt: skip
         """Find the best split of some leaves, one after the other."""
-        from daskml_dist.backends.tree_splits import best_split
+        from daskml_dist.backends.tree_splits import compiled_search
 
+        best_split = compiled_search(bool(facts.categorical.any()))
         for leaf, own in zip(leaves, told, strict=True):
             of_leaf = np.array(
                 [leaf.value, leaf.low, leaf.high, facts.l2, facts.least_hessian, facts.least_rows]
@@ -87,7 +93,8 @@ class HostRows:
 
         room, k = self._room, loss.n_outputs
         g, h = self._room_of(k, constant)
-        if compiled := COMPILED.get(loss.kernel):
+        compiled = COMPILED.get(loss.kernel) if room.n > _SMALL else None
+        if compiled is not None:
             found = np.zeros(2, np.float32)
             weight = np.empty(0) if room.weight is None else room.weight
             compiled(room.y, room.extra["raw"][0], weight, g[0], h[0], found)
@@ -134,13 +141,16 @@ class HostRows:
 
     def whole(self, mode: int, output: int) -> Array:
         """Put all rows in one leaf, and return its histogram."""
-        from daskml_dist.backends.tree_kernels import sum_all
-
         room = self._room
         index = room.extra["index"]
         for start in range(0, room.n, _TILE):
             stop = min(room.n, start + _TILE)
             index[start:stop] = np.arange(start, stop, dtype=np.int32)
+        if room.n <= _SMALL:
+            everywhere = Part(0, _ALL_LEFT, slice(0, room.n), 0)
+            return self.parted([everywhere], mode, output)[0]
+        from daskml_dist.backends.tree_kernels import sum_all
+
         out, packed = self._room_for(1), room.extra["packed"][output]
         out[:] = 0
         sum_all(mode, room.rows, packed, self._one, self._two, out[:, 0])

@@ -18,6 +18,8 @@ import numba
 import numpy as np
 from numba.cpython.unsafe.numbers import trailing_zeros
 
+from daskml_dist.backends.array_copies import copy_values
+
 __all__ = ["add_masked"]
 
 _exact = numba.njit(nogil=True, cache=True, error_model="numpy")
@@ -162,7 +164,7 @@ def _fill(
     while n_used % 4:
         # Once more the first: what is ruled out twice stays so.
         used[n_used] = used[0]
-        tables[n_used] = tables[0]
+        copy_values(tables[n_used], tables[0])
         n_used += 1
     return n_used
 

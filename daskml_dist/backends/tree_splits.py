@@ -6,12 +6,16 @@ by a compiler: the same sums give the same split on every machine.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numba
 import numpy as np
+from numba import types
 
-__all__ = ["best_split"]
+from daskml_dist.backends.compiled import compiled_with
+
+__all__ = ["best_split", "compiled_search"]
 
 _exact = numba.njit(nogil=True, cache=True, error_model="numpy")
 
@@ -43,7 +47,10 @@ def _gain(
     return gain
 
 
-@_exact
+#: Placeholder for the function that `compiled_search` puts in: `_best_categories` or none.
+_categories: Any = None
+
+
 def best_split(
     hist: Any,
     first: int,
@@ -97,7 +104,7 @@ def best_split(
         if not allowed[j]:
             continue
         if categorical[j]:
-            best = _best_categories(
+            best = _categories(
                 hist[m], j, counts[j], missing[j], signs[j], totals, scales, facts, best, found,
                 bits,
             )  # fmt: skip
@@ -149,6 +156,54 @@ def best_split(
     return best
 
 
+@cache
+def compiled_search(has_categories: bool) -> Any:
+    """Return `best_split`, compiled for arrays of any layout, writable or not.
+
+    One signature takes them all: else each layout of histograms would be compiled for again.
+    """
+    part = _best_categories if has_categories else _no_categories
+    search = compiled_with(best_split, exact=True, _categories=part)
+    read = {
+        kind: types.Array(kind, 1, "C", readonly=True)
+        for kind in (types.int8, types.uint8, types.int32, types.int64, types.float64)
+    }
+    search.compile(
+        types.float64(
+            types.Array(types.int64, 3, "A", readonly=True), types.int64, read[types.int32],
+            read[types.uint8], read[types.uint8], read[types.int8], read[types.uint8],
+            read[types.int64], read[types.float64], read[types.float64], types.int64[::1],
+            types.uint64[::1],
+        )
+    )  # fmt: skip
+    search.disable_compile()
+    return search
+
+
+@_exact
+def _no_categories(
+    hist: Any, j: int, count: int, missing: int, sign: int, totals: Any, scales: Any, facts: Any,
+    best: float, found: Any, bits: Any,
+) -> float:  # fmt: skip
+    """Stand for `_best_categories` where no feature is one, so that it need not be compiled."""
+    return best
+
+
+@_exact
+def _sort_by_value(numbers: Any, values: Any, n: int) -> None:
+    """Sort the first numbers and their values by the values; equal ones keep their order.
+
+    By insertion, of 256 at most: numba's argsort takes a second to compile.
+    """
+    for i in range(1, n):
+        value, number = values[i], numbers[i]
+        k = i
+        while k > 0 and values[k - 1] > value:
+            values[k], numbers[k] = values[k - 1], numbers[k - 1]
+            k -= 1
+        values[k], numbers[k] = value, number
+
+
 @_exact
 def _best_categories(
     hist: Any, j: int, count: int, missing: int, sign: int, totals: Any, scales: Any, facts: Any,
@@ -175,11 +230,11 @@ def _best_categories(
             n += 1
     if n <= 1:
         return best
-    order = np.argsort(values[:n], kind="mergesort")
+    _sort_by_value(numbers, values, n)
     for direction in (1, -1):
         gl, hl, nl = np.int64(0), np.int64(0), np.int64(0)
         for i in range((n + 1) // 2 if direction == 1 else (n + 1) // 2 - 1):
-            b = numbers[order[i if direction == 1 else n - 1 - i]]
+            b = numbers[i if direction == 1 else n - 1 - i]
             gl += hist[b, 0]
             nl += hist[b, last]
             hl = nl if constant else hl + hist[b, 1]
@@ -197,7 +252,7 @@ def _best_categories(
                 found[3], found[4], found[5], found[6] = gl, hl, nl, 1
                 bits[:] = 0
                 for k in range(i + 1):
-                    c = numbers[order[k if direction == 1 else n - 1 - k]]
+                    c = numbers[k if direction == 1 else n - 1 - k]
                     if missing and c == hist.shape[0] - 1:
                         found[2] = 1
                     else:

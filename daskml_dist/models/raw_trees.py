@@ -24,6 +24,24 @@ _MANY_ROWS, _FEATURES_A_TREE = 128, 4
 _MOST_LEAVES = 256
 #: Rows that are worth a thread.
 _ROWS_A_THREAD = 4096
+#: Walks of a row through a tree, by a process, before loops over masks are worth loading, and on a
+#: new machine some seconds of compiling: about 50 ms of walks, which give the same bits.
+_FIRST_WALKS = 1 << 20
+
+
+class _Walks:
+    """Count of the walks of rows through trees that this process has made where masks could be."""
+
+    def __init__(self) -> None:
+        self._made = 0
+
+    def are_many(self, more: int) -> bool:
+        """Count some more; whether there are enough for loops over masks."""
+        self._made += more
+        return self._made > _FIRST_WALKS
+
+
+_walks = _Walks()
 
 
 @dataclass(eq=False)
@@ -71,7 +89,8 @@ class RawTrees:
         X = np.ascontiguousarray(X)
         n, d = X.shape
         many = n >= _MANY_ROWS and d <= _FEATURES_A_TREE * (last - first)
-        add = self._add_masked if many and self._word is not None else self._add_walked
+        masked = many and self._word is not None and _walks.are_many(n * (last - first))
+        add = self._add_masked if masked else self._add_walked
         over_threads(lambda at: add(X[at], first, last, out[at]), n, _ROWS_A_THREAD)
 
     def _add_walked(self, X: NDArray[Any], first: int, last: int, out: NDArray[np.float64]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.backends.binning import put_in_bins
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.bins import Bins
 from daskml_dist.models.hashed import draws
@@ -77,12 +78,10 @@ class BinnedRows:
         numbers: NDArray[np.int64],
     ) -> None:  # fmt: skip
         """Add some rows and their numbers among all; weights come with all of them, or none."""
-        from daskml_dist.backends.tree_bins import to_bins
-
         if not len(X):
             return
         bins, at = self.bins, slice(self.n, self.n + len(X))
-        to_bins(
+        put_in_bins(
             np.ascontiguousarray(X), bins.table, bins.n_edges, bins.categorical, bins.max_bins,
             self._rows[at], self._columns[:, at], self.missing,
         )  # fmt: skip

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends.base import SparseRows
+from daskml_dist.backends.binning import put_in_bins
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.models.bins import Bins
 from daskml_dist.models.criteria import Criterion
@@ -153,11 +154,10 @@ class _TilesIn:
     def __call__(self, X: Array, y: Array, weight: Array | None, number: int, at: slice) -> None:
         """Put some rows, of which the first has a number among all."""
         from daskml_dist.backends.forest_rows import reach_of
-        from daskml_dist.backends.tree_bins import to_bins
 
         made, bins = self._made, self._bins
         of = made.rows[at]
-        to_bins(
+        put_in_bins(
             X, bins.table, bins.n_edges, bins.categorical, bins.max_bins, of,
             self._columns[:, : len(X)], self._seen,
         )  # fmt: skip

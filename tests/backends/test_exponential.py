@@ -6,6 +6,7 @@ from math import factorial, ldexp
 
 import numpy as np
 
+from daskml_dist.backends import exponential as exponential_module
 from daskml_dist.backends.exponential import exponential
 
 
@@ -29,6 +30,16 @@ def test_its_bits_do_not_depend_on_neighbours():
     whole = exponential(x)
     for at in (slice(0, 1), slice(5, 12), slice(1020, 1030), slice(1, None, 7)):
         np.testing.assert_array_equal(exponential(x[at]), whole[at])
+
+
+def test_few_numbers_have_the_bits_of_many():
+    """NumPy raises few numbers, a compiled loop many."""
+    x = np.random.default_rng(3).uniform(-750, 715, exponential_module._SMALL + 1)
+    x[:8] = [0.0, -0.0, np.nan, np.inf, -np.inf, 1e-310, -745.2, 709.9]
+    many = exponential(x)
+    for n in (1, 7, 8, 9, 15, 16, 17, 31, 33, 1023, exponential_module._SMALL):
+        few = exponential(x[:n])
+        np.testing.assert_array_equal(few, many[:n])
 
 
 def _one(x):

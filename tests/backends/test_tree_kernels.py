@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from daskml_dist.backends import cupy_tree_calls, kernels
+from daskml_dist.backends import cupy_tree_calls, host_trees, kernels
 from daskml_dist.backends.cupy_tree_predict import packed_nodes
 from daskml_dist.backends.cupy_trees import CupyTrees
 from daskml_dist.backends.host_trees import HostTrees
@@ -109,11 +109,14 @@ def _table(rng, share):
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 @pytest.mark.parametrize(("n", "d", "n_bins"), [(1, 1, 3), (1030, 3, 5), (3001, 19, 256)])
-def test_rows_are_parted_and_summed(mode, n, d, n_bins, backend):
+def test_rows_are_parted_and_summed(mode, n, d, n_bins, backend, monkeypatch):
     room = _room(n, d, mode, n_bins=n_bins)
     shape = d, n_bins, 2 if mode == CONSTANT else 3
     host, device, own = _both(room, shape, backend)
-    np.testing.assert_array_equal(device.whole(mode, 0), host.whole(mode, 0))
+    few = host.whole(mode, 0).copy()
+    np.testing.assert_array_equal(device.whole(mode, 0), few)
+    monkeypatch.setattr(host_trees, "_SMALL", 0)
+    np.testing.assert_array_equal(host.whole(mode, 0), few)
     rng = np.random.default_rng(1)
     at = [slice(0, n)]
     for sides in ([0], [1, -1], [-1, 0, 1, 1]):
@@ -139,6 +142,27 @@ def test_rows_are_parted_and_summed(mode, n, d, n_bins, backend):
     device.bring_raw()
     np.testing.assert_array_equal(own.extra["raw"], room.extra["raw"])
     np.testing.assert_array_equal(device.leaves(at), host.leaves(at))
+
+
+#: Around the widths of unrolled loops (2 and 4 rows), of what they ask for ahead (16), and of the
+#: rows that are added up one by one (256).
+SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 255, 256, 257, 258, 259, 275)
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+def test_histograms_of_all_sizes_around_unrolled_loops(mode, monkeypatch):
+    for n, small in itertools.product(SIZES, (0, host_trees._SMALL)):
+        monkeypatch.setattr(host_trees, "_SMALL", small)
+        room, d = _room(n, 3, mode, seed=n, n_bins=5), 3
+        found = HostTrees().rows(room, (d, 5, 2 if mode == CONSTANT else 3)).whole(mode, 0)
+        packed, expected = room.extra["packed"][0], np.zeros((d, 5, 3), np.int64)
+        g_at, h_bits = {CONSTANT: (16, 0), EXACT: (32, 32), ROUNDED: (38, 25)}[mode]
+        h = (packed >> (13 if mode == ROUNDED else 0)) & ((1 << h_bits) - 1)
+        for j in range(d):
+            for channel, values in enumerate((packed >> g_at, h, np.ones(n, np.int64))):
+                np.add.at(expected[j, :, channel], room.columns[j], values)
+        wanted = expected[..., [0, 2]] if mode == CONSTANT else expected
+        np.testing.assert_array_equal(found[:, 0], wanted, f"{n} rows, small is {small}")
 
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
@@ -201,8 +225,9 @@ def test_what_is_not_a_number_is_the_largest(name, backend):
 
 @pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize("name", COMPILED)
-def test_compiled_gradients_are_those_of_the_loss(name, weighted):
+def test_compiled_gradients_are_those_of_the_loss(name, weighted, monkeypatch):
     """To the bit, on either side of a tile's end."""
+    monkeypatch.setattr(host_trees, "_SMALL", 0)
     loss, n = LOSSES[name], 2_500
     room = _room(n, 1, CONSTANT, weighted=weighted)
     room.y = np.arange(n) % 2.0

@@ -76,6 +76,7 @@ def rows_of(rng: Any, bins: Bins, n: int) -> Any:
 def test_masks_and_walks_agree_to_the_bit(
     leaves: list[int], n_outputs: int, max_bins: int, n: int, dtype: Any, monkeypatch: Any
 ) -> None:
+    monkeypatch.setattr(raw_trees, "_FIRST_WALKS", 0)
     rng = np.random.default_rng(len(leaves))
     bins = bins_of(rng, max_bins)
     trees = Trees.of([tree_of(rng, bins, m) for m in leaves], n_outputs, bins)
