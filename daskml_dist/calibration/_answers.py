@@ -16,7 +16,7 @@ from daskml_dist.inference.share import shared
 from daskml_dist.model_selection._roles import TEST, Roles
 from daskml_dist.model_selection._split_rows import n_rows_of
 
-__all__ = ["Answers", "Asked", "answered", "has_decisions"]
+__all__ = ["Answers", "Asked", "answered", "check_known_classes", "has_decisions", "lacking_labels"]
 
 Floats = NDArray[Any]
 
@@ -94,10 +94,15 @@ class Asked:
     ) -> Answers | None:
         if not len(at):
             return None
-        scores = answered(fitted, rows_at(X, at))
-        if whole and scores.shape[1] not in (1, len(self.classes)):
+        rows = rows_at(X, at)
+        scores = answered(fitted, rows)
+        if whole and len(fitted.classes_) != len(self.classes):
+            # A fold's model knows some of the classes; the others get no probability.
             known = np.searchsorted(self.classes, fitted.classes_)
-            none = 0.0 if not has_decisions(fitted) else np.finfo(scores.dtype).min
+            is_decided = has_decisions(fitted)
+            if not is_decided:
+                scores = np.asarray(fitted.predict_proba(rows))
+            none = np.finfo(scores.dtype).min if is_decided else 0.0
             wide = np.full((len(scores), len(self.classes)), none, scores.dtype)
             wide[:, known] = scores
             scores = wide
@@ -124,6 +129,44 @@ def _answers_of_block(asked: Any, X: Any, codes: Any, y: Any, weight: Any) -> An
 def has_decisions(fitted: Any) -> bool:
     """Whether a classifier gives decisions, which are preferred to probabilities."""
     return hasattr(fitted, "decision_function")
+
+
+def check_known_classes(fits: list[Any], classes: NDArray[Any], method: str, apart: bool) -> None:
+    """Raise an error where a fold's model lacks a class that its calibrator needs.
+
+    Temperatures are of all classes together. Decisions of two classes are one column, and those of
+    unknown classes have no number that a temperature could scale.
+
+    Parameters
+    ----------
+    fits : list of estimator
+        One a split.
+    classes : ndarray
+        All labels, sorted.
+    method : {"sigmoid", "isotonic", "temperature"}
+    apart : bool
+        Whether each model has calibrators of its own.
+
+    Raises
+    ------
+    InvalidDataError
+    """
+    for split, fitted in enumerate(fits):
+        lacking = np.setdiff1d(classes, fitted.classes_).tolist()
+        with_decisions = has_decisions(fitted)
+        needs_all = method == "temperature" and (apart or with_decisions)
+        needs_all |= not apart and with_decisions and len(fitted.classes_) <= 2
+        if lacking and needs_all:
+            raise lacking_labels(f"The training rows of split {split} lack the label(s) {lacking}")
+
+
+def lacking_labels(what: str) -> InvalidDataError:
+    """Return the error of folds that lack a class, which begins with what they lack."""
+    return InvalidDataError(
+        f"{what}, which calibration of this kind needs in each. Shuffle the rows that are split, "
+        "for example cv=StratifiedKFold(5, shuffle=True), or use method='sigmoid' with "
+        "ensemble=True, which gives such classes no probability in that fold."
+    )
 
 
 def answered(fitted: Any, X: Any) -> Floats:

@@ -7,6 +7,7 @@ from numbers import Integral
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 from sklearn import calibration
 from sklearn.frozen import FrozenEstimator
 from sklearn.model_selection import LeaveOneOut
@@ -19,7 +20,12 @@ from daskml_dist._lazy_labels import counted_labels, encoded
 from daskml_dist._members import fit_folds, fit_members, here, taken
 from daskml_dist._on_blocks import OnBlocks
 from daskml_dist._theirs import checked_as_theirs
-from daskml_dist.calibration._answers import Asked, has_decisions
+from daskml_dist.calibration._answers import (
+    Asked,
+    check_known_classes,
+    has_decisions,
+    lacking_labels,
+)
 from daskml_dist.calibration._calibrators import by_scores, by_temperature
 from daskml_dist.data.collection import as_collection
 from daskml_dist.data.foreign import convert_foreign, named_blocks
@@ -81,6 +87,9 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
     (60, 2)
     """
 
+    classes_: NDArray[Any]
+    calibrated_classifiers_: list[Any]
+
     estimator: Any
     method: str
     cv: Any
@@ -120,6 +129,11 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
         if not is_dask(X):
             X, y, given = here(X, y, {**fit_params, "sample_weight": sample_weight}, labels=True)
             found: Self = super().fit(X, y, **given)
+            n_known = [len(one.estimator.classes_) for one in self.calibrated_classifiers_]
+            if self.method == "temperature" and min(n_known) < len(self.classes_):
+                # scikit-learn fits such temperatures, and fails where rows are predicted.
+                del self.calibrated_classifiers_
+                raise lacking_labels("The training rows of a split lack a label")
             return found
         with checked_as_theirs():
             self._validate_params()
@@ -150,6 +164,8 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
             splits = Splits(self, X, y, groups, own, self.cv)
             roles, codes = splits.roles, splits.rows.code_parts()
             fits = [member] * splits.n_splits if frozen else fit_folds(member, splits)
+        if roles is not None:
+            check_known_classes(fits, classes, self.method, apart)
         asked = Asked(fits, roles, classes, apart)
         if apart:
             final = fits
