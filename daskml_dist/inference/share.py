@@ -41,6 +41,7 @@ def shared(function: Callable[..., Any]) -> Any:
 
 
 def current_client() -> Any | None:
+    """Return the client that calls of this process use; None without one that can be waited for."""
     # Without distributed loaded there is no client, and no need to load it.
     if "distributed" not in sys.modules:
         return None
