@@ -13,6 +13,7 @@ from daskml_dist._accepted import check_accepted
 from daskml_dist._linear import BaseLinear
 from daskml_dist._sgd_params import check_sgd_params, resolved, start_of
 from daskml_dist._steps import BaseSteps
+from daskml_dist.backends.host_kernels import few_entries
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.models.base import StepModel
@@ -167,6 +168,7 @@ class BaseSGD(BaseSteps, BaseLinear):
             first_intercept=first,
             touches=survey.nonzeros_per_row,
             row_size=None if last is None else last.row_size,
+            few_entries=few_entries(survey.n_rows, survey.n_features),
         )
 
     def _rated(

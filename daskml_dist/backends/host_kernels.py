@@ -11,14 +11,22 @@ from scipy import sparse
 from daskml_dist.backends.csr_rows import CSRRows
 from daskml_dist.backends.step import Step
 
-__all__ = ["FUSED", "FUSED_FROM", "centre_loops", "compiles", "has_kernel"]
+__all__ = ["FUSED", "FUSED_FROM", "centre_loops", "compiles", "few_entries", "has_kernel"]
 
 #: Losses that `dense_kernels` has kernels of; to look there would load numba.
 FUSED = ("log_loss",)
 #: Entries of X from which a fused kernel is worth loading numba for.
 FUSED_FROM = 1 << 13
+#: Entries of all rows of a fit up to which NumPy computes the log loss: the kernel saves a tenth of
+#: a millisecond a pass over these, and compiling it takes seconds.
+_FEW_ENTRIES = 1 << 17
 #: Products of rows and centres from which compiled loops over them are worth it, likewise.
 _CENTRES_FROM = 1 << 20
+
+
+def few_entries(n_rows: int, n_features: int) -> bool:
+    """Return whether all rows of a fit are too few for a compiled kernel of their loss."""
+    return n_rows * n_features <= _FEW_ENTRIES
 
 
 def has_kernel(

@@ -9,7 +9,7 @@ from typing import Any
 
 from daskml_dist.errors import InvalidParameterError, TrainingError
 
-__all__ = ["add_arguments", "client_of"]
+__all__ = ["add_arguments", "client_of", "connected"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +38,7 @@ def client_of(arguments: argparse.Namespace) -> Iterator[Any]:
     from distributed import Client, LocalCluster
 
     if arguments.scheduler:
-        with _connected(arguments.scheduler) as client:
+        with connected(arguments.scheduler) as client:
             yield client
         return
     with (
@@ -53,7 +53,7 @@ def client_of(arguments: argparse.Namespace) -> Iterator[Any]:
         yield client
 
 
-def _connected(address: str) -> Any:
+def connected(address: str) -> Any:
     """A client of the scheduler at an address."""
     from distributed import Client
 

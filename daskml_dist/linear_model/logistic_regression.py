@@ -16,6 +16,7 @@ from daskml_dist._linear_classifier import LinearClassifier
 from daskml_dist._rounds import BaseRounds
 from daskml_dist._run import Run
 from daskml_dist._sparse_coef import SparseCoef
+from daskml_dist.backends.host_kernels import few_entries
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.nearest import nearest
 from daskml_dist.errors.outside import outside
@@ -245,8 +246,9 @@ class LogisticRegression(LinearClassifier, SparseCoef, BaseRounds):
                 "OneVsRestClassifier."
             )
         model = LinearModel(
-            self._loss(), survey.n_features, len(rows.classes), bool(self.fit_intercept)
-        )
+            self._loss(), survey.n_features, len(rows.classes), bool(self.fit_intercept),
+            few_entries=few_entries(survey.n_rows, survey.n_features),
+        )  # fmt: skip
         penalty = self._strengths(rows.weight_sum)
         return model, self._solver()(penalty, int(self.max_iter), float(self.tol))
 

@@ -123,11 +123,19 @@ class LinearForm:
     loss : Loss
     n_features : int
     fit_intercept : bool
+    few_entries : bool, default=False
+        Whether all rows of the fit have too few entries for a kernel of dense rows to be compiled.
     """
 
     loss: Loss
     n_features: int
     fit_intercept: bool
+    few_entries: bool = False
+
+    @property
+    def dense_kernel(self) -> str | None:
+        """Name of the kernel that computes gradients of dense rows on the host, if any."""
+        return None if self.few_entries else self.loss.kernel
 
 
 class BatchRows:

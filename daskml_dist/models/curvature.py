@@ -8,7 +8,15 @@ from typing import Any
 import numpy as np
 
 from daskml_dist.backends import Backend
-from daskml_dist.backends.namespace import cast, item_bytes, namespace, scalar, total, zeros
+from daskml_dist.backends.namespace import (
+    cast,
+    is_host,
+    item_bytes,
+    namespace,
+    scalar,
+    total,
+    zeros,
+)
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.linear import LinearModel
@@ -52,7 +60,8 @@ def add_curvature(
     if model.width == 1:
         of_pairs = hessian[:, 0, :, 0]
         X, y, weight = rows.X, rows.y, rows.weight
-        curved = backend.add_curved(model.loss.kernel, w, X, y, weight, gradient, of_pairs)
+        kernel = model.linear.dense_kernel if is_host(X) else model.loss.kernel
+        curved = backend.add_curved(kernel, w, X, y, weight, gradient, of_pairs)
         if curved is not None:
             return curved
     xp = namespace(w)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from daskml_dist.backends import Backend
 from daskml_dist.backends.namespace import (
     cast,
+    is_host,
     namespace,
     numbers,
     one_hot,
@@ -55,6 +56,10 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
         Entries of a sparse row, in the mean; None where rows are dense.
     row_size : float or None
         Sum of the sizes of a row's entries, in the mean, where a rate goes by it.
+    few_entries : bool, default=False
+        Whether dense rows on the host are computed by NumPy rather than by a compiled kernel. It
+        depends on the number of entries of all rows alone, so that any number of workers, and
+        any state of numba's cache, computes the same digits.
     """
 
     loss: Loss
@@ -67,6 +72,7 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
     units: tuple[float, ...] = ()
     touches: float | None = field(default=None, compare=False)
     row_size: float | None = field(default=None, compare=False)
+    few_entries: bool = field(default=False, compare=False, repr=False)
 
     parameters: Parameters = field(init=False, repr=False, compare=False)
     linear: LinearForm = field(init=False, repr=False, compare=False)
@@ -75,7 +81,7 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
         parts = [Part("coef", (self.n_features, self.width))]
         if self.fit_intercept:
             parts.append(Part("intercept", (1, self.width), penalised=False))
-        linear = LinearForm(self.loss, self.n_features, self.fit_intercept)
+        linear = LinearForm(self.loss, self.n_features, self.fit_intercept, self.few_entries)
         object.__setattr__(self, "parameters", Parameters(tuple(parts), self.width))
         object.__setattr__(self, "linear", linear)
 
@@ -218,8 +224,8 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
             Sum of the weighted losses of the rows, before the step; float64.
         """
         X, y, weight = rows.X, rows.y, rows.weight
-        kernel, parameters = self.loss.kernel, self.loss.parameters
-        fused = backend.add_fused(kernel, w, X, y, weight, out, parameters)
+        kernel = self.linear.dense_kernel if is_host(X) else self.loss.kernel
+        fused = backend.add_fused(kernel, w, X, y, weight, out, self.loss.parameters)
         if fused is not None:
             return fused
         first, *others = backend.row_blocks(X)

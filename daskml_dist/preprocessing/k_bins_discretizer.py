@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 from sklearn import preprocessing
-from sklearn.cluster import KMeans
 from sklearn.utils import assert_all_finite
 
 from daskml_dist._transformer import BlockTransformer
@@ -198,6 +197,8 @@ def _between_centres(sketch: ColumnSketch, even: NDArray[np.float64]) -> NDArray
     if len(sketch.values) <= len(first):
         centres = sketch.values
     else:
+        from sklearn.cluster import KMeans  # slow to load, and few callers need it
+
         found = KMeans(len(first), init=first, n_init=1).fit(
             sketch.values[:, None], sample_weight=sketch.weights
         )

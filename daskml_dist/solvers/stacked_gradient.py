@@ -83,9 +83,10 @@ class Some:
 def takes_kernel(model: LinearModel, rows: BatchRows) -> bool:
     """Whether the compiled kernels of log losses take rows."""
     X = rows.X
-    if not isinstance(X, np.ndarray) or model.width > 1 or model.loss.kernel != "log_loss":
+    if not isinstance(X, np.ndarray) or model.width > 1:
         return False
-    return X.flags.c_contiguous and X.dtype == rows.y.dtype
+    is_log_loss = model.linear.dense_kernel == "log_loss"
+    return is_log_loss and X.flags.c_contiguous and X.dtype == rows.y.dtype
 
 
 def tiles_of_splits(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
 import pytest
 from scipy import sparse
 
-from daskml_dist.backends import Backend
+from daskml_dist import Run
+from daskml_dist.backends import Backend, host_kernels
 from daskml_dist.backends.step import Step
+from daskml_dist.linear_model import LogisticRegression, LogisticRegressionCV, SGDClassifier
 from daskml_dist.losses import Huber, LogLoss
 from daskml_dist.optimizers import Adam
 from tests.backends.batches import ROWS, P, draw_floats, make_rows
@@ -94,3 +97,30 @@ def test_fused_steps(backend: Backend) -> None:
         grad[:-1] += 0.2 * w[:-1]
         optimizer.update(w, grad, slots, 0.1, number, strengths)
     np.testing.assert_allclose(backend.to_numpy(device_w), w, rtol=1e-12, atol=1e-14)
+
+
+SETTINGS = [
+    (LogisticRegression, {}),
+    (LogisticRegressionCV, {"Cs": 2, "cv": 2}),
+    (SGDClassifier, {"tol": None, "batch_size": 900}),
+]
+
+
+@pytest.mark.parametrize("n_lanes", [1, 3])
+@pytest.mark.parametrize(("estimator", "settings"), SETTINGS, ids=[c.__name__ for c, _ in SETTINGS])
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_the_entries_of_all_rows_decide_whether_a_kernel_is_compiled(
+    estimator: type, settings: dict[str, Any], n_lanes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not those of a lane, nor what numba has compiled before."""
+    for module in ("dense_kernels", "stack_kernels"):  # an import of which then raises ImportError
+        monkeypatch.setitem(sys.modules, f"daskml_dist.backends.{module}", None)
+        monkeypatch.delattr(f"daskml_dist.backends.{module}", raising=False)
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(900, 30))
+    y = (X[:, 0] + rng.normal(size=900) > 0).astype(int)
+    model = estimator(max_iter=2, run=Run(n_lanes=n_lanes), **settings)
+    model.fit(X, y)
+    monkeypatch.setattr(host_kernels, "_FEW_ENTRIES", X.size - 1)
+    with pytest.raises(ImportError):
+        model.fit(X, y)

@@ -17,7 +17,7 @@ from tests.subprocesses import ROOT, environment
 NAMES = sorted(p.stem for p in (ROOT / "benchmarks").glob("[!_]*.py"))
 #: Those that take longest, most of it to start clusters and to compile.
 LONG = {
-    "accuracy", "billion", "boosting", "break_even", "clusters", "columns", "cv_estimators",
+    "accuracy", "billion", "boosting", "break_even", "clusters", "cold", "columns", "cv_estimators",
     "decomposition", "dense", "ensembles", "factors", "growth", "large", "large_trees",
     "least_squares", "logistic", "network_accuracy", "networks", "overhead", "pipeline",
     "planner", "policies", "predict", "recommender", "recovery", "search", "serving",

@@ -249,7 +249,7 @@ class Reader:
         n_entries = self._most_rows * self._linear.n_features
         if isinstance(self._blocks, BlockStream) and n_entries * self._fit.work.n_steps >= _LARGE:
             return 0
-        return self._backend.steps_copied(self._linear.loss.kernel, n_entries)
+        return self._backend.steps_copied(self._linear.dense_kernel, n_entries)
 
     @property
     def _most_rows(self) -> int:

@@ -44,7 +44,7 @@ class Team:
         n_steps = self._context.fit.work.n_steps
         batches = [-(-n // n_steps) for n in self._context.lane_rows if n]
         copied = self._backend.steps_copied
-        return max((copied(linear.loss.kernel, n * linear.n_features) for n in batches), default=0)
+        return max((copied(linear.dense_kernel, n * linear.n_features) for n in batches), default=0)
 
     def take(self, clock: int, most: int) -> int:
         """Take the next steps from a clock on; how many, none where each is made by itself."""
