@@ -162,12 +162,17 @@ def to_host(values: Any) -> Any:
 def as_array_block(values: Any, name: str, index: int | None) -> Any:
     """Return a block of a Dask Array as an array where it is lists, which Dask lets through.
 
+    Texts stay objects: NumPy would make texts of the numbers and gaps among them.
+
     Raises
     ------
     InvalidDataError
         Its rows have several lengths.
     """
-    return _as_array(values, name, index) if isinstance(values, list | tuple) else values
+    if not isinstance(values, list | tuple):
+        return values
+    array = _as_array(values, name, index)
+    return np.asarray(values, dtype=object) if array.dtype.kind in "US" else array
 
 
 def rows_at(rows: Any, at: Any) -> Any:

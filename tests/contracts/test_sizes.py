@@ -1,4 +1,4 @@
-"""Sizes of files and functions: a room that fills up wants another room."""
+"""Sizes of functions."""
 
 from __future__ import annotations
 
@@ -6,23 +6,11 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
-#: Lines of a file at most.
-LONGEST_FILE = 400
 #: Lines of a function's body, without its docstring, from which it counts as long.
 LONG_FUNCTION = 25
 #: Share of long functions at most.
 SHARE = 0.02
-
-
-@pytest.mark.parametrize("folder", ["daskml_dist", "tests", "benchmarks"])
-def test_no_file_is_longer_than_one_can_keep_in_mind(folder: str) -> None:
-    sizes = {path: len(path.read_text().splitlines()) for path in (ROOT / folder).rglob("*.py")}
-    assert sizes
-    long = {str(path.relative_to(ROOT)): n for path, n in sizes.items() if n > LONGEST_FILE}
-    assert not long, f"Split them by ideas: {long}"
 
 
 def test_few_functions_are_long() -> None:

@@ -308,7 +308,8 @@ def test_no_features(values: Any) -> None:
     ids=["1d", "0d", "3d", "series", "lazy 1d", "lazy series"],
 )
 def test_rows_must_be_2d(values: Any) -> None:
-    with pytest.raises(InvalidDataError, match=r"Expected 2D array.*Reshape your data"):
+    remedy = r"Expected 2D array.*(Reshape your data|X\.to_frame\(\))"
+    with pytest.raises(InvalidDataError, match=remedy):
         as_collection(values)
 
 

@@ -48,7 +48,11 @@ METHODS = (
     "partial_fit",
 )
 ARGUMENTS: dict[str, Any] = {
+    "BlockwiseVotingClassifier": lambda: PUBLIC["BlockwiseVotingClassifier"](GaussianNB()),
+    "BlockwiseVotingRegressor": lambda: PUBLIC["BlockwiseVotingRegressor"](PUBLIC["Ridge"]()),
     "Blockwise": lambda: Blockwise(Plain().fit(FRAME)),
+    "Incremental": lambda: PUBLIC["Incremental"](GaussianNB()),
+    "ParallelPostFit": lambda: PUBLIC["ParallelPostFit"](GaussianNB()),
     "KBinsDiscretizer": lambda: PUBLIC["KBinsDiscretizer"](n_bins=2),
     "ColumnTransformer": lambda: ColumnTransformer([("s", StandardScaler(), ["b", "c"])]),
     "StackingClassifier": lambda: PUBLIC["StackingClassifier"](_members("GaussianNB"), cv=2),

@@ -228,12 +228,13 @@ def test_streamed_rows_of_a_shuffle(client: Client) -> None:
 
 def test_a_transformer_with_y() -> None:
     f = _frame("shuffle")
-    truth = TargetEncoder(random_state=0).fit(FRAME[["key"]], FRAME["y"]).encodings_
-    found = TargetEncoder(random_state=0).fit(f[["key"]], f["y"]).encodings_
+    encoder = TargetEncoder(target_type="continuous", random_state=0)
+    truth = encoder.fit(FRAME[["key"]], FRAME["y"]).encodings_
+    found = encoder.fit(f[["key"]], f["y"]).encodings_
     np.testing.assert_allclose(found[0], truth[0], rtol=1e-9)
     # Folds go by the places of rows, which are others at the next reading.
     with pytest.raises(InvalidDataError, match=r"another order at each reading.*persist\(\)"):
-        TargetEncoder().fit_transform(f[["key"]], f["y"])
+        encoder.fit_transform(f[["key"]], f["y"])
 
 
 # --- frames of given tasks -------------------------------------------------------------------

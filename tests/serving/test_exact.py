@@ -36,10 +36,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*Stochastic Optimizer"),
     pytest.mark.filterwarnings("ignore:divide by zero", "ignore:.*valid feature names"),
 ]
-#: Of texts or dicts, which are no rows of tensors.
+#: Of texts, dicts or columns of categories, which are no rows of tensors.
 NOT_SERVED = {
     "CountVectorizer", "TfidfVectorizer", "HashingVectorizer", "FeatureHasher", "LabelEncoder",
-    "NamespaceHasher", "pipeline of texts",
+    "DummyEncoder", "NamespaceHasher", "pipeline of texts",
 }  # fmt: skip
 #: Of users and items, whose model knows no names of columns.
 OF_PAIRS = {"ALS", "MatrixFactorization"}
