@@ -16,6 +16,7 @@ from daskml_dist.data.collection import as_collection
 from daskml_dist.data.lazy import is_dask, is_dask_frame
 from daskml_dist.data.optional import load_pandas
 from daskml_dist.data.reduce import reduce_parts
+from daskml_dist.data.unique_names import check_unique_names
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.names import NamedParameters
@@ -362,6 +363,7 @@ def _check_frame(X: Any) -> None:
             f"X is a {type(X).__name__}, and categories are of the columns of a frame. Pass a "
             "pandas or Dask DataFrame."
         )
+    check_unique_names(X)
 
 
 def _chosen(frame: Any, columns: list[str] | None, *, of_texts: bool) -> list[str]:
