@@ -160,7 +160,7 @@ def test_only_the_first_axis_of_rows_counts(kind: str) -> None:
         for train, test in splitter.split(lazy, labels, groups):
             masks = dask.compute(train, test)
             assert not (np.asarray(masks[0]) & np.asarray(masks[1])).any()
-        if (name, options) in EQUAL:
+        if (name, options) in EQUAL and not (name == "GroupKFold" and OLD_SCIKIT_LEARN):
             expected = list(getattr(truth, name)(**options).split(X, Y, GROUPS))[-1][1]
             np.testing.assert_array_equal(np.flatnonzero(masks[1]), expected)
     # As the first array and as another.
