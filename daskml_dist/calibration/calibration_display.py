@@ -9,7 +9,7 @@ import sklearn.calibration
 from daskml_dist.data.collection import take_columns
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.metrics.curves import calibration_curve
-from daskml_dist.metrics.displays import UNNAMED, check_matplotlib, positive_scores
+from daskml_dist.metrics.displays import UNNAMED, check_matplotlib, named, positive_scores
 
 __all__ = ["CalibrationDisplay"]
 
@@ -56,7 +56,7 @@ class CalibrationDisplay(sklearn.calibration.CalibrationDisplay):
 
         Raises
         ------
-        InvalidParameterError, InvalidDataError
+        NotFittedError, InvalidParameterError, InvalidDataError
         DaskMLDistError
             matplotlib is not installed.
         """
@@ -104,7 +104,7 @@ class CalibrationDisplay(sklearn.calibration.CalibrationDisplay):
             shown: Self = super().from_predictions(y_true, y_prob, name=name, **binned, **options)
             return shown
         curve = calibration_curve(y_true, y_prob, **binned)
-        drawn: Self = cls(*curve, y_prob, pos_label=pos_label).plot(
-            name=UNNAMED if name is None else name, **options
-        )
+        name = UNNAMED if name is None else name
+        display = named(cls(*curve, y_prob, pos_label=pos_label), name)
+        drawn: Self = display.plot(name=name, **options)
         return drawn

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 from daskml_dist.callbacks.base import FitCallback
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors.outside import outside
 from daskml_dist.metrics import get_scorer
+from daskml_dist.metrics._columns import all_labels
 
 __all__ = ["EvalMonitor", "eval_monitors"]
 
@@ -37,6 +42,9 @@ class EvalMonitor(FitCallback):
     ------
     InvalidParameterError
         `eval_set` is no such tuple, or `scoring` is unknown.
+    InvalidDataError
+        After the first pass: no label of a set is one that the classifier was fitted to. Where some
+        are, a warning names the others, which no prediction can meet.
 
     Examples
     --------
@@ -79,7 +87,17 @@ class EvalMonitor(FitCallback):
         self.eval_set = eval_set
         self.scoring = scoring
         self._sets = sets
+        self._labels_are_checked = False
         self._scores = {n: get_scorer(s) if isinstance(s, str) else s for n, s in scores.items()}
+
+    def on_fit_begin(self, run: Any) -> None:
+        """Have the labels of the sets looked at once the classes of this fit are known.
+
+        Parameters
+        ----------
+        run : object
+        """
+        self._labels_are_checked = False
 
     def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
         """Score the model as it is after a pass.
@@ -91,6 +109,10 @@ class EvalMonitor(FitCallback):
         """
         begin = time.perf_counter()
         estimator = run.estimator()
+        if not self._labels_are_checked:
+            for name, (_, y, *_) in self._sets.items():
+                _check_labels(estimator, name, y)
+            self._labels_are_checked = True
         for of_rows, (X, y, *weights) in self._sets.items():
             given = {"sample_weight": weights[0]} if weights and weights[0] is not None else {}
             for of_score, score in self._scores.items():
@@ -103,6 +125,29 @@ class EvalMonitor(FitCallback):
                 record["_".join(names)] = float(value)
                 record.setdefault("eval_score", float(value))
         record["eval_seconds"] = time.perf_counter() - begin
+
+
+def _check_labels(estimator: Any, name: str, y: Any) -> None:
+    """Check that the labels of a set are classes of a classifier that has one column of them."""
+    classes = getattr(estimator, "classes_", None)
+    if not isinstance(classes, np.ndarray) or len(np.shape(y)) != 1:
+        return
+    # As Python's values: NumPy would find the number 1 among the texts "1".
+    labels, known = all_labels(y).tolist(), set(classes.tolist())
+    unknown = [label for label in labels if label not in known]
+    if not unknown:
+        return
+    said = f"eval_set{name and f'[{name!r}]'} has labels that the fit never saw: {unknown[:5]}"
+    if len(unknown) == len(labels):
+        raise InvalidDataError(
+            f"{said}, and none that it saw: {classes.tolist()[:5]}. Give y of both the same "
+            "labels, encoded by one encoder."
+        )
+    warnings.warn(
+        f"{said}. No prediction can meet these: leave their rows out of eval_set, or fit to rows "
+        "of these classes too.",
+        stacklevel=outside(),
+    )
 
 
 def eval_monitors(eval_set: Any, scoring: Any) -> list[EvalMonitor]:

@@ -21,9 +21,23 @@ from daskml_dist.data.reduce import lazily_reduced, reduce_parts
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, InvalidTypeError
 from daskml_dist.errors.remedies import with_remedy
-from daskml_dist.metrics._readers import MissingValues, read_weights
+from daskml_dist.metrics._readers import (
+    MissingValues,
+    join_labels,
+    read_labels,
+    read_weights,
+    unique_labels,
+)
 
-__all__ = ["Columns", "ScoredRows", "called", "check_computed", "check_total", "is_lazy"]
+__all__ = [
+    "Columns",
+    "ScoredRows",
+    "all_labels",
+    "called",
+    "check_computed",
+    "check_total",
+    "is_lazy",
+]
 
 S = TypeVar("S")
 
@@ -394,3 +408,13 @@ def _by_pieces(
 def _merge(merge: Callable[[list[S]], S], summaries: list[S | None]) -> S | None:
     found = [summary for summary in summaries if summary is not None]
     return merge(found) if found else None
+
+
+def all_labels(y: Any) -> NDArray[Any]:
+    """Return the sorted labels of a column, in memory or lazy, in one pass over it."""
+    column = Columns(read_labels, read_labels)
+    return column.reduce(_block_labels, join_labels, column.align(y, y, None))
+
+
+def _block_labels(rows: ScoredRows) -> NDArray[Any]:
+    return unique_labels(rows.y_true)[0]

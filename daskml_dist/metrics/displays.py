@@ -10,9 +10,11 @@ from typing import Any, Self
 import numpy as np
 import sklearn.metrics as theirs
 from numpy.typing import NDArray
+from sklearn.exceptions import NotFittedError as SklearnNotFittedError
+from sklearn.utils.validation import check_is_fitted
 
 from daskml_dist.data.collection import take_columns
-from daskml_dist.errors import DaskMLDistError, InvalidParameterError
+from daskml_dist.errors import DaskMLDistError, InvalidParameterError, NotFittedError
 from daskml_dist.metrics._columns import is_lazy
 from daskml_dist.metrics._pairs import paired_rows
 from daskml_dist.metrics.ranking import COLUMNS, MAX_THRESHOLDS, check_limit, one_run
@@ -25,6 +27,7 @@ __all__ = [
     "PrecisionRecallDisplay",
     "RocCurveDisplay",
     "check_matplotlib",
+    "named",
     "positive_scores",
 ]
 
@@ -47,6 +50,25 @@ def check_matplotlib(name: str) -> None:
         raise DaskMLDistError(f"{name} needs matplotlib: pip install 'daskml-dist[viz]'") from error
 
 
+def _check_fitted(estimator: Any) -> None:
+    """Check that the estimator of a display is fitted."""
+    try:
+        check_is_fitted(estimator)
+    except SklearnNotFittedError as error:
+        raise NotFittedError(f"{error} A display is of a fitted classifier.") from error
+
+
+def named(display: Any, name: str) -> Any:
+    """Return a display that remembers its curve's name, as scikit-learn's own do.
+
+    The attribute is called `estimator_name` in older versions of scikit-learn.
+    """
+    for attribute in ("name", "estimator_name"):
+        if attribute in vars(display):
+            setattr(display, attribute, name)
+    return display
+
+
 def positive_scores(
     estimator: Any, X: Any, response_method: Any, pos_label: Any
 ) -> tuple[Any, Any]:
@@ -54,9 +76,11 @@ def positive_scores(
 
     Raises
     ------
+    NotFittedError
     InvalidParameterError
         The classifier knows other than two labels, or not `pos_label`.
     """
+    _check_fitted(estimator)
     classes = getattr(estimator, "classes_", None)
     if classes is None or len(classes) != 2:
         raise InvalidParameterError(
@@ -106,11 +130,12 @@ class _OfRuns:
 
         Raises
         ------
-        InvalidParameterError, InvalidDataError
+        NotFittedError, InvalidParameterError, InvalidDataError
         DaskMLDistError
             matplotlib is not installed.
         """
         check_matplotlib(cls.__name__)
+        _check_fitted(estimator)
         X, y, sample_weight = take_columns(X, y, sample_weight)
         if not is_lazy(X, y, sample_weight):
             given = {"sample_weight": sample_weight, "response_method": response_method}
@@ -255,7 +280,8 @@ class PrecisionRecallDisplay(_OfRuns, theirs.PrecisionRecallDisplay):
             pos_label=pos_label,
             prevalence_pos_label=float(np.average(positive, weights=sample_weight)),
         )
-        return display.plot(name=UNNAMED if name is None else name, **options)  # type: ignore[no-any-return]
+        name = UNNAMED if name is None else name
+        return named(display, name).plot(name=name, **options)  # type: ignore[no-any-return]
 
 
 class ConfusionMatrixDisplay(theirs.ConfusionMatrixDisplay):
@@ -290,10 +316,11 @@ class ConfusionMatrixDisplay(theirs.ConfusionMatrixDisplay):
 
         Raises
         ------
-        InvalidDataError
+        NotFittedError, InvalidDataError
         DaskMLDistError
             matplotlib is not installed.
         """
+        _check_fitted(estimator)
         X, y, sample_weight = take_columns(X, y, sample_weight)
         scorer = make_scorer(theirs.accuracy_score)
         predicted = scorer._predicted(estimator, X)

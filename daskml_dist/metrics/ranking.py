@@ -13,7 +13,14 @@ from numpy.typing import NDArray
 from daskml_dist.data.collection import Collection
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.arguments import telling_arguments
-from daskml_dist.metrics._columns import Columns, ScoredRows, called, check_total, is_lazy
+from daskml_dist.metrics._columns import (
+    Columns,
+    ScoredRows,
+    all_labels,
+    called,
+    check_total,
+    is_lazy,
+)
 from daskml_dist.metrics._indicators import are_indicators
 from daskml_dist.metrics._labels_ranked import SeveralLabels
 from daskml_dist.metrics._ovr import (
@@ -28,10 +35,8 @@ from daskml_dist.metrics._ovr import (
 )
 from daskml_dist.metrics._readers import (
     check_not_negative,
-    join_labels,
     read_labels,
     read_scores,
-    unique_labels,
 )
 from daskml_dist.metrics._runs import Run, make_run, merge_runs, ranked_rows
 
@@ -301,18 +306,13 @@ def _run(rows: ScoredRows, limit: int | None) -> Run:
 
 def _labels_of(y_true: Any, n_columns: int | None) -> NDArray[Any]:
     """Return the sorted labels of all rows, in a pass of their own over `y_true`."""
-    column = Columns(read_labels, read_labels)
-    labels = column.reduce(_block_labels, join_labels, column.align(y_true, y_true, None))
+    labels = all_labels(y_true)
     if n_columns is not None and len(labels) != n_columns:
         raise InvalidDataError(
             f"Number of classes in y_true ({len(labels)}) not equal to the number of columns in "
             f"'y_score' ({n_columns}). Pass labels, for example the classes_ of the classifier."
         )
     return labels
-
-
-def _block_labels(rows: ScoredRows) -> NDArray[Any]:
-    return unique_labels(rows.y_true)[0]
 
 
 def _two_labels(

@@ -26,7 +26,7 @@ from daskml_dist.callbacks import (
     TensorBoard,
     TimeLimit,
 )
-from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.linear_model import LogisticRegression, SGDClassifier
 from daskml_dist.neural_network import MLPClassifier
 
@@ -94,6 +94,21 @@ def test_several_sets_and_scores() -> None:
     halves = [record["eval_score_held_half"] for record in stopped.history_]
     assert len(halves) == int(np.argmax(halves)) + 3 < 40
     assert halves[-1] == stopped.score(HELD, HELD_Y) / 2
+
+
+@pytest.mark.parametrize("lazy", [False, True], ids=["in memory", "Dask"])
+def test_labels_that_the_fit_never_saw(lazy: bool) -> None:
+    held = da.from_array(HELD, chunks=(50, 8)) if lazy else HELD
+    labels = HELD_Y.astype(int)
+    for strange in (labels + 5, labels.astype(str)):
+        given = da.from_array(strange, chunks=50) if lazy else strange
+        with pytest.raises(InvalidDataError, match=r"eval_set has labels.*one encoder"):
+            _sgd(max_iter=2).fit(X, Y, eval_set=(held, given))
+    labels[:3] = 9
+    given = da.from_array(labels, chunks=50) if lazy else labels
+    with pytest.warns(UserWarning, match=r"eval_set\['held'\] has labels .*\[9\].*leave") as told:
+        _sgd(max_iter=2).fit(X, Y, eval_set={"held": (held, given)})
+    assert [one.filename for one in told if "eval_set" in str(one.message)] == [__file__]
 
 
 @pytest.mark.parametrize("restore", [False, True])

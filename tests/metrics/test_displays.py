@@ -15,7 +15,7 @@ import sklearn.metrics
 from sklearn.linear_model import LogisticRegression
 
 from daskml_dist import calibration, metrics
-from daskml_dist.errors import DaskMLDistError, InvalidParameterError
+from daskml_dist.errors import DaskMLDistError, InvalidParameterError, NotFittedError
 from tests.metrics.rows import BINARY, CLASSES, GUESSES, RNG, SCORES, WEIGHTS, lazy
 
 CURVES = ["RocCurveDisplay", "PrecisionRecallDisplay", "DetCurveDisplay", "CalibrationDisplay"]
@@ -74,10 +74,19 @@ def test_displays_of_an_estimator(name: str, first: bool) -> None:
     ours, theirs = _pair(name)
     model = LogisticRegression().fit(X, WORDS)
     given = {"pos_label": "no"} if first else {}
-    _assert_same(
-        ours.from_estimator(model, lazy(X), lazy(WORDS), **given),
-        theirs.from_estimator(model, X, WORDS, **given),
-    )
+    shown = ours.from_estimator(model, lazy(X), lazy(WORDS), **given)
+    expected = theirs.from_estimator(model, X, WORDS, **given)
+    _assert_same(shown, expected)
+    for attribute in ("name", "estimator_name"):  # older versions have the second
+        assert getattr(shown, attribute, "") == getattr(expected, attribute, "")
+
+
+@pytest.mark.parametrize("lazily", [False, True], ids=["in memory", "Dask"])
+@pytest.mark.parametrize("name", ALL)
+def test_a_display_is_of_a_fitted_classifier(name: str, lazily: bool) -> None:
+    rows = (lazy(X), lazy(BINARY)) if lazily else (X, BINARY)
+    with pytest.raises(NotFittedError, match="not fitted yet"):
+        _pair(name)[0].from_estimator(LogisticRegression(), *rows)
 
 
 def test_a_target_may_be_a_column() -> None:
