@@ -58,6 +58,8 @@ class BaseOnRows(TellsErrors, Planned, Exported, BaseEstimator):
     _accepted: ClassVar[tuple[str, ...]] = ()
     #: Values of the parameters that a constructor does not have.
     _defaults: ClassVar[dict[str, Any]] = {"callbacks": None, "verbose": 0, "class_weight": None}
+    #: Names of the parameters of the classes that one is made from, once looked up.
+    _names_of_bases: ClassVar[frozenset[str]]
     run: Run | None = None
     device: str = "auto"
     __signature__: ClassVar[Any] = ConstructorSignature()
@@ -140,7 +142,21 @@ class BaseOnRows(TellsErrors, Planned, Exported, BaseEstimator):
         class too.
         """
         own = {name: self._attribute(name, value) for name, value in self._defaults.items()}
-        return {**own, **self.get_params(deep=False)}
+        return {**own, **self._all_params()}
+
+    def _all_params(self) -> dict[str, Any]:
+        """Return the values of the parameters of this class and of the classes it is made from.
+
+        The constructor of a subclass may take fewer parameters than that of its base, to which it
+        gives the others: `get_params` knows its own alone.
+        """
+        kind, values = type(self), vars(self)
+        if "_names_of_bases" not in vars(kind):  # signatures are slow to read
+            bases = [base for base in kind.__mro__[1:] if issubclass(base, BaseOnRows)]
+            names = {name for base in bases for name in base._get_param_names()}
+            kind._names_of_bases = frozenset(names)
+        inherited = {name: values[name] for name in kind._names_of_bases if name in values}
+        return {**inherited, **self.get_params(deep=False)}
 
     def _attribute(self, name: str, default: Any) -> Any:
         """An attribute's value, of the estimator or its class; a method is none."""

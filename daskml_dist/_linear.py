@@ -59,13 +59,13 @@ class BaseLinear(Supervised):
     def _matrix(self) -> NDArray[Any]:
         """Parameters as one matrix of shape (n_features + fit_intercept, width)."""
         coef = np.atleast_2d(self._dense_coef()).T
-        if not self.get_params(deep=False)["fit_intercept"]:
+        if not self._all_params()["fit_intercept"]:
             return coef
         return np.vstack([coef, np.reshape(self.intercept_, (1, -1))])
 
     def _last_fit(self, model: LinearModel) -> NDArray[Any] | None:
         """The parameters of the last fit, where ``warm_start`` asks for them and they fit."""
-        if not self.get_params(deep=False)["warm_start"] or not hasattr(self, "coef_"):
+        if not self._all_params()["warm_start"] or not hasattr(self, "coef_"):
             return None
         w = self._matrix()
         return w if w.shape == model.shape else None

@@ -155,7 +155,7 @@ class BaseRounds(BaseOnRows):
         A fit that goes on takes the seed that its file holds: with another one it would be another
         fit. Yields the seed; None where the user has said what is drawn.
         """
-        given = self.get_params(deep=False)
+        given = self._all_params()
         if checkpoint is None or given.get("random_state", 0) is not None:
             yield None
             return

@@ -123,7 +123,7 @@ class BaseSGD(BaseSteps, BaseLinear):
 
     @property
     def _adapts(self) -> bool:
-        rate = self.get_params(deep=False).get("learning_rate")
+        rate = self._all_params().get("learning_rate")
         return isinstance(rate, str) and rate == "adaptive"
 
     def _callbacks(
@@ -141,7 +141,7 @@ class BaseSGD(BaseSteps, BaseLinear):
         return found
 
     def _model(self, rows: Rows, last: LinearModel | None) -> LinearModel:
-        params, survey = self.get_params(deep=False), rows.survey
+        params, survey = self._all_params(), rows.survey
         loss, fit_intercept = self._loss(), bool(params["fit_intercept"])
         if not self._classification:
             loss.check_target(survey.target_range)

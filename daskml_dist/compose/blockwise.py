@@ -152,10 +152,10 @@ class Blockwise(NamedParameters, Exported, BaseEstimator):
         return tags
 
     def __sklearn_clone__(self) -> Self:
-        transformer = self.transformer
-        return type(self)(
-            transformer if _is_fitted(transformer) else clone(transformer), sample=self.sample
-        )
+        params = self.get_params(deep=False)  # a subclass may have others
+        if "transformer" in params and not _is_fitted(self.transformer):
+            params["transformer"] = clone(self.transformer)
+        return type(self)(**params)
 
     def _try(self, X: Any, function: Callable[[Any], Any]) -> Any:
         """Call a function with a sample of X."""

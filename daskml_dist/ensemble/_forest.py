@@ -178,7 +178,7 @@ class BaseForest(BaseTrees):
         for k in range(len(self._trees)):
             tree = Trees.of([self._trees.tree(k)], 1, self._trees.bins)
             one = kind._of(tree, self._impurity[roots[k] : roots[k + 1]], **shared)
-            of_forest = self.get_params(deep=False)
+            of_forest = self._all_params()
             known = one.get_params(deep=False)
             found.append(one.set_params(**{n: v for n, v in of_forest.items() if n in known}))
         return found

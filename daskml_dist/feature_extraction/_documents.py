@@ -14,7 +14,7 @@ import dask.array as da
 import dask.bag as db
 import numpy as np
 from dask.delayed import delayed
-from dask.utils import is_series_like
+from dask.utils import is_dataframe_like, is_series_like
 from numpy.typing import NDArray
 from sklearn.base import clone
 
@@ -28,7 +28,13 @@ from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, as_ours
 from daskml_dist.errors.outside import outside
 
-__all__ = ["DocumentTransformer", "TermCounts", "VocabularyTransformer", "check_documents"]
+__all__ = [
+    "DocumentTransformer",
+    "TermCounts",
+    "VocabularyTransformer",
+    "check_documents",
+    "check_items",
+]
 
 
 class DocumentTransformer(BlockTransformer):
@@ -58,11 +64,26 @@ class DocumentTransformer(BlockTransformer):
 
 
 def check_documents(X: Any) -> None:
-    """Check that documents are not one text, whose letters would be taken for them."""
+    """Check that documents are not one text or a table, whose letters or names would be read."""
     if isinstance(X, str | bytes):
         raise InvalidDataError(
             "Iterable over raw text documents expected, string object received. Pass a list of "
             "texts, for one text [text]."
+        )
+    if is_dataframe_like(X) or getattr(X, "ndim", 1) > 1:
+        raise InvalidDataError(
+            f"Texts came as a table ({type(X).__name__}). Pass one column of it, such as "
+            'X["text"] or X[:, 0]; of several, name one column each in '
+            'make_column_transformer((TfidfVectorizer(), "text")), without a list around it.'
+        )
+
+
+def check_items(X: Any) -> None:
+    """Check that items to hash are no table, whose names of columns would be taken for them."""
+    if is_dataframe_like(X) or getattr(X, "ndim", 1) > 1:
+        raise InvalidDataError(
+            f"Items came as a table ({type(X).__name__}), and each is to be a dict. Make them of a "
+            'pandas frame by X.to_dict("records"), of a Dask one by X.to_bag(format="dict").'
         )
 
 

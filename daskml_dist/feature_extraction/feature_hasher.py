@@ -8,6 +8,7 @@ from sklearn import feature_extraction
 
 from daskml_dist._transformer import BlockTransformer
 from daskml_dist.data.lazy import is_dask
+from daskml_dist.feature_extraction._documents import check_items
 
 __all__ = ["FeatureHasher"]
 
@@ -55,6 +56,7 @@ class FeatureHasher(BlockTransformer, feature_extraction.FeatureHasher):
         -------
         self
         """
+        check_items(X)
         feature_extraction.FeatureHasher.fit(self, None if is_dask(X) else X)
         return self
 
@@ -72,7 +74,10 @@ class FeatureHasher(BlockTransformer, feature_extraction.FeatureHasher):
         Raises
         ------
         InvalidParameterError
+        InvalidDataError
+            The items are a table.
         """
+        check_items(raw_X)
         self._check_parameters()  # without a fit too: a remainder of 0 would end the process
         return self._transformed(raw_X)
 

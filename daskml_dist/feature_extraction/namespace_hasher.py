@@ -15,6 +15,7 @@ from sklearn.utils import murmurhash3_32
 
 from daskml_dist._transformer import BlockTransformer
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.feature_extraction._documents import check_items
 
 __all__ = ["NamespaceHasher"]
 
@@ -146,6 +147,7 @@ class NamespaceHasher(BlockTransformer, _NamespaceHasher):
         InvalidParameterError
             `n_features` or `interactions` have no meaning.
         """
+        check_items(X)
         _NamespaceHasher.fit(self)
         return self
 
@@ -161,6 +163,11 @@ def _hash(space: str, features: Any) -> Features:
     """Hashes and values of a namespace's features."""
     if isinstance(features, str):
         features = features.split()
+    if not isinstance(features, Iterable):
+        raise InvalidDataError(
+            f"Namespace {space!r} holds {features!r}. Give its features: a text, a list of names, "
+            "or a mapping of names to numbers, such as {'price': 2.5}."
+        )
     pairs = features.items() if isinstance(features, Mapping) else zip(features, repeat(1.0))
     seed = murmurhash3_32(space, positive=True)
     items = list(pairs)

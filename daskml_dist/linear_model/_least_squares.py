@@ -42,7 +42,7 @@ class BaseLeastSquares(LinearRegressor, BaseRounds):
 
     def _model(self, rows: Rows) -> LinearModel:
         check_memory(rows.survey.n_features)
-        return model_of(rows, bool(self.get_params(deep=False)["fit_intercept"]))
+        return model_of(rows, bool(self._all_params()["fit_intercept"]))
 
     def _moments(self, rows: Rows, model: LinearModel) -> dict[str, Any]:
         """Facts of the rows that every solver by the Gram matrix must know."""

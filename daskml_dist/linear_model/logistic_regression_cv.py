@@ -285,7 +285,7 @@ class LogisticRegressionCV(CrossValidated, LinearClassifier, SparseCoef):
 
     def _plain(self, C: float, l1_ratio: float) -> LogisticRegression:
         """An estimator of one penalty, unfitted."""
-        own, params = self.get_params(deep=False), LogisticRegression().get_params(deep=False)
+        own, params = self._all_params(), LogisticRegression().get_params(deep=False)
         shared = {name: own[name] for name in own if name in params}
         shared |= {"C": C, "l1_ratio": l1_ratio, "class_weight": None, "callbacks": None}
         return LogisticRegression(**shared)

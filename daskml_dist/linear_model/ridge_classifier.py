@@ -170,7 +170,7 @@ class RidgeClassifier(LabelsToSigns, BaseRounds):
     def _ridge(self) -> Ridge:
         """The regression, which has the same parameters."""
         known = Ridge().get_params(deep=False)
-        given = self.get_params(deep=False)
+        given = self._all_params()
         return _ToSigns(**{name: value for name, value in given.items() if name in known})
 
 

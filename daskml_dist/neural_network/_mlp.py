@@ -60,7 +60,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
 
     @property
     def _by_rounds(self) -> bool:
-        return bool(self.get_params(deep=False)["solver"] == "lbfgs")
+        return bool(self._all_params()["solver"] == "lbfgs")
 
     @property
     def _run_used(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -80,7 +80,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
         }
 
     def _check_params(self) -> None:
-        params = self.get_params(deep=False)
+        params = self._all_params()
         check_one_of("solver", params["solver"], _SOLVERS)
         check_one_of("activation", params["activation"], sorted(ACTIVATIONS))
         check_one_of("learning_rate", params["learning_rate"], _RATES)
@@ -194,7 +194,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
 
     @property
     def _is_adaptive(self) -> bool:
-        params = self.get_params(deep=False)
+        params = self._all_params()
         own = params["schedule"] is None and params["optimizer"] is None
         return own and (params["solver"], params["learning_rate"]) == ("sgd", "adaptive")
 
@@ -235,7 +235,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
         return super()._checkpoint() if given is None else given
 
     def _model(self, rows: Rows, last: MLP | None) -> MLP:
-        params = self.get_params(deep=False)
+        params = self._all_params()
         sizes = (
             rows.survey.n_features,
             *_hidden(params["hidden_layer_sizes"]),
@@ -286,7 +286,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
     # -- rounds --------------------------------------------------------------------------------
 
     def _problem(self, rows: Rows) -> tuple[MLP, Solver]:
-        params = self.get_params(deep=False)
+        params = self._all_params()
         goes_on = self._goes_on()
         if goes_on:
             self._check_going_on(rows)

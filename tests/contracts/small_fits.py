@@ -124,8 +124,10 @@ def rows_of(name: str) -> tuple[Any, Any]:
         return np.array([" ".join(_WORDS[row.astype(int) % 4]) for row in _X]), None
     if name in ("Categorizer", "DummyEncoder"):
         return pd.DataFrame({"word": pd.Categorical(_WORDS[_LABELS])}), None
-    if name in ("FeatureHasher", "NamespaceHasher"):
+    if name == "FeatureHasher":
         return [{"a": float(row[0]), "b": float(row[1])} for row in _X], None
+    if name == "NamespaceHasher":
+        return [{"a": {"b": float(row[0])}, "c": str(row[1])} for row in _X], None
     if name == "TargetEncoder":
         return _X, _LABELS
     if not hasattr(model, "predict") or name in ("KMeans", "GaussianMixture"):

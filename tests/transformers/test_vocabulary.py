@@ -130,3 +130,20 @@ def test_no_term_is_left(name: str) -> None:
         make().fit(dd.from_pandas(pd.DataFrame({"text": TEXTS}), npartitions=2))
     with pytest.raises(NotFittedError):
         make().transform(texts)
+
+
+@pytest.mark.parametrize("lazy", [False, True], ids=["in memory", "Dask"])
+@pytest.mark.parametrize("columns", [["text"], ["text", "other"]], ids=len)
+@pytest.mark.parametrize("name", [n for n in feature_extraction.__all__ if n != "TfidfTransformer"])
+def test_names_of_columns_are_no_texts(name: str, columns: list[str], lazy: bool) -> None:
+    frame = pd.DataFrame({"text": TEXTS, "other": TEXTS})[columns]
+    tables = [dd.from_pandas(frame, npartitions=2)] if lazy else [frame, frame.to_numpy()]
+    remedy = r'X\["text"\]' if "Vectorizer" in name else r'to_dict\("records"\)'
+    for table in tables:
+        vectorizer = getattr(feature_extraction, name)()
+        for method in ("fit", "fit_transform"):
+            with pytest.raises(InvalidDataError, match=rf"came as a table.*{remedy}"):
+                getattr(vectorizer, method)(table)
+        if "Vectorizer" in name:
+            with pytest.raises(InvalidDataError, match=rf"came as a table.*{remedy}"):
+                vectorizer.fit(TEXTS).transform(table)

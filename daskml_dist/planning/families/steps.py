@@ -222,7 +222,7 @@ class LinearSteps(Family):
         return settings
 
     def _model(self, estimator: Any, rows: RowsShape) -> LinearModel:
-        fit_intercept = bool(estimator.get_params(deep=False)["fit_intercept"])
+        fit_intercept = bool(estimator._all_params()["fit_intercept"])
         return LinearModel(estimator._loss(), rows.n_features, rows.n_classes, fit_intercept)
 
 

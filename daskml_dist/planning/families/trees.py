@@ -38,7 +38,7 @@ class Boosting(Family):
 
     def work(self, estimator: Any, rows: RowsShape, place: Place, passes: float) -> Work:
         """Counts of a fit of so many iterations."""
-        p = estimator.get_params(deep=False)
+        p = estimator._all_params()
         width = rows.n_classes if rows.n_classes > 2 else 1
         leaves = p["max_leaf_nodes"] or 2 ** (p["max_depth"] or 8)
         leaves = max(min(leaves, rows.n_rows // max(int(p["min_samples_leaf"]), 1)), 2)
@@ -104,7 +104,7 @@ class Forests(Family):
 
     def work(self, estimator: Any, rows: RowsShape, place: Place, passes: float) -> Work:
         """Counts of a fit of so many trees."""
-        p = estimator.get_params(deep=False)
+        p = estimator._all_params()
         leaf = p["min_samples_leaf"]
         leaf = leaf if leaf >= 1 else leaf * rows.n_rows
         full = log2(max(rows.n_rows / max(leaf, 1.0), 2.0))

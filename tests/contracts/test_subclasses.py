@@ -1,0 +1,42 @@
+"""Subclasses whose constructor takes fewer parameters than that of their base."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import sparse
+from sklearn.base import clone
+
+from tests.contracts.small_fits import each_base, rows_of, small_estimator, small_estimators
+
+#: Of PyTorch a fit needs parameters of the module, which are none of the constructor's.
+NAMES = [name for name in small_estimators() if not name.startswith("Torch")]
+
+
+@pytest.mark.parametrize("name", each_base(NAMES))
+@pytest.mark.filterwarnings("ignore")
+def test_a_narrower_constructor(name: str) -> None:
+    base = small_estimator(name)
+    kind, params = type(base), base.get_params(deep=False)
+
+    class Narrow(kind):  # type: ignore[misc, valid-type]
+        def __init__(self, knob: int = 1) -> None:
+            super().__init__(**params)
+            self.knob = knob
+
+    rows = [part for part in rows_of(name) if part is not None]
+    model = clone(Narrow(2))
+    assert model.get_params(deep=False)["knob"] == 2
+    method = "predict" if hasattr(model.fit(*rows), "predict") else "transform"
+    if not hasattr(model, method):  # of the rows of its fit alone
+        return
+    found, expected = (getattr(one, method)(rows[0]) for one in (model, base.fit(*rows)))
+    if sparse.issparse(found):
+        found, expected = found.toarray(), expected.toarray()
+    np.testing.assert_array_equal(_plain(found), _plain(expected))
+
+
+def _plain(values: Any) -> Any:
+    return np.asarray(values, dtype=object) if hasattr(values, "dtypes") else np.asarray(values)
