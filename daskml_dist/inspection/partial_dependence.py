@@ -205,7 +205,10 @@ def _of_trees(estimator: Any, method: str) -> Any:
         It was told to, and cannot be.
     """
     name, ours = type(estimator).__name__, type(estimator).__module__.startswith("daskml_dist.")
-    if not ours or method == "brute" or (method == "auto" and name not in _TREES):
+    if not ours:
+        asks_trees = method == "recursion" or (method == "auto" and _are_trees_of_theirs(estimator))
+        return estimator if asks_trees else None
+    if method == "brute" or (method == "auto" and name not in _TREES):
         return None
     reason = None
     if hasattr(estimator, "_trees") and (estimator._trees.nodes.category >= 0).any():
@@ -222,6 +225,14 @@ def _of_trees(estimator: Any, method: str) -> Any:
     raise InvalidParameterError(
         f"method='recursion' cannot answer for this {name}: {reason}. Use method='brute'."
     )
+
+
+def _are_trees_of_theirs(estimator: Any) -> bool:
+    """Return whether scikit-learn's ``method="auto"`` asks the trees of an estimator of its own."""
+    kinds = [k.__name__ for k in type(estimator).__mro__ if k.__module__.startswith("sklearn.")]
+    # Trees that go on from another model (init) know their part of the answer alone.
+    is_whole = "BaseGradientBoosting" in kinds and estimator.init is None
+    return is_whole or not _TREES.isdisjoint(kinds)
 
 
 # --- blocks ----------------------------------------------------------------------------------

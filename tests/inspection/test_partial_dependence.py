@@ -118,6 +118,24 @@ def test_recursion_of_forests_is_that_of_their_twins(model: Any) -> None:
     _same(partial_dependence(model, LAZY, [2]), wanted)
 
 
+@pytest.mark.parametrize(
+    ("model", "y"),
+    [
+        (truth.HistGradientBoostingClassifier(max_iter=3), LABELS),
+        (truth.GradientBoostingRegressor(n_estimators=3), Y),
+        (truth.GradientBoostingRegressor(n_estimators=3, init=truth.RandomForestRegressor(2)), Y),
+        (truth.RandomForestRegressor(3, random_state=0), Y),
+        (truth.RandomForestClassifier(3, random_state=0), LABELS),
+    ],
+    ids=str,
+)
+def test_models_of_scikit_learn_are_asked_as_it_asks_them(model: Any, y: Any) -> None:
+    model.fit(X, y)
+    asked = {"features": [0], "grid_resolution": 5}
+    wanted = sklearn.inspection.partial_dependence(model, X, **asked)
+    _same(partial_dependence(model, LAZY, **asked), wanted)
+
+
 def test_percentiles_of_many_values_are_exact() -> None:
     """Far more than a sketch keeps, some of them heavy, and not the same in all blocks."""
     n = 60_000
