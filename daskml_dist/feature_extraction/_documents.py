@@ -157,6 +157,7 @@ class VocabularyTransformer(DocumentTransformer):
         -------
         CSR matrix, or dask Array of such chunks, of shape (n_documents, n_terms)
         """
+        self._check_ready()
         check_documents(raw_documents)
         return self._transformed(raw_documents)
 
