@@ -38,11 +38,13 @@ def main(port: str) -> None:
             told["answers"].append(
                 [answer.as_numpy(n).tolist() for n in OUTPUTS[: 1 + bool(outputs)]]
             )
+    for coding in ("gzip", "deflate"):
+        answer = client.infer("m", [rows], request_compression_algorithm=coding)
+        told["answers"].append([answer.as_numpy(OUTPUTS[0]).tolist()])
     short = triton.InferInput("X", [1, 2], "FP64").set_data_from_numpy(X[:1, :2])
     for name, given, more in [
         ("other", rows, {}),
         ("m", short, {}),
-        ("m", rows, {"request_compression_algorithm": "gzip"}),
         ("m", rows, {"model_version": "7"}),
     ]:
         try:
