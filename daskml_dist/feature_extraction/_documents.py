@@ -65,16 +65,21 @@ class DocumentTransformer(BlockTransformer):
 
 def check_documents(X: Any) -> None:
     """Check that documents are not one text or a table, whose letters or names would be read."""
-    if isinstance(X, str | bytes):
-        raise InvalidDataError(
-            "Iterable over raw text documents expected, string object received. Pass a list of "
-            "texts, for one text [text]."
-        )
+    _check_several_texts(X)
     if is_dataframe_like(X) or getattr(X, "ndim", 1) > 1:
         raise InvalidDataError(
             f"Texts came as a table ({type(X).__name__}). Pass one column of it, such as "
             'X["text"] or X[:, 0]; of several, name one column each in '
             'make_column_transformer((TfidfVectorizer(), "text")), without a list around it.'
+        )
+
+
+def _check_several_texts(X: Any) -> None:
+    """Check that documents are not one text, whose letters would be taken for them."""
+    if isinstance(X, str | bytes):
+        raise InvalidDataError(
+            "Iterable over raw text documents expected, string object received. Pass a list of "
+            "texts, for one text [text]."
         )
 
 
@@ -157,6 +162,7 @@ class VocabularyTransformer(DocumentTransformer):
         -------
         CSR matrix, or dask Array of such chunks, of shape (n_documents, n_terms)
         """
+        _check_several_texts(raw_documents)
         self._check_ready()
         check_documents(raw_documents)
         return self._transformed(raw_documents)
