@@ -180,7 +180,7 @@ class BaseOnRows(TellsErrors, Planned, Exported, BaseEstimator):
         params, name = self._params(), type(self).__name__
         return callback_list(
             params["callbacks"], name, max_iter, params["verbose"], aside=aside, first=first,
-            has_checkpoint="checkpoint" in self.get_params(deep=False),
+            has_checkpoint="checkpoint" in self._all_params(),
         )  # fmt: skip
 
     def _taken(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:

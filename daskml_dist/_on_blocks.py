@@ -10,8 +10,8 @@ from sklearn.base import is_classifier
 from sklearn.utils.metaestimators import available_if
 
 from daskml_dist._exported import Exported
-from daskml_dist._theirs import TellsErrors, not_fitted
-from daskml_dist._transformer import answer_lazily, check_fitted
+from daskml_dist._theirs import TellsErrors, check_fitted, not_fitted
+from daskml_dist._transformer import answer_lazily
 from daskml_dist.data.collection import take_columns
 from daskml_dist.data.conversion import plain_objects
 from daskml_dist.data.foreign import convert_foreign

@@ -13,6 +13,7 @@ from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError as SklearnNotFittedError
 from sklearn.utils._param_validation import InvalidParameterError as SklearnParameterError
 from sklearn.utils.metaestimators import available_if
+from sklearn.utils.validation import check_is_fitted
 
 from daskml_dist.errors import (
     DaskMLDistError,
@@ -25,7 +26,7 @@ from daskml_dist.errors.arguments import is_of_the_call, wrong_arguments
 from daskml_dist.errors.names import names_of
 from daskml_dist.errors.remedies import with_remedy
 
-__all__ = ["TellsErrors", "checked_as_theirs", "not_fitted", "telling_errors"]
+__all__ = ["TellsErrors", "check_fitted", "checked_as_theirs", "not_fitted", "telling_errors"]
 
 #: Packages whose plain errors are told; those of a user's own functions stay as they are.
 _OWN = {"sklearn", "daskml_dist"}
@@ -47,6 +48,20 @@ def not_fitted(estimator: Any) -> NotFittedError:
         f"This {type(estimator).__name__} instance is not fitted yet. Call 'fit' with "
         "appropriate arguments before using this estimator."
     )
+
+
+def check_fitted(estimator: Any) -> None:
+    """Check that an estimator is fitted.
+
+    Raises
+    ------
+    NotFittedError
+        It is not.
+    """
+    try:
+        check_is_fitted(estimator)
+    except SklearnNotFittedError as error:
+        raise NotFittedError(str(error)) from error
 
 
 def _told(error: Exception, kind: type[DaskMLDistError]) -> DaskMLDistError:

@@ -11,11 +11,10 @@ from sklearn.base import BaseEstimator, clone
 from sklearn.exceptions import NotFittedError as SklearnNotFittedError
 from sklearn.utils._set_output import _get_output_config
 from sklearn.utils.metaestimators import available_if
-from sklearn.utils.validation import check_is_fitted
 
 from daskml_dist._checks import refuse_sklearns_callbacks
 from daskml_dist._exported import Exported
-from daskml_dist._theirs import TellsErrors, checked_as_theirs
+from daskml_dist._theirs import TellsErrors, check_fitted, checked_as_theirs
 from daskml_dist.data.bad_values import check_no_times, explain_rows, telling_columns
 from daskml_dist.data.collection import Collection, as_collection, take_columns
 from daskml_dist.data.conversion import plain_rows, to_host
@@ -37,7 +36,6 @@ from daskml_dist.data.row_checks import check_told_shape
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import (
     InvalidDataError,
-    NotFittedError,
     as_ours,
 )
 from daskml_dist.errors.names import NamedParameters
@@ -45,7 +43,7 @@ from daskml_dist.inference.bare_scalers import restored_few, scaled_few
 from daskml_dist.inference.few_transformed import few_of_frame, gives_arrays, theirs
 from daskml_dist.inference.transform import map_blocks, sample_rows
 
-__all__ = ["BlockTransformer", "CopyingTransformer", "answer_lazily", "check_fitted"]
+__all__ = ["BlockTransformer", "CopyingTransformer", "answer_lazily"]
 
 
 class BlockTransformer(TellsErrors, NamedParameters, Exported, BaseEstimator):
@@ -324,20 +322,6 @@ class CopyingTransformer(BlockTransformer):
     def inverse_transform(self, X: Any, copy: bool | None = None) -> Any:
         """Undo :meth:`transform`, which tells of `copy`; lazily where X is a Dask collection."""
         return self._inverted(X, copy=copy)
-
-
-def check_fitted(estimator: Any) -> None:
-    """Check that an estimator is fitted.
-
-    Raises
-    ------
-    NotFittedError
-        It is not.
-    """
-    try:
-        check_is_fitted(estimator)
-    except SklearnNotFittedError as error:
-        raise NotFittedError(str(error)) from error
 
 
 def answer_lazily(estimator: Any, name: str, X: Any, params: dict[str, Any]) -> Any:

@@ -6,6 +6,7 @@ from typing import Any, Self
 
 import sklearn.calibration
 
+from daskml_dist._theirs import check_fitted
 from daskml_dist.data.collection import take_columns
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.metrics.curves import calibration_curve
@@ -61,6 +62,7 @@ class CalibrationDisplay(sklearn.calibration.CalibrationDisplay):
             matplotlib is not installed.
         """
         check_matplotlib(cls.__name__)
+        check_fitted(estimator)
         X, y, _ = take_columns(X, y, None)
         scores, pos_label = positive_scores(estimator, X, "predict_proba", pos_label)
         name = type(estimator).__name__ if name is None else name

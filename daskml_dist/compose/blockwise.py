@@ -17,7 +17,7 @@ from sklearn.utils import get_tags
 from sklearn.utils.validation import check_is_fitted
 
 from daskml_dist._exported import Exported
-from daskml_dist._transformer import check_fitted
+from daskml_dist._theirs import check_fitted
 from daskml_dist.data.conversion import plain_rows
 from daskml_dist.data.foreign import convert_foreign
 from daskml_dist.data.lazy import is_dask

@@ -19,8 +19,7 @@ from daskml_dist._members import (
     fit_folds,
     fit_members,
 )
-from daskml_dist._theirs import checked_as_theirs
-from daskml_dist._transformer import check_fitted
+from daskml_dist._theirs import check_fitted, checked_as_theirs
 from daskml_dist.data.collection import as_collection
 from daskml_dist.data.conversion import as_column
 from daskml_dist.ensemble._heterogeneous import Named, label_encoder

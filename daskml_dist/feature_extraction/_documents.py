@@ -18,7 +18,8 @@ from dask.utils import is_dataframe_like, is_series_like
 from numpy.typing import NDArray
 from sklearn.base import clone
 
-from daskml_dist._transformer import BlockTransformer, check_fitted
+from daskml_dist._theirs import check_fitted
+from daskml_dist._transformer import BlockTransformer
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.conversion import to_host
 from daskml_dist.data.lazy import is_dask, join_delayed
@@ -66,12 +67,7 @@ class DocumentTransformer(BlockTransformer):
 def check_documents(X: Any) -> None:
     """Check that documents are not one text or a table, whose letters or names would be read."""
     _check_several_texts(X)
-    if is_dataframe_like(X) or getattr(X, "ndim", 1) > 1:
-        raise InvalidDataError(
-            f"Texts came as a table ({type(X).__name__}). Pass one column of it, such as "
-            'X["text"] or X[:, 0]; of several, name one column each in '
-            'make_column_transformer((TfidfVectorizer(), "text")), without a list around it.'
-        )
+    _check_no_table(X)
 
 
 def _check_several_texts(X: Any) -> None:
@@ -83,9 +79,23 @@ def _check_several_texts(X: Any) -> None:
         )
 
 
+def _check_no_table(X: Any) -> None:
+    """Check that documents are no table, whose names of columns would be taken for them."""
+    if _is_table(X):
+        raise InvalidDataError(
+            f"Texts came as a table ({type(X).__name__}). Pass one column of it, such as "
+            'X["text"] or X[:, 0]; of several, name one column each in '
+            'make_column_transformer((TfidfVectorizer(), "text")), without a list around it.'
+        )
+
+
+def _is_table(X: Any) -> bool:
+    return bool(is_dataframe_like(X) or getattr(X, "ndim", 1) > 1)
+
+
 def check_items(X: Any) -> None:
     """Check that items to hash are no table, whose names of columns would be taken for them."""
-    if is_dataframe_like(X) or getattr(X, "ndim", 1) > 1:
+    if _is_table(X):
         raise InvalidDataError(
             f"Items came as a table ({type(X).__name__}), and each is to be a dict. Make them of a "
             'pandas frame by X.to_dict("records"), of a Dask one by X.to_bag(format="dict").'
@@ -164,7 +174,7 @@ class VocabularyTransformer(DocumentTransformer):
         """
         _check_several_texts(raw_documents)
         self._check_ready()
-        check_documents(raw_documents)
+        _check_no_table(raw_documents)
         return self._transformed(raw_documents)
 
     def _fit_lazy(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:

@@ -14,7 +14,7 @@ from dask.utils import is_dataframe_like
 from numpy.typing import NDArray
 from sklearn.utils import Bunch
 
-from daskml_dist._transformer import check_fitted
+from daskml_dist._theirs import check_fitted
 from daskml_dist.data.collection import as_collection
 from daskml_dist.data.foreign import convert_foreign, named_blocks
 from daskml_dist.data.reduce import reduce_parts

@@ -14,7 +14,7 @@ from sklearn.utils import Bunch
 
 from daskml_dist._accepted import check_value
 from daskml_dist._checks import check_count, seed_of
-from daskml_dist._transformer import check_fitted
+from daskml_dist._theirs import check_fitted
 from daskml_dist.data.collection import Collection, as_collection, take_columns
 from daskml_dist.data.foreign import named_blocks
 from daskml_dist.data.permutations import Draw

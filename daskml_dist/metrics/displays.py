@@ -10,11 +10,10 @@ from typing import Any, Self
 import numpy as np
 import sklearn.metrics as theirs
 from numpy.typing import NDArray
-from sklearn.exceptions import NotFittedError as SklearnNotFittedError
-from sklearn.utils.validation import check_is_fitted
 
+from daskml_dist._theirs import check_fitted
 from daskml_dist.data.collection import take_columns
-from daskml_dist.errors import DaskMLDistError, InvalidParameterError, NotFittedError
+from daskml_dist.errors import DaskMLDistError, InvalidParameterError
 from daskml_dist.metrics._columns import is_lazy
 from daskml_dist.metrics._pairs import paired_rows
 from daskml_dist.metrics.ranking import COLUMNS, MAX_THRESHOLDS, check_limit, one_run
@@ -50,14 +49,6 @@ def check_matplotlib(name: str) -> None:
         raise DaskMLDistError(f"{name} needs matplotlib: pip install 'daskml-dist[viz]'") from error
 
 
-def _check_fitted(estimator: Any) -> None:
-    """Check that the estimator of a display is fitted."""
-    try:
-        check_is_fitted(estimator)
-    except SklearnNotFittedError as error:
-        raise NotFittedError(f"{error} A display is of a fitted classifier.") from error
-
-
 def named(display: Any, name: str) -> Any:
     """Return a display that remembers its curve's name, as scikit-learn's own do.
 
@@ -76,11 +67,9 @@ def positive_scores(
 
     Raises
     ------
-    NotFittedError
     InvalidParameterError
         The classifier knows other than two labels, or not `pos_label`.
     """
-    _check_fitted(estimator)
     classes = getattr(estimator, "classes_", None)
     if classes is None or len(classes) != 2:
         raise InvalidParameterError(
@@ -135,7 +124,7 @@ class _OfRuns:
             matplotlib is not installed.
         """
         check_matplotlib(cls.__name__)
-        _check_fitted(estimator)
+        check_fitted(estimator)
         X, y, sample_weight = take_columns(X, y, sample_weight)
         if not is_lazy(X, y, sample_weight):
             given = {"sample_weight": sample_weight, "response_method": response_method}
@@ -320,7 +309,7 @@ class ConfusionMatrixDisplay(theirs.ConfusionMatrixDisplay):
         DaskMLDistError
             matplotlib is not installed.
         """
-        _check_fitted(estimator)
+        check_fitted(estimator)
         X, y, sample_weight = take_columns(X, y, sample_weight)
         scorer = make_scorer(theirs.accuracy_score)
         predicted = scorer._predicted(estimator, X)

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, TransformerMixin
 
 from daskml_dist._exported import Exported
-from daskml_dist._theirs import not_fitted
-from daskml_dist._transformer import check_fitted
+from daskml_dist._theirs import check_fitted, not_fitted
 from daskml_dist.data.collection import as_collection
 from daskml_dist.data.lazy import is_dask, is_dask_frame
 from daskml_dist.data.optional import load_pandas

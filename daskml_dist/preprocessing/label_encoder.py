@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from sklearn import preprocessing
 
 from daskml_dist._exported import Exported
-from daskml_dist._theirs import TellsErrors
-from daskml_dist._transformer import check_fitted
+from daskml_dist._theirs import TellsErrors, check_fitted
 from daskml_dist.data.collection import as_collection
 from daskml_dist.data.conversion import as_column, plain_rows, to_host
 from daskml_dist.data.distinct import distinct_rows

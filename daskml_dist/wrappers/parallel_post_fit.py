@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 from daskml_dist._checks import taking_client
 from daskml_dist._members import check_given, fit_members
 from daskml_dist._on_blocks import OnBlocks
-from daskml_dist._transformer import check_fitted
+from daskml_dist._theirs import check_fitted
 from daskml_dist.data.collection import take_columns
 from daskml_dist.data.conversion import plain_rows
 from daskml_dist.data.lazy import is_dask
