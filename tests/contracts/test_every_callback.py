@@ -112,6 +112,8 @@ def test_callbacks_that_every_fit_takes(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", each_base(FITTED_WITH_CALLBACKS))
 def test_callbacks_that_measure(name: str, callback: str, tmp_path: Path) -> None:
     """A fit has the measure, or the error names what to ask for in its place."""
+    if callback == "OptunaPruning":
+        pytest.importorskip("optuna", reason="needs the extra optuna")
     small = SmallFit(name, tmp_path)
     found = attempt(small.fit, callback)
     if isinstance(found, Refusal):
