@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ from daskml_dist.errors.outside import outside
 from daskml_dist.metrics import get_scorer
 from daskml_dist.metrics._columns import all_labels
 
-__all__ = ["EvalMonitor", "eval_monitors"]
+__all__ = ["EvalMonitor", "eval_monitors", "name_eval_sets", "name_scores", "record_keys"]
 
 
 class EvalMonitor(FitCallback):
@@ -31,8 +31,9 @@ class EvalMonitor(FitCallback):
 
     Parameters
     ----------
-    eval_set : tuple of (X, y), or of (X, y, sample_weight), or dict of str to these
-        Rows in memory or Dask collections, of which fits know nothing.
+    eval_set : tuple of (X, y), or of (X, y, sample_weight), or list or dict of these
+        Rows in memory or Dask collections, of which fits know nothing. Sets of a list are named by
+        their places: ``"0"``, ``"1"``.
     scoring : str, callable, list of str, dict of str to these, or None, default=None
         A name of :func:`daskml_dist.metrics.get_scorer_names`, or a function of a fitted estimator,
         X and y (and ``sample_weight=``, where it is given). None: the estimator's ``score``. More
@@ -63,27 +64,11 @@ class EvalMonitor(FitCallback):
     needs_parameters = True
 
     def __init__(self, eval_set: Any, scoring: Any = None) -> None:
-        sets = eval_set if isinstance(eval_set, dict) else {"": eval_set}
-        for one in sets.values():
-            if not isinstance(one, tuple | list) or len(one) not in (2, 3):
-                raise InvalidParameterError(
-                    "eval_set is to be (X, y) or (X, y, sample_weight), such as eval_set=(X_val, "
-                    f"y_val), or a dict of these; it is a {type(one).__name__}."
-                )
-        scores = scoring if isinstance(scoring, dict) else {"": scoring}
-        if isinstance(scoring, list | tuple):
-            scores = {name: name for name in scoring}
-        if not sets or not scores:
-            raise InvalidParameterError(
-                "eval_set and scoring must hold one set of rows and one score at least."
-            )
-        for name, one in scores.items():
-            named = isinstance(name, str) and (one is not None or not name)
-            if not named or (one is not None and not isinstance(one, str) and not callable(one)):
-                raise InvalidParameterError(
-                    f"scoring={scoring!r}: give a name, a function (estimator, X, y), None, a list "
-                    "of names, or a dict of names and functions."
-                )
+        sets = name_eval_sets(eval_set)
+        scores = name_scores(scoring)
+        for one in scores.values():
+            if one is not None and not isinstance(one, str) and not callable(one):
+                raise InvalidParameterError(_wrong_scoring(scoring))
         self.eval_set = eval_set
         self.scoring = scoring
         self._sets = sets
@@ -121,10 +106,72 @@ class EvalMonitor(FitCallback):
                         value = estimator.score(X, y, **given)
                     else:
                         value = score(estimator, X, y, **given)
-                names = [name for name in ("eval_score", of_rows, of_score) if name]
-                record["_".join(names)] = float(value)
+                record[_record_key(of_rows, of_score)] = float(value)
                 record.setdefault("eval_score", float(value))
         record["eval_seconds"] = time.perf_counter() - begin
+
+
+def name_eval_sets(eval_set: Any) -> dict[str, tuple[Any, ...]]:
+    """Return the sets of an argument `eval_set` by their names; a single set has the name "".
+
+    Raises
+    ------
+    InvalidParameterError
+        A set is neither (X, y) nor (X, y, sample_weight), or there is none.
+    """
+    if isinstance(eval_set, dict):
+        sets = eval_set
+    elif isinstance(eval_set, list) and all(isinstance(one, tuple) for one in eval_set):
+        sets = {str(place): one for place, one in enumerate(eval_set)}  # as xgboost takes them
+    else:
+        sets = {"": eval_set}
+    for one in sets.values():
+        if not isinstance(one, tuple | list) or len(one) not in (2, 3):
+            raise InvalidParameterError(
+                "eval_set is to be (X, y) or (X, y, sample_weight), such as eval_set=(X_val, "
+                f"y_val), or a dict or a list of these; it is a {type(one).__name__}."
+            )
+    if not sets:
+        raise InvalidParameterError("eval_set is empty: give one set of rows at least.")
+    return {str(name): tuple(one) for name, one in sets.items()}
+
+
+def name_scores(scoring: Any) -> dict[str, Any]:
+    """Return the scores of an argument `scoring` by their names; a single score has the name "".
+
+    Raises
+    ------
+    InvalidParameterError
+        There is none, or one of several has no name.
+    """
+    scores = scoring if isinstance(scoring, dict) else {"": scoring}
+    if isinstance(scoring, list | tuple):
+        scores = {name: name for name in scoring if isinstance(name, str)}
+        if len(scores) < len(scoring):
+            raise InvalidParameterError(_wrong_scoring(scoring))
+    if not scores:
+        raise InvalidParameterError("scoring is empty: give one score at least.")
+    for name, one in scores.items():
+        if not isinstance(name, str) or (one is None and name):
+            raise InvalidParameterError(_wrong_scoring(scoring))
+    return scores
+
+
+def record_keys(sets: Iterable[str], scores: Iterable[str]) -> list[str]:
+    """Return the keys of a record for each score of each set, the scores of a set side by side."""
+    names = list(scores)
+    return [_record_key(of_rows, of_score) for of_rows in sets for of_score in names]
+
+
+def _record_key(of_rows: str, of_score: str) -> str:
+    return "_".join(name for name in ("eval_score", of_rows, of_score) if name)
+
+
+def _wrong_scoring(scoring: Any) -> str:
+    return (
+        f"scoring={scoring!r}: give a name, a function (estimator, X, y), None, a list of names, "
+        "each once, or a dict of names and functions."
+    )
 
 
 def _check_labels(estimator: Any, name: str, y: Any) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from numbers import Integral
 from typing import Any, Self
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from daskml_dist._checks import check_count, check_flag, check_number, check_one_of, seed_of
 from daskml_dist._rounds import BaseRounds
 from daskml_dist.backends.devices import DEVICES
+from daskml_dist.callbacks.eval_monitor import name_eval_sets, name_scores, record_keys
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.feature_names import remember_dtypes
 from daskml_dist.ensemble._categories import (
@@ -25,7 +27,7 @@ from daskml_dist.ensemble._categories import (
 )
 from daskml_dist.ensemble._constraints import groups_of, signs_of
 from daskml_dist.ensemble._scoring import check_scoring, scorer_of
-from daskml_dist.ensemble._validation import FitRows, held_out, joined
+from daskml_dist.ensemble._validation import GivenSets, JoinedRows, held_out, joined
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.inference.predict import map_rows
 from daskml_dist.models.grown import Grown
@@ -36,7 +38,7 @@ from daskml_dist.solvers.boost import BoostSolver
 from daskml_dist.solvers.boost_losses import BoostLoss
 from daskml_dist.solvers.hold_out import Aside, LastRows
 from daskml_dist.solvers.leaves import Growth
-from daskml_dist.solvers.stopping import Stopping
+from daskml_dist.solvers.stopping import Range, Scorer, Stopping, Watching
 from daskml_dist.training.engine import Engine
 from daskml_dist.training.run_settings import RunSettings
 from daskml_dist.training.solver_plan import Rows
@@ -45,6 +47,8 @@ __all__ = ["BaseBoosting"]
 
 #: Rows from which on early stopping is automatic.
 _MANY_ROWS = 10_000
+#: Arguments of `fit` that are the rows to stop early by.
+_ARGUMENTS_VAL = ("X_val", "y_val", "sample_weight_val")
 
 
 class BaseBoosting(BaseRounds):
@@ -65,9 +69,9 @@ class BaseBoosting(BaseRounds):
     categorical_features: Any
     max_bins: int
     _made_share = 0.5
-    #: During a fit: the rows that the user holds out, and which are not among them.
-    _held: tuple[Any, Any, Any] | None = None
-    _of_fit: FitRows | None = None
+    #: During a fit: sets of rows that the user gives beside it, and where all of them lie.
+    _given_sets: GivenSets | None = None
+    _joined_rows: JoinedRows | None = None
     _is_numbered: bool = False
     #: Whether rows were weighted, which counts of nodes do not tell.
     _has_weights: bool = False
@@ -95,10 +99,11 @@ class BaseBoosting(BaseRounds):
             self._learn_categories(X)
         reset = reset and not goes_on
         rows = self._numbered(X, known=not goes_on), y, sample_weight
-        if self._held is not None:
-            X_val, *others = self._taken(*self._held)
+        if self._given_sets is not None:
+            taken = [self._taken(*inputs) for inputs in self._given_sets.inputs]
             # Those of the fit alone are known: others in X_val are missing, as in a prediction.
-            rows, self._of_fit = joined(rows, (self._numbered(X_val), *others))
+            inputs = tuple((self._numbered(X_val), *others) for X_val, *others in taken)
+            rows, self._joined_rows = joined(rows, replace(self._given_sets, inputs=inputs))
         self._is_numbered = True
         try:
             found = super()._collection(*rows, reset=reset)
@@ -152,6 +157,8 @@ class BaseBoosting(BaseRounds):
         X_val: Any = None,
         y_val: Any = None,
         sample_weight_val: Any = None,
+        eval_set: Any = None,
+        scoring: Any = None,
         client: Any = None,
     ) -> Self:
         """Boost.
@@ -163,6 +170,14 @@ class BaseBoosting(BaseRounds):
             hold NaN, which is a missing value.
         X_val, y_val, sample_weight_val
             Rows to stop early by, beside those of the fit, in the same forms.
+        eval_set : tuple of (X, y), or of (X, y, sample_weight), or list of these, or dict, optional
+            Sets of rows that are scored after each iteration, in the forms of X and y, which fits
+            know nothing of. A dict gives them names, a list the names ``"0"``, ``"1"``. The
+            scores are those of :attr:`history_`: ``eval_score_SET_SCORE``, and the first of all
+            is ``eval_score``. Where early stopping is on, and without `X_val`, the last score of
+            the last set decides.
+        scoring : str, callable, list of str, or dict of str to these, optional
+            Scores of the sets, as the parameter `scoring`, which is the default.
 
         Returns
         -------
@@ -178,22 +193,44 @@ class BaseBoosting(BaseRounds):
         if (X_val is None) != (y_val is None):
             given, lacks = ("X_val", "y_val") if y_val is None else ("y_val", "X_val")
             raise InvalidDataError(f"{given} is provided, but {lacks} was not provided. Give both.")
-        if X_val is not None:
-            if self.early_stopping is False:
-                raise InvalidParameterError(
-                    "X_val and y_val are passed to fit while at the same time early_stopping is "
-                    'False. Set it to True or "auto".'
-                )
-            self._held = X_val, y_val, sample_weight_val
+        if X_val is not None and self.early_stopping is False:
+            raise InvalidParameterError(
+                "X_val and y_val are passed to fit while at the same time early_stopping is "
+                'False. Set it to True or "auto".'
+            )
+        val = None if X_val is None else (X_val, y_val, sample_weight_val)
+        self._given_sets = self._sets_of(val, eval_set, scoring)
         try:
             self._forget()
             self._fit(X, y, sample_weight, client)
             self._has_weights |= sample_weight is not None
         finally:
-            self.__dict__.pop("_held", None)
-            self.__dict__.pop("_of_fit", None)
+            self.__dict__.pop("_given_sets", None)
+            self.__dict__.pop("_joined_rows", None)
             self.__dict__.pop("_is_numbered", None)
         return self
+
+    def _sets_of(self, val: Any, eval_set: Any, scoring: Any) -> GivenSets | None:
+        """Return the sets of rows that a call of `fit` gives; None where it gives none."""
+        if eval_set is None:
+            if scoring is not None:
+                raise InvalidParameterError(
+                    f"scoring={scoring!r} without eval_set: pass the rows to score, "
+                    "eval_set=(X, y). What stops early is scored by the parameter of the "
+                    f"constructor, {type(self).__name__}(scoring=...)."
+                )
+            return None if val is None else GivenSets((val,), (_ARGUMENTS_VAL,))
+        sets = name_eval_sets(eval_set)
+        scores = name_scores(self.scoring if scoring is None else scoring)
+        for one in scores.values():
+            check_scoring(one)
+        inputs = tuple((*one, None)[:3] for one in sets.values())
+        names = [f"eval_set[{name!r}]" if name else "eval_set" for name in sets]
+        arguments = tuple((f"X of {n}", f"y of {n}", f"weights of {n}") for n in names)
+        if val is not None:
+            inputs, arguments = (*inputs, val), (*arguments, _ARGUMENTS_VAL)
+        keys = tuple(record_keys(sets, scores))
+        return GivenSets(inputs, arguments, keys, tuple(scores.values()), val is not None)
 
     def _forget(self) -> None:
         if not self.warm_start:
@@ -236,15 +273,16 @@ class BaseBoosting(BaseRounds):
         self, engine: Engine, run: RunSettings, classes: Any, class_weight: Any, weighted: bool
     ) -> Rows:
         """Facts of the rows, whose weights stay as they are: sums of hessians have bounds."""
-        weighted |= self._held is not None and self._held[2] is not None
+        given, where = self._given_sets, self._joined_rows
+        weighted |= given is not None and any(one[2] is not None for one in given.inputs)
         rows = super()._rows(engine, run, classes, class_weight, weighted)
         if any(info.sparse for info in rows.survey.infos):
             raise InvalidDataError(
                 "X is sparse, and trees need dense rows. Convert it: X.map_blocks(lambda b: "
                 "b.toarray()), or X.sparse.to_dense() of a frame of sparse columns."
             )
-        if self._of_fit is not None and rows.classes is not None:
-            sums = self._of_fit.label_weights(rows.survey, rows.classes)
+        if where is not None and rows.classes is not None:
+            sums = where.label_weights(rows.survey, rows.classes)
             if class_weight == "balanced":
                 balanced = np.zeros(len(sums))
                 np.divide(sums.sum(), len(sums) * sums, out=balanced, where=sums > 0)
@@ -277,6 +315,7 @@ class BaseBoosting(BaseRounds):
         begin = self._begin(loss, rows)
         if begin is None:
             self._seed = seed_of(self.random_state)
+        stopping, aside, watching = self._scored_rows(rows)
         solver = BoostSolver(
             loss=loss,
             learning_rate=float(p["learning_rate"]),
@@ -285,7 +324,9 @@ class BaseBoosting(BaseRounds):
             max_bins=int(p["max_bins"]),
             categories=self._known_categories(rows),
             seed=self._seed,
-            stopping=self._stopping(rows),
+            stopping=stopping,
+            aside=aside,
+            watching=watching,
             begin=begin,
         )
         return Grown(d), solver
@@ -309,36 +350,59 @@ class BaseBoosting(BaseRounds):
                 "Set warm_start=False."
             )
         # Scores of another kind are not to be compared with.
-        alike = self._scored_by == self.scoring
+        alike = self._scored_by == self._stop_scoring
         scores = {
             name: vars(self)[f"{name}_"] if alike else np.empty(0)
             for name in ("train_score", "validation_score")
         }
         return {**trees.packed(), "baseline": self._baseline, **scores}
 
-    def _stopping(self, rows: Rows) -> Stopping | None:
-        p, n_rows = self._params(), rows.survey.n_rows
-        n_fit = n_rows if self._of_fit is None else self._of_fit.n_rows(rows.survey)
+    def _scored_rows(self, rows: Rows) -> tuple[Stopping | None, Aside | None, Watching | None]:
+        """Return what stops the fit early, the rows that are held out, and what is watched."""
+        p, given = self._params(), self._given_sets
+        ends = [rows.survey.n_rows]
+        if self._joined_rows is not None:
+            ends = self._joined_rows.row_ends(rows.survey)
         stops = p["early_stopping"]
         if isinstance(stops, str):
-            stops = n_fit > _MANY_ROWS
+            stops = ends[0] > _MANY_ROWS
         self.do_early_stopping_ = bool(stops)
-        if not stops:
-            return None
         aside: Aside | None = None
-        if self._of_fit is not None:
-            aside = LastRows(n_fit, rows.class_weight)
-        elif p["validation_fraction"] is not None:
+        watching, within = None, None
+        if given is not None:
+            aside = LastRows(ends[0], rows.class_weight)
+            ranges = list(pairwise(ends))
+            _check_not_empty(ranges, given.arguments)
+            watched = ranges[:-1] if given.has_stopping_set else ranges
+            if watched:
+                scorers = tuple(self._scorer(one, rows) for one in given.scorings)
+                watching = Watching(tuple(watched), scorers, given.keys)
+                within = ranges[-1]
+        if not stops:
+            return None, aside, watching
+        if given is None and p["validation_fraction"] is not None:
             aside = held_out(rows.survey, rows.classes, p["validation_fraction"], self._seed)
-        scorer = scorer_of(p["scoring"], rows.classes, self._link())
-        return Stopping(int(p["n_iter_no_change"]), float(p["tol"]), aside, scorer)
+        stopping = Stopping(
+            int(p["n_iter_no_change"]), float(p["tol"]), aside is not None,
+            self._scorer(self._stop_scoring, rows), within,
+        )  # fmt: skip
+        return stopping, aside, watching
+
+    @property
+    def _stop_scoring(self) -> Any:
+        """Score that stops the fit: the parameter, or the last one of the last set."""
+        given = self._given_sets
+        return self.scoring if given is None or given.has_stopping_set else given.scorings[-1]
+
+    def _scorer(self, scoring: Any, rows: Rows) -> Scorer | None:
+        return scorer_of(scoring, rows.classes, self._link())
 
     def _set_fitted(self, solution: Solution, model: Grown, rows: Rows) -> None:
         state = solution.extra
         self._trees, self._baseline = Trees.unpacked(state), state["baseline"]
         self.train_score_ = state["train_score"]
         self.validation_score_ = state["validation_score"]
-        self._scored_by = self.scoring
+        self._scored_by = self._stop_scoring
         self.n_features_in_ = model.n_features
         categorical = self._trees.bins.categorical
         self.is_categorical_ = categorical if categorical.any() else None
@@ -390,6 +454,12 @@ class BaseBoosting(BaseRounds):
             stage._trees = self._trees.first(n)
             found.append(stage)
         return found
+
+
+def _check_not_empty(ranges: Sequence[Range], arguments: Sequence[tuple[str, ...]]) -> None:
+    for (first, end), (name, *_) in zip(ranges, arguments, strict=True):
+        if first == end:
+            raise InvalidDataError(f"{name} has no rows. Give it some, or leave it out.")
 
 
 def _is_count(value: Any) -> bool:

@@ -13,6 +13,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.metrics import get_scorer, get_scorer_names
 
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors.nearest import nearest
 from daskml_dist.solvers.stopping import Scorer
 
 __all__ = ["check_scoring", "scorer_of", "shares"]
@@ -34,6 +35,7 @@ def check_scoring(scoring: Any) -> None:
         raise InvalidParameterError(
             f'scoring={scoring!r}: use "loss", None for the score of the estimator, a name of '
             "sklearn.metrics.get_scorer_names(), or a function of (estimator, X, y)."
+            f"{nearest(scoring, ['loss', *get_scorer_names()])}"
         )
 
 

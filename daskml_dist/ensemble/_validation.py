@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import ceil
 from typing import Any
 
@@ -17,44 +19,75 @@ from daskml_dist.errors import InvalidDataError
 from daskml_dist.solvers.hold_out import HoldOut
 from daskml_dist.training.survey import Survey
 
-__all__ = ["FitRows", "held_out", "joined"]
+__all__ = ["GivenSets", "JoinedRows", "held_out", "joined"]
 
 Inputs = tuple[Any, Any, Any]
 
 
 @dataclass(frozen=True, eq=False)
-class FitRows:
-    """Rows of the fit among joined ones: the first.
+class GivenSets:
+    """Sets of rows that the user gives beside those of the fit.
 
     Parameters
     ----------
-    n : int
-        Rows, or blocks where `of_blocks`.
-    of_blocks : bool
-    target : ndarray or None
-        Their targets, where these are in memory.
-    weight : ndarray or None
+    inputs : tuple of (X, y, sample_weight)
+        The last set is that to stop early by.
+    arguments : tuple of (str, str, str)
+        How the user calls the inputs of each set, for errors.
+    keys : tuple of str
+        Keys of the scores that are watched, in the records of the fit.
+    scorings : tuple of str, callable or None
+        Scores that are watched, of each of the first sets; the last one stops the fit.
+    has_stopping_set : bool
+        Whether the last set is not watched.
     """
 
-    n: int
+    inputs: tuple[Inputs, ...]
+    arguments: tuple[tuple[str, str, str], ...]
+    keys: tuple[str, ...] = ()
+    scorings: tuple[Any, ...] = ()
+    has_stopping_set: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class JoinedRows:
+    """Places of the rows of the fit, and of each set behind them, among joined ones.
+
+    Parameters
+    ----------
+    ends : tuple of int
+        Rows up to the end of those of the fit and of each set; blocks where `of_blocks`.
+    of_blocks : bool
+    target : ndarray or None
+        Targets of the fit, where all are in memory.
+    weight : ndarray or None
+        Weights of the fit, likewise.
+    targets_are_called : str
+        How the user calls the targets of the sets, for errors.
+    """
+
+    ends: tuple[int, ...]
     of_blocks: bool
     target: Any
     weight: Any
+    targets_are_called: str
 
-    def n_rows(self, survey: Survey) -> int:
-        """Number of them."""
-        return self._survey(survey).n_rows if self.of_blocks else self.n
+    def row_ends(self, survey: Survey) -> list[int]:
+        """Return the number of rows up to the end of those of the fit, and of each set."""
+        if not self.of_blocks:
+            return list(self.ends)
+        return [self._first_blocks(survey, end).n_rows for end in self.ends]
 
     def label_weights(self, survey: Survey, classes: NDArray[Any]) -> NDArray[np.float64]:
-        """Sum of the weights of each class among them; its rows where these have none.
+        """Return the sum of the weights of each class of the fit; its rows without weights.
 
         Raises
         ------
         InvalidDataError
-            A class is among the rows held out alone.
+            A class is among the other sets alone.
         """
         if self.target is None:
-            of_fit = self._survey(survey)
+            of_fit = self._blocks_of_fit(survey)
             sums, found = of_fit.label_weights(classes), of_fit.classes
         else:
             found, at = np.unique(np.asarray(self.target), return_inverse=True)
@@ -63,68 +96,80 @@ class FitRows:
             sums[np.searchsorted(classes, found)] = np.bincount(at, weight, minlength=len(found))
         if len(strange := np.setdiff1d(classes, found)):
             raise InvalidDataError(
-                f"y_val contains previously unseen labels: {strange.tolist()[:5]}. Hold out rows "
-                "of the classes that y has."
+                f"{self.targets_are_called} contains previously unseen labels: "
+                f"{strange.tolist()[:5]}. Hold out rows of the classes that y has."
             )
         return sums
 
-    def _survey(self, survey: Survey) -> Survey:
-        """Facts of their blocks, which end where they do."""
-        infos, n_rows = sorted(survey.infos, key=lambda info: info.index), 0
+    def _blocks_of_fit(self, survey: Survey) -> Survey:
+        """Return the facts of the blocks of the fit, which end where its rows do."""
         if self.of_blocks:
-            return Survey(infos[: self.n])
+            return self._first_blocks(survey, self.ends[0])
+        infos, n_rows = sorted(survey.infos, key=lambda info: info.index), 0
         for number, info in enumerate(infos):
-            if n_rows >= self.n:
+            if n_rows >= self.ends[0]:
                 return Survey(infos[:number])
             n_rows += info.n_rows
         return Survey(infos)
 
+    def _first_blocks(self, survey: Survey, n: int) -> Survey:
+        return Survey(sorted(survey.infos, key=lambda info: info.index)[:n])
 
-def joined(given: Inputs, held: Inputs) -> tuple[Inputs, FitRows]:
-    """X, y and weights with those held out behind them.
+
+def joined(given: Inputs, sets: GivenSets) -> tuple[Inputs, JoinedRows]:
+    """Return X, y and weights with those of the sets behind them.
 
     Raises
     ------
     InvalidDataError
-        The two cannot be put together.
+        They cannot be put together.
     """
-    _check_alike(given[0], held[0])
     _check_lengths(given, ("X", "y", "sample_weight"))
-    _check_lengths(held, ("X_val", "y_val", "sample_weight_val"))
-    if (given[2] is None) != (held[2] is None):
-        given, held = _with_weights(given), _with_weights(held)
-    n = _length(given[0])
-    lazy = any(is_dask(a) for a in (*given, *held))
-    of_fit = FitRows(
-        int(given[0].npartitions) if n is None else n,
-        n is None,
-        None if lazy else given[1],
-        None if lazy else given[2],
+    for inputs, arguments in zip(sets.inputs, sets.arguments, strict=True):
+        _check_alike(given[0], inputs[0], arguments[0])
+        _check_lengths(inputs, arguments)
+    every = [given, *sets.inputs]
+    if len({inputs[2] is None for inputs in every}) > 1:
+        every = [_with_weights(inputs) for inputs in every]
+    lazy = any(is_dask(a) for inputs in every for a in inputs)
+    counts = [_length(X) for X, _, _ in every]
+    of_blocks = any(n is None for n in counts)
+    if of_blocks:
+        # Rows in memory become one block.
+        counts = [_n_blocks(X) for X, _, _ in every]
+    where = JoinedRows(
+        tuple(accumulate(n or 0 for n in counts)),
+        of_blocks,
+        None if lazy else every[0][1],
+        None if lazy else every[0][2],
+        " or ".join(dict.fromkeys(names[1] for names in sets.arguments)),
     )
+    columns = zip(*every, strict=True)
     found: Any = tuple(
-        None if a is None else _behind(a, b) for a, b in zip(given, held, strict=True)
+        None if parts[0] is None else _in_a_row(parts, -1 if of_blocks else "auto")
+        for parts in columns
     )
-    return found, of_fit
+    return found, where
 
 
-def _check_alike(X: Any, X_val: Any) -> None:
+def _check_alike(X: Any, X_val: Any, name: str) -> None:
     if issparse(X) or issparse(X_val):
         raise InvalidDataError("X is sparse, and trees need dense rows. Convert it: X.toarray().")
     frames = is_dataframe_like(X), is_dataframe_like(X_val)
     if frames[0] != frames[1]:
         raise InvalidDataError(
-            f"X {'is' if frames[0] else 'is not'} a dataframe, and X_val "
+            f"X {'is' if frames[0] else 'is not'} a dataframe, and {name} "
             f"{'is' if frames[1] else 'is not'}. Give both in one form."
         )
     if frames[0] and list(X.columns) != list(X_val.columns):
         raise InvalidDataError(
             "The feature names should match those that were passed during fit: X has "
-            f"{list(X.columns)[:8]}, X_val {list(X_val.columns)[:8]}. Order the columns alike: "
+            f"{list(X.columns)[:8]}, {name} {list(X_val.columns)[:8]}. Order the columns alike: "
             "X_val[list(X.columns)]."
         )
     if not frames[0] and X.ndim == X_val.ndim == 2 and X.shape[1] != X_val.shape[1]:
         raise InvalidDataError(
-            f"X_val has {X_val.shape[1]} features, but {X.shape[1]} are expected: X has as many. "
+            f"{name} has {X_val.shape[1]} features, but {X.shape[1]} are expected: X has as many. "
             "Give both the same columns."
         )
 
@@ -172,37 +217,50 @@ def _n_partitions(X: Any) -> int | None:
     return int(X.npartitions) if is_dask(X) and _length(X) is None else None
 
 
-def _behind(a: Any, b: Any) -> Any:
-    """Rows of `b` behind those of `a`."""
-    if np.isscalar(a) or np.isscalar(b):
+def _n_blocks(X: Any) -> int:
+    """Return the blocks that rows have once they are joined with lazy ones (`_in_a_row`)."""
+    if not is_dask(X):
+        return 1
+    is_frame = is_dataframe_like(X) or is_series_like(X)
+    return int(X.npartitions) if is_frame else int(X.numblocks[0])
+
+
+def _in_a_row(parts: Sequence[Any], chunks: int | str) -> Any:
+    """Return the rows of some inputs of one kind, one behind the other.
+
+    Where some are lazy, an array in memory is cut into blocks of so many rows (-1: one block).
+    """
+    first = parts[0]
+    if any(np.isscalar(part) for part in parts):
         raise InvalidDataError(
-            "With X_val, weights are to be given a row: a number for all rows has no length."
+            "With X_val or eval_set, weights are to be given a row: a number for all rows has no "
+            "length."
         )
-    if is_dask(a) or is_dask(b):
-        if is_dataframe_like(a) or is_series_like(a):
-            return _frames_behind(a, b)
-        parts = [v if is_dask(v) else da.from_array(np.asarray(v)) for v in (a, b)]
-        if parts[0].ndim == 2:
-            parts = [v.rechunk({1: -1}) for v in parts]
-        return da.concatenate(parts)
-    if hasattr(a, "iloc") and hasattr(b, "iloc"):
+    if any(is_dask(part) for part in parts):
+        if is_dataframe_like(first) or is_series_like(first):
+            return _frames_in_a_row(parts)
+        lazy = [p if is_dask(p) else da.from_array(np.asarray(p), chunks) for p in parts]
+        if lazy[0].ndim == 2:
+            lazy = [part.rechunk({1: -1}) for part in lazy]
+        return da.concatenate(lazy)
+    if all(hasattr(part, "iloc") for part in parts):
         import pandas as pd
 
-        return pd.concat([a, b], ignore_index=True)
-    return np.concatenate([np.asarray(a), np.asarray(b)])
+        return pd.concat(parts, ignore_index=True)
+    return np.concatenate([np.asarray(part) for part in parts])
 
 
-def _frames_behind(a: Any, b: Any) -> Any:
+def _frames_in_a_row(parts: Sequence[Any]) -> Any:
     import dask.dataframe as dd
     import pandas as pd
 
-    parts = []
-    for part in (a, b):
+    lazy = []
+    for part in parts:
         if not is_dask(part):
             part = part if hasattr(part, "iloc") else pd.Series(np.asarray(part))
             part = dd.from_pandas(part, npartitions=1, sort=False)
-        parts.append(part)
-    return dd.concat(parts)
+        lazy.append(part)
+    return dd.concat(lazy)
 
 
 def held_out(survey: Survey, classes: NDArray[Any] | None, share: float, seed: int) -> HoldOut:

@@ -65,6 +65,8 @@ class PassReport:
     bytes_pulled: int = 0
     busy: list[float] = field(default_factory=list)
     validation: list[float] = field(default_factory=list)
+    #: Scores of the model after the pass, where all lanes report together.
+    scores: list[float] = field(default_factory=list)
 
     def add_validation(self, sums: list[float]) -> None:
         """Add the sums of other held-out rows; none where there were none."""
@@ -119,6 +121,8 @@ class PassLedger:
         Called with each record; must not block.
     first_pass : int, default=0
         Passes made before.
+    score_names : tuple of str, default=()
+        Keys of the scores that passes are reported with; the first is ``eval_score`` too.
     """
 
     def __init__(
@@ -130,6 +134,7 @@ class PassLedger:
         score: Callable[[NDArray[np.float64]], float] | None = None,
         on_record: Callable[[Record], None] = lambda record: None,
         first_pass: int = 0,
+        score_names: tuple[str, ...] = (),
     ) -> None:
         self.lanes = set(lanes)
         self.rule = rule
@@ -137,6 +142,7 @@ class PassLedger:
         #: Seconds that each lane computed in the last pass that it reported.
         self.busy: dict[int, float] = {}
         self._first_pass = first_pass
+        self._score_names = score_names
         self.stopped = False
         self._last_pass: int | None = None
         self._lockstep = lockstep
@@ -260,6 +266,10 @@ class PassLedger:
             "staleness_counts": counts,
             "val_score": self._validation(reports),
         }
+        for report in reports:
+            record.update(zip(self._score_names, report.scores, strict=False))
+        if self._score_names:
+            record["eval_score"] = record.get(self._score_names[0])
         self._since, self._staleness = now, [0, 0]
         self.records.append(record)
         if self.rule.update(record):

@@ -204,8 +204,9 @@ class ParameterServer:
         ledger = self.ledger
         assert ledger is not None
         lanes, first, sums = sorted(ledger.lanes), payload["first"], payload["sums"]
-        for number, (loss, rows, sent, received, age) in enumerate(sums, first):
-            ledger.report(number, PassReport(lanes, loss, rows, 1, int(sent), int(received)), age)
+        for number, (loss, rows, sent, received, *scores, age) in enumerate(sums, first):
+            report = PassReport(lanes, loss, rows, 1, int(sent), int(received), scores=scores)
+            ledger.report(number, report, age)
         return [partial(reply, ok(stop=ledger.ends_with(first + len(sums) - 1)))]
 
     def _on_leave(self, payload: Call, reply: CallReply) -> Ready:

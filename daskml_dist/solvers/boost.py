@@ -35,9 +35,10 @@ from daskml_dist.solvers.exact_quantiles import Given, group_quantiles
 from daskml_dist.solvers.exact_sums import exact_sums
 from daskml_dist.solvers.gradients import Gradients
 from daskml_dist.solvers.grow import Grower
+from daskml_dist.solvers.hold_out import Aside
 from daskml_dist.solvers.leaves import Growth, Leaf
 from daskml_dist.solvers.own_rows import OwnRows, RowSolver
-from daskml_dist.solvers.stopping import Stopping
+from daskml_dist.solvers.stopping import Stopping, Watching
 
 __all__ = ["BoostSolver", "Stopping"]
 
@@ -63,6 +64,10 @@ class BoostSolver(RowSolver):
     seed : int
     stopping : Stopping or None
         None: all iterations are made.
+    aside : Aside or None
+        Rows that are held out, to stop early by or to be watched.
+    watching : Watching or None
+        Scores of rows held out that the user watches.
     begin : mapping of str to ndarray, or None
         State of a fit to go on from.
     """
@@ -75,12 +80,19 @@ class BoostSolver(RowSolver):
     categories: tuple[NDArray[np.float64] | None, ...]
     seed: int
     stopping: Stopping | None = None
+    aside: Aside | None = None
+    watching: Watching | None = None
     begin: Mapping[str, Array] | None = None
 
     @property
     def max_passes(self) -> int:
         """An iteration each."""
         return self.max_iter
+
+    @property
+    def score_names(self) -> tuple[str, ...]:
+        """Keys of the scores that each iteration is reported with."""
+        return () if self.watching is None else self.watching.names
 
     def solve(self, model: Any, rows: OwnRows) -> Solution:
         """Boost.
@@ -100,8 +112,7 @@ class _Boosting:
     def __init__(self, solver: BoostSolver, rows: OwnRows) -> None:
         self._solver, self._rows, self._loss = solver, rows, solver.loss
         self._device = trees_on(rows.device)
-        aside = None if solver.stopping is None else solver.stopping.aside
-        self._aside = None if aside is None else aside.located(rows)
+        self._aside = None if solver.aside is None else solver.aside.located(rows)
         kept = rows.kept or solver.begin
         self._before: list[Tree] = []
         bins, scores = None, dict[str, list[float]](train_score=[], validation_score=[])
@@ -109,7 +120,7 @@ class _Boosting:
             trees = Trees.unpacked(kept)
             bins, self._before = trees.bins, [trees.tree(i) for i in range(len(trees))]
             scores = {name: kept[name].tolist() for name in scores}
-        self._scores = BoostScores(rows, solver.stopping, self._loss, scores)
+        self._scores = BoostScores(rows, solver.stopping, solver.watching, self._loss, scores)
         self._rooms, self._held = self._binned(bins)
         self._check_rows()
         bins = self._rooms[0].bins
@@ -141,7 +152,10 @@ class _Boosting:
         for lane in set(made) - set(rows.lanes):
             del made[lane]
         new = [lane for lane in rows.lanes if lane not in made]
-        numbered = solver.stopping is not None and solver.stopping.scorer is not None
+        stopping = solver.stopping
+        numbered = solver.watching is not None
+        if stopping is not None:
+            numbered |= stopping.scorer is not None or stopping.within is not None
         found = rows.map(lambda lane: binned(rows, lane, bins, aside, numbered), new)
         made.update(zip(new, found, strict=True))
         own = [made[lane][0] for lane in rows.lanes]
@@ -236,7 +250,7 @@ class _Boosting:
             self._rows.map(self._bring_up, self._held)
             self._score()
             stopped = self._scores.end()
-            self._rows.keep(n_iter, self._state())
+            self._rows.keep(n_iter, self._state(), scores=self._scores.watched())
         return Solution(np.empty(0), n_iter, extra=self._state()())
 
     def _tree(self, output: int, packed: Any, number: int) -> Tree:

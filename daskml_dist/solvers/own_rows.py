@@ -8,7 +8,7 @@ what decides is summed over all trainers, who therefore decide alike.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -105,7 +105,9 @@ class OwnRows(Protocol):
     def deal(self, arrays: list[Array]) -> list[Array]:
         """The arrays that all trainers have for this one, of those that each has for each."""
 
-    def keep(self, n_iter: int, state: State, loss: float = float("nan")) -> None:
+    def keep(
+        self, n_iter: int, state: State, loss: float = float("nan"), scores: Sequence[float] = ()
+    ) -> None:
         """Take note that an iteration ended: each counts as a pass of the fit.
 
         After a loss, and where the user interrupts it, the fit goes on from (ends with) the last
@@ -119,6 +121,8 @@ class OwnRows(Protocol):
             Makes what is the same in all trainers; called only when it is needed.
         loss : float, optional
             Sum over all rows, for the history.
+        scores : sequence of float, optional
+            Of the solver's `score_names`, for the history.
         """
 
 
@@ -129,11 +133,17 @@ class RowSolver(ABC):
     ----------
     max_passes : int
         Calls of :meth:`OwnRows.keep` at most.
+    score_names : tuple of str
+        Keys, in the records of a fit, of the scores that :meth:`OwnRows.keep` is given.
     """
 
     @property
     @abstractmethod
     def max_passes(self) -> int: ...
+
+    @property
+    def score_names(self) -> tuple[str, ...]:
+        return ()
 
     @abstractmethod
     def solve(self, model: Any, rows: OwnRows) -> Solution:

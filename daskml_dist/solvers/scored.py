@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from daskml_dist.models.hashed import draws
 from daskml_dist.solvers.binned_rows import BinnedRows
 from daskml_dist.solvers.own_rows import OwnRows
-from daskml_dist.solvers.stopping import Scorer
+from daskml_dist.solvers.stopping import Range, Scorer
 
-__all__ = ["ScoredRows"]
+__all__ = ["ScoredRows", "are_within"]
 
 #: Names this use of a seed.
 _SCORED = 5
@@ -33,14 +33,27 @@ class ScoredRows:
     seed : int
     weighted : bool
         Whether any trainer's have weights.
+    within : Range or None, default=None
+        Numbers of the rows that are scored; None: of all.
     """
 
     def __init__(
-        self, rows: OwnRows, rooms: Sequence[BinnedRows], share: float, seed: int, weighted: bool
+        self,
+        rows: OwnRows,
+        rooms: Sequence[BinnedRows],
+        share: float,
+        seed: int,
+        weighted: bool,
+        within: Range | None = None,
     ) -> None:
         self._rows, self._rooms, self._weighted = rows, list(rooms), weighted
         last = np.uint64(min(int(share * 2.0**64), 2**64 - 1))
-        self._at = [np.flatnonzero(draws(_numbers(r), seed, _SCORED) <= last) for r in rooms]
+        self._at = []
+        for room in rooms:
+            is_scored = draws(_numbers(room), seed, _SCORED) <= last
+            if within is not None:
+                is_scored &= are_within(_numbers(room), within)
+            self._at.append(np.flatnonzero(is_scored))
         numbers = self._gathered([_numbers(room)[at] for room, at in self._each()])
         self._order = np.argsort(numbers, kind="stable")
         self._y = self._gathered([room.y[at] for room, at in self._each()])[self._order]
@@ -70,6 +83,11 @@ class ScoredRows:
         others = [own if rank == 0 else own[:0] for rank in range(self._rows.size)]
         found = self._rows.deal(others)
         return np.concatenate(found)
+
+
+def are_within(numbers: NDArray[np.int64], within: Range) -> NDArray[np.bool_]:
+    """Return which numbers of rows lie in a range."""
+    return np.asarray((numbers >= within[0]) & (numbers < within[1]))
 
 
 def _numbers(room: BinnedRows) -> NDArray[np.int64]:

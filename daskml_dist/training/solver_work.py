@@ -156,6 +156,10 @@ class OwnRowsWork(ResumableWork):
         """Whoever reads the rows again begins anew."""
         return 1
 
+    @property
+    def score_names(self) -> tuple[str, ...]:
+        return self.solver.score_names
+
     #: The solver moves what it makes of rows.
     on_host: ClassVar[bool] = True
 

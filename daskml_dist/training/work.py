@@ -140,6 +140,11 @@ class Work(ABC):
         return ArrivalGate(lanes, clock)
 
     @property
+    def score_names(self) -> tuple[str, ...]:
+        """Keys of the scores that a loop reports its passes with."""
+        return ()
+
+    @property
     def first_clock(self) -> int:
         """Clock at which every lane starts."""
         return self.first_pass * self.n_steps

@@ -543,8 +543,19 @@ CALLS: dict[str, Mistake] = {
         "Here it is called 'n_iter_no_change'",
     ),
     "eval_set of a fit without": (
-        lambda: HistGradientBoostingClassifier().fit(X, Y, eval_set=[(X, Y)]), TYPE,
-        "Here it is called 'X_val'",
+        lambda: LogisticRegression().fit(X, Y, eval_set=[(X, Y)]), TYPE, "Its arguments are (X, y",
+    ),
+    "evals of boosting": (
+        lambda: HistGradientBoostingClassifier().fit(X, Y, evals=[(X, Y)]), TYPE,
+        "Here it is called 'eval_set'",
+    ),
+    "eval_set of boosting without labels": (
+        lambda: HistGradientBoostingClassifier().fit(X, Y, eval_set=[X]), PARAMETER,
+        "eval_set=(X_val, y_val)",
+    ),
+    "scores of boosting without rows": (
+        lambda: HistGradientBoostingClassifier().fit(X, Y, scoring=["accuracy"]), PARAMETER,
+        "pass the rows to score",
     ),
     "weights by another name": (
         lambda: SGDClassifier().fit(X, Y, weights=np.ones(40)), TYPE,
@@ -575,8 +586,9 @@ CALLS: dict[str, Mistake] = {
     "eval_set without labels": (
         lambda: SGDClassifier().fit(X, Y, eval_set=X), PARAMETER, "eval_set=(X_val, y_val)",
     ),
-    "eval_set as xgboost takes it": (
-        lambda: SGDClassifier().fit(X, Y, eval_set=[(X, Y)]), PARAMETER, "eval_set=(X_val, y_val)",
+    "eval_set of one row of pairs": (
+        lambda: SGDClassifier().fit(X, Y, eval_set=[X, Y, Y, Y]), PARAMETER,
+        "eval_set=(X_val, y_val)",
     ),
     "scoring of another name": (
         lambda: SGDClassifier().fit(X, Y, eval_set=(X, Y), scoring="acc"), PARAMETER,

@@ -11,10 +11,13 @@ import pandas as pd
 import pytest
 from distributed import Client
 from sklearn import ensemble as truth
+from sklearn.metrics import accuracy_score, log_loss
 
 from daskml_dist import Run
+from daskml_dist.callbacks import EarlyStopping
 from daskml_dist.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.training.checkpoint import Checkpoint
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(600, 3))
@@ -173,3 +176,114 @@ def test_a_warm_start_refuses_other_rows(first: Any, then: Any, match: str) -> N
     model = HistGradientBoostingClassifier(max_iter=1, warm_start=True).fit(*first)
     with pytest.raises(InvalidDataError, match=match):
         model.set_params(max_iter=2).fit(*then)
+
+
+def test_several_sets_and_scores_are_watched() -> None:
+    sets = {"train": (X, LABELS), "held": (X[:90], LABELS[:90], WEIGHT[:90])}
+    scoring = ["loss", "accuracy"]
+    given = {"max_iter": 3, "random_state": 0}
+    plain = HistGradientBoostingClassifier(**given).fit(X, LABELS)
+    models = [
+        HistGradientBoostingClassifier(**given, run=Run(n_lanes=n)).fit(
+            X, LABELS, eval_set=sets, scoring=scoring
+        )
+        for n in (1, 3)
+    ]
+    for model in models:
+        # Rows that are watched change no tree.
+        assert trees(model) == trees(plain)
+        for number, proba in enumerate(model.staged_predict_proba(X)):
+            record = model.history_[number]
+            best = model.classes_[proba.argmax(axis=1)]
+            for name, (rows, labels, *weight) in sets.items():
+                n, weights = len(rows), {"sample_weight": weight[0]} if weight else {}
+                assert record[f"eval_score_{name}_accuracy"] == pytest.approx(
+                    accuracy_score(labels, best[:n], **weights), abs=1e-12
+                )
+                assert record[f"eval_score_{name}_loss"] == pytest.approx(
+                    -log_loss(labels, proba[:n], **weights), rel=1e-6
+                )
+            assert record["eval_score"] == record["eval_score_train_loss"]
+    assert models[0].history_[0].keys() - plain.history_[0].keys() == {
+        "eval_score", *(f"eval_score_{of}_{one}" for of in sets for one in scoring)
+    }  # fmt: skip
+
+
+def test_the_last_set_and_score_stop_unless_rows_are_held_out() -> None:
+    more = {"X_val": X[:90], "y_val": Y[:90]}
+    sets = [(X[90:], Y[90:]), (X[:90], Y[:90])]
+    params = {**GIVEN, "max_iter": 60, "learning_rate": 0.9, "n_iter_no_change": 2}
+    held = HistGradientBoostingRegressor(**params, scoring="r2").fit(X[90:], Y[90:], **more)
+    last = HistGradientBoostingRegressor(**params).fit(
+        X[90:], Y[90:], eval_set=sets, scoring=["neg_mean_absolute_error", "r2"]
+    )
+    assert trees(last) == trees(held)
+    assert 2 < last.n_iter_ < 60
+    np.testing.assert_array_equal(
+        last.validation_score_[1:], [record["eval_score_1_r2"] for record in last.history_]
+    )
+    both = HistGradientBoostingRegressor(**params, scoring="r2").fit(
+        X[90:], Y[90:], **more, eval_set=sets[0]
+    )
+    assert trees(both) == trees(held)
+    # By the loss, which is the default: that of the first set.
+    stopping = EarlyStopping("eval_score", min_delta=10.0, patience=2)
+    seen = HistGradientBoostingRegressor(max_iter=60, callbacks=stopping)
+    assert seen.fit(X[90:], Y[90:], eval_set=sets).n_iter_ < 6
+
+
+def test_rows_to_stop_by_are_not_trained_on_where_nothing_stops() -> None:
+    plain = HistGradientBoostingRegressor(max_iter=2).fit(X, Y)
+    model = HistGradientBoostingRegressor(max_iter=2).fit(X, Y, X_val=X[:90] + 5, y_val=Y[:90])
+    assert not model.do_early_stopping_
+    assert trees(model) == trees(plain)
+
+
+@pytest.mark.parametrize("kind", ["array", "frame", "unknown lengths"])
+def test_sets_on_dask_are_watched(client: Client, kind: str) -> None:
+    given = {"max_iter": 2, "random_state": 0}
+    scoring = ["loss", "neg_mean_absolute_error"]
+    sets = [(X[:50], Y[:50]), (X[50:130], Y[50:130])]
+    known = HistGradientBoostingRegressor(**given).fit(X, Y, eval_set=sets, scoring=scoring)
+    if kind == "frame":
+        frame = FRAME[["a", "b", "c"]].assign(y=Y)
+        rows: Any = dd.from_pandas(frame, npartitions=3), "y"
+        lazy: Any = [
+            (dd.from_pandas(frame[:50], npartitions=2), "y"), (frame[50:130], "y")
+        ]  # fmt: skip
+    else:
+        arrays = [da.from_array(a, chunks=(70, *a.shape[1:])) for a in (X, Y)]
+        rows = [a[X[:, 0] < 9] for a in arrays] if kind == "unknown lengths" else arrays
+        lazy = [(arrays[0][:50], arrays[1][:50]), sets[1]]
+    model = HistGradientBoostingRegressor(**given).fit(*rows, eval_set=lazy, scoring=scoring)
+    assert trees(model) == trees(known)
+    for found, expected in zip(model.history_, known.history_, strict=True):
+        for key in (name for name in expected if name.startswith("eval_score")):
+            assert found[key] == expected[key]
+
+
+@pytest.mark.parametrize(
+    ("eval_set", "match"),
+    [
+        ({"held": (X[:9, :2], Y[:9])}, r"X of eval_set\['held'\] has 2 features, but 3"),
+        ((X[:9], Y[:8]), "X of eval_set has 9, y of eval_set has 8 rows"),
+        ([(X[:9], Y[:9]), (X[:0], Y[:0])], r"X of eval_set\['1'\] has no rows"),
+    ],
+)
+def test_sets_that_cannot_be_watched_are_named(eval_set: Any, match: str) -> None:
+    with pytest.raises(InvalidDataError, match=match):
+        HistGradientBoostingRegressor(max_iter=2).fit(X, Y, eval_set=eval_set)
+
+
+def test_watched_scores_go_on_with_a_checkpoint(tmp_path: Any) -> None:
+    whole = HistGradientBoostingRegressor(max_iter=5, random_state=0)
+    whole.fit(X, Y, eval_set=(X[:90], Y[:90]))
+    for first in (True, False):
+        checkpoint = Checkpoint(str(tmp_path / "fit.npz"), every=2, resume=True)
+        stopping = [EarlyStopping("eval_score", min_delta=99.0, patience=2)] if first else []
+        model = HistGradientBoostingRegressor(
+            max_iter=5, random_state=0, callbacks=[checkpoint, *stopping]
+        ).fit(X, Y, eval_set=(X[:90], Y[:90]))
+        assert (model.n_iter_ < 5) == first
+    scores = [record["eval_score"] for record in model.history_]
+    assert scores == [record["eval_score"] for record in whole.history_]

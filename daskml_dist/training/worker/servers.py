@@ -62,6 +62,7 @@ def make_server(
             score=fit.steps.model.validation_score if fit.rows.validation_fraction else None,
             on_record=on_record,
             first_pass=fit.work.first_pass,
+            score_names=fit.work.score_names,
         )
     return ParameterServer(
         work, lanes, shard, ledger, n_trainers, generation, work.first_clock, work.n_steps,

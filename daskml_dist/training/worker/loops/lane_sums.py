@@ -111,7 +111,10 @@ class SumReports:
         self._waiting: list[tuple[list[float], float]] = []
 
     def add(self, extra: NDArray[Any]) -> None:
-        """Take the `EXTRA` numbers of the next sum; the ledger ignores what it knows already."""
+        """Take the `EXTRA` numbers of the next sum, and scores behind them.
+
+        The ledger ignores the sums that it knows already.
+        """
         now = time.perf_counter()
         self._waiting.append((extra.tolist(), now))
         if now - self._sent_at >= self._every:

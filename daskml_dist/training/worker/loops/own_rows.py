@@ -220,10 +220,12 @@ class _Rows(Together):
 
     # -- iterations ----------------------------------------------------------------------------
 
-    def keep(self, n_iter: int, state: State, loss: float = float("nan")) -> None:
+    def keep(
+        self, n_iter: int, state: State, loss: float = float("nan"), scores: Sequence[float] = ()
+    ) -> None:
         """Report an iteration, and remember how to make its state."""
         work = self._context.fit.own_rows
-        self._count(work.solver, loss, float(self.n_rows))
+        self._count(work.solver, loss, float(self.n_rows), scores)
         kept = _Kept(self.n_rows, n_iter, state, list(self._reports))
         self._context.memory["kept"] = kept
         self._context.leaves(lambda: Left(work.solver.interrupted(n_iter, state())))

@@ -26,8 +26,8 @@ class RowsLog:
         Iterations so far, as the solver counts them.
     state : dict of str to ndarray
         Arrays that the solver goes on from.
-    reports : ndarray of float64 of shape (n_passes, EXTRA)
-        Numbers that were reported of each pass.
+    reports : ndarray of float64 of shape (n_passes, EXTRA + n_scores)
+        Numbers that were reported of each pass, and its scores.
     """
 
     n_rows: int
@@ -50,6 +50,6 @@ class RowsLog:
             The bytes are not what it makes.
         """
         n_rows, n_iter, state, reports = unpack_object(data, {})
-        if not isinstance(state, dict) or np.shape(reports)[1:] != (EXTRA,):
+        if not isinstance(state, dict) or np.ndim(reports) != 2 or np.shape(reports)[1] < EXTRA:
             raise ValueError("no log of a solver on its own rows")
         return cls(n_rows, n_iter, state, reports)

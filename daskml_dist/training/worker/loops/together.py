@@ -86,7 +86,7 @@ class Together:
         for extra in self._reports:
             self._report(extra)
 
-    def _count(self, solver: Any, loss: float, n_rows: float) -> None:
+    def _count(self, solver: Any, loss: float, n_rows: float, scores: Sequence[float] = ()) -> None:
         """Count an iteration.
 
         Raises
@@ -99,7 +99,7 @@ class Together:
                 f"The solver {type(solver).__name__} makes more than its max_passes="
                 f"{solver.max_passes} iterations. Let max_passes say how many it may need."
             )
-        self._reports.append(np.array([loss, n_rows, *self._extra]))
+        self._reports.append(np.array([loss, n_rows, *self._extra, *scores]))
         self._extra = np.zeros(2)
 
     def _end_pass(self) -> None:
