@@ -9,12 +9,10 @@ from typing import Any, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator, clone
-from sklearn.exceptions import NotFittedError as SklearnNotFittedError
 from sklearn.feature_extraction import FeatureHasher
 from sklearn.feature_extraction.text import HashingVectorizer
 from sklearn.preprocessing import PolynomialFeatures
 from sklearn.utils import get_tags
-from sklearn.utils.validation import check_is_fitted
 
 from daskml_dist._exported import Exported
 from daskml_dist._theirs import check_fitted
@@ -25,6 +23,7 @@ from daskml_dist.data.unique_names import check_unique_names
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.names import NamedParameters
 from daskml_dist.errors.nearest import nearest
+from daskml_dist.inference.fitted import is_fitted
 from daskml_dist.inference.transform import map_blocks, sample_rows
 
 __all__ = ["Blockwise"]
@@ -88,7 +87,7 @@ class Blockwise(NamedParameters, Exported, BaseEstimator):
                 f"{nearest(self.transformer, ())} Pass one of scikit-learn's, such as "
                 "Blockwise(Normalizer())."
             )
-        if _is_fitted(self.transformer):
+        if _has_learned(self.transformer):
             self.transformer_ = self.transformer
             return self
         self.transformer_ = clone(self.transformer)
@@ -153,7 +152,7 @@ class Blockwise(NamedParameters, Exported, BaseEstimator):
 
     def __sklearn_clone__(self) -> Self:
         params = self.get_params(deep=False)  # a subclass may have others
-        if "transformer" in params and not _is_fitted(self.transformer):
+        if "transformer" in params and not _has_learned(self.transformer):
             params["transformer"] = clone(self.transformer)
         return type(self)(**params)
 
@@ -184,11 +183,6 @@ def _transform(transformer: Any, X: Any) -> Any:
     return transformer.transform(plain_rows(X))
 
 
-def _is_fitted(transformer: Any) -> bool:
-    if not get_tags(transformer).requires_fit:
-        return False
-    try:
-        check_is_fitted(transformer)
-    except SklearnNotFittedError:
-        return False
-    return True
+def _has_learned(transformer: Any) -> bool:
+    """Return whether a transformer holds what it learned, which a clone would lose."""
+    return bool(get_tags(transformer).requires_fit) and is_fitted(transformer)

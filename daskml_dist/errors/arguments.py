@@ -17,7 +17,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 #: What arguments of methods are called in other libraries, and in this package.
-_HERE: dict[str, tuple[str, ...]] = {
+_OUR_ARGUMENTS: dict[str, tuple[str, ...]] = {
     "eval_set": ("X_val",),
     "evals": ("eval_set", "X_val"),
     "valid_sets": ("eval_set", "X_val"),
@@ -100,7 +100,7 @@ def _hint(unknown: str, names: Collection[str], owner: str, of_owner: Collection
     """Return what was meant by an argument that there is none of."""
     if unknown in _GONE:
         return f" {_GONE[unknown]}"
-    here = next((other for other in _HERE.get(unknown, ()) if other in names), None)
+    here = next((other for other in _OUR_ARGUMENTS.get(unknown, ()) if other in names), None)
     if here is not None:
         return f" Here it is called {here!r}."
     if unknown in of_owner:

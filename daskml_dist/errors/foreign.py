@@ -9,7 +9,7 @@ from daskml_dist.errors.nearest import nearest
 __all__ = ["called_here"]
 
 #: What parameters are called elsewhere, and in this package: the first that an estimator has.
-_HERE: dict[str, tuple[str, ...]] = {
+_OUR_PARAMETERS: dict[str, tuple[str, ...]] = {
     "batch": ("batch_size",),
     "early_stopping_rounds": ("n_iter_no_change",),
     "epochs": ("max_iter",),
@@ -47,5 +47,5 @@ def called_here(name: str, valid: Collection[str]) -> str:
     valid : collection of str
         Parameters that there are.
     """
-    known = next((here for here in _HERE.get(name, ()) if here in valid), None)
+    known = next((here for here in _OUR_PARAMETERS.get(name, ()) if here in valid), None)
     return nearest(name, valid) if known is None else f" Here it is called {known!r}."

@@ -9,7 +9,7 @@ from typing import Any
 __all__ = ["nearest"]
 
 #: What values are called elsewhere, and in this package: the first that is valid is meant.
-_HERE: dict[str, tuple[str | None, ...]] = {
+_OUR_VALUES: dict[str, tuple[str | None, ...]] = {
     "acc": ("accuracy",),
     "all_reduce": ("allreduce",),
     "asynchronous": ("async",),
@@ -73,7 +73,7 @@ def nearest(value: Any, valid: Iterable[Any]) -> str:
     plain, valid = _plain(value), list(valid)
     names = {_plain(name): name for name in valid if isinstance(name, str)}
     # "cuda:0" is a device by the name that others have for its kind.
-    elsewhere = _HERE.get(plain) or _HERE.get(plain.partition(":")[0], ())
+    elsewhere = _OUR_VALUES.get(plain) or _OUR_VALUES.get(plain.partition(":")[0], ())
     for here in () if plain in names else elsewhere:
         if here in valid:
             return f" Did you mean {here!r}?"

@@ -12,15 +12,16 @@ from sklearn.utils.metaestimators import available_if
 
 from daskml_dist._checks import check_one_of, taking_client
 from daskml_dist._lazy_labels import labels_of
-from daskml_dist._members import check_given, check_weighable, plain_labels, weights_of_rows
+from daskml_dist._members import check_given, check_weighable
 from daskml_dist._on_blocks import OnBlocks
 from daskml_dist.data.collection import as_collection, take_columns
-from daskml_dist.data.conversion import plain_rows, to_host
+from daskml_dist.data.conversion import plain_rows
 from daskml_dist.data.feature_names import remember_dtypes
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.data.unique_names import check_unique_names
 from daskml_dist.diagnostics.works import reading
-from daskml_dist.errors import InvalidDataError, InvalidParameterError, as_ours
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.wrappers._blocks import teach_block
 
 __all__ = ["BlockwiseVotingClassifier", "BlockwiseVotingRegressor"]
 
@@ -215,17 +216,11 @@ class BlockwiseVotingRegressor(OnBlocks, _RegressorVotes):
 
 def _fit_block(estimator: Any, index: int, X: Any, y: Any, weight: Any) -> list[Any]:
     """Return a clone that is fitted to the rows of a block, if it has any."""
-    n_rows = X.shape[0]
-    if not n_rows:
+    if not X.shape[0]:
         return []
-    X, y, weight = map(to_host, (X, y, weight))
-    params = {}
-    if weight is not None:
-        params["sample_weight"] = np.asarray(weights_of_rows(weight, n_rows))
-    try:
-        return [clone(estimator).fit(plain_rows(X), plain_labels(y), **params)]
-    except (ValueError, TypeError) as error:
-        raise as_ours(error, f"Block {index} of X: ") from error
+    fitted = clone(estimator)
+    teach_block(fitted.fit, {}, index, X, y, weight)
+    return [fitted]
 
 
 def _chained(parts: list[list[Any]]) -> list[Any]:

@@ -14,15 +14,14 @@ from sklearn.utils import check_random_state
 
 from daskml_dist._checks import taking_client
 from daskml_dist._lazy_labels import labels_of
-from daskml_dist._members import plain_labels, weights_of_rows
 from daskml_dist.data.collection import as_collection, take_columns
-from daskml_dist.data.conversion import plain_rows, to_host
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import fold_parts
 from daskml_dist.data.unique_names import check_unique_names
 from daskml_dist.diagnostics.works import reading
-from daskml_dist.errors import InvalidParameterError, as_ours
+from daskml_dist.errors import InvalidParameterError
 from daskml_dist.model_selection._checks import knows_dask
+from daskml_dist.wrappers._blocks import teach_block
 from daskml_dist.wrappers.parallel_post_fit import ParallelPostFit
 
 __all__ = ["Incremental"]
@@ -164,17 +163,8 @@ def _learn_block(
     params: dict[str, Any], estimator: Any, index: int | None, X: Any, y: Any, weight: Any
 ) -> Any:
     """Return a copy of an estimator that has learned the rows of one block."""
-    n_rows = X.shape[0]
-    if not n_rows:  # a filter may leave none
+    if not X.shape[0]:  # a filter may leave none
         return estimator
     learned = copy.deepcopy(estimator)
-    X, y, weight = map(to_host, (X, y, weight))
-    more = dict(params)
-    if weight is not None:
-        more["sample_weight"] = np.asarray(weights_of_rows(weight, n_rows))
-    rows = (plain_rows(X),) if y is None else (plain_rows(X), plain_labels(y))
-    try:
-        learned.partial_fit(*rows, **more)
-    except (ValueError, TypeError) as error:
-        raise as_ours(error, "" if index is None else f"Block {index} of X: ") from error
+    teach_block(learned.partial_fit, params, index, X, y, weight)
     return learned

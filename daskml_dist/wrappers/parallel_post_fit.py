@@ -6,10 +6,8 @@ from collections.abc import Callable
 from typing import Any, Self
 
 from sklearn.base import BaseEstimator, MetaEstimatorMixin, clone, is_classifier, is_regressor
-from sklearn.exceptions import NotFittedError as SklearnNotFittedError
 from sklearn.utils import get_tags
 from sklearn.utils.metaestimators import available_if
-from sklearn.utils.validation import check_is_fitted
 
 from daskml_dist._checks import taking_client
 from daskml_dist._members import check_given, fit_members
@@ -20,6 +18,7 @@ from daskml_dist.data.conversion import plain_rows
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.unique_names import check_unique_names
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.inference.fitted import is_fitted
 from daskml_dist.metrics.scorers import get_scorer
 
 __all__ = ["ParallelPostFit"]
@@ -75,11 +74,7 @@ class _Wrapped(MetaEstimatorMixin, BaseEstimator):
             check_given(y)
 
     def __sklearn_is_fitted__(self) -> bool:
-        try:
-            check_is_fitted(self._fitted)
-        except SklearnNotFittedError:
-            return False
-        return True
+        return is_fitted(self._fitted)
 
     def __sklearn_tags__(self) -> Any:
         tags, wrapped = super().__sklearn_tags__(), get_tags(self.estimator)

@@ -15,6 +15,7 @@ from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import ExportError, NotFittedError
 from daskml_dist.errors.arguments import telling_arguments
 from daskml_dist.errors.nearest import nearest
+from daskml_dist.inference.fitted import is_fitted
 from daskml_dist.losses import Loss
 
 __all__ = ["check_exportable", "check_fitted_if_ours", "check_is_estimator", "to_sklearn"]
@@ -112,7 +113,7 @@ def check_fitted_if_ours(estimator: Any, what: str) -> None:
     ------
     NotFittedError
     """
-    if _is_ours(estimator) and not _is_fitted(estimator):
+    if _is_ours(estimator) and not is_fitted(estimator):
         raise NotFittedError(
             f"This {type(estimator).__name__} is not fitted yet, so there is nothing to {what}. "
             "Call fit first."
@@ -162,7 +163,7 @@ class _Converter:
             return self.of(inner)
         kind = _kind(estimator)
         twin = kind(**self._params(estimator, kind))
-        if not _is_fitted(estimator):
+        if not is_fitted(estimator):
             return twin
         params = estimator.get_params(deep=False)
         inherits = isinstance(estimator, kind)
@@ -225,20 +226,6 @@ def _kind(estimator: Any) -> type:
         ) from error
     assert isinstance(found, type)
     return found
-
-
-def _is_fitted(estimator: Any) -> bool:
-    from sklearn.exceptions import NotFittedError as SklearnNotFittedError
-    from sklearn.utils import get_tags
-    from sklearn.utils.validation import check_is_fitted
-
-    try:
-        if not get_tags(estimator).requires_fit:
-            return True
-        check_is_fitted(estimator)
-    except SklearnNotFittedError:
-        return False
-    return True
 
 
 def _takes(kind: type, name: str, value: Any) -> bool:
