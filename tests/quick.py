@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
-__all__ = ["quick"]
+__all__ = ["in_turn", "quick"]
 
 
 def quick(values: Iterable[Any], *chosen: Any) -> list[Any]:
@@ -15,3 +16,21 @@ def quick(values: Iterable[Any], *chosen: Any) -> list[Any]:
     every = list(values)
     assert set(chosen) <= set(every), f"{set(chosen).difference(every)} is not in the table"
     return [v if v in chosen else pytest.param(v, marks=pytest.mark.slow) for v in every]
+
+
+def in_turn(*tables: Iterable[Any]) -> list[Any]:
+    """Return all combinations of the tables' values to parametrize a test with.
+
+    The first value of each table makes a usual combination, then the second of each, and so on; a
+    table that ends begins again. So the default run has each value once; all others are slow.
+    """
+    every = [list(table) for table in tables]
+    turns = range(max(len(table) for table in every))
+    usual = {tuple(turn % len(table) for table in every) for turn in turns}
+    return [
+        pytest.param(
+            *(table[place] for table, place in zip(every, places, strict=True)),
+            marks=() if places in usual else pytest.mark.slow,
+        )
+        for places in itertools.product(*(range(len(table)) for table in every))
+    ]

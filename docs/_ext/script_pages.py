@@ -7,6 +7,7 @@ Before Sphinx reads its sources, the folder ``docs/scripts`` is written anew fro
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ def title_of(path: Path) -> str:
     return text.splitlines()[0].rstrip(".")
 
 
+@cache  # each page of the reference asks for the names of all scripts
 def names_used(path: Path) -> set[str]:
     """Return the full names of what a script imports from the package."""
     tree = ast.parse(path.read_text(encoding="utf-8"))

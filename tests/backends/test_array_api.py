@@ -26,7 +26,7 @@ from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import InverseScaling
 from tests.rules import one_group
-from tests.strict_backend import DEVICES, StrictBackend
+from tests.strict_backend import StrictBackend
 
 N, FEATURES = 40, 5
 ROOMS = ["losses", "penalties.py", "optimizers", "schedules.py", "models", "solvers"]
@@ -38,10 +38,10 @@ EVERY_PENALTY = pytest.mark.parametrize("penalty", list(PENALTIES), ids=str)
 DTYPES = pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["f4", "f8"])
 
 
-@pytest.fixture(params=[*DEVICES, pytest.param("cupy", marks=pytest.mark.gpu)], ids=str)
+@pytest.fixture(params=["strict", pytest.param("cupy", marks=pytest.mark.gpu)])
 def other(request: pytest.FixtureRequest) -> Backend:
-    """A backend of each fake device, and of a GPU where there is one."""
-    return get_backend("gpu") if request.param == "cupy" else StrictBackend(request.param)
+    """A backend of a fake device, and of a GPU where there is one."""
+    return get_backend("gpu") if request.param == "cupy" else StrictBackend()
 
 
 def _same(found: Any, expected: NDArray[Any], other: Backend, rounding: float = 4) -> None:

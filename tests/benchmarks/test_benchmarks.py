@@ -18,11 +18,11 @@ NAMES = sorted(p.stem for p in (ROOT / "benchmarks").glob("[!_]*.py"))
 #: Those that take longest, most of it to start clusters and to compile.
 LONG = {
     "accuracy", "billion", "boosting", "break_even", "clusters", "cold", "columns", "cv_estimators",
-    "decomposition", "dense", "ensembles", "factors", "growth", "large", "large_trees",
-    "least_squares", "logistic", "network_accuracy", "networks", "overhead", "pipeline",
-    "planner", "policies", "predict", "recommender", "recovery", "search", "serving",
-    "sessions", "simulate", "single_calls", "sparse", "staleness", "step_latency", "streaming",
-    "sums", "topics", "transform", "tree_growth", "update", "what_if",
+    "decomposition", "defaults", "dense", "ensembles", "factors", "forests", "growth", "large",
+    "large_trees", "least_squares", "logistic", "mixture", "network_accuracy", "networks",
+    "overhead", "pipeline", "planner", "policies", "predict", "recommender", "recovery", "search",
+    "serving", "sessions", "simulate", "single_calls", "sparse", "staleness", "step_latency",
+    "streaming", "sums", "topics", "transform", "transport", "tree_growth", "update", "what_if",
 }  # fmt: skip
 
 

@@ -207,12 +207,16 @@ def test_a_paused_worker_is_worked_around(
 
 
 def test_a_fit_waits_while_all_workers_are_paused(
-    crew_client: Client, tmp_path: Path, told: pytest.LogCaptureFixture
+    crew_client: Client,
+    tmp_path: Path,
+    told: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(waiting, "_TELL", 0.1)
     crew_client.run(_pause, 1e-9)
     try:
         _until(lambda: _paused(crew_client) == 3)
-        short = dask.config.set({"daskml_dist.timeout": 2})
+        short = dask.config.set({"daskml_dist.timeout": 0.4})
         with short, pytest.raises(TrainingError, match="0 of 3: 3 at their memory limit"):
             _classifier().fit(*_lazy(tmp_path))
         assert any(
@@ -245,18 +249,21 @@ def test_a_fit_makes_an_adaptive_cluster_grow(kind: str, tmp_path: Path) -> None
         _until(lambda: not client.futures)
 
 
-def test_who_waits_for_workers_is_told_once(told: pytest.LogCaptureFixture) -> None:
+def test_who_waits_for_workers_is_told_once(
+    told: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "_TELL", 0.1)
     with (
         LocalCluster(n_workers=0, processes=False, dashboard_address=":0") as cluster,
         Client(cluster),
-        dask.config.set({"daskml_dist.timeout": 2}),
+        dask.config.set({"daskml_dist.timeout": 0.4}),
     ):
-        with pytest.raises(TrainingError, match=r"No worker that takes work .* within 2 s"):
+        with pytest.raises(TrainingError, match=r"No worker that takes work .* within 0.4 s"):
             _classifier().fit(*_rows())
-        with pytest.raises(TrainingError, match=r"within 2 s \(0\)"):
+        with pytest.raises(TrainingError, match=r"within 0.4 s \(0\)"):
             StandardScaler().fit(da.zeros((4, 2), chunks=2))
-    assert [m[:32] for m in told.messages if m.startswith("waiting")] == [
-        "waiting for workers (0; 2 s). Sc"
+    assert [m[:34] for m in told.messages if m.startswith("waiting")] == [
+        "waiting for workers (0; 0.4 s). Sc"
     ] * 2
 
 

@@ -15,6 +15,7 @@ import sklearn.metrics
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.metrics import METRICS
 from tests.metrics.rows import WEIGHTS, N, assert_equal, lazy, unknown
+from tests.quick import in_turn
 
 RNG = np.random.default_rng(8)
 TRUTH = (RNG.random((N, 4)) < [0.5, 0.2, 0.8, 0.4]).astype(int)
@@ -63,8 +64,7 @@ def _expected(weights: str) -> list[Any]:
     return [getattr(sklearn.metrics, name)(TRUTH, GUESS, **given, **more) for name, more in CASES]
 
 
-@pytest.mark.parametrize("weights", WEIGHTS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "weights"), in_turn(KINDS, WEIGHTS))
 def test_labels_equal_scikit_learn(kind: str, weights: str) -> None:
     make, weight = KINDS[kind], WEIGHTS[weights]
     ours = {} if weight is None else {"sample_weight": lazy(weight)}

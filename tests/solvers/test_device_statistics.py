@@ -37,7 +37,7 @@ from tests.solvers.statistic_samples import (
     WEIGHT,
     X,
 )
-from tests.strict_backend import DEVICES, StrictBackend
+from tests.strict_backend import StrictBackend
 
 for _module in pkgutil.iter_modules(solvers.__path__):
     importlib.import_module(f"{solvers.__name__}.{_module.name}")
@@ -72,10 +72,7 @@ CASES = [
 
 #: What holds the rows, and whose arrays: there are no sparse ones in the standard.
 BACKENDS = [
-    *(
-        pytest.param(np.asarray, partial(StrictBackend, device), id=str(device))
-        for device in DEVICES
-    ),
+    pytest.param(np.asarray, StrictBackend, id="strict"),
     pytest.param(sparse.csr_matrix, EmulatedCupy, id="csr", marks=NEEDS_COMPILER),
     pytest.param(np.asarray, partial(get_backend, "gpu"), id="cupy", marks=pytest.mark.gpu),
     pytest.param(

@@ -90,7 +90,7 @@ def test_persisted_rows_are_looked_at_together_where_they_fit(
 ) -> None:
     def widen(rows: Any) -> Any:
         rows = sparse.csr_matrix(rows)
-        rows.resize(rows.shape[0], 2**22)
+        rows.resize(rows.shape[0], 2**16)
         return rows
 
     waves: list[int] = []
@@ -100,8 +100,9 @@ def test_persisted_rows_are_looked_at_together_where_they_fit(
     )
     X, y = _lazy(blocks=10)
     # Of sparse rows Dask knows only how many numbers these stand for.
-    X, y = client.persist([X.map_blocks(widen, chunks=(X.chunks[0], (2**22,))), y])
-    SGDClassifier(max_iter=1, tol=None, random_state=0, batch_size=N_ROWS).fit(X, y)
+    X, y = client.persist([X.map_blocks(widen, chunks=(X.chunks[0], (2**16,))), y])
+    run = Run(memory_budget="50 MB")  # for which the rows as numbers would be far too many
+    SGDClassifier(max_iter=1, tol=None, random_state=0, batch_size=N_ROWS, run=run).fit(X, y)
     assert waves == [10]
 
 

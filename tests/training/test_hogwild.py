@@ -78,16 +78,17 @@ def _in_turn(X: Any, y: Any, optimizer: str, batch_size: Any) -> float:
     )
 
 
-# Numba compiles a loop over single rows for each optimizer; one with slots by default.
-SINGLE = {"adagrad"}
+# Numba compiles a loop over single rows, and one at coordinates, for each optimizer: in the default
+# run those without state, with one number a parameter, and with two.
+QUICK = {"dense": set(OPTIMIZERS), "sparse": {"sgd", "adagrad", "adam"}, "rows": {"adagrad"}}
 
 
 @pytest.mark.parametrize(
     ("kind", "optimizer"),
     [
-        pytest.param(k, o, marks=pytest.mark.slow if k == "rows" and o not in SINGLE else ())
-        for k in KINDS
-        for o in OPTIMIZERS
+        pytest.param(kind, optimizer, marks=() if optimizer in QUICK[kind] else pytest.mark.slow)
+        for kind in KINDS
+        for optimizer in OPTIMIZERS
     ],
 )
 def test_parameters_stay_as_large_as_those_of_steps_in_turn(kind: str, optimizer: str) -> None:

@@ -19,6 +19,7 @@ from sklearn.base import clone
 
 from daskml_dist import preprocessing
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from tests.quick import in_turn
 
 N = 120
 CUTS = [0, 0, 30, 30, 100, N]  # two blocks are empty
@@ -99,9 +100,9 @@ def _assert_same(ours: Any, theirs: Any, lazy: Any, rows: Any) -> None:
         assert str(ours.infrequent_categories_) == str(theirs.infrequent_categories_)
 
 
-@pytest.mark.parametrize("column", list(COLUMNS))
-@pytest.mark.parametrize(("name", "options"), OPTIONS, ids=str)
-def test_every_kind_of_column(name: str, options: dict[str, Any], column: str) -> None:
+@pytest.mark.parametrize(("encoder", "column"), in_turn(OPTIONS, COLUMNS))
+def test_every_kind_of_column(encoder: tuple[str, dict[str, Any]], column: str) -> None:
+    name, options = encoder
     frame = pd.DataFrame({"a": COLUMNS[column], "b": np.arange(N) % 3})
     ours, theirs = _both(name, options)
     lazy = _lazy(frame)
@@ -182,10 +183,13 @@ def _target(kind: str) -> pd.Series:
     }[kind]()
 
 
-@pytest.mark.parametrize("smooth", ["auto", 2.0])
-@pytest.mark.parametrize("categories", ["auto", [["z", "y", "never", "x", "only here"]]])
 @pytest.mark.parametrize(
-    "kind", ["number", "whole at first", "bool", "sorted", "words", "one value"]
+    ("kind", "categories", "smooth"),
+    in_turn(
+        ["number", "whole at first", "bool", "sorted", "words", "one value"],
+        ["auto", [["z", "y", "never", "x", "only here"]]],
+        ["auto", 2.0],
+    ),
 )
 def test_target_encodings(kind: str, categories: Any, smooth: Any) -> None:
     frame, y = pd.DataFrame({"a": COLUMNS["str"]}), _target(kind)

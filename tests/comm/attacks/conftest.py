@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 from distributed import Security
 
+from daskml_dist.comm import listener
 from daskml_dist.comm.listener import Credentials
 from tests.comm.attacks.served import PATIENCE, SECRET, Served
 
@@ -36,7 +37,9 @@ def credentials(
 
 
 @pytest.fixture
-def served(credentials: Credentials) -> Iterator[Served]:
+def served(credentials: Credentials, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    # Seconds after which a listener looks for half connections that have expired.
+    monkeypatch.setattr(listener, "_TICK", 0.1)
     served = Served(credentials)
     yield served
     served.listener.close()

@@ -30,7 +30,7 @@ from tests.rules import one_group
 HOST, KEY, SECRET = "127.0.0.1", "run-0-1", b"s" * 32
 BOUNDS = Bounds("float64", 8, 1, 2)
 #: Seconds that a handshake may take here.
-PATIENCE = 1.0
+PATIENCE = 0.5
 
 
 def make_server() -> ParameterServer:
