@@ -188,21 +188,25 @@ class LeastSquares:
         A[: len(by.gram), : len(by.gram)] += by.gram
         return A, b
 
-    def add(self, system: System, ratings: Ratings, by: Regressors, width: int, dtype: Any) -> None:
-        """Add ratings of one row: sums of pieces of them are added up in float64.
+    def add(self, system: System, ratings: Ratings, by: Regressors, width: int) -> None:
+        """Add ratings of one row, in float64 whatever the factors are.
 
-        Where they are added in several calls, all but the last have whole pieces (`PIECE`).
+        In float32 a sum of so many products is wrong by some parts in a million, which a system
+        that is nearly singular makes thousands of times as large in its solution. Of a piece of
+        the ratings at a time the factors that these touch are copied.
         """
-        kernels, by = _kernels(), by.padded(dtype)
-        A, b = system
-        given = ratings.indices, ratings.values, by.factors, by.offsets, self.implicit, self.alpha
-        (start, stop), (room, _) = ratings.indptr.tolist(), _room(by, dtype)
+        kernels, (A, b) = _kernels(), system
+        start, stop = ratings.indptr.tolist()
         for at in range(start, stop, PIECE):
-            matrix, side = _system(by, dtype)
-            last = min(at + PIECE, stop)
-            kernels.add_ratings(*given, matrix, side, room, width, at, last)
-            A += matrix
-            b += side
+            some = slice(at, min(at + PIECE, stop))
+            touched, m = ratings.indices[some], some.stop - at
+            offsets = by.offsets[touched] if len(by.offsets) else by.offsets
+            own = Regressors(by.factors[touched], offsets.astype(np.float64), by.gram)
+            own, (room, _) = own.padded(np.float64), _room(by, np.float64)
+            kernels.add_ratings(
+                np.arange(m, dtype=np.int32), ratings.values[some].astype(np.float64), own.factors,
+                own.offsets, self.implicit, self.alpha, A, b, room, width, 0, m,
+            )  # fmt: skip
 
     def closed(self, system: System, n: int, out: NDArray[Any]) -> bool:
         """Solve for the factors `out` of a row of n ratings; False: the system is singular."""
@@ -263,7 +267,7 @@ class LeastSquares:
     def _long(self, row: int, ratings: Ratings, by: Regressors, out: NDArray[Any]) -> bool:
         """Solve for a row of many ratings."""
         system, bounds = self.opened(by), ratings.indptr[row : row + 2]
-        self.add(system, ratings._replace(indptr=bounds), by, out.shape[1], out.dtype)
+        self.add(system, ratings._replace(indptr=bounds), by, out.shape[1])
         return self.closed(system, int(bounds[1] - bounds[0]), out[row])
 
     def _conjugate(self, ratings: Ratings, by: Regressors, out: NDArray[Any]) -> None:

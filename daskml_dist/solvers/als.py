@@ -198,7 +198,7 @@ class _Sweeps:
         before, n = rows.of_row
         if not before:
             open_[lane] = equations.opened(by)
-        equations.add(open_[lane], ratings, by, own.shape[1], own.dtype)
+        equations.add(open_[lane], ratings, by, own.shape[1])
         if before + len(ratings.indices) < n:
             return []
         return [] if equations.closed(open_.pop(lane), n, own[0]) else [0]

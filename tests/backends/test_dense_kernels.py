@@ -144,10 +144,10 @@ def test_a_large_batch_in_pieces_is_the_same_batch(monkeypatch, weighted):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("d", [1, 3, 8, 15, 16, 17, 33])
+@pytest.mark.parametrize("d", [1, 3, 7, 8, 9, 15, 16, 17, 31, 33])
 def test_rows_of_any_width_and_number(d, dtype):
-    """In whole groups or not, and nothing behind the last row counts."""
-    for n in (9_200, 9_201, 9_215):
+    """In whole groups (of 16, and of 1024) or not, and nothing behind the last row counts."""
+    for n in (9_200, 9_201, 9_215, 9_216, 9_217):
         X, y, w, weight = _problem(LogLoss(), dtype, n, d)
         room = np.full(X.size + 64, np.nan, dtype)
         room[: X.size] = X.reshape(-1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -40,23 +41,29 @@ class ArraysAlone(SGD):
         return lr
 
 
-@pytest.mark.parametrize("dtype", quick([np.float32, np.float64], np.float64))
-@pytest.mark.parametrize("n", [3, 64, 130])
-def test_gradients_of_the_compiled_loop(n: int, dtype: Any) -> None:
+#: Around rows and features whose products are made at once (4; 8 or 16), and rows of a tile.
+ROWS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 129, 130)
+WIDTHS = (1, 5, 7, 8, 9, 15, 16, 17, 31, 33)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_gradients_of_all_sizes_around_unrolled_loops(dtype: Any) -> None:
     """Against float64: its exponentials do not bear that sums are taken in another order."""
-    loss, rng = LogLoss(), np.random.default_rng(n)
-    blocks = {0: _block(loss, 500, True, dtype, 0)}
-    gather = NumpyBackend().gather(loss, (D + 1, 1), blocks, n)
-    assert gather is not None
-    w, at = rng.normal(size=(D + 1, 1)).astype(dtype), rng.integers(0, 500, n)
-    (add_gradient,), out = gather([[(0, at, None)]]), np.ones_like(w)
-    X, y, weight = (array[at].astype(float) for array in blocks[0])
-    values, g = loss.value_and_gradient(y, X @ w[:D, 0] + w[D, 0])
+    loss, rng = LogLoss(), np.random.default_rng(0)
     rtol = 1e-5 if dtype is np.float32 else 1e-13
-    assert add_gradient(w, out) == pytest.approx(values @ weight, rel=rtol)
-    g *= weight
-    expected = np.append(X.T @ g, g.sum())
-    np.testing.assert_allclose(out[:, 0] - 1, expected, rtol=rtol, atol=rtol * n)
+    for d, n in {*itertools.product(WIDTHS, (9, 65)), *itertools.product((D,), ROWS)}:
+        blocks = {0: _block(loss, 500, True, dtype, 0, d)}
+        gather = NumpyBackend().gather(loss, (d + 1, 1), blocks, n)
+        assert gather is not None
+        w, at = rng.normal(size=(d + 1, 1)).astype(dtype), rng.integers(0, 500, n)
+        (add_gradient,), out = gather([[(0, at, None)]]), np.ones_like(w)
+        X, y, weight = (array[at].astype(float) for array in blocks[0])
+        values, g = loss.value_and_gradient(y, X @ w[:d, 0] + w[d, 0])
+        told = f"{n} rows of {d}"
+        assert add_gradient(w, out) == pytest.approx(values @ weight, rel=rtol), told
+        g *= weight
+        expected = np.append(X.T @ g, g.sum())
+        np.testing.assert_allclose(out[:, 0] - 1, expected, rtol, rtol * n, err_msg=told)
 
 
 def test_loops_of_other_parts_have_other_names() -> None:
@@ -82,11 +89,13 @@ def _numbers(starts: NDArray[Any], counts: NDArray[Any] | None) -> NDArray[Any]:
     return np.concatenate([np.arange(first, first + count) for first, count in runs])
 
 
-def _block(loss: Any, n: int, weighted: bool, dtype: Any, seed: int) -> tuple[Any, Any, Any]:
+def _block(
+    loss: Any, n: int, weighted: bool, dtype: Any, seed: int, d: int = D
+) -> tuple[Any, Any, Any]:
     rng = np.random.default_rng(seed)
     y = rng.choice([-1, 1], size=n) if loss.kind == "classification" else rng.random(n)
     weight = rng.random(n).astype(dtype) if weighted else None
-    return rng.normal(size=(n, D)).astype(dtype), y.astype(dtype), weight
+    return rng.normal(size=(n, d)).astype(dtype), y.astype(dtype), weight
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

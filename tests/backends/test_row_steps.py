@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -137,6 +138,25 @@ def test_one_thread_equals_plain_numpy(adagrad: bool, l1: float, l2: float) -> N
     w = _by_hand(X, y, order, adagrad, l1, l2)
     np.testing.assert_allclose(shard.state().w[:, 0], w, rtol=1e-9, atol=1e-14)
     assert (w[:-1] != 0).sum() > 10
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), [(np.float32, 1e-4), (np.float64, 1e-10)])
+def test_rows_of_all_lengths_around_unrolled_loops(dtype: Any, rtol: float) -> None:
+    """Products are of 4 entries at once; rows 2, 8 and 24 ahead are fetched."""
+    rng, lengths = np.random.default_rng(0), (*range(10), 15, 16, 17, 31, 33)
+    for n in (1, 2, 3, 7, 8, 9, 15, 16, 17, 23, 24, 25, 31, 33):
+        dense = np.zeros((n, 40))
+        for row, size in zip(dense, itertools.islice(itertools.cycle(lengths), n), strict=True):
+            row[rng.choice(40, size, replace=False)] = rng.normal(size=size)
+        y, order = rng.choice([-1.0, 1.0], n), rng.permutation(n)
+        X = sparse.csr_array(dense.astype(dtype))
+        shard = _shard(SGD(), Penalty(0.0, 0.01), 40, dtype)
+        loss = _run(shard, [(X, y.astype(dtype), None, np.arange(n))], order)
+        expected = _by_hand(X.astype(float), y, order, False, 0.0, 0.01)
+        np.testing.assert_allclose(
+            shard.state().w[:, 0], expected, rtol, rtol / 10, err_msg=f"{n} rows"
+        )
+        assert loss > 0
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import sparse
 
-from daskml_dist.backends import als
+from daskml_dist.backends import als, als_kernels
 from daskml_dist.backends.als import LeastSquares, Ratings, Regressors
 from daskml_dist.errors import DivergedError
 from daskml_dist.models.factors import Factors
@@ -223,6 +223,46 @@ def test_systems_of_all_widths_around_whole_vectors(
         np.testing.assert_allclose(found, expected, 0, rtol * size, err_msg=f"width {width}")
 
 
+@pytest.mark.parametrize("implicit", [False, True])
+@pytest.mark.parametrize("steps", [None, 60])
+@pytest.mark.parametrize(("dtype", "rtol"), [("float32", 3e-4), ("float64", 1e-10)])
+def test_rows_of_all_lengths_around_chunks(
+    dtype: str, rtol: float, steps: int | None, implicit: bool
+) -> None:
+    """Some ratings go by together; rows of more ratings than unknowns take another way."""
+    draw, width = np.random.default_rng(3), 9
+    lengths = [1, 7, 8, 9, 10, 15, 16, 17, 31, 33]
+    lengths += [n * als_kernels.CHUNK + more for n in (1, 2) for more in (-1, 0, 1)]
+    ratings = np.zeros((len(lengths), 300))
+    for row, n in zip(ratings, lengths, strict=True):
+        row[draw.choice(300, n, replace=False)] = draw.integers(1, 6, n)
+    others = draw.normal(size=(300, width)).astype(dtype)
+    equations = LeastSquares(0.1, implicit, 2.0, steps)
+    alpha = equations.alpha if implicit else None
+    expected = naive(ratings, others.astype(float), 0.1, alpha, None)
+    found = solved(equations, others, ratings)
+    size = np.abs(expected).max(axis=1)
+    np.testing.assert_allclose((found.T / size).T, (expected.T / size).T, 0, rtol)
+
+
+@pytest.mark.parametrize("implicit", [False, True])
+@pytest.mark.parametrize(("dtype", "rtol"), [("float32", 1e-5), ("float64", 1e-12)])
+def test_errors_of_all_widths_around_whole_vectors(dtype: str, rtol: float, implicit: bool) -> None:
+    equations, (rows,) = LeastSquares(0.1, implicit, 2.0), _lanes(GIVEN, 1, 0)
+    for width in WIDTHS:
+        draw, model = np.random.default_rng(width), Factors(width, implicit=implicit, dtype=dtype)
+        users, others = (draw.normal(size=(n, width)).astype(dtype) for n in GIVEN.shape)
+        by = model.regressors(others, np.zeros((width, width)), 0.0)
+        found = np.zeros(N_USERS)
+        equations.errors(Ratings(rows.indptr, rows.indices, rows.values), by, users, found)
+        scores = users.astype(float) @ others.T.astype(float)
+        each = (GIVEN - scores) ** 2
+        if implicit:
+            each = (1 + 2.0 * GIVEN) * (1 - scores) ** 2 - scores**2
+        expected = np.where(SEEN, each, 0).sum(axis=1)
+        np.testing.assert_allclose(found, expected, rtol, rtol, err_msg=f"width {width}")
+
+
 @pytest.mark.parametrize("reg", [1e-3, 1e-6, 1e-8])
 @pytest.mark.parametrize("implicit", [False, True])
 def test_small_penalties_lose_no_digits_of_float32(implicit: bool, reg: float) -> None:
@@ -247,6 +287,21 @@ def test_systems_that_float32_cannot_solve_are_solved_in_float64() -> None:
     assert not len(LeastSquares(0.0, False, 1.0).solve(given, by, found))
     exact = np.linalg.lstsq(Y.astype(float), values)[0]
     np.testing.assert_allclose(found[0], exact, rtol=1e-4)
+
+
+def test_long_rows_that_float32_cannot_add_up_are_added_up_in_float64() -> None:
+    """A column is the sum of two others, nearly, in a row of more ratings than a piece has."""
+    draw, n = np.random.default_rng(0), als.PIECE + 5_000
+    Y = draw.normal(size=(n, 5)).astype(np.float32)
+    Y[:, 4] = Y[:, 2] + Y[:, 3] + 1e-3 * draw.normal(size=n)
+    values = Y.astype(float) @ np.arange(1.0, 6.0) + draw.normal(size=n)
+    by = Regressors(Y, np.empty(0, np.float32), np.zeros((5, 5)))
+    found = np.zeros((1, 5), np.float32)
+    given = Ratings(np.array([0, n]), np.arange(n, dtype=np.int32), values)
+    assert not len(LeastSquares(1e-9, False, 1.0).solve(given, by, found))
+    Y64 = Y.astype(float)
+    exact = np.linalg.solve(Y64.T @ Y64 + 1e-9 * n * np.eye(5), Y64.T @ values)
+    np.testing.assert_allclose(found[0], exact, rtol=1e-5)
 
 
 def test_a_singular_system_names_the_remedy() -> None:

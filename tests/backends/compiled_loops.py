@@ -1,0 +1,123 @@
+"""Functions of the package that numba compiles, and which of them work in pieces of some width."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import textwrap
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from daskml_dist import backends
+
+__all__ = ["compiled_functions", "signs_of_a_width"]
+
+#: Modules whose intrinsics load, add and store whole vectors of a processor.
+_VECTORS = ("vectors", "vector_rows")
+_HERE = backends.__name__
+
+
+def compiled_functions() -> dict[str, tuple[Callable[..., Any], bool]]:
+    """Return all functions of the backends that numba compiles, by ``module.name``.
+
+    Beside each stands whether its sums may be reordered (fastmath's ``reassoc``): only of such
+    does LLVM make sums of vectors, which end in a loop over the entries that fill no vector.
+    """
+    found: dict[str, tuple[Callable[..., Any], bool]] = {}
+    for module in pkgutil.iter_modules(backends.__path__):
+        here = importlib.import_module(f"{_HERE}.{module.name}")
+        for name, value in vars(here).items():
+            if hasattr(value, "py_func") and value.py_func.__module__ == here.__name__:
+                fast = value.targetoptions.get("fastmath", False)
+                reordered = fast is True or (isinstance(fast, set) and "reassoc" in fast)
+                found[f"{module.name}.{name}"] = value.py_func, reordered
+        for name, reordered in _bound_later(inspect.getsource(here)):
+            function = vars(here).get(name)
+            if inspect.isfunction(function):
+                own = function.__module__.removeprefix(f"{_HERE}.")
+                found[f"{own}.{function.__name__}"] = function, reordered
+    return found
+
+
+def _bound_later(source: str) -> Iterator[tuple[str, bool]]:
+    """Yield the names of functions that are compiled with others in the places of some calls."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            if node.func.id == "compiled_with" and isinstance(node.args[0], ast.Name):
+                reordered = any(given.arg == "reassociates" for given in node.keywords)
+                yield node.args[0].id, reordered
+        # A table of functions that are compiled where a loss is known.
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
+            if ast.unparse(node.targets[0]) == "KERNELS":
+                yield from ((v.id, False) for v in node.value.values if isinstance(v, ast.Name))
+
+
+def signs_of_a_width(function: Callable[..., Any]) -> list[str]:
+    """Return the lines by which a function shows that it takes several rows or entries at once.
+
+    Steps of a loop other than 1, remainders of a number, constants of the module (sizes of tiles,
+    rows fetched ahead), bits of words, and whole vectors.
+    """
+    names, found = function.__globals__, list[str]()
+    whole = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    named = _places_and_kinds(whole)
+    for node in ast.walk(whole):
+        if _is_step(node) or _is_remainder(node, names) or _is_word(node):
+            found.append(ast.unparse(node).split("\n")[0])
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            of = getattr(names.get(node.func.id), "__module__", None) or ""
+            if of.removeprefix(f"{_HERE}.") in _VECTORS:
+                found.append(ast.unparse(node))
+        elif isinstance(node, ast.Name) and node not in named and _is_size(node.id, names):
+            found.append(node.id)
+    return found
+
+
+def _places_and_kinds(whole: ast.AST) -> set[ast.AST]:
+    """Return the names that stand for a place in an array, or for one of several kinds."""
+    found = set[ast.AST]()
+    for node in ast.walk(whole):
+        if isinstance(node, ast.Subscript):
+            found.update(ast.walk(node.slice))
+        elif isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Eq | ast.GtE):
+            found.update(node.comparators)
+    return found
+
+
+def _is_step(node: ast.AST) -> bool:
+    """Tell a loop, or a counter of one, that goes on by another number than 1."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "range":
+        return len(node.args) == 3 and ast.unparse(node.args[2]) not in ("1", "-1")
+    if isinstance(node, ast.While):
+        steps = [each for each in ast.walk(node) if isinstance(each, ast.AugAssign)]
+        return any(_number(each.value) > 1 for each in steps if isinstance(each.op, ast.Add))
+    return False
+
+
+def _is_remainder(node: ast.AST, names: dict[str, Any]) -> bool:
+    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Mod):
+        return False
+    right = node.right
+    return _number(right) > 1 or (isinstance(right, ast.Name) and _is_size(right.id, names))
+
+
+def _is_word(node: ast.AST) -> bool:
+    """Tell the place of a bit in words of 64 bits."""
+    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.RShift | ast.BitAnd):
+        return False
+    return _number(node.right) in (6, 63)
+
+
+def _is_size(name: str, names: dict[str, Any]) -> bool:
+    """Tell a constant of a module that counts rows, entries or bytes: no pattern of bits."""
+    value = names.get(name)
+    return type(value) is int and name.isupper() and 1 < value <= 1 << 24
+
+
+def _number(node: ast.expr) -> int:
+    """Return a number as it is written, also ``np.uint64(2)``; 0 for all else."""
+    if isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords:
+        return _number(node.args[0])
+    return node.value if isinstance(node, ast.Constant) and type(node.value) is int else 0

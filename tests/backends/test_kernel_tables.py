@@ -1,0 +1,689 @@
+"""Compiled loops that take several rows or entries at once, at sizes around their widths.
+
+Where such a loop begins, ends or pads a vector, a tile or an unrolled step wrongly, only some sizes
+show it: those just below, at and above a multiple of its width. Each kernel is told here beside its
+formula, written down in NumPy in float64, over sizes and dtypes; `TABLES` names the table of every
+kernel that has a width, and a test finds those that have none. Sizes are looped over inside a test:
+numba compiles a kernel once for each dtype, not for each size.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy import optimize, sparse
+from scipy.special import gammaln, logsumexp, psi
+
+from daskml_dist.backends import (
+    centre_kernels,
+    csr_gather,
+    csr_gradient,
+    graph_kernels,
+    itemset_kernels,
+    mixture_kernels,
+    nonnegative_kernels,
+    pair_kernels,
+    stack_kernels,
+    topic_kernels,
+    tree_gradients,
+    wide_gather,
+    wide_kernels,
+)
+from daskml_dist.backends.coordinate_update import CoordinateUpdates
+from daskml_dist.backends.csr_order import Entries
+from daskml_dist.backends.csr_rows import CSRRows
+from daskml_dist.backends.scratch import Scratch
+from daskml_dist.backends.step import Step
+from daskml_dist.backends.touched_columns import TouchedColumns
+from daskml_dist.losses import LogLoss, SquaredError
+from daskml_dist.models.wide import WideLoss
+from daskml_dist.optimizers import SGD
+from tests.backends.compiled_loops import compiled_functions, signs_of_a_width
+
+Array = NDArray[Any]
+
+#: Sizes around 8 and 16, the numbers of float64 and of float32 in 64 bytes, and around their
+#: multiples; unrolled loops of 2 and 4 rows end there in all ways, too.
+SIZES = (1, 7, 8, 9, 15, 16, 17, 31, 33)
+dtypes = pytest.mark.parametrize("dtype", ["float32", "float64"])
+
+
+def around(*widths: int) -> tuple[int, ...]:
+    """Return the usual sizes, and those just below, at and above some widths."""
+    return tuple(sorted({*SIZES, *(n for w in widths for n in (w - 1, w, w + 1))}))
+
+
+def near(found: Any, expected: Any, dtype: str, told: str, digits: float = 1.0) -> None:
+    """Compare with a truth in float64, to the digits that the dtype has of its largest number."""
+    rtol = digits * (2e-5 if dtype == "float32" else 1e-12)
+    size = float(np.abs(expected).max(initial=0.0))
+    np.testing.assert_allclose(found, expected, rtol=rtol, atol=rtol * size, err_msg=told)
+
+
+# --- topics -----------------------------------------------------------------------------------
+
+
+def counts_of(rng: Any, lengths: Any, n_words: int, dtype: str) -> Any:
+    """Return counts of words, in CSR form, of documents of so many different words each."""
+    chosen = [np.sort(rng.choice(n_words, n, replace=False)) for n in lengths]
+    indptr = np.cumsum([0, *lengths]).astype(np.int32)
+    indices = np.concatenate(chosen).astype(np.int32)
+    data = rng.integers(1, 5, len(indices)).astype(dtype)
+    return sparse.csr_matrix((data, indices, indptr), shape=(len(lengths), n_words))
+
+
+def log_expectations(gamma: Array) -> Array:
+    return np.asarray(psi(gamma) - psi(gamma.sum(axis=1, keepdims=True)))
+
+
+@dtypes
+def test_topics(dtype: str) -> None:
+    rng = np.random.default_rng(0)
+    X = counts_of(rng, [0, *SIZES], 40, dtype)
+    dense, rows, prior, eps = X.toarray().astype(float), np.arange(len(SIZES) + 1), 0.3, 2.0**-52
+    csr = X.indptr, X.indices, X.data, rows
+    for k in SIZES:
+        told = f"{k} topics"
+        logs = log_expectations(rng.gamma(2.0, 1.0, (k, 40))).T.copy()
+        parameters, found = rng.gamma(2.0, 1.0, (3, k)), np.empty((3, k))
+        topic_kernels.expectations(parameters, found)
+        np.testing.assert_allclose(found, log_expectations(parameters), 1e-7, 1e-7, err_msg=told)
+        topics, start = np.exp(logs), rng.gamma(100, 0.01, (len(rows), k))
+        gamma, shares = start.copy(), np.empty_like(start)
+        topic_kernels.fit_documents(*csr, topics, prior, 3, 0.0, gamma, shares)
+        expected = start
+        for _ in range(3):
+            share = np.exp(log_expectations(expected))
+            expected = share * (dense / (share @ topics.T + eps) @ topics) + prior
+        share = np.exp(log_expectations(expected))
+        np.testing.assert_allclose(gamma, expected, rtol=1e-7, err_msg=told)
+        np.testing.assert_allclose(shares, share, rtol=1e-6, err_msg=told)
+        out = np.ones((40, k))
+        topic_kernels.add_words(*csr, topics, shares, out)
+        words = (dense / (shares @ topics.T + eps)).T @ shares
+        np.testing.assert_allclose(out - 1, words, rtol=1e-9, atol=1e-12, err_msg=told)
+        bound = np.empty((len(rows), 2))
+        topic_kernels.bounds(*csr, logs, prior, gamma, bound)
+        theta = log_expectations(gamma)
+        terms = (prior - gamma) * theta + gammaln(gamma) - gammaln(prior)
+        score = terms.sum(axis=1) + gammaln(prior * k) - gammaln(gamma.sum(axis=1))
+        score += (dense * logsumexp(theta[:, None] + logs[None], axis=2)).sum(axis=1)
+        expected = np.column_stack([score, dense.sum(axis=1)])
+        np.testing.assert_allclose(bound, expected, 1e-7, 1e-9, err_msg=told)
+
+
+# --- factors that are not negative ------------------------------------------------------------
+
+
+@dtypes
+def test_nonnegative_factors(dtype: str) -> None:
+    rng = np.random.default_rng(1)
+    X = counts_of(rng, [0, *SIZES], 40, dtype)
+    dense, rows = X.toarray().astype(float), np.arange(len(SIZES) + 1)
+    csr, of = (X.indptr, X.indices, X.data, rows), np.dtype(dtype).type
+    l1, l2, least = 0.1, 0.2, of(1e-7)
+    for k in SIZES:
+        told = f"{k} components"
+        H = rng.gamma(2.0, 1.0, (40, k)).astype(dtype)
+        W = rng.gamma(2.0, 1.0, (len(rows), k)).astype(dtype)
+        exact_H, exact, start = H.astype(float), W.astype(float), W.copy()
+        for _ in range(2):
+            below = exact_H.sum(axis=0) + l1 + l2 * exact
+            share = dense / np.maximum(exact @ exact_H.T, least)
+            exact = exact * (share @ exact_H) / below
+        nonnegative_kernels.multiply(*csr, H, H.sum(axis=0), of(l1), of(l2), least, W, 2, 0.0)
+        near(W, exact, dtype, told)
+        share = dense / (start.astype(float) @ exact_H.T)
+        own, out = rng.random(W.shape).astype(dtype), np.ones((40, k))
+        nonnegative_kernels.add_shares(*csr, H, start, own, least, out)
+        near(out - 1, share.T @ own.astype(float), dtype, told)
+        losses = np.empty(len(rows))
+        nonnegative_kernels.divergence(*csr, H, start, least, losses)
+        expected = np.where(dense > 0, dense * np.log(np.where(dense > 0, share, 1)) - dense, 0)
+        near(losses, expected.sum(axis=1), dtype, told, 10)
+
+
+@pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.slow)])
+def test_nonnegative_least_squares(dtype: str) -> None:
+    rng = np.random.default_rng(2)
+    for k in SIZES:
+        A, targets = rng.normal(size=(2 * k + 3, k)), rng.normal(size=(5, 2 * k + 3))
+        gram, products = (A.T @ A).astype(dtype), (targets @ A).astype(dtype)
+        W = np.zeros((5, k), dtype)
+        nonnegative_kernels.descend(gram, -products, W, 2_000, 1e-9)
+        expected = [optimize.nnls(A, target)[0] for target in targets]
+        rtol = 1e-3 if dtype == "float32" else 1e-6
+        np.testing.assert_allclose(W, expected, rtol, rtol, err_msg=f"{k} coefficients")
+
+
+# --- itemsets ---------------------------------------------------------------------------------
+
+
+#: Around words of 64 rows, and the rows whose ones a byte can count.
+BASKETS = around(64, 128, itemset_kernels._BYTE)
+
+
+def bits_of(bought: Any, words: int) -> Array:
+    """Return the rows as bits, of shape (n_tiles, n_items, n_words)."""
+    n_tiles = -(-len(bought) // (64 * words))
+    room = np.zeros((n_tiles * words * 64, bought.shape[1]), np.uint8)
+    room[: len(bought)] = bought
+    packed = np.packbits(room.T.reshape(bought.shape[1], -1, 64), axis=2, bitorder="little")
+    whole = np.ascontiguousarray(packed).view(np.uint64)[:, :, 0]
+    return np.ascontiguousarray(whole.reshape(-1, n_tiles, words).transpose(1, 0, 2))
+
+
+def test_items_of_baskets() -> None:
+    rng = np.random.default_rng(3)
+    for n, m in itertools.product(BASKETS, (1, 9, 17)):
+        told, words = f"{n} rows, {m} items", 1 + n % 3
+        bought = (rng.random((n, m)) < 0.5).astype(np.uint8)
+        found = np.ones(m)
+        itemset_kernels.add_counts(bought, found)
+        np.testing.assert_array_equal(found - 1, bought.sum(axis=0, dtype=int), told)
+        # All columns are items, or some: of both there are loops.
+        for items in {(*range(m),), (*range(0, m, 2),)}:
+            held = np.ascontiguousarray(bought[:, list(items)])
+            expected = bits_of(held, words)
+            packed = np.zeros_like(expected)
+            itemset_kernels.pack(bought, np.array(items), 0, packed)
+            np.testing.assert_array_equal(packed, expected, told)
+            X, rank = sparse.csr_matrix(bought), np.full(m, -1, np.int32)
+            rank[list(items)] = np.arange(len(items))
+            csr = X.indptr, X.indices, X.data, np.arange(n)
+            packed[...] = 0
+            itemset_kernels.pack_csr(*csr, rank, packed)
+            np.testing.assert_array_equal(packed, expected, told)
+            sizes = held.sum(axis=1, dtype=int)
+            assert itemset_kernels.pairs_of(*csr, rank) == (sizes * (sizes - 1) // 2).sum(), told
+            both, (a, b) = held.astype(int).T @ held, np.triu_indices(len(items), 1)
+            pairs = np.zeros(len(a))
+            itemset_kernels.add_pairs(*csr, rank, 0, len(items), len(items), pairs)
+            np.testing.assert_array_equal(pairs, both[a, b], told)
+        counted = np.zeros(m)
+        itemset_kernels.add_counts_csr(*csr, counted)
+        np.testing.assert_array_equal(counted, bought.sum(axis=0, dtype=int), told)
+
+
+def test_supports_of_itemsets() -> None:
+    rng = np.random.default_rng(4)
+    prefix = np.array([[0, 1, 2], [0, 1, 3], [0, 4, 5], [2, 3, 4]], np.int32)
+    bounds, last = np.array([0, 2, 3, 4, 6]), np.array([3, 6, 4, 6, 5, 6], np.int32)
+    # Of rare items few words are left, which are read alone.
+    for words, share in itertools.product(around(4), (0.02, 0.4, 0.9)):
+        bought = (rng.random((2 * 64 * words - 5, 7)) < share).astype(np.uint8)
+        found = np.zeros(len(last))
+        itemset_kernels.add_supports(bits_of(bought, words), prefix, bounds, last, found)
+        of = np.repeat(np.arange(len(prefix)), np.diff(bounds))
+        sets = [[*prefix[p], item] for p, item in zip(of, last, strict=True)]
+        expected = [bought[:, each].all(axis=1).sum() for each in sets]
+        np.testing.assert_array_equal(found, expected, f"{words} words, {share} of them")
+
+
+# --- graphs -----------------------------------------------------------------------------------
+
+
+def test_ranks_and_labels_of_graphs() -> None:
+    rng = np.random.default_rng(5)
+    degrees = np.array([0, *range(1, 35), 127, 128, 129])
+    indptr, n_sources = np.cumsum([0, *degrees]), 200
+    indices = rng.integers(0, n_sources, indptr[-1]).astype(np.int32)
+    of_row = np.repeat(np.arange(len(degrees)), degrees)
+    for n in (*SIZES, len(degrees)):
+        m = indptr[n]
+        for weighted, several in itertools.product((False, True), repeat=2):
+            weights = rng.random(m) if weighted else np.empty(0)
+            sent, ranks = rng.random(n_sources), rng.random(n)
+            fixed, spread = (rng.random(n if several else 1) for _ in range(2))
+            each = sent[indices[:m]] * (weights if weighted else 1)
+            sums = np.bincount(of_row[:m], each, minlength=n)
+            expected, before = 0.85 * (sums + 0.3 * spread) + fixed, ranks.copy()
+            given = indptr[: n + 1], indices[:m], weights, sent, fixed, spread, 0.85, 0.3, ranks
+            change = graph_kernels.pull_ranks(*given)
+            np.testing.assert_allclose(ranks, expected, rtol=1e-12, err_msg=f"{n} vertices")
+            assert change == pytest.approx(np.abs(expected - before).sum(), rel=1e-10)
+        labels, theirs = rng.integers(0, 99, n), rng.integers(0, 99, n_sources)
+        expected = labels.copy()
+        np.minimum.at(expected, of_row[:m], theirs[indices[:m]])
+        changed = int((expected < labels).sum())
+        found = graph_kernels.pull_smallest(indptr[: n + 1], indices[:m], theirs, labels)
+        assert found == changed
+        np.testing.assert_array_equal(labels, expected, f"{n} vertices")
+
+
+def test_entries_in_the_order_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(6)
+    n_rows, n_columns, n = 23, 17, 129
+    rows, columns = (rng.integers(0, m, n).astype(np.int32) for m in (n_rows, n_columns))
+    values = rng.random(n).astype(np.float32)
+    place = rng.permutation(n_columns).astype(np.int32)
+    order = np.lexsort((np.arange(n), columns, rows))
+    indptr = np.cumsum([0, *np.bincount(rows, minlength=n_rows)])
+    uses = np.bincount(columns, minlength=n_columns)
+    every_row, every_column = (np.arange(m, dtype=np.int32) for m in (n_rows, n_columns))
+
+    def some() -> list[Entries]:
+        ways = every_row, every_column
+        cuts = np.array_split(np.arange(n), 3)
+        return [Entries(rows[at], columns[at], values[at], *ways) for at in cuts]
+
+    # All entries are sorted at once, or those of a row, or of some rows.
+    for together in (1, 7, 8, 9, 33, n - 1, n, n + 1):
+        monkeypatch.setattr(graph_kernels, "_TOGETHER", together)
+        found = graph_kernels.in_rows(some, indptr, uses, place, np.float32)
+        np.testing.assert_array_equal(found[0], place[columns[order]], f"{together} at a time")
+        np.testing.assert_array_equal(found[1], values[order], f"{together} at a time")
+
+
+# --- mixtures and centres ---------------------------------------------------------------------
+
+
+@dtypes
+@pytest.mark.parametrize("whole", [True, False])
+def test_expected_moments_of_mixtures(dtype: str, whole: bool) -> None:
+    rng, k = np.random.default_rng(7), 3
+    for d in SIZES:
+        most = min(max(mixture_kernels._CACHED // (2 * np.dtype(dtype).itemsize * k * d),
+                       mixture_kernels._FEWEST), mixture_kernels._MOST)  # fmt: skip
+        # Tiles of the full kind have so many rows, those of the diagonal one 128.
+        for n in (1, 9, 17, *((most - 1, most + 1) if d in (8, 9, 33) else (127, 128, 129))):
+            shape = (k, d, d) if whole else (k, d)
+            X, shift, constants, means, factors, weight = (
+                (scale * rng.normal(size=size)).astype(dtype)
+                for scale, size in (
+                    (1, (n, d)), (0.1, d), (1, k), (1, (k, d)), (d**-0.5, shape), (1, n)
+                )
+            )  # fmt: skip
+            weight, out = np.abs(weight), np.zeros((k, 1 + d + (d * d if whole else d)))
+            found = mixture_kernels.add_expected(X, shift, constants, means, factors, weight, out)
+            apart = X.astype(float)[None] - shift - means.astype(float)[:, None]
+            scaled = apart @ factors if whole else apart * factors.astype(float)[:, None]
+            logs = constants[:, None] - (scaled**2).sum(axis=2) / 2
+            total = logsumexp(logs, axis=0)
+            shares = np.exp(logs - total) * weight
+            seconds = np.einsum("cn,cni,cnj->cij", shares, apart, apart) if whole else (
+                shares[..., None] * apart**2).sum(axis=1)  # fmt: skip
+            sums = (shares[..., None] * apart).sum(axis=1)
+            expected = np.hstack([shares.sum(axis=1)[:, None], sums, seconds.reshape(k, -1)])
+            told = f"{n} rows of {d} features"
+            near(out, expected, dtype, told, 10)
+            assert found == pytest.approx(total @ weight, rel=1e-4), told
+
+
+@dtypes
+def test_nearest_centres(dtype: str) -> None:
+    rng, scratch = np.random.default_rng(8), Scratch()
+    few, step = centre_kernels._FEWEST, centre_kernels._CACHED // np.dtype(dtype).itemsize // 33
+    shapes = [(n, 5, 4) for n in around(few)]
+    shapes += [(130, d, 4) for d in SIZES] + [(130, 5, k) for k in SIZES]
+    shapes += [(min(step, centre_kernels._MOST) + more, 33, 3) for more in (-1, 0, 1)]
+    for n, d, k in shapes:
+        told = f"{n} rows, {d} features, {k} centres"
+        X, shift = rng.normal(size=(n, d)).astype(dtype), rng.normal(size=d).astype(dtype)
+        weight, before = rng.random(n).astype(dtype), None
+        bounds = np.full((n, centre_kernels.N_BOUNDS), -1, dtype)
+        centres = rng.normal(size=(k, d)).astype(dtype)
+        # Where nothing is known of the rows, and where they were near other centres before.
+        for _ in range(2):
+            apart = (((X - shift).astype(float)[:, None] - centres.astype(float)) ** 2).sum(axis=2)
+            member = (apart.argmin(axis=1)[:, None] == np.arange(k)) * weight.astype(float)[:, None]
+            sums = np.hstack([member.sum(axis=0)[:, None], member.T @ (X - shift).astype(float)])
+            out = np.zeros((k, 1 + d))
+            given = X, shift, centres, weight, out, scratch, bounds, before
+            inertia = centre_kernels.assign(*given)
+            near(out, sums, dtype, told)
+            assert inertia == pytest.approx(apart.min(axis=1) @ weight, rel=1e-4), told
+            np.testing.assert_array_equal(bounds[:, 0], apart.argmin(axis=1), told)
+            labels, squares = centre_kernels.nearest(X, shift, centres, scratch)
+            np.testing.assert_array_equal(labels, apart.argmin(axis=1), told)
+            near(squares, apart.min(axis=1), dtype, told)
+            before = centres
+            centres = centres + (0.1 * rng.normal(size=(k, d))).astype(dtype)
+
+
+# --- pairs of rows ----------------------------------------------------------------------------
+
+
+@dtypes
+@pytest.mark.parametrize("biased", [False, True])
+def test_products_of_pairs(dtype: str, biased: bool) -> None:
+    rng, loss = np.random.default_rng(9), SquaredError()
+    for rank, n in itertools.product(SIZES, (1, 8, 33)):
+        w = rng.normal(size=(12, rank + biased)).astype(dtype)
+        at, y = rng.integers(0, 12, (n, 2)).astype(np.int32), rng.normal(size=n).astype(dtype)
+        weight, out, exact = rng.random(n).astype(dtype), np.zeros_like(w), w.astype(float)
+        found = pair_kernels.add_pairs(loss, w, at, y, weight, rank, 0.1, 0.3, out)
+        a, b = exact[at[:, 0]], exact[at[:, 1]]
+        raw = (a[:, :rank] * b[:, :rank]).sum(axis=1) + 0.3
+        if biased:
+            raw += a[:, rank] + b[:, rank]
+            a[:, rank], b[:, rank] = 1, 1
+        values, slope = loss.value_and_gradient(y.astype(float), raw)
+        slope, expected = (slope * weight)[:, None], np.zeros(w.shape)
+        for side, other in ((0, b), (1, a)):
+            penalty = 0.1 * weight[:, None] * exact[at[:, side]]
+            np.add.at(expected, at[:, side], slope * other + penalty)
+        near(out, expected, dtype, f"rank {rank}, {n} pairs", 3)
+        assert found == pytest.approx((values * weight).sum(), rel=1e-4)
+
+
+def test_distinct_numbers() -> None:
+    rng = np.random.default_rng(10)
+    for n, most in itertools.product((0, *SIZES), (1, 20, 1 << 38)):
+        first, second = (rng.integers(0, most, size) for size in (n, (n, 2)))
+        index, places = pair_kernels.distinct([first, second])
+        np.testing.assert_array_equal(index, np.unique(np.append(first, second)))
+        for given, place in zip((first, second), places, strict=True):
+            np.testing.assert_array_equal(index[place], given, f"{n} numbers below {most}")
+
+
+# --- sparse rows ------------------------------------------------------------------------------
+
+
+#: Entries of a row: pairs of them are added up side by side, and fetched 64 bytes at a time.
+LENGTHS = (0, *around(2, 4))
+
+
+def sparse_rows(rng: Any, n: int, dtype: str) -> tuple[Any, Array, Array]:
+    """Return rows of all lengths in turn, their targets of -1 or +1, and weights."""
+    lengths = [LENGTHS[i % len(LENGTHS)] for i in range(n)]
+    X = counts_of(rng, lengths, 40, dtype)
+    X.data[:] = rng.normal(size=X.nnz)
+    return X, rng.choice([-1.0, 1.0], n).astype(dtype), rng.random(n).astype(dtype)
+
+
+def log_losses(y: Array, raw: Array) -> tuple[Array, Array]:
+    """Return the log loss of each raw prediction, and its derivative."""
+    return np.logaddexp(0, -y * raw), -y / (1 + np.exp(y * raw))
+
+
+def log_gradient(X: Any, y: Array, weight: Array, w: Array) -> tuple[float, Array]:
+    """Return the summed log loss and its gradient, with the intercept's last."""
+    rows = np.column_stack([X.toarray(), np.ones(X.shape[0])]).astype(float)
+    values, slope = log_losses(y.astype(float), rows @ w.astype(float))
+    return float(values @ weight), rows.T @ (slope * weight)
+
+
+@dtypes
+def test_gradients_of_sparse_rows(dtype: str) -> None:
+    rng = np.random.default_rng(11)
+    for n in around(8, csr_gather._ENTRIES_AHEAD, csr_gather._ENDS_AHEAD):
+        X, y, weight = sparse_rows(rng, n, dtype)
+        w = rng.normal(size=41).astype(dtype)
+        at, told = rng.permutation(n), f"{n} rows"
+        loss, expected = log_gradient(X[at], y[at], weight[at], w)
+        rows, touched = CSRRows(X, at), TouchedColumns()
+        columns = touched.find([rows])
+        np.testing.assert_array_equal(columns, np.unique(X.indices), told)
+        used = [*columns, 40]
+        out = np.zeros((len(used), 1), dtype)
+        own = np.ascontiguousarray(w[used][:, None])
+        found = csr_gradient.add("log_loss", rows, touched, y[at], weight[at], own, out, ())
+        assert found == pytest.approx(loss, rel=1e-5), told
+        near(out[:, 0], expected[used], dtype, told, 3)
+        # The same rows where they lie, for loops that make whole steps.
+        gather = csr_gather.CSRGather(LogLoss(), {0: (X, y, weight)}, n)
+        index, values = np.empty(64, np.int32), np.empty(64, dtype)
+        place = np.full(41, -1, np.int32)
+        runs = (at, None), (np.arange(n), np.ones(n, int)), (np.zeros(1, int), np.array([n]))
+        for starts, counts in runs:
+            parts = gather.parts([[(0, starts, counts)]])
+            given = gather.where, gather.like, parts, 0, w, index, values, 0, place, (), 40
+            loss_there, m, _ = gather.gradient(*given)
+            assert loss_there == pytest.approx(loss, rel=1e-5), told
+            assert sorted(index[:m]) == used, told
+            near(values[:m], expected[index[:m]], dtype, told, 3)
+            assert (place == -1).all()
+
+
+@dtypes
+def test_steps_in_some_rows_of_the_parameters(dtype: str) -> None:
+    rng, rate, l2, n_rows = np.random.default_rng(12), 0.1, 0.5, 60
+    for n, width in itertools.product(around(16), (1, 3)):
+        w = rng.normal(size=(n_rows, width)).astype(dtype)
+        paid, expected = np.zeros(n_rows), w.astype(float)
+        step = Step(w, None, {}, 4.0, rate, 1, 0.0, l2, n_rows - 1)
+        updates, charged = CoordinateUpdates(SGD(), step, paid), 0.0
+        last = np.zeros(n_rows)
+        for number in range(1, 4):
+            at, charged = np.sort(rng.choice(n_rows, n, replace=False)), charged + rate
+            grad = rng.normal(size=(n, width)).astype(dtype)
+            updates(at, grad, 4.0, rate, number, charged)
+            since = np.where(at < n_rows - 1, number - last[at], 0)[:, None]
+            expected[at] -= rate * (grad / 4.0 + l2 * since * expected[at])
+            last[at] = number
+        near(w, expected, dtype, f"{n} rows of {width}")
+
+
+# --- many models, losses of boosting -----------------------------------------------------------
+
+
+@dtypes
+def test_gradients_of_many_models(dtype: str) -> None:
+    rng = np.random.default_rng(13)
+    summed, least, most = stack_kernels._SUMMED, stack_kernels._LEAST, stack_kernels._MOST
+    # Rows of a tile: 512 of few columns; 64 of very many. Of 40 columns 25 rows are side by side.
+    shapes = [(n, 3, 5) for n in around(summed, least, most)]
+    shapes += [(n, 3, 40) for n in (24, 25, 26, 799, 800, 801)]
+    shapes += [(n, 2, 1025) for n in around(least)]
+    shapes += [(70, d, 4) for d in SIZES] + [(70, 3, k) for k in SIZES]
+    for n, d, k in shapes:
+        told = f"{n} rows, {d} features, {k} columns"
+        X, w = rng.normal(size=(n, d)).astype(dtype), rng.normal(size=(d, k)).astype(dtype)
+        bias, signs = rng.normal(size=k).astype(dtype), rng.choice([-1.0, 1.0], n).astype(dtype)
+        stops, mask = np.array([k // 3, k]), (rng.random((n, 2)) < 0.6).astype(dtype)
+        mask *= 0.5
+        exact = X.astype(float) @ w + bias
+        weight = np.repeat(mask, np.diff([0, *stops]), axis=1).astype(float)
+        values, slope = log_losses(signs[:, None].astype(float), exact)
+        losses, gradient = np.ones(k), np.ones((d + 1, k))
+        given = X, signs, mask, stops, w, bias
+        stack_kernels.log_gradients(*given, losses, gradient)
+        near(losses - 1, (values * weight).sum(axis=0), dtype, told, 3)
+        pull = slope * weight
+        expected = np.vstack([X.astype(float).T @ pull, pull.sum(axis=0)])
+        scale = np.abs(X).max() * np.abs(pull).sum()
+        atol = (1e-6 if dtype == "float32" else 1e-14) * scale
+        np.testing.assert_allclose(gradient - 1, expected, atol=atol, err_msg=told)
+        sums, positive = np.zeros((5, k)), (signs > 0)[:, None]
+        stack_kernels.log_scores(*given, 2.0, sums)
+        right, capped = (exact > 0) == positive, np.minimum(values, 2.0)
+        counted = [capped, ~positive, positive, ~positive & right, positive & right]
+        near(sums, [(each * weight).sum(axis=0) for each in counted], dtype, told)
+
+
+@pytest.mark.slow
+@dtypes
+@pytest.mark.parametrize("intercept", [False, True])
+def test_gradients_of_wide_models(dtype: str, intercept: bool) -> None:
+    rng = np.random.default_rng(15)
+    together = wide_kernels.TOGETHER
+    shapes = [(n, 5, 4) for n in around(together)]
+    shapes += [(9, d, 4) for d in SIZES] + [(9, 5, k) for k in (*SIZES, 63, 65)]
+    for n, d, k in shapes:
+        told, stops = f"{n} rows, {d} features, {k} columns", (k // 3, k)
+        X, y = rng.normal(size=(n, d)).astype(dtype), rng.choice([-1.0, 1.0], n)
+        mask = rng.integers(0, 3, (n, 2)) / 2
+        weight = rng.random(n).astype(dtype)
+        blocks = {0: (X, np.column_stack([y, mask]).astype(dtype), weight)}
+        w = rng.normal(size=(d + intercept + 1, k)).astype(dtype)
+        gather = wide_gather.make(WideLoss(LogLoss(), stops, 1), w.shape, blocks, n)
+        assert gather is not None
+        at, out = rng.permutation(n), np.zeros(w.shape)
+        gather.add_gradient([(0, at, None)], w, out)
+        rows = np.column_stack([X, np.ones(n)])[:, : d + intercept].astype(float)
+        values, slope = log_losses(y[:, None], rows @ w[:-1].astype(float))
+        scale = np.repeat(mask * weight[:, None], np.diff([0, *stops]), axis=1)
+        near(out[:-1], rows.T @ (slope * scale), dtype, told, 3)
+        near(-out[-1], (values * scale).sum(axis=0), dtype, told, 3)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_gradients_of_boosting(weighted: bool) -> None:
+    rng = np.random.default_rng(14)
+    for n in around(tree_gradients._TILE, 2 * tree_gradients._TILE):
+        y, raw = rng.integers(0, 2, n).astype(float), 3 * rng.normal(size=n)
+        weight = rng.random(n) if weighted else np.empty(0)
+        g, h, largest = np.empty(n, np.float32), np.empty(n, np.float32), np.zeros(2, np.float32)
+        tree_gradients.binomial(y, raw, weight, g, h, largest)
+        share = 1 / (1 + np.exp(-raw))
+        of_row = weight if weighted else 1.0
+        np.testing.assert_allclose(g, (share - y) * of_row, 1e-6, 1e-7, err_msg=f"{n} rows")
+        np.testing.assert_allclose(h, share * (1 - share) * of_row, 1e-6, 1e-7, err_msg=f"{n} rows")
+        np.testing.assert_array_equal(largest, [np.abs(g).max(), h.max()])
+
+
+# --- which kernel has which table -------------------------------------------------------------
+
+
+#: Of each kernel with a width, the tests that go through sizes around it, by module and name.
+TABLES = {
+    "tests.backends.test_kernel_tables": {
+        "test_topics": "topic_kernels: _digamma _log_expectation _longest _shares add_words bounds "
+        "expectations fit_documents",
+        "test_nonnegative_factors": "nonnegative_kernels: _product add_shares multiply",
+        "test_nonnegative_least_squares": "nonnegative_kernels: descend",
+        "test_items_of_baskets": "itemset_kernels: add_counts pack pack_csr",
+        "test_supports_of_itemsets": "itemset_kernels: add_supports",
+        "test_ranks_and_labels_of_graphs": "graph_kernels: pull_ranks pull_smallest",
+        "test_entries_in_the_order_of_rows": "graph_kernels: _by_columns _by_rows",
+        "test_expected_moments_of_mixtures": "mixture_kernels: _bring _diagonal _normalise _scale "
+        "_share",
+        "test_nearest_centres": "centre_kernels: _add _bring _choose _find _measure _nearest_of "
+        "_screen _settle",
+        "test_products_of_pairs": "pair_kernels: _add _product",
+        "test_distinct_numbers": "pair_kernels: _distinct",
+        "test_gradients_of_sparse_rows": "csr_gather: _part; csr_gradient: _add; "
+        "csr_kernels: new_columns",
+        "test_steps_in_some_rows_of_the_parameters": "coordinate_update: update_at",
+        "test_gradients_of_many_models": "stack_kernels: log_gradients log_scores",
+        "test_gradients_of_wide_models": "wide_kernels: _products_of _shares_of _take_rows",
+        "test_gradients_of_boosting": "tree_gradients: binomial",
+    },
+    "tests.backends.test_tree_tables": {
+        "test_boosting_of_all_numbers_of_rows_and_leaves": "tree_predict: add_trees; tree_masks: "
+        "_fill _rule_out add_masked",
+        "test_forests_of_all_numbers_of_rows": "forest_predict: _descend add_answers",
+        "test_answers_out_of_bag": "forest_oob: add_out_of_bag",
+        "test_rows_of_a_node": "forest_grow: _few_places _split; forest_kernels: add_line "
+        "node_sums",
+        "test_rows_that_a_tree_draws": "forest_kernels: draw_rows",
+        "test_medians": "forest_medians: note_medians",
+        "test_categories_around_whole_words": "tree_splits: _best_categories",
+    },
+    "tests.backends.test_tree_kernels": {
+        "test_histograms_of_all_sizes_around_unrolled_loops": "tree_kernels: _add _add_pairs "
+        "_add_some _add_some_pairs sum_some",
+        "test_packed_sums_do_not_overflow": "tree_kernels: sum_all",
+    },
+    "tests.backends.test_dense_kernels": {
+        "test_rows_of_any_width_and_number": "dense_kernels: _add_shares _in_groups _in_tile "
+        "_in_vectors _log_losses _n_in_place _products _rest_of _rest_of_numbers _total _weigh",
+    },
+    "tests.backends.test_unaligned": {
+        "test_curved_kernel_is_gradient_and_hessian": "dense_kernels: _curvatures",
+    },
+    "tests.backends.test_binning": {
+        "test_both_ways_give_the_same_bins": "tree_bins: _cell to_bins",
+    },
+    "tests.backends.test_exponential": {
+        "test_few_numbers_have_the_bits_of_many": "exponential: raise_e",
+    },
+    "tests.backends.test_host_gather": {
+        "test_gradients_of_all_sizes_around_unrolled_loops": "host_gather: _gradient _tile",
+    },
+    "tests.backends.test_row_steps": {
+        "test_rows_of_all_lengths_around_unrolled_loops": "row_steps: _steps",
+    },
+    "tests.solvers.test_als": {
+        "test_systems_of_all_widths_around_whole_vectors": "als_kernels: _add_outer _add_rows "
+        "_add_shared _mirror _substitute _vector_entries conjugate_rows solve_rows solve_system",
+        "test_rows_of_all_lengths_around_chunks": "als_kernels: _add_products _terms add_ratings",
+        "test_small_penalties_lose_no_digits_of_float32": "als_kernels: _inverse_size",
+        "test_errors_of_all_widths_around_whole_vectors": "als_kernels: errors_of_rows",
+    },
+}  # fmt: skip
+#: What looks like a width and is none.
+NO_WIDTH = {
+    "forest_grow.grow": "a stack of nodes, which grows by two",
+    "team_steps.all_there": "looks at a flag before the clock is read",
+}
+
+
+def in_tables() -> dict[str, tuple[str, str]]:
+    """Return the module and the name of the test of each kernel in `TABLES`."""
+    found = {}
+    for module, tests in TABLES.items():
+        for test, told in tests.items():
+            for part in told.split(";"):
+                kernels, names = part.split(":")
+                found |= {f"{kernels.strip()}.{name}": (module, test) for name in names.split()}
+    return found
+
+
+def test_each_kernel_with_a_width_has_a_table() -> None:
+    functions, tables = compiled_functions(), in_tables()
+    assert len(functions) > 200
+    assert tables.keys() <= functions.keys()
+    signs = {
+        name: ["sums in any order"] if reordered else signs_of_a_width(function)
+        for name, (function, reordered) in functions.items()
+    }
+    wide = {name for name, found in signs.items() if found}
+    missing = {name: signs[name] for name in wide - tables.keys() - NO_WIDTH.keys()}
+    assert missing == {}, (
+        "These take several rows or entries at once: write a test over sizes around their widths, "
+        "in both dtypes, beside NumPy, and name it in TABLES."
+    )
+    assert wide >= NO_WIDTH.keys()
+    root = Path(__file__).resolve().parents[2]
+    for module in TABLES:
+        whole = ast.parse(root.joinpath(*module.split(".")).with_suffix(".py").read_text())
+        there = {node.name for node in whole.body if isinstance(node, ast.FunctionDef)}
+        assert TABLES[module].keys() <= there, f"{module} has no such test"
+
+
+def _plain(n: int) -> int:
+    return n + 1
+
+
+def _in_fours(n: int) -> int:
+    for i in range(0, n, 4):
+        n += i
+    return n
+
+
+def _with_a_rest(n: int) -> int:
+    return n % 2
+
+
+def _counted(n: int) -> int:
+    k = 0
+    while k < n:
+        k += 2
+    return k
+
+
+def _in_words(b: int) -> int:
+    return b >> 6
+
+
+def _tiled(n: int) -> int:
+    return min(n, csr_gather._ENTRIES_AHEAD) + min(n, _SIX)
+
+
+_SIX = 6
+
+
+@pytest.mark.parametrize(
+    ("function", "signs"),
+    [(_plain, 0), (_in_fours, 1), (_with_a_rest, 1), (_counted, 1), (_in_words, 1), (_tiled, 1)],
+)
+def test_what_shows_a_width(function: Any, signs: int) -> None:
+    assert len(signs_of_a_width(function)) == signs
