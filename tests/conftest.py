@@ -129,24 +129,31 @@ def cluster() -> Iterator[LocalCluster]:
         yield cluster
 
 
+@pytest.fixture(scope="session")
+def three_workers() -> Iterator[LocalCluster]:
+    """Start three worker processes of one thread, once for all tests that may kill them."""
+    with LocalCluster(
+        n_workers=3,
+        threads_per_worker=1,
+        processes=True,
+        host="127.0.0.1",
+        dashboard_address=":0",
+        silence_logs=logging.CRITICAL,
+    ) as cluster:
+        yield cluster
+
+
 @pytest.fixture(scope="module")
-def crew() -> Iterator[LocalCluster]:
+def crew(three_workers: LocalCluster) -> Iterator[LocalCluster]:
     """Three worker processes, whose nannies bring others where these are killed."""
     # So long after a worker was lost Dask looks whether another has come; where that one was just
     # killed as well, it ends their nanny.
-    long = dask.config.set({"distributed.deploy.lost-worker-timeout": "1h"})
-    with (
-        long,
-        LocalCluster(
-            n_workers=3,
-            threads_per_worker=1,
-            processes=True,
-            host="127.0.0.1",
-            dashboard_address=":0",
-            silence_logs=logging.CRITICAL,
-        ) as cluster,
-    ):
-        yield cluster
+    with dask.config.set({"distributed.deploy.lost-worker-timeout": "1h"}):
+        from tests.lost_workers import wait_for_three
+
+        with Client(three_workers, set_as_default=False) as client:
+            wait_for_three(client)
+        yield three_workers
 
 
 @pytest.fixture

@@ -20,8 +20,9 @@ from daskml_dist.linear_model import SGDClassifier
 from tests.contracts.cases import Case
 from tests.contracts.graphs import ARRAY_SOURCES, ARRAY_STEPS, FRAME_SOURCES, FRAME_STEPS
 from tests.contracts.same_rows import deliver
+from tests.lost_workers import wait_for_three
 from tests.quick import quick
-from tests.training.recovery.strikes import kill_worker, wait_for_three
+from tests.training.recovery.strikes import kill_worker
 
 N_ROWS = 150
 #: Bytes of blocks on a worker: less than half of the rows, and no less than the largest block.

@@ -13,13 +13,13 @@ from distributed import Client, LocalCluster
 
 from daskml_dist.linear_model import SGDClassifier
 from tests.diagnostics.in_browser import columns, open_browser, open_proxy
+from tests.lost_workers import wait_for_three
 from tests.training.recovery.strikes import (
     N_PASSES,
     Strike,
     lazy_rows,
     make_classifier,
     make_killer,
-    wait_for_three,
 )
 
 #: Seconds that the browser may take on a busy machine.

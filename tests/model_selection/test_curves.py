@@ -13,6 +13,7 @@ from sklearn.naive_bayes import GaussianNB
 
 from daskml_dist import linear_model, model_selection
 from daskml_dist.errors import InvalidParameterError
+from tests.quick import in_turn
 
 RNG = np.random.default_rng(0)
 N = 600
@@ -38,8 +39,9 @@ def test_validation_curves(rows: tuple[Any, Any], scoring: str | None) -> None:
         np.testing.assert_allclose(one, other, atol=1e-6)
 
 
-@pytest.mark.parametrize("sizes", [[0.2, 0.5, 1.0], [100, 300]])
-@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize(
+    ("sizes", "shuffle"), in_turn([[0.2, 0.5, 1.0], [100, 300]], [False, True])
+)
 def test_learning_curves(rows: tuple[Any, Any], sizes: list[Any], shuffle: bool) -> None:
     options = {"train_sizes": sizes, "cv": 3, "shuffle": shuffle, "random_state": 0}
     found = model_selection.learning_curve(OURS, *rows, return_times=True, **options)

@@ -23,6 +23,7 @@ from daskml_dist.errors import InvalidParameterError
 from daskml_dist.naive_bayes import GaussianNB
 from daskml_dist.solvers import stacked_gradient
 from daskml_dist.training.callbacks import CallbackList
+from tests.quick import in_turn
 
 RNG = np.random.default_rng(0)
 N = 600
@@ -81,14 +82,17 @@ def _largest_difference(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
     return max(float(np.abs(ours[name] - theirs[name]).max()) for name in names)
 
 
-@pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize(
-    ("case", "cv"),
-    # Other splitters ask nothing else of most estimators.
-    [(case, "folds") for case in CASES]
-    + [(case, cv) for case in ("binary", "ridge") for cv in SPLITTERS if cv != "folds"],
+    ("pair", "weighted"),
+    in_turn(
+        # Other splitters ask nothing else of most estimators.
+        [(case, "folds") for case in CASES]
+        + [(case, cv) for case in ("binary", "ridge") for cv in SPLITTERS if cv != "folds"],
+        [False, True],
+    ),
 )
-def test_stacks_give_scikit_learns_results(case: str, cv: str, weighted: bool) -> None:
+def test_stacks_give_scikit_learns_results(pair: tuple[str, str], weighted: bool) -> None:
+    case, cv = pair
     name, options, grid, y, scoring = CASES[case]
     params = {"sample_weight": WEIGHTS} if weighted else {}
     more = {"scoring": scoring, "refit": scoring[0], "cv": SPLITTERS[cv]}

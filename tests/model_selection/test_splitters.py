@@ -15,6 +15,7 @@ from sklearn import model_selection as truth
 
 from daskml_dist import model_selection
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from tests.quick import in_turn
 from tests.versions import OLD_SCIKIT_LEARN
 
 RNG = np.random.default_rng(0)
@@ -81,11 +82,11 @@ def test_splits_are_those_of_scikit_learn(
             np.testing.assert_array_equal(side, other)
 
 
-@pytest.mark.parametrize("chunks", CHUNKS, ids=len)
-@pytest.mark.parametrize(("name", "options"), DRAWN)
+@pytest.mark.parametrize(("drawn", "chunks"), in_turn(DRAWN, CHUNKS))
 def test_drawn_splits_have_scikit_learns_sizes(
-    name: str, options: dict[str, Any], chunks: tuple[int, ...]
+    drawn: tuple[str, dict[str, Any]], chunks: tuple[int, ...]
 ) -> None:
+    name, options = drawn
     splitter = getattr(truth, name)(random_state=0, **options)
     ours = getattr(model_selection, name)(random_state=0, **options)
     expected, found = list(splitter.split(X, Y)), _splits(ours, chunks)
@@ -241,9 +242,15 @@ def test_train_test_split_in_order() -> None:
         np.testing.assert_array_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("options", [{}, {"shuffle": False}, {"stratify": True}], ids=str)
-@pytest.mark.parametrize("sizes", [{}, {"test_size": 7, "train_size": 0.6}], ids=str)
-@pytest.mark.parametrize("chunks", [*CHUNKS, (0, 1, 60, 0, 42)], ids=str)
+@pytest.mark.parametrize(
+    ("options", "sizes", "chunks"),
+    in_turn(
+        [{}, {"shuffle": False}, {"stratify": True}],
+        [{}, {"test_size": 7, "train_size": 0.6}],
+        [*CHUNKS, (0, 1, 60, 0, 42)],
+    ),
+    ids=str,
+)
 def test_train_test_split_knows_its_chunk_sizes(
     options: dict[str, Any], sizes: dict[str, Any], chunks: tuple[int, ...]
 ) -> None:

@@ -21,6 +21,7 @@ from daskml_dist.linear_model import SGDClassifier, SGDRegressor
 from daskml_dist.schedules import Cosine
 from daskml_dist.training import calibration, calibration_task
 from daskml_dist.training.callbacks import CallbackList
+from tests.quick import quick
 
 RNG = np.random.default_rng(0)
 N, FOLDS = 600, 2
@@ -46,6 +47,10 @@ CASES: dict[str, tuple[Any, dict[str, Any], dict[str, list[Any]], Any, int]] = {
     ),
     "l1": (
         SGDClassifier, {"penalty": "l1", "batch_size": 16, **FEW},
+        {"alpha": [1e-3, 1e-2]}, BINARY, 1,
+    ),
+    "optimizers": (
+        SGDClassifier, {"penalty": "l1", "batch_size": 16, **FEW},
         {"optimizer": ["sgd", "adagrad", "adam"], "alpha": [1e-3, 1e-2]}, BINARY, 3,
     ),
     "elastic net": (
@@ -61,8 +66,11 @@ CASES: dict[str, tuple[Any, dict[str, Any], dict[str, list[Any]], Any, int]] = {
 }  # fmt: skip
 
 
-#: Cases whose parts others have too.
-ALIKE = {"passes of their own", "losses", "elastic net", "no intercept"}
+#: Cases whose parts others have too, or of another optimizer or loss that numba compiles loops for.
+ALIKE = {
+    "passes of their own", "losses", "elastic net", "no intercept", "optimizers", "momentum",
+    "medians",
+}  # fmt: skip
 
 
 def _grid(
@@ -160,7 +168,7 @@ class _Any:
     __hash__ = None  # type: ignore[assignment]
 
 
-@pytest.mark.parametrize("policy", ["sync", "allreduce", "local", "ssp"])
+@pytest.mark.parametrize("policy", quick(["sync", "allreduce", "local", "ssp"], "allreduce", "ssp"))
 def test_policies_on_a_cluster(policy: str, client: Any) -> None:
     rows, labels = da.from_array(X, chunks=(200, 5)), da.from_array(BINARY, chunks=200)
     run = Run(n_lanes=2, deterministic=policy != "ssp")

@@ -12,7 +12,7 @@ from daskml_dist import Run
 from daskml_dist.cluster import MiniBatchKMeans
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.recommender import MatrixFactorization
-from tests.training.recovery.strikes import wait_for_three
+from tests.lost_workers import wait_for_three
 
 _RNG = np.random.default_rng(0)
 _BATCHES = []

@@ -110,9 +110,9 @@ def test_the_number_of_servers_does_not_matter(client: Client, rows: Any) -> Non
         pytest.param(sparse_rows, optimizer, id=f"{kind}-{optimizer}", marks=marks)
         for kind, sparse_rows in (("dense", False), ("sparse", True))
         for optimizer, marks in (
-            ("sgd", ()),
+            ("sgd", pytest.mark.slow if sparse_rows else ()),
             ("adam", pytest.mark.slow if sparse_rows else ()),
-            ("adagrad", pytest.mark.slow if sparse_rows else ()),
+            ("adagrad", ()),
         )
     ],
 )
@@ -134,15 +134,12 @@ def test_one_lane_needs_no_server(rows: Any, optimizer: str, sparse_rows: bool) 
 
 
 @pytest.fixture(scope="module")
-def clusters() -> Iterator[list[LocalCluster]]:
+def clusters(crew: LocalCluster) -> Iterator[list[LocalCluster]]:
     """Clusters of 1 and 3 worker processes."""
-    made = [
-        LocalCluster(n_workers=n, threads_per_worker=1, dashboard_address=":0", host="127.0.0.1")
-        for n in (1, 3)
-    ]
-    yield made
-    for cluster in made:
-        cluster.close()
+    with LocalCluster(
+        n_workers=1, threads_per_worker=1, dashboard_address=":0", host="127.0.0.1"
+    ) as single:
+        yield [single, crew]
 
 
 @pytest.mark.parametrize(

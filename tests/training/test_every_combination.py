@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,6 @@ from daskml_dist.optimizers import OPTIMIZERS
 from daskml_dist.penalties import PENALTIES
 from daskml_dist.policies import POLICIES, Asynchronous
 from daskml_dist.schedules import StalenessAware, get_schedule
-from tests.quick import quick
 
 CLASSIFICATION = sorted(n for n, loss in LOSSES.items() if loss.kind == "classification")
 REGRESSION = sorted(n for n, loss in LOSSES.items() if loss.kind == "regression")
@@ -28,12 +28,24 @@ Y = np.random.default_rng(0).integers(0, 3, 300)
 X = scale(np.random.default_rng(1).normal(size=(300, 8)) + 3 * np.eye(8)[Y])
 
 
-# Of what is told apart by one side alone, the default run takes a policy of each loop.
-FEW = quick(POLICIES, "sync", "allreduce", "async", "hogwild")
+#: A policy of each loop.
+LOOPS = ("sync", "allreduce", "async", "hogwild")
 
 
-@pytest.mark.parametrize("policy", FEW)
-@pytest.mark.parametrize("loss", CLASSIFICATION)
+def _by_policies(values: Iterable[str]) -> list[Any]:
+    """Return values and policies; by default each value has ``"sync"`` and another loop in turn."""
+    return [
+        pytest.param(
+            value,
+            policy,
+            marks=() if policy in {"sync", LOOPS[1 + turn % 3]} else pytest.mark.slow,
+        )
+        for turn, value in enumerate(values)
+        for policy in POLICIES
+    ]
+
+
+@pytest.mark.parametrize(("loss", "policy"), _by_policies(CLASSIFICATION))
 @pytest.mark.parametrize("n_classes", [2, 3])
 def test_classification(policy: str, loss: str, n_classes: int) -> None:
     rows, y = X[n_classes > Y], Y[n_classes > Y]
@@ -42,8 +54,7 @@ def test_classification(policy: str, loss: str, n_classes: int) -> None:
     assert clf.history_.records[-1]["rows"] == len(rows)
 
 
-@pytest.mark.parametrize("policy", FEW)
-@pytest.mark.parametrize("loss", REGRESSION)
+@pytest.mark.parametrize(("loss", "policy"), _by_policies(REGRESSION))
 def test_regression(policy: str, loss: str) -> None:
     rows, t = make_regression(300, 4, random_state=0)
     t = t / t.std()
@@ -59,8 +70,7 @@ def test_regression(policy: str, loss: str) -> None:
     assert reg.score(rows, y) > least.get(loss, 0.9)
 
 
-@pytest.mark.parametrize("policy", FEW)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(("optimizer", "policy"), _by_policies(OPTIMIZERS))
 def test_optimizers(policy: str, optimizer: str) -> None:
     rate: Any = 0.02 if optimizer in {"adam", "adamw"} else "auto"
     clf = SGDClassifier(
@@ -86,8 +96,8 @@ def test_penalties(policy: str, penalty: str | None) -> None:
 def test_rows_that_touch_few_coordinates(policy: str) -> None:
     rng = np.random.default_rng(0)
     n_rows, n_features, per_row = 2_000, 8_192, 12
-    columns = (n_features * rng.random((n_rows, per_row)) ** 3).astype(int)
-    indptr = np.arange(0, n_rows * per_row + 1, per_row)
+    columns = (n_features * rng.random((n_rows, per_row)) ** 3).astype(np.int32)
+    indptr = np.arange(0, n_rows * per_row + 1, per_row, dtype=np.int32)
     rows = sparse.csr_array(
         (np.ones(columns.size, np.float32), columns.ravel(), indptr), shape=(n_rows, n_features)
     )

@@ -49,7 +49,7 @@ def _endless(policy: Any, *callbacks: Any) -> SGDClassifier:
     )
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", quick(POLICIES, "sync", "allreduce", "async", "local"))
 def test_every_pass_counts_every_row_once(client: Client, policy: str) -> None:
     X, y = _lazy()
     clf = SGDClassifier(policy=policy, max_iter=4, tol=None, random_state=0).fit(X, y)
@@ -160,7 +160,7 @@ class Pruned(Exception):
     """As `optuna.TrialPruned`, which its study knows by its type."""
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", quick(POLICIES, "sync", "allreduce", "async", "local"))
 def test_a_callbacks_exception_ends_the_fit_as_itself(client: Client, policy: str) -> None:
     pruned = Pruned("oh")
     with pytest.raises(Pruned) as caught:

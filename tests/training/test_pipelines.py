@@ -24,6 +24,7 @@ from daskml_dist.linear_model import SGDRegressor
 from daskml_dist.models import Parameters, Part, StagedModel
 from daskml_dist.policies import LocalSGD, Pipeline
 from daskml_dist.training.worker.loops.stages import Stages, cut_evenly
+from tests.quick import quick
 
 N_ROWS, SIZES = 1_200, (6, 12, 10, 8, 1)
 
@@ -192,7 +193,7 @@ def alone(one: Client) -> Any:
     return regressor().fit(*lazy(), client=one)
 
 
-@pytest.mark.parametrize("stages", [2, 3, 4])
+@pytest.mark.parametrize("stages", quick([2, 3, 4], 3))
 def test_stages_make_the_steps_of_one_trainer(four: Client, alone: Any, stages: int) -> None:
     """Of two pipelines side by side, one that another trainer feeds, and one of all."""
     found = regressor(pipeline=Pipeline(stages, 3)).fit(*lazy(), client=four)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from distributed import Client, LocalCluster
 
-from tests.training.recovery.strikes import wait_for_three
+from tests.lost_workers import wait_for_three
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,34 +13,15 @@ import dask.array as da
 import numpy as np
 import pytest
 from distributed import Client
-from distributed.comm import get_address_host_port
 from scipy import sparse
 from sklearn.metrics import log_loss
 
 from daskml_dist import Run
 from daskml_dist.linear_model import SGDClassifier
-from daskml_dist.training.dask_internals import list_workers
 
-N_ROWS, N_PASSES = 6_000, 20
+N_ROWS, N_PASSES = 6_000, 14
 EXACT = ["sync", "allreduce", "local", "average"]
 SERVED = {"ssp", "async"}
-
-
-def _listens(address: str) -> bool:
-    host, port = get_address_host_port(address)
-    try:
-        socket.create_connection((host, port), timeout=30).close()
-    except OSError:
-        return False
-    return True
-
-
-def wait_for_three(client: Client) -> None:
-    """Until three workers are there: for a moment the scheduler lists those killed just now too."""
-    deadline = time.monotonic() + 200
-    while not (len(workers := list_workers(client)) == 3 and all(map(_listens, workers))):
-        assert time.monotonic() < deadline, workers
-        time.sleep(0.05)
 
 
 def make_rows() -> tuple[Any, Any]:

@@ -13,6 +13,7 @@ from distributed import Client, wait
 from daskml_dist import Run
 from daskml_dist.errors import DataLostError
 from daskml_dist.training.dask_internals import list_workers
+from tests.lost_workers import wait_for_three
 from tests.training.recovery.strikes import (
     N_ROWS,
     Strike,
@@ -22,7 +23,6 @@ from tests.training.recovery.strikes import (
     lazy_rows,
     make_classifier,
     make_rows,
-    wait_for_three,
     workers_of,
 )
 
