@@ -190,11 +190,11 @@ def assert_clean(client: Client, keep: Any = (), timeout: float = 200.0) -> None
     while left := _left_behind(client, kept):
         if time.monotonic() > deadline:
             pytest.fail(f"left behind on the cluster: {left}")
-        time.sleep(0.02)
+        gc.collect()
+        time.sleep(0.005)
 
 
 def _left_behind(client: Client, kept: set[Any]) -> dict[str, Any]:
-    gc.collect()
     found = client.run_on_scheduler(_scheduler_state)
     found["tasks"] = sorted(set(found["tasks"]) - kept, key=str)
     actors: dict[str, list[Any]] = client.run(_worker_actors)

@@ -26,7 +26,7 @@ from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import InverseScaling
 from tests.interpreted import interpreted
-from tests.quick import quick
+from tests.quick import in_turn, quick
 from tests.rules import one_group
 
 D = 5
@@ -98,13 +98,18 @@ def _block(
     return rng.normal(size=(n, d)).astype(dtype), y.astype(dtype), weight
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("penalty", [Penalty(0, 0), Penalty(0, 0.1), Penalty(0.05, 0.02)])
-@pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
-@pytest.mark.parametrize("name", WITH_ROWS)
+@pytest.mark.parametrize(
+    ("pair", "penalty", "dtype"),
+    in_turn(
+        itertools.product(WITH_ROWS, sorted(OPTIMIZERS)),
+        [Penalty(0, 0), Penalty(0, 0.1), Penalty(0.05, 0.02)],
+        [np.float32, np.float64],
+    ),
+)
 def test_every_loss_and_optimizer(
-    name: str, optimizer: str, penalty: Penalty, dtype: Any, monkeypatch: pytest.MonkeyPatch
+    pair: tuple[str, str], penalty: Penalty, dtype: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    name, optimizer = pair
     for module in (host_gather, host_update):
         monkeypatch.setattr(module, "compiled_with", interpreted)
     loss, weighted, intercept = LOSSES[name](), penalty.l1 == 0, penalty.l2 != 0

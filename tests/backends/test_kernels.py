@@ -12,7 +12,6 @@ from daskml_dist.backends.kernels.usage import ARCHITECTURES, compiler, usage
 from daskml_dist.losses import LOSSES
 from daskml_dist.optimizers import OPTIMIZERS
 from tests.backends.kernel_problems import DTYPES, every_version
-from tests.quick import quick
 
 needs_nvrtc = pytest.mark.skipif(
     compiler() is None, reason="no NVRTC here: pip install nvidia-cuda-nvrtc"
@@ -56,7 +55,8 @@ def _assert_no_local_memory(name, architecture, dtype, **chosen):
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("architecture", quick(ARCHITECTURES, "sm_100"))
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_kernels_compile_without_spills(architecture):
     check = functools.partial(_assert_no_local_memory, architecture=architecture)
     check("linear_gradient", dtype="float32", d=512, loss="log_loss", result="float32")

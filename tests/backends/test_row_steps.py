@@ -161,7 +161,11 @@ def test_rows_of_all_lengths_around_unrolled_loops(dtype: Any, rtol: float) -> N
 
 @pytest.mark.parametrize(
     ("dtype", "index_dtype"),
-    [(np.float32, np.int32), pytest.param(np.float64, np.int64, marks=pytest.mark.slow)],
+    [
+        (np.float64, np.int32),
+        pytest.param(np.float32, np.int32, marks=pytest.mark.slow),
+        pytest.param(np.float64, np.int64, marks=pytest.mark.slow),
+    ],
 )
 def test_rows_that_hold_a_column_twice_add_it_up(dtype: Any, index_dtype: Any) -> None:
     X, y = _rows()

@@ -13,10 +13,11 @@ from daskml_dist.losses import LOSSES
 from daskml_dist.optimizers import OPTIMIZERS
 from tests.backends.kernel_problems import RTOL, csr_parts, make_problem, needs_compiler, true_sums
 from tests.cuda_emulation import build, run
+from tests.quick import quick
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", quick(OPTIMIZERS, "sgd", "adam", "ftrl"))
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
 def test_optimizers_are_numpys_to_the_last_bit(name, dtype, guarded):
     optimizer, n, rows, l2 = OPTIMIZERS[name](), 300, 7.0, 0.01

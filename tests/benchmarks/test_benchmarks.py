@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 import tempfile
 import threading
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -104,9 +106,18 @@ def test_there_are_benchmarks() -> None:
     assert set(NAMES) > LONG
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow if n in LONG else []) for n in NAMES]
-)
+@pytest.mark.usefixtures("shared")
+@pytest.mark.parametrize("name", sorted(set(NAMES) - LONG))
+def test_short_benchmark_makes_a_table(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """In this process, as most of the time is that of imports and clusters."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        table = importlib.import_module(f"benchmarks.{name}").run(tiny=True)
+    assert "\n|---|" in table + capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
 def test_benchmark_prints_a_table(name: str, runs: dict[str, Future[str]]) -> None:
     printed = runs[name].result(timeout=280)
     assert "Traceback" not in printed

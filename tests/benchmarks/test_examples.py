@@ -52,7 +52,7 @@ def test_quickstart_compares_policies_on_workers(here: Callable[..., str]) -> No
 @pytest.mark.parametrize(
     "kind", ["csv", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("parquet", "svm"))]
 )
-def test_quickstart_reads_files(tmp_path: Path, kind: str) -> None:
+def test_quickstart_reads_files(tmp_path: Path, kind: str, here: Callable[..., str]) -> None:
     X, y = load_iris(return_X_y=True)
     path = tmp_path / f"iris.{kind}"
     if kind == "svm":
@@ -62,7 +62,8 @@ def test_quickstart_reads_files(tmp_path: Path, kind: str) -> None:
         frame = pd.DataFrame(X, columns=list("abcd")).assign(species=np.array(["i", "v", "w"])[y])
         frame.to_csv(path, index=False) if kind == "csv" else frame.to_parquet(path)
     options = ["--target", "species", "--workers", "0", "--policy", "sync", "--passes", "5"]
-    output = _run("quickstart.py", "--data", str(path), *options)
+    run = here if kind == "csv" else _run
+    output = run("quickstart.py", "--data", str(path), *options)
     assert f"iris.{kind}: 150 x 4, 0 workers" in output
 
 

@@ -8,22 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from distributed import LocalCluster
 
 from benchmarks import __main__ as command
-from benchmarks import _common, papers
+from benchmarks import papers
 from benchmarks.papers import sparknet2015
 from benchmarks.papers._objective import Objective, made_rows
 from benchmarks.papers._stale import RATES, PulledSeldom, simulated
 from benchmarks.simulator.training import Problem
 from daskml_dist.planning.simulator import Stragglers
 from tests.quick import quick
-
-
-@pytest.fixture
-def shared(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Benchmarks take the tests' cluster for theirs, whatever size they ask for."""
-    monkeypatch.setattr(_common, "_kept", dict.fromkeys([(2, 1), (2, 4), (1, 2)], cluster))
 
 
 @pytest.mark.usefixtures("shared")

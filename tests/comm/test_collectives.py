@@ -17,6 +17,7 @@ from daskml_dist.comm.meet import TwoLevels
 from daskml_dist.comm.shared_group import SharedGroup
 from daskml_dist.errors import CommunicationError, GenerationError, RunAbortedError
 from tests.comm.ranks import Ranks
+from tests.quick import in_turn
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="Linux has it")
 #: Lengths about those at which the ways change: none, less than ranks, a piece, several pieces.
@@ -196,8 +197,7 @@ def test_a_rank_that_ends_ends_the_others(ranks: Callable[..., Ranks], layout: s
         some.each(act)
 
 
-@pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("shared", [True, False], ids=["memory", "sockets"])
+@pytest.mark.parametrize(("call", "shared"), in_turn(CALLS, [True, False]))
 def test_waits_end_as_their_bound_says(
     ranks: Callable[..., Ranks], call: str, shared: bool
 ) -> None:

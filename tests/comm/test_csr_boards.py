@@ -43,7 +43,8 @@ class _Lane:
         rng = np.random.default_rng(number)
         counts = rng.integers(0, 12, 90)
         columns = (D * rng.random(counts.sum()) ** 3).astype(np.int32)
-        parts = rng.normal(size=len(columns)).astype("f4"), columns, np.append(0, counts.cumsum())
+        starts = np.append(0, counts.cumsum()).astype(np.int32)
+        parts = rng.normal(size=len(columns)).astype("f4"), columns, starts
         X = sparse.csr_array(parts, shape=(len(counts), D))
         y = rng.choice([-1.0, 1.0], size=len(counts)).astype("f4")
         weight = rng.random(len(counts), dtype="f4") if number % 2 else None

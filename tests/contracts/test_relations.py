@@ -13,7 +13,7 @@ from tests.contracts.report import drawn, fail_simplest
 
 
 @pytest.mark.parametrize("relation", RELATIONS)
-@settings(drawn, max_examples=4)
+@settings(drawn, max_examples=2)
 @given(data=st.data())
 def test_relation(relation: str, data: Any) -> None:
     case = data.draw(related(relation))

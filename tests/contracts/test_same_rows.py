@@ -15,7 +15,7 @@ from tests.contracts.report import drawn, fail_simplest
 from tests.contracts.same_rows import check
 from tests.contracts.settings import ELSEWHERE, SETTINGS
 from tests.contracts.subjects import SUBJECTS, public_names
-from tests.quick import quick
+from tests.quick import in_turn, quick
 
 IN_MEMORY = [name for name, kind in CONTAINERS.items() if kind == "memory"]
 WITH_TARGETS = [name for name, s in SUBJECTS.items() if s.is_metric or hasattr(s.model, "predict")]
@@ -56,15 +56,28 @@ def test_sources_of_frames(source: str, data: Any) -> None:
     _same(data, container="frame", source=source)
 
 
-@pytest.mark.parametrize("step", ARRAY_STEPS)
+@pytest.mark.parametrize(
+    "step",
+    # Of the others, streamed graphs and those of frames have like ones.
+    quick(
+        ARRAY_STEPS,
+        "column chunks",
+        "sorted by target",
+        "single rows",
+        "sliced",
+        "filtered",
+        "parts persisted",
+        "transformed",
+        "fused",
+    ),
+)
 @settings(drawn, max_examples=1)
 @given(data=st.data())
 def test_steps_of_arrays(step: str, data: Any) -> None:
     _same(data, container="array", step=step)
 
 
-@pytest.mark.parametrize("source", ARRAY_SOURCES)
-@pytest.mark.parametrize("container", quick(ARRAYS, "array", "list of delayed"))
+@pytest.mark.parametrize(("source", "container"), in_turn(ARRAY_SOURCES, ARRAYS))
 @settings(drawn, max_examples=1)
 @given(data=st.data())
 def test_sources_of_arrays(source: str, container: str, data: Any) -> None:

@@ -33,8 +33,10 @@ def test_a_narrower_constructor(name: str) -> None:
     if not hasattr(model, method):  # of the rows of its fit alone
         return
     found, expected = (getattr(one, method)(rows[0]) for one in (model, base.fit(*rows)))
-    if sparse.issparse(found):
-        found, expected = found.toarray(), expected.toarray()
+    if sparse.issparse(found):  # of a million columns where a hasher made it
+        assert found.shape == expected.shape
+        assert (found != expected).nnz == 0
+        return
     np.testing.assert_array_equal(_plain(found), _plain(expected))
 
 

@@ -26,6 +26,7 @@ from daskml_dist.linear_model import LogisticRegression
 from daskml_dist.model_selection._search import SearchOnDask
 from daskml_dist.naive_bayes import GaussianNB
 from daskml_dist.preprocessing import StandardScaler
+from tests.quick import in_turn
 
 # Whole numbers from 0 on, which all estimators take, and labels that are targets too.
 rng = np.random.default_rng(0)
@@ -176,8 +177,7 @@ REPEATED = FRAME.set_axis(list("abbd"), axis=1)
 TOLD = r"several columns of the dataframe are called \['b'\].*X.loc\[:, ~X.columns.duplicated"
 
 
-@pytest.mark.parametrize("lazy", [False, True], ids=["in memory", "Dask"])
-@pytest.mark.parametrize("name", sorted(PUBLIC))
+@pytest.mark.parametrize(("name", "lazy"), in_turn(sorted(PUBLIC), [False, True]))
 def test_columns_of_one_name_are_refused(name: str, lazy: bool) -> None:
     X = dd.from_pandas(REPEATED, npartitions=2) if lazy else REPEATED
     with pytest.raises(InvalidDataError, match=TOLD):

@@ -34,6 +34,12 @@ def _open_channel(
     raise AssertionError("no handshake succeeds")
 
 
+@pytest.mark.parametrize(
+    "credentials",
+    [False, pytest.param(True, marks=pytest.mark.slow)],  # they say nothing, under TLS, too
+    ids=["tcp", "tls"],
+    indirect=True,
+)
 def test_a_thousand_connections(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """They stay, and say nothing: those of the fit come in nevertheless, and all is forgotten."""
     monkeypatch.setattr(module, "_GRACE", 0.1)

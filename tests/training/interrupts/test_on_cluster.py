@@ -158,6 +158,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_of_a_terminal_spares_the_workers() -> None:
     """It goes to the whole process group, as JupyterLab's button does."""
     told = []
