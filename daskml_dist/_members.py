@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import threading
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,6 +18,8 @@ from dask.utils import is_dataframe_like, is_series_like
 from numpy.typing import NDArray
 from scipy import sparse
 from sklearn.base import clone
+from sklearn.frozen import FrozenEstimator
+from sklearn.pipeline import Pipeline
 from sklearn.utils._metadata_requests import _routing_enabled
 from sklearn.utils.metadata_routing import process_routing
 from sklearn.utils.validation import has_fit_parameter
@@ -27,12 +32,14 @@ from daskml_dist.data.conversion import as_column as column_of
 from daskml_dist.data.conversion import plain_objects, rows_at
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.unique_names import check_unique_names
+from daskml_dist.data.unread import marking_own, naming_blocks
 from daskml_dist.diagnostics.works import tell
 from daskml_dist.errors import (
     InvalidDataError,
     InvalidParameterError,
     InvalidTypeError,
 )
+from daskml_dist.errors.outside import outside
 from daskml_dist.inference.share import shared
 from daskml_dist.model_selection._checks import knows_dask
 from daskml_dist.model_selection._roles import TEST
@@ -42,7 +49,7 @@ from daskml_dist.model_selection._split_rows import (
     n_rows_of,
 )
 from daskml_dist.model_selection._stacking import stacked_fits
-from daskml_dist.model_selection._validation import Splits, fitted_on
+from daskml_dist.model_selection._validation import Splits, fitted_on, with_cut
 
 __all__ = [
     "OutOfFold",
@@ -51,12 +58,21 @@ __all__ = [
     "check_weighable",
     "fit_folds",
     "fit_members",
+    "has_few_entries",
     "here",
     "params_of",
     "plain_labels",
     "taken",
     "weights_of_rows",
 ]
+
+#: Entries of X up to which a member is fitted in one task, on all rows: to start a fit on several
+#: processes, and their meetings, take longer than the arithmetic (`benchmarks/break_even.py`).
+_FEW_ENTRIES = 1 << 20
+#: Parameters that a fit in another process cannot keep to: they speak to the caller.
+_OF_THE_CALLER = "callbacks", "checkpoint", "verbose"
+#: Python's record of warnings belongs to the process: threads take turns.
+_recording_warnings = threading.Lock()
 
 
 def here(
@@ -149,38 +165,82 @@ def check_weighable(named: Sequence[tuple[str, Any]], params: dict[str, Any]) ->
             )
 
 
-def fit_members(jobs: Sequence[tuple[Any, Any, Any, dict[str, Any]]]) -> list[Any]:
+def has_few_entries(X: Any, n_rows: int | None = None) -> bool:
+    """Return whether a Dask collection is known to be so small that one process should fit it.
+
+    Parameters
+    ----------
+    X : Dask collection
+    n_rows : int or None
+        Its rows, where the caller has counted them; None: as Dask knows.
+    """
+    # Frames do not know their rows, and lists of delayed blocks not even their columns.
+    n_known, *row_shape = getattr(X, "shape", None) or (None, math.inf)
+    n = n_rows if n_rows is not None else n_known
+    return isinstance(n, int | np.integer) and n * math.prod(row_shape) <= _FEW_ENTRIES
+
+
+def _fits_in_task(member: Any, few: bool) -> bool:
+    """Return whether a member is fitted in one task, on rows that are gathered there."""
+    if not knows_dask(member):
+        return True
+    if not few or isinstance(member, FrozenEstimator):
+        return False
+    if isinstance(member, Pipeline):
+        return all(step == "passthrough" or _fits_in_task(step, few) for _, step in member.steps)
+    params = member.get_params(deep=False)
+    # An estimator of other estimators (a search, an ensemble) fits them by tasks of its own.
+    nested = any(hasattr(value, "fit") or isinstance(value, list) for value in params.values())
+    to_caller = any(params.get(name) for name in _OF_THE_CALLER)
+    return not (nested or to_caller or params.get("device") == "gpu")
+
+
+def fit_members(
+    jobs: Sequence[tuple[Any, Any, Any, dict[str, Any]]], few: bool | None = None
+) -> list[Any]:
     """Fit clones of estimators, each to rows and with arguments of its own.
 
     Those that know Dask collections are fitted one after the other, each on the whole cluster;
-    others as tasks side by side, on rows gathered there.
+    others, and all where rows are few, as tasks side by side, on rows gathered there.
 
     Parameters
     ----------
     jobs : sequence of (estimator, X, y, dict)
+    few : bool or None
+        Whether the rows are few; None: as :func:`has_few_entries` tells of each job.
 
     Returns
     -------
     list of estimator
     """
-    found, tasks = {}, {}
+    found, tasks, blocks = {}, {}, []
     for i, job in enumerate(jobs):
-        if knows_dask(job[0]):
+        if _fits_in_task(job[0], has_few_entries(job[1]) if few is None else few):
+            member, X, y, params = job
+            weight = params.get("sample_weight")
+            rows = as_collection(X, y, weight, numeric=False, multi_output=True, any_shape=True)
+            tasks[i] = _fit_task(member, rows, params)
+            blocks += rows.parts
+        else:
             tell("members", i, len(jobs), "fit")
             found[i] = fitted_on(*job)
-        else:
-            tasks[i] = _fit_task(*job)
     if tasks:
         tell(f"{len(tasks)} members as tasks")
-        every = list(tasks.values())
-        found.update(zip(tasks, tried(lambda _: delayed(list, pure=False)(every)), strict=True))
+        found.update(zip(tasks, _computed(list(tasks.values()), blocks), strict=True))
     return [found[i] for i in range(len(jobs))]
 
 
-def _fit_task(member: Any, X: Any, y: Any, params: dict[str, Any]) -> Delayed:
-    plain = dict(params)
-    weight = plain.pop("sample_weight", None)
-    rows = as_collection(X, y, weight, numeric=False, multi_output=True, any_shape=True)
+def _computed(tasks: list[Delayed], blocks: list[tuple[Any, ...]]) -> list[Any]:
+    """Return what tasks fit, and repeat their warnings; errors name the block that has none."""
+    with naming_blocks(blocks):
+        made = tried(lambda _: delayed(list, pure=False)(tasks))
+    for text, category in dict.fromkeys(one for _, found in made for one in found):
+        warnings.warn(text, category, stacklevel=outside())
+    return [fitted for fitted, _ in made]
+
+
+def _fit_task(member: Any, rows: Collection, params: dict[str, Any]) -> Delayed:
+    plain = {name: value for name, value in params.items() if name != "sample_weight"}
     columns = [list(of) for of in zip(*rows.parts, strict=True)]
     task: Delayed = delayed(partial(_fit_here, plain), pure=False)(member, *columns)
     return task
@@ -192,7 +252,27 @@ def _fit_here(plain: dict[str, Any], member: Any, X: Any, y: Any, weight: Any) -
     if weight[0] is not None:
         each = zip(weight, map(n_rows_of, X), strict=True)
         params["sample_weight"] = joined_rows([weights_of_rows(own, n) for own, n in each])
-    return fitted_on(member, joined_rows(X), None if y[0] is None else joined_rows(y), params)
+    y = None if y[0] is None else joined_rows(y)
+    return _fit_recorded(member, joined_rows(X), y, params)
+
+
+def _fit_fold(splits_params: Callable[..., dict[str, Any]], member: Any, sides: Any) -> Any:
+    """Fit a clone to the training rows of a split, which are gathered."""
+    (X, y, *cut), _ = sides
+    return _fit_recorded(member, X, y, splits_params(cut))
+
+
+def _fit_recorded(
+    member: Any, X: Any, y: Any, params: dict[str, Any]
+) -> tuple[Any, list[tuple[str, type[Warning]]]]:
+    """Return a fitted clone, and the warnings of its fit, which the caller's process repeats."""
+    if not knows_dask(member):
+        # Such fits are not short, and a worker's threads make several at once.
+        return marking_own(fitted_on, member, X, y, params), []
+    with _recording_warnings, warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        fitted = marking_own(fitted_on, member, X, y, params)
+    return fitted, [(str(one.message), one.category) for one in found]
 
 
 def weights_of_rows(weight: Any, n_rows: int) -> Any:
@@ -200,8 +280,17 @@ def weights_of_rows(weight: Any, n_rows: int) -> Any:
     return np.full(n_rows, weight) if np.ndim(weight) == 0 else weight
 
 
-def fit_folds(member: Any, splits: Splits) -> list[Any]:
-    """Fit clones of an estimator to the training rows of each split; one fit where that can be."""
+def fit_folds(member: Any, splits: Splits, few: bool | None = None) -> list[Any]:
+    """Fit clones of an estimator to the training rows of each split; one fit where that can be.
+
+    Where rows are few, each clone is fitted in a task; `few` is as of :func:`fit_members`.
+    """
+    few = has_few_entries(splits.inputs[0]) if few is None else few
+    if knows_dask(member) and _fits_in_task(member, few):
+        fit = delayed(partial(_fit_fold, partial(with_cut, splits.plain, splits.cut)), pure=False)
+        tasks = [fit(member, splits.rows.gathered(split)) for split in range(splits.n_splits)]
+        tell(f"{len(tasks)} fits as tasks")
+        return _computed(tasks, splits.rows.columns.parts)
     found = stacked_fits([clone(member)], splits, {}, {}, train_score=False, error_score="raise")
     if found is None:
         fits = splits.fits([member], {}, train_score=False, error_score="raise")

@@ -17,7 +17,7 @@ from sklearn.utils.validation import has_fit_parameter
 
 from daskml_dist._checks import taking_client
 from daskml_dist._lazy_labels import counted_labels, encoded
-from daskml_dist._members import fit_folds, fit_members, here, taken
+from daskml_dist._members import fit_folds, fit_members, has_few_entries, here, taken
 from daskml_dist._on_blocks import OnBlocks
 from daskml_dist._theirs import checked_as_theirs
 from daskml_dist.calibration._answers import (
@@ -146,13 +146,15 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
             y, classes = encoded(y, self.classes_), np.arange(len(self.classes_))
         else:
             classes = self.classes_
+        few = has_few_entries(X, int(counts.sum()))
         with doing(type(self).__name__, None):
-            self._fit_lazily(member, X, y, groups, own, weighted.get("sample_weight"), classes)
+            weight = weighted.get("sample_weight")
+            self._fit_lazily(member, X, y, groups, own, weight, classes, few)
         return self
 
     def _fit_lazily(
         self, member: Any, X: Any, y: Any, groups: Any, own: dict[str, Any], weight: Any,
-        classes: Any,
+        classes: Any, few: bool,
     ) -> None:  # fmt: skip
         frozen = isinstance(member, FrozenEstimator) or self.cv == "prefit"
         apart = (not frozen) if self.ensemble == "auto" else bool(self.ensemble)
@@ -163,14 +165,14 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
         else:
             splits = Splits(self, X, y, groups, own, self.cv)
             roles, codes = splits.roles, splits.rows.code_parts()
-            fits = [member] * splits.n_splits if frozen else fit_folds(member, splits)
+            fits = [member] * splits.n_splits if frozen else fit_folds(member, splits, few)
         if roles is not None:
             check_known_classes(fits, classes, self.method, apart)
         asked = Asked(fits, roles, classes, apart)
         if apart:
             final = fits
         else:
-            final = [fits[0]] if frozen else fit_members([(member, X, y, own)])
+            final = [fits[0]] if frozen else fit_members([(member, X, y, own)], few)
         columns = [self._columns(one, classes) for one in final]
         tell("calibrating")
         lots = asked.blocks(rows, codes)

@@ -10,8 +10,8 @@ from sklearn.preprocessing import LabelEncoder
 from sklearn.utils import Bunch
 
 from daskml_dist._checks import taking_client
-from daskml_dist._lazy_labels import encoded, labels_of
-from daskml_dist._members import here, params_of, taken
+from daskml_dist._lazy_labels import counted_labels, encoded
+from daskml_dist._members import has_few_entries, here, params_of, taken
 from daskml_dist._on_blocks import OnBlocks
 from daskml_dist._theirs import checked_as_theirs
 from daskml_dist.data.foreign import convert_foreign, named_blocks
@@ -68,10 +68,10 @@ class Named(OnBlocks):
         X, y, params = taken(X, y, fit_params)
         named = self._checked_members(params)
         given = params_of(self, named, params)
-        if is_classifier(self):
-            y = self._encoded(y)
+        y, n_rows = self._encoded(y) if is_classifier(self) else (y, None)
+        few = has_few_entries(X, n_rows)
         with doing(type(self).__name__, getattr(self, "verbose", 0)):
-            self._fit_lazy(named, given, X, y, params)
+            self._fit_lazy(named, given, X, y, params, few)
         return self
 
     def _check_named(self) -> None:
@@ -83,18 +83,22 @@ class Named(OnBlocks):
                 '[("nb", GaussianNB())].'
             )
 
-    def _encoded(self, y: Any) -> Any:
-        """Numbers of the labels of a Dask collection, which are set."""
-        self.classes_: Any = labels_of(y)
+    def _encoded(self, y: Any) -> tuple[Any, int | None]:
+        """Return numbers for the labels of a Dask collection, which are set, and how many rows."""
+        self.classes_: Any
+        self.classes_, counts = counted_labels(y)
         setattr(self, self._encoder, label_encoder(self.classes_))
-        return encoded(y, self.classes_)
+        return encoded(y, self.classes_), int(counts.sum())
 
     @abstractmethod
     def _fit_lazy(
         self, named: list[tuple[str, Any]], given: list[dict[str, Any]], X: Any, y: Any,
-        params: dict[str, Any],
+        params: dict[str, Any], few: bool,
     ) -> None:  # fmt: skip
-        """Fit to a Dask collection, and numbers of its labels; `given` is for each member."""
+        """Fit to a Dask collection, and numbers of its labels; `given` is for each member.
+
+        `few` is whether one process should fit a member.
+        """
 
     @property
     def n_features_in_(self) -> int:

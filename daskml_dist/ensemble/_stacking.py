@@ -57,17 +57,17 @@ class Stacking(Named):
         check_weighable([("final_estimator", self._final())], params)
         return named
 
-    def _encoded(self, y: Any) -> Any:
+    def _encoded(self, y: Any) -> tuple[Any, int | None]:
         if not has_columns(y):
             return super()._encoded(y)
         n_labels = check_indicators(y)  # of several labels a row: 0 and 1, as they are
         self.classes_ = [np.array([0, 1]) for _ in range(n_labels)]
         self._label_encoder = [label_encoder(labels) for labels in self.classes_]
-        return y
+        return y, None
 
     def _fit_lazy(
         self, named: list[tuple[str, Any]], given: list[dict[str, Any]], X: Any, y: Any,
-        params: dict[str, Any],
+        params: dict[str, Any], few: bool,
     ) -> None:  # fmt: skip
         members = [member for _, member in named]
         with checked_as_theirs():
@@ -83,10 +83,11 @@ class Stacking(Named):
             meta = self._answers(X)
         else:
             jobs = [(m, X, y, own) for m, own in zip(members, given, strict=True)]
-            self._set_members(fit_members(jobs))
+            self._set_members(fit_members(jobs, few))
             self.stack_method_ = methods
-            meta = self._out_of_fold(members, X, y, given)
-        (self.final_estimator_,) = fit_members([(self._final(), meta, *_aligned(X, y, params))])
+            meta = self._out_of_fold(members, X, y, given, few)
+        final = self._final(), meta, *_aligned(X, y, params)
+        (self.final_estimator_,) = fit_members([final], few)
 
     def _final(self) -> Any:
         return clone(self._default() if self.final_estimator is None else self.final_estimator)
@@ -98,13 +99,15 @@ class Stacking(Named):
         self._set_widths(sample_rows(X))
         return map_blocks(function, X, meta=meta)
 
-    def _out_of_fold(self, members: list[Any], X: Any, y: Any, given: list[dict[str, Any]]) -> Any:
+    def _out_of_fold(
+        self, members: list[Any], X: Any, y: Any, given: list[dict[str, Any]], few: bool
+    ) -> Any:
         """Answers to rows by members that have not seen them, lazy."""
         fits = []
         cv = _fixed(self.cv)
         for member, params in zip(members, given, strict=True):
             splits = Splits(self, X, y, None, params, cv)
-            fits.append(fit_folds(member, splits))
+            fits.append(fit_folds(member, splits, few))
         several = is_classifier(self) and isinstance(self.classes_, list)
         n_classes = len(self.classes_) if is_classifier(self) and not several else None
         own = OutOfFold(fits, self.stack_method_, n_classes)

@@ -28,7 +28,7 @@ class Voting(Named):
 
     def _fit_lazy(
         self, named: list[tuple[str, Any]], given: list[dict[str, Any]], X: Any, y: Any,
-        params: dict[str, Any],
+        params: dict[str, Any], few: bool,
     ) -> None:  # fmt: skip
         jobs = [(member, X, y, own) for (_, member), own in zip(named, given, strict=True)]
-        self._set_members(fit_members(jobs))
+        self._set_members(fit_members(jobs, few))
