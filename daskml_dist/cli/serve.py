@@ -33,7 +33,7 @@ _FILES = {
 _PASSED = (
     "certificate", "private_key", "client_authorities", "method", "all_versions", "scheduler",
     "cluster_rows", "head_seconds", "body_seconds", "max_bytes", "max_waiting", "max_delay",
-    "access_log", "together", "trusted",
+    "access_log", "compress_from", "together", "trusted",
 )  # fmt: skip
 
 
@@ -84,6 +84,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="classes of others that model files may hold: sklearn.tree._tree.Tree",
     )
     _add_flag(parser, "--access-log", "a line for each request")
+    parser.add_argument(
+        "--compress-from",
+        type=int,
+        metavar="BYTES",
+        help="compress larger answers, for clients that take gzip",
+    )
 
 
 def _add_flag(parser: argparse.ArgumentParser, name: str, text: str) -> None:

@@ -37,6 +37,7 @@ from daskml_dist.serving.http import (
     Receive,
     Send,
     check_token,
+    compress,
     json_body,
     respond,
 )
@@ -83,6 +84,10 @@ class App:
         Workers that predict what has many rows (:class:`daskml_dist.serving.on_cluster.Cluster`).
     access_log : bool, default=False
         Whether each request is a line of the logger ``daskml_dist.serving.access``.
+    compress_from : int, optional
+        Bytes of an answer from which it is compressed, for clients whose ``Accept-Encoding`` takes
+        gzip; None, the default: never, since many clients say so by themselves, and on a fast
+        network compressing takes longer than the bytes.
 
     Notes
     -----
@@ -106,6 +111,7 @@ class App:
         body_seconds: float = 30.0,
         cluster: Any = None,
         access_log: bool = False,
+        compress_from: int | None = None,
     ) -> None:
         self.models = models
         self.metrics = metrics
@@ -117,6 +123,7 @@ class App:
         self._max_delay = max_delay
         self._bodies = Bodies(max_bytes, body_seconds)
         self._access_log = access_log
+        self._compress_from = compress_from
         self.head = Heads(self._plain)
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
@@ -126,23 +133,27 @@ class App:
             return
         call = Call(scope["method"], scope["path"], dict(scope["headers"]), scope.get("client"))
         try:
-            status, headers, body = await self._answer(call, receive)
+            said = await self._answer(call, receive)
         except Gone:
             return
         except Exception as error:
-            status, headers, body = refusal(error, call)
-        self._note(call, status, body)
+            said = refusal(error, call)
+        status, headers, body = self._end(call, said)
         unread = receive if CLOSE in headers and status != 408 else None
         await respond(send, status, headers, body, call.method == "HEAD", unread)
 
-    def _note(self, call: Call, status: int, body: bytes) -> None:
-        """Count a request that is answered, and write its line."""
+    def _end(self, call: Call, said: Said) -> Said:
+        """Count a request that is answered, write its line, and return the answer as it is sent."""
+        status, headers, body = said
+        if self._compress_from is not None and status == 200:
+            headers, body = compress(call.headers, headers, body, self._compress_from)
         seconds = time.perf_counter() - call.began
         self.metrics.count(call.model, call.version, status)
         if status == 200 and call.n_rows:
             self.metrics.observe(call.model, call.version, seconds, call.n_rows)
         if self._access_log:
             _log(call.client, f"{call.method} {_plain(call.path)}", status, body, seconds)
+        return status, headers, body
 
     def refused(self, status: int, body: bytes, client: Any) -> None:
         """Count what a connection has refused before it was a request, and write its line."""
@@ -255,7 +266,7 @@ class App:
         tell : callable
             Is told status, headers and body: at the end of this turn of the event loop, or later.
         """
-        reply = Reply(self._note, Call("POST", head.path, head.headers, client), head.codec, tell)
+        reply = Reply(self._end, Call("POST", head.path, head.headers, client), head.codec, tell)
         try:
             reply.question, waiting = self._asked_of(
                 reply.call, head.codec, body, head.name, head.version, reply

@@ -20,7 +20,19 @@ __all__ = ["Entry", "Route", "Served", "alone", "look", "path_of", "shared", "st
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Served:
-    """A version of a model, in memory."""
+    """A version of a model, in memory.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.inference import Predictor
+    >>> from daskml_dist.naive_bayes import GaussianNB
+    >>> from daskml_dist.serving import Served
+    >>> model = GaussianNB().fit(np.array([[0.0], [1.0]]), ["no", "yes"])
+    >>> served = Served("income", "3", Predictor(model, "predict"), {})
+    >>> served.predictor(np.array([[0.9]])).tolist()
+    ['yes']
+    """
 
     name: str
     version: str
@@ -29,7 +41,16 @@ class Served:
 
 
 class Route(NamedTuple):
-    """The version that answers a request, and those that see the same rows."""
+    """The version that answers a request, and those that see the same rows.
+
+    Examples
+    --------
+    >>> from daskml_dist.serving import Route, Served
+    >>> third, fourth = (Served("income", version, None, {}) for version in "34")
+    >>> route = Route(served=third, shadows=(fourth,))
+    >>> route.served.version, [one.version for one in route.shadows]
+    ('3', ['4'])
+    """
 
     served: Served
     shadows: tuple[Served, ...]

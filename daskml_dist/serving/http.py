@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import hmac
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -20,6 +22,7 @@ __all__ = [
     "Receive",
     "Send",
     "check_token",
+    "compress",
     "error_body",
     "json_body",
     "respond",
@@ -67,6 +70,35 @@ def check_token(headers: Mapping[bytes, bytes], token: bytes) -> None:
             401,
             ((b"www-authenticate", b"Bearer"),),
         )
+
+
+@lru_cache(maxsize=256)
+def _takes_gzip(accepted: bytes) -> bool:
+    """Return whether a header Accept-Encoding takes gzip, which "gzip;q=0" does not."""
+    for one in accepted.lower().split(b","):
+        name, *params = one.replace(b" ", b"").split(b";")
+        if name in (b"gzip", b"x-gzip", b"*"):
+            return not any(p.startswith(b"q=") and not p[2:].strip(b"0.") for p in params)
+    return False
+
+
+def compress(
+    asked: Mapping[bytes, bytes], headers: Headers, body: bytes, least: int
+) -> tuple[Headers, bytes]:
+    """Return the headers and the body of an answer, as gzip where its client takes that.
+
+    Bodies of fewer than `least` bytes, and those that gzip does not make smaller, stay as they are.
+    """
+    if len(body) < least:
+        return headers, body
+    headers = (*headers, (b"vary", b"accept-encoding"))
+    if not _takes_gzip(asked.get(b"accept-encoding", b"")):
+        return headers, body
+    # The fastest level: the time of a larger one is longer than that of its bytes on their way.
+    smaller = gzip.compress(body, compresslevel=1, mtime=0)
+    if len(smaller) >= len(body):
+        return headers, body
+    return (*headers, (b"content-encoding", b"gzip")), smaller
 
 
 async def respond(

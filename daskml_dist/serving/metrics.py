@@ -49,6 +49,14 @@ class Metrics:
     ----------
     n_slots : int, default=1
         Processes that may be there at a time; made before they are forked.
+
+    Examples
+    --------
+    >>> from daskml_dist.serving import Metrics
+    >>> metrics = Metrics()
+    >>> metrics.count("income", "3", 200)
+    >>> [line for line in metrics.render().decode().splitlines() if 'code="200"' in line]
+    ['daskml_dist_requests_total{model="income",version="3",code="200"} 1']
     """
 
     def __init__(self, n_slots: int = 1) -> None:

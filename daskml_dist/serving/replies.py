@@ -41,19 +41,19 @@ class Product:
 class Reply:
     """The answer to a request that came whole: a future that is told of, not waited for."""
 
-    __slots__ = ("_codec", "_note", "_tell", "_told", "call", "names", "question")
+    __slots__ = ("_codec", "_finish", "_tell", "_told", "call", "names", "question")
 
     question: Question
     names: list[str]
 
     def __init__(
         self,
-        note: Callable[[Call, int, bytes], None],
+        finish: Callable[[Call, Said], Said],
         call: Call,
         codec: Any,
         tell: Callable[[int, Any, bytes], None],
     ) -> None:
-        self._note, self.call, self._codec, self._tell = note, call, codec, tell
+        self._finish, self.call, self._codec, self._tell = finish, call, codec, tell
         self._told = False
 
     def done(self) -> bool:
@@ -88,8 +88,7 @@ class Reply:
 
     def _end(self, said: Said) -> None:
         self._told = True
-        self._note(self.call, said[0], said[2])
-        self._tell(*said)
+        self._tell(*self._finish(self.call, said))
 
 
 def said_of(call: Call, codec: Any, question: Question, outputs: list[tuple[str, Any]]) -> Said:

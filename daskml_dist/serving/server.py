@@ -99,7 +99,8 @@ def serve(
         Inference Protocol's.
     **settings
         Of the application: `max_bytes`, `max_waiting`, `max_delay`, `body_seconds`, `together`,
-        `access_log` (:class:`daskml_dist.serving.app.App`); `cluster` where there is a scheduler.
+        `access_log`, `compress_from` (:class:`daskml_dist.serving.app.App`); `cluster` where there
+        is a scheduler.
 
     Raises
     ------
@@ -118,6 +119,10 @@ def serve(
     """
     _check(port, workers, watch)
     _check_seconds(keep_alive=keep_alive, head_seconds=head_seconds, end_within=end_within)
+    if (least := settings.get("compress_from")) is not None and least < 1:
+        raise InvalidParameterError(
+            f"compress_from={least}: use a number of bytes >= 1, or None for never."
+        )
     certificates = _certificates(certificate, private_key, key_password, client_authorities)
     check_installed()
     if not isinstance(source, Mapping):

@@ -483,6 +483,35 @@ def test_compressed_bodies_that_are_refused(model, rows):
     assert ask(app, INFER, gone, {"content-encoding": "gzip"}).status == 200
 
 
+@pytest.mark.parametrize(
+    ("accepted", "is_compressed"),
+    [
+        (None, False),
+        ("gzip", True),
+        ("br;q=1.0, GZIP;q=0.5", True),
+        ("*", True),
+        ("br, deflate", False),
+        ("gzip;q=0, *;q=0.0", False),
+    ],
+)
+def test_large_answers_are_compressed_for_those_who_take_it(model, rows, accepted, is_compressed):
+    app = App(Models(m=model), Metrics(), compress_from=400)
+    headers = {} if accepted is None else {"accept-encoding": accepted}
+    plain = ask(App(Models(m=model), Metrics()), INFER, body(rows), headers)
+    assert b"content-encoding" not in plain.headers
+    found = ask(app, INFER, body(rows), headers)
+    assert found.headers[b"vary"] == b"accept-encoding"
+    assert (found.headers.get(b"content-encoding") == b"gzip") == is_compressed
+    data = gzip.decompress(found.body) if is_compressed else found.body
+    assert data == plain.body
+    assert int(found.headers[b"content-length"]) == len(found.body)
+    # Small ones, and errors, are as they were.
+    for few, status in ((rows[:1], 200), (rows[:, :2], 422)):
+        small = ask(app, INFER, body(few), headers)
+        assert small.status == status
+        assert b"content-encoding" not in small.headers
+
+
 def test_the_index_lists_what_is_served(model):
     models = Models(a=model, b=model)
     found = ask(App(models, Metrics()), "/v2/repository/index", {"ready": True})

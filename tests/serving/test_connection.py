@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -169,6 +170,22 @@ def test_cuts_change_nothing(cuts, together, waits):
     codes = one.app.metrics.codes
     assert codes["m", "1", 200] == sum(status == 200 for _, status in STREAM) - 1
     assert one.app.metrics.rows["m", "1"] == 1 + 2 + 1 + 1 + 1 + 3
+
+
+def test_answers_of_whole_requests_are_compressed():
+    whole = request(asked(X), "Accept-Encoding: gzip, deflate")
+
+    async def run(**settings):
+        one = opened(**settings)
+        one.connection.data_received(whole)
+        ((_, body),) = replies(await answered(one, 1))
+        assert one.app.answer.call_count == 1
+        return one.transport.written, body
+
+    _, plain = asyncio.run(run())
+    written, body = asyncio.run(run(compress_from=100))
+    assert b"content-encoding: gzip" in written
+    assert gzip.decompress(body) == plain
 
 
 def test_many_at_once_are_each_to_the_bit():

@@ -172,6 +172,7 @@ def test_what_is_not_there_ends_it_at_once(monkeypatch: pytest.MonkeyPatch) -> N
         ({"watch": -1.0}, "watch=-1.0"),
         ({"keep_alive": 0.0}, "keep_alive=0.0"),
         ({"head_seconds": float("nan")}, "head_seconds=nan"),
+        ({"compress_from": 0}, "compress_from=0"),
     ],
 )
 def test_mistakes(options: dict[str, Any], words: str) -> None:
