@@ -21,6 +21,10 @@ from daskml_dist.training.run import INLINE, client_of
 
 __all__ = ["advise", "known_costs"]
 
+#: Factor of the expected seconds that makes the range of sparse rows: a part of them touches fewer
+#: of the parameters than all do, and caches hold these longer.
+_SPARSE_SPREAD = 2.0
+
 
 @telling_arguments
 def advise(X: Any, estimator: Any, y: Any = None, client: Any = None) -> Plan:
@@ -28,12 +32,15 @@ def advise(X: Any, estimator: Any, y: Any = None, client: Any = None) -> Plan:
 
     The first plan of an estimator's kind makes some tiny fits at each place, which tell what a fit,
     a pass, a row and an entry cost there; Dask's setting ``daskml_dist.planning.cache``
-    (default True) keeps them in the user's cache folder. No row of X is read.
+    (default True) keeps them in the user's cache folder. No row of X is read, unless it is sparse:
+    what a sparse row costs depends on where its entries are, so that each plan makes fits to three
+    parts of the rows, of a million stored entries at most.
 
     Parameters
     ----------
     X : dask Array or DataFrame, array-like or pandas.DataFrame
-        Of shape (n_rows, n_features), dense. Ratings, in memory, for
+        Of shape (n_rows, n_features); sparse ones in memory, for SGD and linear models by
+        gradients. Ratings, in memory, for
         :class:`~daskml_dist.recommender.ALS`.
     estimator : estimator
         One that there is a cost model for: linear models by steps and by rounds, K-means, PCA,
@@ -126,7 +133,9 @@ class _Asked:
         """Costs at a place, out of the file or measured now; there, with those of this process."""
         family, rows = self.family, self.rows
         key = _key(family, self.estimator, place, rows)
-        found = load(key)
+        # What a sparse row costs depends on where its entries are.
+        is_sparse = rows.entries is not None
+        found = None if is_sparse else load(key)
         if found is None:
             source = rows.kind if place.name != INLINE else "memory"
             names = family.policies(self.estimator)
@@ -134,12 +143,13 @@ class _Asked:
             known = {name: v for name, v in here.values.items() if name in family.computing}
             found = measured_costs(
                 family, self.estimator, place, source, rows.dtype, rows.n_classes > 2, known,
-                others,
+                others, rows if is_sparse else None,
             )  # fmt: skip
             # Whatever a fit does in one process it does on workers too.
             least = {name: max(v, here.values.get(name, 0.0)) for name, v in found.values.items()}
             found = replace(found, values=least)
-            save(key, found)
+            if not is_sparse:
+                save(key, found)
         return found
 
     def choices(self, place: Place, costs: Costs, here: Costs, gather: float) -> list[Choice]:
@@ -151,7 +161,10 @@ class _Asked:
         memory = rows.nbytes / place.trainers
         moved = gather * rows.nbytes if inline and lazy else 0.0
         sent = rows.nbytes if lazy == inline else 0.0
-        low, high = 1 / family.spread[place.name], family.spread[place.name]
+        spread = family.spread[place.name]
+        if rows.entries is not None:
+            spread = max(spread, _SPARSE_SPREAD)
+        low, high = 1 / spread, spread
         own_name = family.choice_policy(estimator)
         names = [own_name]
         names += [n for n in family.policies(estimator) if family.differs(estimator, n, place)]

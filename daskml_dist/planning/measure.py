@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -12,6 +13,7 @@ import dask.array as da
 import numpy as np
 from sklearn.base import clone
 
+from daskml_dist.data.conversion import to_host
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.planning.costs import Costs, Equation, Work, fitted_values
 from daskml_dist.planning.families import Family, Probe
@@ -23,13 +25,17 @@ __all__ = ["measured_costs"]
 
 #: Bytes that are brought to this process once.
 _BROUGHT = 1 << 23
+#: Stored entries of the fits to a part of sparse rows. All are made by the compiled loops of large
+#: fits (NumPy makes those of up to 2**17), and no cache of a usual processor holds those of the
+#: last one. Rows at least.
+_DRAWN_ENTRIES, _FEWEST_DRAWN = (1 << 18, 1 << 19, 1 << 20), 200
 #: Parameters that tell somebody of a fit, or keep it.
 _QUIET = {"callbacks": None, "verbose": 0, "checkpoint": None, "random_state": 0}
 
 
 def measured_costs(
     family: Family, estimator: Any, place: Place, source: str, dtype: str, several: bool,
-    known: Mapping[str, float], policies: Sequence[str],
+    known: Mapping[str, float], policies: Sequence[str], sparse: RowsShape | None = None,
 ) -> Costs:  # fmt: skip
     """Costs at a place, of an estimator's own parameters.
 
@@ -49,15 +55,22 @@ def measured_costs(
         What computing costs, where it is known from this process.
     policies : sequence of str
         Others whose steps are measured.
+    sparse : RowsShape or None, default=None
+        Sparse rows of the fit that is planned, a part of which is fitted in place of made-up rows.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        bench = _Bench(family, estimator, place, source, dtype, several)
-        probes = family.probes(estimator, place, several=several)
-        bench.run(probes[0])  # loads compiled loops
+        bench = _Bench(family, estimator, place, source, dtype, several, sparse)
+        if sparse is None:
+            probes = family.probes(estimator, place, several=several)
+        else:
+            probes = _parts_of(sparse, family)
+        bench.run(probes[-1] if sparse else probes[0])  # loads compiled loops
         timings = [bench.fit(probe) for probe in probes]
         values = fitted_values([one for timing in timings for one in timing.equations], known)
         settled = median(timing.work.passes for timing in timings)
+        if sparse is not None:  # the largest part needs about as many as all rows
+            settled = timings[-1].work.passes
         costs = Costs(values, bench.gather() if source == "dask" else 0.0, settled)
         for policy in policies:
             costs = costs.with_policy(policy, bench.fit(probes[0], policy).equations[-1])
@@ -77,14 +90,16 @@ class _Bench:
     """Fits of made-up rows at one place."""
 
     def __init__(
-        self, family: Family, estimator: Any, place: Place, source: str, dtype: str, several: bool
-    ) -> None:
+        self, family: Family, estimator: Any, place: Place, source: str, dtype: str, several: bool,
+        sparse: RowsShape | None,
+    ) -> None:  # fmt: skip
         self.family = family
         self.estimator = estimator
         self.place = place
         self.source = source
         self.dtype = dtype
         self.several = several
+        self.sparse = sparse
 
     def fit(self, probe: Probe, policy: str | None = None) -> _Timing:
         """The quickest of a probe's fits."""
@@ -94,7 +109,12 @@ class _Bench:
     def run(self, probe: Probe, policy: str | None = None) -> _Timing:
         """A fit of a probe."""
         family, fitted = self.family, _alike(self.estimator, probe)
-        X, y = family.made_up(self.estimator, probe, self.dtype, self.several)
+        if self.sparse is None:
+            X, y = family.made_up(self.estimator, probe, self.dtype, self.several)
+            shape = self._shape(probe)
+        else:
+            X, y = _drawn(self.sparse, probe.n_rows)
+            shape = replace(self.sparse, n_rows=X.shape[0], entries=X.nnz / X.shape[0])
         client = self.place.client if self.place.name != INLINE else INLINE
         if self.source == "dask" and self.place.name != INLINE:
             X, y = self._persisted(X), self._persisted(y)
@@ -103,7 +123,7 @@ class _Bench:
         fitted.fit(X, y, client=client, **more)
         seconds = time.perf_counter() - start
         records = [float(record["seconds"]) for record in fitted.history_]
-        work = family.work(fitted, self._shape(probe), self.place, self._passes(fitted))
+        work = family.work(fitted, shape, self.place, self._passes(fitted))
         return _Timing(work, seconds, family.equations(work, fitted, seconds, records))
 
     def gather(self) -> float:
@@ -138,6 +158,23 @@ class _Bench:
         rows = self.place.client.persist(rows)
         wait(rows)
         return rows
+
+
+def _parts_of(rows: RowsShape, family: Family) -> list[Probe]:
+    """Return fits to parts of sparse rows, the smallest first."""
+    each = max(rows.row_entries, 1.0)
+    sizes = {min(max(int(n / each), _FEWEST_DRAWN), rows.n_rows) for n in _DRAWN_ENTRIES}
+    return [Probe(n, rows.n_features, params=family.drawn_params, times=2) for n in sorted(sizes)]
+
+
+def _drawn(rows: RowsShape, n: int) -> tuple[Any, Any]:
+    """Return some of the sparse rows of a fit, drawn, with their targets."""
+    rng = np.random.default_rng(0)
+    assert rows.collection is not None
+    X, y, _ = rows.collection.inputs
+    chosen = np.sort(rng.choice(rows.n_rows, n, replace=False))
+    labels = np.asarray(to_host(y)) if y is not None else rng.integers(0, 2, rows.n_rows)
+    return X.tocsr()[chosen], labels[chosen]
 
 
 def _alike(estimator: Any, probe: Probe) -> Any:

@@ -15,10 +15,12 @@ from daskml_dist.data.conversion import to_host
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 
-__all__ = ["RowsShape", "shape_of", "shape_of_collection"]
+__all__ = ["RowsShape", "check_dense", "shape_of", "shape_of_collection"]
 
 #: Labels that are looked at, and those for a decision that may not take long.
 _LABELS, _FEW = 1 << 14, 1 << 9
+#: Bytes of the column's number of a stored entry (scipy's int32).
+_INDEX_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class RowsShape:
         Users and items, of ratings.
     item_bytes : int or None
         Bytes of a row where it is no row of features.
+    entries : float or None
+        Entries that a sparse row stores, in the mean; None: the rows are dense.
     """
 
     n_rows: int
@@ -53,6 +57,12 @@ class RowsShape:
     notes: tuple[str, ...] = ()
     keys: tuple[float, ...] = ()
     item_bytes: int | None = None
+    entries: float | None = None
+
+    @property
+    def row_entries(self) -> float:
+        """Entries of a row that a fit goes through."""
+        return float(self.n_features) if self.entries is None else self.entries
 
     @property
     def kind(self) -> str:
@@ -72,6 +82,8 @@ class RowsShape:
     @property
     def nbytes(self) -> int:
         """Bytes of the features."""
+        if self.entries is not None:
+            return int(self.n_rows * self.entries * (self.itemsize + _INDEX_BYTES))
         return self.n_rows * (self.item_bytes or self.n_features * self.itemsize)
 
 
@@ -83,7 +95,7 @@ def shape_of(estimator: Any, X: Any, y: Any) -> RowsShape:
     InvalidDataError
         Nobody knows how many rows there are, and they are not in the memory of workers.
     InvalidParameterError
-        The rows are sparse.
+        The rows are a sparse Dask collection.
     """
     # A fit notes what it finds of the columns.
     collection = copy.copy(estimator)._collection(X, y, None, reset=True)
@@ -93,11 +105,11 @@ def shape_of(estimator: Any, X: Any, y: Any) -> RowsShape:
 def shape_of_collection(estimator: Any, collection: Any, *, quick: bool = False) -> RowsShape:
     """Shape of the rows of a fit; `quick` looks at few of the labels."""
     X, y, _ = collection.inputs
+    entries = None
     if _is_sparse(X):
-        raise InvalidParameterError(
-            "Plans are made of dense rows: what a sparse one costs depends on where its entries "
-            "are. Measure fits of a part of the rows instead."
-        )
+        if quick or is_dask_collection(X):
+            raise _only_dense("Sparse blocks of Dask")
+        entries = X.nnz / max(X.shape[0], 1)
     persisted, n_rows = _persisted(X) and _persisted(y), collection.n_rows
     if n_rows is None and persisted and not quick:
         n_rows = reduce_parts(collection, _count, _total)
@@ -118,8 +130,22 @@ def shape_of_collection(estimator: Any, collection: Any, *, quick: bool = False)
         )
     return RowsShape(
         n_rows, collection.n_features, n_classes, _dtype(X), collection, persisted,
-        tuple(notes),
+        tuple(notes), entries=entries,
     )  # fmt: skip
+
+
+def check_dense(rows: RowsShape, kind: str) -> None:
+    """Check that rows are dense, for a family that counts no entries of sparse ones."""
+    if rows.entries is not None:
+        raise _only_dense(kind)
+
+
+def _only_dense(what: str) -> InvalidParameterError:
+    return InvalidParameterError(
+        f"{what} have no plan: those are made of dense rows, and of sparse rows in memory for "
+        "SGD, LogisticRegression, and Poisson, Gamma, Tweedie and Huber regression. Measure fits "
+        "of a part of the rows instead."
+    )
 
 
 def _count(index: int, X: Any, y: Any, weight: Any) -> int:

@@ -18,9 +18,9 @@ from scipy import sparse
 import daskml_dist
 from daskml_dist import Run
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.linear_model import SGDClassifier, SGDRegressor
+from daskml_dist.linear_model import LogisticRegression, Ridge, SGDClassifier, SGDRegressor
 from daskml_dist.naive_bayes import GaussianNB
-from daskml_dist.planning import Choice, Costs, Plan, Work, advise
+from daskml_dist.planning import Choice, Costs, Plan, Work, advise, measure
 from daskml_dist.planning.cache import cache_file, load, save
 from daskml_dist.planning.costs import fitted_values
 from daskml_dist.planning.families.steps import LinearSteps
@@ -235,7 +235,8 @@ def test_budgets_are_what_a_run_takes(client: Client, known: list[str], budget: 
         (GaussianNB(), X, InvalidParameterError, "no plans for GaussianNB.*boosting.*part of the"),
         (SGDClassifier(policy="hogwild"), X, InvalidParameterError, "no plans for hogwild"),
         (SGDClassifier(run=Run(shard="features")), X, InvalidParameterError, "shard='features'"),
-        (SGDClassifier(), sparse.csr_matrix(X), InvalidParameterError, "dense rows"),
+        (GaussianNB(), sparse.csr_matrix(X), InvalidParameterError, "no plans for GaussianNB"),
+        (Ridge(), sparse.csr_matrix(X), InvalidParameterError, "least squares, PCA have no plan"),
         (SGDClassifier(), da.from_array(X)[da.from_array(X)[:, 0] > 0], InvalidDataError, "number"),
     ],
 )
@@ -243,6 +244,35 @@ def test_fits_without_a_plan(estimator: Any, rows: Any, error: type[Exception], 
     y = da.from_array(Y)[da.from_array(X)[:, 0] > 0] if isinstance(rows, da.Array) else Y
     with pytest.raises(error, match=words):
         daskml_dist.advise(rows, estimator, y)
+
+
+def test_parts_of_sparse_rows_are_as_large_as_their_entries_tell() -> None:
+    rows = RowsShape(10**6, 10**5, 2, "float64", entries=100.0)
+    parts = measure._parts_of(rows, STEPS)
+    assert [part.n_rows for part in parts] == [n // 100 for n in measure._DRAWN_ENTRIES]
+    assert {part.params["max_iter"] for part in parts} == {4}
+    few = dataclasses.replace(rows, n_rows=1000)
+    assert [part.n_rows for part in measure._parts_of(few, STEPS)] == [1000]
+
+
+@pytest.mark.parametrize("estimator", [SGDClassifier(), LogisticRegression()])
+def test_sparse_rows_are_planned_by_parts_of_them(
+    estimator: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Costs of sparse rows are those of these rows alone: they are kept in no file."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    rows = sparse.random(300, 50, 0.1, "csr", rng=0)
+    found = []
+    given = measure.fitted_values
+    monkeypatch.setattr(measure, "fitted_values", lambda e, k: found.extend(e) or given(e, k))
+    plan = advise(rows, estimator, np.arange(300) % 2)
+    low, high = plan.best.seconds or (0, 0)
+    assert 0 < low < high
+    assert list(tmp_path.rglob("*.json")) == []
+    (setup, _), (one_pass, _) = found
+    assert setup["read"] == rows.nnz
+    assert one_pass["entry"] == pytest.approx(rows.nnz)
+    assert "early" not in setup
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from sklearn.utils import get_tags
 
 from daskml_dist.planning.costs import Costs, Equation, Work
 from daskml_dist.planning.places import Place
-from daskml_dist.planning.rows import RowsShape, shape_of, shape_of_collection
+from daskml_dist.planning.rows import RowsShape, check_dense, shape_of, shape_of_collection
 from daskml_dist.policies import AllReduce, Policy
 from daskml_dist.training.run import INLINE
 
@@ -72,6 +72,10 @@ class Family(ABC):
     share: ClassVar[int] = 1 << 22
     #: Rows of tiny fits that differ; the others repeat these.
     distinct: ClassVar[int] = 1000
+    #: Whether its counts are those of the stored entries of sparse rows.
+    takes_sparse: ClassVar[bool] = False
+    #: Parameters of fits to a part of sparse rows.
+    drawn_params: ClassVar[Mapping[str, Any]] = {}
 
     # -- what a fit does -----------------------------------------------------------------------
 
@@ -95,7 +99,10 @@ class Family(ABC):
 
     def shape(self, estimator: Any, X: Any, y: Any) -> RowsShape:
         """Shape of the rows."""
-        return shape_of(estimator, X, y)
+        rows = shape_of(estimator, X, y)
+        if not self.takes_sparse:
+            check_dense(rows, f"Sparse rows in {self.kind}")
+        return rows
 
     def quick_shape(self, estimator: Any, collection: Any, X: Any) -> RowsShape:
         """Shape of rows in memory, of few looks at them."""

@@ -28,11 +28,11 @@ class _Rounds(Family):
 
     def work(self, estimator: Any, rows: RowsShape, place: Place, passes: float) -> Work:
         """Counts of a fit: rows and entries, times the outputs, of the share of each."""
-        d, width = rows.n_features, self.width(estimator, rows)
+        entries, width = rows.row_entries, self.width(estimator, rows)
         share = rows.n_rows / place.side_by_side(rows.nbytes, self.share)
-        setup = {"fit": 1.0, "read": float(rows.n_rows * d)}
-        one_pass = {"pass": 1.0, "row": share * width, "entry": share * d * width}
-        message = float((d + 1) * width * 8)
+        setup = {"fit": 1.0, "read": float(rows.n_rows * entries)}
+        one_pass = {"pass": 1.0, "row": share * width, "entry": share * entries * width}
+        message = float((rows.n_features + 1) * width * 8)
         return Work(setup, one_pass, passes, 1.0, message)
 
     def probes(self, estimator: Any, place: Place, *, several: bool) -> Sequence[Probe]:
@@ -52,6 +52,7 @@ class Gradients(_Rounds):
         "HuberRegressor",
     )  # fmt: skip
     usual: ClassVar = {"fit": 2e-3, "read": 5e-10, "pass": 2e-4, "row": 4e-9, "entry": 3e-10}
+    takes_sparse = True
 
     def width(self, estimator: Any, rows: RowsShape) -> float:
         """A column for each class beyond two."""

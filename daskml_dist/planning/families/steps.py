@@ -60,6 +60,8 @@ class LinearSteps(Family):
     }  # fmt: skip
     usual_there: ClassVar = {"fit": 0.1, "read": 4e-9, "pass": 1e-3, "step": 6e-5}
     share = 0
+    takes_sparse = True
+    drawn_params: ClassVar = {"max_iter": 4, "tol": None, "early_stopping": False}
     #: The estimator that a plan is made of, and its settings, which take long to check.
     _kept: tuple[weakref.ref[Any], Settings] | None = None
 
@@ -87,19 +89,21 @@ class LinearSteps(Family):
         steps = pass_steps(lane, batch, settings.validation_fraction)
         piloted = settings.auto_rate and settings.calibrates
         sample = sample_size(rows.n_rows, model, 1.0) if piloted else 0
-        share, d, width = rows.n_rows / place.trainers, model.n_features, model.width
-        early = min(_EARLY_STEPS, _EARLY_ENTRIES // max(size * d, 1))
+        share, d, width = rows.n_rows / place.trainers, rows.row_entries, model.width
+        early = int(min(_EARLY_STEPS, _EARLY_ENTRIES // max(size * d, 1)))
         # Rows are drawn, so that each is looked for in memory.
         wide = d * rows.itemsize
         far = share * (1 + wide / _AHEAD) if share * wide > _CACHE else 0.0
+        setup = {
+            "fit": 1.0,
+            "read": float(rows.n_rows * d),
+            "sample": float(sample * d * width),
+        }
+        if rows.entries is None:  # batches of sparse rows are not gathered
+            setup["early"] = min(early, passes * steps)
+            setup["copy"] = min(early, passes * steps) * size * d
         return Work(
-            {
-                "fit": 1.0,
-                "read": float(rows.n_rows * d),
-                "sample": float(sample * d * width),
-                "early": min(early, passes * steps),
-                "copy": min(early, passes * steps) * size * d,
-            },
+            setup,
             {
                 "pass": 1.0,
                 "step": float(steps),
@@ -109,7 +113,7 @@ class LinearSteps(Family):
             },
             passes,
             float(steps),
-            float((d + 1) * width * rows.itemsize),
+            float((model.n_features + 1) * width * rows.itemsize),
         )
 
     def passes(self, estimator: Any, costs: Costs) -> tuple[float, float]:
@@ -144,6 +148,8 @@ class LinearSteps(Family):
         self, work: Work, fitted: Any, seconds: float, records: Sequence[float]
     ) -> list[Equation]:
         """The start and the end; passes of early steps alone, and of later ones alone."""
+        if "early" not in work.setup:
+            return super().equations(work, fitted, seconds, records)
         steps, early = work.one_pass["step"], work.setup["early"]
         # The first pass loads what later ones find in the processor's caches.
         before = [s for i, s in enumerate(records) if i and steps * (i + 1) <= early]
