@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from numbers import Integral
 from typing import Any
 
@@ -12,11 +14,12 @@ from dask.utils import is_dataframe_like
 from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 
-from daskml_dist._checks import check_count, check_number, check_run
+from daskml_dist._checks import check_count, check_flag, check_number, check_run
 from daskml_dist._rounds import BaseRounds
 from daskml_dist._run import Run
 from daskml_dist.data.baskets import baskets_of_frame
 from daskml_dist.data.foreign import column_names_of, convert_foreign
+from daskml_dist.data.known_items import mark_known
 from daskml_dist.data.optional import load_pandas
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.arguments import telling_arguments
@@ -39,6 +42,7 @@ def frequent_itemsets(
     basket: Any = None,
     item: Any = None,
     max_candidates: int = 50_000_000,
+    null_values: bool = False,
     run: Run | None = None,
     callbacks: Any = None,
     client: Any = None,
@@ -66,6 +70,11 @@ def frequent_itemsets(
     max_candidates : int, default=50_000_000
         Sets of one length that may be counted. They take some 16 bytes each in one process; where
         there are more, an error says so before they are counted.
+    null_values : bool, default=False
+        Whether entries of `X` may be missing (NaN, None, ``pandas.NA``): nobody knows whether the
+        item is in the basket. Dense rows alone. The support of a set is then its share of the
+        baskets in which all its items are known, and a set is found if it has enough and all its
+        parts are found.
     run : Run or None, default=None
         `n_lanes`, `memory_budget` and `on_lost_data`; the result is the same with all of them,
         unless data is lost.
@@ -79,7 +88,11 @@ def frequent_itemsets(
     pandas.DataFrame
         ``support`` (float64, share of the baskets), ``count`` (int64) and ``itemset`` (tuple of
         columns' names, of an array their numbers, in their order; of a long frame the items,
-        sorted), most frequent first, and sets of one count in the order of their columns.
+        sorted), most frequent first, and sets of one count in the order of their columns. With
+        `null_values` also ``representativity`` (float64, share of the baskets in which all items of
+        the set are known) and ``split_counts``, which :func:`association_rules` needs (tuple of
+        int: for each way to cut the set in two, the baskets that hold the first part and in which
+        the second is known).
 
     Raises
     ------
@@ -115,15 +128,23 @@ def frequent_itemsets(
             f"basket={basket!r} and item={item!r}: name both columns of a frame that has a row for "
             "each entry, or none of them."
         )
+    check_flag("null_values", null_values)
     X = convert_foreign(X)
     if basket is None:
         names = _names(X)
+        X = mark_known(X) if null_values else X
+    elif null_values:
+        raise InvalidParameterError(
+            "null_values=True is of a table with a column for each item; a long frame names what "
+            "is in each basket, and the rest is known not to be. Leave null_values out."
+        )
     else:
         X, items = baskets_of_frame(X, basket, item, client)
         names = _objects(items.tolist())
-    found = _Itemsets(min_support, max_length, max_candidates, run, callbacks)
-    found.fit(X, None, client=client)
-    return _frame(found.levels_, found.n_rows_, names)
+    found = _Itemsets(min_support, max_length, max_candidates, null_values, run, callbacks)
+    with _telling_of_nulls(null_values):
+        found.fit(X, None, client=client)
+    return _frame(found.levels_, found.splits_, found.n_rows_, names)
 
 
 class _Itemsets(BaseRounds):
@@ -134,11 +155,13 @@ class _Itemsets(BaseRounds):
     device = "cpu"
 
     def __init__(
-        self, min_support: Any, max_length: Any, max_candidates: Any, run: Any, callbacks: Any
-    ) -> None:
+        self, min_support: Any, max_length: Any, max_candidates: Any, null_values: bool, run: Any,
+        callbacks: Any,
+    ) -> None:  # fmt: skip
         self.min_support = min_support
         self.max_length = max_length
         self.max_candidates = max_candidates
+        self.null_values = null_values
         self.run = run
         self.callbacks = callbacks
 
@@ -164,11 +187,12 @@ class _Itemsets(BaseRounds):
         whole = isinstance(self.min_support, Integral)
         support = int(self.min_support) if whole else float(self.min_support)
         longest = None if self.max_length is None else int(self.max_length)
-        solver = Apriori(support, longest, int(self.max_candidates))
+        solver = Apriori(support, longest, int(self.max_candidates), self.null_values)
         return Baskets(rows.survey.n_features), solver
 
     def _set_fitted(self, solution: Solution, model: Any, rows: Rows) -> None:
         self.levels_: list[tuple[NDArray[Any], NDArray[Any]]] = solution.extra.get("levels", [])
+        self.splits_: list[NDArray[np.int64]] | None = solution.extra.get("splits")
         self.n_rows_: int = solution.extra.get("n_rows", 0)
 
     def _warn(self, solution: Solution) -> None:
@@ -194,24 +218,50 @@ def _names(X: Any) -> NDArray[Any] | None:
     return names
 
 
+@contextmanager
+def _telling_of_nulls(null_values: bool) -> Iterator[None]:
+    """Tell, of entries that are missing, that these may be asked for."""
+    try:
+        yield
+    except InvalidDataError as error:
+        if not null_values and "NaN" in str(error):
+            error.args = (
+                f"{error}\nWhere nobody knows whether an item is in a basket, count with "
+                "frequent_itemsets(..., null_values=True).",
+            )
+        raise
+
+
 def _frame(
-    levels: list[tuple[NDArray[Any], NDArray[Any]]], n_rows: int, names: NDArray[Any] | None
-) -> Any:
+    levels: list[tuple[NDArray[Any], NDArray[Any]]], splits: list[NDArray[np.int64]] | None,
+    n_rows: int, names: NDArray[Any] | None,
+) -> Any:  # fmt: skip
     """The sets of all lengths in one frame."""
     n = sum(len(counts) for _, counts in levels)
     sets, count = np.empty(n, object), np.empty(n, np.int64)
+    known, cuts = np.full(n, n_rows, np.int64), np.empty(n, object)
+    has_nulls = any(counts.ndim == 2 for _, counts in levels)
     # A set that another begins with comes before it.
     columns = np.full((n, max([columns.shape[1] for columns, _ in levels], default=1)), -1)
     start = 0
-    for own, counts in levels:
+    for level, (own, counts) in enumerate(levels):
         at = slice(start, start + len(counts))
+        if has_nulls:
+            counts, known[at] = counts.T
+        if splits is not None:
+            cuts[at] = _objects(list(map(tuple, splits[level].tolist())))
         columns[at, : own.shape[1]], count[at] = own, counts
         of = own if names is None else names[own]
         sets[at] = _objects(list(zip(*of.T.tolist(), strict=True)))
         start = at.stop
     order = np.lexsort((*columns.T[::-1], -count))
     count = count[order]
-    found = {"support": count / max(n_rows, 1), "count": count, "itemset": sets[order]}
+    known = known[order]
+    found = {"support": count / np.maximum(known, 1), "count": count, "itemset": sets[order]}
+    if splits is not None or has_nulls:
+        found["representativity"] = known / max(n_rows, 1)
+    if splits is not None:
+        found["split_counts"] = cuts[order]
     return load_pandas().DataFrame(found)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain, combinations
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from daskml_dist.data.lazy import is_dask_frame
 from daskml_dist.data.optional import load_pandas
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.errors.arguments import telling_arguments
+from daskml_dist.solvers.apriori import cuts_of
 
 __all__ = ["association_rules"]
 
@@ -68,7 +69,11 @@ def association_rules(
         - ``jaccard``: share of the baskets that hold both among those that hold either;
         - ``certainty``: confidence less the consequent's own support, over the share of the baskets
           without the consequent; 0 where all baskets hold it;
-        - ``kulczynski``: mean of the confidences of the rule and of the rule the other way round.
+        - ``kulczynski``: mean of the confidences of the rule and of the rule the other way round;
+        - ``representativity``, of itemsets with `null_values` alone: share of the baskets in which
+          all items of the rule are known. Supports are then those of `itemsets`, and a confidence
+          is the share of the baskets that hold both among those that hold the antecedent and of
+          which the consequent is known.
 
     Raises
     ------
@@ -110,7 +115,9 @@ def association_rules(
     for rules in sets.rules():
         chosen = rules[metric] >= min_threshold
         kept.append({name: values[chosen] for name, values in rules.items()})
-    names = ("antecedent", "consequent", *METRICS)
+    names: list[str] = ["antecedent", "consequent", *METRICS]
+    if sets.split_counts is not None:
+        names.append("representativity")
     found = {name: np.concatenate([part[name] for part in kept]) for name in names}
     # Rules of one value stay in the order of the sets, short antecedents first.
     order = np.argsort(-found[metric], kind="stable")
@@ -130,6 +137,11 @@ class _Sets:
         self.sets = frame["itemset"].to_numpy()
         self.support = frame["support"].to_numpy(np.float64)
         self.count = frame["count"].to_numpy(np.float64)
+        #: Of each set, the baskets of each cut in two (`cuts_of`); None where all items are known.
+        self.split_counts = self.representativity = None
+        if "split_counts" in frame.columns:
+            self.split_counts = frame["split_counts"].to_numpy()
+            self.representativity = frame["representativity"].to_numpy(np.float64)
         lengths = np.fromiter(map(len, self.sets), np.int64, len(self.sets))
         items = chain.from_iterable(self.sets)
         self._number: dict[Any, int] = {item: i for i, item in enumerate(dict.fromkeys(items))}
@@ -149,16 +161,29 @@ class _Sets:
 
     def rules(self) -> Iterator[dict[str, Array]]:
         """Rules of all sets, some at a time; at first none."""
-        yield self._measured(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64))
+        none = np.empty(0, np.int64)
+        yield self._measured(none, none, none, (np.empty(0), np.empty(0)))
         for length in self._lengths:
             codes = self._codes[length]
             whole = self._find(codes)
-            for size in range(1, length):
-                for own in combinations(range(length), size):
-                    rest = [j for j in range(length) if j not in own]
-                    yield self._measured(
-                        whole, self._find(codes[:, list(own)]), self._find(codes[:, rest])
-                    )
+            cuts = {cut: number for number, cut in enumerate(cuts_of(length))}
+            for own, number in cuts.items():
+                rest = tuple(j for j in range(length) if j not in own)
+                sides = self._find(codes[:, list(own)]), self._find(codes[:, list(rest)])
+                numbers = number, cuts[rest]
+                yield self._measured(whole, *sides, self._bases(whole, sides, numbers))
+
+    def _bases(
+        self, whole: Array, sides: tuple[Array, Array], numbers: tuple[int, int]
+    ) -> tuple[Array, Array]:
+        """Return the baskets that confidences are shares of, of the rules and the other way round.
+
+        Those that hold the side, and in which the other side is known.
+        """
+        if self.split_counts is None or not len(whole):
+            return self.count[sides[0]], self.count[sides[1]]
+        counts = np.array(self.split_counts[whole].tolist(), np.float64)
+        return counts[:, numbers[0]], counts[:, numbers[1]]
 
     def _find(self, codes: Array) -> Array:
         """Places of itemsets in the frame."""
@@ -176,15 +201,16 @@ class _Sets:
             )
         return self._at[length][at]
 
-    def _measured(self, whole: Array, antecedent: Array, consequent: Array) -> dict[str, Array]:
+    def _measured(
+        self, whole: Array, antecedent: Array, consequent: Array, bases: tuple[Array, Array]
+    ) -> dict[str, Array]:
         """Rules of some sets, by the places of the whole and of both sides in the frame."""
         support, own, other = (self.support[at] for at in (whole, antecedent, consequent))
-        confidence = self.count[whole] / self.count[antecedent]
-        backwards = self.count[whole] / self.count[consequent]
+        confidence, backwards = (self.count[whole] / base for base in bases)
         leverage = support - own * other
         # The baskets that either side could have had alone are the limit of the leverage.
         most = np.maximum(support * (1 - own), own * (other - support))
-        return {
+        found = {
             "antecedent": self.sets[antecedent],
             "consequent": self.sets[consequent],
             "support": support,
@@ -197,6 +223,9 @@ class _Sets:
             "certainty": _ratio(confidence - other, 1 - other, 0.0),
             "kulczynski": (confidence + backwards) / 2,
         }
+        if self.representativity is not None:
+            found["representativity"] = self.representativity[whole]
+        return found
 
 
 def _ratio(above: Array, below: Array, else_: float) -> Array:
@@ -220,6 +249,8 @@ def _check_frame(frame: Any) -> None:
             f"itemsets is a {type(frame).__name__}. Give the pandas frame that frequent_itemsets "
             "returned."
         )
+    if "representativity" in frame.columns:  # without the other, confidences would be wrong
+        needed = (*needed, "split_counts")
     if missing := [name for name in needed if name not in frame.columns]:
         raise InvalidDataError(
             f"itemsets has no column {' and '.join(map(repr, missing))}; it has "

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from daskml_dist.errors import InvalidParameterError
 from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums
 from daskml_dist.solvers.item_counts import ItemCounts, PairCounts, SetCounts
 
-__all__ = ["Apriori"]
+__all__ = ["Apriori", "cuts_of"]
 
 #: Candidates that are counted in one round.
 _AT_ONCE = 1 << 21
@@ -43,18 +44,25 @@ class Apriori(Solver):
         Items of an itemset at most.
     max_candidates : int
         Candidates of a level at most.
+    with_nulls : bool, default=False
+        Whether the rows have two columns an item: first of all items whether a row has it, then of
+        all items whether that is known. The support of an itemset is then its share of the rows
+        in which all its items are known, and only an itemset all of whose parts are frequent is
+        found (such supports do not fall with each further item by themselves).
     """
 
     name = "apriori"
     min_support: float
     max_length: int | None
     max_candidates: int
+    with_nulls: bool = False
 
     @property
     def max_passes(self) -> int:
         """As many as candidates may take."""
         levels = min(self.max_length or _LONGEST, _LONGEST)
-        return 1 + levels * (2 + 2 * self.max_candidates // _AT_ONCE)
+        most = 1 + levels * (2 + 2 * self.max_candidates // _AT_ONCE)
+        return most if not self.with_nulls else most + levels * self.max_candidates
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         """Count level after level.
@@ -63,15 +71,19 @@ class Apriori(Solver):
         -------
         Solution
             With the ``"levels"``: for each length the itemsets, an int64 array of columns of shape
-            (n, length), in their order, and their counts.
+            (n, length), in their order, and their counts. With nulls the counts have a second
+            column, of the rows in which all items are known; and ``"splits"`` has for each length
+            an array of the rows of each cut of an itemset in two (`cuts_of`): those that have all
+            items of the first part, and in which all items of the second are known.
         """
-        least = _least(self.min_support, sums.n_rows)
         if sums.kept is not None:
             at = _Progress.of_state(sums.kept)
         else:
             at = _Progress()
             found = sums(ItemCounts())
-            items = np.flatnonzero(found >= least)
+            if self.with_nulls:
+                found = found.reshape(2, -1).T
+            items = self._frequent(found, sums.n_rows)
             at.items, at.counts = items, [found[items]]
             at.sets = [np.arange(len(items), dtype=np.int32)[:, None]]
         while self._goes_on(at):
@@ -79,12 +91,27 @@ class Apriori(Solver):
                 return at.solution(sums.n_rows, "the fit was stopped")
             level = self._next(at)
             while at.position < level.n:
-                self._count(level, at, least, sums)
+                self._count(level, at, sums, model.n_items // 2)
                 sums.keep(np.empty(0), at.state)
                 if sums.should_stop and at.position < level.n:
                     return at.solution(sums.n_rows, "the fit was stopped")
             at.end_level()
-        return at.solution(sums.n_rows, "")
+        solution = at.solution(sums.n_rows, "")
+        if self.with_nulls:
+            items = at.items
+            solution.extra["splits"] = [
+                self._splits(items[sets], sums, model.n_items // 2) for sets in at.sets if len(sets)
+            ]
+        return solution
+
+    def _frequent(self, counts: Array, n_rows: int) -> NDArray[np.intp]:
+        """Return the places of counts that are enough."""
+        if not self.with_nulls:
+            return np.flatnonzero(counts >= _least(self.min_support, n_rows))
+        count, known = counts.T
+        if isinstance(self.min_support, int):
+            return np.flatnonzero(count >= self.min_support)
+        return np.flatnonzero((count > 0) & (count / np.maximum(known, 1) >= self.min_support))
 
     def _goes_on(self, at: _Progress) -> bool:
         """Whether there may be longer itemsets: one of length k has k subsets of length k - 1."""
@@ -105,13 +132,53 @@ class Apriori(Solver):
             )
         return level
 
-    @staticmethod
-    def _count(level: _Pairs | _Sets, at: _Progress, least: int, sums: Sums) -> None:
+    def _count(self, level: _Pairs | _Sets, at: _Progress, sums: Sums, n_items: int) -> None:
         """Count some of a level's candidates."""
         statistic, sets, end = level.some(at.position)
-        found = sums(statistic)
-        (kept,) = np.nonzero(found >= least)
+        if self.with_nulls:
+            found = sums(_also_known(statistic, n_items)).reshape(2, -1).T
+        else:
+            found = sums(statistic)
+        kept = self._frequent(found, sums.n_rows)
         at.add(sets(kept), found[kept], end)
+
+    @staticmethod
+    def _splits(sets: NDArray[np.int64], sums: Sums, n_items: int) -> NDArray[np.int64]:
+        """Return, for each cut of itemsets, the rows with the first part and the second known."""
+        cuts = cuts_of(sets.shape[1])
+        found = np.empty((len(sets), len(cuts)), np.int64)
+        if not cuts:
+            return found
+        # Columns of each candidate: those of the first part as they are, the second's "known".
+        is_known = np.ones((len(cuts), sets.shape[1]), np.int64)
+        for row, cut in zip(is_known, cuts, strict=True):
+            row[list(cut)] = 0
+        step = max(1, _AT_ONCE // len(cuts))
+        for start in range(0, len(sets), step):
+            columns = sets[start : start + step, None] + n_items * is_known
+            items, numbers = np.unique(columns, return_inverse=True)
+            numbers = numbers.reshape(-1, sets.shape[1]).astype(np.int32)
+            bounds = np.arange(len(numbers) + 1)
+            counts = sums(SetCounts(items, numbers[:, :-1], bounds, numbers[:, -1]))
+            found[start : start + step] = counts.reshape(-1, len(cuts))
+        return found
+
+
+def cuts_of(length: int) -> list[tuple[int, ...]]:
+    """Return the places of the first part in all cuts of an itemset in two, short parts first."""
+    return [cut for size in range(1, length) for cut in combinations(range(length), size)]
+
+
+def _also_known(statistic: Any, n_items: int) -> SetCounts:
+    """Return the counts of candidates, and of the rows in which all items of each are known."""
+    own = statistic.as_sets() if isinstance(statistic, PairCounts) else statistic
+    m = len(own.items)
+    return SetCounts(
+        np.concatenate([own.items, own.items + n_items]),
+        np.concatenate([own.prefix, own.prefix + np.int32(m)]),
+        np.concatenate([own.bounds, own.bounds[1:] + len(own.last)]),
+        np.concatenate([own.last, own.last + np.int32(m)]),
+    )
 
 
 def _least(min_support: float, n_rows: int) -> int:
@@ -155,7 +222,7 @@ class _Progress:
 
     def end_level(self) -> None:
         """Close the open level."""
-        none = np.empty((0, len(self.sets) + 1), np.int32), np.empty(0)
+        none = np.empty((0, len(self.sets) + 1), np.int32), self.counts[0][:0]
         self.sets.append(np.concatenate([none[0], *self.new_sets]))
         self.counts.append(np.concatenate([none[1], *self.new_counts]))
         self.new_sets, self.new_counts, self.position = [], [], 0
