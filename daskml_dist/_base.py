@@ -44,6 +44,15 @@ class BaseOnRows(TellsErrors, Planned, Exported, BaseEstimator):
 
     Of the parameters `run`, `device`, `callbacks` and `verbose` an estimator's constructor has
     those that its users are to choose. A fit ends with setting ``n_features_in_``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.base import BaseOnRows
+    >>> from daskml_dist.naive_bayes import GaussianNB
+    >>> model = GaussianNB().fit(np.array([[0.0, 1.0], [1.0, 0.0]]), ["a", "b"])
+    >>> isinstance(model, BaseOnRows), model.n_features_in_
+    (True, 2)
     """
 
     #: Whether y holds labels.

@@ -31,6 +31,16 @@ class BaseClassifier(ClassifierMixin, Supervised):
 
     A raw prediction is one number a row, positive for the second of two classes, or one a class,
     the largest for the likeliest.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.base import BaseClassifier
+    >>> from daskml_dist.naive_bayes import GaussianNB
+    >>> X, y = np.array([[0.0], [0.1], [1.0], [1.1]]), np.array(["a", "a", "b", "b"])
+    >>> model = GaussianNB().fit(X, y)
+    >>> isinstance(model, BaseClassifier), model.predict(X[1:3]).tolist(), model.score(X, y)
+    (True, ['a', 'b'], 1.0)
     """
 
     _classification = True

@@ -32,6 +32,35 @@ class BaseRounds(BaseOnRows):
     """Base class of estimators fitted by a round solver.
 
     It asks for sums over all rows, all-reduced, until it has a solution. With or without a target.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.base import BaseRounds
+    >>> from daskml_dist.models import Model
+    >>> from daskml_dist.solvers import Solution, Solver, Statistic
+    >>> class Total(Statistic):
+    ...     def shape(self, model):
+    ...         return (2,)
+    ...     def add(self, model, rows, out, backend):
+    ...         out += rows.X.sum(axis=0)
+    ...         return 0.0
+    >>> class Divide(Solver):
+    ...     name, max_passes = "divide", 1
+    ...     def solve(self, model, sums, start):
+    ...         return Solution(sums(Total()) / sums.n_rows)
+    >>> class NoTarget(Model):
+    ...     def encode(self, y, classes, dtype):
+    ...         return y
+    >>> class Means(BaseRounds):
+    ...     def _check_params(self):
+    ...         pass
+    ...     def _problem(self, rows):
+    ...         return NoTarget(), Divide()
+    ...     def _set_fitted(self, solution, model, rows):
+    ...         self.means_ = solution.w
+    >>> Means().fit(np.array([[1.0, 2.0], [3.0, 4.0]])).means_.tolist()
+    [2.0, 3.0]
     """
 
     _run_used: ClassVar[tuple[str, ...]] = (

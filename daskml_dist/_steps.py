@@ -46,6 +46,32 @@ class BaseSteps(Streamed, BaseOnRows):
     A subclass says which model is trained (:meth:`_model`) and what becomes of its parameters
     (:meth:`_set_parameters`). Its constructor has those of the parameters in `_defaults` that its
     users are to choose.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.base import BaseSteps, Supervised
+    >>> from daskml_dist.models import Parameters, Part, StepModel
+    >>> class Constant(StepModel):
+    ...     parameters = Parameters((Part("level", (1,)),))
+    ...     def encode(self, y, classes, dtype):
+    ...         return y.astype(dtype)
+    ...     def add_gradient(self, w, rows, out, backend):
+    ...         error = w[0, 0] - rows.y
+    ...         out[0, 0] += error.sum()
+    ...         return float(error @ error) / 2
+    ...     def identity(self):
+    ...         return {"model": "Constant"}
+    >>> class Level(BaseSteps, Supervised):
+    ...     def __init__(self, *, learning_rate=0.5, max_iter=20):
+    ...         self.learning_rate = learning_rate
+    ...         self.max_iter = max_iter
+    ...     def _model(self, rows, last):
+    ...         return Constant()
+    ...     def _set_parameters(self, w, model, rows):
+    ...         self.level_ = float(w[0, 0])
+    >>> round(Level().fit(np.zeros((4, 1)), np.array([1.0, 2.0, 3.0, 6.0])).level_)
+    3
     """
 
     _defaults = BaseOnRows._defaults | {

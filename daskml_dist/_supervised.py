@@ -18,7 +18,16 @@ __all__ = ["Supervised", "as_column", "as_columns"]
 
 
 class Supervised(BaseOnRows):
-    """Base class of estimators that learn to predict a target."""
+    """Base class of estimators that learn to predict a target.
+
+    Examples
+    --------
+    >>> from daskml_dist.base import Supervised
+    >>> from daskml_dist.decomposition import PCA
+    >>> from daskml_dist.linear_model import Ridge
+    >>> isinstance(Ridge(), Supervised), isinstance(PCA(), Supervised)
+    (True, False)
+    """
 
     def _taken(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
         if y is None:

@@ -125,6 +125,14 @@ class LinearForm:
     fit_intercept : bool
     few_entries : bool, default=False
         Whether all rows of the fit have too few entries for a kernel of dense rows to be compiled.
+
+    Examples
+    --------
+    >>> from daskml_dist.losses import LogLoss
+    >>> from daskml_dist.models import LinearForm
+    >>> form = LinearForm(LogLoss(), n_features=3, fit_intercept=True, few_entries=True)
+    >>> form.dense_kernel is None
+    True
     """
 
     loss: Loss
@@ -220,6 +228,18 @@ class Model(ABC):
         Whether numbers too small to be normal count as 0, wherever the host computes for it.
     takes_missing : bool
         Whether rows may hold NaN and infinity.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.models import Model
+    >>> class Signs(Model):
+    ...     def encode(self, y, classes, dtype):
+    ...         return np.where(y == classes[1], 1, -1).astype(dtype)
+    >>> Signs().encode(np.array(["a", "b"]), np.array(["a", "b"]), np.float32)
+    array([-1.,  1.], dtype=float32)
+    >>> Signs().prepare(np.ones((1, 2), np.float32), np.float64)
+    array([[1., 1.]])
     """
 
     flushes: ClassVar[bool] = False
@@ -277,6 +297,24 @@ class StepModel(Model):
     starts_threads : bool
         Whether threads that it starts may outlive a fit, even where a lane is to use one alone:
         its trainers then do not keep to a share of the cores, which these would inherit.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.models import BatchRows, Parameters, Part, StepModel
+    >>> class Constant(StepModel):
+    ...     parameters = Parameters((Part("level", (1,)),))
+    ...     def encode(self, y, classes, dtype):
+    ...         return y.astype(dtype)
+    ...     def add_gradient(self, w, rows, out, backend):
+    ...         error = w[0, 0] - rows.y
+    ...         out[0, 0] += error.sum()
+    ...         return float(error @ error) / 2
+    ...     def identity(self):
+    ...         return {"model": "Constant"}
+    >>> rows, out = BatchRows(np.empty((2, 1)), np.array([1.0, 3.0])), np.zeros((1, 1))
+    >>> Constant().add_gradient(Constant().init(0, np.float64), rows, out, None), out.tolist()
+    (5.0, [[-4.0]])
     """
 
     parameters: Parameters

@@ -20,6 +20,15 @@ class ColumnModel(ABC):
     Some columns of X and the rows of V that belong to them make up a `ColumnPart`; the sum of the
     products of all parts is what the head goes on with. What belongs to no column (an intercept,
     parameters of the head) is of the last part.
+
+    Examples
+    --------
+    >>> from daskml_dist.losses import SquaredError
+    >>> from daskml_dist.models import ColumnModel
+    >>> from daskml_dist.models.linear import LinearModel
+    >>> model = LinearModel(SquaredError(), 4, 0, True)
+    >>> isinstance(model, ColumnModel), model.rows_of_columns(2, 4)  # the intercept is of the last
+    (True, slice(2, 5, None))
     """
 
     @abstractmethod
@@ -44,6 +53,16 @@ class ColumnPart(ABC):
     ----------
     has_head : bool
         Whether the head has parameters; else every part can go on from the sum of the products.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.backends import get_backend
+    >>> from daskml_dist.losses import SquaredError
+    >>> from daskml_dist.models.linear import LinearModel
+    >>> part = LinearModel(SquaredError(), 4, 0, True).of_columns(0, 2)
+    >>> part.products(np.array([[1.0], [10.0]]), np.array([[1.0, 2.0]]), get_backend("cpu")).ravel()
+    array([21.])
     """
 
     has_head: bool = False

@@ -19,6 +19,17 @@ class StagedModel(StepModel):
     layers : tuple of tuple of str
         Names of the parts of each layer. The parts of a layer lie one after the other in
         `parameters`, and the layers as data goes through them.
+
+    Examples
+    --------
+    >>> from daskml_dist.losses import SquaredError
+    >>> from daskml_dist.models import StagedModel
+    >>> from daskml_dist.models.mlp import MLP
+    >>> model = MLP(SquaredError(), sizes=(3, 2, 1), activation="tanh", n_classes=0)
+    >>> isinstance(model, StagedModel), model.layers[0]
+    (True, ('coefs.0', 'intercepts.0'))
+    >>> model.rows_of(range(1)), model.rows_of(range(1, 2))
+    (slice(0, 8, None), slice(8, 11, None))
     """
 
     layers: tuple[tuple[str, ...], ...]

@@ -54,6 +54,18 @@ class RowState(ABC):
     ----------
     name : str
         Tells the states of a fit apart.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.models import BatchRows
+    >>> from daskml_dist.solvers import RowState
+    >>> class NearestCentre(RowState):
+    ...     name = "nearest"
+    ...     def make(self, model, rows, backend):
+    ...         return np.zeros(len(rows.X), np.int64)
+    >>> NearestCentre().make(None, BatchRows(np.ones((3, 2))), None)
+    array([0, 0, 0])
     """
 
     name: ClassVar[str]
@@ -101,6 +113,26 @@ class Statistic(ABC):
     n_numbers : int
         With how many numbers the flattened sum begins, before vectors of the parameters' size;
         for solvers in ranges.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.models import BatchRows
+    >>> from daskml_dist.solvers import Statistic
+    >>> class Largest(Statistic):
+    ...     additive = False
+    ...     def shape(self, model):
+    ...         return (2,)
+    ...     def add(self, model, rows, out, backend):
+    ...         self.merge(out, rows.X.max(axis=0))
+    ...         return float("nan")
+    ...     def merge(self, total, part):
+    ...         np.maximum(total, part, out=total)
+    >>> out = np.zeros(2)
+    >>> for block in ([[1.0, 5.0], [2.0, 3.0]], [[4.0, 0.0]]):
+    ...     _ = Largest().add(None, BatchRows(np.array(block)), out, None)
+    >>> out
+    array([4., 5.])
     """
 
     additive: ClassVar[bool] = True
@@ -163,6 +195,23 @@ class OwnedStatistic(Statistic):
     Histograms, of which the best splits are asked for, or rows of a matrix that is factored. The
     solver gets the results of all ranges, one after the other; they must be the same wherever the
     ranges are cut.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.solvers import OwnedStatistic
+    >>> class RowsOfMeans(OwnedStatistic):
+    ...     def shape(self, model):
+    ...         return (3, 2)  # of each class: a sum, and its rows
+    ...     def add(self, model, rows, out, backend):
+    ...         np.add.at(out, rows.y, np.column_stack([rows.X[:, 0], np.ones(len(rows.X))]))
+    ...         return float("nan")
+    ...     def finish(self, model, own, at):
+    ...         return own[:, 0] / own[:, 1]
+    ...     def answer_shape(self, model):
+    ...         return (3,)
+    >>> RowsOfMeans().finish(None, np.array([[6.0, 2.0], [5.0, 5.0]]), slice(0, 2))
+    array([3., 1.])
     """
 
     @abstractmethod
@@ -200,6 +249,29 @@ class Sums(Protocol):
     kept : dict from str to ndarray, or None
         The state that :meth:`keep` was given, where the solver begins again after a loss; it goes
         on from there. None: from the start.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.models import BatchRows
+    >>> from daskml_dist.solvers import Statistic
+    >>> class Total(Statistic):
+    ...     def shape(self, model):
+    ...         return (1,)
+    ...     def add(self, model, rows, out, backend):
+    ...         out += rows.X.sum()
+    ...         return 0.0
+    >>> class SumsHere:  # of rows in memory, to try a solver by itself
+    ...     n_rows, should_stop, kept = 3, False, None
+    ...     def __call__(self, statistic):
+    ...         out = np.zeros(statistic.shape(None))
+    ...         statistic.add(None, BatchRows(np.array([[1.0], [2.0], [6.0]])), out, None)
+    ...         return out
+    ...     def keep(self, w, state=None, again=0, extra=None):
+    ...         pass
+    >>> sums = SumsHere()
+    >>> sums(Total()) / sums.n_rows
+    array([3.])
     """
 
     n_rows: int
@@ -325,6 +397,23 @@ class Solver(NamedParameters, ABC):
         What an estimator's ``solver`` argument calls it.
     max_passes : int
         Passes over the data at most.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.solvers import Solution, Solver, Statistic
+    >>> class Total(Statistic):
+    ...     def shape(self, model):
+    ...         return (2,)
+    ...     def add(self, model, rows, out, backend):
+    ...         out += rows.X.sum(axis=0)
+    ...         return 0.0
+    >>> class Divide(Solver):
+    ...     name, max_passes = "divide", 1
+    ...     def solve(self, model, sums, start):
+    ...         return Solution(sums(Total()) / sums.n_rows)
+    >>> Divide().max_passes
+    1
     """
 
     name: ClassVar[str]
@@ -347,7 +436,14 @@ class Solver(NamedParameters, ABC):
 
 
 class RangedSolver(Solver):
-    """One that can also work on ranges of its vectors, too large for each process as a whole."""
+    """One that can also work on ranges of its vectors, too large for each process as a whole.
+
+    Examples
+    --------
+    >>> from daskml_dist.solvers import SOLVERS, RangedSolver
+    >>> [name for name, solver in SOLVERS.items() if issubclass(solver, RangedSolver)]
+    ['lbfgs']
+    """
 
     @abstractmethod
     def solve_in_ranges(self, model: Any, ranges: Ranges, start: Array) -> Solution:
@@ -383,6 +479,12 @@ class PenalisedSolver(Solver):
     ----------
     handles_l1 : bool
         Whether the penalty may have an l1 part.
+
+    Examples
+    --------
+    >>> from daskml_dist.solvers import SOLVERS
+    >>> [name for name, solver in SOLVERS.items() if solver.handles_l1]
+    ['lbfgs', 'boosting']
     """
 
     penalty: Penalty

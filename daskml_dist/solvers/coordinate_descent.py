@@ -47,6 +47,16 @@ class CoordinateDescent(LeastSquares):
     ----------
     J. Friedman, T. Hastie and R. Tibshirani, "Regularization paths for generalized linear models
     via coordinate descent", Journal of Statistical Software 33, 2010.
+
+    Examples
+    --------
+    >>> from daskml_dist.solvers import CoordinateDescent
+    >>> solver = CoordinateDescent(
+    ...     eps=2.2e-16, sparse=False, alpha=0.1, l1_ratio=1.0, n_rows=100, max_iter=1000, tol=1e-4,
+    ...     positive=False, selection="cyclic", seed=0,
+    ... )
+    >>> solver.name, solver.alpha
+    ('least_squares', 0.1)
     """
 
     alpha: float

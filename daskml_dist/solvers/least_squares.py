@@ -92,6 +92,15 @@ class OrdinaryLeastSquares(LeastSquares):
         No coefficient is negative.
     mean_weight : float
         What the rows' weights were divided by to have mean 1.
+
+    Examples
+    --------
+    >>> from daskml_dist.solvers import OrdinaryLeastSquares
+    >>> solver = OrdinaryLeastSquares(
+    ...     eps=2.2e-16, sparse=False, tol=1e-6, positive=False, mean_weight=1.0
+    ... )
+    >>> solver.name, solver.tol
+    ('least_squares', 1e-06)
     """
 
     tol: float
@@ -129,6 +138,16 @@ class RidgeLeastSquares(LeastSquares):
         ``"auto"``: Cholesky, unless the rows had to be looked at again.
     positive : bool
         No coefficient is negative.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.solvers import RidgeLeastSquares
+    >>> solver = RidgeLeastSquares(
+    ...     eps=2.2e-16, sparse=False, alpha=np.array([1.0]), method="cholesky", positive=False
+    ... )
+    >>> solver.name, solver.method
+    ('least_squares', 'cholesky')
     """
 
     alpha: Array

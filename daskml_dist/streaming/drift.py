@@ -16,7 +16,20 @@ _MOST = 4.0
 
 @runtime_checkable
 class Detector(Protocol):
-    """Detector of drifts, as those of River are."""
+    """Detector of drifts, as those of River are.
+
+    Examples
+    --------
+    >>> from daskml_dist.streaming import Detector
+    >>> class LargeLoss:
+    ...     drift_detected = False
+    ...     def update(self, x):
+    ...         self.drift_detected = x > 10
+    >>> detector = LargeLoss()
+    >>> detector.update(12.0)
+    >>> isinstance(detector, Detector), detector.drift_detected
+    (True, True)
+    """
 
     @property
     def drift_detected(self) -> bool:

@@ -87,6 +87,9 @@ def test_several_sets_and_scores() -> None:
         assert found[f"eval_score_{name}_accuracy"] == model.score(rows, labels)
     assert found["eval_score"] == found["eval_score_train_roc_auc"]
     assert {f"eval_score_{name}_accuracy" for name in sets} < set(model.history_.to_frame())
+    listed = _sgd(max_iter=2).fit(X, Y, eval_set=list(sets.values())).history_[-1]
+    assert listed["eval_score_1"] == found["eval_score_held_accuracy"]
+    assert listed["eval_score"] == listed["eval_score_0"]
     own = {"half": lambda m, rows, labels: m.score(rows, labels) / 2}
     stopping = EarlyStopping("eval_score_held_half", patience=2)
     stopped = _sgd(learning_rate=3.0, max_iter=40, callbacks=[stopping])
