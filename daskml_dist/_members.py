@@ -338,7 +338,7 @@ class OutOfFold:
         once = shared(partial(_both, self, then))
         return [
             make(once, X, codes)
-            for (X, _, _), codes in zip(rows.columns.parts, rows.code_parts(), strict=True)
+            for (X, _, _), codes in zip(rows.columns.parts, rows.code_parts, strict=True)
         ]
 
 

@@ -263,9 +263,11 @@ class Asked:
         NotStackedError
             Rows of a split lack a label, so that fits to them know fewer labels than the others.
         """
-        if model.classes is None:
+        found = model.roles.weights
+        if found is None and model.classes is None:
             return self(model, OnePass(CodeWeights())).w[:, None]
-        found = self(model, OnePass(LabelWeights())).w
+        if found is None:
+            found = self(model, OnePass(LabelWeights())).w
         if not found.all():
             raise NotStackedError("Training rows of a split lack a label.")
         return found

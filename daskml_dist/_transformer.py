@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from functools import partial
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator, clone
 from sklearn.exceptions import NotFittedError as SklearnNotFittedError
+from sklearn.pipeline import Pipeline
 from sklearn.utils._set_output import _get_output_config
 from sklearn.utils.metaestimators import available_if
 
@@ -31,7 +33,7 @@ from daskml_dist.data.foreign import (
     with_sizes_of,
 )
 from daskml_dist.data.lazy import is_dask, join_delayed
-from daskml_dist.data.reduce import reduce_parts
+from daskml_dist.data.reduce import Pass, Passes, run_passes
 from daskml_dist.data.row_checks import check_told_shape
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import (
@@ -43,7 +45,7 @@ from daskml_dist.inference.bare_scalers import restored_few, scaled_few
 from daskml_dist.inference.few_transformed import few_of_frame, gives_arrays, theirs
 from daskml_dist.inference.transform import map_blocks, sample_rows
 
-__all__ = ["BlockTransformer", "CopyingTransformer", "answer_lazily"]
+__all__ = ["BlockTransformer", "CopyingTransformer", "answer_lazily", "fit_in_passes"]
 
 
 class BlockTransformer(TellsErrors, NamedParameters, Exported, BaseEstimator):
@@ -74,6 +76,10 @@ class BlockTransformer(TellsErrors, NamedParameters, Exported, BaseEstimator):
         """Return rows in memory as scikit-learn's method takes them."""
         rows = plain_rows(X)
         return sparse_bools_as_floats(rows) if self._numeric else rows
+
+    def _rows_to_transform(self, X: Any) -> Any:
+        """Return rows in memory as scikit-learn's ``transform`` takes them."""
+        return self._plain(X)
 
     def _summarise(self, X: Any, y: Any, sample_weight: Any) -> Any:
         """Summary of a block that is not empty; `self` is an unfitted clone."""
@@ -125,24 +131,30 @@ class BlockTransformer(TellsErrors, NamedParameters, Exported, BaseEstimator):
         return self._fit_lazy(X, y)
 
     def _fit_lazy(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
+        with reading(type(self).__name__):
+            run_passes(self._passes(X, y, sample_weight))
+        return self
+
+    def _passes(self, X: Any, y: Any = None, sample_weight: Any = None) -> Passes[None]:
+        """Fit to a Dask collection, which others may read at the same time."""
         self._check_parameters()
         refuse_sklearns_callbacks(self)
-        inputs = take_columns(X, y, sample_weight)
-        collection = as_collection(*inputs, numeric=self._numeric)
-        self._set_features(self._reduce(collection), collection)
+        # What is learned of rows alone needs no target, which may have to be read for it.
+        X_only, _, weight = take_columns(X, y, sample_weight)
+        collection = as_collection(X_only, None, weight, numeric=self._numeric)
+        found = yield from self._summary_of(collection)
+        self._set_features(found, collection)
         remember_dtypes(self, X)
-        return self
 
     def _check_parameters(self) -> None:
         with checked_as_theirs():
             self._validate_params()
 
-    def _reduce(self, collection: Collection) -> tuple[int, Any]:
+    def _summary_of(self, collection: Collection) -> Passes[tuple[int, Any]]:
+        """Return the number of columns and the summary of all rows, of one pass."""
         plain = clone(self)
-        with reading(type(self).__name__):
-            found: tuple[int, Any] | None = reduce_parts(
-                collection, partial(_summary_of, plain), partial(_merged, plain)
-            )
+        found: tuple[int, Any] | None
+        (found,) = yield [Pass(collection, partial(_summary_of, plain), partial(_merged, plain))]
         if found is None:
             raise InvalidDataError(
                 "X holds 0 sample(s) in all its blocks, while a minimum of 1 is required. Check "
@@ -170,7 +182,9 @@ class BlockTransformer(TellsErrors, NamedParameters, Exported, BaseEstimator):
         check_feature_names(self, X, reset=False)
         inputs = take_columns(X, None, sample_weight)
         collection = as_collection(*inputs, numeric=self._numeric)
-        before, found = (self.n_features_in_, self._summary()), self._reduce(collection)
+        before = self.n_features_in_, self._summary()
+        with reading(type(self).__name__):
+            found = run_passes(self._summary_of(collection))
         together = _merged(clone(self), [before, found])
         assert together is not None
         self._set_features(together, collection)
@@ -209,7 +223,7 @@ class BlockTransformer(TellsErrors, NamedParameters, Exported, BaseEstimator):
         else:
             if self._numeric:
                 check_no_times(X)
-            rows = self._plain(X)
+            rows = self._rows_to_transform(X)
         if options.get("copy") is None and (few := scaled_few(at, rows)) is not None:
             return few
         try:
@@ -295,6 +309,57 @@ class BlockTransformer(TellsErrors, NamedParameters, Exported, BaseEstimator):
         return estimator
 
 
+def fit_in_passes(estimator: Any, X: Any, y: Any = None) -> Passes[Any]:
+    """Fit a transformer, or a pipeline of transformers, in passes that others may share.
+
+    Where it has a way of its own to read the rows, it does so while its turn lasts.
+
+    Parameters
+    ----------
+    estimator : transformer or Pipeline
+        It is fitted in place.
+    X, y : Dask collections
+
+    Returns
+    -------
+    estimator
+    """
+    if isinstance(estimator, Pipeline) and estimator.memory is None:
+        steps = [step for _, step in estimator.steps if step not in (None, "passthrough")]
+        for number, step in enumerate(steps):
+            is_last = number == len(steps) - 1
+            if is_last or _transforms_after_fit(step):
+                yield from fit_in_passes(step, X, y)
+                X = X if is_last else step.transform(X)
+            elif hasattr(step, "fit_transform"):  # which may not be the transform of its fit
+                X = step.fit_transform(X, y)
+            else:
+                X = step.fit(X, y).transform(X)
+    elif _fits_in_passes(estimator):
+        X, y = convert_foreign(X, y)
+        yield from estimator._passes(X, y)
+    else:
+        estimator.fit(X, y)
+    return estimator
+
+
+def _transforms_after_fit(step: Any) -> bool:
+    """Return whether ``fit_transform`` is nothing but ``transform`` after ``fit``."""
+    own = inspect.unwrap(getattr(type(step), "fit_transform", _transforms_after_fit))
+    return own is inspect.unwrap(BlockTransformer.fit_transform)
+
+
+def _fits_in_passes(estimator: Any) -> bool:
+    """Return whether ``fit`` does nothing to a Dask collection but the transformer's passes."""
+    if not isinstance(estimator, BlockTransformer):
+        return False
+    kind, base = type(estimator), BlockTransformer
+    has_passes = kind._summarise is not base._summarise or kind._passes is not base._passes
+    # A subclass of the user's may do more in its `fit`.
+    is_ours = kind.fit.__module__.startswith("daskml_dist.")
+    return has_passes and is_ours and kind._fit_lazy is base._fit_lazy
+
+
 def _makes_frames(transformer: Any) -> bool:
     """Tell whether ``set_output`` asks a transformer for dataframes."""
     return bool(_get_output_config("transform", transformer)["dense"] != "default")
@@ -365,8 +430,9 @@ def _answer(estimator: Any, name: str, params: dict[str, Any], X: Any) -> Any:
 
 
 def _call(estimator: Any, method: str, X: Any) -> Any:
+    prepare = estimator._rows_to_transform if method == "transform" else estimator._plain
     try:
-        return getattr(estimator, method)(estimator._plain(X))
+        return getattr(estimator, method)(prepare(X))
     except ValueError as error:
         said = str(error).rstrip(". ") + ". " if estimator._remedy else str(error)
         raise ValueError(said + estimator._remedy) from error

@@ -164,7 +164,7 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
             codes: list[Any] = [None] * len(rows.parts)
         else:
             splits = Splits(self, X, y, groups, own, self.cv)
-            roles, codes = splits.roles, splits.rows.code_parts()
+            roles, codes = splits.roles, splits.rows.code_parts
             fits = [member] * splits.n_splits if frozen else fit_folds(member, splits, few)
         if roles is not None:
             check_known_classes(fits, classes, self.method, apart)

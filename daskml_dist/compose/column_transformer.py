@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
+from operator import itemgetter
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -14,13 +16,15 @@ from sklearn.pipeline import Pipeline
 from sklearn.utils import get_tags
 
 from daskml_dist._theirs import checked_as_theirs
-from daskml_dist._transformer import BlockTransformer
+from daskml_dist._transformer import BlockTransformer, fit_in_passes
 from daskml_dist.compose.blockwise import Blockwise
 from daskml_dist.data.clients import computing_client
-from daskml_dist.data.conversion import as_array_block, plain_rows
+from daskml_dist.data.collection import as_collection
+from daskml_dist.data.conversion import plain_rows
 from daskml_dist.data.foreign import convert_foreign, named_blocks, with_sizes_of
-from daskml_dist.data.lazy import is_dask, join_column_chunks
+from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.optional import load_pandas
+from daskml_dist.data.reduce import Pass, Passes, in_lock_step, run_passes
 from daskml_dist.diagnostics.works import reading, tell
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.arguments import telling_arguments
@@ -55,8 +59,9 @@ class _Routing(BlockTransformer):
 class ColumnTransformer(_Routing, compose.ColumnTransformer):
     """:class:`sklearn.compose.ColumnTransformer` for Dask collections.
 
-    Each transformer is fitted in one pass over its columns; all of them transform a block in one
-    task, where scikit-learn joins their results.
+    All transformers are fitted in the same passes over the rows, one for each step of the longest
+    pipeline among them; all of them transform a block in one task, where scikit-learn joins their
+    results.
 
     Parameters
     ----------
@@ -70,7 +75,7 @@ class ColumnTransformer(_Routing, compose.ColumnTransformer):
         For rows in memory.
     transformer_weights : dict, default=None
     verbose : bool or int, default=False
-        True shows which transformer is fitted, and how many blocks it has read.
+        True shows how many blocks the transformers have read.
     verbose_feature_names_out : bool, str or callable, default=True
 
     Attributes
@@ -126,16 +131,22 @@ class ColumnTransformer(_Routing, compose.ColumnTransformer):
             compose.ColumnTransformer.fit(self, X, y, **params)
             return self
         _check_no_metadata(X, params)
+        with reading(type(self).__name__, self.verbose):
+            run_passes(self._passes(X, y))
+        return self
+
+    def _passes(self, X: Any, y: Any = None, sample_weight: Any = None) -> Passes[None]:
+        """Fit all transformers at the same time, so that each pass is one reading of the rows."""
         if strange := [one for one in self.transformers if not _is_named(one)]:
             raise InvalidParameterError(
                 f"transformers holds {strange[0]!r}: each is to be (name, transformer, columns), "
                 'such as ("age", StandardScaler(), ["age"]); make_column_transformer gives names.'
             )
         self._check_parameters()
-        with reading(type(self).__name__, self.verbose):
-            tell("reading the first rows")
-            rows = _head(X)
-            fitted = self._fit_each(X, rows, y)
+        X, y = named_blocks(X, y)
+        tell("reading the first rows")
+        rows = yield from _first_rows(X)
+        fitted = yield from self._fit_each(X, rows, y)
         if hasattr(self, "_sklearn_output_config"):
             fitted.set_output(transform=self._sklearn_output_config.get("transform"))
         # scikit-learn works all else out on the first rows.
@@ -144,35 +155,36 @@ class ColumnTransformer(_Routing, compose.ColumnTransformer):
         self.__dict__.update({k: v for k, v in vars(fitted).items() if k not in params})
         self.transformers_ = [(n, _thaw(t), c) for n, t, c in fitted.transformers_]
         self._keep(rows)
-        return self
 
-    def _fit_each(self, X: Any, rows: Any, y: Any) -> compose.ColumnTransformer:
-        """A copy whose transformers are fitted; `rows` are the first."""
+    def _fit_each(self, X: Any, rows: Any, y: Any) -> Passes[compose.ColumnTransformer]:
+        """Return a copy whose transformers are fitted; `rows` are the first."""
         chosen = [_resolve(rows, columns) for _, _, columns in self.transformers]
-        frozen = []
-        for at, ((name, one, columns), own) in enumerate(
-            zip(self.transformers, chosen, strict=True)
-        ):
-            tell(f"fitting {name!r}", at, len(chosen), "transformer")
-            frozen.append((name, self._fit_one(one, X, rows, own, y), columns))
         used = {at for columns in chosen for at in _positions(rows, columns)}
         rest = [at for at in range(rows.shape[1]) if at not in used]
-        tell("fitting the remainder")
-        return clone(self).set_params(
-            transformers=frozen, remainder=self._fit_one(self.remainder, X, rows, rest, y)
+        parts = [one for _, one, _ in self.transformers]
+        tell(f"fitting {len(parts)} transformers")
+        *fitted, remainder = yield from in_lock_step(
+            self._fit_one(one, X, rows, columns, y)
+            for one, columns in zip([*parts, self.remainder], [*chosen, rest], strict=True)
         )
+        frozen = [
+            (name, one, columns)
+            for one, (name, _, columns) in zip(fitted, self.transformers, strict=True)
+        ]
+        return clone(self).set_params(transformers=frozen, remainder=remainder)
 
     def _check_parameters(self) -> None:
         super()._check_parameters()
         with checked_as_theirs():
             self._validate_transformers()
 
-    def _fit_one(self, transformer: Any, X: Any, rows: Any, columns: Any, y: Any) -> Any:
+    def _fit_one(self, transformer: Any, X: Any, rows: Any, columns: Any, y: Any) -> Passes[Any]:
+        """Return a transformer fitted to its columns, frozen."""
         if isinstance(transformer, str) or not len(_positions(rows, columns)):
             return transformer
         fitted = clone(transformer)
         if _takes_dask(fitted):
-            fitted.fit(_select(X, columns), y)
+            yield from fit_in_passes(fitted, _select(X, columns), y)
         elif not get_tags(fitted).requires_fit:
             fitted.fit(_select(rows, columns))
         else:
@@ -305,24 +317,22 @@ def _is_named(given: Any) -> bool:
     return isinstance(given, tuple | list) and len(given) == 3
 
 
-def _head(X: Any) -> Any:
-    """The first rows of the first block that has any."""
+def _first_rows(X: Any) -> Passes[Any]:
+    """Return the first rows of the first block that has any."""
     computing_client()  # one of an event loop is told
-    if hasattr(X, "columns"):
-        parts = (X.partitions[i] for i in range(X.npartitions))
-        heads = (part.head(_HEAD, npartitions=1, compute=False) for part in parts)
-    else:
-        array = join_column_chunks(X)
-        chunks = (array.blocks[i] for i in range(array.numblocks[0]))
-        heads = (chunk.map_blocks(as_array_block, "X", None, meta=X._meta) for chunk in chunks)
-    for lazy in heads:
-        head = plain_rows(lazy.compute())
-        if head.shape[0]:
-            return head[:_HEAD]
+    collection = as_collection(X, numeric=False)
+    for part in collection.parts:
+        (rows,) = yield [Pass(replace(collection, parts=[part]), _head_of, itemgetter(0))]
+        if rows.shape[0]:
+            return rows
     raise InvalidDataError(
         "X holds 0 sample(s) in all its blocks, while a minimum of 1 is required. Check the "
         "filter or the path that made the collection."
     )
+
+
+def _head_of(index: int, X: Any, y: Any, sample_weight: Any) -> Any:
+    return plain_rows(X[:_HEAD])
 
 
 # --- columns ---------------------------------------------------------------------------------

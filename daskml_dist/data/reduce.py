@@ -5,7 +5,7 @@ And states that blocks change one after the other, where their order matters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -14,18 +14,28 @@ from uuid import uuid4
 import dask.array as da
 from dask.delayed import Delayed, delayed
 
+from daskml_dist.data.block_fusion import fuse_by_block, list_by_block
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.computing import tried
 from daskml_dist.data.conversion import as_array_block
 from daskml_dist.data.unread import marking_own, naming_blocks
 
-__all__ = ["fold_parts", "lazily_reduced", "reduce_parts"]
+__all__ = [
+    "Pass",
+    "Passes",
+    "fold_parts",
+    "in_lock_step",
+    "lazily_reduced",
+    "make_passes",
+    "reduce_parts",
+    "run_passes",
+]
 
 S = TypeVar("S")
 
 _NAMES = ("X", "y", "sample_weight")
-#: Summaries that one task merges.
-_FAN_IN = 16
+#: Blocks whose summaries one task merges: of one pass, and of many at least.
+_FAN_IN, _LEAST_FAN_IN = 16, 4
 
 
 def reduce_parts(
@@ -58,13 +68,89 @@ def reduce_parts(
     InvalidDataError
         Names the block that cannot be read.
     """
-    if collection.kind == "memory":
-        return merge([summarise(i, *part, *shared) for i, part in enumerate(collection.parts)])
-    with naming_blocks(collection.parts):
-        result: S = tried(
-            lambda name: _merged(name, collection, summarise, merge, shared), len(collection.parts)
-        )
+    result: S = make_passes([Pass(collection, summarise, merge, shared)])[0]
     return result
+
+
+@dataclass(frozen=True, eq=False)
+class Pass:
+    """One pass over a collection, which is made alone or together with others.
+
+    Parameters
+    ----------
+    collection, summarise, merge, shared
+        As of :func:`reduce_parts`.
+    """
+
+    collection: Collection
+    summarise: Callable[..., Any]
+    merge: Callable[[list[Any]], Any]
+    shared: tuple[Any, ...] = ()
+
+
+#: A computation over rows that yields the passes that it needs next, all of which can be made at
+#: once, is sent their summaries, and returns a result.
+Passes = Generator[list[Pass], list[Any], S]
+
+
+def make_passes(passes: Sequence[Pass]) -> list[Any]:
+    """Return the summary of each pass; those over Dask collections read each block once for all.
+
+    Raises
+    ------
+    InvalidDataError
+        Names the block that cannot be read.
+    """
+    lazy = [one for one in passes if one.collection.kind != "memory"]
+    found = iter(_made_on_blocks(lazy) if lazy else [])
+    return [
+        next(found)
+        if one.collection.kind != "memory"
+        else one.merge(
+            [one.summarise(i, *part, *one.shared) for i, part in enumerate(one.collection.parts)]
+        )
+        for one in passes
+    ]
+
+
+def run_passes(work: Passes[S]) -> S:
+    """Run a computation that asks for passes, and return its result."""
+    summaries: list[Any] = []
+    try:
+        asked = next(work)
+        while True:
+            summaries = make_passes(asked)
+            asked = work.send(summaries)
+    except StopIteration as end:
+        result: S = end.value
+        return result
+
+
+def in_lock_step(works: Iterable[Passes[S]]) -> Passes[list[S]]:
+    """Run computations side by side: the next passes of all of them are made at once.
+
+    Returns
+    -------
+    list
+        The result of each.
+    """
+    every = list(works)
+    results: dict[int, S] = {}
+    #: Summaries that each computation waits for; None begins one.
+    answers: dict[int, Any] = dict.fromkeys(range(len(every)))
+    while answers:
+        asked: dict[int, list[Pass]] = {}
+        for i, summaries in answers.items():
+            try:
+                asked[i] = every[i].send(summaries)
+            except StopIteration as end:
+                results[i] = end.value
+        if asked:
+            found = iter((yield [one for passes in asked.values() for one in passes]))
+            answers = {i: [next(found) for _ in passes] for i, passes in asked.items()}
+        else:
+            answers = {}
+    return [results[i] for i in range(len(every))]
 
 
 def lazily_reduced(
@@ -79,9 +165,14 @@ def lazily_reduced(
     computes them at once; who does so sees Dask's own errors of blocks that cannot be read.
     """
     name = f"block-{uuid4().hex}"
-    whole = _merged(name, collection, summarise, merge, ())
-    result: Delayed = _task(finish)(whole)
+    # Not fused: values that are computed together share the tasks that read a block.
+    whole = _merged(name, [Pass(collection, summarise, merge)], list_by_block)
+    result: Delayed = _task(partial(_finish_one, finish))(whole)
     return result
+
+
+def _finish_one(finish: Callable[[Any], Any], summaries: dict[int, Any]) -> Any:
+    return finish(summaries[0])
 
 
 def fold_parts(
@@ -136,17 +227,65 @@ def _folded(
     return last
 
 
-def _merged(name: str, collection: Collection, summarise: Any, merge: Any, shared: Any) -> Any:
-    """The summary of all parts, lazy."""
-    summarise = _OfArrays(summarise, _are_arrays(collection), first=1)
-    one, join = _task(summarise), _task(merge)
-    level = [
-        one(i, *part, *shared, dask_key_name=(name, i)) for i, part in enumerate(collection.parts)
+def _made_on_blocks(passes: list[Pass]) -> list[Any]:
+    """Return the summary of each of some passes over Dask collections."""
+    blocks = [
+        tuple(value for one in passes for value in one.collection.parts[i : i + 1])
+        for i in range(max(len(one.collection.parts) for one in passes))
     ]
+    with naming_blocks([tuple(v for part in parts for v in part) for parts in blocks]):
+        found = tried(lambda name: _merged(name, passes, fuse_by_block), len(blocks))
+    return [found[number] for number in range(len(passes))]
+
+
+def _merged(
+    name: str,
+    passes: Sequence[Pass],
+    by_block: Callable[[str, list[list[Delayed]]], list[Delayed]],
+) -> Delayed:
+    """Return the summaries of all parts, lazy: a dict with one for each pass, by its number.
+
+    `by_block` makes one lazy value of all summaries of a block, under a given name.
+    """
+    groups: list[list[Delayed]] = []
+    numbers: list[list[int]] = []
+    for number, one in enumerate(passes):
+        summarise = _task(_OfArrays(one.summarise, _are_arrays(one.collection), first=1))
+        for i, part in enumerate(one.collection.parts):
+            if i == len(groups):
+                groups.append([])
+                numbers.append([])
+            groups[i].append(summarise(i, *part, *one.shared))
+            numbers[i].append(number)
+    join = _task(partial(_merge_each, [one.merge for one in passes]))
+    level: list[Any] = [
+        (numbers[i], summaries) for i, summaries in enumerate(by_block(name, groups))
+    ]
+    # Summaries of many passes that wait for each other take memory.
+    fan_in = max(_FAN_IN // len(passes), _LEAST_FAN_IN)
     while True:
-        level = [join(level[i : i + _FAN_IN]) for i in range(0, len(level), _FAN_IN)]
+        level = [join(level[i : i + fan_in]) for i in range(0, len(level), fan_in)]
         if len(level) == 1:
-            return level[0]
+            result: Delayed = level[0]
+            return result
+
+
+def _merge_each(merges: list[Callable[[list[Any]], Any]], parts: list[Any]) -> dict[int, Any]:
+    """Merge the summaries of each pass.
+
+    Parameters
+    ----------
+    merges : list of callable
+        One for each pass.
+    parts : list of dict, or of (list of int, list)
+        Summaries by the numbers of their passes.
+    """
+    by_pass: dict[int, list[Any]] = {}
+    for part in parts:
+        items = part.items() if isinstance(part, dict) else zip(*part, strict=True)
+        for number, summary in items:
+            by_pass.setdefault(number, []).append(summary)
+    return {number: merges[number](summaries) for number, summaries in by_pass.items()}
 
 
 def _are_arrays(collection: Collection) -> tuple[bool, ...]:

@@ -242,7 +242,7 @@ def _rows_of_folds(splits: Splits) -> list[tuple[NDArray[np.intp], NDArray[np.in
     """Numbers of the training and test rows of each split."""
     if splits.codes is not None:
         return [(np.asarray(train), np.asarray(test)) for train, test in splits._splits]
-    codes = np.concatenate(compute(*splits.rows.code_parts()))
+    codes = np.concatenate(compute(*splits.rows.code_parts))
     found = []
     for split in range(splits.n_splits):
         played = splits.roles.played(codes, split)

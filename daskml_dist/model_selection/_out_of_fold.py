@@ -63,7 +63,7 @@ def predicted_out_of_fold(rows: RowsOfSplits, fitted: Sequence[Any], method: str
     choose = delayed(partial(_choose, rows.roles, wide, tail, _UNMET.get(method)), pure=False)
     chosen = [
         da.from_delayed(choose(codes, *found), (n, *tail), meta=meta)
-        for codes, n, *found in zip(rows.code_parts(), counts, *pieces, strict=True)
+        for codes, n, *found in zip(rows.code_parts, counts, *pieces, strict=True)
     ]
     of_tests: da.Array = da.concatenate(chosen)
     return of_tests

@@ -7,31 +7,26 @@ where its memory has room.
 
 from __future__ import annotations
 
+import copy
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from dask.base import tokenize
-from dask.sizeof import sizeof
 from sklearn.base import clone
 from sklearn.pipeline import Pipeline
 
-from daskml_dist.data.reduce import reduce_parts
-from daskml_dist.diagnostics.works import reading
+from daskml_dist._transformer import fit_in_passes
+from daskml_dist.data.reduce import Passes, in_lock_step, run_passes
+from daskml_dist.diagnostics.works import reading, tell
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.inference.share import current_client
-from daskml_dist.model_selection._checks import knows_dask
+from daskml_dist.model_selection._checks import has_columns, knows_dask
 from daskml_dist.model_selection._stacking import stacked_fits, stacks
 from daskml_dist.model_selection._validation import Fitted, Splits
 from daskml_dist.models.stacked import TRAIN
 
 __all__ = ["fits_of_stacks", "pipelines_stack", "score_names", "stacked_pipelines"]
-
-#: Share of the workers' memory that rows of a search may take beside those of its fits, which
-#: keep up to 0.4 of it (`Run.memory_budget`).
-_KEPT_SHARE = 0.2
 
 
 def pipelines_stack(estimators: Sequence[Any]) -> bool:
@@ -111,23 +106,22 @@ def stacked_pipelines(
     tuple of (list of list of Fitted, int), or None
         Of each pipeline, one a split; and the number of stacks.
     """
-    if splits.plain or splits.cut or not splits.by_roles:
-        return None  # arguments of steps, or rows that play several parts
+    if splits.plain or splits.cut or not splits.by_roles or has_columns(splits.inputs[1]):
+        return None  # arguments of steps, rows that play several parts, or several targets
     if not all(given is None or isinstance(given, str) for given in scoring.values()):
         return None  # a function of the whole pipeline
     options = {"train_score": train_score, "error_score": error_score}
     found: dict[int, list[Fitted]] = {}
     n_stacks = 0
-    with _kept_source(splits) as splits:
-        for numbers in _alike(estimators):
-            pipelines = [estimators[number] for number in numbers]
-            for split in range(splits.n_splits):
-                begin = time.perf_counter()
-                X, y, _ = splits.side(split, TRAIN)
-                head = clone(Pipeline(pipelines[0].steps[:-1])).fit(X, y)
+    alike = _alike(estimators)
+    with splits.kept() as splits:
+        begin = time.perf_counter()
+        heads, splits = _fitted_heads([estimators[numbers[0]] for numbers in alike], splits)
+        seconds = (time.perf_counter() - begin) / (len(estimators) * splits.n_splits)
+        for numbers, of_splits in zip(alike, heads, strict=True):
+            for split, head in enumerate(of_splits):
                 rows = splits.of_split(split, head.transform(splits.inputs[0]))
-                seconds = (time.perf_counter() - begin) / len(numbers)
-                last = [clone(pipeline.steps[-1][1]) for pipeline in pipelines]
+                last = [clone(estimators[number].steps[-1][1]) for number in numbers]
                 of_split = stacked_fits(last, rows, scoring, scorers, **options)
                 if of_split is None:
                     return None
@@ -140,47 +134,29 @@ def stacked_pipelines(
     return [found[number] for number in range(len(estimators))], n_stacks
 
 
-@contextmanager
-def _kept_source(splits: Splits) -> Iterator[Splits]:
-    """Persist lazy rows on the cluster for the search, where they fit beside those of its fits.
+def _fitted_heads(
+    pipelines: Sequence[Pipeline], splits: Splits
+) -> tuple[list[list[Pipeline]], Splits]:
+    """Return all steps but the last of each pipeline, fitted to the training rows of each split.
 
-    The transformers and the stack of each split read all rows, which would be read from the source
-    some four times a split.
+    Of Dask collections all are fitted at the same time, so that a pass reads each block once for
+    all splits. What the splits train on is counted beside, and returned with these.
     """
-    client = None if splits.codes is not None else current_client()
-    if client is None:
-        yield splits
-        return
-    # Whoever only imports a search does without distributed.
-    from distributed.client import futures_of
-
-    from daskml_dist.training.dask_internals import list_workers
-
-    if futures_of(splits.inputs[0]):  # the user has persisted the rows
-        yield splits
-        return
-    with reading("the rows"):
-        n_bytes = reduce_parts(splits.rows.columns, _count_bytes, _add_counts)
-    limits = [float(facts["memory_limit"] or np.inf) for facts in list_workers(client).values()]
-    if n_bytes > _KEPT_SHARE * sum(limits):
-        yield splits
-        return
-    kept = splits.persisted()
-    futures = futures_of((kept.inputs, kept.rows.columns.parts))
-    try:
-        yield kept
-    finally:
-        # At once, since Python may collect what the search leaves behind much later.
-        for future in futures:
-            future.release()
-
-
-def _count_bytes(index: int, X: Any, *others: Any) -> int:
-    return int(sizeof(X))
-
-
-def _add_counts(counts: list[int]) -> int:
-    return sum(counts)
+    tell(f"fits of the transformers of {splits.n_splits} splits")
+    heads = [[clone(Pipeline(p.steps[:-1])) for _ in range(splits.n_splits)] for p in pipelines]
+    works: list[Passes[Any]] = [splits.count_trained(pipelines[0].steps[-1][1]._classification)]
+    for split in range(splits.n_splits):
+        X, y, _ = splits.side(split, TRAIN)
+        for of_splits in heads:
+            if splits.codes is None:
+                works.append(fit_in_passes(of_splits[split], X, y))
+            else:
+                of_splits[split].fit(X, y)
+    with reading("transformers"):
+        trained, *_ = run_passes(in_lock_step(works))
+    counted = copy.copy(splits)
+    counted.trained = trained
+    return heads, counted
 
 
 def _alike(estimators: Sequence[Any]) -> list[list[int]]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, Literal
 
 import dask.array as da
 import numpy as np
@@ -18,7 +18,7 @@ from daskml_dist.data.blocks import check_length
 from daskml_dist.data.collection import Collection, as_collection
 from daskml_dist.data.conversion import rows_at
 from daskml_dist.data.lazy import is_dask, is_dask_frame
-from daskml_dist.data.reduce import reduce_parts
+from daskml_dist.data.reduce import Pass, Passes, reduce_parts
 from daskml_dist.data.unread import unread
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.model_selection._codes import Thinned
@@ -34,7 +34,9 @@ from daskml_dist.model_selection._roles import (
 
 __all__ = [
     "RowsOfSplits",
+    "TrainedRows",
     "count_rows",
+    "count_trained",
     "joined_rows",
     "label_counts",
     "n_rows_of",
@@ -88,14 +90,19 @@ class RowsOfSplits:
         ]
         return replace(self, inputs=inputs, columns=replace(self.columns, parts=parts))
 
+    @cached_property
     def code_parts(self) -> list[Delayed]:
-        """Codes of each block, lazy."""
+        """Codes of each block, lazy; the same for all sides of all splits."""
         make = delayed(partial(_codes_of, self.codes), pure=False)
         return [make(i, X, column) for i, (X, column, _) in enumerate(self.columns.parts)]
 
+    def coded(self, value: Any) -> list[tuple[Any, Any]]:
+        """Return the blocks of an input, each with the codes of its rows."""
+        return list(zip(self._pieces(value), self.code_parts, strict=True))
+
     def side(self, split: int, role: int) -> tuple[Any, ...]:
         """The rows that play a role in a split, of every input, lazy."""
-        codes = self.code_parts()
+        codes = self.code_parts
         sizes = self.codes.sizes(self.roles, split, role)
         return tuple(
             None
@@ -108,7 +115,7 @@ class RowsOfSplits:
         """Both sides of a split as one task's result: ((X, y, ...), (X, y, ...)) in memory."""
         pieces = [None if value is None else self._pieces(value) for value in self.inputs]
         gather = delayed(partial(_gathered, self.roles, split), pure=False)
-        both: Delayed = gather(pieces, self.code_parts())
+        both: Delayed = gather(pieces, self.code_parts)
         return both
 
     def unread(self, error: Exception) -> InvalidDataError:
@@ -130,7 +137,7 @@ class RowsOfSplits:
         counts: list[Any] = self.columns.row_counts or [np.nan] * len(self.columns.parts)
         parts = [
             da.from_delayed(one(codes), (n,), dtype=bool)
-            for codes, n in zip(self.code_parts(), counts, strict=True)
+            for codes, n in zip(self.code_parts, counts, strict=True)
         ]
         return da.concatenate(parts)
 
@@ -141,7 +148,7 @@ class RowsOfSplits:
         one = delayed(partial(_indexed_mask, self.roles, split, role), pure=False)
         parts = [
             one(codes, part[0])
-            for codes, part in zip(self.code_parts(), self.columns.parts, strict=True)
+            for codes, part in zip(self.code_parts, self.columns.parts, strict=True)
         ]
         meta = _indexed(np.zeros(0, bool), frame._meta)
         return dd.from_delayed(parts, meta=meta, divisions=frame.divisions, verify_meta=False)
@@ -276,6 +283,61 @@ def label_counts(columns: Collection, first_seen: bool) -> tuple[NDArray[Any], I
         labels = np.unique([value for block in found for value in block])
     counts = np.array([[block.get(value, 0) for value in labels.tolist()] for block in found])
     return labels, counts.astype(np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedRows:
+    """Training rows of each split.
+
+    Parameters
+    ----------
+    labels : ndarray of shape (n_labels,), or None
+        Sorted; None where targets are numbers.
+    weights : ndarray of float64 of shape (n_splits, n_labels) or (n_splits, 1)
+        How many of them have each label.
+    """
+
+    labels: NDArray[Any] | None
+    weights: NDArray[np.float64]
+
+
+def count_trained(
+    kind: Literal["memory", "dask"],
+    parts: list[tuple[Any, Any]],
+    roles: Roles,
+    classification: bool,
+) -> Passes[TrainedRows]:
+    """Count the training rows of each split in one pass over blocks of targets and codes."""
+    blocks = Collection(kind, [(*part, None) for part in parts], None, None, None)
+    count = partial(_count_trained, roles, classification)
+    (found,) = yield [Pass(blocks, count, _add_by_label)]
+    labels = np.unique(list(found)) if classification else None
+    names = [None] if labels is None else labels.tolist()
+    # A missing label is equal to none, and refused where blocks are made.
+    none = np.zeros(roles.n_splits)
+    return TrainedRows(labels, np.stack([found.get(name, none) for name in names], axis=1))
+
+
+def _count_trained(
+    roles: Roles, classification: bool, index: int, y: Any, codes: Ints, weight: None
+) -> dict[Any, NDArray[np.float64]]:
+    """Return by label how many rows each split trains on."""
+    trained = np.asarray(roles.times(roles.every(codes), TRAIN), np.float64)
+    if not classification:
+        return {None: trained.sum(axis=0)}
+    labels, places = np.unique(np.asarray(y), return_inverse=True)
+    counts = [np.bincount(places.ravel(), of_split, len(labels)) for of_split in trained.T]
+    return dict(zip(labels.tolist(), np.stack(counts, axis=1), strict=True))
+
+
+def _add_by_label(
+    found: list[dict[Any, NDArray[np.float64]]],
+) -> dict[Any, NDArray[np.float64]]:
+    total: dict[Any, NDArray[np.float64]] = {}
+    for counts in found:
+        for label, n_rows in counts.items():
+            total[label] = total.get(label, 0) + n_rows
+    return total
 
 
 def _count(index: int, X: Any, column: Any, weight: Any) -> list[int]:

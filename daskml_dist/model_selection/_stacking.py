@@ -310,7 +310,7 @@ def targets_of(
         parts = [
             (rows, lazily(targets, codes), weighed(targets, given))
             for (rows, targets, given), codes in zip(
-                collection.parts, splits.rows.code_parts(), strict=True
+                collection.parts, splits.rows.code_parts, strict=True
             )
         ]
     return replace(
@@ -378,6 +378,8 @@ def _labels(splits: Splits, collection: Collection) -> NDArray[Any]:
     """Sorted labels; of a splitter that has counted them, without another pass."""
     if collection.kind == "memory":
         labels = np.unique(np.asarray(collection.parts[0][1]))
+    elif splits.trained is not None and splits.trained.labels is not None:
+        labels = splits.trained.labels
     else:
         codes = splits.rows.codes
         codes = codes.codes if isinstance(codes, Thinned) else codes

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from numbers import Real
 from typing import Any
@@ -13,15 +14,18 @@ from typing import Any
 import numpy as np
 from dask.base import compute
 from dask.delayed import delayed
+from dask.sizeof import sizeof
 from sklearn.base import clone
 from sklearn.utils import _safe_indexing
 
 from daskml_dist.data.clients import computing_client
-from daskml_dist.data.collection import take_columns
+from daskml_dist.data.collection import Collection, take_columns
 from daskml_dist.data.foreign import convert_foreign
 from daskml_dist.data.lazy import is_dask
-from daskml_dist.diagnostics.works import tell
+from daskml_dist.data.reduce import Passes, reduce_parts
+from daskml_dist.diagnostics.works import reading, tell
 from daskml_dist.errors import TrainingError
+from daskml_dist.inference.share import current_client
 from daskml_dist.model_selection._checks import (
     check_splitter,
     check_target,
@@ -33,9 +37,14 @@ from daskml_dist.model_selection._checks import (
 )
 from daskml_dist.model_selection._failures import safe, tell_failures
 from daskml_dist.model_selection._roles import NEITHER, TEST, TRAIN, Roles, TableRoles
-from daskml_dist.model_selection._split_rows import RowsOfSplits, n_rows_of
+from daskml_dist.model_selection._split_rows import (
+    RowsOfSplits,
+    TrainedRows,
+    count_trained,
+    n_rows_of,
+)
 from daskml_dist.models.stacked import OnlyOne
-from daskml_dist.training.dask_internals import is_dasks
+from daskml_dist.training.dask_internals import is_dasks, list_workers
 
 __all__ = [
     "Fitted",
@@ -71,6 +80,11 @@ class Fitted:
     error: str | None = None
 
 
+#: Share of the workers' memory that rows of a search may take beside those of its fits, which
+#: keep up to 0.4 of it (`Run.memory_budget`).
+_KEPT_SHARE = 0.2
+
+
 class Splits:
     """Rows cut for cross-validation once, for any number of fits.
 
@@ -99,7 +113,11 @@ class Splits:
     codes : ndarray of int64 of shape (n_rows,), or None
         Of rows in memory.
     n_splits : int
+    trained : TrainedRows or None
+        What the splits train on, where somebody has counted it.
     """
+
+    trained: TrainedRows | None = None
 
     def __init__(
         self, estimator: Any, X: Any, y: Any, groups: Any, fit_params: dict[str, Any], cv: Any
@@ -161,18 +179,69 @@ class Splits:
         """Arguments of ``fit``, of the values of those that are cut."""
         return with_cut(self.plain, self.cut, cut)
 
-    def persisted(self) -> Splits:
-        """Return the same splits of Dask collections, whose rows the cluster keeps."""
-        found = copy.copy(self)
-        found._rows = self.rows.persisted()
-        found.inputs = found._rows.inputs
-        return found
+    def count_trained(self, classification: bool) -> Passes[TrainedRows]:
+        """Count the training rows of each split, of a classifier by their labels."""
+        y = self.inputs[1]
+        if self._rows is None:
+            work = count_trained("memory", [(y, self.codes)], self.roles, classification)
+        else:
+            work = count_trained("dask", self.rows.coded(y), self.roles, classification)
+        return (yield from work)
+
+    @contextmanager
+    def kept(self) -> Iterator[Splits]:
+        """Keep lazy rows on the cluster, where its memory has room for them beside those of a fit.
+
+        Each fit and each score reads them, which would be read from the source every time.
+
+        Yields
+        ------
+        Splits
+            The same splits of the rows that are kept; or these splits, where none are.
+        """
+        client = None if self._rows is None else current_client()
+        if client is None:
+            yield self
+            return
+        # Whoever only imports a search does without distributed.
+        from distributed.client import futures_of
+
+        if futures_of(self.inputs[0]):  # the user has persisted the rows
+            yield self
+            return
+        workers = list_workers(client).values()
+        room = _KEPT_SHARE * sum(float(facts["memory_limit"] or np.inf) for facts in workers)
+        columns = self.rows.columns
+        # A block for each thread, of one in four at most, tells how large all are.
+        n_threads = sum(int(facts["nthreads"]) for facts in workers)
+        some = columns.parts[:: max(-(-len(columns.parts) // max(n_threads, 1)), 4)]
+        with reading("the first rows"):
+            n_bytes = _count_all_bytes(replace(columns, parts=some))
+        if n_bytes * len(columns.parts) > room * len(some):
+            yield self
+            return
+        kept = copy.copy(self)
+        kept._rows = self.rows.persisted()
+        kept.inputs = kept._rows.inputs
+        futures = futures_of((kept.inputs, kept._rows.columns.parts))
+        try:
+            with reading("the rows"):
+                fits = _count_all_bytes(kept._rows.columns) <= room
+            if fits:
+                yield kept
+                return
+        finally:
+            # At once, since Python may collect what the search leaves behind much later.
+            for future in futures:
+                future.release()
+        yield self
 
     def of_split(self, split: int, X: Any) -> Splits:
         """One of the splits alone, of what a function of rows has made of X."""
         found = copy.copy(self)
         found.inputs, found.n_splits = (X, *self.inputs[1:]), 1
-        found.roles = OnlyOne(self.roles, split)
+        weights = None if self.trained is None else self.trained.weights[[split]]
+        found.roles = OnlyOne(self.roles, split, weights)
         if self._rows is not None:
             found._rows = self._rows.of_rows(X, found.roles)
         else:
@@ -193,10 +262,11 @@ class Splits:
         every = [(e, split) for e in estimators for split in range(self.n_splits)]
         if self._rows is None or all(map(knows_dask, estimators)):
             found: list[Fitted] = []
-            for e, split in every:
-                tell("fits", len(found), len(every))
-                train, test = self.side(split, TRAIN), partial(self.side, split, TEST)
-                found.append(_fit_and_score(e, train, test, scorers, **options))
+            with self.kept() as kept:
+                for e, split in every:
+                    tell("fits", len(found), len(every))
+                    train, test = kept.side(split, TRAIN), partial(kept.side, split, TEST)
+                    found.append(_fit_and_score(e, train, test, scorers, **options))
         else:
             rows = [self.rows.gathered(split) for split in range(self.n_splits)]
             params = partial(with_cut, self.plain, self.cut)
@@ -222,6 +292,18 @@ class Splits:
             if isinstance(one, Exception):
                 raise one
         return found
+
+
+def _count_all_bytes(columns: Collection) -> int:
+    return reduce_parts(columns, _count_bytes, _add_counts)
+
+
+def _count_bytes(index: int, X: Any, *others: Any) -> int:
+    return int(sizeof(X))
+
+
+def _add_counts(counts: list[int]) -> int:
+    return sum(counts)
 
 
 def beside(

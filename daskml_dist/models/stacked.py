@@ -29,10 +29,13 @@ class Roles(ABC):
     n_splits : int
     counted : bool
         Whether :meth:`played` tells how often a split trains on a row. Such a split tests on none.
+    weights : ndarray of float64 of shape (n_splits, n_labels) or (n_splits, 1), or None
+        Weight of the training rows of each split, by their label; None: the rows have to tell it.
     """
 
     n_splits: int
     counted: ClassVar[bool] = False
+    weights: NDArray[np.float64] | None = None
 
     @abstractmethod
     def played(self, codes: NDArray[np.int64], split: int) -> NDArray[Any]:
@@ -90,10 +93,12 @@ class OnlyOne(Roles):
     ----------
     each : Roles
     split : int
+    weights : ndarray of float64 of shape (1, n_labels) or (1, 1), or None
     """
 
     each: Roles
     split: int
+    weights: NDArray[np.float64] | None = None
 
     @property
     def n_splits(self) -> int:  # type: ignore[override]

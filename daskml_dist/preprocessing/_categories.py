@@ -19,6 +19,9 @@ from daskml_dist.inference.transform import sample_rows
 
 __all__ = ["CategoryTransformer"]
 
+#: Rows from which on distinct values are looked for: for fewer, looking at each costs less.
+_MANY_ROWS = 256
+
 
 class CategoryTransformer(BlockTransformer):
     """An encoder whose fitted state follows from the categories of each column and their rows."""
@@ -95,6 +98,23 @@ class CategoryTransformer(BlockTransformer):
         if self._counts is not None:
             n_samples, category_counts = self._counts
         super()._fit_infrequent_category_mapping(n_samples, category_counts, missing_indices)
+
+    def _rows_to_transform(self, X: Any) -> Any:
+        return X if is_dataframe_like(X) else self._plain(X)  # distinct values alone are made plain
+
+    def _transform(self, X: Any, *args: Any, **options: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return the code of each value of X, and whether it is known.
+
+        scikit-learn's hook of all encoders. It looks each value up in Python, which we leave to the
+        distinct values of a column.
+        """
+        if np.shape(X)[0] < _MANY_ROWS or not (is_dataframe_like(X) or isinstance(X, np.ndarray)):
+            known = super()._transform(plain_rows(X), *args, **options)
+            return known[0], known[1]
+        few, places = distinct_rows(X)
+        codes, are_known = super()._transform(plain_rows(few), *args, **options)
+        at = np.stack(places, axis=1), np.arange(len(places))
+        return codes[at], are_known[at]
 
     def _sample(self, X: Any) -> Any:
         if not hasattr(self, "categories_") or not all(map(len, self.categories_)):

@@ -18,6 +18,7 @@ from daskml_dist.data.conversion import as_rows
 from daskml_dist.data.foreign import convert_foreign
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.quantiles import ColumnSketch, merge_sketches, rank_error, sketch_columns
+from daskml_dist.data.reduce import Passes
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.outside import outside
 
@@ -105,7 +106,7 @@ class KBinsDiscretizer(BlockTransformer, preprocessing.KBinsDiscretizer):
             one._encoder = copy.copy(self._encoder)
         return super(KBinsDiscretizer, one)._transformed(X, **options)
 
-    def _fit_lazy(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
+    def _passes(self, X: Any, y: Any = None, sample_weight: Any = None) -> Passes[None]:
         weighted = sample_weight is not None
         if weighted and self.strategy == "quantile" and self.quantile_method not in _WEIGHTED:
             raise InvalidParameterError(
@@ -113,7 +114,7 @@ class KBinsDiscretizer(BlockTransformer, preprocessing.KBinsDiscretizer):
                 "either be set to 'averaged_inverted_cdf' or 'inverted_cdf', got "
                 f"quantile_method={self.quantile_method!r} instead."
             )
-        return super()._fit_lazy(X, y, sample_weight)
+        yield from super()._passes(X, y, sample_weight)
 
     def _summarise(self, X: Any, y: Any, sample_weight: Any) -> Any:
         rows = as_rows(X, any_order=True)

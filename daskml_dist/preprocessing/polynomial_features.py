@@ -8,6 +8,8 @@ import numpy as np
 from sklearn import preprocessing
 
 from daskml_dist._transformer import BlockTransformer
+from daskml_dist.data.collection import Collection
+from daskml_dist.data.reduce import Passes
 
 __all__ = ["PolynomialFeatures"]
 
@@ -42,10 +44,10 @@ class PolynomialFeatures(BlockTransformer, preprocessing.PolynomialFeatures):
 
     _remedy = "Fill missing values first (SimpleImputer)."
 
-    def _reduce(self, collection: Any) -> tuple[int, Any]:
+    def _summary_of(self, collection: Collection) -> Passes[tuple[int, Any]]:
         if collection.n_features is not None:
             return collection.n_features, None
-        return super()._reduce(collection)
+        return (yield from super()._summary_of(collection))
 
     def _summarise(self, X: Any, y: Any, sample_weight: Any) -> None:
         return None

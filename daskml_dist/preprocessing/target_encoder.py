@@ -19,7 +19,7 @@ from daskml_dist.data.conversion import as_column, plain_rows, to_host
 from daskml_dist.data.foreign import convert_foreign
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.lowering import has_one_order
-from daskml_dist.data.reduce import reduce_parts
+from daskml_dist.data.reduce import Pass, Passes, run_passes
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.outside import outside
@@ -102,8 +102,10 @@ class TargetEncoder(CategoryTransformer, preprocessing.TargetEncoder):
             preprocessing.TargetEncoder.fit(self, *self._rows_and_target(X, y))
             self._keep(X)
             return self
-        self._fit_folds(X, y, n_folds=1)
-        return self
+        return self._fit_lazy(X, y)
+
+    def _passes(self, X: Any, y: Any = None, sample_weight: Any = None) -> Passes[None]:
+        yield from self._fit_folds(X, y, n_folds=1)
 
     def fit_transform(self, X: Any, y: Any = None, **params: Any) -> Any:
         """Fit, and encode each fold by the others.
@@ -137,7 +139,8 @@ class TargetEncoder(CategoryTransformer, preprocessing.TargetEncoder):
                 "merge, sort_values...) that gives its rows in another order at each reading. "
                 "Call df = df.persist() first."
             )
-        seed, folds = self._fit_folds(X, y, n_folds=int(self.cv))
+        with reading(type(self).__name__):
+            seed, folds = run_passes(self._fit_folds(X, y, n_folds=int(self.cv)))
         encoders = []
         for left_out in range(len(folds)):
             encoder = clone(self)
@@ -148,7 +151,8 @@ class TargetEncoder(CategoryTransformer, preprocessing.TargetEncoder):
         apply = partial(_encode_folds, seed=seed, width=width)
         return map_pieces(apply, encoders, X, np.empty((0, width)))
 
-    def _fit_folds(self, X: Any, y: Any, n_folds: int) -> tuple[int, list[Any]]:
+    def _fit_folds(self, X: Any, y: Any, n_folds: int) -> Passes[tuple[int, list[Any]]]:
+        """Fit to all rows; return the seed that folds are drawn by, and the sums of each fold."""
         self._check_parameters()
         _check_given(y)
         # Newer versions of scikit-learn have no seed here but a splitter; 0 is as good as any.
@@ -156,8 +160,7 @@ class TargetEncoder(CategoryTransformer, preprocessing.TargetEncoder):
         seed = int(check_random_state(given).randint(2**31 - 1))
         collection = as_collection(*take_columns(X, y, None), numeric=False)
         summarise = partial(_summarise, clone(self), n_folds, seed)
-        with reading(type(self).__name__):
-            folds = reduce_parts(collection, summarise, _merge_each)
+        (folds,) = yield [Pass(collection, summarise, _merge_each)]
         whole = merge_sums(folds)
         if whole is None:
             raise InvalidDataError("X holds 0 sample(s) in all its blocks. Check its filter.")

@@ -164,7 +164,7 @@ def test_blocks_of_a_long_fit_are_told(
     def tell(client: Any, event: dict[str, Any]) -> None:
         found.take([event])
         phases.append(event.get("text"))
-        if "fitting 'a' 0/2: reading " in event.get("text", ""):
+        if "fitting 2 transformers: reading " in event.get("text", ""):
             gate.set()
 
     monkeypatch.setattr(search_feed, "line_of", lambda client: SimpleNamespace(tell=tell))
@@ -177,7 +177,7 @@ def test_blocks_of_a_long_fit_are_told(
     gate.clear()
     (fit,) = found.all()
     assert (fit.estimator, fit.state) == ("ColumnTransformer", "ended")
-    assert any(str(phase).startswith("fitting 'a' 0/2: reading ") for phase in phases)
+    assert any(str(phase).startswith("fitting 2 transformers: reading ") for phase in phases)
     assert not shown()
 
 

@@ -98,9 +98,7 @@ def test_shares_of_rows_grow_and_add_up(client: Any) -> None:
     before = np.zeros(N, bool)
     for fraction in (0.01, 0.1, 0.5, 1.0):
         some = _thinning.thinned_splits(splits, fraction, 0)
-        used = (
-            np.concatenate([np.asarray(codes) for codes in _computed(some.rows.code_parts())]) > 0
-        )
+        used = np.concatenate([np.asarray(codes) for codes in _computed(some.rows.code_parts)]) > 0
         assert used.sum() == int(N * fraction)
         assert not (before & ~used).sum() > 3  # but for the rounding of a block's share
         before = used
