@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
+from collections.abc import Callable
 from typing import Any
 
 import dask.array as da
+import dask.dataframe as dd
 import numpy as np
+import pandas as pd
+import psutil
+import sklearn.compose
+import sklearn.impute
+import sklearn.linear_model
+import sklearn.model_selection
+import sklearn.preprocessing
 from scipy.stats import loguniform
 from sklearn.experimental import enable_halving_search_cv  # noqa: F401
 from sklearn.linear_model import LogisticRegressionCV
@@ -14,6 +24,11 @@ from sklearn.linear_model import SGDClassifier as TheirSGDClassifier
 from sklearn.model_selection import HalvingRandomSearchCV
 from sklearn.pipeline import make_pipeline
 
+import daskml_dist.compose
+import daskml_dist.impute
+import daskml_dist.linear_model
+import daskml_dist.model_selection
+import daskml_dist.preprocessing
 from benchmarks._common import markdown, processes
 from daskml_dist.linear_model import LogisticRegression, SGDClassifier
 from daskml_dist.model_selection import GridSearchCV, HyperbandSearchCV, KFold
@@ -29,7 +44,8 @@ PIPED, PIPED_VALUES = 200_000, 16
 
 def run(tiny: bool = False) -> str:
     """Seconds of whole searches."""
-    return "\n\n".join([_values_of_c(tiny), _candidates(tiny), _halved(tiny), _pipelines(tiny)])
+    parts = _values_of_c, _candidates, _halved, _pipelines, _prepared
+    return "\n\n".join(part(tiny) for part in parts)
 
 
 def _values_of_c(tiny: bool) -> str:
@@ -127,6 +143,69 @@ def _pipelines(tiny: bool) -> str:
     ]
     title = f"Pipelines, {values} values of C, {FOLDS} folds, {n:,} x {FEATURES}"
     return markdown(title, ["", "s", "ms a fit", "of the stacks"], table)
+
+
+def _prepared(tiny: bool) -> str:
+    """Of a pipeline that fills gaps, scales and encodes: seconds and CPU seconds of a search."""
+    n, times = (2_000, 1) if tiny else (PIPED, 3)
+    frame, table = _mixed_rows(n), []
+    X, y = frame.drop(columns="y"), frame["y"]
+
+    def measure(name: str, search: Any, *rows: Any) -> None:
+        runs = [_measured(lambda: search.fit(*rows)) for _ in range(times)]
+        seconds, cpu = min(runs)
+        table.append([name, f"{seconds:.2f}", f"{cpu:.2f}", f"{search.best_score_:.5f}"])
+
+    measure("scikit-learn, 2 processes", _search_of_prepared(sklearn, n_jobs=2), X, y)
+    measure("in memory", _search_of_prepared(daskml_dist), X, y)
+    with processes(2), tempfile.TemporaryDirectory() as folder:
+        parts = dd.from_pandas(frame, npartitions=8)
+        parts.to_parquet(folder)
+        lazy = dd.read_parquet(folder)
+        measure("Parquet, 2 workers", _search_of_prepared(daskml_dist), lazy[list(X)], lazy["y"])
+    title = (
+        f"`ColumnTransformer` (`SimpleImputer` and `StandardScaler` of 8 columns, `OneHotEncoder` "
+        f"of 3) and `LogisticRegression`, 4 values of C, {FOLDS} folds and the refit, {n:,} rows"
+    )
+    return markdown(title, ["", "s", "CPU s", "best score"], table)
+
+
+def _search_of_prepared(package: Any, **options: Any) -> Any:
+    """Return a search of scikit-learn or of this package, over the same pipeline."""
+    numbers = make_pipeline(package.impute.SimpleImputer(), package.preprocessing.StandardScaler())
+    encode = package.preprocessing.OneHotEncoder(handle_unknown="ignore")
+    prepare = package.compose.make_column_transformer(
+        (numbers, [f"x{i}" for i in range(8)]), (encode, [f"c{i}" for i in range(3)])
+    )
+    pipeline = make_pipeline(prepare, package.linear_model.LogisticRegression())
+    grid = {"logisticregression__C": [0.01, 0.1, 1.0, 10.0]}
+    return package.model_selection.GridSearchCV(pipeline, grid, cv=FOLDS, **options)
+
+
+def _mixed_rows(n: int) -> pd.DataFrame:
+    """Return rows of numbers, some of them missing, and words, with a target of two labels."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((n, 8)) * np.arange(1, 9)
+    codes = [rng.integers(0, k, n) for k in (5, 20, 50)]
+    raw = x @ (rng.standard_normal(8) / np.arange(1, 9)) + codes[1] / 10 - 1
+    x[rng.random((n, 8)) < 0.02] = np.nan
+    frame = pd.DataFrame(x, columns=[f"x{i}" for i in range(8)])
+    for i, code in enumerate(codes):
+        frame[f"c{i}"] = np.array([f"value {k}" for k in range(50)])[code]
+    return frame.assign(y=(raw + rng.logistic(size=n) > 0).astype(int))
+
+
+def _measured(work: Callable[[], Any]) -> tuple[float, float]:
+    """Return the seconds of a work, and the CPU seconds of this process and those below it."""
+    start, cpu = time.perf_counter(), _cpu_seconds()
+    work()
+    return time.perf_counter() - start, _cpu_seconds() - cpu
+
+
+def _cpu_seconds() -> float:
+    this = psutil.Process()
+    every = [this, *this.children(recursive=True)]
+    return float(sum(sum(process.cpu_times()[:2]) for process in every))
 
 
 def _rows(n: int) -> tuple[Any, Any]:
