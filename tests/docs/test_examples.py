@@ -9,6 +9,8 @@ import inspect
 import json
 import subprocess
 import sys
+import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,12 +68,17 @@ def test_every_public_name_has_an_example() -> None:
     assert set(public) > FIRST
 
 
-@pytest.mark.parametrize(
-    "which", [pytest.param("first"), pytest.param("all", marks=pytest.mark.slow)]
-)
-def test_examples_run(which: str) -> None:
+def test_first_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert run(sorted(FIRST)) == []
+
+
+@pytest.mark.slow
+def test_all_examples_run() -> None:
     """In a process of their own, where no cluster of other tests is the current one."""
-    names = sorted(FIRST if which == "first" else _public())
+    names = sorted(_public())
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", __name__, json.dumps(names)],
         capture_output=True,

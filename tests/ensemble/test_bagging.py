@@ -21,6 +21,7 @@ from daskml_dist.ensemble._draws import Draws
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.linear_model import Lasso, LogisticRegression, Ridge
 from daskml_dist.svm import LinearSVC
+from tests.quick import quick
 
 RNG = np.random.default_rng(0)
 N = 300
@@ -59,7 +60,7 @@ SLOW = ("columns", "pasted")
 def test_members_are_fits_to_what_they_drew(case: str, client: Any) -> None:
     options = {"n_estimators": 3, "random_state": 0} | CASES[case]
     found = []
-    for chunk in ("frame", 70) if case != "counts" else ("frame", 300, 70):
+    for chunk in ("frame", 70):
         rows, target, new = _rows(chunk, LABELS)
         if case == "counts" and chunk == 70:
             with pytest.warns(UserWarning, match="do not have OOB scores"):
@@ -114,7 +115,7 @@ STACKED: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", STACKED)
+@pytest.mark.parametrize("case", quick(STACKED, "labels", "moments", "steps by column"))
 def test_linear_members_are_one_fit(
     case: str, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,7 +41,9 @@ CASES: dict[str, tuple[str, dict[str, Any], Any]] = {
         LABELS,
     ),
     "mean": ("VotingRegressor", {"estimators": REGRESSORS, "weights": [1, 3]}, NUMBERS),
-    "stack": ("StackingClassifier", {"estimators": MIXED, "final_estimator": LOGISTIC}, LABELS),
+    "stack": (
+        "StackingClassifier", {"estimators": MIXED, "final_estimator": LOGISTIC, "cv": 3}, LABELS,
+    ),
     "labels through": (
         "StackingClassifier",
         {
@@ -50,7 +52,7 @@ CASES: dict[str, tuple[str, dict[str, Any], Any]] = {
         },
         LABELS,
     ),
-    "two labels": ("StackingClassifier", {"estimators": CLASSIFIERS, "cv": 3}, LABELS == "a"),
+    "two labels": ("StackingClassifier", {"estimators": CLASSIFIERS}, LABELS == "a"),
     "several labels": (
         "StackingClassifier",
         {
@@ -59,7 +61,7 @@ CASES: dict[str, tuple[str, dict[str, Any], Any]] = {
         },
         np.column_stack([LABELS == "a", NUMBERS > 0]).astype(int),
     ),
-    "numbers": ("StackingRegressor", {"estimators": REGRESSORS}, NUMBERS),
+    "numbers": ("StackingRegressor", {"estimators": REGRESSORS, "cv": 3}, NUMBERS),
     "numbers through": (
         "StackingRegressor",
         {"estimators": REGRESSORS, "passthrough": True, "final_estimator": Ridge(), "cv": 3},

@@ -21,6 +21,7 @@ from daskml_dist.optimizers import OPTIMIZERS
 from daskml_dist.policies import POLICIES
 from daskml_dist.svm import LinearSVC, LinearSVR
 from daskml_dist.training.checkpoint import Checkpoint
+from tests.quick import in_turn
 
 N, D = 600, 4
 RNG = np.random.default_rng(0)
@@ -38,8 +39,7 @@ def _sgd(**params: Any) -> SGDRegressor:
 # --- targets far from zero ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("far", FAR)
-@pytest.mark.parametrize("loss", CENTRED)
+@pytest.mark.parametrize(("loss", "far"), in_turn(CENTRED, FAR))
 def test_targets_far_from_zero(loss: str, far: float) -> None:
     """A fit of shifted targets is the fit of the targets, with a shifted intercept."""
     plain, shifted = _sgd(loss=loss).fit(X, Y), _sgd(loss=loss).fit(X, Y + far)
@@ -57,8 +57,7 @@ def test_every_optimizer_starts_near_the_targets(optimizer: str) -> None:
     assert _sgd(optimizer=optimizer).fit(X, Y + 1e5).score(X, Y + 1e5) == pytest.approx(score)
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
-@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize(("policy", "lazy"), in_turn(sorted(POLICIES), [False, True]))
 def test_every_policy_starts_near_the_targets(policy: str, lazy: bool) -> None:
     reg = _sgd(policy=policy)
     if lazy:

@@ -15,15 +15,16 @@ from daskml_dist.linear_model import SGDClassifier
 ERRORS = sorted(name for name in errors.__all__ if name.endswith("Error"))
 
 
-@pytest.mark.parametrize("name", ERRORS)
-def test_an_error_of_a_worker_is_itself_at_the_client(name: str, client: Client) -> None:
+def test_an_error_of_a_worker_is_itself_at_the_client(client: Client) -> None:
     def fail(kind: Any) -> None:
         raise kind("what to do about it")
 
-    kind = getattr(errors, name)
-    error = client.submit(fail, kind, pure=False).exception(timeout=200)
-    assert type(error) is kind
-    assert error.args == ("what to do about it",)
+    kinds = [getattr(errors, name) for name in ERRORS]
+    failed = client.map(fail, kinds, pure=False)
+    for kind, future in zip(kinds, failed, strict=True):
+        error = future.exception(timeout=200)
+        assert type(error) is kind
+        assert error.args == ("what to do about it",)
 
 
 def test_errors_that_users_derive() -> None:

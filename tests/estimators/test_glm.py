@@ -21,6 +21,7 @@ from daskml_dist.linear_model import (
     PoissonRegressor,
     TweedieRegressor,
 )
+from tests.quick import in_turn
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(300, 5))
@@ -63,11 +64,11 @@ def _warns(reg: Any, X: Any, y: Any) -> bool:
 
 
 @SOLVERS
-@pytest.mark.parametrize("fit_intercept", [True, False])
-@pytest.mark.parametrize(("name", "params", "y"), CASES)
+@pytest.mark.parametrize(("case", "fit_intercept"), in_turn(CASES, [True, False]))
 def test_coefficients_and_score(
-    name: str, params: dict[str, Any], y: Any, fit_intercept: bool, solver: str
+    case: tuple[str, dict[str, Any], Any], fit_intercept: bool, solver: str
 ) -> None:
+    name, params, y = case
     shared = {"alpha": 0.1, "tol": 1e-8, "fit_intercept": fit_intercept, "solver": solver}
     ours, theirs = _pair(name, **shared, **params)
     rows, targets = da.from_array(X, chunks=(120, -1)), da.from_array(y, chunks=120)

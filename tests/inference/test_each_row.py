@@ -18,6 +18,7 @@ from daskml_dist.inference import Predictor
 from daskml_dist.inference.each_row import products_of_rows
 from daskml_dist.neural_network import MLPClassifier, MLPRegressor
 from tests.inference.test_predictor import TABLE, D, model_of
+from tests.quick import in_turn
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*failed to converge")
 RANDOM = np.random.default_rng(0)
@@ -145,7 +146,7 @@ def _apart(name: str) -> Any:
 def test_rows_that_are_apart(name: str, dtype: Any) -> None:
     """However they are cut into batches; some values are missing, or of no category."""
     model, found = _apart(name), set()
-    X = RANDOM.normal(size=(20_000, D)).astype(dtype)
+    X = RANDOM.normal(size=(8_000, D)).astype(dtype)
     X[:, 4] = np.floor(X[:, 4] * 5)
     if "tree" not in name and "transform" not in dir(model):
         X[RANDOM.random(X.shape) < 0.02] = np.nan
@@ -155,8 +156,8 @@ def test_rows_that_are_apart(name: str, dtype: Any) -> None:
         found.add(method)
         predictor = Predictor(model, method)
         whole = getattr(model, method)(X)
-        sizes = RANDOM.choice([1, 1, 2, 7, 40, 127, 128, 129, 256, 257, 700, 5000], size=60)
-        for start, n in zip(RANDOM.integers(len(X) - 5000, size=60), sizes, strict=True):
+        sizes = RANDOM.choice([1, 1, 2, 7, 40, 127, 128, 129, 256, 257, 700, 5000], size=30)
+        for start, n in zip(RANDOM.integers(len(X) - 5000, size=30), sizes, strict=True):
             part = X[start : start + n].copy()
             assert_array_equal(predictor(part), whole[start : start + n], f"{method} of {n}")
             assert_array_equal(getattr(model, method)(part), whole[start : start + n])
@@ -186,8 +187,7 @@ _THEIRS = {
 }
 
 
-@pytest.mark.parametrize("n_classes", [2, 3, 11])
-@pytest.mark.parametrize("name", _THEIRS)
+@pytest.mark.parametrize(("name", "n_classes"), in_turn(_THEIRS, [2, 3, 11]))
 def test_trees_of_scikit_learn_are_apart(name: str, n_classes: int) -> None:
     X = RANDOM.normal(size=(150, 28))
     model = _THEIRS[name](random_state=0).fit(X, np.arange(150) % n_classes)

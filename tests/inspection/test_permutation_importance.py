@@ -25,6 +25,7 @@ from daskml_dist.errors import InvalidDataError, InvalidParameterError, NotFitte
 from daskml_dist.inspection import permutation_importance
 from daskml_dist.inspection._scores import SCORES
 from daskml_dist.linear_model import LinearRegression, LogisticRegression
+from tests.quick import in_turn
 
 RNG = np.random.default_rng(0)
 N = 240
@@ -81,8 +82,7 @@ def _directly(model: Any, y: Any, name: str, repeats: int, m: int, weight: Any) 
     return scorer(model, X, y, sample_weight=weight) - found
 
 
-@pytest.mark.parametrize("max_samples", [1.0, 80])
-@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize(("name", "max_samples"), in_turn(SCORES, [1.0, 80]))
 def test_importances_are_those_of_the_same_permutations(name: str, max_samples: Any) -> None:
     model, y = _models()[name]
     wanted = _directly(model, y, name, 2, N if max_samples == 1.0 else 80, WEIGHT)

@@ -22,6 +22,7 @@ from sklearn.exceptions import ConvergenceWarning
 from daskml_dist import linear_model, model_selection
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.linear_model import _least_squares
+from tests.quick import in_turn
 from tests.versions import OLD_SCIKIT_LEARN
 
 # An old scikit-learn hands SciPy options that it knows no more, and warns of its own parameters.
@@ -140,8 +141,7 @@ def _assert_alike(ours: Any, theirs: Any, tol: float) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "weighted"), in_turn(CASES, [False, True]))
 def test_results_are_scikit_learns(case: str, weighted: bool) -> None:
     if OLD_SCIKIT_LEARN and case in _OTHERWISE:
         pytest.skip("an old scikit-learn's is another")
@@ -213,8 +213,9 @@ def test_test_rows_that_lack_a_class(score: str, y: Any, lazy: bool, client: Any
 
 @_TOO_OLD
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.parametrize("score", ["neg_brier_score", "neg_log_loss", "accuracy"])
-@pytest.mark.parametrize("n_labels", [2, 3])
+@pytest.mark.parametrize(
+    ("score", "n_labels"), in_turn(["neg_brier_score", "neg_log_loss", "accuracy"], [2, 3])
+)
 def test_training_rows_that_lack_a_label(n_labels: int, score: str) -> None:
     """Each fold has one label, and the others train on all but that: rather nothing is learnt."""
     y = np.repeat(["a", "b", "c"], 2)[: 2 * n_labels]

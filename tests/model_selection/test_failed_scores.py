@@ -23,14 +23,14 @@ from daskml_dist.model_selection import (
     RandomizedSearchCV,
     cross_val_score,
 )
+from tests.quick import in_turn
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(101, 3))  # folds of 51 and 50 rows
 LABELS = (X[:, 0] > 0).astype(int)
 
 
-@pytest.mark.parametrize("ours", [False, True], ids=["by passes", "stacked"])
-@pytest.mark.parametrize("lazy", [False, True], ids=["memory", "dask"])
+@pytest.mark.parametrize(("ours", "lazy"), in_turn([False, True], [False, True]))
 def test_a_score_that_fails_on_a_split(client: Any, ours: bool, lazy: bool) -> None:
     def score(estimator: Any, rows: Any, labels: Any) -> float:
         if len(np.asarray(labels)) == 51:

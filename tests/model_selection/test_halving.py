@@ -17,6 +17,7 @@ from sklearn.naive_bayes import GaussianNB as TheirGaussianNB
 from daskml_dist import linear_model, model_selection
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.model_selection import _thinning, _validation
+from tests.quick import quick
 
 RNG = np.random.default_rng(0)
 N = 900
@@ -48,7 +49,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], Any, Any, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", quick(CASES, "smallest", "aggressive", "drawn", "as many as fit"))
 def test_stacks_give_scikit_learns_results(case: str) -> None:
     search, name, options, grid, y, more = CASES[case]
     ours, theirs = (
