@@ -147,6 +147,10 @@ FACE = {
 }
 
 
+#: Options of checks of which the default run makes others.
+TWICE = {"check_classifiers_train": {", readonly_memmap=True"}}
+
+
 def _each() -> Iterator[Any]:
     for estimator in ESTIMATORS:
         name = type(estimator).__name__
@@ -156,7 +160,7 @@ def _each() -> Iterator[Any]:
             marks: list[pytest.MarkDecorator] = []
             if reason := EXPECTED.get(name, {}).get(what):
                 marks.append(pytest.mark.xfail(reason=reason))
-            if name in LIKE and what not in FACE:
+            if (name in LIKE and what not in FACE) or options in TWICE.get(what, ()):
                 marks.append(pytest.mark.slow)
             yield pytest.param(made, check, marks=marks, id=f"{name}-{what}{options}")
 

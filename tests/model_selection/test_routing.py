@@ -19,6 +19,7 @@ from daskml_dist.errors import InvalidParameterError, InvalidTypeError
 from daskml_dist.linear_model import LogisticRegression, LogisticRegressionCV
 from daskml_dist.metrics import accuracy_score, make_scorer
 from daskml_dist.preprocessing import StandardScaler
+from tests.quick import quick
 from tests.versions import OLD_SCIKIT_LEARN
 
 RNG = np.random.default_rng(0)
@@ -84,7 +85,7 @@ def test_stacks_hand_on_what_is_requested(fit: bool, score: bool) -> None:
     )
 
 
-@pytest.mark.parametrize("score", [True, False])
+@pytest.mark.parametrize("score", quick([True, False], True))
 def test_cross_validation_of_dask_rows(client: Any, score: bool) -> None:
     model = _asking(LogisticRegression, True, score)
     lazily = ours.cross_val_score(

@@ -85,7 +85,7 @@ def test_one_lane_makes_the_steps_of_a_loop_by_hand() -> None:
         np.testing.assert_allclose(found.intercepts_[i], w[2 * i + 1], rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", quick(POLICIES, "sync", "allreduce", "async", "local"))
 def test_learns_on_workers_under_every_policy(client: Client, policy: str) -> None:
     params = {"max_iter": 8, "learning_rate_init": 0.01, "batch_size": 50}
     found = classifier(policy=policy, **params).fit(*lazy())

@@ -37,12 +37,16 @@ def uncompiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 
 def _compiled_cases() -> list[Any]:
-    """numba compiles each optimizer for either dtype, with l1 and without; the default run two."""
+    """Return optimizers, penalties and dtypes, for each of which numba compiles a loop.
+
+    The default run has Adam with each penalty, and SGD with one, which keeps account of l1.
+    """
+    some = {("adam", penalty) for penalty in PENALTIES} | {("sgd", "elasticnet")}
     usual = {p: np.float32 if get_penalty(p, 0.05, 0.5).l1 else np.float64 for p in PENALTIES}
     return [
         pytest.param(
             optimizer, penalty, dtype,
-            marks=() if optimizer in ("sgd", "adam") and dtype is usual[penalty]
+            marks=() if (optimizer, penalty) in some and dtype is usual[penalty]
             else pytest.mark.slow,
         )
         for optimizer in OPTIMIZERS

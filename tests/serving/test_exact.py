@@ -29,6 +29,7 @@ from daskml_dist.serving.protocol.binary_tensors import LENGTH
 from daskml_dist.serving.protocol.messages import datatype_of
 from daskml_dist.serving.protocol.requests import question_of, read_general
 from tests.inference.formats import firsts, found
+from tests.quick import in_turn
 from tests.serving.stand_ins import Metrics, Models, Reply, asked, tensor
 
 pytestmark = [
@@ -149,10 +150,21 @@ def test_every_estimator(name: str) -> None:
     _check_at_once(model, rows.iloc[:, :2].to_numpy() if name in OF_PAIRS else rows)
 
 
-@pytest.mark.parametrize("settings", [{}, {"max_delay": 0.0}], ids=["loop", "thread"])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("name", MADE)
-def test_wide_rows(name: str, dtype: Any, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("name", "how"),
+    in_turn(
+        MADE,
+        [
+            (np.float32, {}),
+            (np.float64, {"max_delay": 0.0}),
+            (np.float64, {}),
+            (np.float32, {"max_delay": 0.0}),
+        ],
+    ),
+)
+def test_wide_rows(name: str, how: tuple[Any, dict[str, Any]]) -> None:
+    """Of either dtype, in the loop of requests and in a thread."""
+    dtype, settings = how
     _check_at_once(_wide(name), WIDE.astype(dtype), **settings)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import itertools
 import pkgutil
 import shutil
 from collections.abc import Callable, Iterator
@@ -80,15 +81,23 @@ BACKENDS = [
     ),
 ]
 
-#: Dtypes, and whether rows have weights; the default run sees each of these once.
-KINDS = [
-    pytest.param(
-        dtype, weighted, id=f"{np.dtype(dtype).name}-{'weighted' if weighted else 'plain'}",
-        marks=() if weighted == (dtype is np.float64) else pytest.mark.slow,
-    )
-    for dtype in (np.float32, np.float64)
-    for weighted in (False, True)
-]  # fmt: skip
+
+def _ways() -> Iterator[Any]:
+    """Yield backends, dtypes, and whether rows have weights.
+
+    The default run has each dtype once, and one dtype with the emulated kernels, which are compiled
+    for each.
+    """
+    for backend in BACKENDS:
+        usual = {(np.float32, False), (np.float64, True)}
+        if backend.id == "csr":
+            usual = {(np.float32, True)}
+        for dtype, weighted in itertools.product((np.float32, np.float64), (False, True)):
+            name = f"{backend.id}-{np.dtype(dtype).name}-{'weighted' if weighted else 'plain'}"
+            slow = [] if (dtype, weighted) in usual else [pytest.mark.slow]
+            yield pytest.param(
+                *backend.values, dtype, weighted, id=name, marks=[*backend.marks, *slow]
+            )
 
 
 def _add(
@@ -121,8 +130,7 @@ def test_each_statistic_travels_as_data(model: Any, statistic: Statistic, y: Any
     np.testing.assert_equal(take_apart(found, kinds), take_apart(statistic, kinds))
 
 
-@pytest.mark.parametrize(("dtype", "weighted"), KINDS)
-@pytest.mark.parametrize(("container", "make"), BACKENDS)
+@pytest.mark.parametrize(("container", "make", "dtype", "weighted"), list(_ways()))
 @pytest.mark.parametrize(("model", "statistic", "y"), CASES)
 def test_sums_are_those_of_the_cpu(
     model: Any,

@@ -17,6 +17,7 @@ from sklearn.preprocessing import scale
 
 from daskml_dist.linear_model import LogisticRegression
 from daskml_dist.solvers.owlqn import orthant_wise, pseudo_gradient
+from tests.quick import in_turn
 
 CANCER = (scale(load_breast_cancer().data), load_breast_cancer().target)
 IRIS = (scale(load_iris().data), load_iris().target)
@@ -35,10 +36,11 @@ def _never() -> bool:
     return False
 
 
-@pytest.mark.parametrize(("C", "ratio"), [(0.05, 1.0), (1.0, 1.0), (0.3, 0.5)])
-@pytest.mark.parametrize("rows", [CANCER, IRIS], ids=["two", "three"])
-def test_optimum_of_saga(rows: Any, C: float, ratio: float) -> None:
-    X, y = rows
+@pytest.mark.parametrize(
+    ("penalty", "rows"), in_turn([(0.05, 1.0), (1.0, 1.0), (0.3, 0.5)], [IRIS, CANCER])
+)
+def test_optimum_of_saga(penalty: tuple[float, float], rows: Any) -> None:
+    (C, ratio), (X, y) = penalty, rows
     ours = LogisticRegression("elasticnet", l1_ratio=ratio, C=C, tol=1e-7, max_iter=3000)
     ours.fit(da.from_array(X, chunks=(100, -1)), da.from_array(y, chunks=100))
     reference = Reference(solver="saga", l1_ratio=ratio, C=C, tol=1e-7, max_iter=3000)

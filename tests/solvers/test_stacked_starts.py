@@ -18,6 +18,7 @@ from daskml_dist.solvers import stacked_gradient, stacked_starts
 from daskml_dist.solvers.stacked_gradient import StackedGradient
 from daskml_dist.solvers.stacked_leaders import leaders
 from daskml_dist.solvers.stacked_starts import Starts
+from tests.quick import quick
 
 RNG = np.random.default_rng(0)
 N, D = 6000, 4
@@ -76,7 +77,9 @@ def _search(tol: float, X: Any, y: Any) -> Any:
     ).fit(X, y)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", quick(CASES, "other scales", "sparse", "separable", "three classes")
+)
 def test_optima_are_those_of_newtons_method_in_double_precision(case: str) -> None:
     rows, labels = CASES[case]
     found, dense = _search(1e-7, rows, labels).cv_results_, np.asarray(rows @ np.eye(rows.shape[1]))
@@ -93,7 +96,12 @@ def test_optima_are_those_of_newtons_method_in_double_precision(case: str) -> No
 
 @pytest.mark.parametrize(
     ("case", "share"),
-    [("scaled", 0.9), ("other scales", 0.5), ("far from zero", 0.5), ("three classes", 0.9)],
+    [
+        pytest.param("scaled", 0.9, marks=pytest.mark.slow),
+        ("other scales", 0.5),
+        pytest.param("far from zero", 0.5, marks=pytest.mark.slow),
+        ("three classes", 0.9),
+    ],
 )
 def test_all_rows_are_read_less_often(
     case: str, share: float, read: list[int], monkeypatch: pytest.MonkeyPatch

@@ -17,6 +17,7 @@ from daskml_dist.cluster import MiniBatchKMeans
 from daskml_dist.cluster._stream_looks import Looks
 from daskml_dist.policies import POLICIES, LocalSGD
 from daskml_dist.training.checkpoint import Checkpoint
+from tests.quick import quick
 from tests.streaming.troubles import cut_off_next, lose_some
 
 _RNG = np.random.default_rng(0)
@@ -88,7 +89,7 @@ def test_lanes_that_step_together_find_the_centres_of_one_process(
     _check_same(ours, theirs, found, truth)
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("policy", quick(POLICIES, "sync", "allreduce", "async", "local"))
 def test_every_policy_is_sequential_with_one_lane(client: Any, policy: str) -> None:
     theirs, ours = (
         MiniBatchKMeans(**_FEW),

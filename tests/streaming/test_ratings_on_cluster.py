@@ -21,6 +21,8 @@ from daskml_dist.training.checkpoint import Checkpoint
 from tests.streaming.troubles import cut_off_next, lose_some
 
 _POLICIES = sorted(name for name, policy in POLICIES.items() if not policy().averages)
+#: Policies of the default run: one of each kind of parameters.
+_USUAL = {"allreduce", "async", "hogwild"}
 _DRAWN = {"implicit": True, "loss": "log_loss", "negatives": 2, "optimizer": "adam"}
 _PAIRS = {"implicit": True, "loss": "log_loss", "pairwise": True, "batch_size": 9}
 
@@ -71,7 +73,13 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("policy", "params"),
-    [*zip(_POLICIES, itertools.cycle([{}, _DRAWN, _PAIRS]), strict=False), ("hogwild", _DRAWN)],
+    [
+        pytest.param(policy, params, marks=() if policy in _USUAL else pytest.mark.slow)
+        for policy, params in [
+            *zip(_POLICIES, itertools.cycle([{}, _DRAWN, _PAIRS]), strict=False),
+            ("hogwild", _DRAWN),
+        ]
+    ],
 )
 def test_every_policy_is_the_stream_of_one_process_with_one_lane(
     client: Any, policy: str, params: dict[str, Any]

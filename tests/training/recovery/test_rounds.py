@@ -21,17 +21,18 @@ from tests.training.recovery.strikes import Strike, first_of, make_killer
 N_ROWS = 1_000_000
 
 
-def _unequal_columns(low: float, high: float, of: int) -> tuple[Any, Any]:
+def _unequal_columns(low: float, high: float, of: int, n_rows: int = N_ROWS) -> tuple[Any, Any]:
     """Rows whose columns are of sizes from 10**low to 10**high, and labels by one of them."""
     rng = da.random.default_rng(0)
-    X = rng.normal(size=(N_ROWS, 20), chunks=(N_ROWS // 10, -1)) * np.logspace(low, high, 20)
-    return X, X[:, of] + rng.normal(size=N_ROWS, chunks=N_ROWS // 10) > 0
+    X = rng.normal(size=(n_rows, 20), chunks=(n_rows // 10, -1)) * np.logspace(low, high, 20)
+    return X, X[:, of] + rng.normal(size=n_rows, chunks=n_rows // 10) > 0
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @pytest.mark.parametrize("role", first_of("both", "trainer", "server"))
 def test_a_round_solver_goes_on_from_what_others_remember(crew_client: Client, role: str) -> None:
-    X, y = _unequal_columns(-2, 2, of=3)
+    # A fit cannot end without whom it has lost, so it need not last long.
+    X, y = _unequal_columns(-2, 2, of=3, n_rows=N_ROWS // 4)
 
     def fit(*callbacks: Any) -> LogisticRegression:
         clf = LogisticRegression(
