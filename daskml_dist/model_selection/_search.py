@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from numbers import Integral
 from typing import Any, ClassVar, Self
 
@@ -20,7 +21,6 @@ from daskml_dist._checks import (
 from daskml_dist._exported import Exported
 from daskml_dist._theirs import TellsErrors, checked_as_theirs
 from daskml_dist._transformer import answer_lazily
-from daskml_dist.data.collection import take_columns
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.works import doing, tell
 from daskml_dist.errors import (
@@ -104,15 +104,16 @@ class SearchOnDask(TellsErrors, NamedParameters, Exported):
             tell("splitting rows")
             splits = Splits(self.estimator, X, y, groups, params, self.cv)
             self.n_splits_ = splits.n_splits
-            self.cv_results_ = self._searched(splits, scorers)
-            self.scorer_ = scorers if self.multimetric_ else scorers["score"]
-            self._choose()
-            if self.refit:
-                tell("fit of the best to all rows")
-                # Estimators of others know no columns by name.
-                X, y, weight = take_columns(X, y, params.get("sample_weight"))
-                given = params if weight is None else {**params, "sample_weight": weight}
-                self._refit(X, y, given)
+            # A stack holds the rows itself; those for fits of others are gathered in one reading.
+            reads_once = stacks([self.estimator]) or not knows_dask(self.estimator)
+            with nullcontext(splits) if reads_once else splits.kept() as splits:
+                self.cv_results_ = self._searched(splits, scorers)
+                self.scorer_ = scorers if self.multimetric_ else scorers["score"]
+                self._choose()
+                if self.refit:
+                    tell("fit of the best to all rows")
+                    X, y, *cut = splits.inputs
+                    self._refit(X, y, splits.params(cut))
         return self
 
     def _as_sklearns(self) -> Any:

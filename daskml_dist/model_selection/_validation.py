@@ -199,7 +199,7 @@ class Splits:
         Splits
             The same splits of the rows that are kept; or these splits, where none are.
         """
-        client = None if self._rows is None else current_client()
+        client = current_client() if is_dask(self.inputs[0]) else None
         if client is None:
             yield self
             return

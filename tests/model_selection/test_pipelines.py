@@ -170,7 +170,7 @@ def test_rows_are_read_from_the_source_as_often_whatever_the_splits(
     readings, found = [], {}
     for cv in (2, 3):
         before = len(list(tmp_path.iterdir()))
-        search = GridSearchCV(_ours(), C, cv=cv, refit=False)
+        search = GridSearchCV(_ours(), C, cv=cv)
         found[cv] = search.fit(frame[list("abc")], frame["y"]).cv_results_["mean_test_score"]
         readings.append(len(list(tmp_path.iterdir())) - before)
     # Labels, one block to tell how large all are, and all of them once.
