@@ -62,7 +62,8 @@ print("done")
 """
 
 
-@pytest.mark.parametrize("device", [pytest.param("cpu", marks=pytest.mark.slow), "auto"])
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["cpu", "auto"])
 def test_the_client_and_the_cpu_never_call_cupy(tmp_path: Path, device: str) -> None:
     if device == "auto" and "no NVIDIA driver" not in (PROBLEM or ""):
         pytest.skip("with a driver, workers may ask CuPy whether there is a GPU")

@@ -93,7 +93,9 @@ def runs(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[str]]]:
     chosen = [
         item.callspec.params["name"]
         for item in request.session.items
-        if item.path == Path(__file__) and hasattr(item, "callspec")
+        if item.path == Path(__file__)
+        and isinstance(item, pytest.Function)
+        and item.originalname == test_benchmark_prints_a_table.__name__
     ]
     parts = [chosen[::2], chosen[1::2]] if len(chosen) >= MANY else [chosen]
     processes = [_Runs(part) for part in parts]

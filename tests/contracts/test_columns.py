@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.contracts.columns import CHANGES, FRAMES, Other, check, subjects
+from tests.quick import in_turn
 
 
-@pytest.mark.parametrize("frame", FRAMES)
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(("change", "frame"), in_turn(CHANGES, FRAMES))
 def test_other_columns(change: str, frame: str) -> None:
     taken = {name: check(Other(name, change, frame)) for name in subjects()}
     assert {name: lines for name, lines in taken.items() if lines} == {}

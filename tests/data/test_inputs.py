@@ -262,7 +262,7 @@ def test_parts_of_what_was_persisted(client: Client) -> None:
 def test_a_fit_lets_go_before_the_user_computes(client: Client, assert_clean: Any) -> None:
     """Else the scheduler would mix the fit's tasks and those of an optimized graph."""
     X, y = _unknown(da.concatenate(_array_parts(X0))), _unknown(da.from_array(Y0, chunks=ROWS))
-    for _ in range(5):
+    for _ in range(3):
         SGDClassifier(**FULL_BATCH).fit(X, y)
         dask.compute(X, scheduler=client)
     assert_clean(client)

@@ -147,8 +147,13 @@ FACE = {
 }
 
 
-#: Options of checks of which the default run makes others.
-TWICE = {"check_classifiers_train": {", readonly_memmap=True"}}
+#: Checks, by their options, of which the default run makes one that is all but the same.
+TWICE = {
+    "check_classifiers_train": {", readonly_memmap=True"},
+    "check_estimator_sparse_matrix": {""},
+    "check_estimators_pickle": {", readonly_memmap=True"},
+    "check_sample_weight_equivalence_on_sparse_data": {""},
+}
 
 
 def _each() -> Iterator[Any]:

@@ -111,6 +111,7 @@ for keep in (1, 2):
 """
 
 
+@pytest.mark.slow
 def test_a_killed_writer_leaves_a_whole_file(tmp_path: Path) -> None:
     killed = subprocess.run(
         [sys.executable, "-c", KILLER, str(tmp_path / "c")],

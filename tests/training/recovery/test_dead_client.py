@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 from distributed import Client, LocalCluster
 
-from tests.training.recovery.strikes import first_of
-
 
 def _make_traces() -> Callable[..., dict[str, Any]]:
     """Made in a function, so that it travels whole.
@@ -38,7 +36,8 @@ def _make_traces() -> Callable[..., dict[str, Any]]:
     return traces
 
 
-@pytest.mark.parametrize("policy", first_of("sync", "allreduce", "async"))
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["sync", "allreduce", "async"])
 def test_a_client_that_dies_leaves_nothing(
     crew: LocalCluster, crew_client: Client, policy: str
 ) -> None:
