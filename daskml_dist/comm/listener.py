@@ -93,6 +93,7 @@ class _Guest:
 
     sock: socket.socket
     since: float = field(default_factory=time.monotonic)
+    is_evicted: bool = False
 
 
 @dataclass(frozen=True)
@@ -193,11 +194,12 @@ class Listener:
             while len(self._guests) >= _MOST_GREETED and not self._closed:
                 oldest = next(iter(self._guests))
                 left = oldest.since + _GRACE - time.monotonic()
-                if left <= 0:
-                    del self._guests[oldest]
+                if left <= 0 and not oldest.is_evicted:
+                    oldest.is_evicted = True
                     close_socket(oldest.sock)
-                else:
-                    self._changed.wait(left)
+                # An evicted guest counts until its thread has noticed, so that a burst of callers
+                # cannot start threads faster than those of evicted guests end.
+                self._changed.wait(None if oldest.is_evicted else left)
 
     def _dismiss(self, guest: _Guest) -> None:
         with self._changed:
@@ -223,8 +225,8 @@ class Listener:
             self._dismiss(guest)
             return
         with self._changed:
-            # One that had to give way is closed already.
-            known = guest in self._guests and not self._closed
+            # An evicted guest is closed already.
+            known = not guest.is_evicted and not self._closed
             self._guests.pop(guest, None)
             self._changed.notify_all()
             pair = self._paired(role, name, channel) if known and role != PEER else None

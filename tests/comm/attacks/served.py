@@ -52,18 +52,18 @@ class Served:
         self.endpoint = self.listener.endpoint
 
     def works(self) -> None:
-        """See that a trainer of the fit is still served; a machine under load is slow at times."""
-        for _ in range(20):
-            with suppress(CommunicationError):
-                return self._exchange()
-        raise AssertionError("nobody is served")
+        """Wait until a trainer of the fit is served; a machine under load is slow at times."""
+        until(self._is_exchanged)
 
-    def _exchange(self) -> None:
+    def _is_exchanged(self) -> bool:
         patient = replace(self.credentials, patience=20)
-        connection = RemoteConnection(self.endpoint, patient, Wait(20), BOUNDS)
-        with closing(connection):
-            connection.send(Request((0,), 0, 1))
-            assert connection.receive(0).values is not None
+        with suppress(CommunicationError):
+            connection = RemoteConnection(self.endpoint, patient, Wait(20), BOUNDS)
+            with closing(connection):
+                connection.send(Request((0,), 0, 1))
+                assert connection.receive(0).values is not None
+            return True
+        return False
 
     def dial(self) -> socket.socket:
         """A socket of somebody who knows the address, under TLS where the fit has it."""
