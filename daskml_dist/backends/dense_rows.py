@@ -6,7 +6,7 @@ from typing import Any
 
 from daskml_dist.errors import InvalidDataError
 
-__all__ = ["check_dense"]
+__all__ = ["check_dense", "sparse_rows"]
 
 
 def check_dense(X: Any) -> None:
@@ -17,7 +17,12 @@ def check_dense(X: Any) -> None:
     InvalidDataError
     """
     if hasattr(X, "tocsr"):
-        raise InvalidDataError(
-            "X is sparse, and trees need dense rows. Convert it: X.toarray(), X.map_blocks("
-            "lambda b: b.toarray()), or X.sparse.to_dense() of a frame of sparse columns."
-        )
+        raise sparse_rows()
+
+
+def sparse_rows() -> InvalidDataError:
+    """Return the error of sparse rows that are given to trees."""
+    return InvalidDataError(
+        "X is sparse, and trees need dense rows. Convert it: X.toarray(), X.map_blocks("
+        "lambda b: b.toarray()), or X.sparse.to_dense() of a frame of sparse columns."
+    )

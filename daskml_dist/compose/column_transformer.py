@@ -22,7 +22,7 @@ from daskml_dist.data.clients import computing_client
 from daskml_dist.data.collection import as_collection
 from daskml_dist.data.conversion import plain_rows
 from daskml_dist.data.foreign import convert_foreign, named_blocks, with_sizes_of
-from daskml_dist.data.lazy import is_dask
+from daskml_dist.data.lazy import is_dask, join_delayed
 from daskml_dist.data.optional import load_pandas
 from daskml_dist.data.reduce import Pass, Passes, in_lock_step, run_passes
 from daskml_dist.diagnostics.works import reading, tell
@@ -146,6 +146,7 @@ class ColumnTransformer(_Routing, compose.ColumnTransformer):
         X, y = named_blocks(X, y)
         tell("reading the first rows")
         rows = yield from _first_rows(X)
+        X = join_delayed(X, 2, rows.shape[1])
         fitted = yield from self._fit_each(X, rows, y)
         if hasattr(self, "_sklearn_output_config"):
             fitted.set_output(transform=self._sklearn_output_config.get("transform"))

@@ -269,7 +269,7 @@ def take_columns(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
     Returns
     -------
     X, y, sample_weight
-        `X` without the named columns, and these columns.
+        `X` without the named columns, and these columns. Lists of `Delayed` are Dask Arrays.
 
     Raises
     ------
@@ -278,6 +278,7 @@ def take_columns(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
     """
     X, y, sample_weight = convert_foreign(X, y, sample_weight)
     check_holds_rows(X)
+    X, y, sample_weight = join_delayed(X, 2), join_delayed(y, 1), join_delayed(sample_weight, 1)
     check_unique_names(X)
     if y is not None:
         check_holds_values(y, "y")

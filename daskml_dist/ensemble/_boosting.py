@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 
 from daskml_dist._checks import check_count, check_flag, check_number, check_one_of, seed_of
 from daskml_dist._rounds import BaseRounds
+from daskml_dist.backends.dense_rows import sparse_rows
 from daskml_dist.backends.devices import DEVICES
 from daskml_dist.callbacks.eval_monitor import name_eval_sets, name_scores, record_keys
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.feature_names import remember_dtypes
+from daskml_dist.data.lazy import is_dask
 from daskml_dist.ensemble._categories import (
     categories_of,
     categories_remedy,
@@ -116,12 +118,12 @@ class BaseBoosting(BaseRounds):
 
     def _learn_categories(self, X: Any) -> None:
         """Find which features are categories, and those of a frame."""
-        X = X if hasattr(X, "shape") or is_dataframe_like(X) else np.asarray(X)
+        X = _as_rows(X)
         self._mask, self._categories = None, {}
         if len(getattr(X, "shape", (0, 0))) != 2:
             return  # which is told of elsewhere
         self._mask = which_are_categorical(X, self.categorical_features)
-        if is_dataframe_like(X):
+        if self._mask is not None and is_dataframe_like(X):
             self._categories = categories_of(X, self._mask, int(self.max_bins))
 
     def _aligned(self, X: Any, y: Any, sample_weight: Any) -> Collection:
@@ -129,8 +131,7 @@ class BaseBoosting(BaseRounds):
         return super()._aligned(X, y, sample_weight)
 
     def _numbered(self, X: Any, known: bool = False) -> Any:
-        X = X if hasattr(X, "shape") or is_dataframe_like(X) else np.asarray(X)
-        return numbered(X, self._categories, known)
+        return numbered(_as_rows(X), self._categories, known)
 
     @property
     def _goes_on(self) -> bool:
@@ -277,10 +278,7 @@ class BaseBoosting(BaseRounds):
         weighted |= given is not None and any(one[2] is not None for one in given.inputs)
         rows = super()._rows(engine, run, classes, class_weight, weighted)
         if any(info.sparse for info in rows.survey.infos):
-            raise InvalidDataError(
-                "X is sparse, and trees need dense rows. Convert it: X.map_blocks(lambda b: "
-                "b.toarray()), or X.sparse.to_dense() of a frame of sparse columns."
-            )
+            raise sparse_rows()
         if where is not None and rows.classes is not None:
             sums = where.label_weights(rows.survey, rows.classes)
             if class_weight == "balanced":
@@ -460,6 +458,11 @@ def _check_not_empty(ranges: Sequence[Range], arguments: Sequence[tuple[str, ...
     for (first, end), (name, *_) in zip(ranges, arguments, strict=True):
         if first == end:
             raise InvalidDataError(f"{name} has no rows. Give it some, or leave it out.")
+
+
+def _as_rows(X: Any) -> Any:
+    """Return rows with a shape or columns; lists of delayed blocks stay lazy."""
+    return X if hasattr(X, "shape") or is_dataframe_like(X) or is_dask(X) else np.asarray(X)
 
 
 def _is_count(value: Any) -> bool:

@@ -23,22 +23,30 @@ __all__ = [
 Categories = dict[Any, NDArray[Any]]
 
 
-def which_are_categorical(X: Any, given: Any) -> NDArray[np.bool_]:
+def which_are_categorical(X: Any, given: Any) -> NDArray[np.bool_] | None:
     """Mask of the categorical features of what the user gave as X and as `categorical_features`.
+
+    None where none are asked for of rows whose width nobody knows before they are read.
 
     Raises
     ------
     InvalidParameterError
-        It fits no features of X.
+        It fits no features of X, or their number is not known.
     """
     is_frame = is_dataframe_like(X)
-    n = (
-        len(X.columns)
-        if is_frame
-        else int(np.shape(X)[1] if not hasattr(X, "shape") else X.shape[1])
-    )
     by_dtype = isinstance(given, str) and given == "from_dtype"
-    if given is None or (by_dtype and not is_frame):
+    is_asked = given is not None and (is_frame or not by_dtype)
+    width = len(X.columns) if is_frame else (X if hasattr(X, "shape") else np.asarray(X)).shape[1]
+    if np.isnan(width):
+        if is_asked:
+            raise InvalidParameterError(
+                f"categorical_features={given!r}: the number of columns of X is not known before X "
+                "is computed. Pass a dask Array that knows it: dask.array.from_delayed(block, "
+                "shape=(numpy.nan, n_columns), dtype=float)."
+            )
+        return None
+    n = int(width)
+    if not is_asked:
         return np.zeros(n, bool)
     if by_dtype:
         return np.array([_is_category(dtype) for dtype in X.dtypes], bool)

@@ -14,6 +14,7 @@ from dask.utils import is_dataframe_like, is_series_like
 from numpy.typing import NDArray
 from scipy.sparse import issparse
 
+from daskml_dist.backends.dense_rows import sparse_rows
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.solvers.hold_out import HoldOut
@@ -154,7 +155,7 @@ def joined(given: Inputs, sets: GivenSets) -> tuple[Inputs, JoinedRows]:
 
 def _check_alike(X: Any, X_val: Any, name: str) -> None:
     if issparse(X) or issparse(X_val):
-        raise InvalidDataError("X is sparse, and trees need dense rows. Convert it: X.toarray().")
+        raise sparse_rows()
     frames = is_dataframe_like(X), is_dataframe_like(X_val)
     if frames[0] != frames[1]:
         raise InvalidDataError(

@@ -113,7 +113,7 @@ def _drawn(
     steps = _steps(rng, CONTAINERS[where], step)
     if client and sys.version_info < (3, 12):
         # Dask's cached properties hold a lock there, and graphs that need divisions deadlock.
-        steps = tuple(s for s in steps if s not in {"sorted", "indexed"})
+        steps = tuple(s for s in steps if s not in {"sorted", "indexed", "sorted by target"})
     if where == "array of a frame" and not is_ordered(steps):
         where = "frame"  # columns become arrays one by one, which Dask then computes apart
     return Case(
@@ -193,6 +193,8 @@ def _containers(subject: Subject) -> list[str]:
 def _is_for(target: str, subject: Subject, container: str) -> bool:
     kind = TARGETS[target]
     if container == "array of a frame" and not isinstance(kind.dtype, np.dtype):
+        return False
+    if target == "real int64" and not subject.setting.wide_targets:
         return False
     of_two = subject.is_metric and subject.columns(2) == ["p1"]
     return kind.kind in subject.targets and (kind.n_classes == 2 or not of_two)

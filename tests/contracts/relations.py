@@ -97,6 +97,7 @@ def _classifies(subject: Subject) -> bool:
 _LEAST_SQUARES = ("LinearRegression", "Ridge", "Lasso", "ElasticNet")
 _GLM = ("PoissonRegressor", "GammaRegressor", "TweedieRegressor")
 _BOOSTED = ("HistGradientBoostingClassifier", "HistGradientBoostingRegressor")  # leaves count rows
+_LEAVING_ONE_OUT = ("RidgeCV", "RidgeClassifierCV")  # of a repeated row the others stay
 # A covariance has two axes of columns, and its triangular factor changes altogether. What is drawn
 # belongs to places of columns, or of classes. Of equal splits a tree takes the first column's.
 _belongs_to_columns = _either(
@@ -277,7 +278,10 @@ RELATIONS: dict[str, Relation] = {
         _params_reversed,
     ),
     "weights are rows": Relation(
-        _repeat, lambda s: s.weighted and s.name not in _BOOSTED, _rows_repeated, weight="whole"
+        _repeat,
+        lambda s: s.weighted and s.name.split()[0] not in (*_BOOSTED, *_LEAVING_ONE_OUT),
+        _rows_repeated,
+        weight="whole",
     ),
     "weights scaled": Relation(
         lambda given, rng: replace(given, w=SCALE * given.w.astype(float)),

@@ -143,10 +143,10 @@ def plainly(results: Callable[..., dict[str, Any]], thing: Any) -> Callable[[Giv
         w = None if w is None else np.asarray(w, dtype=float)
         X = plain(given.X)
         if hasattr(thing, "predict"):
-            # scikit-learn's solvers end further from the optimum on sparse and float32 rows, and
-            # sums of small integers overflow.
+            # scikit-learn's solvers end further from the optimum on sparse and float32 rows, sums
+            # of small integers overflow, and its sums of booleans (a mixture's) are booleans.
             X = X.toarray() if sparse.issparse(X) else X
-            X = X.astype(float) if getattr(X, "dtype", np.dtype("O")).kind in "iuf" else X
+            X = X.astype(float) if getattr(X, "dtype", np.dtype("O")).kind in "biuf" else X
         return results(thing, Given(X, np.asarray(plain(given.y)), w, row))
 
     return of

@@ -44,6 +44,8 @@ class Setting:
         Whether scikit-learn's own finds the optimum of weighted rows.
     unique : bool
         Whether fitted attributes follow from the data.
+    wide_targets : bool
+        Whether the optimum stays one where targets spread ten times as far.
     """
 
     params: dict[str, Any] = field(default_factory=dict)
@@ -54,6 +56,7 @@ class Setting:
     twin_rtol: float = 1e-3
     twin_is_weighted: bool = True
     unique: bool = True
+    wide_targets: bool = True
 
     @property
     def is_exact(self) -> bool:
@@ -119,8 +122,9 @@ def _layers(**params: Any) -> Setting:
     twin = None if steps else dict[str, Any]()
     rtol = 1e-6 if steps else 1e-5  # as flat as it is where a solver stops
     return Setting(
-        _SMALL | rounds | params, TAME, rtol=rtol, twin=twin, twin_rtol=1e-2, unique=steps
-    )
+        _SMALL | rounds | params, TAME, rtol=rtol, twin=twin, twin_rtol=1e-2, unique=steps,
+        wide_targets=steps,  # the penalty is as strong as targets of spread one need
+    )  # fmt: skip
 
 
 def _lines(kind: Any, name: str, **more: Any) -> list[tuple[str, Any]]:

@@ -16,7 +16,6 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 import pytest
@@ -59,12 +58,13 @@ class Tally:
         finally:
             signal.alarm(0)
 
-    def look(self, number: int, assert_clean: Callable[[], None]) -> None:
-        """Note what a batch has left on the cluster."""
+    def look(self, number: int, client: Client, assert_clean: Callable[[Client], None]) -> None:
+        """Note what a batch has left on the cluster, once: the next batch finds it clean."""
         try:
-            assert_clean()
+            assert_clean(client)
         except pytest.fail.Exception as error:
             self.found[number, "left"] = f"after the batch of seed {number}: {error}"
+            client.restart()
 
     def _add(self, case: Any, lines: list[str], check: Any, module: str) -> None:
         key = case.of.name, min(what(lines))
@@ -118,7 +118,7 @@ def test_for_long(cluster: LocalCluster, assert_clean: Callable[..., None]) -> N
             with Client(cluster) if kind == "with a client" else nullcontext() as client:
                 batch()
                 if client is not None:
-                    tally.look(number, partial(assert_clean, client))
+                    tally.look(number, client, assert_clean)
             number += 1
     signal.signal(signal.SIGALRM, before)
     print(f"\nseeds {SEED} to {number - 1}: {tally}", flush=True)
