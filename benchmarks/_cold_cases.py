@@ -64,6 +64,7 @@ CASES = {
     "SGDClassifier": Case(("linear_model.SGDClassifier",), 2.0),
     "KMeans": Case(("cluster.KMeans",), 2.0),
     "HistGradientBoosting": Case(("ensemble.HistGradientBoostingClassifier",), 6.0, predicts=True),
+    "DecisionTreeClassifier": Case(("tree.DecisionTreeClassifier",), predicts=True),
     "pipeline, 2 workers": Case(_PIPELINE, 4.0, n_workers=2),
     "LogisticRegression, 20,000 rows": Case(("linear_model.LogisticRegression",), n_rows=20_000),
     "SGDClassifier, 20,000 rows": Case(("linear_model.SGDClassifier",), n_rows=20_000),

@@ -13,10 +13,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numba
 import numpy as np
 
 from daskml_dist.backends.array_copies import copy_rows
+from daskml_dist.backends.compiled import compiled_entry, compiled_inside
 from daskml_dist.backends.vector_rows import (
     LANES,
     add_outer,
@@ -37,9 +37,8 @@ _FEW = 2 * LANES
 #: entries were then 450 at most (ranks 4 to 32, as many ratings or fewer, also positive factors).
 _SAFE_PIVOT = 0.05
 
-_fast = numba.njit(
-    nogil=True, cache=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"}
-)
+_fast = compiled_entry(fastmath={"contract", "reassoc", "nsz"})
+_inside = compiled_inside(error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
 
 
 @_fast
@@ -94,13 +93,13 @@ def add_ratings(
         _add_rows(b, Y, rows, targets, m)
 
 
-@_fast
+@_inside
 def _vector_entries(matrix: Any) -> int:
     """Return how many entries of a matrix's dtype fill a vector of 64 bytes."""
     return LANES if matrix.itemsize == 4 else LANES // 2
 
 
-@_fast
+@_inside
 def _add_outer(A: Any, Y: Any, rows: Any, weights: Any, top: int, bottom: int, m: int) -> None:
     """Add ``weights[i] y y'`` of m rows y to the rows `top` to `bottom` of A, from the diagonal."""
     lanes = _vector_entries(A)
@@ -113,7 +112,7 @@ def _add_outer(A: Any, Y: Any, rows: Any, weights: Any, top: int, bottom: int, m
             add_outer_few(A, j, k, Y, rows, weights, 0, m)
 
 
-@_fast
+@_inside
 def _add_rows(out: Any, Y: Any, rows: Any, scales: Any, m: int) -> None:
     """Add ``scales[i] y`` of m rows y."""
     lanes, k = _vector_entries(out), 0
@@ -125,7 +124,7 @@ def _add_rows(out: Any, Y: Any, rows: Any, scales: Any, m: int) -> None:
         k += lanes
 
 
-@_fast
+@_inside
 def _terms(value: Any, other: int, offsets: Any, implicit: bool, alpha: float, like: Any) -> Any:
     """Weight in the matrix and target in the right side of a rating, of the type of a number."""
     kind = type(like)
@@ -177,7 +176,7 @@ def solve_system(
     return True
 
 
-@_fast
+@_inside
 def _substitute(A: Any, inverse: Any, right: Any, out: Any, n: int) -> None:
     """Solve ``D U x = right`` of a factored matrix: `out`, of one row, becomes x."""
     for j in range(n - 1, -1, -1):
@@ -187,7 +186,7 @@ def _substitute(A: Any, inverse: Any, right: Any, out: Any, n: int) -> None:
         out[0, j] = -total * inverse[j]
 
 
-@_fast
+@_inside
 def _inverse_size(A: Any, room: Any, n: int) -> float:
     """Estimate the largest entry of the inverse of a factored matrix, scaled to a unit diagonal.
 
@@ -270,7 +269,7 @@ def conjugate_rows(
             out[row, j] = x[0, j]
 
 
-@_fast
+@_inside
 def _mirror(A: Any, n: int) -> None:
     """Fill in the lower triangle."""
     for j in range(1, n):
@@ -278,7 +277,7 @@ def _mirror(A: Any, n: int) -> None:
             A[j, k] = A[k, j]
 
 
-@_fast
+@_inside
 def _add_shared(gram: Any, made: bool, shift: float, sign: float, x: Any, out: Any) -> None:
     """Add the product of a vector and the part of a matrix that is there, times a sign."""
     width, signed = x.shape[1], x.dtype.type(sign)
@@ -290,7 +289,7 @@ def _add_shared(gram: Any, made: bool, shift: float, sign: float, x: Any, out: A
             add_row(out, 0, gram, k, signed * x[0, k], 0, width)
 
 
-@_fast
+@_inside
 def _add_products(
     indices: Any, values: Any, Y: Any, offsets: Any, implicit: bool, alpha: float, aimed: bool,
     sign: float, x: Any, out: Any, room: Any, start: int, stop: int,

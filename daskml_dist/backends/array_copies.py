@@ -9,21 +9,21 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
+from daskml_dist.backends.compiled import compiled_inside
 
 __all__ = ["copy_rows", "copy_values"]
 
-_exact = numba.njit(nogil=True, cache=True, error_model="numpy")
+_inside = compiled_inside(error_model="numpy")
 
 
-@_exact
+@_inside
 def copy_values(out: Any, values: Any) -> None:
     """Fill a vector with as many values."""
     for i in range(len(out)):
         out[i] = values[i]
 
 
-@_exact
+@_inside
 def copy_rows(out: Any, rows: Any) -> None:
     """Fill a matrix with one of its shape."""
     for i in range(out.shape[0]):

@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.backends.compiled import compiled_entry, compiled_inside
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.backends.scratch import Scratch
 
@@ -35,9 +35,8 @@ _FEWEST, _MOST = 128, 4096
 #: Share of some rows from which all of them are looked at, and so many of the next.
 _MANY, _IN_VAIN = 0.6, 8
 
-_fast = numba.njit(
-    nogil=True, cache=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"}
-)
+_fast = compiled_entry(fastmath={"contract", "reassoc", "nsz"})
+_inside = compiled_inside(error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
 
 
 def assign(
@@ -259,7 +258,7 @@ def _settle(
         bounds[i, 2] = np.sqrt(max(squares[i] + 2 * other - 4 * error, squares.dtype.type(0)))
 
 
-@_fast
+@_inside
 def _nearest_of(row: Any, centres: Any, half: Any, products: Any, most: Any) -> int:
     """The nearest of the centres that products tell to be near; the first of several."""
     best, label = np.inf, 0

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import fcntl
+import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from types import FunctionType
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numba
+from numba.extending import register_jitable
 
 from daskml_dist.backends.entries import helpers
 
-__all__ = ["compiled_with"]
+__all__ = ["INSIDE", "compiled_entry", "compiled_in_turn", "compiled_inside", "compiled_with"]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+#: Options of the functions that `compiled_inside` has decorated: tests read all that is compiled.
+INSIDE: dict[Callable[..., Any], dict[str, Any]] = {}
+#: Seconds after which a process compiles though another one does: that one may have been stopped.
+_PATIENCE = 30.0
 
 
 @cache
@@ -51,7 +62,91 @@ def compiled_with(
     fastmath: Any = False if exact else {"contract"}
     if reassociates:
         fastmath = {"contract", "reassoc", "nsz"}
-    return numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=fastmath)(function)
+    return compiled_entry(fastmath=fastmath)(function)
+
+
+def compiled_entry(**options: Any) -> Callable[[_F], _F]:
+    """Return a decorator of functions that Python calls: without its lock, and kept on disk.
+
+    numba makes no entry for C, which nothing calls and which takes a tenth of the time.
+
+    Parameters
+    ----------
+    **options
+        Of `numba.njit`.
+    """
+    given: Any = {"nogil": True, "cache": True, "no_cfunc_wrapper": True, "error_model": "numpy"}
+    return cast("Callable[[_F], _F]", numba.njit(**{**given, **options}))
+
+
+def compiled_inside(**options: Any) -> Callable[[_F], _F]:
+    """Return a decorator of functions that are called in compiled loops alone.
+
+    numba compiles such a function with the loop that calls it. Of one by `numba.njit` it would also
+    make two entries, for Python and for C, and keep it on disk, which takes about as long as the
+    function itself. Called by Python it stays a function of Python.
+
+    Parameters
+    ----------
+    **options
+        Of `numba.njit`.
+    """
+
+    def decorate(function: _F) -> _F:
+        INSIDE[function] = options
+        return register_jitable(no_cfunc_wrapper=True, **options)(function)
+
+    return decorate
+
+
+def compiled_in_turn(function: Callable[..., Any], signature: Any, **options: Any) -> Any:
+    """Return a function compiled for a signature, now.
+
+    Of the processes that need it at once, as the workers of a cluster do, one compiles it, and the
+    others load what that one has left in numba's cache.
+
+    Parameters
+    ----------
+    function : function
+    signature : numba signature
+    **options
+        Of `numba.njit`.
+    """
+    made: Any = compiled_entry(**options)(function)
+    with _turn(made.stats.cache_path):
+        made.compile(signature)
+    made.disable_compile()
+    return made
+
+
+@contextmanager
+def _turn(folder: str | None) -> Iterator[None]:
+    """Wait until no other process is in its turn in a folder, and let the others wait meanwhile."""
+    try:
+        if folder is None:
+            raise FileNotFoundError
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        file = (Path(folder) / "compiling.lock").open("a")
+    except OSError:  # Nothing can be shared in a folder that cannot be written to.
+        yield
+        return
+    with file:  # The lock ends with the file, whatever ends the process.
+        _lock(file)
+        yield
+
+
+def _lock(file: Any) -> None:
+    """Lock a file, unless another process holds it for too long."""
+    end = time.monotonic() + _PATIENCE
+    while time.monotonic() < end:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.02)
+        except OSError:  # A file system without locks.
+            return
+        else:
+            return
 
 
 def _inner(part: Any) -> Any:
@@ -61,7 +156,8 @@ def _inner(part: Any) -> Any:
     own = {name: _inner(helper) for name, helper in helpers(part).items()}
     code, defaults, closure = part.__code__, part.__defaults__, part.__closure__
     function = FunctionType(code, {**part.__globals__, **own}, part.__name__, defaults, closure)
-    return numba.njit(inline="never", error_model="numpy")(function)
+    no_entries: Any = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    return numba.njit(inline="never", error_model="numpy", **no_entries)(function)
 
 
 def _code(part: Any) -> bytes:

@@ -16,13 +16,14 @@ from __future__ import annotations
 from math import factorial
 from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.backends.compiled import compiled_entry
+
 __all__ = ["exponential", "raise_e"]
 
-_exact = numba.njit(nogil=True, cache=True, error_model="numpy")
+_exact = compiled_entry()
 
 #: Numbers that stay in the nearest cache.
 _TILE = 1024
@@ -78,7 +79,6 @@ def _raise_few(x: NDArray[np.float64]) -> None:
 def raise_e(x: Any) -> None:
     """Make ``exp(x)`` of numbers, of shape (n,), in their place."""
     shifted, first, second = np.empty(_TILE), np.empty(_TILE), np.empty(_TILE)
-    power, of_first, of_second = shifted.view(np.int64), first.view(np.int64), second.view(np.int64)
     for start in range(0, len(x), _TILE):
         part = x[start : start + _TILE]
         for i in range(len(part)):
@@ -90,10 +90,11 @@ def raise_e(x: Any) -> None:
             shifted[i] = value * _LOG2_E + _SHIFT
         for i in range(len(part)):
             # By two powers of two, neither of which overflows.
-            whole = power[i] - _SHIFT_BITS
+            whole = np.float64(shifted[i]).view(np.int64) - _SHIFT_BITS
             half = np.int64(np.uint64(whole + 2048) >> np.uint64(1))
-            of_first[i] = (half - 1) << 52
-            of_second[i] = (whole - half + 2047) << 52
+            of_first = np.int64((half - 1) << 52).view(np.float64)
+            of_second = np.int64((whole - half + 2047) << 52).view(np.float64)
+            first[i], second[i] = of_first, of_second
         for i in range(len(part)):
             whole = shifted[i] - _SHIFT
             rest = part[i] - whole * _LOG_2 - whole * _LOG_2_REST

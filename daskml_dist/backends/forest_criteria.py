@@ -12,20 +12,20 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
+from daskml_dist.backends.compiled import compiled_inside
 from daskml_dist.backends.logarithm import LOG_2, logarithm
 
 __all__ = ["ABSOLUTE", "ENTROPY", "GINI", "POISSON", "SQUARED", "middle", "worth"]
 
-_exact = numba.njit(nogil=True, cache=True, error_model="numpy")
+_inside = compiled_inside(error_model="numpy")
 
 #: Numbers of the criteria; from `SQUARED` on they are of regression.
 GINI, ENTROPY, SQUARED, POISSON, ABSOLUTE = 0, 1, 2, 3, 4
 
 
-@_exact
+@_inside
 def worth(kind: Any, sums: Any, total: Any, bits: Any) -> float:
     """Weight of a node times what its impurity lacks of a constant.
 
@@ -65,7 +65,7 @@ def worth(kind: Any, sums: Any, total: Any, bits: Any) -> float:
     return found
 
 
-@_exact
+@_inside
 def middle(kind: Any, sums: Any, total: Any, bits: Any) -> float:
     """Answer of a node, as monotonic constraints compare it.
 

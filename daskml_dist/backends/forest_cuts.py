@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
-from daskml_dist.backends.array_copies import copy_values
+from daskml_dist.backends.compiled import compiled_inside
 from daskml_dist.backends.forest_criteria import middle, worth
 
 __all__ = [
@@ -35,7 +34,7 @@ __all__ = [
     "share_of",
 ]  # fmt: skip
 
-_exact = numba.njit(nogil=True, cache=True, error_model="numpy")
+_inside = compiled_inside(error_model="numpy")
 
 #: Where the facts of a fit are, in an array of int64: criterion, bits of counts, least rows and
 #: weight of a child, whether cuts are drawn, bin of missing values, features; features of a node at
@@ -48,13 +47,13 @@ FEATURES, MAX_DEPTH, MIN_SPLIT, FIRST, OUTPUTS = 7, 8, 9, 10, 11
 FOUND = 3
 
 
-@_exact
+@_inside
 def share_of(draw: Any) -> float:
     """A draw of 64 bits as a number of [0, 1)."""
     return np.float64(draw >> np.uint64(11)) * 2.0**-53
 
 
-@_exact
+@_inside
 def occupied(hist: Any, missing: Any, places: Any) -> Any:
     """Bins of values that hold rows, in their order; how many they are."""
     n = 0
@@ -67,7 +66,7 @@ def occupied(hist: Any, missing: Any, places: Any) -> Any:
     return n
 
 
-@_exact
+@_inside
 def any_missing(hist: Any, missing: Any) -> Any:
     """Test of a feature: some rows miss its value."""
     for v in range(hist.shape[1]):
@@ -76,7 +75,7 @@ def any_missing(hist: Any, missing: Any) -> Any:
     return False
 
 
-@_exact
+@_inside
 def _note(
     places: Any, k: Any, n: Any, side: Any, left: Any, l_total: Any, found: Any, left_found: Any
 ) -> None:
@@ -84,11 +83,12 @@ def _note(
     found[0] = places[k]
     found[1] = places[k + 1] if k + 1 < n else -1
     found[2] = side
-    copy_values(left_found[: len(left)], left)
+    for v in range(len(left)):
+        left_found[v] = left[v]
     left_found[len(left)] = l_total
 
 
-@_exact
+@_inside
 def _fits(
     facts: Any, left: Any, l_total: Any, right: Any, r_total: Any, sign: Any, bounds: Any
 ) -> Any:
@@ -110,7 +110,7 @@ def _fits(
     return (a - b) * sign <= 0
 
 
-@_exact
+@_inside
 def best_cut(
     facts: Any, hist: Any, places: Any, n: Any, sums: Any, total: Any, sign: Any, bounds: Any,
     best: float, found: Any, left_found: Any, work: Any,
@@ -141,9 +141,9 @@ def best_cut(
     there = any_missing(hist, missing)
     for side in range(2 if there else 1):
         l_total = np.int64(0)
-        left[:] = 0
+        for v in range(n_sums):
+            left[v] = hist[missing, v] if side == 1 else 0
         if side == 1:
-            copy_values(left, hist[missing])
             for v in range(facts[FIRST]):
                 l_total += hist[missing, v]
         for k in range(n if there and side == 0 else n - 1):
@@ -163,7 +163,7 @@ def best_cut(
     return best
 
 
-@_exact
+@_inside
 def drawn_cut(low: Any, high: Any, places: Any, n: Any, draw: Any) -> tuple[int, float]:
     """A cut drawn between the smallest and the largest value of a feature; see `random_cut`.
 
@@ -182,7 +182,7 @@ def drawn_cut(low: Any, high: Any, places: Any, n: Any, draw: Any) -> tuple[int,
     return cut, at
 
 
-@_exact
+@_inside
 def random_cut(
     facts: Any, hist: Any, places: Any, n: Any, sums: Any, total: Any, sign: Any, bounds: Any,
     low: Any, high: Any, draw: Any, best: float, found: Any, left_found: Any, threshold: Any,

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
+from numpy.typing import NDArray
 
-from daskml_dist.backends.array_copies import copy_values
+from daskml_dist.backends.compiled import compiled_entry, compiled_inside
 from daskml_dist.backends.forest_criteria import SQUARED, middle, worth
 from daskml_dist.backends.forest_cuts import (
     ANYWHERE,
@@ -42,9 +42,10 @@ from daskml_dist.backends.forest_kernels import (
 )
 from daskml_dist.backends.forest_medians import median_split, note_medians
 
-__all__ = ["cut_of", "grow", "halve", "may_split"]
+__all__ = ["cut_of", "grow", "halve", "may_split", "scratch_of_growth"]
 
-_exact = numba.njit(nogil=True, cache=True, error_model="numpy")
+_exact = compiled_entry()
+_inside = compiled_inside(error_model="numpy")
 
 #: Rows of a node below which only bins that hold some are looked at.
 _FEW = 192
@@ -53,7 +54,7 @@ _LOWEST = np.zeros(64, np.int64)
 _LOWEST[[((0x03F79D71B4CB0A89 << k) % 2**64) >> 58 for k in range(64)]] = np.arange(64)
 
 
-@_exact
+@_inside
 def may_split(facts: Any, sums: Any, reach: Any, depth: Any) -> Any:
     """Test of a node that is to be split: it is neither too deep, nor too small, nor pure."""
     bits = facts[BITS]
@@ -74,7 +75,7 @@ def may_split(facts: Any, sums: Any, reach: Any, depth: Any) -> Any:
     return there > facts[OUTPUTS]
 
 
-@_exact
+@_inside
 def _few_places(rows: Any, lines: Any, feature: Any, hist: Any, places: Any, missing: Any) -> Any:
     """As `add_rows` and `occupied`, at the price of the rows."""
     seen = np.zeros(4, np.uint64)
@@ -104,7 +105,7 @@ def _few_places(rows: Any, lines: Any, feature: Any, hist: Any, places: Any, mis
     return n
 
 
-@_exact
+@_inside
 def cut_of(
     facts: Any, hist: Any, places: Any, n: Any, sums: Any, sign: Any, bounds: Any, low: Any,
     high: Any, path: Any, feature: Any, best: float, found: Any, left: Any, threshold: Any,
@@ -125,7 +126,7 @@ def cut_of(
     return new
 
 
-@_exact
+@_inside
 def _split(
     facts: Any, rows: Any, lines: Any, sums: Any, path: Any, signs: Any, bounds: Any, low: Any,
     high: Any, features: Any, hist: Any, places: Any, swaps: Any, found: Any, left: Any,
@@ -154,9 +155,10 @@ def _split(
             )  # fmt: skip
             if new > best:
                 best, best_feature = new, j
-        hist[missing, :] = 0
-        for q in range(n):
-            hist[places[q], :] = 0
+        for v in range(hist.shape[1]):
+            hist[missing, v] = 0
+            for q in range(n):
+                hist[places[q], v] = 0
     # In their order again, so that what a node draws is its own.
     for q in range(k - 1, -1, -1):
         swap_back(features, q, swaps)
@@ -167,7 +169,9 @@ def _split(
 def grow(
     facts: Any, scale: Any, least_gain: float, rows: Any, lines: Any, spare: Any, path: Any,
     depth: Any, bounds: Any, signs: Any, low: Any, high: Any, feature: Any, cut: Any,
-    threshold: Any, left: Any, depths: Any, sums: Any, gain: Any, between: Any,
+    threshold: Any, left: Any, depths: Any, sums: Any, gain: Any, between: Any, stack: Any,
+    paths: Any, hist: Any, work: Any, features: Any, swaps: Any, places: Any, found: Any,
+    of_left: Any, reach: Any, own: Any, at: Any, medians: Any,
 ) -> Any:  # fmt: skip
     """Grow a tree from a node; how many nodes it has.
 
@@ -194,35 +198,33 @@ def grow(
     sums : ndarray of int64 of shape (2n - 1, n_sums + 2)
     between : ndarray of float64 of shape (2n - 1, 2), or (0, 2)
         Bounds of what nodes may answer; none without constraints.
+    stack, paths, hist, work, features, swaps, places, found, of_left, reach, own, at, medians
+        Scratch, as `scratch_of_growth` makes it: numba would compile each array that is made here.
     """
-    n_sums = sums.shape[1] - 2
-    bits, d = facts[BITS], facts[D]
-    hist = np.zeros((256, n_sums), np.int64)
-    places, work = np.zeros(256, np.int64), np.zeros((2, n_sums), np.int64)
-    found, of_left, at = np.zeros(3, np.int64), np.zeros(n_sums + 1, np.int64), np.zeros(1)
-    features, swaps, reach = np.arange(d), np.zeros(d, np.int64), np.zeros(2 * facts[OUTPUTS])
-    own, medians = bounds.copy(), np.zeros(2)
+    n_sums, bits = sums.shape[1] - 2, facts[BITS]
     # Nodes that wait: number, first line, last line.
-    stack = np.zeros((64, 3), np.int64)
-    paths = np.zeros(64, np.uint64)
-    stack[0, 2], paths[0], n_stack, n_nodes = len(lines), path, 1, 1
+    _wait(stack, paths, 0, 0, 0, len(lines), path)
+    n_stack, n_nodes = 1, 1
     depths[0] = depth
-    sums[0] = 0
+    own[2] = bounds[2]
+    own[0], own[1] = bounds[0], bounds[1]
     if len(between):
-        copy_values(between[0], bounds[:2])
+        between[0, 0], between[0, 1] = bounds[0], bounds[1]
     while n_stack:
         n_stack -= 1
         node, start, stop = stack[n_stack, 0], stack[n_stack, 1], stack[n_stack, 2]
         path = paths[n_stack]
         some = lines[start:stop]
-        reach[:] = -np.inf
-        sums[node] = 0
+        for k in range(len(reach)):
+            reach[k] = -np.inf
+        for k in range(sums.shape[1]):
+            sums[node, k] = 0
         node_sums(some, sums[node], reach)
         if scale is not None:
             note_medians(facts, scale, some, sums[node])
         feature[node], left[node], gain[node] = -1, node, 0.0
         if len(between):
-            copy_values(own[:2], between[node])
+            own[0], own[1] = between[node, 0], between[node, 1]
         if not may_split(facts, sums[node], reach, depths[node]):
             continue
         if scale is not None:
@@ -244,10 +246,7 @@ def grow(
             continue
         n_left = part_lines(rows, some, j, found[0], facts[MISSING], found[2], spare)
         feature[node], left[node], gain[node], threshold[node] = j, n_nodes, more, at[0]
-        copy_values(cut[node], found)
-        if n_stack + 2 > len(stack):
-            stack = np.concatenate((stack, np.zeros_like(stack)))
-            paths = np.concatenate((paths, np.zeros_like(paths)))
+        cut[node, 0], cut[node, 1], cut[node, 2] = found[0], found[1], found[2]
         depths[n_nodes] = depths[n_nodes + 1] = depths[node] + 1
         if len(between) and scale is not None:
             _bound(signs[j], own, medians[0], medians[1], between[n_nodes : n_nodes + 2])
@@ -261,14 +260,14 @@ def grow(
     return n_nodes
 
 
-@_exact
+@_inside
 def _wait(stack: Any, paths: Any, at: Any, node: Any, start: Any, stop: Any, path: Any) -> None:
     """Let a node wait in a place of the stack."""
     stack[at, 0], stack[at, 1], stack[at, 2] = node, start, stop
     paths[at] = path
 
 
-@_exact
+@_inside
 def halve(facts: Any, sums: Any, left: Any, sign: Any, own: Any, work: Any, children: Any) -> None:
     """Write the bounds of what two children may answer."""
     n_sums = len(sums) - 2
@@ -280,14 +279,38 @@ def halve(facts: Any, sums: Any, left: Any, sign: Any, own: Any, work: Any, chil
     _bound(sign, own, a, b, children)
 
 
-@_exact
+@_inside
 def _bound(sign: Any, own: Any, a: Any, b: Any, children: Any) -> None:
     """Write the bounds of two children that answer a and b."""
-    copy_values(children[0], own[:2])
-    copy_values(children[1], own[:2])
+    for side in range(2):
+        children[side, 0], children[side, 1] = own[0], own[1]
     if sign == 0:
         return
     half = (a + b) / 2
     # Of a rising feature the left child stays below, the right one above.
     children[0 if sign > 0 else 1, 1] = half
     children[1 if sign > 0 else 0, 0] = half
+
+
+def scratch_of_growth(
+    facts: NDArray[np.int64], n_sums: int, n_lines: int, most_levels: int
+) -> tuple[NDArray[Any], ...]:
+    """Return the last arguments of `grow`.
+
+    Parameters
+    ----------
+    facts : ndarray of int64
+        Of the fit; see `forest_cuts`.
+    n_sums : int
+        Sums of a bin.
+    n_lines, most_levels : int
+        Lines of the tree, and levels of nodes that may be split. Of each level above a node one
+        other node waits, at most.
+    """
+    n_waiting, d = min(n_lines, most_levels) + 2, int(facts[D])
+    return (
+        np.empty((n_waiting, 3), np.int64), np.empty(n_waiting, np.uint64),
+        np.zeros((256, n_sums), np.int64), np.zeros((2, n_sums), np.int64),
+        np.arange(d, dtype=np.int64), *(np.zeros(n, np.int64) for n in (d, 256, 3, n_sums + 1)),
+        *(np.zeros(n) for n in (2 * int(facts[OUTPUTS]), 3, 1, 2)),
+    )  # fmt: skip

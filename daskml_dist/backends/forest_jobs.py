@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
 from daskml_dist.backends.array_copies import copy_values
+from daskml_dist.backends.compiled import compiled_entry
 from daskml_dist.backends.forest_cuts import MISSING, occupied
 from daskml_dist.backends.forest_grow import cut_of
 from daskml_dist.backends.forest_kernels import add_rows, draw_feature, swap_back
 
 __all__ = ["add_jobs", "best_jobs", "cut_jobs", "features_of"]
 
-_exact = numba.njit(nogil=True, cache=True, error_model="numpy")
+_exact = compiled_entry()
 
 
 @_exact

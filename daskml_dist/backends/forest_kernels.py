@@ -12,20 +12,21 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
-from daskml_dist.backends.array_copies import copy_rows
+from daskml_dist.backends.compiled import compiled_entry, compiled_inside
+from daskml_dist.backends.pointers import number_at
 
 __all__ = [
     "add_line", "add_rows", "child_of", "draw_feature", "draw_rows", "drawn", "hash_of",
     "node_sums", "part_lines", "swap_back",
 ]  # fmt: skip
 
-_exact = numba.njit(nogil=True, cache=True, error_model="numpy")
+_exact = compiled_entry()
+_inside = compiled_inside(error_model="numpy")
 
 
-@_exact
+@_inside
 def hash_of(number: Any) -> Any:
     """Hash of 64 bits; see `models.hashed.mixed`."""
     number = np.uint64(number) * np.uint64(0x9E3779B97F4A7C15)
@@ -34,13 +35,13 @@ def hash_of(number: Any) -> Any:
     return number ^ (number >> np.uint64(31))
 
 
-@_exact
+@_inside
 def child_of(path: Any, side: Any) -> Any:
     """Number that the way to a child has."""
     return hash_of(path + np.uint64(side + 1))
 
 
-@_exact
+@_inside
 def drawn(number: Any, key: Any, table: Any) -> Any:
     """Number of times that a row is drawn: Poisson, by its cumulated probabilities."""
     draw = hash_of(hash_of(np.uint64(number) + np.uint64(1)) + key)
@@ -97,7 +98,7 @@ def draw_rows(
     return m
 
 
-@_exact
+@_inside
 def draw_feature(path: Any, k: Any, features: Any, swaps: Any) -> Any:
     """The k-th feature that a node draws, without replacement.
 
@@ -112,7 +113,7 @@ def draw_feature(path: Any, k: Any, features: Any, swaps: Any) -> Any:
     return feature
 
 
-@_exact
+@_inside
 def swap_back(features: Any, k: Any, swaps: Any) -> None:
     """Undo the k-th draw of `draw_feature`."""
     at = swaps[k]
@@ -121,7 +122,7 @@ def swap_back(features: Any, k: Any, swaps: Any) -> None:
     features[k] = feature
 
 
-@_exact
+@_inside
 def add_rows(rows: Any, lines: Any, feature: Any, hist: Any) -> None:
     """Add the histogram of a feature of some lines."""
     width = lines.shape[1]
@@ -139,7 +140,7 @@ def add_rows(rows: Any, lines: Any, feature: Any, hist: Any) -> None:
             add_line(lines[q], hist[rows[lines[q, 0] & 0xFFFFFFFF, feature]])
 
 
-@_exact
+@_inside
 def add_line(line: Any, sums: Any) -> None:
     """Add a line to the sums of a bin, whatever the outputs."""
     width = len(line)
@@ -160,7 +161,7 @@ def node_sums(lines: Any, sums: Any, reach: Any) -> None:
 
     Parameters
     ----------
-    lines : ndarray of int64 of shape (n, n_line)
+    lines : C-ordered ndarray of int64 of shape (n, n_line)
     sums : ndarray of int64 of shape (n_sums + 2,)
         Those of `forest_criteria.worth`, the packed total, and of what impurity is made.
     reach : ndarray of float64 of shape (2 * n_outputs,)
@@ -177,11 +178,15 @@ def node_sums(lines: Any, sums: Any, reach: Any) -> None:
         return
     n_outputs = (width - 3) // 2
     for k in range(n_outputs):
-        targets = lines[:, 3 + n_outputs + k].view(np.float64)
         for q in range(len(lines)):
             sums[1 + k] += lines[q, 2 + k]
-            reach[2 * k] = max(reach[2 * k], -targets[q])
-            reach[2 * k + 1] = max(reach[2 * k + 1], targets[q])
+            # The bits of a target, as the number that they are.
+            place = q * width + 3 + n_outputs + k
+            target = number_at(np.int64(lines.ctypes.data), place, reach.dtype)
+            if -target > reach[2 * k]:
+                reach[2 * k] = -target
+            if target > reach[2 * k + 1]:
+                reach[2 * k + 1] = target
     for q in range(len(lines)):
         sums[0] += lines[q, 1]
         sums[total + 1] += lines[q, 2 + n_outputs]
@@ -205,5 +210,7 @@ def part_lines(
             spare[right, k] = v
         left += goes
         right += 1 - goes
-    copy_rows(lines[left:], spare)
+    for q in range(right):
+        for k in range(width):
+            lines[left + q, k] = spare[q, k]
     return left

@@ -15,10 +15,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
-from daskml_dist.backends.array_copies import copy_values
+from daskml_dist.backends.compiled import compiled_inside
 from daskml_dist.backends.forest_cuts import (
     ANYWHERE,
     BITS,
@@ -34,10 +33,10 @@ from daskml_dist.backends.forest_kernels import draw_feature, hash_of, swap_back
 
 __all__ = ["median_split", "note_medians"]
 
-_exact = numba.njit(nogil=True, cache=True, error_model="numpy")
+_inside = compiled_inside(error_model="numpy")
 
 
-@_exact
+@_inside
 def note_medians(facts: Any, scale: Any, lines: Any, sums: Any) -> None:
     """Write the medians of a node's targets, and the sum of absolute errors, as bits to its sums.
 
@@ -72,7 +71,7 @@ def note_medians(facts: Any, scale: Any, lines: Any, sums: Any) -> None:
     sums[n_outputs + 2] = real.view(np.int64)[0]
 
 
-@_exact
+@_inside
 def median_split(
     facts: Any, scale: Any, rows: Any, lines: Any, total: Any, path: Any, low: Any, high: Any,
     features: Any, swaps: Any, found: Any, threshold: Any, signs: Any, bounds: Any, medians: Any,
@@ -116,13 +115,13 @@ def median_split(
                 found[0], found[2] = places[c], side
                 found[1] = places[c + 1] if c + 1 < n_places else -1
                 threshold[0] = at
-                copy_values(medians, work[1][1, :, c + 1])
+                medians[0], medians[1] = work[1][1, 0, c + 1], work[1][1, 1, c + 1]
     for q in range(tried - 1, -1, -1):
         swap_back(features, q, swaps)
     return best_feature, best
 
 
-@_exact
+@_inside
 def _both_sides(
     facts: Any, scale: Any, lines: Any, targets: Any, sequence: Any, ends: Any, n_places: Any,
     side: Any, work: Any,
@@ -150,7 +149,7 @@ def _both_sides(
             )  # fmt: skip
 
 
-@_exact
+@_inside
 def _best_of(
     facts: Any, work: Any, total: Any, first: Any, end: Any, sign: Any, bounds: Any
 ) -> tuple[float, int]:
@@ -169,7 +168,7 @@ def _best_of(
     return best, best_cut
 
 
-@_exact
+@_inside
 def _all_sorted(lines: Any, n_outputs: Any) -> Any:
     """Orders, places and sorted targets of all outputs, as `_sort` makes them of one."""
     n = len(lines)
@@ -180,7 +179,7 @@ def _all_sorted(lines: Any, n_outputs: Any) -> Any:
     return orders, ranks, values
 
 
-@_exact
+@_inside
 def _sort(lines: Any, k: Any, n_outputs: Any, order: Any, rank: Any, values: Any) -> None:
     """Write the order of the lines by a target, the place of each in it, and sorted targets."""
     targets = lines[:, 3 + n_outputs + k].copy().view(np.float64)
@@ -191,7 +190,7 @@ def _sort(lines: Any, k: Any, n_outputs: Any, order: Any, rank: Any, values: Any
         values[q] = targets[found[q]]
 
 
-@_exact
+@_inside
 def _in_order(
     rows: Any, lines: Any, feature: Any, places: Any, n_places: Any, missing: Any, seen: Any,
     ends: Any, sequence: Any,
@@ -209,7 +208,7 @@ def _in_order(
         seen[b, 0] += 1
 
 
-@_exact
+@_inside
 def _large_enough(facts: Any, left: Any, right: Any) -> Any:
     """Test of a cut: both children have rows and weight enough."""
     bits = facts[BITS]
@@ -220,7 +219,7 @@ def _large_enough(facts: Any, left: Any, right: Any) -> Any:
     return lighter > 0 and lighter >= facts[LEAST_WEIGHT]
 
 
-@_exact
+@_inside
 def _one_side(
     facts: Any, scale: Any, lines: Any, order: Any, rank: Any, values: Any, k: Any, sequence: Any,
     ends: Any, n_places: Any, with_missing: Any, from_left: Any, counts: Any, errors: Any,
@@ -249,7 +248,7 @@ def _one_side(
             errors[cut] += error
 
 
-@_exact
+@_inside
 def _add(counts: Any, rank: Any, weight: Any, value: Any) -> None:
     """Add a row's weight and weighted target at its place in the order of targets."""
     at, n = rank + 1, counts.shape[1]
@@ -259,7 +258,7 @@ def _add(counts: Any, rank: Any, weight: Any, value: Any) -> None:
         at += at & -at
 
 
-@_exact
+@_inside
 def _error(
     facts: Any,
     scale: Any,
@@ -285,7 +284,7 @@ def _error(
     return median, max(scaled * below_less_above + np.float64(total - 2 * value), 0.0)
 
 
-@_exact
+@_inside
 def _place(counts: Any, most: Any) -> tuple[Any, Any, Any]:
     """Place up to which rows weigh no more than `most`; what they weigh, and their targets' sum."""
     n = counts.shape[1] - 1

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
+from daskml_dist.backends.compiled import compiled_entry
 from daskml_dist.backends.forest_criteria import worth
 from daskml_dist.backends.forest_cuts import BITS, KIND
 from daskml_dist.backends.forest_grow import halve, may_split
@@ -17,7 +17,7 @@ from daskml_dist.backends.forest_kernels import child_of
 
 __all__ = ["may_be_split", "settled"]
 
-_exact = numba.njit(nogil=True, cache=True, error_model="numpy")
+_exact = compiled_entry()
 
 
 @_exact

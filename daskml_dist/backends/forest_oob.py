@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
-
+from daskml_dist.backends.compiled import compiled_entry
 from daskml_dist.backends.forest_kernels import drawn
 
 __all__ = ["add_out_of_bag"]
@@ -17,7 +16,7 @@ __all__ = ["add_out_of_bag"]
 _ROWS = 4096
 
 
-@numba.njit(nogil=True, cache=True, error_model="numpy")
+@compiled_entry()
 def add_out_of_bag(
     rows: Any, numbers: Any, keys: Any, table: Any, roots: Any, feature: Any, last: Any, left: Any,
     missing_left: Any, missing: Any, value: Any, sums: Any, times: Any,

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
+
+from daskml_dist.backends.compiled import compiled_entry, compiled_inside
 
 __all__ = ["add_answers", "leaves_of"]
 
-_exact = numba.njit(nogil=True, cache=True, error_model="numpy")
+_exact = compiled_entry()
+_inside = compiled_inside(error_model="numpy")
 
 #: Rows that go through all trees together, and those that go through a tree side by side.
 _ROWS, _SIDE = 512, 8
 
 
-@_exact
+@_inside
 def _next(X: Any, i: Any, k: Any, threshold: Any, facts: Any) -> Any:
     """The node that a row comes to after another; a leaf's is itself."""
     x = X[i, facts[k, 0]]
@@ -59,14 +61,14 @@ def add_answers(
                     out[i, v] += values[k, v]
 
 
-@_exact
+@_inside
 def _descend(
     X: Any, start: Any, stop: Any, root: Any, depth: Any, threshold: Any, facts: Any, at: Any
 ) -> None:
     """Write the leaves that rows end in."""
     i = start
     while i + _SIDE <= stop:
-        a: Any = np.int32(root)
+        a: Any = np.int64(root)
         b = c = d = e = f = g = h = a
         for _ in range(depth):
             a1 = _next(X, i, a, threshold, facts)
@@ -87,7 +89,7 @@ def _descend(
         at[k + 4], at[k + 5], at[k + 6], at[k + 7] = e, f, g, h
         i += _SIDE
     while i < stop:
-        last: Any = np.int32(root)
+        last: Any = np.int64(root)
         for _ in range(depth):
             last = _next(X, i, last, threshold, facts)
         at[i - start] = last
@@ -99,7 +101,7 @@ def leaves_of(X: Any, roots: Any, threshold: Any, facts: Any, numbers: Any, out:
     """Write the leaf of each tree that rows end in, as its number in the tree."""
     for i in range(len(X)):
         for t in range(len(roots) - 1):
-            k: Any = np.int32(roots[t])
+            k: Any = np.int64(roots[t])
             while True:
                 after = _next(X, i, k, threshold, facts)
                 if after == k:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
+
+from daskml_dist.backends.compiled import compiled_entry
 
 __all__ = ["reach_of"]
 
 
-@numba.njit(nogil=True, cache=True, error_model="numpy")
+@compiled_entry()
 def reach_of(X: Any, rows: Any, low: Any, high: Any) -> None:
     """Lower and raise the smallest and largest value of each bin.
 

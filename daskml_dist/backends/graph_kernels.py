@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
+
+from daskml_dist.backends.compiled import compiled_entry
 
 __all__ = ["in_rows", "pull_ranks", "pull_smallest"]
 
@@ -18,10 +19,8 @@ Array = NDArray[Any]
 #: Entries of rows that are sorted together.
 _TOGETHER = 1 << 24
 
-_exact = numba.njit(nogil=True, cache=True, error_model="numpy")
-_fast = numba.njit(
-    nogil=True, cache=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"}
-)
+_exact = compiled_entry()
+_fast = compiled_entry(fastmath={"contract", "reassoc", "nsz"})
 
 
 def in_rows(

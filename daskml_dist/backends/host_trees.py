@@ -153,7 +153,7 @@ class HostRows:
 
         out, packed = self._room_for(1), room.extra["packed"][output]
         out[:] = 0
-        sum_all(mode, room.rows, packed, self._one, self._two, out[:, 0])
+        sum_all(mode, room.rows, packed, self._one, self._two, out)
         return out
 
     def parted(self, parts: Sequence[Part], mode: int, output: int) -> tuple[Array, list[int]]:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
 from daskml_dist.backends.array_copies import copy_values
+from daskml_dist.backends.compiled import compiled_entry, compiled_inside
 
 __all__ = [
     "add_counts",
@@ -25,7 +25,8 @@ __all__ = [
     "pairs_of",
 ]
 
-_exact = numba.njit(nogil=True, cache=True, error_model="numpy")
+_exact = compiled_entry()
+_inside = compiled_inside(error_model="numpy")
 
 #: Rows whose ones a byte can count.
 _BYTE = 255
@@ -127,7 +128,7 @@ def pack_csr(
                 words[tile, j, place] |= bit
 
 
-@_exact
+@_inside
 def _ones(x: Any) -> Any:
     """Number of ones among 64 bits; the compiler knows these lines for one instruction."""
     x = x - ((x >> np.uint64(1)) & np.uint64(0x5555555555555555))
@@ -309,7 +310,7 @@ def join(sets: Any, most: int) -> Any:
     return of[:n_prefixes].copy(), bounds[: n_prefixes + 1].copy(), last[:found].copy()
 
 
-@_exact
+@_inside
 def _end_of(sets: Any, start: int) -> int:
     """End of the sets that differ from one in the last item alone."""
     n, k = sets.shape
@@ -322,14 +323,14 @@ def _end_of(sets: Any, start: int) -> int:
     return stop
 
 
-@_exact
+@_inside
 def _beginning(sets: Any, a: int, q: int) -> Any:
     """Bounds of the sets that begin with the items of set `a` but for number `q`."""
     first = _below(sets, a, q, False)
     return first, _below(sets, a, q, True)
 
 
-@_exact
+@_inside
 def _below(sets: Any, a: int, q: int, also: bool) -> int:
     """Number of sets that are below those of `_beginning`; `also` these."""
     n, k = sets.shape

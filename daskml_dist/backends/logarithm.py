@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
+
+from daskml_dist.backends.compiled import compiled_inside
 
 __all__ = ["LOG_2", "logarithm"]
 
@@ -29,7 +30,7 @@ _ROOT_HALF = int(np.array(0.7071067811865476).view(np.int64))
 _C1, _C2, _C3, _C4, _C5, _C6, _C7, _C8, _C9, _C10 = (2.0 / (2 * k + 1) for k in range(1, 11))
 
 
-@numba.njit(nogil=True, cache=True, error_model="numpy")
+@compiled_inside(error_model="numpy")
 def logarithm(x: Any) -> float:
     """``log(x)`` of a positive normal number of float64."""
     # x is 2**power times a number from the root of a half on, whose bits are what is left.

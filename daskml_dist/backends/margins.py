@@ -5,23 +5,21 @@ Importing this module loads numba (about half a second), so it is imported at fi
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any
 
-import numba
 import numpy as np
 from numba import types
 from numba.extending import overload
 
-__all__ = ["AT_ROW", "ROWS", "curvature", "log_loss"]
+from daskml_dist.backends.compiled import compiled_entry, compiled_inside
+
+__all__ = ["AT_ROW", "CONTRACTED", "curvature", "log_loss"]
 
 # No reassociation where digits are won from the order of operations.
-ROWS: Any = {"nogil": True, "fastmath": {"contract"}, "error_model": "numpy", "cache": True}
-_F = TypeVar("_F", bound=Callable[..., Any])
-
-
-def _inlined(function: _F) -> _F:
-    return cast("_F", numba.njit(inline="always", **ROWS)(function))
+CONTRACTED: Any = {"fastmath": {"contract"}, "error_model": "numpy"}
+# LLVM inlines these: where numba does (inline="always"), it takes several times as long.
+_INLINED: Any = {"forceinline": True, **CONTRACTED}
+_inlined = compiled_inside(**_INLINED)
 
 
 _f4, _f8 = np.float32, np.float64
@@ -124,12 +122,12 @@ def _log_loss_f8(margin: Any) -> Any:
     return value, -(e if right else 1.0) / (1.0 + e)
 
 
-@overload(log_loss, jit_options=ROWS, inline="always")
+@overload(log_loss, jit_options=_INLINED)
 def _log_loss_of(margin: Any) -> Any:
     return _log_loss_f4 if margin == types.float32 else _log_loss_f8
 
 
-@_inlined
+@compiled_entry(inline="always", **CONTRACTED)
 def _log_loss_at_row(y: Any, raw: Any, parameters: Any) -> Any:
     value, slope = log_loss(y * raw)
     return value, y * slope
@@ -149,7 +147,7 @@ def _curvature_f8(margin: Any) -> Any:
     return e / ((1.0 + e) * (1.0 + e)) if abs(margin) < 708.0 else 0.0
 
 
-@overload(curvature, jit_options=ROWS, inline="always")
+@overload(curvature, jit_options=CONTRACTED, inline="always")
 def _curvature_of(margin: Any) -> Any:
     return _curvature_f4 if margin == types.float32 else _curvature_f8
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.backends.compiled import compiled_entry, compiled_inside
 from daskml_dist.backends.row_slices import row_slices
 
 __all__ = ["add_expected"]
@@ -19,9 +19,8 @@ __all__ = ["add_expected"]
 #: the cache.
 _CACHED, _FEWEST, _MOST = 3 << 18, 128, 1024
 
-_fast = numba.njit(
-    nogil=True, cache=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"}
-)
+_fast = compiled_entry(fastmath={"contract", "reassoc", "nsz"})
+_inside = compiled_inside(error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
 
 
 def add_expected(
@@ -76,7 +75,7 @@ def _share(scaled: Any, constants: Any, weight: Any, shares: Any) -> float:
     return _normalise(shares, weight)
 
 
-@_fast
+@_inside
 def _normalise(shares: Any, weight: Any) -> float:
     """Shares of logarithms, in place; the sum of the logarithms of their sums."""
     k, n = shares.shape

@@ -16,6 +16,8 @@ from typing import Any
 import numba
 import numpy as np
 
+from daskml_dist.backends.compiled import compiled_entry
+
 __all__ = ["add_shares", "descend", "divergence", "multiply"]
 
 _LOOSE = {"contract", "reassoc", "nsz"}
@@ -107,7 +109,7 @@ def add_shares(
                 to[c] += share * mine[c]
 
 
-@numba.njit(nogil=True, cache=True, error_model="numpy")
+@compiled_entry()
 def divergence(
     indptr: Any, indices: Any, data: Any, rows: Any, H: Any, W: Any, least: Any, out: Any
 ) -> None:

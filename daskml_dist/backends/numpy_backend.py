@@ -161,9 +161,9 @@ class NumpyBackend(Backend):
             return None
         from daskml_dist.backends import dense_kernels
 
-        run, empty = dense_kernels.kernel(kernel, dtype.char), np.empty((0, 0), dtype)
+        run = dense_kernels.kernel(kernel, dtype.char)
         total = sums if sums.dtype == np.float64 else np.zeros(len(sums))
-        loss: float = run(X, y, weight, w.reshape(-1), total, empty)[0]
+        loss: float = run(X, y, weight, w.reshape(-1), total)[0]
         if total is not sums:
             sums += total
         return loss
@@ -185,7 +185,7 @@ class NumpyBackend(Backend):
             return None
         from daskml_dist.backends import dense_kernels
 
-        run = dense_kernels.kernel(kernel, X.dtype.char)
+        run = dense_kernels.kernel(kernel, X.dtype.char, curved=True)
         n_features = X.shape[1]
         scaled = self._scratch.empty(
             "scaled", (curved_rows(X), whole_vectors(n_features + 1)), X.dtype

@@ -10,7 +10,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-__all__ = ["array_at", "pointer", "prefetch"]
+__all__ = ["array_at", "number_at", "pointer", "prefetch", "put_number"]
 
 
 @intrinsic
@@ -38,7 +38,36 @@ def _fetch(context: Any, address: Any) -> Any:
     return types.void(types.int64), generate
 
 
+@intrinsic
+def _number_at(context: Any, address: Any, place: Any, dtype: Any) -> Any:
+    """Read a number of a dtype, so many places behind an address, which may be any byte."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = context.get_value_type(signature.return_type)
+        first = builder.inttoptr(arguments[0], kind.as_pointer())
+        return builder.load(builder.gep(first, [arguments[1]]), align=1)
+
+    return dtype.dtype(types.int64, types.int64, dtype), generate
+
+
+@intrinsic
+def _put_number(context: Any, address: Any, place: Any, number: Any) -> Any:
+    """Write a number so many places behind an address, which may be any byte."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        first = builder.inttoptr(arguments[0], arguments[2].type.as_pointer())
+        builder.store(arguments[2], builder.gep(first, [arguments[1]]), align=1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, number), generate
+
+
 #: ``array_at(pointer(address), shape, dtype)``
 array_at: Any = numba.carray  # type: ignore[attr-defined]
 pointer: Any = _to_pointer
 prefetch: Any = _fetch
+#: ``number_at(address, place, dtype)``: as an entry of `array_at`, which takes ten times as long to
+#: compile.
+number_at: Any = _number_at
+#: ``put_number(address, place, number)``
+put_number: Any = _put_number

@@ -5,17 +5,17 @@ Importing this module loads numba (about half a second), so it is imported at fi
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any
 
-import numba
 import numpy as np
 
-from daskml_dist.backends.margins import ROWS, log_loss
+from daskml_dist.backends.compiled import compiled_entry, compiled_inside
+from daskml_dist.backends.margins import CONTRACTED, log_loss
 
 __all__ = ["log_gradients", "log_scores"]
 
-_F = TypeVar("_F", bound=Callable[..., Any])
+_compiled = compiled_entry(**CONTRACTED)
+_inside = compiled_inside(**CONTRACTED)
 #: Raw predictions of a tile of rows that a processor's cache holds; its rows, at least and at most:
 #: of more, sums in the rows' dtype would lose digits that line searches read.
 _ENTRIES, _LEAST, _MOST = 1 << 16, 64, 512
@@ -23,10 +23,6 @@ _ENTRIES, _LEAST, _MOST = 1 << 16, 64, 512
 _SUMMED = 32
 #: Columns of neighbouring rows that lie side by side, so that vectors are full.
 _WIDE = 1024
-
-
-def _compiled(function: _F) -> _F:
-    return cast("_F", numba.njit(**ROWS)(function))
 
 
 @_compiled
@@ -113,13 +109,13 @@ def log_scores(
                 first = last
 
 
-@_compiled
+@_inside
 def _add(total: Any, part: Any) -> None:
     for j in range(len(total)):
         total[j] += part[j]
 
 
-@_compiled
+@_inside
 def _repeated(values: Any, times: int) -> Any:
     k = len(values)
     found = np.empty(times * k, values.dtype)
@@ -129,7 +125,7 @@ def _repeated(values: Any, times: int) -> Any:
     return found
 
 
-@_compiled
+@_inside
 def _spread(mask: Any, stops: Any, start: int, stop: int, k: int, weight: Any) -> None:
     """The weights of some rows to each column, of those to each split."""
     for i in range(start, stop):
@@ -143,7 +139,7 @@ def _spread(mask: Any, stops: Any, start: int, stop: int, k: int, weight: Any) -
             end = last
 
 
-@_compiled
+@_inside
 def _spread_signs(signs: Any, start: int, stop: int, k: int, sign: Any) -> None:
     for i in range(start, stop):
         some, value = sign[(i - start) * k : (i - start + 1) * k], signs[i]
@@ -151,7 +147,7 @@ def _spread_signs(signs: Any, start: int, stop: int, k: int, sign: Any) -> None:
             some[j] = value
 
 
-@_compiled
+@_inside
 def _of_rows(raw: Any, bias: Any, sign: Any, weight: Any, losses: Any, slopes: Any) -> None:
     """Of some rows and all columns: so wide that the checks for vectors cost little."""
     for j in range(len(raw)):
@@ -162,7 +158,7 @@ def _of_rows(raw: Any, bias: Any, sign: Any, weight: Any, losses: Any, slopes: A
         losses[j] += weight[j] * value
 
 
-@_compiled
+@_inside
 def _score_row(
     raw: Any, bias: Any, sign: Any, weight: Any, most: Any, losses: Any, weights: Any, right: Any
 ) -> None:

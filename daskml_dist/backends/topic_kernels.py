@@ -15,15 +15,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numba
 import numpy as np
+
+from daskml_dist.backends.compiled import compiled_entry, compiled_inside
 
 __all__ = ["add_words", "bounds", "draw", "expectations", "fit_documents"]
 
-_fast = numba.njit(
-    nogil=True, cache=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz"}
-)
-_exact = numba.njit(nogil=True, cache=True, error_model="numpy")
+_fast = compiled_entry(fastmath={"contract", "reassoc", "nsz"})
+_exact = compiled_entry()
+_inside = compiled_inside(error_model="numpy")
+_inside_fast = compiled_inside(error_model="numpy", fastmath={"contract", "reassoc", "nsz"})
 
 #: What keeps the mean of a word's topics from 0.
 _EPS = float(np.finfo(np.float64).eps)
@@ -31,7 +32,7 @@ _EPS = float(np.finfo(np.float64).eps)
 _SHAPE = 100.0
 
 
-@_fast
+@_inside_fast
 def _digamma(x: Any) -> Any:
     above, below = 0.0, 1.0
     while x < 6.0:  # the sum of 1 / x, 1 / (x + 1)... as one fraction
@@ -44,7 +45,7 @@ def _digamma(x: Any) -> Any:
     return math.log(x) - 0.5 * r - series - above / below
 
 
-@_fast
+@_inside_fast
 def _log_expectation(gamma: Any, out: Any) -> None:
     """E[log p] of p with a Dirichlet distribution."""
     total = 0.0
@@ -62,7 +63,7 @@ def expectations(rows: Any, out: Any) -> None:
         _log_expectation(rows[i], out[i])
 
 
-@_fast
+@_inside_fast
 def _shares(gamma: Any, room: Any, out: Any) -> None:
     """exp(E[log p]), without logarithms: exp(digamma(x)) is about x; `room` is written over."""
     total = 0.0
@@ -85,7 +86,7 @@ def _shares(gamma: Any, room: Any, out: Any) -> None:
         out[c] = room[c] * math.exp(out[c])
 
 
-@_fast
+@_inside_fast
 def _longest(indptr: Any, rows: Any) -> Any:
     most = 0
     for i in range(len(rows)):
@@ -201,7 +202,7 @@ def bounds(
         out[i, 0], out[i, 1] = score, n_words
 
 
-@_exact
+@_inside
 def _next(state: Any) -> Any:
     """Next state of a stream of 64 bits, and a number between 0 and 1 (splitmix64)."""
     state += np.uint64(0x9E3779B97F4A7C15)

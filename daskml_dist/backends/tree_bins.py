@@ -7,23 +7,24 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
+
+from daskml_dist.backends.compiled import compiled_entry, compiled_inside
 
 __all__ = ["to_bins"]
 
-_exact = numba.njit(nogil=True, cache=True, error_model="numpy")
+_exact = compiled_entry()
+_inside = compiled_inside(error_model="numpy")
 
 #: Cells of a feature's grid, which tells roughly in which bin a value is.
 _CELLS = 1024
 
 
-@_exact
 def to_bins(
     X: Any, table: Any, n_edges: Any, categorical: Any, missing: int, rows: Any, columns: Any,
     seen: Any,
 ) -> None:  # fmt: skip
-    """Bins of some rows.
+    """Write the bins of some rows.
 
     Parameters
     ----------
@@ -38,9 +39,19 @@ def to_bins(
     seen : ndarray of uint8 of shape (n_features,)
         Becomes 1 where a feature has missing values.
     """
+    d = X.shape[1]
+    # Made here, since numba would compile each array that the loop makes.
+    starts, lows, scales = np.zeros((d, _CELLS + 2), np.int32), np.zeros(d), np.zeros(d)
+    _to_bins(X, table, n_edges, categorical, missing, rows, columns, seen, starts, lows, scales)
+
+
+@_exact
+def _to_bins(
+    X: Any, table: Any, n_edges: Any, categorical: Any, missing: int, rows: Any, columns: Any,
+    seen: Any, starts: Any, lows: Any, scales: Any,
+) -> None:  # fmt: skip
+    """Write the bins of some rows; the last three arrays are zeros, and scratch."""
     n, d = X.shape
-    starts = np.zeros((d, _CELLS + 2), np.int32)
-    lows, scales = np.zeros(d), np.zeros(d)
     for j in range(d):
         m = n_edges[j]
         low, high = (table[j, 0], table[j, m - 1]) if m else (0.0, 0.0)
@@ -53,7 +64,7 @@ def to_bins(
         for c in range(_CELLS + 1):
             starts[j, c + 1] += starts[j, c]
     for start in range(0, n, 256):
-        stop = min(n, start + 256)
+        stop = start + 256 if start + 256 < n else n
         for j in range(d):
             edges, at, low, scale = table[j], starts[j], lows[j], scales[j]
             for i in range(start, stop):
@@ -80,7 +91,7 @@ def to_bins(
                 columns[j, i] = b
 
 
-@_exact
+@_inside
 def _cell(value: Any, low: Any, scale: Any) -> Any:
     """Cell of a value in an even grid; a larger value has no lower cell."""
     at = (value - low) * scale

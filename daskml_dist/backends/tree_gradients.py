@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
+from daskml_dist.backends.compiled import compiled_entry, compiled_inside
 from daskml_dist.backends.exponential import raise_e
 
 __all__ = ["COMPILED", "binomial"]
 
-_exact = numba.njit(nogil=True, cache=True, error_model="numpy")
+_exact = compiled_entry()
+_inside = compiled_inside(error_model="numpy")
 
 #: Rows that stay in the nearest cache.
 _TILE = 1024
@@ -22,7 +23,7 @@ _TILE = 1024
 _SIZE = np.int32(0x7FFFFFFF)
 
 
-@_exact
+@_inside
 def _largest(x: Any) -> Any:
     """Bits of the largest number, without the signs; what is not a number is larger than any."""
     bits, found = x.view(np.int32), np.int32(0)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 
+from daskml_dist.backends.compiled import compiled_entry, compiled_inside
 from daskml_dist.backends.pointers import prefetch
 from daskml_dist.backends.trees import CONSTANT, EXACT, ROUNDED
 
@@ -26,7 +26,8 @@ __all__ = [
     "sum_some",
 ]
 
-_exact = numba.njit(nogil=True, cache=True, error_model="numpy")
+_exact = compiled_entry()
+_inside = compiled_inside(error_model="numpy")
 
 #: Rows of which the packed sums of a bin cannot overflow.
 _MOST, _MOST_ROUNDED = 65_535, 8_191
@@ -86,38 +87,38 @@ def quantise(
     return squares, sums
 
 
-@_exact
-def _flush(mode: int, one: Any, two: Any, out: Any) -> None:
-    """Add packed sums to `out`, and begin anew."""
+@_inside
+def _flush(mode: int, one: Any, two: Any, out: Any, number: Any) -> None:
+    """Add packed sums to a histogram of `out`, and begin anew."""
     for j in range(out.shape[0]):
-        for b in range(out.shape[1]):
+        for b in range(out.shape[2]):
             if mode == CONSTANT:
                 v = one[j, b]
                 count = v & 0xFFFF
-                out[j, b, 0] += (v - count) >> 16
-                out[j, b, 1] += count
+                out[j, number, b, 0] += (v - count) >> 16
+                out[j, number, b, 1] += count
                 one[j, b] = 0
             elif mode == ROUNDED:
                 v = one[j, b]
                 count = v & 0x1FFF
                 h = (v >> 13) & 0x1FFFFFF
-                out[j, b, 0] += (v - (h << 13) - count) >> 38
-                out[j, b, 1] += h
-                out[j, b, 2] += count
+                out[j, number, b, 0] += (v - (h << 13) - count) >> 38
+                out[j, number, b, 1] += h
+                out[j, number, b, 2] += count
                 one[j, b] = 0
             else:
                 v = two[j, b, 1]
                 count = v & 0xFFFF
-                out[j, b, 0] += two[j, b, 0]
-                out[j, b, 1] += (v - count) >> 16
-                out[j, b, 2] += count
+                out[j, number, b, 0] += two[j, b, 0]
+                out[j, number, b, 1] += (v - count) >> 16
+                out[j, number, b, 2] += count
                 two[j, b, 0] = 0
                 two[j, b, 1] = 0
 
 
 @_exact
 def sum_all(mode: int, rows: Any, packed: Any, one: Any, two: Any, out: Any) -> None:
-    """Add the histograms of all rows to `out`; see :func:`sum_some`."""
+    """Add the histograms of all rows to the only ones of `out`; see :func:`sum_some`."""
     n = len(packed)
     most = _MOST_ROUNDED if mode == ROUNDED else _MOST
     for start in range(0, n, most):
@@ -126,10 +127,10 @@ def sum_all(mode: int, rows: Any, packed: Any, one: Any, two: Any, out: Any) -> 
             _add_pairs(rows, packed, start, stop, two)
         else:
             _add(rows, packed, start, stop, one)
-        _flush(mode, one, two, out)
+        _flush(mode, one, two, out, 0)
 
 
-@_exact
+@_inside
 def _add(rows: Any, packed: Any, start: int, stop: int, one: Any) -> None:
     """Add rows to packed sums, four at once; see :func:`_add_some`."""
     d, width = np.uintp(len(one)), np.uintp(rows.shape[1])
@@ -155,7 +156,7 @@ def _add(rows: Any, packed: Any, start: int, stop: int, one: Any) -> None:
             sums[(k << _BYTE) + np.uintp(bins[a + k])] += va
 
 
-@_exact
+@_inside
 def _add_pairs(rows: Any, packed: Any, start: int, stop: int, two: Any) -> None:
     """Add rows to sums of two numbers; see :func:`_add_some_pairs`."""
     d, width = np.uintp(len(two)), np.uintp(rows.shape[1])
@@ -179,9 +180,11 @@ def _add_pairs(rows: Any, packed: Any, start: int, stop: int, two: Any) -> None:
             sums[of_b + _ONE] += hb
 
 
-@_exact
-def sum_some(mode: int, rows: Any, packed: Any, index: Any, one: Any, two: Any, out: Any) -> None:
-    """Add the histograms of some rows to `out`.
+@_inside
+def sum_some(
+    mode: int, rows: Any, packed: Any, index: Any, one: Any, two: Any, out: Any, number: Any
+) -> None:  # fmt: skip
+    """Add the histograms of some rows to those of a number of `out`.
 
     Parameters
     ----------
@@ -195,12 +198,13 @@ def sum_some(mode: int, rows: Any, packed: Any, index: Any, one: Any, two: Any, 
         Which rows.
     one, two : ndarray of int64 of shape (n_features, 256), and (n_features, 256, 2) for EXACT
         Room for packed sums, of zeros; left as zeros.
-    out : ndarray of int64 of shape (n_features, n_bins, 2 or 3)
+    out : ndarray of int64 of shape (n_features, n_asked, n_bins, 2 or 3)
         Sums of gradients, of hessians, and rows.
+    number : int
     """
     n = len(index)
     if n <= _FEW:
-        _sum_few(mode, rows, packed, index, out)
+        _sum_few(mode, rows, packed, index, out, number)
         return
     most = _MOST_ROUNDED if mode == ROUNDED else _MOST
     for start in range(0, n, most):
@@ -209,10 +213,10 @@ def sum_some(mode: int, rows: Any, packed: Any, index: Any, one: Any, two: Any, 
             _add_some_pairs(rows, packed, index, start, stop, two)
         else:
             _add_some(rows, packed, index, start, stop, one)
-        _flush(mode, one, two, out)
+        _flush(mode, one, two, out, number)
 
 
-@_exact
+@_inside
 def _add_some(rows: Any, packed: Any, index: Any, start: int, stop: int, one: Any) -> None:
     """Add some rows to packed sums, four at once, feature by feature.
 
@@ -248,7 +252,7 @@ def _add_some(rows: Any, packed: Any, index: Any, start: int, stop: int, one: An
             sums[(k << _BYTE) + np.uintp(bins[a + k])] += va
 
 
-@_exact
+@_inside
 def _add_some_pairs(rows: Any, packed: Any, index: Any, start: int, stop: int, two: Any) -> None:
     """Add some rows to sums of two numbers, two rows at once.
 
@@ -282,10 +286,12 @@ def _add_some_pairs(rows: Any, packed: Any, index: Any, start: int, stop: int, t
             sums[of_b + _ONE] += hb
 
 
-@_exact
-def _sum_few(mode: int, rows: Any, packed: Any, index: Any, out: Any) -> None:
+@_inside
+def _sum_few(
+    mode: int, rows: Any, packed: Any, index: Any, out: Any, number: Any
+) -> None:  # fmt: skip
     """Add the histograms of few rows: going through all bins would take longer."""
-    last = out.shape[2] - 1
+    last = out.shape[3] - 1
     for q in range(len(index)):
         i = np.uintp(index[q])
         v = packed[i]
@@ -297,13 +303,13 @@ def _sum_few(mode: int, rows: Any, packed: Any, index: Any, out: Any) -> None:
             g, h = v >> 38, (v >> 13) & 0x1FFFFFF
         for j in range(out.shape[0]):
             b = np.uintp(rows[i, j])
-            out[j, b, 0] += g
-            out[j, b, last] += 1
+            out[j, number, b, 0] += g
+            out[j, number, b, last] += 1
             if mode != CONSTANT:
-                out[j, b, 1] += h
+                out[j, number, b, 1] += h
 
 
-@_exact
+@_inside
 def part_rows(column: Any, table: Any, index: Any, spare: Any) -> Any:
     """Bring the rows that go left before the others, in place and in their order; how many do.
 
@@ -366,7 +372,7 @@ def part_and_sum(
                 for c in range(out.shape[3]):
                     out[j, number, b, c] = 0
         asked = own[n_left:] if side else own[:n_left]
-        sum_some(mode, rows, packed, asked, one, two, out[:, number])
+        sum_some(mode, rows, packed, asked, one, two, out, number)
         number += 1
 
 

@@ -14,15 +14,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 from numba.cpython.unsafe.numbers import trailing_zeros
 
 from daskml_dist.backends.array_copies import copy_values
+from daskml_dist.backends.compiled import compiled_entry, compiled_inside
 
 __all__ = ["add_masked"]
 
-_exact = numba.njit(nogil=True, cache=True, error_model="numpy")
+_exact = compiled_entry()
+_inside = compiled_inside(error_model="numpy")
 #: Zeros below the lowest bit that is set.
 _zeros_below: Any = trailing_zeros
 
@@ -84,7 +85,7 @@ def add_masked(
                             out[start + i, output] += values[_zeros_below(rest[i])]
 
 
-@_exact
+@_inside
 def _rule_out(columns: Any, tables: Any, used: Any, n_used: int, rest: Any) -> None:
     """Take away the leaves that some rows cannot reach."""
     for s in range(0, n_used, 4):
@@ -99,7 +100,7 @@ def _rule_out(columns: Any, tables: Any, used: Any, n_used: int, rest: Any) -> N
             rest[i] &= of_a[a[i]] & of_b[b[i]] & of_c[c[i]] & of_d[d[i]]
 
 
-@_exact
+@_inside
 def _bits(first: int, end: int, tables: Any) -> Any:
     """Bits `first` to `end` of a word, of those that it has."""
     word, n = tables.dtype.type, 8 * tables.itemsize
@@ -109,7 +110,7 @@ def _bits(first: int, end: int, tables: Any) -> Any:
     return word(word(word(~word(0)) >> word(n - end + first)) << word(first))
 
 
-@_exact
+@_inside
 def _fill(
     root: int, end: int, low: int, both: bool, nodes: Any, value: Any, missing: int, tables: Any,
     used: Any, values: Any,
@@ -169,7 +170,7 @@ def _fill(
     return n_used
 
 
-@_exact
+@_inside
 def _and(row: Any, word: Any) -> None:
     for b in range(len(row)):
         row[b] &= word

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
+
+from daskml_dist.backends.compiled import compiled_entry
 
 __all__ = ["add_binned", "add_trees"]
 
-_exact = numba.njit(nogil=True, cache=True, error_model="numpy")
+_exact = compiled_entry()
 
 #: Rows that go through all trees together.
 _ROWS = 256

@@ -9,21 +9,21 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-import numba
 import numpy as np
 from numba import types
 
-from daskml_dist.backends.compiled import compiled_with
+from daskml_dist.backends.compiled import compiled_entry, compiled_inside, compiled_with
 
 __all__ = ["best_split", "compiled_search"]
 
-_exact = numba.njit(nogil=True, cache=True, error_model="numpy")
+_exact = compiled_entry()
+_inside = compiled_inside(error_model="numpy")
 
 #: Channels of a histogram whose hessians are all 1: gradients and rows; else hessians between.
 _CONSTANT = 2
 
 
-@_exact
+@_inside
 def _value(g: float, h: float, low: float, high: float, l2: float) -> float:
     value = -g / (h + l2 + 1e-15)
     if value < low:
@@ -189,7 +189,7 @@ def _no_categories(
     return best
 
 
-@_exact
+@_inside
 def _sort_by_value(numbers: Any, values: Any, n: int) -> None:
     """Sort the first numbers and their values by the values; equal ones keep their order.
 

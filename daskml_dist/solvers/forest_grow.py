@@ -189,16 +189,18 @@ class Growing:
         bounds: Array,
     ) -> GrownTree:  # fmt: skip
         """Part of a tree that grows of a node."""
-        from daskml_dist.backends.forest_grow import grow
+        from daskml_dist.backends.forest_grow import grow, scratch_of_growth
 
         n, growth = max(2 * len(lines) - 1, 1), self.growth
         scale = float(self.scales.target) if growth.criterion.needs_rows else None
         if growth.max_depth is not None and growth.max_depth - depth < 30:
             n = min(n, 2 ** (growth.max_depth - depth + 1) - 1)
+        levels = len(lines) if growth.max_depth is None else max(growth.max_depth - depth, 0)
         room = GrownTree.room(n, growth.n_sums, self.bounded)
         found = grow(
             facts, scale, gain, rows, lines, np.empty_like(lines), path, depth, bounds,
             growth.signs, self.low, self.high, *room.arrays,
+            *scratch_of_growth(facts, growth.n_sums, len(lines), levels),
         )  # fmt: skip
         return room.first(found)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from daskml_dist import backends
+from daskml_dist.backends.compiled import INSIDE
 
 __all__ = ["compiled_functions", "signs_of_a_width"]
 
@@ -38,6 +39,9 @@ def compiled_functions() -> dict[str, tuple[Callable[..., Any], bool]]:
             if inspect.isfunction(function):
                 own = function.__module__.removeprefix(f"{_HERE}.")
                 found[f"{own}.{function.__name__}"] = function, reordered
+    for function, options in INSIDE.items():
+        own = function.__module__.removeprefix(f"{_HERE}.")
+        found[f"{own}.{function.__name__}"] = function, "reassoc" in options.get("fastmath", ())
     return found
 
 

@@ -6,6 +6,7 @@ import ctypes
 from importlib import resources
 from types import SimpleNamespace
 
+import numba
 import numpy as np
 import pytest
 
@@ -194,11 +195,12 @@ def test_logarithm():
     x = np.concatenate(
         [rng.random(2000), 10.0 ** rng.uniform(-300, 300, 500), 1 + 1e-3 * rng.normal(size=500)]
     )
-    found, exact = np.array([logarithm(v) for v in x]), np.log(x.astype(np.longdouble))
+    compiled = numba.njit(lambda x: logarithm(x))
+    found, exact = np.array([compiled(v) for v in x]), np.log(x.astype(np.longdouble))
     assert (np.abs(found - exact) < np.spacing(np.abs(found))).all()
-    assert logarithm(1.0) == 0
+    assert compiled(1.0) == 0
     # Each operation is rounded, on this processor too.
-    np.testing.assert_array_equal([logarithm.py_func(v) for v in x], found)
+    np.testing.assert_array_equal([logarithm(v) for v in x], found)
     text = resources.files("daskml_dist.backends.kernels").joinpath("logarithm.cuh").read_text()
     text = text.replace("#pragma once", "")
     entry = 'extern "C" void all(double *x, long long n) {\n'

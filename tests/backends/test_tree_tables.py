@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -29,6 +31,12 @@ Array = NDArray[Any]
 
 #: Rows that the loops over trees take at once, and those of a node of few rows.
 ROWS = around(256, 512)
+
+
+@cache
+def compiled(function: Any) -> Any:
+    """Return a function that is compiled inside others, compiled alone."""
+    return numba.njit(error_model="numpy")(function)
 
 
 def leaves_of(tree: Tree, left: Any) -> Array:
@@ -206,10 +214,10 @@ def test_rows_of_a_node(n_outputs: int, regression: bool) -> None:
         told, b = f"{n} rows", rows[:, 3].astype(int)
         hist = sums_of(lines, b, 256, n_outputs, regression)
         found, few = np.zeros_like(hist), np.zeros_like(hist)
-        forest_kernels.add_rows(rows, lines, 3, found)
+        compiled(forest_kernels.add_rows)(rows, lines, 3, found)
         np.testing.assert_array_equal(found, hist, told)
         places = np.zeros(256, np.int64)
-        m = forest_grow._few_places(rows, lines, 3, few, places, missing)
+        m = compiled(forest_grow._few_places)(rows, lines, 3, few, places, missing)
         np.testing.assert_array_equal(few, hist, told)
         np.testing.assert_array_equal(places[:m], np.unique(b[b != missing]), told)
         whole = sums_of(lines, np.zeros(n, int), 1, n_outputs, regression)[0]
@@ -258,7 +266,7 @@ def test_medians(n_outputs: int) -> None:
     for n in range(1, 35):
         lines, _ = lines_of(rng, n, n_outputs, True)
         sums, error = np.zeros(n_outputs + 3, np.int64), 0.0
-        medians.note_medians(facts, 1.0, lines, sums)
+        compiled(medians.note_medians)(facts, 1.0, lines, sums)
         weight, y = lines[:, 1] >> 12, lines[:, -n_outputs:].copy().view(float)
         for k in range(n_outputs):
             every = np.repeat(y[:, k], weight)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from daskml_dist import backends
+from daskml_dist.backends.compiled import INSIDE
 
 
 def _sliced(node: ast.expr) -> bool:
@@ -48,6 +49,8 @@ def _compiled() -> Iterator[tuple[str, Any]]:
         for name, value in vars(here).items():
             if hasattr(value, "py_func") and value.py_func.__module__.endswith(f".{module.name}"):
                 yield f"{module.name}.{name}", value.py_func
+    for function in INSIDE:
+        yield f"{function.__module__.rpartition('.')[2]}.{function.__name__}", function
 
 
 def test_no_compiled_function_assigns_arrays() -> None:
