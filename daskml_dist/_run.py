@@ -46,7 +46,9 @@ class Run(NamedParameters):
         Bytes that blocks may take on one worker, such as ``"2 GiB"``; ``"auto"`` is 40 % of its
         memory limit, and 60 % of the memory of a GPU that it uses. Rows that were not persisted
         and do not fit are read again in each pass, the next blocks ahead of time, and dropped
-        after use. Trees leave half of it to the bins that they make of rows.
+        after use. Trees leave half of it to the bins that they make of rows. A block that is
+        larger is an error, and so are rows in memory that take more on each worker. Without a
+        cluster rows in memory stay where they are, and it has no effect.
     on_lost_data : {"raise", "skip"}, default="raise"
         What to do when rows go with the only worker that held them, and no recipe can make them
         again (data that was scattered, without a replica): raise `DataLostError`, or go on

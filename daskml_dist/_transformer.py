@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import inspect
-from functools import partial
+from collections.abc import Callable
+from functools import partial, wraps
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from sklearn.base import BaseEstimator, clone
+from sklearn.base import BaseEstimator, TransformerMixin, clone
 from sklearn.exceptions import NotFittedError as SklearnNotFittedError
 from sklearn.pipeline import Pipeline
 from sklearn.utils._set_output import _get_output_config
@@ -32,7 +33,7 @@ from daskml_dist.data.foreign import (
     sparse_bools_as_floats,
     with_sizes_of,
 )
-from daskml_dist.data.lazy import is_dask, join_delayed
+from daskml_dist.data.lazy import is_dask, is_dask_frame, join_delayed
 from daskml_dist.data.reduce import Pass, Passes, run_passes
 from daskml_dist.data.row_checks import check_told_shape
 from daskml_dist.diagnostics.works import reading
@@ -45,7 +46,13 @@ from daskml_dist.inference.bare_scalers import restored_few, scaled_few
 from daskml_dist.inference.few_transformed import few_of_frame, gives_arrays, theirs
 from daskml_dist.inference.transform import map_blocks, sample_rows
 
-__all__ = ["BlockTransformer", "CopyingTransformer", "answer_lazily", "fit_in_passes"]
+__all__ = [
+    "BlockTransformer",
+    "CopyingTransformer",
+    "LazyTransformerMixin",
+    "answer_lazily",
+    "fit_in_passes",
+]
 
 
 class BlockTransformer(TellsErrors, NamedParameters, Exported, BaseEstimator):
@@ -257,6 +264,8 @@ class BlockTransformer(TellsErrors, NamedParameters, Exported, BaseEstimator):
             return few
         X = convert_foreign(X)
         if not is_dask(X):
+            if self._numeric:
+                check_no_times(X)
             return super().inverse_transform(X, **options)
         return self._map("inverse_transform", X)
 
@@ -358,6 +367,36 @@ def _fits_in_passes(estimator: Any) -> bool:
     # A subclass of the user's may do more in its `fit`.
     is_ours = kind.fit.__module__.startswith("daskml_dist.")
     return has_passes and is_ours and kind._fit_lazy is base._fit_lazy
+
+
+class LazyTransformerMixin(TransformerMixin):
+    """scikit-learn's mixin of transformers, whose ``set_output`` leaves Dask collections lazy.
+
+    scikit-learn's own wrapper of ``transform`` makes a dataframe in memory of any result, so it
+    would gather the rows of a Dask collection.
+    """
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        for name in ("transform", "fit_transform"):
+            wrapped = vars(cls).get(name)
+            if hasattr(wrapped, "__wrapped__"):  # by scikit-learn, just now
+                setattr(cls, name, _keep_lazy(wrapped))
+
+
+def _keep_lazy(wrapped: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that scikit-learn has wrapped, which makes lazy frames of lazy rows."""
+    plain = inspect.unwrap(wrapped)
+
+    @wraps(wrapped)
+    def answer(self: Any, X: Any, *args: Any, **params: Any) -> Any:
+        if not _makes_frames(self) or not is_dask(X := convert_foreign(X)):
+            return wrapped(self, X, *args, **params)
+        found = plain(self, X, *args, **params)
+        # `fit_transform` ends in `transform`, and some make frames anyhow.
+        return found if is_dask_frame(found) else answer_lazily(self, "transform", X, params)
+
+    return answer
 
 
 def _makes_frames(transformer: Any) -> bool:

@@ -6,9 +6,10 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.base import ClassNamePrefixFeaturesOutMixin
 
 from daskml_dist._rounds import BaseRounds
+from daskml_dist._transformer import LazyTransformerMixin
 
 __all__ = ["BaseUnlabelled", "BaseUnlabelledTransformer"]
 
@@ -58,7 +59,9 @@ class BaseUnlabelled(BaseRounds):
         return float(total), float(weight)
 
 
-class BaseUnlabelledTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseUnlabelled):
+class BaseUnlabelledTransformer(
+    ClassNamePrefixFeaturesOutMixin, LazyTransformerMixin, BaseUnlabelled
+):
     """Base class of those that turn rows into others."""
 
     def fit_transform(

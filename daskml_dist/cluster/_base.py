@@ -11,12 +11,13 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
-from sklearn.base import ClassNamePrefixFeaturesOutMixin, ClusterMixin, TransformerMixin
+from sklearn.base import ClassNamePrefixFeaturesOutMixin, ClusterMixin
 from sklearn.metrics.pairwise import euclidean_distances
 from sklearn.utils import check_random_state
 
 from daskml_dist._base import BaseOnRows
 from daskml_dist._checks import check_one_of
+from daskml_dist._transformer import LazyTransformerMixin
 from daskml_dist._unlabelled import BaseUnlabelled
 from daskml_dist.backends import get_backend
 from daskml_dist.backends.host_kernels import centre_loops
@@ -32,7 +33,7 @@ from daskml_dist.training.survey import Survey
 __all__ = ["BaseCentres", "OfCentres"]
 
 
-class OfCentres(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ClusterMixin, BaseOnRows):
+class OfCentres(ClassNamePrefixFeaturesOutMixin, LazyTransformerMixin, ClusterMixin, BaseOnRows):
     """Base class of estimators of centres: labels, distances and scores of rows.
 
     A subclass sets ``cluster_centers_``, and `_shift`, what is taken from dense rows (or None).

@@ -19,6 +19,7 @@ __all__ = [
     "bad_value",
     "check_no_times",
     "explain_rows",
+    "holds_times",
     "name_column",
     "naming_columns",
     "telling_columns",
@@ -103,10 +104,16 @@ def check_no_times(X: Any) -> None:
     InvalidDataError
     """
     if is_dataframe_like(X):
-        if any(dtype.kind in "mM" for dtype in X.dtypes):
+        if holds_times(X):
             check_columns(zip(X.columns, X.dtypes, strict=True))
-    elif getattr(getattr(X, "dtype", None), "kind", "") in ("m", "M"):
+    elif holds_times(X):
         check_dtype(X.dtype, "X")
+
+
+def holds_times(values: Any) -> bool:
+    """Return whether values in memory, or a column of a frame, have a dtype of dates or spans."""
+    dtypes = values.dtypes if is_dataframe_like(values) else [getattr(values, "dtype", None)]
+    return any(getattr(dtype, "kind", "") in ("m", "M") for dtype in dtypes)
 
 
 def explain_rows(X: Any, numeric: bool) -> None:

@@ -39,6 +39,7 @@ from daskml_dist.data.row_checks import (
     row_shape,
     unsupported,
 )
+from daskml_dist.data.told import ToldNumbers, call_as_told, told_numbers
 from daskml_dist.data.unique_names import check_unique_names
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.errors.nearest import nearest
@@ -84,6 +85,8 @@ class Collection:
     columns : tuple of int, or None
         First column of each part of the columns, and their number, where a part holds no whole
         rows: `parts` are all those of the first columns, then of the next, and so on.
+    names : tuple of str
+        Of the arguments that X, y and sample_weight were given as, for errors.
     """
 
     kind: Literal["memory", "dask"]
@@ -96,6 +99,7 @@ class Collection:
     tensors: bool = False
     inputs: tuple[Any, Any, Any] = (None, None, None)
     columns: tuple[int, ...] | None = None
+    names: tuple[str, str, str] = ("X", "y", "sample_weight")
 
     @property
     def by_lane(self) -> bool:
@@ -137,21 +141,30 @@ class Collection:
         widths = [math.prod(self.row_shape)]
         if self.columns is not None:
             widths = np.diff(self.columns).tolist()
-        # With a target and a weight.
-        return [8.0 * (width + 2) * count for width in widths for count in self.row_counts]
+        y = self.inputs[1]
+        n_targets = y.shape[1] if getattr(y, "ndim", 1) == 2 else 1
+        # With the targets and a weight.
+        row_sizes = [8.0 * (width + n_targets + 1) for width in widths]
+        return [size * count for size in row_sizes for count in self.row_counts]
 
     @property
     def block_maker(self) -> Callable[..., Block]:
         """:func:`make_block` of parts of this collection; picklable, without the rows."""
         # What is in memory is what it says, and a stream makes blocks of other rows so.
         told = self.kind == "dask" and self.columns is None
-        return partial(
+        make = partial(
             make_block,
             classification=self.classification,
             multi_output=self.multi_output,
             tensors=self.tensors,
             row_shape=self.row_shape if told else None,
         )
+        return partial(_make_as_told, self.told_numbers, make) if told else make
+
+    @property
+    def told_numbers(self) -> tuple[ToldNumbers | None, ...]:
+        """What Dask was told of the numbers of X, y and sample_weight; None where of none."""
+        return tuple(map(told_numbers, self.inputs, self.names))
 
     def delayed_blocks(self, dtype: str | None = None) -> list[Any]:
         """Make lazy blocks, one for each part.
@@ -171,6 +184,16 @@ class Collection:
         # Of tensors every column keeps its dtype, which rows of arrays cannot.
         parts = self.parts if self.tensors else read_columns(self.parts)
         return [make(index, *part, dtype=dtype) for index, part in enumerate(parts)]
+
+
+def _make_as_told(
+    told: tuple[ToldNumbers | None, ...], make: Callable[..., Block], index: int, X: Any,
+    y: Any = None, sample_weight: Any = None, **options: Any,
+) -> Block:  # fmt: skip
+    """Make a block; where that fails, tell of parts that are not what Dask was told."""
+    parts = (X, y, sample_weight)
+    block: Block = call_as_told(told, parts, index, partial(make, index, *parts, **options))
+    return block
 
 
 def as_collection(

@@ -17,9 +17,12 @@ from scipy import sparse
 
 from daskml_dist.errors import InvalidDataError
 
-__all__ = ["is_dask", "is_dask_frame", "join_column_chunks", "join_delayed"]
+__all__ = ["is_dask", "is_dask_frame", "is_of_delayed", "join_column_chunks", "join_delayed"]
 
 logger = logging.getLogger(__name__)
+
+#: Beginning of the name of an array that `join_delayed` made.
+_OF_DELAYED = "blocks-of-delayed-"
 
 
 def is_dask(value: Any) -> bool:
@@ -74,7 +77,7 @@ def join_delayed(values: Any, ndim: int, n_columns: float = np.nan) -> Any:
         raise InvalidDataError(
             "A list of blocks holds delayed and other objects. Wrap each in dask.delayed(...)."
         )
-    name = f"blocks-{uuid.uuid4().hex}"
+    name = f"{_OF_DELAYED}{uuid.uuid4().hex}"
     inner = (0,) * (ndim - 1)
     graph: dict[Any, Any] = {
         (name, i, *inner): Alias((name, i, *inner), block.key) for i, block in enumerate(blocks)
@@ -83,6 +86,11 @@ def join_delayed(values: Any, ndim: int, n_columns: float = np.nan) -> Any:
     chunks = ((np.nan,) * len(blocks), (n_columns,))[:ndim]
     # The dtype is unknown, and nobody asks for it before a block is made.
     return da.Array(layers, name, chunks, meta=np.empty((0,) * ndim))
+
+
+def is_of_delayed(array: da.Array) -> bool:
+    """Return whether `join_delayed` made an array, whose dtype is a guess that no user told."""
+    return str(array.name).startswith(_OF_DELAYED)
 
 
 def join_column_chunks(X: Any) -> Any:

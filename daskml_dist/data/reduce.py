@@ -18,6 +18,7 @@ from daskml_dist.data.block_fusion import fuse_by_block, list_by_block
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.computing import tried
 from daskml_dist.data.conversion import as_array_block
+from daskml_dist.data.told import ToldNumbers, call_as_told
 from daskml_dist.data.unread import marking_own, naming_blocks
 
 __all__ = [
@@ -33,7 +34,6 @@ __all__ = [
 
 S = TypeVar("S")
 
-_NAMES = ("X", "y", "sample_weight")
 #: Blocks whose summaries one task merges: of one pass, and of many at least.
 _FAN_IN, _LEAST_FAN_IN = 16, 4
 
@@ -220,8 +220,7 @@ def _folded(
     name: str, collection: Collection, step: Any, state: Any, numbers: Iterable[int]
 ) -> Any:
     """The last state, lazy."""
-    step = _OfArrays(step, _are_arrays(collection), first=2)
-    one, last = _task(step), delayed(state, pure=False)
+    one, last = _task(_on_blocks(step, collection, first=2)), delayed(state, pure=False)
     for i in numbers:
         last = one(last, i, *collection.parts[i], dask_key_name=(name, i))
     return last
@@ -250,7 +249,7 @@ def _merged(
     groups: list[list[Delayed]] = []
     numbers: list[list[int]] = []
     for number, one in enumerate(passes):
-        summarise = _task(_OfArrays(one.summarise, _are_arrays(one.collection), first=1))
+        summarise = _task(_on_blocks(one.summarise, one.collection, first=1))
         for i, part in enumerate(one.collection.parts):
             if i == len(groups):
                 groups.append([])
@@ -293,31 +292,44 @@ def _are_arrays(collection: Collection) -> tuple[bool, ...]:
     return tuple(isinstance(values, da.Array) for values in collection.inputs)
 
 
+def _on_blocks(function: Callable[..., Any], collection: Collection, first: int) -> _OfBlocks:
+    """Return a function of a part as one of a part of a collection on Dask."""
+    told, names = collection.told_numbers, collection.names
+    return _OfBlocks(function, _are_arrays(collection), told, names, first)
+
+
 @dataclass(frozen=True)
-class _OfArrays:
-    """Function of a part whose chunks of Dask Arrays have a shape, though the user's are lists.
+class _OfBlocks:
+    """Function of a part that Dask made, which need not be what Dask was told of it.
+
+    Chunks of Dask Arrays are given a shape, though the user's are lists; where the function fails,
+    the error tells of words where there should be numbers.
 
     Parameters
     ----------
     function : callable
     are_arrays : tuple of bool
         For X, y and sample_weight.
+    told : tuple of ToldNumbers or None
+    names : tuple of str
+        Names of the three in errors.
     first : int
         Place of X among the arguments, right behind the number of the part.
     """
 
     function: Callable[..., Any]
     are_arrays: tuple[bool, ...]
+    told: tuple[ToldNumbers | None, ...]
+    names: tuple[str, ...]
     first: int
 
     def __call__(self, *args: Any) -> Any:
         """Call the function."""
-        found = list(args)
-        for at, (name, is_array) in enumerate(zip(_NAMES, self.are_arrays, strict=True)):
-            if is_array:
-                place = self.first + at
-                found[place] = as_array_block(args[place], name, args[self.first - 1])
-        return self.function(*found)
+        index, end = args[self.first - 1], self.first + len(self.names)
+        kinds = zip(args[self.first : end], self.names, self.are_arrays, strict=True)
+        part = [as_array_block(v, name, index) if is_array else v for v, name, is_array in kinds]
+        call = partial(self.function, *args[: self.first], *part, *args[end:])
+        return call_as_told(self.told, part, index, call)
 
 
 def _task(function: Callable[..., Any]) -> Any:

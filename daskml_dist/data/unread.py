@@ -11,10 +11,16 @@ from dask.delayed import delayed
 
 from daskml_dist.errors import DaskMLDistError, InvalidDataError
 
-__all__ = ["cannot_be_read", "marking_own", "naming_blocks", "unread"]
+__all__ = ["NOT_AS_TOLD", "cannot_be_read", "marking_own", "naming_blocks", "unread"]
 
 #: Attribute of errors that are not of the reading of rows.
 _OWN = "_not_of_the_rows"
+#: Remedy for a block that is not what its collection says.
+NOT_AS_TOLD = (
+    "The columns or dtypes of the block are not those that Dask was told (its meta), in a "
+    "collection's .columns and .dtypes. Let the function that makes the block give these, or tell "
+    "Dask the right ones: meta=..., or dtype= where files are read."
+)
 
 
 def unread(blocks: Iterable[tuple[Any, ...]], error: Exception) -> InvalidDataError:
@@ -52,11 +58,7 @@ def cannot_be_read(what: str, error: BaseException, task: str = "") -> InvalidDa
     said = f"{what} could not be read: {task and f'{task} raised '}{error!r}. "
     # Dask checks some blocks against what it was told (`meta`), and pandas finds columns missing.
     if "etadata" in str(error) or (isinstance(error, KeyError) and "not in index" in str(error)):
-        return InvalidDataError(
-            f"{said}The columns or dtypes of the block are not those that Dask was told (its "
-            "meta), in a collection's .columns and .dtypes. Let the function that makes the block "
-            "give these, or tell Dask the right ones: meta=..., or dtype= where files are read."
-        )
+        return InvalidDataError(f"{said}{NOT_AS_TOLD}")
     if isinstance(error, TypeError) and "list indices" in str(error):
         return InvalidDataError(
             f"{said}The block of a Dask Array is a list, of which Dask takes no part. Make arrays "

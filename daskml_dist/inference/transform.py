@@ -21,6 +21,7 @@ from daskml_dist.data.conversion import as_array_block, to_host
 from daskml_dist.data.foreign import convert_foreign
 from daskml_dist.data.lazy import join_column_chunks, join_delayed
 from daskml_dist.data.lowering import frame_of_tasks, frame_pieces
+from daskml_dist.data.told import ToldNumbers, call_as_told, told_numbers
 from daskml_dist.errors import DaskMLDistError, InvalidDataError, as_ours
 from daskml_dist.inference.share import shared
 
@@ -74,6 +75,8 @@ def map_pieces(apply: Callable[..., Any], function: Any, X: Any, empty: Any) -> 
     """
     name = f"{getattr(function, '__name__', 'transform')}-{uuid.uuid4().hex}"
     once, X = shared(function), join_delayed(convert_foreign(X), 2)
+    if (told := told_numbers(X, "X")) is not None:
+        apply = partial(_apply_as_told, told, apply)
     if isinstance(X, da.Array) and not is_dataframe_like(empty):
         return _map_chunks(apply, once, X if X.ndim < 2 else join_column_chunks(X), empty, name)
     if isinstance(X, da.Array):
@@ -94,6 +97,13 @@ def map_pieces(apply: Callable[..., Any], function: Any, X: Any, empty: Any) -> 
     if is_frame:
         return frame_of_tasks(layers, made, empty, name)
     return da.Array(layers, name, (sizes, *((n,) for n in empty.shape[1:])), meta=empty)
+
+
+def _apply_as_told(
+    told: ToldNumbers, apply: Callable[..., Any], rows: Any, function: Any, number: int
+) -> Any:
+    """Return ``apply(rows, function, number)``; a failure tells of rows that Dask was not told."""
+    return call_as_told([told], [rows], number, partial(apply, rows, function, number))
 
 
 def _map_chunks(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import date, timedelta
 from functools import partial
 from typing import Any, TypeVar, overload
 
@@ -13,6 +14,7 @@ import numpy as np
 from dask.utils import is_dataframe_like, is_series_like
 from numpy.typing import NDArray
 
+from daskml_dist.data.bad_values import holds_times
 from daskml_dist.data.collection import Collection, as_collection
 from daskml_dist.data.conversion import as_column, to_host, where
 from daskml_dist.data.foreign import convert_foreign
@@ -124,6 +126,8 @@ class Columns:
         try:
             rows = self.read(None, y_pred, y_true, weight)
         except InvalidDataError as own:
+            if _are_times(y_true) or _are_times(y_pred):
+                raise  # scikit-learn takes some for numbers, in whatever unit they are stored
             weight = _each_row(weight, y_true)
             return _as_they_are(own, metric, y_true, y_pred, weight, **options)
         if rows.weight is not None and not rows.weight.any():
@@ -222,12 +226,13 @@ class Columns:
         """
         try:
             X = _as_table(y_pred, self.pred_name)
-            return as_collection(X, y_true, sample_weight, numeric=False, multi_output=self.several)
+            rows = as_collection(X, y_true, sample_weight, numeric=False, multi_output=self.several)
         except InvalidDataError as error:
             told = "" if self.several else " One column is scored at a time."
             said = str(error).replace("X has", f"{self.pred_name} has")
             said = said.replace("y has", "y_true has").replace("y should", "y_true should")
             raise InvalidDataError(f"{said}{told}") from error
+        return replace(rows, names=(self.pred_name, "y_true", "sample_weight"))
 
     def read(self, index: int | None, y_pred: Any, y_true: Any, sample_weight: Any) -> ScoredRows:
         """Read the rows of a block.
@@ -348,6 +353,14 @@ def _as_they_are(
     if isinstance(own, MissingValues):
         raise own
     return found
+
+
+def _are_times(values: Any) -> bool:
+    """Return whether a column in memory holds dates, periods or spans of time."""
+    if holds_times(values):
+        return True
+    first = next(iter(np.asarray(values, dtype=object).flat), None)
+    return isinstance(first, date | timedelta) or type(first).__name__ == "Period"
 
 
 def _weights(weight: Any) -> dict[str, Any]:

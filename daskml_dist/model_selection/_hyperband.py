@@ -11,7 +11,7 @@ import numpy as np
 from dask.base import compute
 from dask.delayed import delayed
 from numpy.typing import NDArray
-from sklearn import model_selection
+from sklearn import model_selection, naive_bayes
 from sklearn.base import is_classifier
 
 from daskml_dist._checks import check_count, check_number
@@ -34,6 +34,15 @@ from daskml_dist.model_selection._validation import Fitted, Splits
 
 __all__ = ["HyperbandSearchCV"]
 
+#: scikit-learn's models whose ``partial_fit`` adds up counts of rows.
+_NAIVE_BAYES = (
+    naive_bayes.BernoulliNB,
+    naive_bayes.CategoricalNB,
+    naive_bayes.ComplementNB,
+    naive_bayes.GaussianNB,
+    naive_bayes.MultinomialNB,
+)
+
 
 class HyperbandSearchCV(SearchOnDask, model_selection.RandomizedSearchCV):
     """Search by Hyperband: brackets of successive halving over passes, from daring to patient.
@@ -48,7 +57,8 @@ class HyperbandSearchCV(SearchOnDask, model_selection.RandomizedSearchCV):
     Parameters
     ----------
     estimator : estimator
-        Linear by gradient steps, or with ``partial_fit``, a call of which is a pass.
+        Linear by gradient steps, or with ``partial_fit``, a call of which is a pass; not naive
+        Bayes, which learns all in one pass.
     param_distributions : dict or list of dict
         Lists of values, or distributions, by parameter.
     max_iter : int, default=27
@@ -210,6 +220,7 @@ multimetric_
             raise InvalidParameterError(
                 "param_distributions names max_iter, which Hyperband decides. Leave it out."
             )
+        self._check_learns_by_passes()
         self._classes = labels_of(splits) if is_classifier(self.estimator) else None
         of_bracket, first = [], 0
         for bracket in brackets:
@@ -230,6 +241,21 @@ multimetric_
             train_score=bool(self.return_train_score),
             more={"bracket": numbers, "partial_fit_calls": passes},
         )  # fmt: skip
+
+    def _check_learns_by_passes(self) -> None:
+        """Raise `InvalidParameterError` for models that further passes over the same rows skew.
+
+        Naive Bayes adds up counts: after k passes it is the fit of every row k times, in which
+        the smoothing that candidates differ by weighs a k-th.
+        """
+        model = self.estimator
+        if getattr(model, "_adds_up_rows", False) or isinstance(model, _NAIVE_BAYES):
+            raise InvalidParameterError(
+                f"{type(self).__name__} trains candidates on, pass by pass, and "
+                f"{type(model).__name__} learns all in one: a further pass counts the same rows "
+                "again. Use RandomizedSearchCV, or HalvingRandomSearchCV, which gives candidates "
+                "more rows."
+            )
 
     def _trained(
         self, splits: Splits, candidates: Sequence[Mapping[str, Any]],

@@ -24,7 +24,8 @@ class IncrementalSearchCV(HyperbandSearchCV):
     Parameters
     ----------
     estimator : estimator
-        Linear by gradient steps, or with ``partial_fit``, a call of which is a pass.
+        Linear by gradient steps, or with ``partial_fit``, a call of which is a pass; not naive
+        Bayes, which learns all in one pass.
     param_distributions : dict or list of dict
         Lists of values, or distributions, by parameter.
     n_initial_parameters : int, default=10

@@ -27,6 +27,8 @@ class BaseNB(BaseClassifier, BaseRounds):
     """One pass over the rows, and what it counted kept, so that more rows may follow."""
 
     _min_classes = 1
+    #: Whether a second ``partial_fit`` with the same rows counts them twice.
+    _adds_up_rows = True
     #: What all rows so far gave, in the users' own weights.
     _sums: Array
 

@@ -7,10 +7,11 @@ from typing import Any, Self
 import numpy as np
 from dask.utils import is_dataframe_like
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.base import BaseEstimator
 
 from daskml_dist._exported import Exported
 from daskml_dist._theirs import check_fitted, not_fitted
+from daskml_dist._transformer import LazyTransformerMixin
 from daskml_dist.data.collection import as_collection
 from daskml_dist.data.lazy import is_dask, is_dask_frame
 from daskml_dist.data.optional import load_pandas
@@ -24,7 +25,7 @@ from daskml_dist.inference.transform import map_blocks
 __all__ = ["Categorizer", "DummyEncoder"]
 
 
-class _OfFrames(TransformerMixin, NamedParameters, Exported, BaseEstimator):
+class _OfFrames(LazyTransformerMixin, NamedParameters, Exported, BaseEstimator):
     """Base class of transformers from a frame to a frame, block by block."""
 
     def fit(self, X: Any, y: Any = None) -> Self:

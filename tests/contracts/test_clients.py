@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import inspect
 import logging
+import pkgutil
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +20,10 @@ from distributed import Client, LocalCluster
 
 import daskml_dist
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.frequent_patterns import frequent_itemsets
+from daskml_dist.graph import VertexProgram, connected_components, pagerank
 from daskml_dist.linear_model import SGDClassifier
+from daskml_dist.model_selection import learning_rate_range
 from tests.contracts.compare import Refusal, attempt
 from tests.contracts.small_fits import each_base, rows_of, small_estimator, small_estimators
 
@@ -139,16 +144,113 @@ def _tasks_of(client: Client) -> int:
     return found
 
 
+def _methods_of(model: Any) -> list[str]:
+    """Return the methods of a model that take a client and do work, ``fit`` first."""
+    found = ["fit", "partial_fit", "fit_predict", "fit_transform", "stream"]
+    return [
+        method
+        for method in found
+        if hasattr(model, method)
+        and "client" in inspect.signature(getattr(model, method)).parameters
+    ]
+
+
+def _call(name: str, method: str, X: Any, y: Any, client: Any) -> None:
+    """Call a method of a model with a client and rows."""
+    model = small_estimator(name)
+    labels = [0, 1] if name in HAVE_CLASSES else None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if method == "stream":
+            rows = [part for part in rows_of(name) if part is not None]
+            how = {} if labels is None else {"classes": labels}
+            # Only its stream of ratings stays in the calling process.
+            where = "inline" if name == "MatrixFactorization" else client
+            with model.stream(client=where, **how) as stream:
+                stream.learn(*rows)
+            return
+        how = {"classes": labels} if method == "partial_fit" and labels else {}
+        rows = [part for part in (X, y) if part is not None]
+        getattr(model, method)(*rows, client=client, **how)
+
+
+HAVE_CLASSES = {
+    name
+    for name, model in small_estimators().items()
+    if "classes" in inspect.signature(getattr(model, "partial_fit", lambda: None)).parameters
+}
+
+
 @pytest.mark.parametrize("name", each_base(TAKE_A_CLIENT))
 def test_the_given_client_is_the_one_that_works(
     name: str, other: LocalCluster, cluster: LocalCluster
 ) -> None:
-    """Nothing of a fit goes to the current client where another one is given."""
+    """Nothing that a method does goes to the current client where another one is given."""
     X, y = _lazy(name)
     with Client(other, set_as_default=False) as given, Client(cluster) as current:
+        before, of_given = _tasks_of(current), _tasks_of(given)
+        for method in _methods_of(small_estimator(name)):
+            _call(name, method, X, y, given)
+            assert _tasks_of(current) == before, method
+        assert _tasks_of(given) > of_given
+
+
+class _Largest(VertexProgram):
+    """The largest number among a vertex and all that lead to it."""
+
+    combine = "max"
+
+    def start(self, vertices: Any, degree: Any) -> Any:
+        return vertices.astype(float)
+
+    def apply(self, old: Any, total: Any) -> Any:
+        return np.maximum(old, total)
+
+
+_EDGES = pd.DataFrame({"source": [0, 1, 2, 3, 4, 5], "target": [1, 2, 0, 4, 5, 3]})
+_BASKETS = np.eye(8)[:, :4]
+#: Public functions, and methods of no estimator, that take a client.
+FUNCTIONS: dict[str, Any] = {
+    "connected_components": lambda client: connected_components(_as_dask(_EDGES, 2), client=client),
+    "frequent_itemsets": lambda client: frequent_itemsets(
+        _as_dask(_BASKETS, 2), min_support=0.1, client=client
+    ),
+    "frequent_itemsets of a long frame": lambda client: frequent_itemsets(
+        _as_dask(_EDGES, 2), min_support=1, basket="source", item="target", client=client
+    ),
+    "learning_rate_range": lambda client: learning_rate_range(
+        SGDClassifier(random_state=0), *_lazy("SGDClassifier"), rates=[0.1, 1.0], client=client
+    ),
+    "pagerank": lambda client: pagerank(_as_dask(_EDGES, 2), client=client),
+    "VertexProgram": lambda client: _Largest().run(_as_dask(_EDGES, 2), client=client),
+    "advise": lambda client: daskml_dist.advise(
+        _lazy("SGDClassifier")[0], SGDClassifier(), _lazy("SGDClassifier")[1], client=client
+    ),
+}
+
+
+def test_functions_work_by_the_given_client(other: LocalCluster, cluster: LocalCluster) -> None:
+    with Client(other, set_as_default=False) as given, Client(cluster) as current:
         before = _tasks_of(current)
-        _fit(name, X, y, client=given)
-        assert _tasks_of(current) == before
+        for name, call in FUNCTIONS.items():
+            call(given)
+            assert _tasks_of(current) == before, name
+        assert _tasks_of(given) > 0
+
+
+def test_every_function_that_takes_a_client_is_in_the_table() -> None:
+    found = {
+        name
+        for room in pkgutil.iter_modules(daskml_dist.__path__)
+        if not room.name.startswith("_")
+        for name in getattr(importlib.import_module(f"daskml_dist.{room.name}"), "__all__", [])
+        if _takes_a_client(getattr(importlib.import_module(f"daskml_dist.{room.name}"), name))
+    }
+    assert found <= {name.partition(" ")[0] for name in FUNCTIONS}
+
+
+def _takes_a_client(value: Any) -> bool:
+    return inspect.isfunction(value) and "client" in inspect.signature(value).parameters
 
 
 def test_work_of_the_current_client_is_counted(client: Client) -> None:

@@ -114,7 +114,9 @@ def test_any_lanes_and_streams_give_the_same(client: Client, solver: str) -> Non
     run = Run(n_lanes=2, deterministic=True)
     ours = NMF(K, run=run, **how).fit(lazy)
     with dask.config.set({"daskml_dist.row_states": 0}):  # and nothing is remembered of rows
-        streamed = NMF(K, run=Run(n_lanes=2, deterministic=True, memory_budget=1), **how).fit(sizes)
+        streamed = NMF(K, run=Run(n_lanes=2, deterministic=True, memory_budget=20_000), **how).fit(
+            sizes
+        )
     assert streamed.history_.extra["streamed"]
     np.testing.assert_array_equal(streamed.components_, ours.components_)
     found = ours.transform(lazy)

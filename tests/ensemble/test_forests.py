@@ -89,7 +89,7 @@ def test_two_workers_grow_the_trees_of_one(client: Client) -> None:
 def test_streamed_rows_grow_the_same_trees(client: Client, decomposition: str) -> None:
     model = RandomForestRegressor(4, random_state=0)
     calm = bits(model.fit(X, Y))
-    little = Run(n_lanes=3, memory_budget=X.nbytes // 4)
+    little = Run(n_lanes=3, memory_budget=X.nbytes)
     model.set_params(run=little, decomposition=decomposition)
     assert bits(model.fit(LAZY, da.from_array(Y, chunks=500))) == calm
     assert model.history_.extra["streamed"]

@@ -113,6 +113,43 @@ def test_mixed_labels() -> None:
         metrics.confusion_matrix(mixed, mixed)
 
 
+def _dates(values: Any) -> Any:
+    return np.datetime64("2024-01-01") + np.asarray(values * 10).astype("timedelta64[D]")
+
+
+#: Dates and spans of time as users have them.
+TIMES: dict[str, Callable[[Any], Any]] = {
+    "dates": _dates,
+    "Series of dates": lambda v: pd.Series(_dates(v)),
+    "Series of zoned dates": lambda v: pd.Series(_dates(v)).dt.tz_localize("UTC"),
+    "list of dates": lambda v: _dates(v).tolist(),
+    "spans of time": lambda v: _dates(v) - np.datetime64("2024-01-01"),
+    "periods": lambda v: pd.Series(_dates(v)).dt.to_period("D"),
+    "frame of dates": lambda v: pd.DataFrame({"a": _dates(v)}),
+    "Dask Array of dates": lambda v: lazy(_dates(v)),
+    "Dask Series of dates": lambda v: series(_dates(v)),
+}
+#: Metrics whose columns are numbers both, or numbers beside labels.
+OF_NUMBERS = [
+    name
+    for name in METRICS
+    if METRICS[name].__module__.endswith(("regression", "quantiles", "deviances"))
+]
+OF_SCORES = [*filter(takes_scores, METRICS)]
+
+
+@pytest.mark.parametrize("kind", TIMES)
+@pytest.mark.parametrize("name", [*OF_NUMBERS, *OF_SCORES])
+def test_dates_are_no_numbers(name: str, kind: str) -> None:
+    """They have no error in any unit: scikit-learn's errors of dates are 0.0, or spans of time."""
+    y_true, y_pred = data_for(name)
+    given = TIMES[kind](y_pred)
+    alike = {"Dask Series of dates": series, "Dask Array of dates": lazy}.get(kind, np.asarray)
+    truth = given if name in OF_NUMBERS else alike(y_true)
+    with pytest.raises(InvalidDataError, match=r"numbers? in place|number out of each|numbers out"):
+        metric_of(name)(truth, given)
+
+
 def test_missing_strings() -> None:
     named = pd.Series(TEXT[CLASSES])
     named[3] = None

@@ -16,6 +16,8 @@ from scipy.stats import loguniform
 from sklearn.exceptions import FitFailedWarning
 from sklearn.linear_model import SGDClassifier as TheirSGDClassifier
 from sklearn.model_selection import KFold, RandomizedSearchCV
+from sklearn.naive_bayes import BernoulliNB as TheirBernoulliNB
+from sklearn.naive_bayes import GaussianNB as TheirGaussianNB
 
 from daskml_dist import _step_stacks
 from daskml_dist.errors import InvalidParameterError
@@ -23,6 +25,7 @@ from daskml_dist.linear_model import LogisticRegression, SGDClassifier, SGDRegre
 from daskml_dist.model_selection import HyperbandSearchCV
 from daskml_dist.model_selection._asha import Ladder
 from daskml_dist.model_selection._brackets import Bracket, brackets_of
+from daskml_dist.naive_bayes import GaussianNB, MultinomialNB
 from daskml_dist.neural_network import MLPClassifier
 
 RNG = np.random.default_rng(0)
@@ -33,6 +36,8 @@ NUMBERS = X @ RNG.normal(size=5) + RNG.normal(size=N)
 ALPHA = {"alpha": loguniform(1e-5, 1e1)}
 OWN = SGDClassifier(tol=None, random_state=0)
 THEIRS = TheirSGDClassifier(loss="log_loss", random_state=0)
+#: Models with ``partial_fit`` that learn all in one pass.
+COUNTERS = [GaussianNB(), MultinomialNB(), TheirGaussianNB(), TheirBernoulliNB()]
 
 
 def test_brackets_are_those_of_the_paper() -> None:
@@ -213,6 +218,7 @@ def test_a_failed_candidate_goes_no_further() -> None:
         (OWN, {"max_iter": 0}, "max_iter"),
         (OWN, {"factor": 1}, "factor"),
         (OWN, {"param_distributions": {"max_iter": [1]}}, "Leave it out"),
+        *[(model, {}, "counts the same rows again.*RandomizedSearchCV") for model in COUNTERS],
     ],
 )
 def test_what_hyperband_refuses(estimator: Any, options: dict[str, Any], message: str) -> None:

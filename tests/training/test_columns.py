@@ -377,7 +377,7 @@ def test_runs_without_columns_say_so(run: Run, message: str) -> None:
 
 def test_rows_that_are_streamed_are_refused(client: Client) -> None:
     X, y = da.from_array(rows(), chunks=(100, -1)), da.from_array(labels(rows(), 2), chunks=100)
-    run = Run(shard="features", memory_budget=2_000)
+    run = Run(shard="features", memory_budget=12_000)
     with pytest.raises(InvalidParameterError, match="they do not fit"):
         classifier(run=run).fit(X, y, client=client)
 

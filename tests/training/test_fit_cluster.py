@@ -109,7 +109,7 @@ def test_persisted_rows_are_looked_at_together_where_they_fit(
 def test_sparse_rows_are_streamed(client: Client) -> None:
     X, y = _lazy(blocks=10)
     X, y = client.persist([X.map_blocks(sparse.csr_matrix), y])
-    run = Run(memory_budget=5_000)
+    run = Run(memory_budget=25_000)
     clf = SGDClassifier(max_iter=2, tol=None, random_state=0, run=run).fit(X, y)
     assert clf.history_.extra["streamed"]
     assert [record["rows"] for record in clf.history_.records] == [N_ROWS, N_ROWS]

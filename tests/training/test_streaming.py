@@ -16,13 +16,16 @@ import numpy as np
 import pandas as pd
 import pytest
 from distributed import Client
+from scipy import sparse
 
 from daskml_dist import Run
 from daskml_dist.data.collection import as_collection
 from daskml_dist.data.recipes import Recipes, make_recipes
 from daskml_dist.data.stream import BlockStream
+from daskml_dist.ensemble import RandomForestClassifier
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.linear_model import SGDClassifier, SGDRegressor
+from daskml_dist.preprocessing import StandardScaler
 from daskml_dist.training.checkpoint import Checkpoint
 from daskml_dist.training.client import membership
 from tests.quick import quick
@@ -146,7 +149,7 @@ def test_persisted_rows_are_streamed_from_their_workers(
 
 
 def test_a_shuffle_is_not_repeated_in_each_pass(parquet: str, client: Client) -> None:
-    frame = dd.read_parquet(parquet).shuffle("y", npartitions=4, force=True)
+    frame = dd.read_parquet(parquet).shuffle("x0", npartitions=8)
     X, y = frame[[f"x{i}" for i in range(D)]], frame["y"]
     streamed = _full_batch(run=Run(memory_budget=SMALL)).fit(X, y)
     assert streamed.history_.extra["streamed"]
@@ -179,9 +182,87 @@ def test_a_dask_collection_streams_without_a_client(parquet: str) -> None:
     assert streamed.history_.extra["streamed"]
 
 
-def test_a_block_larger_than_the_budget_is_told(parquet: str, client: Client) -> None:
-    with pytest.raises(InvalidDataError, match=r"Block \d takes .* memory_budget"):
-        _full_batch(run=Run(memory_budget=1000)).fit(*_frame(parquet))
+def _arrays(rows: Any, parquet: str) -> tuple[Any, Any]:
+    X, y = rows
+    return da.from_array(X, chunks=(500, D)), da.from_array(y, chunks=500)
+
+
+def _scaled(rows: Any, parquet: str) -> tuple[Any, Any]:
+    X, y = dask.persist(*_frame(parquet))
+    return StandardScaler().fit_transform(X), y
+
+
+def _shuffled(rows: Any, parquet: str) -> tuple[Any, Any]:
+    frame = dd.read_parquet(parquet).shuffle("x0", npartitions=4)
+    return frame[[f"x{i}" for i in range(D)]], frame["y"]
+
+
+def _pandas_parts(rows: Any, parquet: str) -> tuple[Any, Any]:
+    frame = dd.from_pandas(pd.DataFrame(rows[0]), npartitions=5)
+    return frame, dd.from_pandas(pd.Series(rows[1]), npartitions=5)
+
+
+def _computed(rows: Any, parquet: str) -> tuple[Any, Any]:
+    X, y = _arrays(rows, parquet)
+    return X.map_blocks(np.negative), y
+
+
+#: Rows of every way to come to a fit, in blocks of 500 rows and more.
+ROWS_OF_KINDS: dict[str, Any] = {
+    "Parquet": lambda rows, parquet: _frame(parquet),
+    "persisted Parquet": lambda rows, parquet: dask.persist(*_frame(parquet)),
+    "shuffled Parquet": _shuffled,
+    "scaled persisted frame": _scaled,
+    "frames": _pandas_parts,
+    "arrays": _arrays,
+    "computed arrays": _computed,
+    "persisted arrays": lambda *given: dask.persist(*_arrays(*given)),
+    "sparse arrays": lambda *given: (
+        _arrays(*given)[0].map_blocks(sparse.csr_matrix),
+        _arrays(*given)[1],
+    ),
+    "delayed blocks": lambda *given: tuple(list(v.to_delayed().ravel()) for v in _arrays(*given)),
+}
+
+
+@pytest.mark.parametrize("kind", ROWS_OF_KINDS)
+def test_a_block_larger_than_the_budget_is_told(
+    kind: str, rows: tuple[np.ndarray, np.ndarray], parquet: str, client: Client
+) -> None:
+    X, y = ROWS_OF_KINDS[kind](rows, parquet)
+    with pytest.raises(InvalidDataError, match=r"Block \d takes .* smaller chunks .*memory_budget"):
+        _full_batch(run=Run(memory_budget=10_000)).fit(X, y)
+
+
+def test_a_block_larger_than_the_budget_is_told_where_all_blocks_would_fit(
+    rows: tuple[np.ndarray, np.ndarray], client: Client
+) -> None:
+    """One worker would have more than it may, though all workers together would not."""
+    X, y = (da.from_array(values) for values in rows)
+    nbytes = N * (D + 1) * 8
+    with pytest.raises(InvalidDataError, match=rf"Block 0 takes {nbytes:,} bytes, more than the"):
+        _full_batch(run=Run(memory_budget=nbytes - 1)).fit(X, y)
+    assert not _full_batch(run=Run(memory_budget=nbytes)).fit(X, y).history_.extra["streamed"]
+
+
+def test_rows_in_memory_larger_than_the_budget_are_told(
+    rows: tuple[np.ndarray, np.ndarray], client: Client
+) -> None:
+    nbytes = N * (D + 1) * 8 // 2  # of each of two workers
+    with pytest.raises(InvalidDataError, match=r"arrays? .*dask.array.from_array.*memory_budget"):
+        _full_batch(run=Run(memory_budget=nbytes - 1)).fit(*rows, client=client)
+    _full_batch(run=Run(memory_budget=nbytes)).fit(*rows, client=client)
+
+
+def test_trees_leave_half_of_the_budget_to_their_bins(
+    rows: tuple[np.ndarray, np.ndarray], client: Client
+) -> None:
+    block = 500 * (D + 1) * 8
+    model = RandomForestClassifier(2, max_depth=2, random_state=0)
+    with pytest.raises(InvalidDataError, match=rf"Block \d takes {block:,} bytes, more than the"):
+        model.set_params(run=Run(memory_budget=2 * block - 2)).fit(*_arrays(rows, ""))
+    model.set_params(run=Run(memory_budget=2 * block)).fit(*_arrays(rows, ""))
+    assert model.history_.extra["streamed"]
 
 
 def test_a_file_that_changes_during_the_fit_is_told(tmp_path: Path, client: Client) -> None:

@@ -147,7 +147,32 @@ class ClusterRows:
         else:
             self._read()
         self._n_blocks = 0
+        # A budget that the user gave holds for all rows; the default only for streamed ones, since
+        # blocks that are kept may lie unevenly.
+        if self.streamed or self._given_budget is not None:
+            self._check_budget()
         return self.infos
+
+    def _check_budget(self) -> None:
+        """Raise `InvalidDataError` where the rows that were read cannot keep to the budget."""
+        room = self.share * self.budget
+        if self._collection.kind == "memory":
+            # They are dealt out evenly, and never dropped.
+            nbytes = sum(info.nbytes for info in self.infos) // len(self.threads())
+            what = "Rows that are passed as an array or frame in memory take"
+            remedy = "Pass them as a Dask collection, dask.array.from_array(X, chunks=...)"
+        else:
+            largest = max(self.infos, key=lambda info: info.nbytes)
+            nbytes, what = largest.nbytes, f"Block {largest.index} takes"
+            remedy = (
+                'Make smaller chunks (X.rechunk({0: "64 MiB"}), '
+                'df.repartition(partition_size="64MB"))'
+            )
+        if nbytes > room:
+            raise InvalidDataError(
+                f"{what} {nbytes:,} bytes, more than the {room:,.0f} bytes that blocks may take on "
+                f"a worker. {remedy}, or raise memory_budget."
+            )
 
     def _tell_read(self, done: int = 0) -> None:
         if self._n_blocks:
@@ -204,6 +229,7 @@ class ClusterRows:
 
     def _stream(self) -> None:
         """Look at the remaining blocks; from now on each is made when it is needed."""
+        self._check_budget()  # before all others are read
         recipes = self._held.recipes
         seen = {info.index: info.nbytes for info in self.infos}
         rest = [i for i in recipes.targets if i not in seen]
@@ -372,24 +398,11 @@ class ClusterRows:
         return float(np.median(measured))
 
     def blocks_per_lane(self, n_lanes: int) -> int:
-        """Streamed blocks in memory for each of `n_lanes` lanes of a worker, at least two.
-
-        Raises
-        ------
-        InvalidDataError
-            When a block is larger than the budget.
-        """
-        largest = max(self.infos, key=lambda info: info.nbytes)
-        if largest.nbytes > self.budget and not (self.homes or self._keeps):
-            raise InvalidDataError(
-                f"Block {largest.index} takes {largest.nbytes:,} bytes, more than the "
-                f"{self.budget:,.0f} bytes that blocks may take on a worker. Make smaller chunks "
-                '(X.rechunk({0: "64 MiB"}), df.repartition(partition_size="64MB")), or raise '
-                "memory_budget."
-            )
+        """Streamed blocks in memory for each of `n_lanes` lanes of a worker, at least two."""
+        largest = max(info.nbytes for info in self.infos)
         # A read takes about three times the block (file, frame, array) while it lasts.
-        room = self.share * self.budget - 3 * largest.nbytes * n_lanes
-        return int(max(2, min(room / max(largest.nbytes, 1) / n_lanes, len(self.infos) + 1)))
+        room = self.share * self.budget - 3 * largest * n_lanes
+        return int(max(2, min(room / max(largest, 1) / n_lanes, len(self.infos) + 1)))
 
     def release(self) -> None:
         """Let go of the blocks, and of what they are made of."""

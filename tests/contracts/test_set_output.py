@@ -1,0 +1,117 @@
+"""``set_output`` of every public transformer: frames of pandas and of Dask, as scikit-learn's."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Any
+
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import sparse
+
+from tests.contracts.small_fits import rows_of, small_estimator, small_estimators
+
+NAMES = [
+    name
+    for name, model in small_estimators().items()
+    if hasattr(model, "transform") and hasattr(model, "set_output")
+]
+#: Parameters that make results dense: of sparse ones scikit-learn makes no pandas frame either.
+DENSE: dict[str, dict[str, Any]] = {
+    "KBinsDiscretizer": {"encode": "onehot-dense"},
+    "OneHotEncoder": {"sparse_output": False},
+}
+
+
+def _rows(name: str) -> tuple[Any, ...]:
+    """Return X as a frame with an index of its own, and y where the fit takes one."""
+    X, y = rows_of(name)
+    X = X if isinstance(X, pd.DataFrame) else pd.DataFrame(X, columns=list("abcd"))
+    X.index = pd.RangeIndex(100, 100 + len(X))
+    return (X,) if y is None else (X, pd.Series(y, index=X.index, name="y"))
+
+
+def _small(name: str) -> Any:
+    return small_estimator(name, **DENSE.get(name, {}))
+
+
+def _twin_of(model: Any) -> Any:
+    """Return scikit-learn's transformer with the same parameters, None where there is none."""
+    room = importlib.import_module(f"sklearn.{type(model).__module__.split('.')[1]}")
+    theirs = getattr(room, type(model).__name__, None)
+    if theirs is None:
+        return None
+    # Starts and solvers are our own, and change no column's name.
+    known = inspect.signature(theirs).parameters.keys() - {"init", "solver"}
+    return theirs(**{n: v for n, v in model.get_params(deep=False).items() if n in known})
+
+
+def _check_frame(found: Any, values: Any, like: pd.DataFrame, columns: Any) -> None:
+    assert isinstance(found, pd.DataFrame)
+    assert list(found.columns) == list(columns)
+    pd.testing.assert_index_equal(found.index, like.index)
+    np.testing.assert_allclose(_numbers(found), _numbers(values), rtol=1e-12)
+
+
+def _numbers(values: Any) -> Any:
+    """Return a result as numbers; of categories their codes."""
+    if isinstance(values, pd.DataFrame):
+        columns = [column.cat.codes if column.dtype == "category" else column
+                   for _, column in values.items()]  # fmt: skip
+        return np.column_stack(columns).astype(float)
+    return np.asarray(values.toarray() if sparse.issparse(values) else values, dtype=float)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.filterwarnings("ignore")
+def test_frames_of_pandas_and_of_dask(name: str) -> None:
+    rows = _rows(name)
+    lazy = tuple(dd.from_pandas(part, npartitions=2) for part in rows)
+    model = _small(name).fit(*rows)
+    values, of_dask = model.transform(rows[0]), model.transform(lazy[0])
+    columns = model.get_feature_names_out()
+    model.set_output(transform="pandas")
+    _check_frame(model.transform(rows[0]), values, rows[0], columns)
+    found = model.transform(lazy[0])
+    assert isinstance(found, dd.DataFrame)
+    assert list(found.columns) == list(columns)
+    _check_frame(found.compute(), values, rows[0], columns)
+    pd.testing.assert_series_equal(found.dtypes, model.transform(rows[0]).dtypes)
+    model.set_output(transform="default")
+    assert type(model.transform(lazy[0])) is type(of_dask)
+    assert type(model.transform(rows[0])) is type(values)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.filterwarnings("ignore")
+def test_fit_transform_is_lazy_too(name: str) -> None:
+    lazy = tuple(dd.from_pandas(part, npartitions=2) for part in _rows(name))
+    model = _small(name).set_output(transform="pandas")
+    found = model.fit_transform(*lazy)
+    # The codes of a fold are those of other rows: they are joined as arrays.
+    expected = da.Array if name == "TargetEncoder" else dd.DataFrame
+    assert isinstance(found, expected)
+    array = lazy[0].to_dask_array(lengths=True)
+    if name not in ("Categorizer", "DummyEncoder", "ColumnTransformer"):  # of frames alone
+        framed = _small(name).fit(array, *lazy[1:]).set_output(transform="pandas").transform(array)
+        assert isinstance(framed, dd.DataFrame)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.filterwarnings("ignore")
+def test_frames_are_those_of_scikit_learn(name: str) -> None:
+    rows = _rows(name)
+    model = _small(name).set_output(transform="pandas")
+    twin = _twin_of(model)
+    if twin is None:
+        pytest.skip("scikit-learn has no such transformer")
+    found = model.fit(*rows).transform(rows[0])
+    expected = twin.set_output(transform="pandas").fit(*rows).transform(rows[0])
+    assert type(found) is type(expected)
+    assert list(found.columns) == list(expected.columns)
+    pd.testing.assert_index_equal(found.index, expected.index)
+    assert found.dtypes.tolist() == expected.dtypes.tolist()
