@@ -6,7 +6,7 @@ import copy
 import inspect
 from collections.abc import Callable
 from functools import partial, wraps
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 from sklearn.base import BaseEstimator, TransformerMixin, clone
@@ -43,7 +43,7 @@ from daskml_dist.errors import (
 )
 from daskml_dist.errors.names import NamedParameters
 from daskml_dist.inference.bare_scalers import restored_few, scaled_few
-from daskml_dist.inference.few_transformed import few_of_frame, gives_arrays, theirs
+from daskml_dist.inference.few_transformed import few_of_frame, gives_arrays, is_wrapped, theirs
 from daskml_dist.inference.transform import map_blocks, sample_rows
 
 __all__ = [
@@ -52,7 +52,10 @@ __all__ = [
     "LazyTransformerMixin",
     "answer_lazily",
     "fit_in_passes",
+    "keeping_lazy",
 ]
+
+_Kind = TypeVar("_Kind", bound=type)
 
 
 class BlockTransformer(TellsErrors, NamedParameters, Exported, BaseEstimator):
@@ -370,32 +373,50 @@ def _fits_in_passes(estimator: Any) -> bool:
 
 
 class LazyTransformerMixin(TransformerMixin):
-    """scikit-learn's mixin of transformers, whose ``set_output`` leaves Dask collections lazy.
-
-    scikit-learn's own wrapper of ``transform`` makes a dataframe in memory of any result, so it
-    would gather the rows of a Dask collection.
-    """
+    """scikit-learn's mixin of transformers, whose ``set_output`` leaves Dask collections lazy."""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
-        for name in ("transform", "fit_transform"):
-            wrapped = vars(cls).get(name)
-            if hasattr(wrapped, "__wrapped__"):  # by scikit-learn, just now
-                setattr(cls, name, _keep_lazy(wrapped))
+        keeping_lazy(cls)
 
 
-def _keep_lazy(wrapped: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that scikit-learn has wrapped, which makes lazy frames of lazy rows."""
-    plain = inspect.unwrap(wrapped)
+def keeping_lazy(kind: _Kind) -> _Kind:
+    """Let ``set_output`` of a transformer's class leave Dask collections lazy; a class decorator.
 
-    @wraps(wrapped)
+    scikit-learn wraps ``transform`` and ``fit_transform`` of each class of its mixin: where frames
+    are asked for, it makes one in memory of any result, which would gather a Dask collection.
+    """
+    for name in ("transform", "fit_transform"):
+        method: Any = getattr(kind, name, None)
+        if (
+            not hasattr(method, "keeps_lazy")
+            and (wrapped := _wrapped_by_theirs(method)) is not None
+        ):
+            setattr(kind, name, _keep_lazy(name, method, wrapped.__wrapped__))
+    return kind
+
+
+def _wrapped_by_theirs(method: Any) -> Any:
+    """Return the wrapper of scikit-learn's in a method, which others may wrap; None without one."""
+    while method is not None and not is_wrapped(method):
+        method = getattr(method, "__wrapped__", None)
+    return method
+
+
+def _keep_lazy(name: str, method: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that makes lazy frames of lazy rows; `plain` is it without a wrapper."""
+
+    @wraps(method)
     def answer(self: Any, X: Any, *args: Any, **params: Any) -> Any:
         if not _makes_frames(self) or not is_dask(X := convert_foreign(X)):
-            return wrapped(self, X, *args, **params)
+            return method(self, X, *args, **params)
         found = plain(self, X, *args, **params)
         # `fit_transform` ends in `transform`, and some make frames anyhow.
-        return found if is_dask_frame(found) else answer_lazily(self, "transform", X, params)
+        if name == "fit_transform" or is_dask_frame(found):
+            return found
+        return answer_lazily(self, name, X, params)
 
+    setattr(answer, "keeps_lazy", True)  # noqa: B010
     return answer
 
 

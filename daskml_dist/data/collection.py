@@ -163,7 +163,7 @@ class Collection:
 
     @property
     def told_numbers(self) -> tuple[ToldNumbers | None, ...]:
-        """What Dask was told of the numbers of X, y and sample_weight; None where of none."""
+        """Numbers that Dask was told of X, y and sample_weight, by its meta; None where of none."""
         return tuple(map(told_numbers, self.inputs, self.names))
 
     def delayed_blocks(self, dtype: str | None = None) -> list[Any]:

@@ -21,7 +21,7 @@ __all__ = ["ToldNumbers", "call_as_told", "told_numbers"]
 
 @dataclass(frozen=True)
 class ToldNumbers:
-    """What Dask was told of one collection that has numbers. Picklable and small.
+    """Numbers that Dask was told of a collection, by its meta. Picklable and small.
 
     Parameters
     ----------

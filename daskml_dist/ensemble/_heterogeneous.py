@@ -74,6 +74,22 @@ class Named(OnBlocks):
             self._fit_lazy(named, given, X, y, params, few)
         return self
 
+    def fit_transform(self, X: Any, y: Any = None, **fit_params: Any) -> Any:
+        """Fit, and answer the same rows by every member; arguments and errors as :meth:`fit`.
+
+        Parameters
+        ----------
+        X, y, **fit_params
+            As in :meth:`fit`.
+
+        Returns
+        -------
+        ndarray, pandas.DataFrame, dask Array or dask DataFrame
+            As :meth:`transform` returns.
+        """
+        # scikit-learn's own would make one frame in memory where ``set_output`` asks for frames.
+        return self.fit(X, y, **fit_params).transform(X)  # type: ignore[attr-defined]
+
     def _check_named(self) -> None:
         """Check that members are given with their names, which scikit-learn unpacks unseen."""
         given = self.estimators if isinstance(self.estimators, list | tuple) else ()

@@ -12,7 +12,7 @@ from sklearn.utils import _set_output
 from daskml_dist.data.feature_names import known_to_match
 from daskml_dist.data.few_plain import frame_values, frame_words, plain_frame
 
-__all__ = ["few_of_frame", "gives_arrays", "theirs"]
+__all__ = ["few_of_frame", "gives_arrays", "is_wrapped", "theirs"]
 
 
 def few_of_frame(transformer: Any, X: Any, options: dict[str, Any]) -> NDArray[Any] | None:
@@ -51,6 +51,10 @@ def gives_arrays(transformer: Any) -> bool:
 def theirs(kind: Any, base: Any) -> Callable[..., Any]:
     """Method ``transform`` of a class that comes after `base`, which makes no frames of arrays."""
     found: Any = super(base, kind).transform
-    is_wrapped = getattr(found, "__globals__", None) is vars(_set_output)
-    plain: Callable[..., Any] = found.__wrapped__ if is_wrapped else found
+    plain: Callable[..., Any] = found.__wrapped__ if is_wrapped(found) else found
     return plain
+
+
+def is_wrapped(method: Any) -> bool:
+    """Return whether scikit-learn makes the containers that ``set_output`` names of a method."""
+    return getattr(method, "__globals__", None) is vars(_set_output)

@@ -14,6 +14,7 @@ from sklearn.base import clone
 from sklearn.utils import assert_all_finite, check_random_state
 from sklearn.utils.multiclass import type_of_target
 
+from daskml_dist._transformer import keeping_lazy
 from daskml_dist.data.collection import as_collection, take_columns
 from daskml_dist.data.conversion import as_column, plain_rows, to_host
 from daskml_dist.data.foreign import convert_foreign
@@ -33,6 +34,7 @@ __all__ = ["TargetEncoder"]
 _MANY_CLASSES = 50
 
 
+@keeping_lazy
 class TargetEncoder(CategoryTransformer, preprocessing.TargetEncoder):
     """:class:`sklearn.preprocessing.TargetEncoder` for Dask collections.
 

@@ -141,9 +141,10 @@ def test_where_dask_was_told_words_or_nothing(client: Client) -> None:
     words = np.full((N, 2), "word", dtype=object)
     told = da.from_array(words, chunks=(SIZE, 2))
     blocks = [dask.delayed(words[:SIZE]), dask.delayed(words[SIZE:])]
-    for rows, y in ((told, LAZY_Y), (blocks, list(LAZY_Y.to_delayed()))):
+    labels = (LAZY_Y > 0).astype(int)
+    for rows, y in ((told, labels), (blocks, list(labels.to_delayed()))):
         with pytest.raises(InvalidDataError, match="Encode it first") as found:
-            SGDRegressor(max_iter=1, tol=None).fit(rows, y)
+            SGDClassifier(max_iter=1, tol=None).fit(rows, y)
         assert "meta" not in str(found.value)
     assert told_numbers(join_delayed(blocks, 2), "X") is None
 
