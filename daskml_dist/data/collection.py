@@ -312,11 +312,11 @@ def take_columns(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
         if not is_dataframe_like(X) or column not in X.columns:
             _check_some_columns(X, f"{name}={column!r}")
             has = (
-                f"its columns are {list(X.columns)}"
+                f"its columns are {list(X.columns)}. The steps of a pipeline may see some of them "
+                "alone"
                 if is_dataframe_like(X)
-                else "X is no frame, nor is what the steps of a pipeline make of one: take the "
-                f"column out before, {name} = X.pop({column!r})"
-            )
+                else "X is no frame, nor is what the steps of a pipeline make of one"
+            ) + f": take the column out before, {name} = X.pop({column!r})"
             if name == "sample_weight" and column == "balanced":
                 raise InvalidDataError(
                     "sample_weight='balanced' names no column of X. Classes are weighed by "
