@@ -206,7 +206,7 @@ def _client(request: pytest.FixtureRequest) -> None:
         request.getfixturevalue("client")
 
 
-@_where(("no client", "merge"), ("client", "shuffle"))
+@_where(("client", "shuffle"))
 def test_fits_and_scores(where: str, name: str) -> None:
     f = _frame(name)
     truth = linear_model.LinearRegression().fit(FRAME[X], FRAME["y"], FRAME["w"])

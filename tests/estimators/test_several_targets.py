@@ -102,7 +102,7 @@ def test_links_and_few_of_many_features() -> None:
 
 @pytest.mark.parametrize(
     "policy",
-    ["sync", pytest.param("allreduce", marks=SLOW), pytest.param("local", marks=SLOW), "average"],
+    ["sync", *(pytest.param(name, marks=SLOW) for name in ("allreduce", "local", "average"))],
 )
 def test_policies_lanes_and_streams(client: Client, policy: str) -> None:
     streamed = policy in ("sync", "average")

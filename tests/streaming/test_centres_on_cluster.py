@@ -130,7 +130,7 @@ def test_what_lanes_that_step_alone_add_counts_once(client: Any, policy: Any) ->
     np.testing.assert_allclose(ours.cluster_centers_, truth[:, 1:] / truth[:, :1], rtol=1e-9)
 
 
-@pytest.mark.parametrize("policy", ["async", "ssp", "hogwild"])
+@pytest.mark.parametrize("policy", quick(["async", "ssp", "hogwild"], "async", "hogwild"))
 def test_lanes_at_their_own_pace_count_each_row_once(
     client: Any, policy: str, tmp_path: Any
 ) -> None:
@@ -146,7 +146,7 @@ def test_lanes_at_their_own_pace_count_each_row_once(
         assert np.array_equal(again.cluster_centers_, ours.cluster_centers_)
 
 
-@pytest.mark.parametrize("policy", ["sync", "allreduce"])
+@pytest.mark.parametrize("policy", quick(["sync", "allreduce"], "sync"))
 def test_it_goes_on_after_losses_interrupts_and_ends(
     client: Any, policy: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:

@@ -18,6 +18,7 @@ from daskml_dist.policies import POLICIES
 from daskml_dist.recommender import MatrixFactorization, _stream_steps
 from daskml_dist.recommender._stream_lanes import LanesOfPairs
 from daskml_dist.training.checkpoint import Checkpoint
+from tests.quick import quick
 from tests.streaming.troubles import cut_off_next, lose_some
 
 _POLICIES = sorted(name for name, policy in POLICIES.items() if not policy().averages)
@@ -99,7 +100,7 @@ def test_lanes_that_step_together_make_the_steps_of_one_process(
     _check(ours, theirs, found, truth, rtol=1e-9)
 
 
-@pytest.mark.parametrize("policy", ["async", "ssp", "hogwild"])
+@pytest.mark.parametrize("policy", quick(["async", "ssp", "hogwild"], "async", "hogwild"))
 def test_lanes_at_their_own_pace_know_what_others_have_learned(client: Any, policy: str) -> None:
     plain = {"optimizer": "sgd", "learning_rate": 0.1}
     theirs, ours = _made(**plain), _made(policy, 2, **plain)
@@ -109,7 +110,7 @@ def test_lanes_at_their_own_pace_know_what_others_have_learned(client: Any, poli
     _check(ours, theirs, found, truth, rtol=1e-9)
 
 
-@pytest.mark.parametrize("params", [{}, _DRAWN])
+@pytest.mark.parametrize("params", [{}, pytest.param(_DRAWN, marks=pytest.mark.slow)])
 def test_it_goes_on_here_and_there_after_stops_losses_and_interrupts(
     client: Any, params: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:

@@ -20,6 +20,7 @@ from daskml_dist.linear_model import LogisticRegression, SGDClassifier
 from daskml_dist.models import BatchRows, Model, Parameters, Part, StepModel
 from daskml_dist.solvers import Statistic
 from daskml_dist.solvers.by_class import OnePass
+from tests.quick import quick
 
 N_ROWS, SIDE, N_TOKENS, LENGTH = 1_200, 8, 30, 12
 
@@ -212,7 +213,7 @@ def test_images_in_memory_go_to_workers(client: Client) -> None:
     assert found.score(*_images()) > 0.95
 
 
-@pytest.mark.parametrize("kind", LAZY)
+@pytest.mark.parametrize("kind", quick(LAZY, "every dimension", "unknown"))
 def test_lazy_images(alone: Any, client: Client, kind: str) -> None:
     """Blocks are the same however Dask has them, and so is all that is made of them, anywhere."""
     X, y = _images()
