@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 import uuid
@@ -40,6 +41,7 @@ __all__ = [
     "proxy_of",
     "retire",
     "send_now",
+    "shorten_lost_connections",
     "submit_all",
     "until_made",
 ]
@@ -339,6 +341,31 @@ def free_tasks(
     if keys:
         with suppress(OSError):  # the scheduler is gone: the next roll call says so
             client.run_on_scheduler(free)
+
+
+def shorten_lost_connections() -> None:
+    """Let Dask tell of a scheduler that is gone in a line, in this process from now on.
+
+    It logs fifty lines: of a worker whose heartbeat fails while its cluster closes, and of a client
+    that is closed while it tries to connect again. Called again, it changes nothing.
+    """
+    for name in ("distributed.worker", "distributed.client"):
+        logging.getLogger(name).addFilter(_tell_in_a_line)
+
+
+#: Start of what a worker logs where its heartbeat fails.
+HEARTBEAT_FAILED = "Failed to communicate with scheduler during heartbeat"
+
+
+def _tell_in_a_line(record: logging.LogRecord) -> bool:
+    """Take the traceback from a record of a lost connection; drop one of a cancelled attempt."""
+    error = record.exc_info[1] if record.exc_info else None
+    if record.name == "distributed.client":
+        return not isinstance(error, asyncio.CancelledError)
+    if isinstance(error, OSError) and record.getMessage().startswith(HEARTBEAT_FAILED):
+        record.msg, record.args = f"{HEARTBEAT_FAILED}: the scheduler is gone.", ()
+        record.exc_info = record.exc_text = None
+    return True
 
 
 def end_quietly(loop: Any) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import inspect
 import io
 import logging
 import os
@@ -15,13 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import dask
+import distributed
 import numpy as np
 import pytest
 from distributed import CancelledError, Client, Event, LocalCluster, get_client, get_worker
+from distributed.comm import CommClosedError
 
 from daskml_dist.data.collection import as_collection
 from daskml_dist.training.client.on_cluster import ClusterEngine
 from daskml_dist.training.dask_internals import (
+    HEARTBEAT_FAILED,
     ask_for,
     before_closing,
     count_actors,
@@ -34,6 +39,7 @@ from daskml_dist.training.dask_internals import (
     is_workers_own,
     list_workers,
     retire,
+    shorten_lost_connections,
 )
 from daskml_dist.training.shields import process_group, shield, unshield
 
@@ -248,6 +254,40 @@ def test_a_worker_is_evicted_and_another_retired() -> None:
         assert _until(lambda: first not in list_workers(client))
         retire(client, second)
         assert _until(lambda: second not in list_workers(client))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "error", "told"),
+    [
+        ("worker", HEARTBEAT_FAILED, CommClosedError("closed"), "the scheduler is gone"),
+        ("worker", HEARTBEAT_FAILED, ValueError("another"), "Traceback"),
+        ("worker", "Another failure", CommClosedError("closed"), "Traceback"),
+        ("client", "", asyncio.CancelledError(), None),
+        ("client", "", CommClosedError("closed"), "Traceback"),
+    ],
+)
+def test_a_scheduler_that_is_gone_is_told_in_a_line(
+    name: str, text: str, error: BaseException, told: str | None
+) -> None:
+    shorten_lost_connections()
+    logger, stream = logging.getLogger(f"distributed.{name}"), io.StringIO()
+    handler = logging.StreamHandler(stream)
+    logger.addHandler(handler)
+    try:
+        raise error
+    except BaseException:
+        logger.exception(text)
+    finally:
+        logger.removeHandler(handler)
+    found = stream.getvalue()
+    assert (told or "") in found
+    assert ("Traceback" in found) == (told == "Traceback")
+    if told != "Traceback":
+        assert len(found.splitlines()) == (told is not None)
+
+
+def test_dask_still_tells_of_a_failed_heartbeat_in_these_words() -> None:
+    assert HEARTBEAT_FAILED in inspect.getsource(distributed.Worker.heartbeat)
 
 
 def test_a_loop_of_our_own_ends_quietly(caplog: pytest.LogCaptureFixture) -> None:

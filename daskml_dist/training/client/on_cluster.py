@@ -27,7 +27,7 @@ from daskml_dist.training.client.early import Early
 from daskml_dist.training.client.quiet import silence
 from daskml_dist.training.client.seat_log import SeatLog
 from daskml_dist.training.client.shielding import Shielding
-from daskml_dist.training.dask_internals import end_quietly
+from daskml_dist.training.dask_internals import end_quietly, shorten_lost_connections
 from daskml_dist.training.engine import Engine, FitResult
 from daskml_dist.training.spec import FitSpec, Streaming
 
@@ -60,6 +60,7 @@ class ClusterEngine(Engine):
         device: str = "cpu",
     ) -> None:
         super().__init__()
+        shorten_lost_connections()
         self._client = client
         self._collection = collection
         self._rows = ClusterRows(client, collection, memory_budget, device, self.tell)

@@ -32,7 +32,12 @@ from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.server import ParameterServer
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.ps.snapshots import Holding, ServerSnapshot
-from daskml_dist.training.dask_internals import ask_for, before_closing, is_wanted
+from daskml_dist.training.dask_internals import (
+    ask_for,
+    before_closing,
+    is_wanted,
+    shorten_lost_connections,
+)
 from daskml_dist.training.spec import FitSpec, TrainerResult, TrainerSpec
 from daskml_dist.training.worker.orders import (
     Line,
@@ -317,6 +322,7 @@ def run_trainer(fit: FitSpec, spec: TrainerSpec, blocks: list[Bundle] | bytes) -
     worker = get_worker()
     key = worker.get_current_task()
     secede()
+    shorten_lost_connections()
     say_hello(worker, spec.run_id, spec.name)
     before_closing(worker, spec.run_id, partial(take_leave, worker, spec.run_id))
     line = Line(
