@@ -64,7 +64,7 @@ def measured_costs(
         if sparse is None:
             probes = family.probes(estimator, place, several=several)
         else:
-            probes = _parts_of(sparse, family)
+            probes = _parts_of(sparse, family.drawn_params(estimator, sparse, place))
         bench.run(probes[-1] if sparse else probes[0])  # loads compiled loops
         timings = [bench.fit(probe) for probe in probes]
         values = fitted_values([one for timing in timings for one in timing.equations], known)
@@ -160,11 +160,11 @@ class _Bench:
         return rows
 
 
-def _parts_of(rows: RowsShape, family: Family) -> list[Probe]:
+def _parts_of(rows: RowsShape, params: Mapping[str, Any]) -> list[Probe]:
     """Return fits to parts of sparse rows, the smallest first."""
     each = max(rows.row_entries, 1.0)
     sizes = {min(max(int(n / each), _FEWEST_DRAWN), rows.n_rows) for n in _DRAWN_ENTRIES}
-    return [Probe(n, rows.n_features, params=family.drawn_params, times=2) for n in sorted(sizes)]
+    return [Probe(n, rows.n_features, params=params, times=2) for n in sorted(sizes)]
 
 
 def _drawn(rows: RowsShape, n: int) -> tuple[Any, Any]:

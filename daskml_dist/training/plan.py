@@ -25,7 +25,7 @@ from daskml_dist.training.spec import FitSpec, RunSpec, Streaming, training_rows
 from daskml_dist.training.survey import Survey
 from daskml_dist.training.work import StepWork
 
-__all__ = ["batch_rows", "lane_batch", "make_fit", "make_target_shift"]
+__all__ = ["batch_rows", "lane_batch", "make_fit", "make_target_shift", "most_batch_rows"]
 
 #: Steps of a pass at most, with automatic batches; and where rows are streamed.
 _MANY_STEPS, _STREAMED_STEPS = 4096, 2048
@@ -75,7 +75,7 @@ def make_fit(
     if settings.batch_size == "auto" and _may_step_row_by_row(settings, survey, model):
         settings = replace(settings, policy=settings.policy.of_single_rows())
     single_rows = _steps_row_by_row(settings, survey, model)
-    batch_size = batch_rows(settings.batch_size, lanes, streaming, _most_rows(model))
+    batch_size = batch_rows(settings.batch_size, lanes, streaming, most_batch_rows(model))
     if single_rows and not settings.policy.average_every:
         batch_size = _rows_at_a_time(lanes)
     steps = pass_steps(lanes, batch_size, fraction)
@@ -268,7 +268,7 @@ def batch_rows(
     return max(few, int(2 ** np.ceil(np.log2(max(rows, 1) / most))))
 
 
-def _most_rows(model: StepModel) -> int:
+def most_batch_rows(model: StepModel) -> int:
     """Rows of an automatic batch at most."""
     many = (_SPARSE_ROWS,) if model.linear is not None else (_PAIRED_ROWS, _SPARSE_ROWS)
     return next((n for n in many if _touches_few(model, n)), _DENSE_ROWS)

@@ -247,12 +247,15 @@ def test_fits_without_a_plan(estimator: Any, rows: Any, error: type[Exception], 
 
 
 def test_parts_of_sparse_rows_are_as_large_as_their_entries_tell() -> None:
-    rows = RowsShape(10**6, 10**5, 2, "float64", entries=100.0)
-    parts = measure._parts_of(rows, STEPS)
+    rows = RowsShape(10**6, 10**6, 2, "float64", entries=100.0)
+    params = STEPS.drawn_params(SGDClassifier(), rows, inline_place(None))
+    # Of the batches of the whole fit, which those of so few rows would not be.
+    assert params["batch_size"] == 512
+    parts = measure._parts_of(rows, params)
     assert [part.n_rows for part in parts] == [n // 100 for n in measure._DRAWN_ENTRIES]
-    assert {part.params["max_iter"] for part in parts} == {4}
+    assert all(part.params == params for part in parts)
     few = dataclasses.replace(rows, n_rows=1000)
-    assert [part.n_rows for part in measure._parts_of(few, STEPS)] == [1000]
+    assert [part.n_rows for part in measure._parts_of(few, params)] == [1000]
 
 
 @pytest.mark.parametrize("estimator", [SGDClassifier(), LogisticRegression()])

@@ -74,8 +74,6 @@ class Family(ABC):
     distinct: ClassVar[int] = 1000
     #: Whether its counts are those of the stored entries of sparse rows.
     takes_sparse: ClassVar[bool] = False
-    #: Parameters of fits to a part of sparse rows.
-    drawn_params: ClassVar[Mapping[str, Any]] = {}
 
     # -- what a fit does -----------------------------------------------------------------------
 
@@ -90,6 +88,10 @@ class Family(ABC):
     def probes(self, estimator: Any, place: Place, *, several: bool) -> Sequence[Probe]:
         """Tiny fits that tell the costs at a place, of several outputs or of one."""
         raise NotImplementedError
+
+    def drawn_params(self, estimator: Any, rows: RowsShape, place: Place) -> Mapping[str, Any]:
+        """Return the parameters of fits to a part of sparse rows."""
+        return {}
 
     # -- how it may be asked -------------------------------------------------------------------
 

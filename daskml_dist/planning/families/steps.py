@@ -16,7 +16,7 @@ from daskml_dist.planning.places import Place
 from daskml_dist.planning.rows import RowsShape
 from daskml_dist.policies import Policy, get_policy
 from daskml_dist.training.calibration import sample_size
-from daskml_dist.training.plan import batch_rows
+from daskml_dist.training.plan import batch_rows, most_batch_rows
 from daskml_dist.training.run import INLINE
 from daskml_dist.training.settings import Settings
 
@@ -42,6 +42,8 @@ _CACHE, _AHEAD = 1 << 23, 256
 _MOST_LANES = 8
 #: Passes after the early steps, and passes at most.
 _LATE, _MOST_PASSES = 3, 80
+#: Passes of fits to a part of sparse rows.
+_DRAWN_PASSES = 4
 
 
 class LinearSteps(Family):
@@ -61,7 +63,6 @@ class LinearSteps(Family):
     usual_there: ClassVar = {"fit": 0.1, "read": 4e-9, "pass": 1e-3, "step": 6e-5}
     share = 0
     takes_sparse = True
-    drawn_params: ClassVar = {"max_iter": 4, "tol": None, "early_stopping": False}
     #: The estimator that a plan is made of, and its settings, which take long to check.
     _kept: tuple[weakref.ref[Any], Settings] | None = None
 
@@ -83,8 +84,8 @@ class LinearSteps(Family):
         """Counts of a fit; rows are shared by the trainers, each with some lanes."""
         settings = self._settings(estimator)
         model = self._model(estimator, rows)
-        lane = [LaneSpec(0, (Segment(0, 0, -(-rows.n_rows // place.lanes)),))]
-        batch = batch_rows(settings.batch_size, lane)
+        lane = _lane(rows, place)
+        batch = batch_rows(settings.batch_size, lane, None, most_batch_rows(model))
         size = min(batch or lane[0].n_rows, lane[0].n_rows)
         steps = pass_steps(lane, batch, settings.validation_fraction)
         piloted = settings.auto_rate and settings.calibrates
@@ -143,6 +144,15 @@ class LinearSteps(Family):
             return [*found, _probe(few * place.lanes, d, few, 3, 1)]
         passes = -(-_EARLY_STEPS * _MANY_BATCH // few) + 2
         return [*found, _probe(few * place.lanes, d, _MANY_BATCH, 3, passes)]
+
+    def drawn_params(self, estimator: Any, rows: RowsShape, place: Place) -> dict[str, Any]:
+        """Return few passes, in the batches of the whole fit: a step costs what it costs there."""
+        settings, model = self._settings(estimator), self._model(estimator, rows)
+        widest = most_batch_rows(model)
+        batch = batch_rows(settings.batch_size, _lane(rows, place), None, widest)
+        return {
+            "max_iter": _DRAWN_PASSES, "tol": None, "early_stopping": False, "batch_size": batch,
+        }  # fmt: skip
 
     def equations(
         self, work: Work, fitted: Any, seconds: float, records: Sequence[float]
@@ -229,7 +239,14 @@ class LinearSteps(Family):
 
     def _model(self, estimator: Any, rows: RowsShape) -> LinearModel:
         fit_intercept = bool(estimator._all_params()["fit_intercept"])
-        return LinearModel(estimator._loss(), rows.n_features, rows.n_classes, fit_intercept)
+        return LinearModel(
+            estimator._loss(), rows.n_features, rows.n_classes, fit_intercept, touches=rows.entries
+        )
+
+
+def _lane(rows: RowsShape, place: Place) -> list[LaneSpec]:
+    """Return a lane of the rows, as those of a place have them."""
+    return [LaneSpec(0, (Segment(0, 0, -(-rows.n_rows // place.lanes)),))]
 
 
 def _probe(rows: int, d: int, batch: int, outputs: int, passes: int, times: int = 1) -> Probe:
