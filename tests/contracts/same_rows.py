@@ -163,7 +163,8 @@ def _has_class_without_weight(case: Case, held: Given) -> bool:
     """Whether no row of some class weighs anything: its intercept has no optimum, but falls."""
     if "classes" not in case.of.targets or case.of.is_metric:
         return False
-    sums = pd.Series(np.asarray(plain(held.w), float)).groupby(np.asarray(plain(held.y))).sum()
+    weight, labels = np.ravel(np.asarray(plain(held.w), float)), np.ravel(np.asarray(plain(held.y)))
+    sums = pd.Series(weight).groupby(labels).sum()
     return bool((sums == 0).any())
 
 
