@@ -146,7 +146,8 @@ def plainly(results: Callable[..., dict[str, Any]], thing: Any) -> Callable[[Giv
             # scikit-learn's solvers end further from the optimum on sparse and float32 rows, sums
             # of small integers overflow, and its sums of booleans (a mixture's) are booleans.
             X = X.toarray() if sparse.issparse(X) else X
-            X = X.astype(float) if getattr(X, "dtype", np.dtype("O")).kind in "biuf" else X
+            dtypes = list(X.dtypes) if isinstance(X, pd.DataFrame) else [X.dtype]
+            X = X.astype(float) if all(dtype.kind in "biuf" for dtype in dtypes) else X
         return results(thing, Given(X, np.asarray(plain(given.y)), w, row))
 
     return of
