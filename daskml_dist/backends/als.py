@@ -272,11 +272,11 @@ class LeastSquares:
 
     def _conjugate(self, ratings: Ratings, by: Regressors, out: NDArray[Any]) -> None:
         kernels, by = _kernels(), by.padded(out.dtype)
-        vectors, (room, _) = np.zeros((4, 1, by.width), out.dtype), _room(by, out.dtype)
+        vectors, room = np.zeros((4, 1, by.width), out.dtype), _room(by, out.dtype)
         gram = by.gram.astype(out.dtype, copy=False)
         told = self.implicit, self.alpha, self.reg, gram, self.steps, _ENOUGH[out.itemsize]
         A, _ = _system(by, out.dtype)
-        kernels.conjugate_rows(*ratings, by.factors, by.offsets, *told, A, vectors, room, out)
+        kernels.conjugate_rows(*ratings, by.factors, by.offsets, *told, A, vectors, *room, out)
 
 
 def _kernels() -> Any:

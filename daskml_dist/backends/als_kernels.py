@@ -25,6 +25,7 @@ from daskml_dist.backends.vector_rows import (
     add_rows,
     add_rows_wide,
     dot,
+    dot_fours,
 )
 
 __all__ = ["CHUNK", "add_ratings", "conjugate_rows", "errors_of_rows", "solve_rows", "solve_system"]
@@ -210,7 +211,8 @@ def _inverse_size(A: Any, room: Any, n: int) -> float:
 @_fast
 def conjugate_rows(
     indptr: Any, indices: Any, values: Any, Y: Any, offsets: Any, implicit: bool, alpha: float,
-    reg: float, gram: Any, steps: int, enough: float, A: Any, vectors: Any, room: Any, out: Any,
+    reg: float, gram: Any, steps: int, enough: float, A: Any, vectors: Any, room: Any, order: Any,
+    out: Any,
 ) -> None:  # fmt: skip
     """Make some steps of conjugate gradients for each row, in place.
 
@@ -241,7 +243,7 @@ def conjugate_rows(
             shared, made, last = A, True, start
         else:
             r[:, :] = 0
-        _add_shared(shared, made, shift, -1.0, x, r)
+        _add_shared(shared, made, shift, -1.0, x, r, room, order)
         _add_products(
             indices, values, Y, offsets, implicit, alpha, True, -1.0, x, r, room, start, last
         )  # fmt: skip
@@ -252,7 +254,7 @@ def conjugate_rows(
             if not square > end:
                 break
             q[:, :] = 0
-            _add_shared(shared, made, shift, 1.0, p, q)
+            _add_shared(shared, made, shift, 1.0, p, q, room, order)
             _add_products(
                 indices, values, Y, offsets, implicit, alpha, False, 1.0, p, q, room, start, last
             )  # fmt: skip
@@ -278,15 +280,18 @@ def _mirror(A: Any, n: int) -> None:
 
 
 @_inside
-def _add_shared(gram: Any, made: bool, shift: float, sign: float, x: Any, out: Any) -> None:
+def _add_shared(
+    gram: Any, made: bool, shift: float, sign: float, x: Any, out: Any, room: Any, order: Any
+) -> None:
     """Add the product of a vector and the part of a matrix that is there, times a sign."""
-    width, signed = x.shape[1], x.dtype.type(sign)
+    width, signed, scales = x.shape[1], x.dtype.type(sign), room[0]
     scale = signed * x.dtype.type(shift)
     for j in range(width):
         out[0, j] += scale * x[0, j]
+        scales[j] = signed * x[0, j]
     if made:
-        for k in range(width):
-            add_row(out, 0, gram, k, signed * x[0, k], 0, width)
+        # A symmetric matrix: the sum of its rows, which stays in registers.
+        _add_rows(out, gram, order, scales, width)
 
 
 @_inside
@@ -299,11 +304,13 @@ def _add_products(
     for first in range(start, stop, CHUNK):
         m = min(CHUNK, stop - first)
         rows = indices[first : first + m]
-        for i in range(m):
-            scales[i] = signed * dot(x, 0, Y, np.int64(rows[i]), 0, width)
+        fours = m - m % 4
+        dot_fours(x, Y, rows, scales, fours, width)
+        for i in range(fours, m):
+            scales[i] = dot(x, 0, Y, np.int64(rows[i]), 0, width)
         for i in range(m):
             w, t = _terms(values[first + i], rows[i], offsets, implicit, alpha, signed)
-            scales[i] = w * scales[i] + t if aimed else w * scales[i]
+            scales[i] = w * (signed * scales[i]) + t if aimed else w * (signed * scales[i])
         _add_rows(out, Y, rows, scales, m)
 
 
