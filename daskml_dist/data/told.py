@@ -91,7 +91,8 @@ def call_as_told(
 def _are_numbers(block: Any) -> bool:
     """Return whether a block of an array or series holds numbers, or objects that are numbers."""
     block = to_host(block)
-    if sparse.issparse(block):
+    # A nullable series has numbers by its dtype, and becomes objects where some are missing.
+    if sparse.issparse(block) or getattr(getattr(block, "dtype", None), "kind", "O") in "biufc":
         return True
     values = np.asarray(block)
     if values.dtype.kind in "biufc" or not values.size:

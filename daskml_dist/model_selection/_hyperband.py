@@ -121,6 +121,7 @@ multimetric_
     """
 
     _has_peer = False
+    _keeps_sides = True
 
     def __init__(
         self,

@@ -57,6 +57,8 @@ class SearchOnDask(TellsErrors, NamedParameters, Exported):
     verbose: Any
     #: Whether scikit-learn has such a search, for rows in memory.
     _has_peer: ClassVar[bool] = True
+    #: Whether the search itself keeps both sides of each split on the workers.
+    _keeps_sides: ClassVar[bool] = False
 
     @taking_client
     def fit(self, X: Any, y: Any = None, *, groups: Any = None, **params: Any) -> Self:
@@ -106,6 +108,7 @@ class SearchOnDask(TellsErrors, NamedParameters, Exported):
             self.n_splits_ = splits.n_splits
             # A stack holds the rows itself; those for fits of others are gathered in one reading.
             reads_once = stacks([self.estimator]) or not knows_dask(self.estimator)
+            reads_once |= self._keeps_sides
             with nullcontext(splits) if reads_once else splits.kept() as splits:
                 self.cv_results_ = self._searched(splits, scorers)
                 self.scorer_ = scorers if self.multimetric_ else scorers["score"]

@@ -23,6 +23,7 @@ from daskml_dist.data.collection import Collection, take_columns
 from daskml_dist.data.foreign import convert_foreign
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import Passes, reduce_parts
+from daskml_dist.data.waiting import tell_releases
 from daskml_dist.diagnostics.works import reading, tell
 from daskml_dist.errors import TrainingError
 from daskml_dist.inference.share import current_client
@@ -234,6 +235,7 @@ class Splits:
             # At once, since Python may collect what the search leaves behind much later.
             for future in futures:
                 future.release()
+            tell_releases(client)
         yield self
 
     def of_split(self, split: int, X: Any) -> Splits:

@@ -100,7 +100,9 @@ class CategoryTransformer(BlockTransformer):
         super()._fit_infrequent_category_mapping(n_samples, category_counts, missing_indices)
 
     def _rows_to_transform(self, X: Any) -> Any:
-        return X if is_dataframe_like(X) else self._plain(X)  # distinct values alone are made plain
+        # Of many rows distinct values alone are made plain.
+        many = is_dataframe_like(X) and len(X) >= _MANY_ROWS
+        return X if many else self._plain(X)
 
     def _transform(self, X: Any, *args: Any, **options: Any) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return the code of each value of X, and whether it is known.
@@ -109,7 +111,7 @@ class CategoryTransformer(BlockTransformer):
         distinct values of a column.
         """
         if np.shape(X)[0] < _MANY_ROWS or not (is_dataframe_like(X) or isinstance(X, np.ndarray)):
-            known = super()._transform(plain_rows(X), *args, **options)
+            known = super()._transform(X, *args, **options)
             return known[0], known[1]
         few, places = distinct_rows(X)
         codes, are_known = super()._transform(plain_rows(few), *args, **options)
