@@ -115,31 +115,29 @@ def data_dir() -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
-def cluster() -> Iterator[LocalCluster]:
-    """Two worker processes of one thread on the loopback interface."""
-    with LocalCluster(
-        n_workers=2,
+def _start_workers(n_workers: int, silence_logs: int) -> LocalCluster:
+    """Start worker processes of one thread on the loopback interface."""
+    return LocalCluster(
+        n_workers=n_workers,
         threads_per_worker=1,
         processes=True,
         host="127.0.0.1",
         dashboard_address=":0",
-        silence_logs=logging.ERROR,
-    ) as cluster:
+        silence_logs=silence_logs,
+    )
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[LocalCluster]:
+    """Two worker processes, which all tests share."""
+    with _start_workers(2, logging.ERROR) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="session")
 def three_workers() -> Iterator[LocalCluster]:
-    """Start three worker processes of one thread, once for all tests that may kill them."""
-    with LocalCluster(
-        n_workers=3,
-        threads_per_worker=1,
-        processes=True,
-        host="127.0.0.1",
-        dashboard_address=":0",
-        silence_logs=logging.CRITICAL,
-    ) as cluster:
+    """Three worker processes, once for all tests that may kill them."""
+    with _start_workers(3, logging.CRITICAL) as cluster:
         yield cluster
 
 

@@ -115,12 +115,10 @@ def make_passes(passes: Sequence[Pass]) -> list[Any]:
 
 def run_passes(work: Passes[S]) -> S:
     """Run a computation that asks for passes, and return its result."""
-    summaries: list[Any] = []
     try:
         asked = next(work)
         while True:
-            summaries = make_passes(asked)
-            asked = work.send(summaries)
+            asked = work.send(make_passes(asked))
     except StopIteration as end:
         result: S = end.value
         return result

@@ -107,8 +107,9 @@ class SearchOnDask(TellsErrors, NamedParameters, Exported):
             splits = Splits(self.estimator, X, y, groups, params, self.cv)
             self.n_splits_ = splits.n_splits
             # A stack holds the rows itself; those for fits of others are gathered in one reading.
-            reads_once = stacks([self.estimator]) or not knows_dask(self.estimator)
-            reads_once |= self._keeps_sides
+            reads_once = (
+                self._keeps_sides or stacks([self.estimator]) or not knows_dask(self.estimator)
+            )
             with nullcontext(splits) if reads_once else splits.kept() as splits:
                 self.cv_results_ = self._searched(splits, scorers)
                 self.scorer_ = scorers if self.multimetric_ else scorers["score"]
