@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike
+from numpy.typing import DTypeLike, NDArray
 
 __all__ = [
     "arithmetic_dtype",
@@ -63,12 +63,12 @@ def ones(shape: tuple[int, ...], dtype: DTypeLike, like: Any) -> Any:
     return _created("ones", shape, dtype, like)
 
 
-def numbers(values: Sequence[float], like: Any) -> Any:
+def numbers(values: Sequence[float] | NDArray[np.float64], like: Any) -> Any:
     """Numbers as an array of the dtype of another, where that lies.
 
     Parameters
     ----------
-    values : sequence of float
+    values : sequence of float, or array of shape (n,)
     like : array
     """
     xp = namespace(like)

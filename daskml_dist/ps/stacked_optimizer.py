@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends.entries import of_arrays
-from daskml_dist.backends.namespace import namespace
+from daskml_dist.backends.namespace import namespace, numbers
 from daskml_dist.optimizers.base import Array, Optimizer, Slots
 from daskml_dist.penalties import soft_threshold
 from daskml_dist.schedules import Constant
@@ -78,19 +78,20 @@ class StackedOptimizer(Optimizer):
             1 for rows that are penalised, else 0.
         """
         xp = namespace(w)
-        here = {name: xp.asarray(values.astype(str(w.dtype)))[None, :] for name, values in
-                (("rate", self.rates(lr)), ("l1", self.l1), ("l2", self.l2))}  # fmt: skip
-        rate, penalised = here["rate"], type(l1) is not float
+        rate, l1_strength, l2_strength = (
+            numbers(values, w)[None, :] for values in (self.rates(lr), self.l1, self.l2)
+        )
+        penalised = type(l1) is not float
         state = w, *map(slots.__getitem__, self.slot_names)
-        numbers, kind = self.each.numbers(step), type(self.each)
+        coefficients, kind = self.each.numbers(step), type(self.each)
         if penalised:
-            grad += l1 * here["l2"] * w
+            grad += l1 * l2_strength * w
         if penalised and self.l1.any():
-            strengths = l1 * here["l1"]
+            strengths = l1 * l1_strength
             if kind.at_entry_l1 is not None:
-                of_arrays(kind.at_entry_l1, xp)(state, ..., grad, rate, strengths, numbers)
+                of_arrays(kind.at_entry_l1, xp)(state, ..., grad, rate, strengths, coefficients)
                 return
-            most = of_arrays(kind.at_entry, xp)(state, ..., grad, rate, numbers) * strengths
+            most = of_arrays(kind.at_entry, xp)(state, ..., grad, rate, coefficients) * strengths
             soft_threshold(w, most)
             return
-        of_arrays(kind.at_entry, xp)(state, ..., grad, rate, numbers)
+        of_arrays(kind.at_entry, xp)(state, ..., grad, rate, coefficients)

@@ -197,9 +197,9 @@ class _Lane(FlatModule):
     def gradient_of(self, w: Any, rows: BatchRows) -> tuple[Any, Any]:
         """Gradient, in the memory that those of the parameters share, and loss."""
         torch = load_torch()
-        self.enter(w)
-        self.clear()
         with self._on_stream(w), torch.enable_grad():
+            self.enter(w)
+            self.clear()
             loss = self._drawing.call(partial(self._loss, rows), lambda: self.enter(w))
             with telling(f"The backward pass of {self.model.source.name}"):
                 self._backward(loss)
@@ -257,25 +257,33 @@ class _Lane(FlatModule):
     def outputs(self, w: Any, rows: BatchRows) -> NDArray[Any]:
         """Outputs for rows that are not trained on, on the host."""
         torch = load_torch()
-        self.enter(w)
         self.module.eval()
         try:
             with self._on_stream(w), torch.no_grad(), self._cast():
+                self.enter(w)
                 positional, named = self.model.inputs(rows.X, self.dtype, self.device)
                 output = self.module(*positional, **named)
+                first = output[0] if isinstance(output, tuple) else output
+                # The copy waits for the current stream alone, so it belongs in here.
+                found: NDArray[Any] = first.float().cpu().numpy()
         finally:
             self.module.train()
-        first = output[0] if isinstance(output, tuple) else output
-        found: NDArray[Any] = first.float().cpu().numpy()
         return found
 
     def _on_stream(self, w: Any) -> AbstractContextManager[Any]:
-        """Let torch compute on the stream of the library of `w`, so that neither waits."""
+        """Let torch compute on the stream of the library of `w`, so that neither waits.
+
+        CuPy's null stream has the address 0, from which torch would make a new stream of its own
+        pool that nothing orders (pytorch issue 182960); torch's default stream is the null stream.
+        """
         if self.device is None:
             return nullcontext()
-        torch = load_torch()
-        stream = torch.cuda.ExternalStream(stream_of(w))
-        on: AbstractContextManager[Any] = torch.cuda.stream(stream)
+        cuda, address = load_torch().cuda, stream_of(w)
+        if address == 0:
+            stream = cuda.default_stream(self.device)
+        else:
+            stream = cuda.ExternalStream(address, device=self.device)
+        on: AbstractContextManager[Any] = cuda.stream(stream)
         return on
 
     def _check_bound(self) -> None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from daskml_dist.backends import Backend, get_backend
 from daskml_dist.backends.device_memory import device_memory
 from daskml_dist.backends.devices import stored_dtype
+from daskml_dist.backends.namespace import is_host
 from daskml_dist.data.blocks import Block, check_finite_rows
 from daskml_dist.data.keyed import KeyedBlock
 from daskml_dist.errors import InvalidDataError
@@ -40,8 +41,11 @@ class ReadyBlock:
     unchecked: int | None = None
 
     def meet(self, statistic: Statistic) -> None:
-        """Make of X what a statistic asks for, before its sum."""
-        if not statistic.in_parts:
+        """Make of X what a statistic asks for, before its sum.
+
+        Features on a GPU were made ready as they were moved.
+        """
+        if not statistic.in_parts and is_host(self.X):
             self.X = get_backend("cpu").to_device(self.X)
 
     def check(self) -> None:

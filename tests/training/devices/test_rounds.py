@@ -10,19 +10,24 @@ import pytest
 from scipy import sparse
 from sklearn.base import clone
 
-from daskml_dist import Run, cluster, naive_bayes, svm
+from daskml_dist import Run, cluster, model_selection, naive_bayes, svm
 from daskml_dist.errors import (
     InvalidParameterError,
 )
 from daskml_dist.linear_model import (
     ElasticNet,
+    ElasticNetCV,
     GammaRegressor,
     HuberRegressor,
     Lasso,
+    LassoCV,
     LinearRegression,
     LogisticRegression,
+    LogisticRegressionCV,
     PoissonRegressor,
     Ridge,
+    RidgeClassifierCV,
+    RidgeCV,
     SGDClassifier,
     TweedieRegressor,
 )
@@ -52,6 +57,21 @@ ROUNDS = [
     (naive_bayes.GaussianNB(), "three"),
     (naive_bayes.BernoulliNB(), "three"),
     (cluster.KMeans(3, init=X[:3]), "three"),
+    (cluster.BisectingKMeans(3, random_state=0), "three"),
+    (RidgeCV(), "numbers"),
+    (RidgeCV(cv=2), "columns"),
+    (RidgeClassifierCV(), "three"),
+    (LassoCV(alphas=5, cv=2), "numbers"),
+    (ElasticNetCV(alphas=5, cv=2), "numbers"),
+    (LogisticRegressionCV(Cs=3, cv=2, tol=1e-6), "two"),
+]
+#: Candidates that are fitted as one, by the names of a parameter and of targets.
+SEARCHED = [
+    (LogisticRegression(tol=1e-6), "C", "two"),
+    (LogisticRegression(tol=1e-6), "C", "three"),
+    (Ridge(), "alpha", "numbers"),
+    (Lasso(), "alpha", "numbers"),
+    (SGDClassifier(**STEPS), "alpha", "two"),
 ]
 
 
@@ -62,6 +82,23 @@ ROUNDS = [
 def test_every_round_solver(gpu: None, model: Any, target: str) -> None:
     check_device(model, TARGETS[target], rtol=1e-5)
     check_device(model, TARGETS[target], rtol=1e-5, sample_weight=WEIGHT)
+
+
+@pytest.mark.parametrize(
+    ("model", "parameter", "target"),
+    SEARCHED,
+    ids=[f"{type(m).__name__}-{y}" for m, _, y in SEARCHED],
+)
+def test_candidates_of_a_search(gpu: None, model: Any, parameter: str, target: str) -> None:
+    scores = [
+        model_selection.GridSearchCV(
+            clone(model).set_params(device=device), {parameter: [0.1, 1]}, cv=2
+        )
+        .fit(X, TARGETS[target])
+        .cv_results_["split1_test_score"]
+        for device in ("gpu", "cpu")
+    ]
+    np.testing.assert_allclose(scores[0], scores[1], rtol=1e-5)
 
 
 def test_parameters_are_moved_once_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
