@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import array_api_strict as xp
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 from scipy import sparse
 
 from daskml_dist.backends import Backend
+
+xp = pytest.importorskip("array_api_strict", reason="array-api-strict is not installed")
 
 CPU, *_DEVICES = xp.__array_namespace_info__().devices()
 #: A fake device with all dtypes; others of the kind differ in their names alone.

@@ -8,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import array_api_strict as strict
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -27,6 +26,7 @@ from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import InverseScaling
 from tests.rules import one_group
 from tests.strict_backend import StrictBackend
+from tests.strict_backend import xp as strict
 
 N, FEATURES = 40, 5
 ROOMS = ["losses", "penalties.py", "optimizers", "schedules.py", "models", "solvers"]

@@ -8,8 +8,12 @@ from random import Random
 from typing import Any
 
 import numpy as np
-from hypothesis import strategies as st
+import pytest
 from sklearn.utils import get_tags
+
+pytest.importorskip("hypothesis", reason="Hypothesis is not installed")
+
+from hypothesis import strategies as st
 
 from tests.contracts.graphs import ARRAY_SOURCES, ARRAY_STEPS, FRAME_SOURCES, FRAME_STEPS
 from tests.contracts.inputs import DTYPES, SHAPES, TARGETS, WEIGHTS

@@ -20,6 +20,9 @@ from typing import Any
 
 import pytest
 from distributed import Client, LocalCluster
+
+pytest.importorskip("hypothesis", reason="Hypothesis is not installed")
+
 from hypothesis import given, seed, settings
 
 from tests.contracts import cases, relations, same_rows

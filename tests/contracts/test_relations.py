@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
+pytest.importorskip("hypothesis", reason="Hypothesis is not installed")
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 from distributed import Client
+
+pytest.importorskip("hypothesis", reason="Hypothesis is not installed")
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

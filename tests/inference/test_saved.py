@@ -17,7 +17,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import sklearn
-import skops.io
 from numpy.testing import assert_array_equal
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.compose import make_column_selector, make_column_transformer
@@ -41,6 +40,7 @@ from daskml_dist.preprocessing import KBinsDiscretizer, StandardScaler, TargetEn
 from tests.inference.test_to_sklearn import MODELS, OTHERS, fitted
 from tests.inference.twins import assert_answers
 
+skops_io = pytest.importorskip("skops.io", reason="skops is not installed")
 X = np.random.default_rng(0).normal(size=(60, 4))
 Y = (X[:, 0] > 0).astype(int)
 #: scikit-learn's classes that skops does not trust by itself.
@@ -61,7 +61,7 @@ def test_what_is_read_answers_as_what_was_saved(name: str, tmp_path: Path) -> No
     aside = ("inverse_transform",) if hasattr(model, "transform") else ()
     assert_answers(model, found, rows, 0, aside)
     # Everybody else reads scikit-learn's own.
-    unknown = skops.io.get_untrusted_types(file=tmp_path / "model.skops")
+    unknown = skops_io.get_untrusted_types(file=tmp_path / "model.skops")
     assert not [one for one in unknown if one.startswith("daskml_dist")]
     assert not unknown or name.startswith(UNKNOWN_TO_SKOPS)
 

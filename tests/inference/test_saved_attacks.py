@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
-from safetensors.numpy import save
 from scipy import sparse
 
 import daskml_dist
@@ -28,6 +27,12 @@ from daskml_dist.inference.saved.safetensors_file import _MANIFEST, _STATE, _par
 from daskml_dist.linear_model import LogisticRegression
 from daskml_dist.naive_bayes import GaussianNB
 from daskml_dist.preprocessing import LabelEncoder
+
+pytest.importorskip("safetensors", reason="safetensors is not installed")
+pytest.importorskip("skops", reason="skops is not installed")
+
+from safetensors.numpy import save
+
 from tests.inference.test_saved import _members, _members_of, _told, _written
 
 X = np.random.default_rng(0).normal(size=(60, 4))
