@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from daskml_dist._run import Run
 from daskml_dist._version import __version__
+from daskml_dist.parameters.run import Run
 
 if TYPE_CHECKING:
     from daskml_dist.inference import load, save

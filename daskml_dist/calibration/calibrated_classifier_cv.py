@@ -15,11 +15,6 @@ from sklearn.utils._metadata_requests import _routing_enabled
 from sklearn.utils.metadata_routing import process_routing
 from sklearn.utils.validation import has_fit_parameter
 
-from daskml_dist._checks import taking_client
-from daskml_dist._lazy_labels import counted_labels, encoded
-from daskml_dist._members import fit_folds, fit_members, has_few_entries, here, taken
-from daskml_dist._on_blocks import OnBlocks
-from daskml_dist._theirs import checked_as_theirs
 from daskml_dist.calibration._answers import (
     Asked,
     check_known_classes,
@@ -33,7 +28,12 @@ from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.works import doing, reading, tell
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.outside import outside
+from daskml_dist.errors.sklearn_errors import checked_as_theirs
+from daskml_dist.meta_estimators.block_predictions import OnBlocks
+from daskml_dist.meta_estimators.lazy_labels import counted_labels, encoded
+from daskml_dist.meta_estimators.members import fit_folds, fit_members, has_few_entries, here, taken
 from daskml_dist.model_selection._validation import Splits
+from daskml_dist.parameters.checks import taking_client
 from daskml_dist.svm import LinearSVC
 
 __all__ = ["CalibratedClassifierCV"]

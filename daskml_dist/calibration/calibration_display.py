@@ -6,9 +6,9 @@ from typing import Any, Self
 
 import sklearn.calibration
 
-from daskml_dist._theirs import check_fitted
 from daskml_dist.data.collection import take_columns
 from daskml_dist.data.lazy import is_dask
+from daskml_dist.errors.sklearn_errors import check_fitted
 from daskml_dist.metrics.curves import calibration_curve
 from daskml_dist.metrics.displays import UNNAMED, check_matplotlib, named, positive_scores
 

@@ -15,17 +15,17 @@ from sklearn.base import ClassNamePrefixFeaturesOutMixin, ClusterMixin
 from sklearn.metrics.pairwise import euclidean_distances
 from sklearn.utils import check_random_state
 
-from daskml_dist._base import BaseOnRows
-from daskml_dist._checks import check_one_of
-from daskml_dist._transformer import LazyTransformerMixin
-from daskml_dist._unlabelled import BaseUnlabelled
 from daskml_dist.backends import get_backend
 from daskml_dist.backends.host_kernels import centre_loops
 from daskml_dist.data.conversion import as_rows
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.outside import outside
+from daskml_dist.estimators.base import BaseOnRows
+from daskml_dist.estimators.transformer import LazyTransformerMixin
+from daskml_dist.estimators.unsupervised import BaseUnlabelled
 from daskml_dist.models.unlabelled import Unlabelled
+from daskml_dist.parameters.checks import check_one_of
 from daskml_dist.solvers import Solution
 from daskml_dist.training.solver_plan import Rows
 from daskml_dist.training.survey import Survey

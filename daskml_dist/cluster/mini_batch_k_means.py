@@ -10,9 +10,6 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist._checks import check_count, check_flag, check_number
-from daskml_dist._run import Run
-from daskml_dist._steps import BaseSteps
 from daskml_dist.cluster._base import OfCentres
 from daskml_dist.cluster._mini_batches import (
     OVERFLOW,
@@ -27,8 +24,11 @@ from daskml_dist.cluster._streaming import LOOK, StreamedCentres
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.errors import DivergedError, InvalidParameterError
 from daskml_dist.errors.outside import outside
+from daskml_dist.estimators.gradient_steps import BaseSteps
 from daskml_dist.models.base import StepModel
 from daskml_dist.models.centres import Centres, Reassignment
+from daskml_dist.parameters.checks import check_count, check_flag, check_number
+from daskml_dist.parameters.run import Run
 from daskml_dist.policies import Policy
 from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.shard_state import ShardState

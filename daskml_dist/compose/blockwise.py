@@ -14,8 +14,6 @@ from sklearn.feature_extraction.text import HashingVectorizer
 from sklearn.preprocessing import PolynomialFeatures
 from sklearn.utils import get_tags
 
-from daskml_dist._exported import Exported
-from daskml_dist._theirs import check_fitted
 from daskml_dist.data.conversion import plain_rows
 from daskml_dist.data.foreign import convert_foreign
 from daskml_dist.data.lazy import is_dask
@@ -23,6 +21,8 @@ from daskml_dist.data.unique_names import check_unique_names
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.names import NamedParameters
 from daskml_dist.errors.nearest import nearest
+from daskml_dist.errors.sklearn_errors import check_fitted
+from daskml_dist.estimators.export import Exported
 from daskml_dist.inference.fitted import is_fitted
 from daskml_dist.inference.transform import map_blocks, sample_rows
 

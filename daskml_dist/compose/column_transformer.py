@@ -15,8 +15,6 @@ from sklearn.frozen import FrozenEstimator
 from sklearn.pipeline import Pipeline
 from sklearn.utils import get_tags
 
-from daskml_dist._theirs import checked_as_theirs
-from daskml_dist._transformer import BlockTransformer, fit_in_passes
 from daskml_dist.compose.blockwise import Blockwise
 from daskml_dist.data.clients import computing_client
 from daskml_dist.data.collection import as_collection
@@ -29,6 +27,8 @@ from daskml_dist.diagnostics.works import reading, tell
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.arguments import telling_arguments
 from daskml_dist.errors.nearest import nearest
+from daskml_dist.errors.sklearn_errors import checked_as_theirs
+from daskml_dist.estimators.transformer import BlockTransformer, fit_in_passes
 
 __all__ = ["ColumnTransformer", "make_column_transformer"]
 

@@ -18,8 +18,8 @@ from dask.delayed import delayed
 from numpy.typing import NDArray
 from sklearn.utils import check_random_state
 
-from daskml_dist._checks import check_count, check_number
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.parameters.checks import check_count, check_number
 
 __all__ = ["make_blobs", "make_classification", "make_counts", "make_regression"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist._unlabelled import BaseUnlabelledTransformer
+from daskml_dist.estimators.unsupervised import BaseUnlabelledTransformer
 from daskml_dist.solvers import Solution
 
 __all__ = ["Components", "Projected", "result_dtype"]

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from sklearn import decomposition
 from sklearn.utils import gen_batches
 
-from daskml_dist._transformer import BlockTransformer
 from daskml_dist.data.blocks import check_finite_rows
 from daskml_dist.data.collection import Collection, as_collection, take_columns
 from daskml_dist.data.conversion import as_rows
@@ -21,6 +20,7 @@ from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import fold_parts
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import DivergedError, InvalidDataError, as_ours
+from daskml_dist.estimators.transformer import BlockTransformer
 
 __all__ = ["IncrementalPCA"]
 

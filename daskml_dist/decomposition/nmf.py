@@ -12,8 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils import check_random_state
 
-from daskml_dist._checks import check_count, check_flag, check_number, check_one_of
-from daskml_dist._run import Run
 from daskml_dist.backends import get_backend
 from daskml_dist.data.collection import take_columns
 from daskml_dist.decomposition._base import Array, Components
@@ -21,6 +19,8 @@ from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.outside import outside
 from daskml_dist.models.nonnegative import Updates, check_signs
 from daskml_dist.models.unlabelled import Unlabelled
+from daskml_dist.parameters.checks import check_count, check_flag, check_number, check_one_of
+from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution, Solver
 from daskml_dist.solvers.multiplicative import MultiplicativeNMF
 from daskml_dist.solvers.nmf import LeastSquaresNMF, best_weights

@@ -11,11 +11,17 @@ from numpy.typing import NDArray
 from scipy import linalg
 from sklearn.decomposition._pca import _infer_dimension
 
-from daskml_dist._checks import check_count, check_flag, check_number, check_one_of, seed_of
-from daskml_dist._run import Run
 from daskml_dist.decomposition._base import Array, Components, Projected
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.models.unlabelled import Unlabelled
+from daskml_dist.parameters.checks import (
+    check_count,
+    check_flag,
+    check_number,
+    check_one_of,
+    seed_of,
+)
+from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution, Solver
 from daskml_dist.solvers.components import CovarianceEigen
 from daskml_dist.solvers.power import PowerIterations

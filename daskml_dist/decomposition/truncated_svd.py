@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from daskml_dist._checks import check_count, check_number, check_one_of, seed_of
-from daskml_dist._run import Run
 from daskml_dist.decomposition._base import Components
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.models.unlabelled import Unlabelled
+from daskml_dist.parameters.checks import check_count, check_number, check_one_of, seed_of
+from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution, Solver
 from daskml_dist.solvers.components import CovarianceEigen
 from daskml_dist.solvers.power import PowerIterations

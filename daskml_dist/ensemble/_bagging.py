@@ -17,11 +17,6 @@ from sklearn.utils import check_random_state
 from sklearn.utils.random import sample_without_replacement
 from sklearn.utils.validation import has_fit_parameter
 
-from daskml_dist._checks import taking_client
-from daskml_dist._lazy_labels import encoded, labels_of
-from daskml_dist._members import as_array, fit_members, here, params_of, taken
-from daskml_dist._on_blocks import OnBlocks
-from daskml_dist._theirs import checked_as_theirs
 from daskml_dist.data.collection import Collection, as_collection
 from daskml_dist.data.conversion import as_column
 from daskml_dist.data.feature_names import check_feature_names, remember_dtypes
@@ -34,8 +29,13 @@ from daskml_dist.ensemble._draws import DrawnRows, Draws, weights_of
 from daskml_dist.ensemble._unseen import oob_scores, unseen_answers
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.outside import outside
+from daskml_dist.errors.sklearn_errors import checked_as_theirs
 from daskml_dist.inference.transform import sample_rows
+from daskml_dist.meta_estimators.block_predictions import OnBlocks
+from daskml_dist.meta_estimators.lazy_labels import encoded, labels_of
+from daskml_dist.meta_estimators.members import as_array, fit_members, here, params_of, taken
 from daskml_dist.model_selection._split_rows import count_rows
+from daskml_dist.parameters.checks import taking_client
 
 __all__ = ["Bagged", "Bagging"]
 

@@ -13,8 +13,6 @@ import numpy as np
 from dask.utils import is_dataframe_like
 from numpy.typing import NDArray
 
-from daskml_dist._checks import check_count, check_flag, check_number, check_one_of, seed_of
-from daskml_dist._rounds import BaseRounds
 from daskml_dist.backends.dense_rows import sparse_rows
 from daskml_dist.backends.devices import DEVICES
 from daskml_dist.callbacks.eval_monitor import name_eval_sets, name_scores, record_keys
@@ -31,10 +29,18 @@ from daskml_dist.ensemble._constraints import groups_of, signs_of
 from daskml_dist.ensemble._scoring import check_scoring, scorer_of
 from daskml_dist.ensemble._validation import GivenSets, JoinedRows, held_out, joined
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.inference.predict import map_rows
 from daskml_dist.models.grown import Grown
 from daskml_dist.models.raw_trees import RawTrees, TreeLeaves
 from daskml_dist.models.trees import Trees
+from daskml_dist.parameters.checks import (
+    check_count,
+    check_flag,
+    check_number,
+    check_one_of,
+    seed_of,
+)
 from daskml_dist.solvers import Solution
 from daskml_dist.solvers.boost import BoostSolver
 from daskml_dist.solvers.boost_losses import BoostLoss

@@ -9,10 +9,15 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist._stacks import Fits, NotStackedError, can_stack, open_stack
 from daskml_dist.data.collection import as_collection
 from daskml_dist.data.feature_names import remember_dtypes
 from daskml_dist.ensemble._draws import Draws
+from daskml_dist.estimators.batched_fits.solver_rounds import (
+    Fits,
+    NotStackedError,
+    can_stack,
+    open_stack,
+)
 from daskml_dist.models.stacked import Roles
 from daskml_dist.solvers.stacked_scores import Looks
 

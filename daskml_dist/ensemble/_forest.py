@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 from sklearn.metrics import r2_score
 
-from daskml_dist._checks import check_count, check_flag
-from daskml_dist._tree_params import is_count, is_share
-from daskml_dist._trees import BaseTrees
 from daskml_dist.ensemble._out_of_bag import accuracy, check_scored, shares_and_labels
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.outside import outside
+from daskml_dist.estimators.trees.base import BaseTrees
+from daskml_dist.estimators.trees.parameters import is_count, is_share
 from daskml_dist.models.grown import Grown
 from daskml_dist.models.trees import Trees
+from daskml_dist.parameters.checks import check_count, check_flag
 from daskml_dist.solvers import Solution
 from daskml_dist.solvers.forest_grow import times_drawn
 from daskml_dist.training.solver_plan import Rows

@@ -9,16 +9,16 @@ from sklearn.base import is_classifier
 from sklearn.preprocessing import LabelEncoder
 from sklearn.utils import Bunch
 
-from daskml_dist._checks import taking_client
-from daskml_dist._lazy_labels import counted_labels, encoded
-from daskml_dist._members import has_few_entries, here, params_of, taken
-from daskml_dist._on_blocks import OnBlocks
-from daskml_dist._theirs import checked_as_theirs
 from daskml_dist.data.foreign import convert_foreign, named_blocks
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.works import doing
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.nearest import nearest
+from daskml_dist.errors.sklearn_errors import checked_as_theirs
+from daskml_dist.meta_estimators.block_predictions import OnBlocks
+from daskml_dist.meta_estimators.lazy_labels import counted_labels, encoded
+from daskml_dist.meta_estimators.members import has_few_entries, here, params_of, taken
+from daskml_dist.parameters.checks import taking_client
 
 __all__ = ["Named", "label_encoder"]
 

@@ -11,19 +11,19 @@ import numpy as np
 from dask.delayed import delayed
 from sklearn.base import clone, is_classifier
 
-from daskml_dist._lazy_labels import check_indicators
-from daskml_dist._members import (
+from daskml_dist.data.collection import as_collection
+from daskml_dist.data.conversion import as_column
+from daskml_dist.ensemble._heterogeneous import Named, label_encoder
+from daskml_dist.errors.sklearn_errors import check_fitted, checked_as_theirs
+from daskml_dist.inference.transform import map_blocks, sample_rows
+from daskml_dist.meta_estimators.lazy_labels import check_indicators
+from daskml_dist.meta_estimators.members import (
     OutOfFold,
     as_array,
     check_weighable,
     fit_folds,
     fit_members,
 )
-from daskml_dist._theirs import check_fitted, checked_as_theirs
-from daskml_dist.data.collection import as_collection
-from daskml_dist.data.conversion import as_column
-from daskml_dist.ensemble._heterogeneous import Named, label_encoder
-from daskml_dist.inference.transform import map_blocks, sample_rows
 from daskml_dist.model_selection._checks import has_columns
 from daskml_dist.model_selection._validation import Splits
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from daskml_dist._members import fit_members
 from daskml_dist.ensemble._heterogeneous import Named
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.meta_estimators.members import fit_members
 
 __all__ = ["Voting"]
 

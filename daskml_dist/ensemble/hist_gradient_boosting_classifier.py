@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist._checks import check_class_weight, check_one_of
-from daskml_dist._classifier import BaseClassifier
-from daskml_dist._run import Run
 from daskml_dist.ensemble._boosting import BaseBoosting
 from daskml_dist.ensemble._scoring import shares
+from daskml_dist.estimators.classifier import BaseClassifier
 from daskml_dist.inference.each_row import rows_apart
+from daskml_dist.parameters.checks import check_class_weight, check_one_of
+from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution
 from daskml_dist.solvers.boost_losses import Binomial, BoostLoss, Multinomial
 from daskml_dist.training.solver_plan import Rows

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist._checks import check_number, check_one_of
-from daskml_dist._regressor import BaseRegressor
-from daskml_dist._run import Run
 from daskml_dist.ensemble._boosting import BaseBoosting
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.estimators.regressor import BaseRegressor
 from daskml_dist.inference.each_row import rows_apart
 from daskml_dist.inference.predict import written
+from daskml_dist.parameters.checks import check_number, check_one_of
+from daskml_dist.parameters.run import Run
 from daskml_dist.solvers.boost_losses import (
     AbsoluteError,
     BoostLoss,

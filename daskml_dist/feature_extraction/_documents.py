@@ -18,8 +18,6 @@ from dask.utils import is_dataframe_like, is_series_like
 from numpy.typing import NDArray
 from sklearn.base import clone
 
-from daskml_dist._theirs import check_fitted
-from daskml_dist._transformer import BlockTransformer
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.conversion import to_host
 from daskml_dist.data.lazy import is_dask, join_delayed
@@ -28,6 +26,8 @@ from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, as_ours
 from daskml_dist.errors.outside import outside
+from daskml_dist.errors.sklearn_errors import check_fitted
+from daskml_dist.estimators.transformer import BlockTransformer
 
 __all__ = [
     "DocumentTransformer",

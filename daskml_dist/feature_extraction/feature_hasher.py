@@ -6,8 +6,8 @@ from typing import Any, ClassVar, Self
 
 from sklearn import feature_extraction
 
-from daskml_dist._transformer import BlockTransformer
 from daskml_dist.data.lazy import is_dask
+from daskml_dist.estimators.transformer import BlockTransformer
 from daskml_dist.feature_extraction._documents import check_items
 
 __all__ = ["FeatureHasher"]

@@ -13,8 +13,8 @@ from scipy import sparse
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils import murmurhash3_32
 
-from daskml_dist._transformer import BlockTransformer
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.estimators.transformer import BlockTransformer
 from daskml_dist.feature_extraction._documents import check_items
 
 __all__ = ["NamespaceHasher"]

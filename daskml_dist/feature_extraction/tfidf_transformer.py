@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.feature_extraction import text
 
-from daskml_dist._transformer import BlockTransformer
 from daskml_dist.data.conversion import as_rows
+from daskml_dist.estimators.transformer import BlockTransformer
 
 __all__ = ["TfidfTransformer", "inverse_frequencies"]
 

@@ -14,9 +14,6 @@ from dask.utils import is_dataframe_like
 from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 
-from daskml_dist._checks import check_count, check_flag, check_number, check_run
-from daskml_dist._rounds import BaseRounds
-from daskml_dist._run import Run
 from daskml_dist.data.baskets import baskets_of_frame
 from daskml_dist.data.foreign import column_names_of, convert_foreign
 from daskml_dist.data.known_items import mark_known
@@ -24,7 +21,10 @@ from daskml_dist.data.optional import load_pandas
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.arguments import telling_arguments
 from daskml_dist.errors.outside import outside
+from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.models.baskets import Baskets
+from daskml_dist.parameters.checks import check_count, check_flag, check_number, check_run
+from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution
 from daskml_dist.solvers.apriori import Apriori
 from daskml_dist.training.run_settings import RunSettings

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 
-from daskml_dist._checks import check_run
-from daskml_dist._run import Run
 from daskml_dist.data.keyed.frames import Columns, entries_of_frame
 from daskml_dist.data.keyed.ids import as_ids
 from daskml_dist.data.optional import load_pandas
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.errors.outside import outside
+from daskml_dist.parameters.checks import check_run
+from daskml_dist.parameters.run import Run
 from daskml_dist.solvers.keyed import Side
 from daskml_dist.solvers.ranks import Chosen
 from daskml_dist.training.callbacks import CallbackList

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from daskml_dist._run import Run
 from daskml_dist.errors.arguments import telling_arguments
 from daskml_dist.graph._edges import edges_fit, result_frame
+from daskml_dist.parameters.run import Run
 from daskml_dist.solvers.connected import ComponentsSolver
 from daskml_dist.training.callbacks import CallbackList
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from daskml_dist._checks import check_count, check_number
-from daskml_dist._run import Run
 from daskml_dist.errors.arguments import telling_arguments
 from daskml_dist.graph._edges import edges_fit, find_chosen, result_frame, warn_unsettled
+from daskml_dist.parameters.checks import check_count, check_number
+from daskml_dist.parameters.run import Run
 from daskml_dist.solvers.ranks import PageRankSolver
 from daskml_dist.training.callbacks import CallbackList
 

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist._checks import check_count, check_number, check_one_of
-from daskml_dist._run import Run
 from daskml_dist.graph._edges import edges_fit, result_frame, warn_unsettled
+from daskml_dist.parameters.checks import check_count, check_number, check_one_of
+from daskml_dist.parameters.run import Run
 from daskml_dist.solvers.vertex import COMBINE, DIRECTIONS, VertexSolver, sides_of
 from daskml_dist.training.callbacks import CallbackList
 

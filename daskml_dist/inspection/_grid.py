@@ -11,13 +11,13 @@ import numpy as np
 from dask.utils import is_dataframe_like
 from numpy.typing import NDArray
 
-from daskml_dist._checks import check_count
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.conversion import where
 from daskml_dist.data.quantiles import ColumnSketch, merge_sketches, sketch_column
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.inspection._blocks import read_rows
+from daskml_dist.parameters.checks import check_count
 
 __all__ = ["Grid", "axes_of"]
 

@@ -14,7 +14,6 @@ from dask.utils import is_dataframe_like
 from numpy.typing import NDArray
 from sklearn.utils import Bunch
 
-from daskml_dist._theirs import check_fitted
 from daskml_dist.data.collection import as_collection
 from daskml_dist.data.foreign import convert_foreign, named_blocks
 from daskml_dist.data.reduce import reduce_parts
@@ -22,6 +21,7 @@ from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import ExportError, InvalidParameterError
 from daskml_dist.errors.arguments import telling_arguments
 from daskml_dist.errors.remedies import with_remedy
+from daskml_dist.errors.sklearn_errors import check_fitted
 from daskml_dist.inference.export import to_sklearn
 from daskml_dist.inference.share import shared
 from daskml_dist.inspection._blocks import read_rows, weights_of

@@ -12,9 +12,6 @@ from dask.utils import is_dataframe_like, parse_bytes
 from numpy.typing import NDArray
 from sklearn.utils import Bunch
 
-from daskml_dist._accepted import check_value
-from daskml_dist._checks import check_count, seed_of
-from daskml_dist._theirs import check_fitted
 from daskml_dist.data.collection import Collection, as_collection, take_columns
 from daskml_dist.data.foreign import named_blocks
 from daskml_dist.data.permutations import Draw
@@ -22,9 +19,12 @@ from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.arguments import telling_arguments
+from daskml_dist.errors.sklearn_errors import check_fitted
 from daskml_dist.inference.share import shared
 from daskml_dist.inspection._blocks import column_of, read_rows, weights_of
 from daskml_dist.inspection._scores import Score, Target, score_of
+from daskml_dist.parameters.checks import check_count, seed_of
+from daskml_dist.parameters.ignored import check_value
 
 __all__ = ["permutation_importance"]
 

@@ -12,14 +12,14 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist._linear import BaseLinear
-from daskml_dist._rounds import BaseRounds
-from daskml_dist._stacks import Stack, open_stack
 from daskml_dist.data.clients import computing_by
 from daskml_dist.data.conversion import plain_objects
 from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.estimators.batched_fits.solver_rounds import Stack, open_stack
+from daskml_dist.estimators.linear.base import BaseLinear
+from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.models.stacked import TEST, WithAll
 
 __all__ = ["CrossValidated"]

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist._stacks import Stack
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.estimators.batched_fits.solver_rounds import Stack
 from daskml_dist.linear_model._least_squares import moments_of
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.penalties import get_penalty

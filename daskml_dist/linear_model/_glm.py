@@ -10,14 +10,14 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist._checks import check_count, check_number, check_some_weight
-from daskml_dist._linear_regressor import LinearRegressor
-from daskml_dist._rounds import BaseRounds
-from daskml_dist._run import Run
 from daskml_dist.data.spread import Spread
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.estimators.linear.regressor import LinearRegressor
+from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.losses import Loss, Tweedie
 from daskml_dist.models.linear import LinearModel
+from daskml_dist.parameters.checks import check_count, check_number, check_some_weight
+from daskml_dist.parameters.run import Run
 from daskml_dist.penalties import Penalty
 from daskml_dist.solvers import PenalisedSolver, Solution, get_solver
 from daskml_dist.training.solver_plan import Rows

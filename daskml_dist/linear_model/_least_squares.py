@@ -8,9 +8,9 @@ import numpy as np
 from dask.utils import format_bytes
 from numpy.typing import NDArray
 
-from daskml_dist._linear_regressor import LinearRegressor
-from daskml_dist._rounds import BaseRounds
 from daskml_dist.errors import DivergedError, InvalidDataError
+from daskml_dist.estimators.linear.regressor import LinearRegressor
+from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.losses import Loss, SquaredError
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.solvers import Solution

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist._checks import check_weighed
-from daskml_dist._stacks import Stack
+from daskml_dist.estimators.batched_fits.solver_rounds import Stack
 from daskml_dist.models.linear import LinearModel
+from daskml_dist.parameters.checks import check_weighed
 from daskml_dist.solvers import Solution
 from daskml_dist.solvers.stacked import Column, StackedSolver, solution_of
 from daskml_dist.solvers.stacked_class_ranks import CLASS_RANKINGS

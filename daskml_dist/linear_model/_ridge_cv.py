@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist._checks import check_class_weight, check_flag, check_weighed
-from daskml_dist._rounds import BaseRounds
-from daskml_dist._stacks import Stack
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.estimators.batched_fits.solver_rounds import Stack
+from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.linear_model._cross_validated import CrossValidated
 from daskml_dist.linear_model._least_squares import check_memory, moments_of
 from daskml_dist.linear_model._rows_left_out import values_left_out
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.models.stacked import TEST
+from daskml_dist.parameters.checks import check_class_weight, check_flag, check_weighed
 from daskml_dist.solvers import RidgeLeastSquares, Solution, Solver
 from daskml_dist.solvers.by_class import OnePass
 from daskml_dist.solvers.folded import FoldedReduction

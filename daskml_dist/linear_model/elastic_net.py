@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from daskml_dist._accepted import check_accepted
-from daskml_dist._checks import check_count, check_flag, check_number, seed_of
-from daskml_dist._run import Run
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.outside import outside
 from daskml_dist.linear_model._least_squares import BaseLeastSquares
 from daskml_dist.models.linear import LinearModel
+from daskml_dist.parameters.checks import check_count, check_flag, check_number, seed_of
+from daskml_dist.parameters.ignored import check_accepted
+from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import CoordinateDescent, Solution, Solver
 from daskml_dist.training.solver_plan import Rows
 

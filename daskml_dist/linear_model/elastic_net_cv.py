@@ -10,18 +10,24 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 
-from daskml_dist._checks import check_count, check_flag, check_number, check_weighed, seed_of
-from daskml_dist._linear_regressor import LinearRegressor
-from daskml_dist._run import Run
-from daskml_dist._stacks import Stack
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.outside import outside
+from daskml_dist.estimators.batched_fits.solver_rounds import Stack
+from daskml_dist.estimators.linear.regressor import LinearRegressor
 from daskml_dist.linear_model._cross_validated import CrossValidated
 from daskml_dist.linear_model._elastic_paths import GramPaths, Settings, WidePaths
 from daskml_dist.linear_model._least_squares import gram_fits, model_of
 from daskml_dist.losses import Loss, SquaredError
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.models.stacked import TEST
+from daskml_dist.parameters.checks import (
+    check_count,
+    check_flag,
+    check_number,
+    check_weighed,
+    seed_of,
+)
+from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution
 from daskml_dist.solvers.by_class import OnePass
 from daskml_dist.solvers.folded import Grid

@@ -7,14 +7,14 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist._checks import check_count, check_number
-from daskml_dist._linear_regressor import SeveralTargets
-from daskml_dist._rounds import BaseRounds
-from daskml_dist._run import Run
 from daskml_dist.data.collection import take_columns
 from daskml_dist.data.lazy import is_dask
+from daskml_dist.estimators.linear.regressor import SeveralTargets
+from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.losses import Huber, Loss, SquaredError
 from daskml_dist.models.linear import LinearModel
+from daskml_dist.parameters.checks import check_count, check_number
+from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution, Solver
 from daskml_dist.solvers.huber import HuberScale
 from daskml_dist.solvers.of_targets import side_by_side

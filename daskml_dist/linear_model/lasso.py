@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from daskml_dist._run import Run
 from daskml_dist.linear_model.elastic_net import ElasticNet
+from daskml_dist.parameters.run import Run
 
 __all__ = ["Lasso"]
 

@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist._accepted import check_accepted
-from daskml_dist._checks import check_class_weight, check_count, check_number
-from daskml_dist._linear_classifier import LinearClassifier
-from daskml_dist._rounds import BaseRounds
-from daskml_dist._run import Run
-from daskml_dist._sparse_coef import SparseCoef
 from daskml_dist.backends.host_kernels import few_entries
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.nearest import nearest
 from daskml_dist.errors.outside import outside
+from daskml_dist.estimators.linear.classifier import LinearClassifier
+from daskml_dist.estimators.linear.sparse_coefficients import SparseCoef
+from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.losses import LogLoss, Loss
 from daskml_dist.models.linear import LinearModel
+from daskml_dist.parameters.checks import check_class_weight, check_count, check_number
+from daskml_dist.parameters.ignored import check_accepted
+from daskml_dist.parameters.run import Run
 from daskml_dist.penalties import Penalty, get_penalty
 from daskml_dist.solvers import SOLVERS, PenalisedSolver, Solution, get_solver
 from daskml_dist.training.solver_plan import Rows

@@ -12,14 +12,12 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import metadata_routing
 from sklearn.utils.metadata_routing import MetadataRouter, MethodMapping
 
-from daskml_dist._checks import check_flag
-from daskml_dist._linear_classifier import LinearClassifier
-from daskml_dist._run import Run
-from daskml_dist._sparse_coef import SparseCoef
-from daskml_dist._stacks import Stack
 from daskml_dist.data.clients import computing_by
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.outside import outside
+from daskml_dist.estimators.batched_fits.solver_rounds import Stack
+from daskml_dist.estimators.linear.classifier import LinearClassifier
+from daskml_dist.estimators.linear.sparse_coefficients import SparseCoef
 from daskml_dist.linear_model._cross_validated import CrossValidated
 from daskml_dist.linear_model._cv_routing import routed
 from daskml_dist.linear_model._logistic_paths import LogisticPaths
@@ -27,6 +25,8 @@ from daskml_dist.linear_model.logistic_regression import LogisticRegression
 from daskml_dist.losses import LogLoss, Loss
 from daskml_dist.metrics.scorers import Scorer, get_scorer
 from daskml_dist.models.stacked import TEST
+from daskml_dist.parameters.checks import check_flag
+from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution
 from daskml_dist.solvers.by_class import OnePass
 from daskml_dist.solvers.of_splits import LabelWeights

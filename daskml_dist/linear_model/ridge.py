@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist._accepted import check_accepted
-from daskml_dist._checks import check_flag, check_number
-from daskml_dist._run import Run
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.nearest import nearest
 from daskml_dist.linear_model._least_squares import BaseLeastSquares
 from daskml_dist.models.linear import LinearModel
+from daskml_dist.parameters.checks import check_flag, check_number
+from daskml_dist.parameters.ignored import check_accepted
+from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import RidgeLeastSquares, Solution, Solver
 from daskml_dist.training.solver_plan import Rows
 

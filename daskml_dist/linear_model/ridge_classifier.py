@@ -6,18 +6,18 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from daskml_dist._checks import check_class_weight
-from daskml_dist._classifier import SeveralLabels
-from daskml_dist._linear_classifier import LinearClassifier
-from daskml_dist._rounds import BaseRounds
-from daskml_dist._run import Run
-from daskml_dist._supervised import as_columns
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.estimators.classifier import SeveralLabels
+from daskml_dist.estimators.linear.classifier import LinearClassifier
+from daskml_dist.estimators.solver_rounds import BaseRounds
+from daskml_dist.estimators.supervised import as_columns
 from daskml_dist.linear_model._least_squares import check_memory
 from daskml_dist.linear_model.ridge import Ridge
 from daskml_dist.losses import Loss, SquaredError
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.models.signed_classes import SignedClasses, SignedLabels
+from daskml_dist.parameters.checks import check_class_weight
+from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution, Solver
 from daskml_dist.training.solver_plan import Rows
 from daskml_dist.training.survey import Survey

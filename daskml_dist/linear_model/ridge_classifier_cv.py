@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 
-from daskml_dist._run import Run
 from daskml_dist.linear_model._ridge_cv import BaseRidgeCV
 from daskml_dist.linear_model.ridge_classifier import LabelsToSigns, RidgeClassifier
+from daskml_dist.parameters.run import Run
 
 __all__ = ["RidgeClassifierCV"]
 

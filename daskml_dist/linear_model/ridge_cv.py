@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from sklearn.base import BaseEstimator, RegressorMixin
 
-from daskml_dist._checks import check_one_of
-from daskml_dist._run import Run
 from daskml_dist.linear_model._least_squares import BaseLeastSquares
 from daskml_dist.linear_model._ridge_cv import BaseRidgeCV
 from daskml_dist.linear_model.ridge import Ridge
+from daskml_dist.parameters.checks import check_one_of
+from daskml_dist.parameters.run import Run
 
 __all__ = ["RidgeCV"]
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from daskml_dist._linear_classifier import LinearClassifier
-from daskml_dist._run import Run
-from daskml_dist._sgd import BaseSGD
-from daskml_dist._sgd_params import with_epsilon
-from daskml_dist._sparse_coef import SparseCoef
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.estimators.linear.classifier import LinearClassifier
+from daskml_dist.estimators.linear.sgd import BaseSGD
+from daskml_dist.estimators.linear.sgd_parameters import with_epsilon
+from daskml_dist.estimators.linear.sparse_coefficients import SparseCoef
 from daskml_dist.losses import Loss, get_loss
 from daskml_dist.losses.of_labels import OF_LABELS, of_labels
 from daskml_dist.optimizers import Optimizer
+from daskml_dist.parameters.run import Run
 from daskml_dist.policies import Policy
 from daskml_dist.schedules import Schedule
 

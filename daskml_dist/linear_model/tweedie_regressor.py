@@ -5,10 +5,10 @@ from __future__ import annotations
 from numbers import Real
 from typing import Any
 
-from daskml_dist._run import Run
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.linear_model._glm import GeneralizedLinearRegressor
 from daskml_dist.losses import Tweedie
+from daskml_dist.parameters.run import Run
 
 __all__ = ["TweedieRegressor"]
 

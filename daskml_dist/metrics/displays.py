@@ -11,9 +11,9 @@ import numpy as np
 import sklearn.metrics as theirs
 from numpy.typing import NDArray
 
-from daskml_dist._theirs import check_fitted
 from daskml_dist.data.collection import take_columns
 from daskml_dist.errors import DaskMLDistError, InvalidParameterError
+from daskml_dist.errors.sklearn_errors import check_fitted
 from daskml_dist.metrics._columns import is_lazy
 from daskml_dist.metrics._pairs import paired_rows
 from daskml_dist.metrics.ranking import COLUMNS, MAX_THRESHOLDS, check_limit, one_run

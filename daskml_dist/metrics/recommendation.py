@@ -12,11 +12,11 @@ from dask.delayed import delayed
 from dask.utils import is_dataframe_like
 from numpy.typing import NDArray
 
-from daskml_dist._checks import check_count
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.errors.arguments import telling_arguments
 from daskml_dist.inference.hits import gains, hits_of, precisions
+from daskml_dist.parameters.checks import check_count
 
 __all__ = ["ndcg_at_k", "precision_at_k"]
 

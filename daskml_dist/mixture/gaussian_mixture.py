@@ -10,14 +10,20 @@ from numpy.typing import NDArray
 from sklearn.base import DensityMixin
 from sklearn.utils import check_random_state
 
-from daskml_dist._checks import check_count, check_flag, check_number, check_one_of, seed_of
-from daskml_dist._run import Run
-from daskml_dist._unlabelled import BaseUnlabelled
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.estimators.unsupervised import BaseUnlabelled
 from daskml_dist.mixture._checks import given_covariances, given_means, given_weights
 from daskml_dist.mixture._rows import OfMixture, labels, likelihoods, shares
 from daskml_dist.models.mixture import Mixture
 from daskml_dist.models.unlabelled import Unlabelled
+from daskml_dist.parameters.checks import (
+    check_count,
+    check_flag,
+    check_number,
+    check_one_of,
+    seed_of,
+)
+from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution
 from daskml_dist.solvers.em import MixtureSolver
 from daskml_dist.training.solver_plan import Rows

@@ -13,11 +13,11 @@ from sklearn import model_selection
 from sklearn.base import clone
 from sklearn.utils import check_random_state
 
-from daskml_dist._theirs import telling_errors
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.arguments import telling_arguments
 from daskml_dist.errors.outside import outside
+from daskml_dist.errors.sklearn_errors import telling_errors
 from daskml_dist.metrics.scorers import get_scorers
 from daskml_dist.model_selection._roles import TEST, TRAIN
 from daskml_dist.model_selection._routing import weighed_scores

@@ -15,7 +15,6 @@ from sklearn.experimental import enable_halving_search_cv  # noqa: F401
 from sklearn import model_selection  # isort: skip
 from sklearn.base import is_classifier
 
-from daskml_dist._checks import check_number, taking_client
 from daskml_dist.data.foreign import convert_foreign
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.works import tell, tell_rung
@@ -26,6 +25,7 @@ from daskml_dist.model_selection._results import table_of
 from daskml_dist.model_selection._search import Candidates, SearchOnDask, index_of
 from daskml_dist.model_selection._thinning import count_of_rows, labels_of, thinned_splits
 from daskml_dist.model_selection._validation import Fitted, Splits
+from daskml_dist.parameters.checks import check_number, taking_client
 
 __all__ = ["HalvingGridSearchCV", "HalvingOnDask", "HalvingRandomSearchCV"]
 

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from sklearn import model_selection, naive_bayes
 from sklearn.base import is_classifier
 
-from daskml_dist._checks import check_count, check_number
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.works import tell, tell_rung
 from daskml_dist.errors import InvalidParameterError
@@ -31,6 +30,7 @@ from daskml_dist.model_selection._resumed import (
 from daskml_dist.model_selection._search import SearchOnDask
 from daskml_dist.model_selection._thinning import labels_of
 from daskml_dist.model_selection._validation import Fitted, Splits
+from daskml_dist.parameters.checks import check_count, check_number
 
 __all__ = ["HyperbandSearchCV"]
 

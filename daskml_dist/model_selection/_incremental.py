@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from daskml_dist._checks import check_count, check_number
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.model_selection._brackets import Bracket, decaying_bracket
 from daskml_dist.model_selection._hyperband import HyperbandSearchCV
+from daskml_dist.parameters.checks import check_count, check_number
 
 __all__ = ["IncrementalSearchCV"]
 

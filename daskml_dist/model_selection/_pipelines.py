@@ -17,10 +17,10 @@ from dask.base import tokenize
 from sklearn.base import clone
 from sklearn.pipeline import Pipeline
 
-from daskml_dist._transformer import fit_in_passes
 from daskml_dist.data.reduce import Passes, in_lock_step, run_passes
 from daskml_dist.diagnostics.works import reading, tell
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.estimators.transformer import fit_in_passes
 from daskml_dist.model_selection._checks import has_columns, knows_dask
 from daskml_dist.model_selection._stacking import stacked_fits, stacks
 from daskml_dist.model_selection._validation import Fitted, Splits

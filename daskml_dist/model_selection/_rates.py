@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 
-from daskml_dist._run import Run
-from daskml_dist._steps import BaseSteps
-from daskml_dist._supervised import Supervised
 from daskml_dist.data.blocks import Block
 from daskml_dist.diagnostics.plots.rates import learning_rates
 from daskml_dist.errors import DivergedError, InvalidParameterError
 from daskml_dist.errors.arguments import telling_arguments
+from daskml_dist.estimators.gradient_steps import BaseSteps
+from daskml_dist.estimators.supervised import Supervised
 from daskml_dist.model_selection._stacked_rates import stacked_losses
+from daskml_dist.parameters.run import Run
 from daskml_dist.training.calibration_task import rows_of_a_step
 from daskml_dist.training.run import open_engine
 from daskml_dist.training.sample import sample_rows

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from sklearn.base import clone
 from sklearn.exceptions import FitFailedWarning
 
-from daskml_dist._stackable import step_stacks
-from daskml_dist._stacks import NotStackedError
-from daskml_dist._step_stacks import StepColumn, StepStack
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors.outside import outside
+from daskml_dist.estimators.batched_fits.gradient_steps import StepColumn, StepStack
+from daskml_dist.estimators.batched_fits.grouping import step_stacks
+from daskml_dist.estimators.batched_fits.solver_rounds import NotStackedError
 from daskml_dist.model_selection._failures import safe
 from daskml_dist.model_selection._roles import TEST, TRAIN
 from daskml_dist.model_selection._stacking import (

@@ -13,14 +13,6 @@ from sklearn.base import clone
 from sklearn.metrics import check_scoring, get_scorer
 from sklearn.utils.metaestimators import available_if
 
-from daskml_dist._checks import (
-    has_sklearns_callbacks,
-    refuse_sklearns_callbacks,
-    taking_client,
-)
-from daskml_dist._exported import Exported
-from daskml_dist._theirs import TellsErrors, checked_as_theirs
-from daskml_dist._transformer import answer_lazily
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.works import doing, tell
 from daskml_dist.errors import (
@@ -29,6 +21,9 @@ from daskml_dist.errors import (
     NoCandidateError,
 )
 from daskml_dist.errors.names import NamedParameters
+from daskml_dist.errors.sklearn_errors import TellsErrors, checked_as_theirs
+from daskml_dist.estimators.export import Exported
+from daskml_dist.estimators.transformer import answer_lazily
 from daskml_dist.metrics.scorers import get_scorers
 from daskml_dist.model_selection._checks import check_cv, check_target, knows_dask
 from daskml_dist.model_selection._pipelines import fits_of_stacks, pipelines_stack, score_names
@@ -36,6 +31,11 @@ from daskml_dist.model_selection._results import table_of
 from daskml_dist.model_selection._routing import is_routed, weighed_scores
 from daskml_dist.model_selection._stacking import stacks
 from daskml_dist.model_selection._validation import Fitted, Splits, beside, fitted_on
+from daskml_dist.parameters.checks import (
+    has_sklearns_callbacks,
+    refuse_sklearns_callbacks,
+    taking_client,
+)
 
 __all__ = ["GridSearchCV", "RandomizedSearchCV", "SearchOnDask", "index_of"]
 

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from sklearn import model_selection
 from sklearn.utils import check_random_state
 
-from daskml_dist._theirs import TellsErrors, telling_errors
 from daskml_dist.data.collection import Collection, as_collection, take_columns
 from daskml_dist.data.foreign import convert_foreign
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.names import NamedParameters
 from daskml_dist.errors.outside import outside
+from daskml_dist.errors.sklearn_errors import TellsErrors, telling_errors
 from daskml_dist.model_selection._codes import ByGroup, ByPlace, ByRange, Spread
 from daskml_dist.model_selection._roles import (
     NEITHER,

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist._stackable import step_stacks
-from daskml_dist._stacks import NotStackedError
-from daskml_dist._step_stacks import StepColumn, StepStack
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.collection import as_collection
+from daskml_dist.estimators.batched_fits.gradient_steps import StepColumn, StepStack
+from daskml_dist.estimators.batched_fits.grouping import step_stacks
+from daskml_dist.estimators.batched_fits.solver_rounds import NotStackedError
 from daskml_dist.model_selection._roles import TRAIN, Ints, Roles
 
 __all__ = ["stacked_losses"]

@@ -14,18 +14,22 @@ from dask.delayed import delayed
 from numpy.typing import NDArray
 from sklearn.exceptions import FitFailedWarning
 
-from daskml_dist._checks import check_weighed
-from daskml_dist._classifier import BaseClassifier
-from daskml_dist._regressor import BaseRegressor
-from daskml_dist._stackable import step_stacks
-from daskml_dist._stacks import NotStackedError, StackedFit, can_stack, fit_stack
-from daskml_dist._step_stacks import StepColumn, StepStack
 from daskml_dist.data.collection import Collection, as_collection
 from daskml_dist.data.conversion import check_dtype
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import tell
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 from daskml_dist.errors.outside import outside
+from daskml_dist.estimators.batched_fits.gradient_steps import StepColumn, StepStack
+from daskml_dist.estimators.batched_fits.grouping import step_stacks
+from daskml_dist.estimators.batched_fits.solver_rounds import (
+    NotStackedError,
+    StackedFit,
+    can_stack,
+    fit_stack,
+)
+from daskml_dist.estimators.classifier import BaseClassifier
+from daskml_dist.estimators.regressor import BaseRegressor
 from daskml_dist.metrics.scorers import SCORERS, Scorer, n_best_of
 from daskml_dist.model_selection._checks import check_roles, has_columns
 from daskml_dist.model_selection._codes import ByPlace, ByRange, Thinned
@@ -33,6 +37,7 @@ from daskml_dist.model_selection._failures import safe
 from daskml_dist.model_selection._roles import TEST, TRAIN, Ints, Roles
 from daskml_dist.model_selection._split_rows import label_counts
 from daskml_dist.model_selection._validation import Fitted, Splits, score_sides
+from daskml_dist.parameters.checks import check_weighed
 from daskml_dist.solvers.stacked_class_ranks import CLASS_RANKINGS
 from daskml_dist.solvers.stacked_ranks import RANKINGS
 from daskml_dist.solvers.stacked_scores import SCORES, Looks

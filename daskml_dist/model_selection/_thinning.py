@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils import _safe_indexing, resample
 
-from daskml_dist._checks import seed_of
 from daskml_dist.data.collection import as_collection
 from daskml_dist.errors import DaskMLDistError
 from daskml_dist.model_selection._split_rows import count_rows, label_counts, n_rows_of, thinned
 from daskml_dist.model_selection._validation import Splits
+from daskml_dist.parameters.checks import seed_of
 
 __all__ = ["count_of_rows", "labels_of", "thinned_splits"]
 

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from sklearn import model_selection
 
-from daskml_dist._theirs import telling_errors
 from daskml_dist.data.collection import as_collection, take_columns
 from daskml_dist.data.foreign import convert_foreign
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.arguments import telling_arguments
+from daskml_dist.errors.sklearn_errors import telling_errors
 from daskml_dist.model_selection._codes import ByRange
 from daskml_dist.model_selection._roles import TEST, TRAIN, Order, TableRoles
 from daskml_dist.model_selection._split_rows import RowsOfSplits, count_rows

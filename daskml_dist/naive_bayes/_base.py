@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_softmax
 
-from daskml_dist._classifier import BaseClassifier
-from daskml_dist._rounds import BaseRounds
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.estimators.classifier import BaseClassifier
+from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.inference.predict import written
 from daskml_dist.models.naive_bayes import RowsByClass
 from daskml_dist.solvers import Solution, Statistic

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist._run import Run
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.models.naive_bayes import bernoulli_log_likelihood
 from daskml_dist.naive_bayes._base import Array
 from daskml_dist.naive_bayes._discrete import BaseDiscreteNB
+from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Statistic
 from daskml_dist.solvers.by_class import ClassCounts
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist._checks import check_number
-from daskml_dist._run import Run
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.models.naive_bayes import RowsByClass, categorical_log_likelihood
 from daskml_dist.naive_bayes._discrete import BaseDiscreteNB
+from daskml_dist.parameters.checks import check_number
+from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution, Statistic
 from daskml_dist.solvers.categories import CategoryPasses, NumberOfCategories, merge_categories
 from daskml_dist.training.solver_plan import Rows

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist._run import Run
 from daskml_dist.models.naive_bayes import multinomial_log_likelihood
 from daskml_dist.naive_bayes._base import Array
 from daskml_dist.naive_bayes._discrete import BaseCountsNB
+from daskml_dist.parameters.run import Run
 
 __all__ = ["ComplementNB"]
 

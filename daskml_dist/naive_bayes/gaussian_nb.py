@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist._checks import check_number
-from daskml_dist._run import Run
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.models.naive_bayes import GaussianLogLikelihood, merge_moments
 from daskml_dist.naive_bayes._base import Array, BaseNB, check_priors
+from daskml_dist.parameters.checks import check_number
+from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Statistic
 from daskml_dist.solvers.by_class import ClassMoments
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist._classifier import SeveralLabels
-from daskml_dist._regressor import BaseRegressor
-from daskml_dist._steps import BaseSteps
-from daskml_dist._supervised import Supervised, as_columns
 from daskml_dist.data.batches import LaneSpec
+from daskml_dist.estimators.classifier import SeveralLabels
+from daskml_dist.estimators.gradient_steps import BaseSteps
+from daskml_dist.estimators.regressor import BaseRegressor
+from daskml_dist.estimators.supervised import Supervised, as_columns
 from daskml_dist.inference.predict import written
 from daskml_dist.models.base import StepModel
 from daskml_dist.ps.shard_state import ShardState

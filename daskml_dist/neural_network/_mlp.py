@@ -12,18 +12,24 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist._checks import check_count, check_flag, check_number, check_one_of, seed_of
-from daskml_dist._rounds import BaseRounds
-from daskml_dist._steps import BaseSteps
 from daskml_dist.backends import Backend, get_backend
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
+from daskml_dist.estimators.gradient_steps import BaseSteps
+from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.inference.each_row import products_of_rows
 from daskml_dist.losses import Loss
 from daskml_dist.models.activations import ACTIVATIONS
 from daskml_dist.models.mlp import MLP
 from daskml_dist.neural_network._base import BaseNetwork
 from daskml_dist.optimizers import SGD, Adam, Momentum, Nesterov, Optimizer
+from daskml_dist.parameters.checks import (
+    check_count,
+    check_flag,
+    check_number,
+    check_one_of,
+    seed_of,
+)
 from daskml_dist.penalties import Penalty
 from daskml_dist.policies import Policy
 from daskml_dist.ps.rule import UpdateRule

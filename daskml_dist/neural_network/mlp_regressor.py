@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils.metaestimators import available_if
 
-from daskml_dist._run import Run
 from daskml_dist.losses import Loss, get_loss
 from daskml_dist.models.mlp import MLP
 from daskml_dist.neural_network._base import NetworkRegressor
 from daskml_dist.neural_network._mlp import BaseMLP, steps_alone
 from daskml_dist.optimizers import Optimizer
+from daskml_dist.parameters.run import Run
 from daskml_dist.policies import Pipeline, Policy
 from daskml_dist.schedules import Schedule
 from daskml_dist.training.rows import Rows

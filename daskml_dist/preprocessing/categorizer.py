@@ -9,9 +9,6 @@ from dask.utils import is_dataframe_like
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 
-from daskml_dist._exported import Exported
-from daskml_dist._theirs import check_fitted, not_fitted
-from daskml_dist._transformer import LazyTransformerMixin
 from daskml_dist.data.collection import as_collection
 from daskml_dist.data.lazy import is_dask, is_dask_frame
 from daskml_dist.data.optional import load_pandas
@@ -20,6 +17,9 @@ from daskml_dist.data.unique_names import check_unique_names
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.names import NamedParameters
+from daskml_dist.errors.sklearn_errors import check_fitted, not_fitted
+from daskml_dist.estimators.export import Exported
+from daskml_dist.estimators.transformer import LazyTransformerMixin
 from daskml_dist.inference.transform import map_blocks
 
 __all__ = ["Categorizer", "DummyEncoder"]

@@ -12,7 +12,6 @@ from scipy import sparse
 from sklearn import preprocessing
 from sklearn.utils import assert_all_finite
 
-from daskml_dist._transformer import BlockTransformer
 from daskml_dist.data.blocks import as_weights
 from daskml_dist.data.conversion import as_rows
 from daskml_dist.data.foreign import convert_foreign
@@ -21,6 +20,7 @@ from daskml_dist.data.quantiles import ColumnSketch, merge_sketches, rank_error,
 from daskml_dist.data.reduce import Passes
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.outside import outside
+from daskml_dist.estimators.transformer import BlockTransformer
 
 __all__ = ["KBinsDiscretizer"]
 

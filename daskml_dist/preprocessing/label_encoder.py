@@ -12,8 +12,6 @@ from dask.utils import is_series_like
 from numpy.typing import NDArray
 from sklearn import preprocessing
 
-from daskml_dist._exported import Exported
-from daskml_dist._theirs import TellsErrors, check_fitted
 from daskml_dist.data.collection import as_collection
 from daskml_dist.data.conversion import as_column, plain_rows, to_host
 from daskml_dist.data.distinct import distinct_rows
@@ -23,6 +21,8 @@ from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, as_ours
 from daskml_dist.errors.names import NamedParameters
+from daskml_dist.errors.sklearn_errors import TellsErrors, check_fitted
+from daskml_dist.estimators.export import Exported
 from daskml_dist.inference.transform import map_blocks
 
 __all__ = ["LabelEncoder"]

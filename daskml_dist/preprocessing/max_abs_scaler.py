@@ -9,11 +9,11 @@ from scipy import sparse
 from sklearn import preprocessing
 from sklearn.utils.sparsefuncs import min_max_axis
 
-from daskml_dist._transformer import BlockTransformer
 from daskml_dist.data.columns import check_no_infinity, column_ranges
 from daskml_dist.data.conversion import as_rows
 from daskml_dist.data.foreign import convert_foreign
 from daskml_dist.data.lazy import is_dask
+from daskml_dist.estimators.transformer import BlockTransformer
 
 __all__ = ["MaxAbsScaler"]
 

@@ -8,12 +8,12 @@ import numpy as np
 from scipy import sparse
 from sklearn import preprocessing
 
-from daskml_dist._transformer import BlockTransformer
 from daskml_dist.data.columns import column_ranges
 from daskml_dist.data.conversion import as_rows
 from daskml_dist.data.foreign import convert_foreign
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError
+from daskml_dist.estimators.transformer import BlockTransformer
 
 __all__ = ["MinMaxScaler"]
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from sklearn import preprocessing
 
-from daskml_dist._transformer import BlockTransformer
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.reduce import Passes
+from daskml_dist.estimators.transformer import BlockTransformer
 
 __all__ = ["PolynomialFeatures"]
 

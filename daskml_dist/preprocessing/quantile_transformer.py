@@ -9,12 +9,12 @@ import numpy as np
 from scipy import sparse
 from sklearn import preprocessing
 
-from daskml_dist._transformer import BlockTransformer
 from daskml_dist.data.columns import check_no_infinity
 from daskml_dist.data.conversion import as_rows
 from daskml_dist.data.quantiles import merge_sketches, rank_error, sketch_columns
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.outside import outside
+from daskml_dist.estimators.transformer import BlockTransformer
 
 __all__ = ["QuantileTransformer"]
 

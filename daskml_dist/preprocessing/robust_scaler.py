@@ -9,10 +9,10 @@ from scipy import sparse, stats
 from sklearn import preprocessing
 from sklearn.preprocessing._data import _handle_zeros_in_scale
 
-from daskml_dist._transformer import BlockTransformer
 from daskml_dist.data.conversion import as_rows
 from daskml_dist.data.quantiles import ColumnSketch, merge_sketches, rank_error, sketch_columns
 from daskml_dist.errors import InvalidDataError
+from daskml_dist.estimators.transformer import BlockTransformer
 
 __all__ = ["RobustScaler"]
 

@@ -9,13 +9,13 @@ from scipy import sparse
 from sklearn import preprocessing
 from sklearn.preprocessing._data import _handle_zeros_in_scale, _is_constant_feature
 
-from daskml_dist._transformer import CopyingTransformer
 from daskml_dist.data.bad_values import telling_columns
 from daskml_dist.data.columns import column_moments
 from daskml_dist.data.conversion import as_rows
 from daskml_dist.data.foreign import convert_foreign
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError
+from daskml_dist.estimators.transformer import CopyingTransformer
 
 __all__ = ["StandardScaler"]
 

@@ -14,7 +14,6 @@ from sklearn.base import clone
 from sklearn.utils import assert_all_finite, check_random_state
 from sklearn.utils.multiclass import type_of_target
 
-from daskml_dist._transformer import keeping_lazy
 from daskml_dist.data.collection import as_collection, take_columns
 from daskml_dist.data.conversion import as_column, plain_rows, to_host
 from daskml_dist.data.foreign import convert_foreign
@@ -24,6 +23,7 @@ from daskml_dist.data.reduce import Pass, Passes, run_passes
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.outside import outside
+from daskml_dist.estimators.transformer import keeping_lazy
 from daskml_dist.inference.transform import map_pieces
 from daskml_dist.preprocessing._categories import CategoryTransformer
 from daskml_dist.preprocessing._target_sums import TargetSums, merge_sums, places_in, target_sums

@@ -13,8 +13,6 @@ from dask.utils import is_dataframe_like, is_series_like
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 
-from daskml_dist._checks import check_count, check_flag
-from daskml_dist._exported import Exported
 from daskml_dist.data.keyed import KeyedCollection
 from daskml_dist.data.keyed.cut import Numbered
 from daskml_dist.data.keyed.frames import Columns, entries_of_frame, entries_of_matrix
@@ -23,8 +21,10 @@ from daskml_dist.data.optional import load_pandas
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import InvalidDataError, NotFittedError
 from daskml_dist.errors.names import NamedParameters
+from daskml_dist.estimators.export import Exported
 from daskml_dist.inference.hits import gains, hits_of
 from daskml_dist.inference.transform import map_pieces
+from daskml_dist.parameters.checks import check_count, check_flag
 from daskml_dist.recommender._scores import Fitted, Seen, find_ids, first_items, highest
 from daskml_dist.solvers.als import SIDES
 

@@ -9,8 +9,13 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist._callback_list import callback_list
-from daskml_dist._checks import (
+from daskml_dist.backends.als import LeastSquares, Regressors
+from daskml_dist.data.keyed.cut import Numbered
+from daskml_dist.data.optional import load_pandas
+from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
+from daskml_dist.estimators.callback_list import callback_list
+from daskml_dist.models.factors import Factors
+from daskml_dist.parameters.checks import (
     check_count,
     check_flag,
     check_number,
@@ -18,12 +23,7 @@ from daskml_dist._checks import (
     check_run,
     seed_of,
 )
-from daskml_dist._run import Run
-from daskml_dist.backends.als import LeastSquares, Regressors
-from daskml_dist.data.keyed.cut import Numbered
-from daskml_dist.data.optional import load_pandas
-from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
-from daskml_dist.models.factors import Factors
+from daskml_dist.parameters.run import Run
 from daskml_dist.planning import Planned
 from daskml_dist.recommender._base import BaseRecommender
 from daskml_dist.recommender._scores import find_ids

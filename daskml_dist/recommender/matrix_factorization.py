@@ -10,17 +10,17 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist._checks import check_count, check_flag, check_number
-from daskml_dist._run import Run
-from daskml_dist._steps import BaseSteps
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.keyed.cut import Numbered
 from daskml_dist.data.keyed.pairs import NumberedPairs, PairCollection
 from daskml_dist.errors import DivergedError, InvalidParameterError
+from daskml_dist.estimators.gradient_steps import BaseSteps
 from daskml_dist.losses import LOSSES, Loss, get_loss
 from daskml_dist.models.rated_pairs import RatedPairs
 from daskml_dist.optimizers import Optimizer
+from daskml_dist.parameters.checks import check_count, check_flag, check_number
+from daskml_dist.parameters.run import Run
 from daskml_dist.policies import Policy
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.recommender._base import BaseRecommender, predictions, scored

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from daskml_dist._checks import check_count, check_number
-from daskml_dist._rounds import BaseRounds
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.estimators.solver_rounds import BaseRounds
+from daskml_dist.parameters.checks import check_count, check_number
 from daskml_dist.penalties import Penalty
 from daskml_dist.training.solver_plan import Rows
 

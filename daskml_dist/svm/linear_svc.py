@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from daskml_dist._checks import check_class_weight
-from daskml_dist._linear_classifier import LinearClassifier
-from daskml_dist._run import Run
-from daskml_dist._sparse_coef import SparseCoef
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.estimators.linear.classifier import LinearClassifier
+from daskml_dist.estimators.linear.sparse_coefficients import SparseCoef
 from daskml_dist.losses import Loss, SquaredHinge
 from daskml_dist.models.linear import LinearModel
+from daskml_dist.parameters.checks import check_class_weight
+from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import PenalisedSolver, get_solver
 from daskml_dist.svm._liblinear import BaseLinearSVM
 from daskml_dist.training.solver_plan import Rows

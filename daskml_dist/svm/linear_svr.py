@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from daskml_dist._checks import check_number
-from daskml_dist._linear_regressor import SeveralTargets
-from daskml_dist._run import Run
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.estimators.linear.regressor import SeveralTargets
 from daskml_dist.losses import EpsilonInsensitive, Loss, SquaredEpsilonInsensitive
 from daskml_dist.models.linear import LinearModel
+from daskml_dist.parameters.checks import check_number
+from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import PenalisedSolver, Solver, get_solver
 from daskml_dist.solvers.of_targets import side_by_side
 from daskml_dist.solvers.smoothing import TubeNewton

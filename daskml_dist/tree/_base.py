@@ -10,12 +10,12 @@ from scipy.sparse import csr_matrix
 from sklearn.base import clone
 from sklearn.utils import Bunch
 
-from daskml_dist._checks import check_one_of
-from daskml_dist._trees import BaseTrees
+from daskml_dist.estimators.trees.base import BaseTrees
 from daskml_dist.models.grown import Grown
 from daskml_dist.models.pruning import weakest_links
 from daskml_dist.models.tree_view import TreeView, view_of
 from daskml_dist.models.trees import Trees
+from daskml_dist.parameters.checks import check_one_of
 from daskml_dist.solvers import Solution
 from daskml_dist.training.solver_plan import Rows
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from daskml_dist._run import Run
-from daskml_dist._trees_classifier import TreesClassifier
+from daskml_dist.estimators.trees.classifier import TreesClassifier
+from daskml_dist.parameters.run import Run
 from daskml_dist.tree._base import BaseDecisionTree
 
 __all__ = ["DecisionTreeClassifier"]

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from daskml_dist._members import plain_labels, weights_of_rows
 from daskml_dist.data.conversion import plain_rows, to_host
 from daskml_dist.errors import as_ours
+from daskml_dist.meta_estimators.members import plain_labels, weights_of_rows
 
 __all__ = ["teach_block"]
 

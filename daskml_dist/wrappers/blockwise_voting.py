@@ -10,10 +10,6 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, MetaEstimatorMixin, RegressorMixin, clone
 from sklearn.utils.metaestimators import available_if
 
-from daskml_dist._checks import check_one_of, taking_client
-from daskml_dist._lazy_labels import labels_of
-from daskml_dist._members import check_given, check_weighable
-from daskml_dist._on_blocks import OnBlocks
 from daskml_dist.data.collection import as_collection, take_columns
 from daskml_dist.data.conversion import plain_rows
 from daskml_dist.data.feature_names import remember_dtypes
@@ -21,6 +17,10 @@ from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.data.unique_names import check_unique_names
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.meta_estimators.block_predictions import OnBlocks
+from daskml_dist.meta_estimators.lazy_labels import labels_of
+from daskml_dist.meta_estimators.members import check_given, check_weighable
+from daskml_dist.parameters.checks import check_one_of, taking_client
 from daskml_dist.wrappers._blocks import teach_block
 
 __all__ = ["BlockwiseVotingClassifier", "BlockwiseVotingRegressor"]

@@ -12,15 +12,15 @@ import numpy as np
 from sklearn.base import clone
 from sklearn.utils import check_random_state
 
-from daskml_dist._checks import taking_client
-from daskml_dist._lazy_labels import labels_of
 from daskml_dist.data.collection import as_collection, take_columns
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import fold_parts
 from daskml_dist.data.unique_names import check_unique_names
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.meta_estimators.lazy_labels import labels_of
 from daskml_dist.model_selection._checks import knows_dask
+from daskml_dist.parameters.checks import taking_client
 from daskml_dist.wrappers._blocks import teach_block
 from daskml_dist.wrappers.parallel_post_fit import ParallelPostFit
 

@@ -9,17 +9,17 @@ from sklearn.base import BaseEstimator, MetaEstimatorMixin, clone, is_classifier
 from sklearn.utils import get_tags
 from sklearn.utils.metaestimators import available_if
 
-from daskml_dist._checks import taking_client
-from daskml_dist._members import check_given, fit_members
-from daskml_dist._on_blocks import OnBlocks
-from daskml_dist._theirs import check_fitted
 from daskml_dist.data.collection import take_columns
 from daskml_dist.data.conversion import plain_rows
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.unique_names import check_unique_names
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors.sklearn_errors import check_fitted
 from daskml_dist.inference.fitted import is_fitted
+from daskml_dist.meta_estimators.block_predictions import OnBlocks
+from daskml_dist.meta_estimators.members import check_given, fit_members
 from daskml_dist.metrics.scorers import get_scorer
+from daskml_dist.parameters.checks import taking_client
 
 __all__ = ["ParallelPostFit"]
 

@@ -42,7 +42,10 @@ GROUPS = {
     "Your own, errors, services, the command line": ["base", "models", "errors", "serving", "cli"],
 }  # fmt: skip
 #: Rooms of the engine, of which the groups above name the modules that users meet.
-ENGINE = {"backends", "comm", "data", "diagnostics", "inference", "ps", "training"}
+ENGINE = {
+    "backends", "comm", "data", "diagnostics", "estimators", "inference", "meta_estimators",
+    "parameters", "ps", "training",
+}  # fmt: skip
 #: What of these modules users meet, where it is not all that they export.
 ONLY = {
     "inference": ["to_sklearn", "to_onnx", "Predictor"],

@@ -13,7 +13,7 @@ import pytest
 import sklearn.cluster
 from distributed import Client
 
-from daskml_dist._checks import seed_of
+from daskml_dist.parameters.checks import seed_of
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 N_ROWS = 1_000

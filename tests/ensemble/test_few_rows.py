@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from sklearn.exceptions import ConvergenceWarning
 
-from daskml_dist._members import has_few_entries
 from daskml_dist.calibration import CalibratedClassifierCV
 from daskml_dist.ensemble import StackingClassifier, VotingClassifier
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.linear_model import LogisticRegression, RidgeClassifier
+from daskml_dist.meta_estimators.members import has_few_entries
 from daskml_dist.training.client.on_cluster import ClusterEngine
 
 RNG = np.random.default_rng(0)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daskml_dist._accepted import ACCEPTED
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.parameters.ignored import ACCEPTED
 from tests.versions import OLD_SCIKIT_LEARN
 
 ROOMS = ("linear_model", "svm")

@@ -32,9 +32,9 @@ from daskml_dist import (
     svm,
     tree,
 )
-from daskml_dist._base import BaseOnRows
 from daskml_dist.errors import InvalidParameterError, InvalidTypeError
 from daskml_dist.errors.names import NamedParameters
+from daskml_dist.estimators.base import BaseOnRows
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.training.checkpoint import Checkpoint
 

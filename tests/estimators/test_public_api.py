@@ -25,7 +25,10 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 # Rooms that a user does not import from; the few names in them that users do meet are listed
 # in docs/_ext/reference_pages.py.
-ENGINE = {"backends", "comm", "data", "diagnostics", "inference", "ps", "training"}
+ENGINE = {
+    "backends", "comm", "data", "diagnostics", "estimators", "inference", "meta_estimators",
+    "parameters", "ps", "training",
+}  # fmt: skip
 
 # What users' code relies on. A name may be added without an entry here, never lost.
 EXPORTS = {

@@ -16,7 +16,6 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 
 from daskml_dist import compose, ensemble, feature_extraction, linear_model, preprocessing
 from daskml_dist import model_selection as ms
-from daskml_dist._theirs import checked_as_theirs, telling_errors
 from daskml_dist.errors import (
     DaskMLDistError,
     InvalidDataError,
@@ -24,6 +23,7 @@ from daskml_dist.errors import (
     InvalidTypeError,
     NotFittedError,
 )
+from daskml_dist.errors.sklearn_errors import checked_as_theirs, telling_errors
 
 X = np.random.default_rng(0).normal(size=(12, 2))
 Y = np.arange(12) % 2

@@ -15,10 +15,10 @@ from distributed import Client
 from numpy.typing import NDArray
 
 from daskml_dist import Run
-from daskml_dist._rounds import BaseRounds
-from daskml_dist._steps import BaseSteps
 from daskml_dist.backends import Backend
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, NotFittedError
+from daskml_dist.estimators.gradient_steps import BaseSteps
+from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.models.base import BatchRows, Model, Parameters, Part, StepModel
 from daskml_dist.policies import POLICIES, get_policy
 from daskml_dist.solvers import Solution, Solver, Statistic, Sums

@@ -21,8 +21,8 @@ from sklearn.pipeline import Pipeline, make_pipeline
 
 import daskml_dist
 from daskml_dist import cluster, ensemble, linear_model, preprocessing, tree
-from daskml_dist._transformer import BlockTransformer
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.estimators.transformer import BlockTransformer
 from daskml_dist.inference import Predictor
 from daskml_dist.naive_bayes import GaussianNB
 from daskml_dist.neural_network import MLPClassifier

@@ -17,7 +17,6 @@ from scipy import sparse
 from sklearn.linear_model import LinearRegression as TheirLinearRegression
 from sklearn.metrics import get_scorer
 
-from daskml_dist._checks import seed_of
 from daskml_dist.cluster import KMeans
 from daskml_dist.data.permutations import Draw, Permutation
 from daskml_dist.ensemble import HistGradientBoostingClassifier
@@ -25,6 +24,7 @@ from daskml_dist.errors import InvalidDataError, InvalidParameterError, NotFitte
 from daskml_dist.inspection import permutation_importance
 from daskml_dist.inspection._scores import SCORES
 from daskml_dist.linear_model import LinearRegression, LogisticRegression
+from daskml_dist.parameters.checks import seed_of
 from tests.quick import in_turn
 
 RNG = np.random.default_rng(0)

@@ -8,12 +8,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from daskml_dist._checks import seed_of
 from daskml_dist.backends import Backend, get_backend
 from daskml_dist.data.batches import LaneRows, LaneSpec, Segment
 from daskml_dist.losses import LOSSES, Huber, Loss
 from daskml_dist.models import BatchRows, distinct
 from daskml_dist.models.rated_pairs import RatedPairs
+from daskml_dist.parameters.checks import seed_of
 from daskml_dist.recommender import MatrixFactorization
 from tests.quick import quick
 

@@ -19,8 +19,8 @@ from sklearn.model_selection import KFold, RandomizedSearchCV
 from sklearn.naive_bayes import BernoulliNB as TheirBernoulliNB
 from sklearn.naive_bayes import GaussianNB as TheirGaussianNB
 
-from daskml_dist import _step_stacks
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.estimators.batched_fits import gradient_steps
 from daskml_dist.linear_model import LogisticRegression, SGDClassifier, SGDRegressor
 from daskml_dist.model_selection import HyperbandSearchCV
 from daskml_dist.model_selection._asha import Ladder
@@ -270,12 +270,12 @@ def test_killed_workers_change_nothing_of_a_model() -> None:
 
 def test_rows_are_held_once(monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[int] = []
-    opened = _step_stacks.open_engine
+    opened = gradient_steps.open_engine
 
     def counted(*given: Any) -> Any:
         held.append(1)
         return opened(*given)
 
-    monkeypatch.setattr(_step_stacks, "open_engine", counted)
+    monkeypatch.setattr(gradient_steps, "open_engine", counted)
     search = HyperbandSearchCV(OWN, ALPHA, max_iter=3, cv=2, random_state=0, refit=False)
     assert search.fit(X, LABELS).stacks_ == len(held) == 1

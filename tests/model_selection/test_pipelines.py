@@ -19,7 +19,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import PolynomialFeatures as TheirPolynomialFeatures
 from sklearn.preprocessing import StandardScaler as TheirStandardScaler
 
-from daskml_dist import _stacks
+from daskml_dist.estimators.batched_fits import solver_rounds
 from daskml_dist.linear_model import LogisticRegression
 from daskml_dist.model_selection import GridSearchCV, cross_validate
 from daskml_dist.preprocessing import PolynomialFeatures, StandardScaler
@@ -108,7 +108,9 @@ def test_a_killed_worker_changes_nothing(rank: int, monkeypatch: pytest.MonkeyPa
                     os.kill(killed[0], signal.SIGKILL)
 
         killer = Killer()
-        monkeypatch.setattr(_stacks, "CallbackList", lambda given: CallbackList([*given, killer]))
+        monkeypatch.setattr(
+            solver_rounds, "CallbackList", lambda given: CallbackList([*given, killer])
+        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of the loss
             struck = GridSearchCV(_ours(), GRID, **OPTIONS).fit(rows, labels)
@@ -128,14 +130,14 @@ def test_a_killed_worker_changes_nothing(rank: int, monkeypatch: pytest.MonkeyPa
 def test_cross_validation_is_a_stack_a_split(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, labels = da.from_array(X, chunks=(130, 3)), da.from_array(Y, chunks=130)
     fits: list[int] = []
-    found_by = _stacks.Fits.found
+    found_by = solver_rounds.Fits.found
 
-    def counted(self: _stacks.Fits) -> Any:
+    def counted(self: solver_rounds.Fits) -> Any:
         found = found_by(self)
         fits.append(len(found))
         return found
 
-    monkeypatch.setattr(_stacks.Fits, "found", counted)
+    monkeypatch.setattr(solver_rounds.Fits, "found", counted)
     last = LogisticRegression(tol=1e-8, max_iter=1_000)
     truly = TheirLogisticRegression(tol=1e-8, max_iter=1_000)
     options: dict[str, Any] = {"cv": 3, "scoring": SCORING, "return_train_score": True}

@@ -18,8 +18,9 @@ from sklearn import model_selection as truth
 from sklearn.exceptions import FitFailedWarning
 from sklearn.naive_bayes import GaussianNB as TheirGaussianNB
 
-from daskml_dist import _stacks, linear_model, model_selection
+from daskml_dist import linear_model, model_selection
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.estimators.batched_fits import solver_rounds
 from daskml_dist.naive_bayes import GaussianNB
 from daskml_dist.solvers import stacked_gradient
 from daskml_dist.training.callbacks import CallbackList
@@ -118,7 +119,7 @@ def test_a_share_of_the_rows_tells_where_to_begin(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(stacked_gradient, "_RUN", 8)
     found = []
     for many in (1 << 40, 0):
-        monkeypatch.setattr(_stacks, "_MANY", many)
+        monkeypatch.setattr(solver_rounds, "_MANY", many)
         search = model_selection.GridSearchCV(
             linear_model.LogisticRegression(**TIGHT), {"C": [0.01, 1]}, scoring="neg_log_loss"
         )
@@ -371,7 +372,9 @@ def test_a_killed_worker_changes_nothing(rank: int, monkeypatch: pytest.MonkeyPa
     options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0"}
     with LocalCluster(host="127.0.0.1", **options) as made, Client(made) as client:
         killer = Killer(client, rank)
-        monkeypatch.setattr(_stacks, "CallbackList", lambda given: CallbackList([*given, killer]))
+        monkeypatch.setattr(
+            solver_rounds, "CallbackList", lambda given: CallbackList([*given, killer])
+        )
         struck = model_selection.GridSearchCV(estimator, grid, cv=4).fit(rows, labels)
     assert killer.passes > 4
     assert _largest_difference(struck.cv_results_, expected.cv_results_) < 1e-4

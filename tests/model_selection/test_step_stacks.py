@@ -227,7 +227,7 @@ def test_a_killed_worker_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
         def __init__(self, callbacks: Any) -> None:
             super().__init__([Killer()])
 
-    monkeypatch.setattr("daskml_dist._step_stacks.CallbackList", Killing)
+    monkeypatch.setattr("daskml_dist.estimators.batched_fits.gradient_steps.CallbackList", Killing)
     with (
         LocalCluster(n_workers=3, threads_per_worker=1, dashboard_address=":0") as cluster,
         Client(cluster) as client,

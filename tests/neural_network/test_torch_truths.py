@@ -13,8 +13,8 @@ import pytest
 from distributed import Client, LocalCluster
 
 from daskml_dist import Run
-from daskml_dist._checks import seed_of
 from daskml_dist.neural_network import TorchClassifier
+from daskml_dist.parameters.checks import seed_of
 from daskml_dist.policies import POLICIES
 from tests.quick import quick
 from tests.training.recovery.strikes import Strike, kill_worker

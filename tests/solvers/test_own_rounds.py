@@ -24,11 +24,11 @@ from sklearn.cluster import KMeans as Peer
 from sklearn.datasets import make_blobs
 
 from daskml_dist import Run
-from daskml_dist._checks import check_count
-from daskml_dist._rounds import BaseRounds
 from daskml_dist.backends import Backend, get_backend
 from daskml_dist.backends.namespace import cast, namespace, scalar, total
+from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.models.base import BatchRows, Model
+from daskml_dist.parameters.checks import check_count
 from daskml_dist.solvers import RowState, Solution, Solver, Statistic, Sums
 from daskml_dist.training.solver_plan import Rows
 

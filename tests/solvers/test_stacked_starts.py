@@ -11,7 +11,7 @@ from scipy import sparse
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression as Truth
 
-from daskml_dist import _stacks
+from daskml_dist.estimators.batched_fits import solver_rounds
 from daskml_dist.linear_model import LogisticRegression, LogisticRegressionCV, PoissonRegressor
 from daskml_dist.model_selection import GridSearchCV, KFold
 from daskml_dist.solvers import stacked_gradient, stacked_starts
@@ -46,8 +46,8 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shares and Hessians of few rows."""
     monkeypatch.setattr(stacked_gradient, "_RUN", 8)
     monkeypatch.setattr(stacked_starts, "_ROWS", 4)
-    monkeypatch.setattr(_stacks, "_MANY", 0)
-    monkeypatch.setattr(_stacks, "_SHARE_OF_ROWS", 4)
+    monkeypatch.setattr(solver_rounds, "_MANY", 0)
+    monkeypatch.setattr(solver_rounds, "_SHARE_OF_ROWS", 4)
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def test_other_losses_and_losses_without_hessian(monkeypatch: pytest.MonkeyPatch
     y = RNG.poisson(np.exp(RAW / 4))
     scores = []
     for many in (0, 1 << 60):
-        monkeypatch.setattr(_stacks, "_MANY", many)
+        monkeypatch.setattr(solver_rounds, "_MANY", many)
         search = GridSearchCV(PoissonRegressor(tol=1e-8, max_iter=1_000), {"alpha": [0.1, 1.0]})
         scores.append(search.fit(X, y).cv_results_["mean_test_score"])
     np.testing.assert_allclose(scores[0], scores[1], rtol=1e-7)

@@ -17,13 +17,13 @@ from distributed import Client, LocalCluster
 from sklearn.base import clone
 
 from daskml_dist import Run
-from daskml_dist._checks import seed_of
 from daskml_dist.backends import get_backend
 from daskml_dist.base import BaseClassifier, BaseSteps
 from daskml_dist.errors import CheckpointError, InvalidParameterError, TrainingError
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.models import BatchRows, Parameters, Part, StepModel
 from daskml_dist.optimizers import GroupOptions, get_optimizer
+from daskml_dist.parameters.checks import seed_of
 from daskml_dist.policies import POLICIES
 from daskml_dist.training.checkpoint import Checkpoint
 from tests.quick import quick

@@ -16,11 +16,11 @@ from daskml_dist.errors import ModelFileError
 __all__ = ["asked_of", "check_findable", "check_trusted"]
 
 _ROOMS = (
-    "_run", "calibration", "cluster", "compose", "compression", "decomposition", "ensemble",
+    "calibration", "cluster", "compose", "compression", "decomposition", "ensemble",
     "feature_extraction", "frequent_patterns", "graph", "impute", "linear_model", "losses",
     "metrics", "mixture", "model_selection", "models", "naive_bayes", "neural_network",
-    "optimizers", "penalties", "policies", "preprocessing", "ps.shard_state", "recommender",
-    "schedules", "solvers", "svm", "training.history", "tree", "wrappers",
+    "optimizers", "parameters.run", "penalties", "policies", "preprocessing", "ps.shard_state",
+    "recommender", "schedules", "solvers", "svm", "training.history", "tree", "wrappers",
 )  # fmt: skip
 #: Of scikit-learn and NumPy: data alone, which skops does not list.
 _ALSO = frozenset(

@@ -10,11 +10,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist._checks import check_one_of
-from daskml_dist._steps import BaseSteps
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.conversion import as_rows
 from daskml_dist.errors import DivergedError, InvalidParameterError
+from daskml_dist.estimators.gradient_steps import BaseSteps
 from daskml_dist.models.torch_modules.flat import flat_of, parameters_of, torch_dtype
 from daskml_dist.models.torch_modules.inputs import IMAGES, Columns, TorchInputs
 from daskml_dist.models.torch_modules.library import check_torch, load_torch
@@ -33,6 +32,7 @@ from daskml_dist.neural_network._torch.trying import (
     check_shapes,
     check_travels,
 )
+from daskml_dist.parameters.checks import check_one_of
 from daskml_dist.policies import Pipeline, Policy
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.training.engine import Engine

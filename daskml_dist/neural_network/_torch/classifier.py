@@ -7,7 +7,6 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist._run import Run
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.models.torch_modules.losses import cross_entropy
 from daskml_dist.neural_network._base import NetworkClassifier
@@ -18,6 +17,7 @@ from daskml_dist.neural_network._torch.predict import (
     nonlinearity_of,
     sigmoid,
 )
+from daskml_dist.parameters.run import Run
 from daskml_dist.policies import Pipeline, Policy
 
 __all__ = ["TorchClassifier"]

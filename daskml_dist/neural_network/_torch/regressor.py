@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from daskml_dist._run import Run
 from daskml_dist.models.torch_modules.losses import squared_error
 from daskml_dist.neural_network._base import NetworkRegressor
 from daskml_dist.neural_network._torch.base import BaseTorch
+from daskml_dist.parameters.run import Run
 from daskml_dist.policies import Pipeline, Policy
 
 __all__ = ["TorchRegressor"]

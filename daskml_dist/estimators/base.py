@@ -1,0 +1,371 @@
+"""Base class of all estimators that are fitted to rows: validation, running, functions of rows."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
+from operator import add
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator
+
+from daskml_dist.data.blocks import Block
+from daskml_dist.data.collection import Collection, as_collection, take_columns
+from daskml_dist.data.feature_names import check_feature_names
+from daskml_dist.data.reduce import reduce_parts
+from daskml_dist.data.remedies import warn_of_target
+from daskml_dist.data.row_checks import check_row_shape
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors.foreign import called_here
+from daskml_dist.errors.names import ConstructorSignature, check_places
+from daskml_dist.errors.sklearn_errors import TellsErrors, not_fitted
+from daskml_dist.estimators.callback_list import callback_list
+from daskml_dist.estimators.export import Exported
+from daskml_dist.inference.predict import map_rows, results_of_rows
+from daskml_dist.parameters.checks import check_flags, check_names, check_run, in_run
+from daskml_dist.parameters.run import Run
+from daskml_dist.planning import Planned
+from daskml_dist.training.callbacks import CallbackList
+from daskml_dist.training.engine import Engine, FitResult
+from daskml_dist.training.history import History
+from daskml_dist.training.rows import Rows
+from daskml_dist.training.run_settings import RunSettings
+from daskml_dist.training.spec import FitSpec
+from daskml_dist.training.survey import Survey
+
+__all__ = ["BaseOnRows", "survey_of"]
+
+
+class BaseOnRows(TellsErrors, Planned, Exported, BaseEstimator):
+    """Base class of estimators fitted to rows, with or without a target.
+
+    Of the parameters `run`, `device`, `callbacks` and `verbose` an estimator's constructor has
+    those that its users are to choose. A fit ends with setting ``n_features_in_``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.base import BaseOnRows
+    >>> from daskml_dist.naive_bayes import GaussianNB
+    >>> model = GaussianNB().fit(np.array([[0.0, 1.0], [1.0, 0.0]]), ["a", "b"])
+    >>> isinstance(model, BaseOnRows), model.n_features_in_
+    (True, 2)
+    """
+
+    #: Whether y holds labels.
+    _classification: ClassVar[bool] = False
+    #: Whether y may have several columns.
+    _multi_output: ClassVar[bool] = False
+    #: Whether rows may be arrays of any shape and real dtype, which reach the model as they are.
+    _tensors: ClassVar[bool] = False
+    #: Parameters of a `Run` that are used; another that is set is an error.
+    _run_used: ClassVar[tuple[str, ...]]
+    #: Parameters that are checked and have no effect, see `parameters/ignored.py`.
+    _accepted: ClassVar[tuple[str, ...]] = ()
+    #: Values of the parameters that a constructor does not have.
+    _defaults: ClassVar[dict[str, Any]] = {"callbacks": None, "verbose": 0, "class_weight": None}
+    #: Names of the parameters of the classes that one is made from, once looked up.
+    _names_of_bases: ClassVar[frozenset[str]]
+    run: Run | None = None
+    device: str = "auto"
+    __signature__: ClassVar[Any] = ConstructorSignature()
+
+    def __new__(cls, *args: Any, **params: Any) -> Self:
+        check_names(cls, params)  # here, since signatures are those of each __init__
+        if args:
+            check_places(cls, args)
+        made: Self = super().__new__(cls)
+        return made
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        tags.input_tags.three_d_array = self._tensors
+        return tags
+
+    def set_params(self, **params: Any) -> Self:
+        """Set parameters by name; those of `run` as ``run__n_lanes``, also where that is None.
+
+        Parameters
+        ----------
+        **params
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidParameterError
+            There is no such parameter; where it is known what it is called here, it says so.
+        """
+        if params:
+            self._check_no_stream("set_params")
+        valid = self.get_params(deep=False)
+        for name in params:
+            if (own := name.partition("__")[0]) not in valid:
+                raise InvalidParameterError(
+                    f"Invalid parameter {own!r} for estimator {self}. Valid parameters are: "
+                    f"{sorted(valid)}.{in_run(own, valid) or called_here(own, valid)}"
+                )
+        if any(name.startswith("run__") for name in params) and params.get("run", self.run) is None:
+            params["run"] = Run()
+        super().set_params(**params)
+        return self
+
+    def _check_no_stream(self, method: str) -> None:
+        """Check that no stream is open; estimators without streams have none."""
+
+    @property
+    def set_callbacks(self) -> Any:
+        """Nothing, so that scikit-learn's pipelines and searches do not hand on their callbacks.
+
+        Raises
+        ------
+        AttributeError
+            It names what takes its place.
+        """
+        name = type(self).__name__
+        ours = f"{name}(callbacks=[...])" if "callbacks" in self.get_params(deep=False) else "none"
+        raise AttributeError(
+            f"{name} has no set_callbacks: it does not call scikit-learn's callbacks. Its own are "
+            f"parameters of the constructor: {ours}."
+        )
+
+    # -- fitting -------------------------------------------------------------------------------
+
+    @classmethod
+    def _get_param_names(cls) -> list[str]:
+        # A search asks thousands of times, and signatures are slow to read.
+        if "_names_known" not in vars(cls):
+            cls._names_known = tuple(super()._get_param_names())
+        return list(cls._names_known)
+
+    def _params(self) -> dict[str, Any]:
+        """Every parameter of a fit.
+
+        What a constructor does not have, an estimator of one's own may set as an attribute, of its
+        class too.
+        """
+        own = {name: self._attribute(name, value) for name, value in self._defaults.items()}
+        return {**own, **self._all_params()}
+
+    def _all_params(self) -> dict[str, Any]:
+        """Return the values of the parameters of this class and of the classes it is made from.
+
+        The constructor of a subclass may take fewer parameters than that of its base, to which it
+        gives the others: `get_params` knows its own alone.
+        """
+        kind, values = type(self), vars(self)
+        if "_names_of_bases" not in vars(kind):  # signatures are slow to read
+            bases = [base for base in kind.__mro__[1:] if issubclass(base, BaseOnRows)]
+            names = {name for base in bases for name in base._get_param_names()}
+            kind._names_of_bases = frozenset(names)
+        inherited = {name: values[name] for name in kind._names_of_bases if name in values}
+        return {**inherited, **self.get_params(deep=False)}
+
+    def _attribute(self, name: str, default: Any) -> Any:
+        """An attribute's value, of the estimator or its class; a method is none."""
+        if name in vars(self):
+            return vars(self)[name]
+        given = getattr(type(self), name, default)
+        return default if hasattr(given, "__get__") else given
+
+    def _run_settings(self) -> RunSettings:
+        """Settings of the run that the user asked for, checked, and the estimator's flags."""
+        check_flags(self)
+        return check_run(self.run, self.device, name=type(self).__name__, used=self._run_used)
+
+    def _callbacks(
+        self,
+        max_iter: int | None,
+        aside: tuple[type, ...] = (),
+        first: Sequence[object] = (),
+    ) -> CallbackList:
+        """The user's callbacks, but for those of some classes, after those of `fit` itself."""
+        params, name = self._params(), type(self).__name__
+        return callback_list(
+            params["callbacks"], name, max_iter, params["verbose"], aside=aside, first=first,
+            has_checkpoint="checkpoint" in self._all_params(),
+        )  # fmt: skip
+
+    def _taken(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
+        """The inputs with columns for their names; without a target, since none is asked for."""
+        return take_columns(X, None, sample_weight)
+
+    def _check_target(self, y: Any) -> None:
+        """Check what can be told of a target at once."""
+
+    def _collection(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> Collection:
+        """The rows of a fit; without `reset`, they must have the features of the fit before."""
+        inputs = self._taken(X, y, sample_weight)
+        self._check_target(inputs[1])
+        collection = self._aligned(*inputs)
+        if reset:
+            warn_of_target(*inputs[:2])
+        check_feature_names(self, inputs[0], reset=reset)
+        if not reset:
+            self._check_width(collection)
+        return collection
+
+    def _aligned(self, X: Any, y: Any, sample_weight: Any) -> Collection:
+        return as_collection(
+            X,
+            y,
+            sample_weight,
+            multi_output=self._multi_output,
+            classification=self._classification,
+            tensors=self._tensors,
+        )
+
+    def _rows(
+        self, engine: Engine, run: RunSettings, classes: Any, class_weight: Any, weighted: bool
+    ) -> Rows:
+        """Look at the rows; `classes` are those that the user names."""
+        survey = survey_of(engine, run)
+        return Rows.of(survey, self._classes_in(survey, classes), class_weight, weighted)
+
+    def _classes_in(self, survey: Survey, classes: Any) -> NDArray[Any] | None:
+        """Sorted labels; None where y holds none."""
+        return None
+
+    def _set_history(self, fit: FitSpec, result: FitResult, engine: Engine, **more: Any) -> None:
+        self.history_ = History(
+            result.records,
+            extra={
+                "policy": fit.work.name,
+                "n_lanes": len(fit.rows.lane_rows),
+                "streamed": fit.rows.streaming is not None,
+                "generations": result.events,
+                "lost_rows": result.lost_rows,
+                **more,
+                **engine.facts,
+            },
+            interrupted=result.interrupted is not None,
+        )
+
+    def _html_repr(self) -> str:
+        """scikit-learn's diagram; after a fit with its history below."""
+        diagram: str = super()._html_repr()
+        history = getattr(self, "history_", None)
+        return diagram if history is None else f"{diagram}{history._repr_html_()}"
+
+    # -- functions of rows ---------------------------------------------------------------------
+
+    def _check_fitted(self, X: Any = None) -> None:
+        if not hasattr(self, "n_features_in_"):
+            raise not_fitted(self)
+        if X is not None:
+            check_feature_names(self, X, reset=False)
+
+    def _check_width(self, collection: Collection) -> None:
+        check_row_shape(collection.row_shape, self._row_shape, type(self).__name__)
+
+    @property
+    def _row_shape(self) -> tuple[int, ...]:
+        """Shape of the rows of the fit."""
+        shape: tuple[int, ...] = getattr(self, "row_shape_", (self.n_features_in_,))
+        return shape
+
+    def _set_row_shape(self, shape: tuple[int, ...]) -> None:
+        """Set what a fit knows of the shape of rows; features are counted as scikit-learn does."""
+        if self._tensors:
+            self.n_features_in_, self.row_shape_ = shape[0], shape
+
+    @abstractmethod
+    def _raw(self) -> Callable[[Any], NDArray[Any]]:
+        """A picklable function from rows to raw predictions.
+
+        Tensors come in the dtype that the user gives, which need not be that of the fit.
+        """
+
+    def _map(
+        self, then: Callable[..., Any] | None, X: Any, dtype: Any, n_outputs: int | None
+    ) -> Any:
+        """Map `then(raw_prediction, out)` over the rows of X; None: the raw predictions."""
+        self._check_fitted(X)
+        return self._applied(self._raw(), X, dtype, n_outputs, then=then)
+
+    def _applied(
+        self,
+        function: Callable[..., NDArray[Any]],
+        X: Any,
+        dtype: Any,
+        n_outputs: int | None = None,
+        *,
+        row_shape: tuple[int, ...] | None = None,
+        then: Callable[..., Any] | None = None,
+    ) -> Any:
+        """Map a function over the rows of X, which have the shape of the fit's or `row_shape`."""
+        return map_rows(
+            function,
+            X,
+            dtype=dtype,
+            n_outputs=n_outputs,
+            name=type(self).__name__,
+            row_shape=self._row_shape if row_shape is None else row_shape,
+            tensors=self._tensors,
+            then=then,
+        )
+
+    def _score_sums(self, statistic: Callable[..., Any], X: Any, y: Any, sample_weight: Any) -> Any:
+        """``statistic(y, raw, weight)`` of all blocks, added; one pass, nothing gathered.
+
+        `y` is None where the estimator has no target.
+        """
+        inputs = self._taken(X, y, sample_weight)
+        self._check_fitted(inputs[0])
+        collection = self._aligned(*inputs)
+        self._check_width(collection)
+        make, shape = collection.block_maker, self._row_shape
+        one = partial(_score_block, statistic, self._raw(), make, shape)
+        total = reduce_parts(collection, one, _total)
+        if total is None:
+            raise InvalidDataError(
+                "X holds 0 sample(s) in all its blocks: there is nothing to score. Check the "
+                "filter or the path that made the collection."
+            )
+        return total
+
+
+def survey_of(engine: Engine, run: RunSettings) -> Survey:
+    """A look at the rows of a fit, of which there must be some."""
+    survey = Survey(engine.survey(run.n_lanes))
+    survey.check_devices()
+    if survey.n_rows == 0:
+        raise InvalidDataError(
+            "X holds 0 sample(s) in all its blocks, while a minimum of 1 is required. "
+            "Check the filter or the path that made the collection."
+        )
+    return survey
+
+
+def _total(parts: Sequence[Any]) -> Any:
+    filled = [part for part in parts if part is not None]
+    return reduce(add, filled) if filled else None
+
+
+def _score_block(
+    statistic: Callable[..., Any],
+    raw: Callable[[Any], NDArray[Any]],
+    make_block: Callable[..., Block],
+    row_shape: tuple[int, ...],
+    index: int,
+    *part: Any,
+) -> Any:
+    """The statistic of a block; None where it has no rows."""
+    block = make_block(index, *part, on_device=hasattr(raw, "on_device"))
+    given, ones = block.sample_weight, np.empty(0)
+    pieces: list[Any] = []
+    if block.n_rows == 0:
+        return None
+    check_row_shape(block.rows.shape[1:], row_shape, index=index)
+    for at, found in results_of_rows(raw, block.rows, index):
+        if len(ones) < len(found):
+            ones = np.ones(len(found))
+        weight = ones[: len(found)] if given is None else given[at].astype(np.float64)
+        pieces.append(statistic(None if block.y is None else block.y[at], found, weight))
+    return _total(pieces)

@@ -1,0 +1,298 @@
+"""Stacks of fits by gradient steps: candidates and splits as columns that the same steps train.
+
+E. R. Sparks et al., "Automating model search for large scale machine learning" (TuPAQ), SoCC 2015.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.data.collection import Collection
+from daskml_dist.errors import DivergedError
+from daskml_dist.estimators.base import survey_of
+from daskml_dist.estimators.batched_fits.gradient_plans import OwnPlans, optimizer_of
+from daskml_dist.estimators.batched_fits.solver_rounds import Asked, NotStackedError
+from daskml_dist.models.linear import LinearModel
+from daskml_dist.models.stacked import Roles, StackedLinear
+from daskml_dist.models.wide import WideLinear
+from daskml_dist.penalties import Penalty
+from daskml_dist.ps.ledger import StoppingRule
+from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.ps.stacked_optimizer import StackedOptimizer
+from daskml_dist.schedules import Schedule
+from daskml_dist.solvers.stacked_scores import SUMS, Looks
+from daskml_dist.training.callbacks import CallbackList
+from daskml_dist.training.history import History
+from daskml_dist.training.interrupts import raise_interrupt
+from daskml_dist.training.plan import make_fit
+from daskml_dist.training.rows import Rows
+from daskml_dist.training.run import open_engine
+from daskml_dist.training.settings import Settings
+from daskml_dist.training.spec import FitSpec
+
+__all__ = ["StepColumn", "StepStack"]
+
+#: Columns that are trained together at most, so that caches hold them.
+_MOST_COLUMNS = 1024
+
+
+@dataclass(eq=False)
+class StepColumn:
+    """A candidate's fit to the training rows of a split, as far as it came.
+
+    Attributes
+    ----------
+    candidate, split : int
+    stopping : StoppingRule
+        Its own.
+    n_iter : int
+        Passes made.
+    records : list of dict
+        Passes and mean training losses, one for passes that were made together.
+    seconds : float
+        Its share of the stack's.
+    """
+
+    candidate: int
+    split: int
+    stopping: StoppingRule
+    w: NDArray[Any] | None = None
+    slots: dict[str, NDArray[Any]] = field(default_factory=dict)
+    step: int = 0
+    rows: float = 0.0
+    n_iter: int = 0
+    records: list[dict[str, Any]] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def goes_on(self, last: int) -> bool:
+        """Whether it has a pass to make, up to the `last`."""
+        if self.stopping.converged or self.n_iter >= min(last, self.stopping.max_iter):
+            return False
+        return self.w is None or bool(np.isfinite(self.w).all())
+
+
+@dataclass(frozen=True)
+class _PassesDone(Schedule):
+    """The number of passes done, by which a `StackedOptimizer` knows all rates."""
+
+    name = "passes"
+
+    def __call__(self, step: int, passes: float) -> float:
+        return passes
+
+    @classmethod
+    def from_defaults(cls, learning_rate: float, alpha: float, max_iter: int) -> Self:
+        return cls()
+
+
+class StepStack:
+    """Fits of linear models by gradient steps, all in the same steps; used in :meth:`opened`.
+
+    Each column is what the candidate's own fit with weights of 0 for all rows but its split's
+    training rows comes to.
+
+    Parameters
+    ----------
+    estimators : sequence of estimator
+        Unfitted, of one of :func:`step_stacks`.
+    roles : Roles
+        What codes of rows mean.
+    classes : ndarray or None
+        Labels of the targets' codes.
+    """
+
+    def __init__(self, estimators: Sequence[Any], roles: Roles, classes: Any) -> None:
+        self.estimators, self.roles, self.classes = estimators, roles, classes
+
+    @contextmanager
+    def opened(
+        self, collection: Collection, weighted: bool, client: Any = None
+    ) -> Iterator[list[StepColumn]]:
+        """Hold the rows; yields the columns, of each estimator one a split.
+
+        Parameters
+        ----------
+        collection : Collection
+            Targets have two columns: the targets, and codes of rows from 1 on.
+        weighted : bool
+            Whether rows have weights.
+        client : distributed.Client, "inline" or None
+            As of a fit.
+
+        Raises
+        ------
+        NotStackedError
+        """
+        self._settings = [estimator._settings(None) for estimator in self.estimators]
+        run, passes = self._settings[0].run, max(s.max_iter for s in self._settings)
+        with open_engine(collection, client, run.memory_budget, run.device) as engine:
+            rows = Rows.of(survey_of(engine, run), None, None, weighted)
+            self._engine, self._whole = engine, rows
+            self._lanes = engine.lanes(run.n_lanes, share=None, passes=passes)
+            self._asked = Asked(engine, self._lanes, rows, run)
+            own = OwnPlans(engine, self._lanes, rows, self.roles, self.classes)
+            self._rows_of = own.rows_of_splits(collection)
+            #: Of each split: these differ in where their parameters begin.
+            self._models = [self.estimators[0]._model(some, None) for some in self._rows_of]
+            self._model: LinearModel = self._models[0]
+            weights = self._asked.split_weights(self._stacked).sum(axis=1)
+            self._scales = tuple((rows.survey.n_rows / weights).tolist())
+            self._plans = own.of(self._settings, self._models, self._rows_of, self._scales)
+            self._optimizer = optimizer_of([plan for row in self._plans for plan in row])
+            yield [
+                StepColumn(
+                    number, split, StoppingRule(s.max_iter, s.tol, s.n_iter_no_change)
+                )
+                for number, plans in enumerate(self._plans)
+                for split, s in enumerate(plan.steps.stopping for plan in plans)
+            ]  # fmt: skip
+
+    @property
+    def _codes(self) -> NDArray[Any] | None:
+        return None if self.classes is None else np.arange(len(self.classes))
+
+    @property
+    def _stacked(self) -> StackedLinear:
+        return StackedLinear(self._model, self.roles, self._codes)
+
+    # -- training ------------------------------------------------------------------------------
+
+    def advance(self, columns: Iterable[StepColumn], last: int) -> int:
+        """Train columns up to a pass; the number of passes of columns that were made."""
+        columns, made = list(columns), 0
+        while going := [column for column in columns if column.goes_on(last)]:
+            done = min(column.n_iter for column in going)
+            now = [column for column in going if column.n_iter == done]
+            until = min(last, *(column.stopping.max_iter for column in now))
+            if any(column.stopping.tol is not None for column in now):
+                until = done + 1
+            most = max(1, _MOST_COLUMNS // self._model.width)
+            for start in range(0, len(now), most):
+                self._train(now[start : start + most], until)
+            made += len(now) * (until - done)
+        return made
+
+    def _train(self, columns: list[StepColumn], until: int) -> None:
+        begin, done = time.perf_counter(), columns[0].n_iter
+        columns = sorted(columns, key=lambda column: column.split)
+        result = self._engine.train(self._fit_of(columns, done, until), CallbackList([]))
+        state, records = result.state, result.records
+        assert isinstance(state, ShardState)
+        width, seconds = self._model.width, time.perf_counter() - begin
+        for k, column in enumerate(columns):
+            at = slice(k * width, (k + 1) * width)
+            column.w = state.w[:-1, at].copy()
+            column.slots = {name: slot[:-1, at].copy() for name, slot in state.slots.items()}
+            column.step, column.rows = state.step, state.rows
+            column.seconds += seconds / len(columns)
+            seen = sum(record["rows"] for record in records)
+            loss = float(state.w[-1, k * width]) / max(seen, 1)
+            column.n_iter = until
+            column.records.append({"pass": until, "loss": loss})
+            column.stopping.update(column.records[-1])
+        if result.interrupted is not None:
+            raise_interrupt(result.interrupted, until)
+
+    def _fit_of(self, columns: list[StepColumn], done: int, until: int) -> FitSpec:
+        """The fit of some columns, from the pass behind `done` on."""
+        width, engine = self._model.width, self._engine
+        plans = [self._plans[column.candidate][column.split] for column in columns]
+        settings = replace(
+            self._settings[columns[0].candidate], max_iter=until, tol=None,
+            optimizer=self._optimizer,
+        )  # fmt: skip
+        splits = tuple(column.split for column in columns)
+        model = WideLinear(self._model, self.roles, self._codes, splits, self._scales)
+        of_rows = replace(self._whole, classes=None)
+        fit = make_fit(
+            settings, model, of_rows, self._lanes, self._state_of(columns, plans, settings),
+            engine.streaming, None, engine.on_one_host,
+        )  # fmt: skip
+        if fit.work.n_steps != plans[0].work.n_steps:
+            raise NotStackedError("Its batches are of another size.")
+        rule = fit.steps.rule
+        penalties = [self._settings[column.candidate].penalty for column in columns]
+        schedules: list[Schedule] = []
+        for schedule in (plan.steps.rule.schedule for plan in plans):
+            if schedule not in schedules:
+                schedules.append(schedule)
+        optimizer = StackedOptimizer(
+            self._optimizer,
+            tuple(schedules),
+            np.repeat([schedules.index(plan.steps.rule.schedule) for plan in plans], width),
+            np.repeat([penalty.l1 for penalty in penalties], width),
+            np.repeat([penalty.l2 for penalty in penalties], width),
+            rule.steps_per_pass,
+        )
+        # Of strength 1, where a penalty applies: each column has its own strengths.
+        groups = tuple(
+            replace(g, optimizer=optimizer, penalty=Penalty(1.0, 0.0)) if g.descends else g
+            for g in rule.groups
+        )
+        rule = replace(rule, groups=groups, schedule=_PassesDone())
+        return fit.working(rule=rule, first_pass=done)
+
+    def _state_of(
+        self, columns: list[StepColumn], plans: list[FitSpec], settings: Settings
+    ) -> ShardState:
+        """State that the columns have come to, or that their own fits begin with."""
+        first = columns[0]
+        dtype = settings.dtype_of(self._whole.survey)
+
+        def joined(arrays: list[Any]) -> NDArray[Any]:
+            side_by_side = np.concatenate(arrays, axis=1)
+            return np.concatenate([side_by_side, np.zeros_like(side_by_side[:1])])
+
+        if first.w is None:
+            begun = [plan.steps.start_state(dtype) for plan in plans]
+            models = [self._models[column.split] for column in columns]
+            w = [self._model.moved(s.w, m.origin()) for s, m in zip(begun, models, strict=True)]
+            slots = {name: joined([s.slots[name] for s in begun]) for name in begun[0].slots}
+            return ShardState(joined(w), slots)
+        slots = {name: joined([c.slots[name] for c in columns]) for name in first.slots}
+        return ShardState(joined([c.w for c in columns]), slots, first.step, first.rows)
+
+    # -- what came of it -----------------------------------------------------------------------
+
+    def scores(
+        self, columns: Sequence[StepColumn], role: int, looks: Looks = SUMS
+    ) -> NDArray[np.float64]:
+        """Sums of the columns' scores over the rows that play a role in their split."""
+        return self._asked.scores(self._stacked, *_side_by_side(columns), role, looks)
+
+    def rankings(self, columns: Sequence[StepColumn], role: int) -> NDArray[np.float64]:
+        """Ranking scores of the columns, as of :meth:`Asked.rankings`."""
+        return self._asked.rankings(self._stacked, *_side_by_side(columns), role)
+
+    def fitted(self, column: StepColumn) -> Any:
+        """The estimator of a column.
+
+        Raises
+        ------
+        DivergedError
+        """
+        made = self.estimators[column.candidate]
+        estimator = type(made)(**made.get_params(deep=False))
+        assert column.w is not None
+        if not all(np.isfinite(slot).all() for slot in column.slots.values()):
+            raise DivergedError("The squares of the gradients overflow. Scale the features.")
+        estimator._set_parameters(column.w, self._model, self._rows_of[column.split])
+        estimator._state = ShardState(column.w, column.slots, column.step, column.rows)
+        estimator._last_model = self._model
+        estimator.n_iter_, estimator.t_ = column.n_iter, column.rows
+        extra = {"policy": self._settings[0].policy.name}
+        estimator.history_ = History(list(column.records), extra=extra)
+        return estimator
+
+
+def _side_by_side(columns: Sequence[StepColumn]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Parameters of columns, and the split of each."""
+    w: list[Any] = [column.w for column in columns]
+    return np.stack(w), np.array([column.split for column in columns])

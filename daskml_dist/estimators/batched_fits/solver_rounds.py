@@ -1,0 +1,428 @@
+"""Stacks: fits of linear estimators that differ in numbers alone, and in their rows, as one fit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.data.batches import LaneSpec
+from daskml_dist.data.collection import Collection
+from daskml_dist.errors import DaskMLDistError
+from daskml_dist.estimators.base import survey_of
+from daskml_dist.estimators.linear.base import BaseLinear
+from daskml_dist.estimators.solver_rounds import _SHARE, BaseRounds
+from daskml_dist.models.linear import LinearModel
+from daskml_dist.models.stacked import TEST, TRAIN, Roles, StackedLinear
+from daskml_dist.solvers import Solution, Solver
+from daskml_dist.solvers.by_class import OnePass
+from daskml_dist.solvers.lbfgs import LBFGS
+from daskml_dist.solvers.of_splits import CodeWeights, LabelWeights
+from daskml_dist.solvers.stacked import Column, StackedSolver, solution_of
+from daskml_dist.solvers.stacked_class_ranks import CLASS_RANKINGS, StackedClassRanks
+from daskml_dist.solvers.stacked_gradient import in_order_of_splits
+from daskml_dist.solvers.stacked_ranks import RANKINGS, StackedRankings, StackedRanks
+from daskml_dist.solvers.stacked_scores import SCORES, SUMS, Looks, StackedScores
+from daskml_dist.training.callbacks import CallbackList
+from daskml_dist.training.engine import Engine
+from daskml_dist.training.in_parts import OneFit
+from daskml_dist.training.interrupts import raise_interrupt
+from daskml_dist.training.rows import Rows, balanced_weights, named_weights
+from daskml_dist.training.run import open_engine
+from daskml_dist.training.run_settings import RunSettings
+from daskml_dist.training.solver_plan import make_solver_fit
+from daskml_dist.training.target_survey import TargetSurvey
+
+__all__ = [
+    "Asked",
+    "Fits",
+    "NotStackedError",
+    "Stack",
+    "StackedFit",
+    "can_stack",
+    "fit_stack",
+    "open_stack",
+]
+
+#: Columns of one stack: each has a thread that waits.
+_MOST_COLUMNS = 512
+#: Rows times columns from which a share of the rows tells where to begin: for fewer, the passes
+#: that this saves are hardly dearer than those it takes; and one row in how many is read then.
+_MANY, _SHARE_OF_ROWS = 1 << 22, 16
+#: Parameters that must be alike in a stack, since they lay out its one fit.
+_ALIKE = ("run", "device", "callbacks", "verbose")
+
+
+@dataclass(eq=False)
+class StackedFit:
+    """A candidate, fitted to the training rows of a split.
+
+    Parameters
+    ----------
+    estimator : estimator
+    sums : dict of int to ndarray
+        By role.
+    seconds : float
+        Its share of the stack's.
+    ranks : dict of int to ndarray
+        Ranking scores by role, in the order of `RANKINGS`, or of several labels `CLASS_RANKINGS`.
+    """
+
+    estimator: Any
+    sums: dict[int, NDArray[np.float64]]
+    seconds: float
+    ranks: dict[int, NDArray[np.float64]] = field(default_factory=dict)
+
+    def score(self, name: str, role: int) -> float:
+        """A score by scikit-learn's name."""
+        kind = "classifier" if self.estimator._classification else "regressor"
+        return float(SCORES[kind][name](self.sums[role][None, :])[0])
+
+    def ranking(self, name: str, role: int) -> float:
+        """A ranking score; NaN where the rows themselves have to tell it."""
+        names = RANKINGS if len(self.estimator.classes_) == 2 else CLASS_RANKINGS
+        return float(self.ranks[role][names.index(name)]) if name in names else np.nan
+
+    def among(self, n_best: int, role: int) -> float:
+        """Share of the rows whose label is among the best; NaN as in :meth:`ranking`."""
+        k = len(self.estimator.classes_)
+        if not 2 < k > n_best:  # scikit-learn warns of it, or has a threshold of two
+            return np.nan
+        sums = self.sums[role]
+        return float(sums[3 : 3 + n_best].sum() / sums[0])
+
+    def pairs(self, role: int) -> NDArray[np.float64]:
+        """Weights of the rows by true and predicted label, of shape (n_classes, n_classes)."""
+        k = len(self.estimator.classes_)
+        return self.sums[role][-k * k :].reshape(k, k)
+
+
+def can_stack(estimators: Sequence[Any]) -> bool:
+    """Whether estimators can be fitted as one stack."""
+    first = estimators[0]
+    if not all(isinstance(e, BaseLinear) and isinstance(e, BaseRounds) for e in estimators):
+        return False
+    if any(type(e) is not type(first) for e in estimators):
+        return False
+    params = [e._params() for e in estimators]
+    alike = all(repr(p.get(n)) == repr(params[0].get(n)) for p in params for n in _ALIKE)
+    # What starts from the last fit has none: candidates are clones.
+    return alike and params[0].get("callbacks") is None
+
+
+def fit_stack(
+    estimators: Sequence[Any], collection: Collection, roles: Roles, classes: Any, weighted: bool,
+    train_score: bool, looks: Looks,
+) -> list[list[StackedFit]]:  # fmt: skip
+    """Fit clones of estimators to the training rows of each split, and score them.
+
+    Parameters
+    ----------
+    estimators : sequence of estimator
+        Unfitted, of which :func:`can_stack`; they are fitted no further than that they are cloned.
+    collection : Collection
+        Targets have two columns: the targets (codes of the classes), and codes of rows from 1 on.
+    roles : Roles
+        What the codes mean.
+    classes : ndarray or None
+        Labels of the codes.
+    weighted : bool
+        Whether rows have weights.
+    train_score : bool
+        Whether training rows are scored too.
+    looks : Looks
+
+    Returns
+    -------
+    list of list of StackedFit
+        Of each estimator, one a split.
+
+    Raises
+    ------
+    NotStackedError
+    """
+    for estimator in estimators:
+        estimator._check_params()
+    begin = time.perf_counter()
+    with open_stack(estimators[0], collection, roles, classes, weighted) as stack:
+        sides = (TEST, TRAIN) if train_score else (TEST,)
+        every = [(e, split) for e in range(len(estimators)) for split in range(roles.n_splits)]
+        flat = Fits(stack, estimators, every, sides, looks).found()
+    found = [flat[i : i + roles.n_splits] for i in range(0, len(flat), roles.n_splits)]
+    seconds = (time.perf_counter() - begin) / (len(found) * roles.n_splits)
+    for row in found:
+        for fit in row:
+            fit.seconds = seconds
+    return found
+
+
+@contextmanager
+def open_stack(
+    estimator: Any, collection: Collection, roles: Roles, classes: Any, weighted: bool,
+    *, n_targets: int | None = None, client: Any = None, callbacks: CallbackList | None = None,
+) -> Iterator[Stack]:  # fmt: skip
+    """Lay the rows of a stack out, as an estimator's parameters say, for as long as it is open.
+
+    Parameters
+    ----------
+    estimator : estimator
+    collection, roles, classes, weighted
+        As in :func:`fit_stack`.
+    n_targets : int or None
+        Columns of the targets, where they have two dimensions.
+    client, callbacks : optional
+        Of the fits.
+
+    Yields
+    ------
+    Stack
+    """
+    run = estimator._run_settings()
+    with open_engine(collection, client, run.memory_budget, run.device, callbacks) as engine:
+        seen = Rows.of(survey_of(engine, run), None, None, weighted)
+        lanes = engine.lanes(run.n_lanes, share=_SHARE, passes=100)
+        survey = TargetSurvey(seen.survey.infos, n_columns=n_targets)
+        asked = replace(seen, survey=survey, classes=classes)
+        watched = _AllFits(callbacks or CallbackList([]))
+        try:
+            yield Stack(engine, lanes, seen, asked, roles, run, watched)
+        except BaseException as error:
+            watched.finish(error)
+            raise
+        watched.finish()
+
+
+class _AllFits(OneFit):
+    """View of the fits of a stack as one fit, whose passes are numbered through."""
+
+    def __init__(self, callbacks: CallbackList) -> None:
+        super().__init__(callbacks, with_parameters=False)
+        #: Number of passes of the fits before the present one.
+        self.n_before = 0
+
+    def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
+        record["pass"] += self.n_before
+        super().on_pass_end(run, record)
+
+    def on_pass_redone(self, run: Any, record: dict[str, Any]) -> None:
+        record["pass"] += self.n_before
+        super().on_pass_redone(run, record)
+
+
+class NotStackedError(DaskMLDistError):
+    """Fits that cannot be one, as their rows tell. Never seen by the user."""
+
+
+class Asked:
+    """Fits of several solvers to the same rows.
+
+    Attributes
+    ----------
+    records : list of dict
+        Of all passes so far.
+    """
+
+    def __init__(
+        self, engine: Engine, lanes: list[LaneSpec], rows: Rows, run: RunSettings,
+        callbacks: _AllFits | None = None,
+    ) -> None:  # fmt: skip
+        self._engine, self._lanes, self._seen, self._run = engine, lanes, rows, run
+        self._callbacks = callbacks or _AllFits(CallbackList([]))
+        self.records: list[dict[str, Any]] = []
+
+    def __call__(self, model: Any, solver: Solver) -> Solution:
+        """Solution of a solver that is asked about the rows."""
+        fit = make_solver_fit(
+            model, solver, self._seen, self._lanes, None, self._engine.streaming, self._run
+        )
+        result = self._engine.train(fit, self._callbacks)
+        for number, record in enumerate(result.records, start=len(self.records) + 1):
+            record["pass"] = number
+        self.records += result.records
+        self._callbacks.n_before = len(self.records)
+        if result.interrupted is not None:
+            raise_interrupt(result.interrupted, len(self.records))
+        assert isinstance(result.state, Solution)
+        self.last = fit, result
+        return result.state
+
+    def split_weights(self, model: StackedLinear) -> NDArray[np.float64]:
+        """Weight of the training rows of each split, of a classifier by their labels.
+
+        Of shape (n_splits, n_classes), or (n_splits, 1).
+
+        Raises
+        ------
+        NotStackedError
+            Rows of a split lack a label, so that fits to them know fewer labels than the others.
+        """
+        found = model.roles.weights
+        if found is None and model.classes is None:
+            return self(model, OnePass(CodeWeights())).w[:, None]
+        if found is None:
+            found = self(model, OnePass(LabelWeights())).w
+        if not found.all():
+            raise NotStackedError("Training rows of a split lack a label.")
+        return found
+
+    def scores(
+        self, model: StackedLinear, w: NDArray[np.float64], splits: NDArray[np.int64], role: int,
+        looks: Looks = SUMS,
+    ) -> NDArray[np.float64]:  # fmt: skip
+        """Sums that scores of columns are made of, over rows that play a role in their splits."""
+
+        def sums(w: NDArray[np.float64], splits: NDArray[np.int64]) -> NDArray[np.float64]:
+            asked = StackedScores(w, splits, role, looks.pairs, looks.places)
+            return self(model, OnePass(asked)).w
+
+        return in_order_of_splits(sums, w, splits)
+
+    def rankings(
+        self, model: StackedLinear, w: NDArray[np.float64], splits: NDArray[np.int64], role: int
+    ) -> NDArray[np.float64]:
+        """Ranking scores of columns, a row each, over rows that play a role in their splits.
+
+        NaN where these are not found together.
+        """
+        question = StackedRanks if model.each.width == 1 else StackedClassRanks
+        if model.classes is None or not (model.each.width == 1 or model.each.loss.proba):
+            return np.full((len(w), len(question.names)), np.nan)
+        return in_order_of_splits(
+            lambda w, splits: self(model, StackedRankings(w, splits, role, question)).w, w, splits
+        )
+
+
+class Stack(Asked):
+    """Rows, laid out for any number of fits of linear models to the training rows of splits.
+
+    `rows` are facts of all of them, with targets alone.
+    """
+
+    def __init__(
+        self, engine: Engine, lanes: list[LaneSpec], seen: Rows, rows: Rows, roles: Roles,
+        run: RunSettings, callbacks: _AllFits,
+    ) -> None:  # fmt: skip
+        super().__init__(engine, lanes, seen, run, callbacks)
+        self.rows, self.roles = rows, roles
+
+    @property
+    def engine(self) -> Engine:
+        """Engine of the fits."""
+        return self._engine
+
+    def model(self, each: LinearModel, class_weight: Any = None) -> StackedLinear:
+        """One model for each column."""
+        classes = self.rows.classes
+        codes = None if classes is None else np.arange(len(classes))
+        return StackedLinear(each, self.roles, codes, class_weight)
+
+    def solver(
+        self, columns: tuple[Column, ...], scored: tuple[tuple[int, bool, bool], ...] = ()
+    ) -> StackedSolver:
+        """Solver of some columns: of many, on many rows, it begins with a share of these."""
+        n_rows = sum(info.n_rows for info in self.rows.survey.infos)
+        begins = (
+            n_rows * len(columns) >= _MANY and self._engine.streaming is None
+            and all(type(c.solver) is LBFGS and c.start is None for c in columns)
+        )  # fmt: skip
+        return StackedSolver(columns, _SHARE_OF_ROWS if begins else 1, scored)
+
+    def of_split(self, weight: float) -> Rows:
+        """Facts of the training rows of a split, of their weight."""
+        survey = self.rows.survey
+        assert isinstance(survey, TargetSurvey)
+        return replace(self.rows, survey=replace(survey, weight=float(weight)))
+
+    def weights(self, each: LinearModel) -> NDArray[np.float64]:
+        """Weight of the training rows of each split."""
+        return self(self.model(each), OnePass(CodeWeights())).w
+
+
+class Fits:
+    """Fits of candidates to splits.
+
+    Parameters
+    ----------
+    stack : Stack
+    estimators : sequence of estimator
+    asked : list of (int, int)
+        Numbers of an estimator and of its split; those of an estimator lie together.
+    sides : tuple of int
+        Roles of the rows that are scored.
+    looks : Looks
+    """
+
+    def __init__(
+        self, stack: Stack, estimators: Sequence[Any], asked: list[tuple[int, int]],
+        sides: tuple[int, ...], looks: Looks,
+    ) -> None:  # fmt: skip
+        self._stack, self._estimators, self._asked = stack, estimators, asked
+        self._sides, self._looks = sides, looks
+
+    def found(self) -> list[StackedFit]:
+        """The fits, as they are asked for."""
+        stack = self._stack
+        weights = stack.split_weights(stack.model(self._estimators[0]._problem(stack.rows)[0]))
+        problems: list[tuple[LinearModel, Column, Rows]] = []
+        #: Of each problem: columns of a stack have the same.
+        kinds: list[tuple[LinearModel, str]] = []
+        for number, of_estimator in groupby(self._asked, itemgetter(0)):
+            estimator = self._estimators[number]
+            factors = self._factors(estimator, weights)
+            of_splits = (weights if factors is None else weights * factors).sum(axis=1)
+            for _, split in of_estimator:
+                weight = of_splits[split]
+                of_split = stack.of_split(weight)
+                model, solver = estimator._problem(of_split)
+                start = estimator._start(model, of_split)
+                problems.append((model, Column(split, solver, float(weight), start), of_split))
+                kinds.append((model, repr(estimator._params()["class_weight"])))
+        found: dict[int, StackedFit] = {}
+        left = list(range(len(problems)))
+        while left:
+            some = [i for i in left if kinds[i] == kinds[left[0]]][:_MOST_COLUMNS]
+            factors = self._factors(self._estimators[self._asked[left[0]][0]], weights)
+            stacked = stack.model(kinds[left[0]][0], factors)
+            found |= self._columns(stacked, {i: problems[i] for i in some})
+            left = [i for i in left if i not in found]
+        return [found[i] for i in range(len(problems))]
+
+    def _factors(self, estimator: Any, weights: NDArray[np.float64]) -> NDArray[np.float64] | None:
+        """Weights of classes in each split, as the estimator's own fit to it has them."""
+        given, classes = estimator._params()["class_weight"], self._stack.rows.classes
+        if given is None or classes is None:
+            return None
+        if isinstance(given, str):
+            return balanced_weights(weights)
+        return np.tile(named_weights(given, classes), (len(weights), 1))
+
+    def _columns(
+        self, stacked: StackedLinear, problems: dict[int, tuple[LinearModel, Column, Rows]]
+    ) -> dict[int, StackedFit]:
+        """Fits of one stack, by their numbers."""
+        columns = tuple(column for _, column, _ in problems.values())
+        asked = tuple((side, self._looks.pairs, self._looks.places) for side in self._sides)
+        solution = self._stack(stacked, self._stack.solver(columns, asked))
+        splits, sums = np.array([c.split for c in columns]), solution.extra["scores"]
+        ranks = {
+            side: self._stack.rankings(stacked, solution.w, splits, side)
+            for side in self._sides if self._looks.ranks
+        }  # fmt: skip
+        found = {}
+        for k, (i, (_, _, rows)) in enumerate(problems.items()):
+            candidate = self._estimators[self._asked[i][0]]
+            estimator = type(candidate)(**candidate.get_params(deep=False))
+            one = solution_of(solution, k)
+            estimator._set_fitted(one, stacked.each, rows)
+            estimator._set_n_iter(one)
+            estimator._warn(one)
+            of_column = ({s: of[k] for s, of in found_of.items()} for found_of in (sums, ranks))
+            found[i] = StackedFit(estimator, next(of_column), 0.0, next(of_column))
+        return found

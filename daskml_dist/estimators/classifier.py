@@ -1,0 +1,235 @@
+"""Base class of the classifiers: labels of raw predictions, and accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import ClassifierMixin
+from sklearn.utils.multiclass import check_classification_targets
+
+from daskml_dist.data.conversion import plain_objects
+from daskml_dist.data.lazy import is_dask
+from daskml_dist.data.missing import check_no_missing
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.estimators.supervised import Supervised
+from daskml_dist.inference.each_row import rows_apart
+from daskml_dist.parameters.checks import check_some_weight
+from daskml_dist.training.survey import Survey
+
+__all__ = ["BaseClassifier", "SeveralLabels"]
+
+#: Labels from which on blocks alone are checked.
+_MANY = 1 << 16
+
+
+class BaseClassifier(ClassifierMixin, Supervised):
+    """Base class of the classifiers: labels and accuracy, of rows in memory or lazily.
+
+    A raw prediction is one number a row, positive for the second of two classes, or one a class,
+    the largest for the likeliest.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.base import BaseClassifier
+    >>> from daskml_dist.naive_bayes import GaussianNB
+    >>> X, y = np.array([[0.0], [0.1], [1.0], [1.1]]), np.array(["a", "a", "b", "b"])
+    >>> model = GaussianNB().fit(X, y)
+    >>> isinstance(model, BaseClassifier), model.predict(X[1:3]).tolist(), model.score(X, y)
+    (True, ['a', 'b'], 1.0)
+    """
+
+    _classification = True
+    #: Classes that the labels must hold at least.
+    _min_classes: ClassVar[int] = 2
+    classes_: NDArray[Any]
+
+    def _check_target(self, y: Any) -> None:
+        if not is_dask(y):
+            _check_labels(y)
+
+    def _classes_in(self, survey: Survey, classes: Any) -> NDArray[Any]:
+        found = survey.classes
+        if classes is not None:
+            classes = np.unique(classes)
+            strange = np.setdiff1d(found, classes)
+            if len(strange):
+                raise InvalidDataError(
+                    f"The target label(s) {strange.tolist()[:5]} in y do not exist in the initial "
+                    "classes. Name every class in the first call to partial_fit, or in "
+                    "stream(classes=[...])."
+                )
+            found = classes
+        if found.dtype.kind == "f" and (found % 1).any():
+            raise InvalidDataError(
+                "Unknown label type: continuous. Use a regressor for a continuous target."
+            )
+        if len(found) < self._min_classes:
+            raise InvalidDataError(
+                f"y holds one class only. This solver needs samples of at least 2 classes in the "
+                f"data, but the data contains only one class: {found.tolist()[0]!r}. Check how the "
+                "rows were filtered."
+            )
+        return found
+
+    def _all_classes(self, classes: Any, first: bool) -> Any:
+        """The labels that ``partial_fit`` is to know: those named first, in each call."""
+        if classes is None:
+            if first:
+                raise InvalidParameterError(
+                    "classes must be passed on the first call to partial_fit, or to stream: name "
+                    "every label that will come, such as classes=[0, 1]."
+                )
+            return self.classes_
+        if np.ndim(classes) != 1:
+            raise InvalidParameterError(
+                f"`classes={classes!r}`: give a list of all labels, such as classes=[0, 1]."
+            )
+        labels = np.unique(classes)
+        if len(labels) != len(classes):
+            raise InvalidParameterError(
+                f"`classes={classes!r}` names a label twice. Name each once: np.unique(classes)."
+            )
+        if not first and not np.array_equal(labels, self.classes_):
+            raise InvalidParameterError(
+                f"`classes={classes!r}` is not the same as on last call to partial_fit, was: "
+                f"{self.classes_!r}. Leave it out, or start with a new estimator."
+            )
+        return labels
+
+    def predict(self, X: Any) -> Any:
+        """Most likely labels.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+
+        Returns
+        -------
+        ndarray or lazy dask Array of shape (n_rows,)
+            Of several outputs, (n_rows, n_outputs).
+        """
+        self._check_fitted(X)
+        write, dtype, n_outputs = self._labels_written()
+        return self._map(write, X, dtype, n_outputs)
+
+    def _labels_written(self) -> tuple[Callable[..., None], np.dtype[Any], int | None]:
+        """Picklable function from raw predictions to labels, their dtype, and how many columns."""
+        return partial(_write_labels, self.classes_), self.classes_.dtype, None
+
+    def _hits_counted(self) -> Callable[..., NDArray[np.float64]]:
+        """Picklable function from labels, raw predictions and weights to all weight and hits'."""
+        return partial(_hits, self.classes_)
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Mean accuracy, in one pass over the blocks; of several outputs, all must be right.
+
+        Parameters
+        ----------
+        X, y, sample_weight
+            As in :meth:`fit`.
+
+        Returns
+        -------
+        float
+        """
+        self._check_fitted()
+        total, hits = self._score_sums(self._hits_counted(), X, y, sample_weight)
+        check_some_weight(total)
+        return float(hits / total)
+
+
+class SeveralLabels(BaseClassifier):
+    """Base class of classifiers of rows with one label each, or with several.
+
+    Of several, y has a column of 0 and 1 for each label, and so have predictions.
+    """
+
+    _multi_output = True
+    #: Whether y has columns of labels.
+    _several = False
+
+    def _classes_in(self, survey: Survey, classes: Any) -> NDArray[Any]:
+        self._several = survey.n_targets is not None
+        if survey.n_targets is None:
+            return super()._classes_in(survey, classes)
+        return self._numbered(survey.classes, survey.n_targets)
+
+    @staticmethod
+    def _numbered(values: NDArray[Any], n_columns: int) -> NDArray[Any]:
+        """Names of the labels of so many columns, which hold some values."""
+        strange = np.setdiff1d(values, [0, 1])
+        if len(strange):
+            raise InvalidDataError(
+                f"y has {n_columns} columns, and holds {strange.tolist()[:5]}. Of several "
+                "labels a row, give a column of 0 and 1 for each; of one label, one column."
+            )
+        return np.arange(n_columns)
+
+    def _labels_written(self) -> tuple[Callable[..., None], np.dtype[Any], int | None]:
+        if not self._several:
+            return super()._labels_written()
+        return _write_positive, np.dtype(np.int64), len(self.classes_)
+
+    def _hits_counted(self) -> Callable[..., NDArray[np.float64]]:
+        return _all_hits if self._several else super()._hits_counted()
+
+
+def _write_positive(raw: NDArray[Any], out: NDArray[Any]) -> None:
+    out[...] = np.reshape(raw > 0, out.shape)
+
+
+def _all_hits(
+    y: NDArray[Any], raw: NDArray[Any], weight: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    hits = ((raw.reshape(y.shape) > 0) == (y > 0)).all(axis=1)
+    return np.array([weight.sum(), weight @ hits])
+
+
+@rows_apart
+def _write_labels(classes: NDArray[Any], raw: NDArray[Any], out: NDArray[Any]) -> None:
+    best = raw > 0 if raw.ndim == 1 else raw.argmax(axis=1)
+    classes.take(best, out=out, mode="clip")
+
+
+def _hits(
+    classes: NDArray[Any], y: NDArray[Any], raw: NDArray[Any], weight: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    if len(y) and (y.dtype.kind in "OUT") != (classes.dtype.kind in "OUT"):
+        raise InvalidDataError(
+            f"Labels to score are such as {y[0]!r}, and those of the fit such as {classes[0]!r}: "
+            "words on one side alone. Make them one type, for example y.astype(str) for both."
+        )
+    if raw.ndim == 1:
+        positive = raw > 0
+        hits = (positive & (y == classes[1])) | (~positive & (y == classes[0]))
+    else:
+        hits = classes[raw.argmax(axis=1)] == y
+    return np.array([weight.sum(), weight @ hits])
+
+
+def _check_labels(y: Any) -> None:
+    labels = plain_objects(np.asarray(y))
+    if labels.ndim == 0:  # who takes its rows tells of its shape
+        return
+    # Blocks are checked too; scikit-learn sorts all labels, which takes longer than many a fit.
+    if len(labels) > _MANY and labels.ndim == 1 and labels.dtype.kind in "biuf":
+        return
+    if labels.dtype.kind == "f" and not np.isfinite(labels).all():
+        raise InvalidDataError("Input y contains NaN or infinity. Drop these rows.")
+    check_no_missing(labels, "y")
+    try:
+        check_classification_targets(labels)
+    except TypeError as error:
+        raise InvalidDataError(
+            f"The labels in y are of different types ({error}). Make them one type: y.astype(str)."
+        ) from error
+    except ValueError as error:
+        remedy = "Use a regressor for a continuous target."
+        if "unknown" in str(error):
+            remedy = "Make the labels one type, words or whole numbers: y.astype(str)."
+        raise InvalidDataError(f"{error} {remedy}") from error

@@ -1,0 +1,376 @@
+"""Base class of the estimators trained by gradient steps: settings, fits that go on from others."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import warnings
+from abc import abstractmethod
+from functools import partial
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.exceptions import ConvergenceWarning
+
+from daskml_dist.callbacks.eval_monitor import eval_monitors
+from daskml_dist.data.batches import LaneSpec
+from daskml_dist.data.row_checks import check_row_shape
+from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
+from daskml_dist.errors.outside import outside
+from daskml_dist.estimators.base import BaseOnRows
+from daskml_dist.estimators.gradient_settings import step_settings
+from daskml_dist.models.base import StepModel
+from daskml_dist.parameters.checks import check_steps
+from daskml_dist.parameters.run import Run
+from daskml_dist.policies import Policy
+from daskml_dist.ps.outer import OuterStep
+from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.streaming import Streamed
+from daskml_dist.training.callbacks import CallbackList
+from daskml_dist.training.engine import Engine, FitResult
+from daskml_dist.training.in_parts import train_in_parts
+from daskml_dist.training.interrupts import raise_interrupt
+from daskml_dist.training.plan import make_fit
+from daskml_dist.training.rows import Rows
+from daskml_dist.training.run import open_engine
+from daskml_dist.training.settings import Settings
+from daskml_dist.training.spec import FitSpec
+
+__all__ = ["BaseSteps"]
+
+
+class BaseSteps(Streamed, BaseOnRows):
+    """Base class of estimators trained by gradient steps under a policy.
+
+    A subclass says which model is trained (:meth:`_model`) and what becomes of its parameters
+    (:meth:`_set_parameters`). Its constructor has those of the parameters in `_defaults` that its
+    users are to choose.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.base import BaseSteps, Supervised
+    >>> from daskml_dist.models import Parameters, Part, StepModel
+    >>> class Constant(StepModel):
+    ...     parameters = Parameters((Part("level", (1,)),))
+    ...     def encode(self, y, classes, dtype):
+    ...         return y.astype(dtype)
+    ...     def add_gradient(self, w, rows, out, backend):
+    ...         error = w[0, 0] - rows.y
+    ...         out[0, 0] += error.sum()
+    ...         return float(error @ error) / 2
+    ...     def identity(self):
+    ...         return {"model": "Constant"}
+    >>> class Level(BaseSteps, Supervised):
+    ...     def __init__(self, *, learning_rate=0.5, max_iter=20):
+    ...         self.learning_rate = learning_rate
+    ...         self.max_iter = max_iter
+    ...     def _model(self, rows, last):
+    ...         return Constant()
+    ...     def _set_parameters(self, w, model, rows):
+    ...         self.level_ = float(w[0, 0])
+    >>> round(Level().fit(np.zeros((4, 1)), np.array([1.0, 2.0, 3.0, 6.0])).level_)
+    3
+    """
+
+    _defaults = BaseOnRows._defaults | {
+        "penalty": None,
+        "alpha": 0.0,
+        "l1_ratio": 0.15,
+        "optimizer": "adam",
+        "learning_rate": "auto",
+        "policy": "allreduce",
+        "max_iter": 20,
+        "tol": None,
+        "n_iter_no_change": 5,
+        "batch_size": "auto",
+        "micro_batch_size": None,
+        "shuffle": True,
+        "clip": None,
+        "groups": None,
+        "pipeline": None,
+        "dtype": None,
+        "average": False,
+        "class_weight": None,
+        "early_stopping": False,
+        "validation_fraction": 0.1,
+        "warm_start": False,
+        "checkpoint": None,
+        "random_state": None,
+    }
+    _run_used = tuple(Run().get_params())
+    #: The last fit's, to go on from.
+    _state: ShardState
+    _last_model: Any
+
+    @abstractmethod
+    def _model(self, rows: Rows, last: Any) -> StepModel:
+        """The model of these rows; `last` is that of the fit which this one goes on from."""
+
+    @abstractmethod
+    def _set_parameters(self, w: NDArray[Any], model: Any, rows: Rows) -> None:
+        """Set the fitted attributes from a model's parameters."""
+
+    def _begin_at(
+        self, start: Any, model: Any, settings: Settings, rows: Rows
+    ) -> ShardState | None:
+        """State to begin with, of what the user gave to `fit`; None: the model's own."""
+        return None
+
+    def _parameters(self, state: ShardState) -> NDArray[Any]:
+        """Parameters to go on from, as the last model has them."""
+        return state.w
+
+    # -- settings ------------------------------------------------------------------------------
+
+    def _settings(self, policy: str | Policy | None) -> Settings:
+        """Check every parameter, before any work is started."""
+        params = self._params()
+        check_steps(params)
+        return step_settings(params, policy, self._run_settings())
+
+    # -- fitting -------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        eval_set: Any = None,
+        scoring: Any = None,
+        policy: str | Policy | None = None,
+        client: Any = None,
+    ) -> Self:
+        """Fit the model.
+
+        Parameters
+        ----------
+        X, y, sample_weight, eval_set, scoring, policy, client
+            As in :meth:`daskml_dist.linear_model.SGDClassifier.fit`.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidParameterError, InvalidDataError
+            Before any step, naming the remedy (NaN and infinity: during the first pass).
+        TrainingError
+            When the fit cannot go on, for instance because a worker was lost.
+        """
+        settings = self._settings(policy)
+        self._train(
+            X, y, sample_weight, settings=settings, client=client, eval_set=eval_set,
+            scoring=scoring,
+        )  # fmt: skip
+        return self
+
+    def _train(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any,
+        *,
+        settings: Settings,
+        client: Any,
+        classes: Any = None,
+        go_on: bool | None = None,
+        start: Any = None,
+        eval_set: Any = None,
+        scoring: Any = None,
+    ) -> None:
+        """Fit from zero or from parameters that the user gives, or go on from the last state.
+
+        `go_on` of None is as the estimator has it, unless there is a `start`.
+        """
+        self._check_no_stream("fit or partial_fit")
+        if go_on is None:
+            go_on = start is None and self._goes_on()
+        if go_on:
+            settings = self._as_before(settings)
+        callbacks = self._callbacks(settings.max_iter, first=eval_monitors(eval_set, scoring))
+        collection = self._collection(X, y, sample_weight, reset=not go_on)
+        run, weighted = settings.run, sample_weight is not None
+        client = self._placed(client, collection)
+        with open_engine(collection, client, run.memory_budget, run.device, callbacks) as engine:
+            if run.shard == "features":
+                engine.cut_columns(run.n_lanes)
+            rows = self._rows(engine, run, classes, settings.class_weight, weighted)
+            initial = self._initial(rows, settings) if go_on else None
+            # Parameters to go on from are relative to the same targets.
+            more = initial is not None
+            model = self._model(rows, self._last_model if more else None)
+            if not more:
+                initial = self._begin_at(start, model, settings, rows)
+            fit = self._plan(settings, model, rows, initial, engine)
+            fit = self._ready(engine, fit.working(step_callbacks=callbacks.of_steps))
+            callbacks.fitted = partial(self._fitted_with, fit.steps.model, rows)
+            result = self._trained(engine, fit, callbacks)
+            self._keep(fit.steps.model, result, rows, more=more)
+            self._tell(settings, fit, result, engine)
+        if result.interrupted is not None:
+            raise_interrupt(result.interrupted, self.n_iter_)
+        self._warn_of_passes(settings, result)
+
+    def _plan(
+        self,
+        settings: Settings,
+        model: StepModel,
+        rows: Rows,
+        initial: ShardState | None,
+        engine: Engine,
+    ) -> FitSpec:
+        share = 1 if settings.policy.uses_threads else None
+        lanes = engine.lanes(settings.run.n_lanes, share=share, passes=settings.max_iter)
+        # Lanes of columns have all rows each, and the same batches.
+        settings = self._over_lanes(settings, rows, lanes if engine.columns is None else lanes[:1])
+        settings, model = self._rated(settings, model, lanes, engine)
+        needed = settings.optimizer.uses_scales and model.linear is not None
+        scales = engine.scales() if needed else None
+        fit = make_fit(
+            settings, model, rows, lanes, initial, engine.streaming, scales, engine.on_one_host,
+            engine.columns,
+        )  # fmt: skip
+        if settings.calibrates and settings.auto_rate and initial is None:
+            return self._calibrated(fit, settings, rows, lanes, engine)
+        return fit
+
+    def _rated(
+        self, settings: Settings, model: StepModel, lanes: list[LaneSpec], engine: Engine
+    ) -> tuple[Settings, StepModel]:
+        """Settings, and the model, by the size of the rows; as they are by default."""
+        return settings, model
+
+    def _calibrated(
+        self, fit: FitSpec, settings: Settings, rows: Rows, lanes: list[LaneSpec], engine: Engine
+    ) -> FitSpec:
+        """The fit with a start and rates that suit the rows; as it is by default."""
+        return fit
+
+    def _as_before(self, settings: Settings) -> Settings:
+        """Settings that go on with what the last fit was made by; as they are by default."""
+        return settings
+
+    def _ready(self, engine: Engine, fit: FitSpec) -> FitSpec:
+        """The fit with what another look at the rows tells; as it is by default."""
+        return fit
+
+    def _trained(self, engine: Engine, fit: FitSpec, callbacks: CallbackList) -> FitResult:
+        checkpoint = self._params()["checkpoint"]
+        if checkpoint is None and not callbacks.need_parameters:
+            return engine.train(fit, callbacks)
+        return train_in_parts(engine, fit, callbacks, checkpoint)
+
+    def _fitted_with(self, model: StepModel, rows: Rows, state: ShardState) -> Self:
+        """A copy of this estimator, fitted with the parameters of a state."""
+        fitted = copy.copy(self)
+        fitted._set_learned(state, model, rows)
+        return fitted
+
+    def _over_lanes(self, settings: Settings, rows: Rows, lanes: list[LaneSpec]) -> Settings:
+        """Settings for these lanes; as they are, unless overridden."""
+        return settings
+
+    def _keep(self, model: StepModel, result: FitResult, rows: Rows, more: bool) -> None:
+        """Set the fitted attributes; `more` rows than those of the fit before were trained on."""
+        state = result.state
+        assert isinstance(state, ShardState)
+        if not all(np.isfinite(slot).all() for slot in state.slots.values()):
+            raise DivergedError(
+                "Floating-point under-/overflow occurred at epoch "
+                f"#{len(result.records)}: the squares of the gradients overflow, so that steps are "
+                "zero. Scaling input data with StandardScaler or MinMaxScaler might help. "
+                "Scale the features and the targets."
+            )
+        self._set_learned(state, model, rows)
+        self.n_iter_ = len(result.records)
+        seen = sum(record["rows"] for record in result.records) + result.partial_rows
+        self.t_: float = self.t_ + seen if more else seen
+
+    def _set_learned(self, state: ShardState, model: StepModel, rows: Rows) -> None:
+        """Set what was learned, and what goes on from it."""
+        self._set_parameters(state.final, model, rows)
+        self._set_row_shape(rows.survey.row_shape)
+        self._state, self._last_model = state, model
+
+    def _tell(self, settings: Settings, fit: FitSpec, result: FitResult, engine: Engine) -> None:
+        self._set_history(
+            fit,
+            result,
+            engine,
+            policy=settings.policy.name,
+            n_servers=len(fit.work.layout.slices()) if fit.work.uses_shards else 0,
+            partial_rows=result.partial_rows,
+            dropped_pushes=result.dropped,
+            compression=None if fit.work.compression is None else fit.work.compression.name,
+        )
+
+    def _warn_of_passes(self, settings: Settings, result: FitResult) -> None:
+        reached = len(result.records) >= settings.max_iter
+        if settings.tol is not None and reached and not result.stopping.converged:
+            warnings.warn(
+                f"{type(self).__name__} made all max_iter={settings.max_iter} passes before its "
+                "loss (or validation score) settled to tol. Maximum number of iteration reached "
+                "before convergence. Consider increasing max_iter to improve the fit, scale the "
+                "features (StandardScaler), or set tol=None to ask for just so many passes.",
+                ConvergenceWarning,
+                stacklevel=outside(),
+            )
+
+    def _goes_on(self) -> bool:
+        return bool(self._params()["warm_start"]) and hasattr(self, "_state")
+
+    def _check_one_pass(self) -> None:
+        if self._params()["early_stopping"]:
+            raise InvalidParameterError(
+                "early_stopping should be False with partial_fit: it makes one pass. Set "
+                "early_stopping=False, or call fit."
+            )
+
+    def _one_pass(
+        self, X: Any, y: Any, sample_weight: Any, policy: Any, client: Any, classes: Any
+    ) -> None:
+        """One pass that goes on from the last state (``partial_fit``)."""
+        self._check_one_pass()
+        # What comes first in a stream may be no sample of it.
+        settings = dataclasses.replace(
+            self._settings(policy), max_iter=1, tol=None, calibrates=False
+        )
+        state = getattr(self, "_state", None)
+        if state is not None:
+            # Another order of rows in each call.
+            settings = dataclasses.replace(settings, seed=settings.seed + state.step)
+        self._train(
+            X,
+            y,
+            sample_weight,
+            settings=settings,
+            client=client,
+            classes=classes,
+            go_on=state is not None,
+        )
+
+    def _initial(self, rows: Rows, settings: Settings) -> ShardState | None:
+        """The last fit's state, checked to be of such rows; None where there was none."""
+        state: ShardState | None = getattr(self, "_state", None)
+        if state is None:
+            return None
+        survey, classes = rows.survey, rows.classes
+        check_row_shape(survey.row_shape, self._row_shape, type(self).__name__)
+        if classes is not None and not np.array_equal(classes, self.classes_):
+            raise InvalidDataError(
+                f"Going on needs the classes of the first fit, {self.classes_.tolist()}; y holds "
+                f"{classes.tolist()}. Set warm_start=False, or name all classes at first."
+            )
+        dtype = settings.dtype_of(survey)
+        cast = {name: slot.astype(dtype) for name, slot in state.slots.items()}
+        w = self._parameters(state).astype(dtype)
+        # Those of outer steps may go, or come anew, but another optimizer begins anew.
+        own = {name: slot for name, slot in cast.items() if name not in OuterStep.slot_names}
+        slots = cast if own.keys() == settings.slot_names else {}
+        if self._params()["average"] is False:
+            return ShardState(w, slots, state.step, state.rows)
+        return dataclasses.replace(state, w=w, slots=slots)

@@ -1,0 +1,1 @@
+"""Base classes of the linear models: coefficients, predictions, parameters of SGD."""

@@ -1,0 +1,133 @@
+"""Base class of the linear models: coefficients kept, and raw predictions made of them."""
+
+from __future__ import annotations
+
+import operator
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.backends import Backend, get_backend
+from daskml_dist.errors import DivergedError
+from daskml_dist.estimators.supervised import Supervised
+from daskml_dist.inference.each_row import products_of_rows
+from daskml_dist.losses import Loss
+from daskml_dist.models.linear import LinearModel
+from daskml_dist.solvers import Solution
+from daskml_dist.training.solver_plan import Rows
+
+__all__ = ["BaseLinear"]
+
+
+class BaseLinear(Supervised):
+    """Base class of linear models: fitted attributes and raw predictions."""
+
+    @abstractmethod
+    def _loss(self) -> Loss:
+        """The loss; raises an InvalidParameterError where its parameters are not valid."""
+
+    def _set_fitted(self, solution: Solution, model: LinearModel, rows: Rows) -> None:
+        """Set the fitted attributes from what a round solver found."""
+        w = model.uncentred(solution.w).astype(rows.survey.dtype)
+        self._set_coef(w, model, rows.classes, "Scale the features (StandardScaler).")
+
+    def _set_coef(
+        self, w: NDArray[Any], model: LinearModel, classes: NDArray[Any] | None, remedy: str
+    ) -> None:
+        """Set the fitted attributes from the parameters."""
+        if not np.isfinite(w).all():
+            raise DivergedError(f"The parameters became NaN or infinite. {remedy}")
+        n_features = self.n_features_in_ = model.n_features
+        coef = w[:n_features].T
+        intercept = w[n_features] if model.fit_intercept else np.zeros(model.width, dtype=w.dtype)
+        if classes is None and model.n_targets is None:
+            self.coef_, self.intercept_ = coef[0].copy(), intercept.copy()
+        else:
+            if classes is not None:
+                self.classes_ = classes
+            self.coef_, self.intercept_ = coef.copy(), intercept.copy()
+
+    def _dense_coef(self) -> NDArray[Any]:
+        """`coef_` as an array, which the user may have made sparse."""
+        coef: NDArray[Any] = self.coef_
+        return coef
+
+    def _matrix(self) -> NDArray[Any]:
+        """Parameters as one matrix of shape (n_features + fit_intercept, width)."""
+        coef = np.atleast_2d(self._dense_coef()).T
+        if not self._all_params()["fit_intercept"]:
+            return coef
+        return np.vstack([coef, np.reshape(self.intercept_, (1, -1))])
+
+    def _last_fit(self, model: LinearModel) -> NDArray[Any] | None:
+        """The parameters of the last fit, where ``warm_start`` asks for them and they fit."""
+        if not self._all_params()["warm_start"] or not hasattr(self, "coef_"):
+            return None
+        w = self._matrix()
+        return w if w.shape == model.shape else None
+
+    def _raw(self) -> Callable[[Any], NDArray[Any]]:
+        return _RawPrediction(self._dense_coef(), self.intercept_)
+
+
+@dataclass(frozen=True, eq=False)
+class _RawPrediction:
+    """``X @ coef.T + intercept``."""
+
+    coef: NDArray[Any]
+    intercept: NDArray[Any]
+
+    #: NaN and infinity stay in a sum of products, whatever the coefficients; for `map_rows`.
+    shows_not_finite = True
+
+    def __call__(self, X: Any, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        w = self._weights
+        # The same for all rows of a block but the last ones.
+        if isinstance(X, np.ndarray):
+            w = w[:, 0] if w.shape[1] == 1 else w
+            if out is None:
+                return self._shifted(self._in_dtype(X @ w))
+            return self._shifted(np.matmul(X, w, out=out[: len(X)]))
+        return self._shifted(self._in_dtype(get_backend("cpu").dot(X, w)))
+
+    def for_each_row(self, dtype: np.dtype[Any]) -> Callable[[NDArray[Any]], NDArray[Any]]:
+        """As :meth:`for_dtype`, of rows that are each alone."""
+        return self.for_dtype(dtype, products_of_rows)
+
+    def for_dtype(
+        self, dtype: np.dtype[Any], product: Callable[[Any, Any], NDArray[Any]] = operator.matmul
+    ) -> Callable[[NDArray[Any]], NDArray[Any]]:
+        """The same function of dense rows of a dtype; what they do not change is found once."""
+        w = self._weights
+        raw = np.empty(0, np.result_type(dtype, w))
+        wanted = self._in_dtype(raw).dtype
+        one = w.shape[1] == 1
+        w, shift = (w[:, 0], np.ravel(self.intercept)[0]) if one else (w, self.intercept)
+        as_it_is = wanted == raw.dtype
+
+        def apply(X: NDArray[Any]) -> NDArray[Any]:
+            raw = product(X, w) if as_it_is else product(X, w).astype(wanted)
+            raw += shift
+            return raw
+
+        return apply
+
+    def on_device(self, backend: Backend, dtype: Any) -> Callable[[Any], NDArray[Any]]:
+        """The same function of rows of a dtype on a device; only products leave it."""
+        w = backend.to_device(self._weights.astype(np.result_type(self.coef, dtype)))
+        return lambda X: self._shifted(self._in_dtype(backend.to_numpy(backend.dot(X, w))))
+
+    @property
+    def _weights(self) -> NDArray[Any]:
+        return np.atleast_2d(self.coef).T
+
+    def _in_dtype(self, raw: NDArray[Any]) -> NDArray[Any]:
+        return raw.astype(np.result_type(raw, self.intercept, np.float32), copy=False)
+
+    def _shifted(self, raw: NDArray[Any]) -> NDArray[Any]:
+        raw += np.ravel(self.intercept)[0] if raw.ndim == 1 else self.intercept
+        return raw

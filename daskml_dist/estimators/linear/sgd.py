@@ -1,0 +1,220 @@
+"""Base class of the linear models trained by gradient steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.backends.host_kernels import few_entries
+from daskml_dist.data.batches import LaneSpec
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.estimators.gradient_steps import BaseSteps
+from daskml_dist.estimators.linear.base import BaseLinear
+from daskml_dist.estimators.linear.sgd_parameters import check_sgd_params, resolved, start_of
+from daskml_dist.models.base import StepModel
+from daskml_dist.models.linear import LinearModel
+from daskml_dist.optimizers import NAG, Adagrad
+from daskml_dist.parameters.ignored import check_accepted
+from daskml_dist.policies import Policy
+from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.training.adaptive import train_adaptively
+from daskml_dist.training.calibration import calibrated
+from daskml_dist.training.callbacks import CallbackList
+from daskml_dist.training.engine import Engine, FitResult
+from daskml_dist.training.first_rate import first_rate, row_size
+from daskml_dist.training.plan import make_target_shift
+from daskml_dist.training.rows import Rows
+from daskml_dist.training.settings import Settings
+from daskml_dist.training.spec import FitSpec
+
+__all__ = ["BaseSGD"]
+
+
+class BaseSGD(BaseSteps, BaseLinear):
+    """Base class of linear models trained by gradient steps."""
+
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        coef_init: Any = None,
+        intercept_init: Any = None,
+        eval_set: Any = None,
+        scoring: Any = None,
+        policy: str | Policy | None = None,
+        client: Any = None,
+    ) -> Self:
+        """Fit the model.
+
+        Parameters
+        ----------
+        X : dask Array or DataFrame, array-like, pandas.DataFrame or scipy.sparse matrix
+            Of shape (n_rows, n_features), float32 or float64 (other numbers become float64). Or
+            a list of `dask.delayed.Delayed`, a block of rows each.
+        y : str, dask Array or Series, or array-like, of shape (n_rows,)
+            A string names a column of the dataframe X, which is then no feature.
+            Labels of a classifier: strings, booleans or integers.
+        sample_weight : like `y`, or a float, or None
+            Weights of the rows, >= 0. In the mean they equal repeated rows; batches of a
+            stochastic fit differ, so coefficients agree with repeated rows only for full batches.
+        coef_init : array-like of the shape of `coef_`, optional
+            Coefficients to start from, with the optimizer's state anew; also with `warm_start`.
+        intercept_init : array-like of the shape of `intercept_`, optional
+            Intercepts to start from.
+        eval_set, scoring : tuple and str or callable, optional
+            Rows of your own to score after each pass, (X, y) or (X, y, sample_weight), and how;
+            or several, as :class:`daskml_dist.callbacks.EvalMonitor` tells.
+        policy : str or Policy, optional
+            For this fit only.
+        client : distributed.Client, "inline" or "auto", optional
+            Default: the current client. Without one, rows in memory are trained in this process
+            and a Dask collection on a cluster inside it. ``"inline"`` trains rows in memory in this
+            process, though there be a client; ``"auto"`` where that is sooner, by
+            :meth:`plan`'s costs.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidParameterError, InvalidDataError
+            Before any step, naming the remedy (NaN and infinity: during the first pass).
+        TrainingError
+            When the fit cannot go on, for instance because a worker was lost.
+        """
+        given = coef_init is not None or intercept_init is not None
+        start = (coef_init, intercept_init) if given else None
+        settings = self._settings(policy)
+        self._train(
+            X, y, sample_weight, settings=settings, client=client, start=start,
+            eval_set=eval_set, scoring=scoring,
+        )  # fmt: skip
+        return self
+
+    def _params(self) -> dict[str, Any]:
+        return resolved(super()._params())
+
+    def _settings(self, policy: str | Policy | None) -> Settings:
+        check_accepted(self)
+        check_sgd_params(super()._params())
+        self._loss()
+        return super()._settings(policy)
+
+    def _begin_at(
+        self, start: Any, model: LinearModel, settings: Settings, rows: Rows
+    ) -> ShardState | None:
+        if start is None:
+            return None
+        dtype = settings.dtype_of(rows.survey)
+        first = model.uncentred(model.init(settings.seed, dtype))
+        w = start_of(model, first, *start)
+        return ShardState(model.centred(w), {})
+
+    def _trained(self, engine: Engine, fit: FitSpec, callbacks: CallbackList) -> FitResult:
+        train = train_adaptively if self._adapts else super()._trained
+        return train(engine, fit, callbacks)
+
+    @property
+    def _adapts(self) -> bool:
+        rate = self._all_params().get("learning_rate")
+        return isinstance(rate, str) and rate == "adaptive"
+
+    def _callbacks(
+        self,
+        max_iter: int | None,
+        aside: tuple[type, ...] = (),
+        first: Sequence[object] = (),
+    ) -> CallbackList:
+        found = super()._callbacks(max_iter, aside, first)
+        if self._adapts and found.need_parameters:
+            raise InvalidParameterError(
+                'learning_rate="adaptive" makes a fit of parts by rate, and not one a pass: '
+                "leave eval_set and callbacks that need parameters out, or use another rate."
+            )
+        return found
+
+    def _model(self, rows: Rows, last: LinearModel | None) -> LinearModel:
+        params, survey = self._all_params(), rows.survey
+        loss, fit_intercept = self._loss(), bool(params["fit_intercept"])
+        if not self._classification:
+            loss.check_target(survey.target_range)
+        shift = (
+            make_target_shift(loss, fit_intercept, survey) if last is None else last.target_shift
+        )
+        first: float | tuple[float, ...] = 0.0
+        n_targets = None if self._classification else survey.n_targets
+        if last is not None and last.n_targets != n_targets:
+            raise InvalidDataError(
+                f"Going on needs the targets of the first fit, {_number(last.n_targets)}; y has "
+                f"{_number(n_targets)}. Set warm_start=False, or give y as at first."
+            )
+        if not self._classification and fit_intercept and not shift:
+            means = map(float, survey.target_means)
+            first = tuple(loss.constant(mean) for mean in means)
+        return LinearModel(
+            loss,
+            survey.n_features,
+            0 if rows.classes is None else len(rows.classes),
+            fit_intercept,
+            n_targets,
+            target_shift=shift,
+            first_intercept=first,
+            touches=survey.nonzeros_per_row,
+            row_size=None if last is None else last.row_size,
+            few_entries=few_entries(survey.n_rows, survey.n_features),
+        )
+
+    def _rated(
+        self, settings: Settings, model: StepModel, lanes: list[LaneSpec], engine: Engine
+    ) -> tuple[Settings, StepModel]:
+        """A rate by the size of the first rows, where no pilot finds one, which the model keeps."""
+        if settings.calibrates or not (settings.auto_rate and settings.optimizer.rates_by_rows):
+            return settings, model
+        assert isinstance(model, LinearModel)
+        if model.row_size is None:
+            model = replace(model, row_size=row_size(engine, lanes, settings.seed))
+        return replace(settings, own_rate=first_rate(model)), model
+
+    def _calibrated(
+        self, fit: FitSpec, settings: Settings, rows: Rows, lanes: list[LaneSpec], engine: Engine
+    ) -> FitSpec:
+        """The fit with the start and the rates that a pilot on a sample finds."""
+        return calibrated(fit, settings, lanes, engine, _rarity(rows))
+
+    def _as_before(self, settings: Settings) -> Settings:
+        """Settings to go on by: in the units of each feature, where the fit before was so."""
+        before = type(settings.optimizer) is Adagrad and "scale" in self._state.slots
+        return replace(settings, optimizer=NAG()) if settings.auto_rate and before else settings
+
+    def _parameters(self, state: ShardState) -> NDArray[Any]:
+        """Parameters to go on from, about the model's shift of the targets."""
+        if state.average is not None:  # no place to go on from
+            return state.w
+        # The user may have changed coef_ meanwhile, and it counts; else no digit may be lost.
+        w = self._matrix()
+        model = self._last_model
+        return state.w if np.array_equal(w, model.uncentred(state.w)) else model.centred(w)
+
+    def _set_parameters(self, w: NDArray[Any], model: LinearModel, rows: Rows) -> None:
+        remedy = "Lower learning_rate, or scale the features (StandardScaler)."
+        self._set_coef(model.uncentred(w), model, rows.classes, remedy)
+
+
+def _rarity(rows: Rows) -> float:
+    """Rows of a label in the mean over those of the rarest one."""
+    if rows.classes is None:
+        return 1.0
+    counts = rows.survey.label_weights(rows.classes)
+    counts = counts[counts > 0]
+    return float(counts.mean() / counts.min()) if len(counts) else 1.0
+
+
+def _number(n_targets: int | None) -> str:
+    return "one column" if n_targets is None else f"{n_targets} columns"

@@ -1,0 +1,212 @@
+"""Base class of the estimators fitted by round solvers: one call into training."""
+
+from __future__ import annotations
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar, Self
+
+from numpy.typing import NDArray
+from sklearn.exceptions import ConvergenceWarning
+
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.errors.outside import outside
+from daskml_dist.estimators.base import BaseOnRows
+from daskml_dist.parameters.checks import seed_of
+from daskml_dist.solvers import Solution, Solver
+from daskml_dist.training.checkpoint import Checkpoint
+from daskml_dist.training.interrupts import raise_interrupt
+from daskml_dist.training.rounds_in_parts import saved_seed, train_rounds_in_parts
+from daskml_dist.training.run import open_engine
+from daskml_dist.training.solver_plan import Rows, make_solver_fit
+
+__all__ = ["BaseRounds"]
+
+#: Bytes of rows from which another lane of sums in one process is worth a thread.
+_SHARE = 1 << 22
+
+
+class BaseRounds(BaseOnRows):
+    """Base class of estimators fitted by a round solver.
+
+    It asks for sums over all rows, all-reduced, until it has a solution. With or without a target.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.base import BaseRounds
+    >>> from daskml_dist.models import Model
+    >>> from daskml_dist.solvers import Solution, Solver, Statistic
+    >>> class Total(Statistic):
+    ...     def shape(self, model):
+    ...         return (2,)
+    ...     def add(self, model, rows, out, backend):
+    ...         out += rows.X.sum(axis=0)
+    ...         return 0.0
+    >>> class Divide(Solver):
+    ...     name, max_passes = "divide", 1
+    ...     def solve(self, model, sums, start):
+    ...         return Solution(sums(Total()) / sums.n_rows)
+    >>> class NoTarget(Model):
+    ...     def encode(self, y, classes, dtype):
+    ...         return y
+    >>> class Means(BaseRounds):
+    ...     def _check_params(self):
+    ...         pass
+    ...     def _problem(self, rows):
+    ...         return NoTarget(), Divide()
+    ...     def _set_fitted(self, solution, model, rows):
+    ...         self.means_ = solution.w
+    >>> Means().fit(np.array([[1.0, 2.0], [3.0, 4.0]])).means_.tolist()
+    [2.0, 3.0]
+    """
+
+    _run_used: ClassVar[tuple[str, ...]] = (
+        "n_lanes",
+        "deterministic",
+        "memory_budget",
+        "on_lost_data",
+    )
+
+    #: Share of the memory for rows that is left to what trainers make of them, and keep.
+    _made_share = 0.0
+
+    @abstractmethod
+    def _check_params(self) -> None:
+        """Check every parameter, before any work is started."""
+
+    @abstractmethod
+    def _problem(self, rows: Rows) -> tuple[Any, Solver]:
+        """The model of some rows, and the solver of its objective."""
+
+    @abstractmethod
+    def _set_fitted(self, solution: Solution, model: Any, rows: Rows) -> None:
+        """Set the fitted attributes; `BaseLinear` has those of linear models."""
+
+    def _set_n_iter(self, solution: Solution) -> None:
+        """Set what an estimator has of this."""
+        self.n_iter_: Any = solution.n_iter
+
+    def _forget(self) -> None:
+        """Drop what the fit before set and this one may not."""
+
+    def _start(self, model: Any, rows: Rows) -> NDArray[Any] | None:
+        """Parameters to start from; None: zeros."""
+        return None
+
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None, *, client: Any = None) -> Self:
+        """Fit the model.
+
+        Parameters
+        ----------
+        X, y, sample_weight, client
+            As in :meth:`daskml_dist.linear_model.SGDClassifier.fit`. A weight of k equals a row
+            repeated k times. Least squares take a `y` of several columns too.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidParameterError, InvalidDataError
+            Before any pass, naming the remedy (NaN and infinity: during the first pass).
+        TrainingError
+            When the fit cannot go on.
+        """
+        self._forget()
+        self._fit(X, y, sample_weight, client)
+        return self
+
+    def _fit(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any,
+        client: Any,
+        *,
+        classes: Any = None,
+        reset: bool = True,
+    ) -> None:
+        """Fit, and set the fitted attributes.
+
+        `classes` are the labels where y need not hold all of them; without `reset`, X must have
+        the features of the fit before.
+        """
+        self._check_params()
+        run, weighted = self._run_settings(), sample_weight is not None
+        class_weight = self._params()["class_weight"]
+        collection = self._collection(X, y, sample_weight, reset=reset)
+        callbacks = self._callbacks(None, aside=(Checkpoint,))
+        client = self._placed(client, collection)
+        checkpoint = self._checkpoint()
+        with (
+            self._fixed_random_state(checkpoint) as seed,
+            open_engine(collection, client, run.memory_budget, run.device, callbacks) as engine,
+        ):
+            engine.leave(self._made_share)
+            rows = self._rows(engine, run, classes, class_weight, weighted)
+            model, solver = self._problem(rows)
+            start = self._start(model, rows)
+            lanes = engine.lanes(run.n_lanes, share=_SHARE, passes=solver.max_passes)
+            fit = make_solver_fit(
+                model, solver, rows, lanes, start, engine.streaming, run, budget=engine.budget
+            )
+            if checkpoint is None:
+                result = engine.train(fit, callbacks)
+            else:
+                result = train_rounds_in_parts(engine, fit, callbacks, checkpoint, seed)
+            solution = result.state
+            assert isinstance(solution, Solution)
+            self._set_fitted(solution, model, rows)
+            self._set_row_shape(rows.survey.row_shape)
+            self._set_n_iter(solution)
+            self._set_history(fit, result, engine)
+        if result.interrupted is not None:
+            raise_interrupt(result.interrupted, len(self.history_))
+        self._warn(solution)
+
+    def _checkpoint(self) -> Checkpoint | None:
+        """The one among the callbacks; None without."""
+        given = self._params()["callbacks"]
+        every = given if isinstance(given, list | tuple) else [given]
+        found = [callback for callback in every if isinstance(callback, Checkpoint)]
+        if len(found) > 1:
+            raise InvalidParameterError("callbacks hold several Checkpoints. Give one.")
+        return found[0] if found else None
+
+    @contextmanager
+    def _fixed_random_state(self, checkpoint: Checkpoint | None) -> Iterator[int | None]:
+        """Draw `random_state` for as long as a fit runs that saves itself, where it is None.
+
+        A fit that goes on takes the seed that its file holds: with another one it would be another
+        fit. Yields the seed; None where the user has said what is drawn.
+        """
+        given = self._all_params()
+        if checkpoint is None or given.get("random_state", 0) is not None:
+            yield None
+            return
+        saved = saved_seed(checkpoint) if checkpoint.resume else None
+        seed = seed_of(None) if saved is None else saved
+        self.random_state: Any = seed
+        try:
+            yield seed
+        finally:
+            self.random_state = None
+
+    def _failure(self, n_iter: int) -> str:
+        """Words that a fit which has not converged begins its warning with."""
+        return f"{type(self).__name__} failed to converge after {n_iter} iteration(s)"
+
+    def _warn(self, solution: Solution) -> None:
+        for text in solution.extra.get("warnings", ()):
+            warnings.warn(text, ConvergenceWarning, stacklevel=outside())
+        if not solution.converged:
+            warnings.warn(
+                f"{self._failure(solution.n_iter)}: {solution.message}. Increase the number of "
+                "iterations, max_iter, scale the features (StandardScaler), or penalise more.",
+                ConvergenceWarning,
+                stacklevel=outside(),
+            )

@@ -1,0 +1,532 @@
+"""Lifts transformers to Dask collections: scikit-learn works on each block, we merge."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any, ClassVar, Self, TypeVar
+
+import numpy as np
+from sklearn.base import BaseEstimator, TransformerMixin, clone
+from sklearn.exceptions import NotFittedError as SklearnNotFittedError
+from sklearn.pipeline import Pipeline
+from sklearn.utils._set_output import _get_output_config
+from sklearn.utils.metaestimators import available_if
+
+from daskml_dist.data.bad_values import check_no_times, explain_rows, telling_columns
+from daskml_dist.data.collection import Collection, as_collection, take_columns
+from daskml_dist.data.conversion import plain_rows, to_host
+from daskml_dist.data.feature_names import (
+    check_feature_names,
+    remember_dtypes,
+    without_names,
+)
+from daskml_dist.data.foreign import (
+    column_names_of,
+    convert_foreign,
+    named_blocks,
+    sparse_bools_as_floats,
+    with_sizes_of,
+)
+from daskml_dist.data.lazy import is_dask, is_dask_frame, join_delayed
+from daskml_dist.data.reduce import Pass, Passes, run_passes
+from daskml_dist.data.row_checks import check_told_shape
+from daskml_dist.diagnostics.works import reading
+from daskml_dist.errors import (
+    InvalidDataError,
+    as_ours,
+)
+from daskml_dist.errors.names import NamedParameters
+from daskml_dist.errors.sklearn_errors import TellsErrors, check_fitted, checked_as_theirs
+from daskml_dist.estimators.export import Exported
+from daskml_dist.inference.bare_scalers import restored_few, scaled_few
+from daskml_dist.inference.few_transformed import few_of_frame, gives_arrays, is_wrapped, theirs
+from daskml_dist.inference.transform import map_blocks, sample_rows
+from daskml_dist.parameters.checks import refuse_sklearns_callbacks
+
+__all__ = [
+    "BlockTransformer",
+    "CopyingTransformer",
+    "LazyTransformerMixin",
+    "answer_lazily",
+    "fit_in_passes",
+    "keeping_lazy",
+]
+
+_Kind = TypeVar("_Kind", bound=type)
+
+
+class BlockTransformer(TellsErrors, NamedParameters, Exported, BaseEstimator):
+    """Base class that, put before one of scikit-learn's transformers, lets Dask collections in.
+
+    On rows in memory the class is scikit-learn's own. On a Dask collection, `fit` asks
+    :meth:`_summarise` for a summary of each block, on the worker that holds it, merges these by
+    :meth:`_merge` and sets the fitted attributes in :meth:`_finish`; `transform` is lazy and
+    calls scikit-learn's for each block.
+    """
+
+    #: Whether the columns must be numbers.
+    _numeric: ClassVar[bool] = True
+    #: Whether it takes rows of two dimensions, and no texts.
+    _of_rows: ClassVar[bool] = True
+    #: Whether columns are known by their places alone, once their names are those of the fit.
+    _by_place: ClassVar[bool] = True
+    #: What to do about a block that cannot be transformed.
+    _remedy: ClassVar[str] = ""
+
+    # -- what a transformer says of itself -------------------------------------------------------
+
+    def _read(self, X: Any) -> Any:
+        """A block as :meth:`_summarise` takes it."""
+        return self._plain(X)
+
+    def _plain(self, X: Any) -> Any:
+        """Return rows in memory as scikit-learn's method takes them."""
+        rows = plain_rows(X)
+        return sparse_bools_as_floats(rows) if self._numeric else rows
+
+    def _rows_to_transform(self, X: Any) -> Any:
+        """Return rows in memory as scikit-learn's ``transform`` takes them."""
+        return self._plain(X)
+
+    def _summarise(self, X: Any, y: Any, sample_weight: Any) -> Any:
+        """Summary of a block that is not empty; `self` is an unfitted clone."""
+        raise NotImplementedError
+
+    def _merge(self, summaries: list[Any]) -> Any:
+        """One summary of several; `self` is an unfitted clone."""
+        raise NotImplementedError
+
+    def _finish(self, summary: Any) -> None:
+        """Set the fitted attributes."""
+        raise NotImplementedError
+
+    def _sample(self, X: Any) -> Any:
+        """A row in memory that looks like those of X and that the fitted transformer takes."""
+        return sample_rows(X)
+
+    def _keep(self, X: Any) -> None:
+        """Keep what is to be known of the rows in memory of a fit: by :meth:`_sample`, too."""
+        remember_dtypes(self, X)
+
+    # -- fitting ---------------------------------------------------------------------------------
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Fit to rows in memory or, in one pass, to a Dask collection.
+
+        Parameters
+        ----------
+        X : array-like, scipy.sparse matrix, pandas.DataFrame, dask Array or dask DataFrame
+            Of shape (n_rows, n_features).
+        y : array-like, dask Array or dask Series of shape (n_rows,), or None
+            Ignored by most transformers.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidDataError
+            For a block that scikit-learn cannot take, which is named.
+        """
+        X, y = convert_foreign(X, y)
+        if not (is_dask(X) or is_dask(y)):
+            with telling_columns(X, self._numeric, self._of_rows):
+                super().fit(self._plain(X), y)
+            self._keep(X)
+            return self
+        return self._fit_lazy(X, y)
+
+    def _fit_lazy(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
+        with reading(type(self).__name__):
+            run_passes(self._passes(X, y, sample_weight))
+        return self
+
+    def _passes(self, X: Any, y: Any = None, sample_weight: Any = None) -> Passes[None]:
+        """Fit to a Dask collection, which others may read at the same time."""
+        self._check_parameters()
+        refuse_sklearns_callbacks(self)
+        # What is learned of rows alone needs no target, which may have to be read for it.
+        X_only, _, weight = take_columns(X, y, sample_weight)
+        collection = as_collection(X_only, None, weight, numeric=self._numeric)
+        found = yield from self._summary_of(collection)
+        self._set_features(found, collection)
+        remember_dtypes(self, X)
+
+    def _check_parameters(self) -> None:
+        with checked_as_theirs():
+            self._validate_params()
+
+    def _summary_of(self, collection: Collection) -> Passes[tuple[int, Any]]:
+        """Return the number of columns and the summary of all rows, of one pass."""
+        plain = clone(self)
+        found: tuple[int, Any] | None
+        (found,) = yield [Pass(collection, partial(_summary_of, plain), partial(_merged, plain))]
+        if found is None:
+            raise InvalidDataError(
+                "X holds 0 sample(s) in all its blocks, while a minimum of 1 is required. Check "
+                "the filter or the path that made the collection."
+            )
+        return found
+
+    def _set_features(self, found: tuple[int, Any], collection: Collection) -> None:
+        check_told_shape((found[0],), collection.row_shape)
+        self.n_features_in_, summary = found
+        self.__dict__.pop("feature_names_in_", None)
+        if collection.feature_names is not None:
+            self.feature_names_in_ = collection.feature_names
+        try:
+            self._finish(summary)
+        except (ValueError, TypeError) as error:
+            raise as_ours(error) from error
+        if collection.feature_names is not None:  # which scikit-learn drops for arrays
+            self.feature_names_in_ = collection.feature_names
+
+    def _fit_more(self, X: Any, sample_weight: Any = None) -> Self:
+        """Go on from the last fit with the rows of a Dask collection (``partial_fit``)."""
+        if not hasattr(self, "n_features_in_"):
+            return self._fit_lazy(X, None, sample_weight)
+        check_feature_names(self, X, reset=False)
+        inputs = take_columns(X, None, sample_weight)
+        collection = as_collection(*inputs, numeric=self._numeric)
+        before = self.n_features_in_, self._summary()
+        with reading(type(self).__name__):
+            found = run_passes(self._summary_of(collection))
+        together = _merged(clone(self), [before, found])
+        assert together is not None
+        self._set_features(together, collection)
+        return self
+
+    def _summary(self) -> Any:
+        """The summary that the fitted attributes were set from, where `partial_fit` needs it."""
+        raise NotImplementedError
+
+    # -- transforming ----------------------------------------------------------------------------
+
+    def transform(self, X: Any) -> Any:
+        """Transform rows; lazily, block by block, where X is a Dask collection.
+
+        Parameters
+        ----------
+        X : array-like, scipy.sparse matrix, pandas.DataFrame, dask Array or dask DataFrame
+            Of shape (n_rows, n_features).
+
+        Returns
+        -------
+        array, CSR matrix, pandas.DataFrame, dask Array or dask DataFrame
+            Dask where `X` is; a DataFrame where ``set_output(transform="pandas")`` asks for it.
+        """
+        return self._transformed(X)
+
+    def _transformed(self, X: Any, **options: Any) -> Any:
+        """Rows transformed; scikit-learn's `options` are for rows in memory."""
+        rows, at = X, self
+        if type(X) is np.ndarray and X.dtype.kind not in "OmM":
+            pass  # the usual case
+        elif (values := few_of_frame(self, X, options)) is not None:
+            rows, at = values, without_names(self)
+        elif is_dask(X := convert_foreign(X)):
+            return self._map("transform", X)
+        else:
+            if self._numeric:
+                check_no_times(X)
+            rows = self._rows_to_transform(X)
+        if options.get("copy") is None and (few := scaled_few(at, rows)) is not None:
+            return few
+        try:
+            if type(rows) is np.ndarray and gives_arrays(at):
+                kind: Any = type(at)  # of which mypy thinks that it has no hash
+                return theirs(kind, BlockTransformer)(at, rows, **options)
+            return super(BlockTransformer, at).transform(rows, **options)
+        except (ValueError, TypeError) as error:
+            if self._of_rows and not isinstance(error, SklearnNotFittedError):
+                explain_rows(X, self._numeric)
+            raise
+
+    @available_if(  # type: ignore[untyped-decorator]
+        lambda self: hasattr(super(), "inverse_transform")
+    )
+    def inverse_transform(self, X: Any) -> Any:
+        """Undo :meth:`transform`; lazily where X is a Dask collection.
+
+        Parameters
+        ----------
+        X : as :meth:`transform` returns
+
+        Returns
+        -------
+        array, CSR matrix or dask Array
+        """
+        return self._inverted(X)
+
+    def _inverted(self, X: Any, **options: Any) -> Any:
+        if options.get("copy") is None and (few := restored_few(self, X)) is not None:
+            return few
+        X = convert_foreign(X)
+        if not is_dask(X):
+            if self._numeric:
+                check_no_times(X)
+            return super().inverse_transform(X, **options)
+        return self._map("inverse_transform", X)
+
+    def fit_transform(self, X: Any, y: Any = None, **params: Any) -> Any:
+        """Fit and transform.
+
+        Parameters
+        ----------
+        X, y : as in :meth:`fit`
+        **params
+            Passed on to :meth:`fit`.
+
+        Returns
+        -------
+        as :meth:`transform`
+        """
+        X, y = convert_foreign(X, y)
+        if not (is_dask(X) or is_dask(y)):
+            with telling_columns(X, self._numeric, self._of_rows):
+                result = super().fit_transform(self._plain(X), y, **params)
+            self._keep(X)
+            return result
+        return self.fit(X, y, **params).transform(X)
+
+    def _map(self, method: str, X: Any) -> Any:
+        check_fitted(self)
+        is_forward = method == "transform"
+        X = join_delayed(X, 2, getattr(self, "n_features_in_", np.nan))
+        if column_names_of(X) is not None and _makes_frames(self):
+            X = named_blocks(X)  # so that scikit-learn finds the names in each block
+        try:
+            for_blocks = self._match_names(X) if is_forward else copy.copy(self)
+            function = partial(_call, for_blocks, method)
+            meta = function(self._sample(X) if is_forward else sample_rows(X))
+        except (ValueError, TypeError) as error:
+            raise as_ours(error) from error
+        return map_blocks(function, X, meta=meta)
+
+    def _match_names(self, X: Any) -> Any:
+        """Check that X has the columns of the fit; return a copy for its blocks.
+
+        A later fit must not change what is lazy now.
+        """
+        check_feature_names(self, X, reset=False)
+        estimator = copy.copy(self)
+        # What was warned of here is not warned of again for each block.
+        if not _makes_frames(self):
+            nameless = column_names_of(X) is not None
+            check_feature_names(estimator, X[:0] if nameless else X, reset=True)
+        return estimator
+
+
+def fit_in_passes(estimator: Any, X: Any, y: Any = None) -> Passes[Any]:
+    """Fit a transformer, or a pipeline of transformers, in passes that others may share.
+
+    Where it has a way of its own to read the rows, it does so while its turn lasts.
+
+    Parameters
+    ----------
+    estimator : transformer or Pipeline
+        It is fitted in place.
+    X, y : Dask collections
+
+    Returns
+    -------
+    estimator
+    """
+    if isinstance(estimator, Pipeline) and estimator.memory is None:
+        steps = [step for _, step in estimator.steps if step not in (None, "passthrough")]
+        for number, step in enumerate(steps):
+            is_last = number == len(steps) - 1
+            if is_last or _transforms_after_fit(step):
+                yield from fit_in_passes(step, X, y)
+                X = X if is_last else step.transform(X)
+            elif hasattr(step, "fit_transform"):  # which may not be the transform of its fit
+                X = step.fit_transform(X, y)
+            else:
+                X = step.fit(X, y).transform(X)
+    elif _fits_in_passes(estimator):
+        X, y = convert_foreign(X, y)
+        yield from estimator._passes(X, y)
+    else:
+        estimator.fit(X, y)
+    return estimator
+
+
+def _transforms_after_fit(step: Any) -> bool:
+    """Return whether ``fit_transform`` is nothing but ``transform`` after ``fit``."""
+    own = inspect.unwrap(getattr(type(step), "fit_transform", _transforms_after_fit))
+    return own is inspect.unwrap(BlockTransformer.fit_transform)
+
+
+def _fits_in_passes(estimator: Any) -> bool:
+    """Return whether ``fit`` does nothing to a Dask collection but the transformer's passes."""
+    if not isinstance(estimator, BlockTransformer):
+        return False
+    kind, base = type(estimator), BlockTransformer
+    has_passes = kind._summarise is not base._summarise or kind._passes is not base._passes
+    # A subclass of the user's may do more in its `fit`.
+    is_ours = kind.fit.__module__.startswith("daskml_dist.")
+    return has_passes and is_ours and kind._fit_lazy is base._fit_lazy
+
+
+class LazyTransformerMixin(TransformerMixin):
+    """scikit-learn's mixin of transformers, whose ``set_output`` leaves Dask collections lazy."""
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        keeping_lazy(cls)
+
+
+def keeping_lazy(kind: _Kind) -> _Kind:
+    """Let ``set_output`` of a transformer's class leave Dask collections lazy; a class decorator.
+
+    scikit-learn wraps ``transform`` and ``fit_transform`` of each class of its mixin: where frames
+    are asked for, it makes one in memory of any result, which would gather a Dask collection.
+    """
+    for name in ("transform", "fit_transform"):
+        method: Any = getattr(kind, name, None)
+        if (
+            not hasattr(method, "keeps_lazy")
+            and (wrapped := _wrapped_by_theirs(method)) is not None
+        ):
+            setattr(kind, name, _keep_lazy(name, method, wrapped.__wrapped__))
+    return kind
+
+
+def _wrapped_by_theirs(method: Any) -> Any:
+    """Return the wrapper of scikit-learn's in a method, which others may wrap; None without one."""
+    while method is not None and not is_wrapped(method):
+        method = getattr(method, "__wrapped__", None)
+    return method
+
+
+def _keep_lazy(name: str, method: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that makes lazy frames of lazy rows; `plain` is it without a wrapper."""
+
+    @wraps(method)
+    def answer(self: Any, X: Any, *args: Any, **params: Any) -> Any:
+        if not _makes_frames(self) or not is_dask(X := convert_foreign(X)):
+            return method(self, X, *args, **params)
+        found = plain(self, X, *args, **params)
+        # `fit_transform` ends in `transform`, and some make frames anyhow.
+        if name == "fit_transform" or is_dask_frame(found):
+            return found
+        return answer_lazily(self, name, X, params)
+
+    setattr(answer, "keeps_lazy", True)  # noqa: B010
+    return answer
+
+
+def _makes_frames(transformer: Any) -> bool:
+    """Tell whether ``set_output`` asks a transformer for dataframes."""
+    return bool(_get_output_config("transform", transformer)["dense"] != "default")
+
+
+class CopyingTransformer(BlockTransformer):
+    """Base class of those that may write into rows in memory."""
+
+    def transform(self, X: Any, copy: bool | None = None) -> Any:
+        """Transform rows; lazily, block by block, where X is a Dask collection.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+        copy : bool or None, default=None
+            Whether rows in memory are left as they are; None: as the constructor says. Those of
+            Dask collections always are.
+
+        Returns
+        -------
+        array, CSR matrix, pandas.DataFrame, dask Array or dask DataFrame
+        """
+        return self._transformed(X, copy=copy)
+
+    def inverse_transform(self, X: Any, copy: bool | None = None) -> Any:
+        """Undo :meth:`transform`, which tells of `copy`; lazily where X is a Dask collection."""
+        return self._inverted(X, copy=copy)
+
+
+def answer_lazily(estimator: Any, name: str, X: Any, params: dict[str, Any]) -> Any:
+    """Answer the rows of a Dask collection by a method of a fitted estimator, block by block.
+
+    Parameters
+    ----------
+    estimator : estimator
+        Of any package: each block is in memory when its method is called.
+    name : str
+        Of the method.
+    X : dask Array or DataFrame of shape (n_rows, n_features)
+    params : dict
+        Further arguments of the method.
+
+    Returns
+    -------
+    dask Array or DataFrame
+
+    Raises
+    ------
+    NotFittedError, InvalidDataError
+    """
+    check_fitted(estimator)
+    check_feature_names(estimator, X, reset=False)
+    rows = named_blocks(join_delayed(X, 2, getattr(estimator, "n_features_in_", np.nan)))
+    # A later fit must not change what is lazy now, and a task starts no processes.
+    kept = copy.copy(estimator)
+    if hasattr(kept, "n_jobs"):
+        kept.n_jobs = None
+    function = partial(_answer, kept, name, params)
+    try:
+        meta = function(sample_rows(rows))
+    except (ValueError, TypeError) as error:
+        raise as_ours(error) from error
+    return with_sizes_of(map_blocks(function, rows, meta=meta), X)
+
+
+def _answer(estimator: Any, name: str, params: dict[str, Any], X: Any) -> Any:
+    return getattr(estimator, name)(X, **params)
+
+
+def _call(estimator: Any, method: str, X: Any) -> Any:
+    prepare = estimator._rows_to_transform if method == "transform" else estimator._plain
+    try:
+        return getattr(estimator, method)(prepare(X))
+    except ValueError as error:
+        said = str(error).rstrip(". ") + ". " if estimator._remedy else str(error)
+        raise ValueError(said + estimator._remedy) from error
+
+
+def _summary_of(
+    plain: BlockTransformer, index: int, X: Any, y: Any, sample_weight: Any
+) -> tuple[int, Any] | None:
+    """Number of columns and summary of a block, None for an empty one."""
+    if X.shape[0] == 0:
+        return None
+    X, y, sample_weight = map(to_host, (X, y, sample_weight))
+    if isinstance(sample_weight, float):
+        sample_weight = np.full(X.shape[0], sample_weight)
+    elif sample_weight is not None:  # without the labels of a Series
+        sample_weight = np.asarray(sample_weight)
+    try:
+        # A clone: threads of one process share `plain`. A feature that is missing in a whole block
+        # has no mean there, which the merge knows.
+        with np.errstate(invalid="ignore", divide="ignore"):
+            own = clone(plain)
+            return int(X.shape[1]), own._summarise(own._read(X), y, sample_weight)
+    except (ValueError, TypeError) as error:
+        raise as_ours(error, f"Block {index} of X: ") from error
+
+
+def _merged(plain: BlockTransformer, found: list[tuple[int, Any] | None]) -> tuple[int, Any] | None:
+    full = [part for part in found if part is not None]
+    if len(full) < 2:
+        return full[0] if full else None
+    widths = {n_features for n_features, _ in full}
+    if len(widths) > 1:
+        raise InvalidDataError(
+            f"Blocks have different numbers of columns: {sorted(widths)}. Give every partition "
+            "the same columns."
+        )
+    return widths.pop(), plain._merge([summary for _, summary in full])

@@ -1,0 +1,1 @@
+"""Base classes of decision trees and forests: parameters, importances, predictions."""

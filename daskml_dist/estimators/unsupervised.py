@@ -1,0 +1,75 @@
+"""Base classes of estimators fitted by a round solver to rows without a target."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import ClassNamePrefixFeaturesOutMixin
+
+from daskml_dist.estimators.solver_rounds import BaseRounds
+from daskml_dist.estimators.transformer import LazyTransformerMixin
+
+__all__ = ["BaseUnlabelled", "BaseUnlabelledTransformer"]
+
+
+class BaseUnlabelled(BaseRounds):
+    """Base class of estimators that find what rows without a target have in common."""
+
+    def fit(self, X: Any, y: None = None, sample_weight: Any = None, *, client: Any = None) -> Self:
+        """Fit the model.
+
+        Parameters
+        ----------
+        X, sample_weight, client
+            As in :meth:`daskml_dist.linear_model.SGDClassifier.fit`. A weight of k equals a row
+            repeated k times.
+        y : ignored
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        InvalidParameterError, InvalidDataError
+            Before any pass, naming the remedy (NaN and infinity: during the first pass).
+        DivergedError
+            What is found is not finite, or has degenerated; names the remedy.
+        TrainingError
+            When the fit cannot go on.
+        """
+        self._fit(X, None, sample_weight, client, reset=not self._goes_on)
+        self._set_of_rows(X)
+        return self
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether a fit goes on from the last."""
+        return False
+
+    def _set_of_rows(self, X: Any) -> None:
+        """Set what a fit tells of each of its rows."""
+
+    def _sum_and_weight(self, X: Any, sample_weight: Any) -> tuple[float, float]:
+        """Weighted sum of what `_raw` says of the rows, and sum of the weights."""
+        self._check_fitted(X)
+        total, weight = self._score_sums(_weighted, X, None, sample_weight)
+        return float(total), float(weight)
+
+
+class BaseUnlabelledTransformer(
+    ClassNamePrefixFeaturesOutMixin, LazyTransformerMixin, BaseUnlabelled
+):
+    """Base class of those that turn rows into others."""
+
+    def fit_transform(
+        self, X: Any, y: None = None, sample_weight: Any = None, *, client: Any = None
+    ) -> Any:
+        """:meth:`fit`, and :meth:`transform` of the same rows; parameters as there."""
+        return self.fit(X, None, sample_weight, client=client).transform(X)
+
+
+def _weighted(y: None, found: NDArray[Any], weight: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.array([weight @ found, weight.sum()])

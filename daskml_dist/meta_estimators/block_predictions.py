@@ -1,0 +1,118 @@
+"""Mixin of ensembles whose answers are scikit-learn's, of each block of a Dask collection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from sklearn.base import is_classifier
+from sklearn.utils.metaestimators import available_if
+
+from daskml_dist.data.collection import take_columns
+from daskml_dist.data.conversion import plain_objects
+from daskml_dist.data.foreign import convert_foreign
+from daskml_dist.data.lazy import is_dask
+from daskml_dist.data.unique_names import check_unique_names
+from daskml_dist.errors import InvalidDataError
+from daskml_dist.errors.names import NamedParameters
+from daskml_dist.errors.sklearn_errors import TellsErrors, check_fitted, not_fitted
+from daskml_dist.estimators.export import Exported
+from daskml_dist.estimators.transformer import answer_lazily
+from daskml_dist.metrics.scorers import get_scorer
+
+__all__ = ["OnBlocks"]
+
+
+class OnBlocks(TellsErrors, NamedParameters, Exported):
+    """Mixin that, put before one of scikit-learn's ensembles, answers Dask collections lazily.
+
+    Each block is answered by scikit-learn's own method in one task, by all members together.
+    """
+
+    def _will_have(self, name: str) -> bool:
+        """Whether a method is missing only until the ensemble is fitted."""
+        return False
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Mean accuracy of a classifier, R^2 of a regressor; arguments are those of :meth:`fit`."""
+        check_fitted(self)
+        X, y, sample_weight = take_columns(X, y, sample_weight)
+        name = "accuracy" if is_classifier(self) else "r2"
+        if name == "accuracy" and isinstance(y, np.ndarray) and y.ndim == 1:
+            y = plain_objects(y)
+        return float(get_scorer(name)(self, X, y, sample_weight=sample_weight))
+
+
+_DOC = """{summary}
+
+Parameters
+----------
+X : as in :meth:`fit`
+**params
+    scikit-learn's, for the members.
+
+Returns
+-------
+ndarray, or lazy dask Array where X is a Dask collection
+    {shape}
+"""
+#: Methods of rows: what they give, and its shape.
+_METHODS = {
+    "predict": ("Labels or numbers of rows.", "Of shape (n_rows,)."),
+    "predict_proba": ("Probabilities of the classes.", "Of shape (n_rows, n_classes)."),
+    "predict_log_proba": (
+        "Logarithms of the probabilities of the classes.",
+        "Of shape (n_rows, n_classes).",
+    ),
+    "decision_function": (
+        "Scores of the classes.",
+        "Of shape (n_rows,) for two classes, else (n_rows, n_classes).",
+    ),
+    "transform": ("Answers of the members.", "Of shape (n_rows, n_columns)."),
+}
+
+
+def _method(name: str, summary: str, shape: str) -> Any:
+    def theirs(self: Any) -> Callable[..., Any]:
+        found: Callable[..., Any] = getattr(super(OnBlocks, self), name)
+        return found
+
+    def method(self: Any, X: Any, **params: Any) -> Any:
+        if self._will_have(name):
+            raise not_fitted(self)
+        if is_dask(X := convert_foreign(X)):
+            return answer_lazily(self, name, X, params)
+        check_unique_names(X)
+        if name != "transform":
+            _check_some_rows(self, X)
+        return theirs(self)(X, **params)
+
+    def check(self: Any) -> bool:
+        try:
+            return theirs(self) is not None
+        except AttributeError as error:
+            if self._will_have(name):
+                return True
+            # scikit-learn tells why there is none in the cause.
+            raise (error.__cause__ or error) from None
+
+    method.__name__ = name
+    method.__qualname__ = f"OnBlocks.{name}"
+    method.__doc__ = _DOC.format(summary=summary, shape=shape)
+    return available_if(check)(method)
+
+
+for _name, _texts in _METHODS.items():
+    setattr(OnBlocks, _name, _method(_name, *_texts))
+
+
+def _check_some_rows(estimator: Any, X: Any) -> None:
+    """Check that there are rows in memory: means and votes of none are not defined."""
+    check_fitted(estimator)
+    shape: tuple[int, ...] = getattr(X, "shape", ())
+    if len(shape) == 2 and not shape[0]:
+        raise InvalidDataError(
+            f"Found array with 0 sample(s) (shape={shape}) while a minimum of 1 is required by "
+            f"{type(estimator).__name__}. Look at the files or the filter that X comes from."
+        )
