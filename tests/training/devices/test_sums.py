@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,15 +29,47 @@ MODELS: dict[str, tuple[type, Any, dict[str, Any]]] = {
 }
 
 
+class _Meeting:
+    """Where the threads that stand for the GPUs of a host add up their arrays."""
+
+    def __init__(self, size: int) -> None:
+        self.parts: list[Any] = [None] * size
+        self.barrier = threading.Barrier(size, timeout=60)
+
+
 class _Group:
-    """What stands for the GPUs of a host; NumPy's arrays go the host's way before."""
+    """What stands for NCCL between the GPUs of a host; NumPy's arrays go the host's way before."""
 
     bytes_moved = 0
+
+    def __init__(self, meeting: _Meeting, rank: int) -> None:
+        self._meeting, self._rank = meeting, rank
+
+    def all_reduce(self, array: Any) -> Any:
+        parts, barrier = self._meeting.parts, self._meeting.barrier
+        parts[self._rank] = array
+        barrier.wait()
+        total = parts[0].copy()
+        for part in parts[1:]:
+            total += part
+        barrier.wait()  # until all have read them, parts are not written to
+        return total
 
     def abort(self) -> None:
         pass
 
     close = abort
+
+
+def _groups(size: int) -> Callable[[int, int, bytes, Any], _Group]:
+    """Return what makes the groups of so many ranks, which all meet in one place."""
+    meeting = _Meeting(size)
+
+    def make(rank: int, n_ranks: int, identifier: bytes, wait: Any) -> _Group:
+        assert n_ranks == size
+        return _Group(meeting, rank)
+
+    return make
 
 
 @pytest.mark.slow
@@ -50,7 +84,7 @@ def test_sums_of_gpus_stay_there(model: str, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(devices, "find_gpu_and_nccl", lambda: ("0000:01:00.0", 22809))
     monkeypatch.setattr(devices, "_problem", lambda places, hosts: "")
     monkeypatch.setattr(devices, "new_identifier", lambda: b"here")
-    monkeypatch.setattr(devices.NcclGroup, "make", lambda *_: _Group())
+    monkeypatch.setattr(devices.NcclGroup, "make", _groups(4))
     where: list[bool] = []
     begin = _Rows.__init__
 
