@@ -16,6 +16,7 @@ from daskml_dist.errors.outside import outside
 from daskml_dist.estimators.base import BaseOnRows
 from daskml_dist.parameters.checks import seed_of
 from daskml_dist.solvers import Solution, Solver
+from daskml_dist.solvers.own_rows import RowSolver
 from daskml_dist.training.checkpoint import Checkpoint
 from daskml_dist.training.interrupts import raise_interrupt
 from daskml_dist.training.rounds_in_parts import saved_seed, train_rounds_in_parts
@@ -150,7 +151,10 @@ class BaseRounds(BaseOnRows):
             rows = self._rows(engine, run, classes, class_weight, weighted)
             model, solver = self._problem(rows)
             start = self._start(model, rows)
-            lanes = engine.lanes(run.n_lanes, share=_SHARE, passes=solver.max_passes)
+            device = rows.survey.device(run.device, run.deterministic)
+            if isinstance(solver, RowSolver):
+                device = "cpu"  # rows of trees are binned in host memory, whatever the device
+            lanes = engine.lanes(run.n_lanes, share=_SHARE, passes=solver.max_passes, device=device)
             fit = make_solver_fit(
                 model, solver, rows, lanes, start, engine.streaming, run, budget=engine.budget
             )

@@ -220,10 +220,13 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def lanes(self, n_lanes: int | None, *, share: int | None, passes: int) -> list[LaneSpec]:
+    def lanes(
+        self, n_lanes: int | None, *, share: int | None, passes: int, device: str = "cpu"
+    ) -> list[LaneSpec]:
         """Choose the lanes for a fit of at most so many passes.
 
-        In one process another lane is worth a thread for each `share` bytes; None: never.
+        In one process another lane is worth a thread for each `share` bytes; None: never. Where
+        `device`, the name of the fit's, is a GPU there, one lane's kernels fill it.
         """
 
     @abstractmethod

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
+from daskml_dist.backends import get_backend
 from daskml_dist.comm.base import Endpoint, Wait
 from daskml_dist.comm.listener import Credentials
 from daskml_dist.comm.local import publish_server
@@ -84,8 +85,10 @@ class InProcessEngine(Engine):
             return infos
         return joined_columns(infos, len(self.columns) - 1)
 
-    def lanes(self, n_lanes: int | None, *, share: int | None, passes: int) -> list[LaneSpec]:
-        """One lane by default; where threads are worth it, up to one for each core."""
+    def lanes(
+        self, n_lanes: int | None, *, share: int | None, passes: int, device: str = "cpu"
+    ) -> list[LaneSpec]:
+        """One lane by default; where threads are worth it, up to one for each core of a CPU."""
         rows = {i: block.n_rows for i, block in self._blocks.items()}
         if isinstance(self._collection, KeyedCollection):
             self._lanes = whole_lanes(rows, self._collection.lanes or 1)
@@ -95,6 +98,9 @@ class InProcessEngine(Engine):
             return self._lanes
         if n_lanes is None:
             worth = 0 if share is None else sum(b.nbytes for b in self._blocks.values()) // share
+            # Several lanes of one GPU launch kernels on parts of the rows, one after the other.
+            if worth and get_backend(device).device == "gpu":
+                worth = 0
             n_lanes = max(1, min(_n_cores(), sum(rows.values()), 1 + worth))
         self._lanes = even_lanes(rows, n_lanes)
         return self._lanes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, reduce
+from math import prod
 from operator import add
 from typing import Any
 
@@ -14,7 +15,11 @@ from daskml_dist.data.block_info import BlockInfo
 from daskml_dist.data.spread import Spread
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 
-__all__ = ["Survey"]
+__all__ = ["DEVICE_ENTRIES", "Survey"]
+
+#: Entries of all rows from which device="auto" takes a GPU. A pass over fewer takes a CPU about a
+#: millisecond, while a process needs a second or more for its first context and kernels of CUDA.
+DEVICE_ENTRIES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,14 @@ class Survey:
     def n_rows(self) -> int:
         """Rows of all blocks."""
         return sum(info.n_rows for info in self.infos)
+
+    @property
+    def n_entries(self) -> int:
+        """Entries of all rows; of sparse ones, the stored entries."""
+        return sum(
+            info.n_rows * prod(info.row_shape) if info.nnz is None else info.nnz
+            for info in self.infos
+        )
 
     @property
     def row_shape(self) -> tuple[int, ...]:
@@ -84,11 +97,17 @@ class Survey:
     def device(self, asked: str, deterministic: bool) -> str:
         """Device that a fit is made on, of what was asked for.
 
+        "auto" is the CPU for few rows in host memory, and for sparse rows whose sums are to be
+        deterministic.
+
         Raises
         ------
         InvalidParameterError
             For a GPU that is to add up sparse rows in a fixed order.
         """
+        few = self.n_entries < DEVICE_ENTRIES and all(info.device == "cpu" for info in self.infos)
+        if asked == "auto" and few:
+            return "cpu"
         if asked == "cpu" or not deterministic or not self.any_sparse:
             return asked
         if asked == "gpu":

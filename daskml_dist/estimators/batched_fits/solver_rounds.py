@@ -187,7 +187,8 @@ def open_stack(
     run = estimator._run_settings()
     with open_engine(collection, client, run.memory_budget, run.device, callbacks) as engine:
         seen = Rows.of(survey_of(engine, run), None, None, weighted)
-        lanes = engine.lanes(run.n_lanes, share=_SHARE, passes=100)
+        device = seen.survey.device(run.device, run.deterministic)
+        lanes = engine.lanes(run.n_lanes, share=_SHARE, passes=100, device=device)
         survey = TargetSurvey(seen.survey.infos, n_columns=n_targets)
         asked = replace(seen, survey=survey, classes=classes)
         watched = _AllFits(callbacks or CallbackList([]))

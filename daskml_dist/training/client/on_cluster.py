@@ -148,7 +148,9 @@ class ClusterEngine(Engine):
             return infos
         return joined_columns(infos, len(self.columns) - 1)
 
-    def lanes(self, n_lanes: int | None, *, share: int | None, passes: int) -> list[LaneSpec]:
+    def lanes(
+        self, n_lanes: int | None, *, share: int | None, passes: int, device: str = "cpu"
+    ) -> list[LaneSpec]:
         """Choose the lanes and their workers.
 
         Rows that the user has persisted stay where they are, and make the lanes, unless they lie

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy import sparse
+from sklearn.base import clone
 
 from daskml_dist.backends import get_backend
 from daskml_dist.data.blocks import make_block
@@ -16,11 +17,12 @@ from daskml_dist.errors import (
     DeviceUnavailableError,
     InvalidDataError,
 )
-from daskml_dist.linear_model import (
-    SGDClassifier,
-)
+from daskml_dist.estimators import solver_rounds
+from daskml_dist.estimators.batched_fits import solver_rounds as batched_rounds
+from daskml_dist.linear_model import LinearRegression, RidgeCV, SGDClassifier
 from daskml_dist.losses import SquaredError
 from daskml_dist.models.linear import LinearModel
+from daskml_dist.training import in_process, survey
 from daskml_dist.training.worker.ready_blocks import prepare_block
 from tests.fake_cupy import DeviceArray, FakeCupy, plug_in
 from tests.strict_backend import StrictBackend
@@ -34,14 +36,43 @@ class _Full(StrictBackend):
         raise MemoryError("out of memory allocating 8 bytes")
 
 
-def test_auto_is_the_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_the_gpu_where_there_is_one_and_rows_are_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     plug_in(CountedMoves, monkeypatch)
     CountedMoves.moved = 0
-    SGDClassifier(max_iter=1, tol=None).fit(X, TARGETS["two"])
-    assert CountedMoves.moved
+    model = SGDClassifier(max_iter=1, tol=None)
+    model.fit(X, TARGETS["two"])
+    LinearRegression().fit(X, TARGETS["numbers"])
+    assert not CountedMoves.moved
+    monkeypatch.setattr(survey, "DEVICE_ENTRIES", X.size)
+    for several in (model, LinearRegression()):
+        CountedMoves.moved = 0
+        several.fit(X, TARGETS["two" if several is model else "numbers"])
+        assert CountedMoves.moved
     plug_in(MissingDevice, monkeypatch)
     assert get_backend("auto").name == "numpy"
     SGDClassifier(max_iter=1, tol=None).fit(X, TARGETS["two"])
+
+
+@pytest.mark.parametrize("model", [LinearRegression(), RidgeCV(cv=2)], ids=["fit", "stack"])
+def test_one_lane_fills_a_gpu(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plug_in(CountedMoves, monkeypatch)
+    monkeypatch.setattr(in_process, "_n_cores", lambda: 4)
+    for rounds in (solver_rounds, batched_rounds):
+        monkeypatch.setattr(rounds, "_SHARE", 1)
+    cut, made = in_process.even_lanes, []
+
+    def noted(rows: dict[int, int], n_lanes: int) -> Any:
+        made.append(n_lanes)
+        return cut(rows, n_lanes)
+
+    monkeypatch.setattr(in_process, "even_lanes", noted)
+    for device in ("gpu", "cpu", "auto"):
+        clone(model).set_params(device=device).fit(X, TARGETS["numbers"])
+    monkeypatch.setattr(survey, "DEVICE_ENTRIES", X.size)
+    clone(model).set_params(device="auto").fit(X, TARGETS["numbers"])
+    assert made == [1, 4, 4, 1]
 
 
 def test_blocks_are_moved_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,6 +142,7 @@ def test_tensors_that_lie_on_the_device_stay_as_they_are(
 def test_sparse_rows_of_many_features_stay_with_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """With "auto"; the fake device has no sparse arrays, and would raise."""
     plug_in(CountedMoves, monkeypatch)
+    monkeypatch.setattr(survey, "DEVICE_ENTRIES", 0)
     rows = sparse.random_array((240, 4096), density=0.002, format="csr", rng=0)
     SGDClassifier(max_iter=1, tol=None).fit(rows, TARGETS["two"])
 
