@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,8 @@ __all__ = ["NcclGroup", "find_gpu_and_nccl", "new_identifier"]
 _SUCCESS, _IN_PROGRESS = 0, 7
 #: Seconds to look without sleeping, longer than a small all-reduce; then between two looks.
 _SPIN, _NAP = 1e-3, 1e-4
+#: Module of nccl4py that imports torch, at the first call with an array.
+_TORCH_DOOR = "nccl.core.interop.torch"
 #: Seconds for NCCL to end a communicator, before it is given up.
 _GOODBYE = 5.0
 
@@ -83,7 +86,7 @@ class NcclGroup:
         array, stream = _ready(array)
         what = "a sum of the GPUs of this host"
         try:
-            with _translated():
+            with _translated(), _without_torch():
                 call(self._communicator, array, stream)
             # Nothing else may go to the stream before NCCL has put its work there.
             self._await(self._is_settled, what)
@@ -134,6 +137,23 @@ class NcclGroup:
             _bounded(communicator.destroy)
 
 
+@contextlib.contextmanager
+def _without_torch() -> Iterator[None]:
+    """Keep nccl4py from importing torch, which takes seconds, to look whether an array is its.
+
+    A module that is None among those loaded counts as missing; nccl4py then asks CuPy. Where torch
+    is loaded already there is nothing to save.
+    """
+    if "torch" in sys.modules or _TORCH_DOOR in sys.modules:
+        yield
+        return
+    sys.modules[_TORCH_DOOR] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        sys.modules.pop(_TORCH_DOOR, None)
+
+
 def _bounded(end: Callable[[], None]) -> None:
     """Let NCCL end a communicator in a thread of its own: no call of it may hold up a worker."""
 
@@ -181,11 +201,11 @@ def find_gpu_and_nccl() -> tuple[str, int]:
         return "", 0
     try:
         found = import_module("nccl.core").get_version().libnccl
-    except ImportError:
+        major, minor, micro = itertools.islice((*found.version.release, 0, 0), 3)
+    # Not installed; a library that cannot be loaded (OSError, RuntimeError); or another nccl4py,
+    # whose versions have another form (AttributeError): sums go through host memory in each case.
+    except Exception:
         return gpu, 0
-    if found is None:
-        return gpu, 0
-    major, minor, micro = itertools.islice((*found.version.release, 0, 0), 3)
     return gpu, major * 10000 + minor * 100 + micro
 
 

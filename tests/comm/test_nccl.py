@@ -7,7 +7,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -131,6 +134,61 @@ def test_neither_nccl_nor_cupy_is_needed_to_decide() -> None:
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert "has no GPU" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    "core", ["raise OSError('libnccl.so.2: cannot open shared object file')", "get_version = None"]
+)
+def test_a_broken_nccl_is_as_good_as_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, core: str
+) -> None:
+    runtime = SimpleNamespace(getDevice=lambda: 0, deviceGetPCIBusId=lambda device: "0000:01:00.0")
+    cupy = SimpleNamespace(cuda=SimpleNamespace(runtime=runtime))
+    monkeypatch.setitem(sys.modules, "cupy", cast(Any, cupy))
+    _install_nccl(tmp_path, monkeypatch, core)
+    assert nccl.find_gpu_and_nccl() == ("0000:01:00.0", 0)
+
+
+def test_sums_do_not_import_torch(
+    done: list[bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _install_nccl(tmp_path, monkeypatch, "SUM = 0")
+    door = "nccl.core.interop.torch"
+    looks: list[bool] = []
+
+    class Looking(_Communicator):
+        """Looks for torch at each call, as nccl4py does."""
+
+        def allreduce(self, *_: Any, **__: Any) -> None:
+            try:
+                import_module(door)
+            except ImportError:
+                looks.append(False)
+            else:
+                looks.append(True)
+
+    group = NcclGroup(Looking(0), 2, Wait(110))
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    group.all_reduce(np.ones(4))
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
+    group.all_reduce(np.ones(4))
+    assert looks == [False, True]  # where torch is loaded, nccl4py may ask it
+    assert import_module(door).is_imported
+
+
+def _install_nccl(folder: Path, monkeypatch: pytest.MonkeyPatch, core: str) -> None:
+    """Install an nccl4py of so many lines, until the test ends."""
+    interop = folder / "nccl" / "core" / "interop"
+    interop.mkdir(parents=True)
+    (interop.parent / "__init__.py").write_text(core)
+    (interop / "torch.py").write_text("is_imported = True")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "nccl"]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in ("nccl", "nccl.core", "nccl.core.interop", "nccl.core.interop.torch"):
+        # So that what the test imports is forgotten after it.
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(folder)
 
 
 @pytest.mark.gpu
