@@ -17,7 +17,7 @@ from daskml_dist.backends.cupy_trees import CupyTrees
 from daskml_dist.backends.host_trees import HostTrees
 from daskml_dist.backends.trees import CONSTANT, EXACT, ROUNDED, Part, SplitFacts, SplitLeaf
 from daskml_dist.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
-from daskml_dist.solvers.boost_losses import Binomial
+from daskml_dist.solvers.boosting_losses import Binomial
 
 __all__ = ["tree_cases"]
 

@@ -21,10 +21,10 @@ from daskml_dist.data.collection import as_collection
 from daskml_dist.models.base import BatchRows, Model
 from daskml_dist.solvers import Solution, Solver, Statistic, Sums
 from daskml_dist.training.callbacks import CallbackList
+from daskml_dist.training.data_summary import DataSummary
 from daskml_dist.training.run import open_engine
 from daskml_dist.training.run_settings import RunSettings
-from daskml_dist.training.solver_plan import Rows, make_solver_fit
-from daskml_dist.training.survey import Survey
+from daskml_dist.training.solver_plan import DatasetInfo, make_solver_fit
 
 #: Numbers (float64) of a sum and repetitions: 1 KB, 64 KB, 4 MB.
 PLAN: peers.Plan = [(1 << 7, 500), (1 << 13, 200), (1 << 19, 30)]
@@ -104,7 +104,7 @@ def _measured(plan: peers.Plan) -> NDArray[np.float64]:
     with processes(2) as client:
         X = persisted(np.zeros((100, 1)), 2)
         with open_engine(as_collection(X), client) as engine:
-            rows = Rows.of(Survey(engine.survey(2)), None, None, False)
+            rows = DatasetInfo.of(DataSummary(engine.survey(2)), None, None, False)
             solver = Timed(tuple(plan))
             lanes = engine.lanes(2, shared=True, passes=solver.max_passes)
             settings = RunSettings(n_lanes=2)

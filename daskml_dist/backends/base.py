@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends.board import Board
-from daskml_dist.backends.centres import assign, nearest_of_all
+from daskml_dist.backends.centroids import assign, nearest_of_all
 from daskml_dist.backends.namespace import cast, namespace, zeros
+from daskml_dist.backends.shared_buffer import SharedBuffer
 from daskml_dist.backends.step import Step
 
 __all__ = ["Backend", "SparseRows"]
@@ -233,7 +233,8 @@ class Backend(ABC):
     def update(self, optimizer: Any, step: Step) -> bool:
         """Take a step in one launch, or one pass over memory.
 
-        A device does so for the package's own optimizers, the host for all with an `at_entry`.
+        A device does so for the package's own optimizers, the host for all with an
+        `elementwise_update`.
 
         Returns
         -------
@@ -349,7 +350,7 @@ class Backend(ABC):
         return None
 
     def team_recorder(
-        self, gathers: Sequence[Any | None], optimizer: Any, step: Step, board: Board
+        self, gathers: Sequence[Any | None], optimizer: Any, step: Step, board: SharedBuffer
     ) -> Any | None:
         """Something that makes many steps by the gradients of several processes in one call.
 
@@ -359,7 +360,7 @@ class Backend(ABC):
             Of each own lane; None of one without rows.
         optimizer, step
             As above.
-        board : Board
+        board : SharedBuffer
             Where the processes meet.
 
         Returns

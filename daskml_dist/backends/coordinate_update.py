@@ -139,7 +139,7 @@ def merged(
 
 
 class CoordinateUpdates:
-    """Steps of an optimizer with an `at_entry`, each in some rows of the same arrays.
+    """Steps of an optimizer with an `elementwise_update`, each in some rows of the same arrays.
 
     Parameters
     ----------

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends.array_copies import copy_values
-from daskml_dist.backends.board import OwnBoard
 from daskml_dist.backends.compiled import compiled_with
 from daskml_dist.backends.coordinate_update import update_at
 from daskml_dist.backends.csr_gather import CSRGather
@@ -24,6 +23,7 @@ from daskml_dist.backends.draws import Draw
 from daskml_dist.backends.flags import nanoseconds
 from daskml_dist.backends.host_update import step_of
 from daskml_dist.backends.pointers import array_at, pointer
+from daskml_dist.backends.shared_buffer import LocalBuffer
 from daskml_dist.backends.step import Step
 from daskml_dist.backends.team_steps import TeamRun, TeamSteps, all_there, tell
 
@@ -330,7 +330,7 @@ class CSRSteps:
     """
 
     def __init__(self, gather: CSRGather, optimizer: Any, step: Step) -> None:
-        self._team = CSRTeam([gather], optimizer, step, OwnBoard([0]))
+        self._team = CSRTeam([gather], optimizer, step, LocalBuffer([0]))
         self.most, self.serves = self._team.most, self._team.serves
 
     def __call__(self, batches: Sequence[Draw], steps: Sequence[Step]) -> NDArray[np.float64]:

@@ -1,9 +1,9 @@
 """Functions of one entry of some arrays: as functions of whole arrays, without a compiler.
 
-A step of an optimizer is written once, for entry ``k`` (`Optimizer.at_entry`). `compiled.py` makes
-a loop of it; here the same lines are run with ``k = ...`` and an array library in the place of
-`math`. Both make the same operations on each entry in the same order, so their results are equal to
-the last bit.
+A step of an optimizer is written once, for entry ``k`` (`Optimizer.elementwise_update`).
+`compiled.py` makes a loop of it; here the same lines are run with ``k = ...`` and an array library
+in the place of `math`. Both make the same operations on each entry in the same order, so their
+results are equal to the last bit.
 """
 
 from __future__ import annotations

@@ -266,7 +266,7 @@ class BatchSteps:
     ----------
     gather : HostGather
     optimizer : Optimizer
-        With an `at_entry`.
+        With an `elementwise_update`.
     step : Step
         One of the steps, without a gradient.
     """

@@ -56,7 +56,7 @@ def compiles(dtype: Any, optimizer: Any, step: Step) -> bool:
     state = step.state(optimizer)
     if not all(array.dtype == dtype and array.flags.c_contiguous for array in state):
         return False
-    if optimizer.at_entry is None:
+    if optimizer.elementwise_update is None:
         return False
     from daskml_dist.backends import host_update
 

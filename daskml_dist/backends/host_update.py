@@ -1,8 +1,8 @@
 """One reading of parameters, gradient and slots on the host: a whole step in a compiled loop.
 
 NumPy makes a pass over memory for each operation of a step. Here an entry's mean gradient, the l2
-penalty, the optimizer's `at_entry` and the l1 penalty follow each other while the entry is in a
-register; what the penalty and the optimizer compute, and so each bit, is the same.
+penalty, the optimizer's `elementwise_update` and the l1 penalty follow each other while the entry
+is in a register; what the penalty and the optimizer compute, and so each bit, is the same.
 
 Importing this module loads numba (about half a second), so it is imported at first use.
 """
@@ -25,7 +25,7 @@ __all__ = ["Updates", "compiles", "step_of", "update_loop"]
 _refused: set[type] = set()
 
 
-# `_move` stands for an optimizer's `at_entry`, `_step` for one of the steps below.
+# `_move` stands for an optimizer's `elementwise_update`, `_step` for one of the steps below.
 def _move(state: Any, k: Any, grad: Any, rate: Any, numbers: Any) -> Any: ...
 def _step(state: Any, k: Any, grad: Any, rate: Any, l1: Any, numbers: Any) -> Any: ...
 
@@ -73,24 +73,24 @@ def _update(
 
 
 def step_of(optimizer: Any, l1: float, lr: float) -> Callable[..., Any]:
-    """Step in one entry under an optimizer's `at_entry`, at some strength of l1 and rate."""
+    """Return an optimizer's update of one entry, at a strength of l1 and a learning rate."""
     kind = type(optimizer)
-    if l1 > 0 and lr != 0 and kind.at_entry_l1 is not None:
-        step: Callable[..., Any] = kind.at_entry_l1
+    if l1 > 0 and lr != 0 and kind.elementwise_update_l1 is not None:
+        step: Callable[..., Any] = kind.elementwise_update_l1
         return step
     form = _proximal if l1 > 0 else _plain
-    found: Callable[..., Any] = compiled_with(form, exact=True, _move=kind.at_entry)
+    found: Callable[..., Any] = compiled_with(form, exact=True, _move=kind.elementwise_update)
     return found
 
 
 def update_loop(optimizer: Any, l1: float, lr: float) -> Callable[..., None]:
-    """`_update` for an optimizer with an `at_entry`, at some strength of l1 and learning rate."""
+    """Return `_update` compiled for an optimizer, at a strength of l1 and a learning rate."""
     loop: Callable[..., None] = compiled_with(_update, exact=True, _step=step_of(optimizer, l1, lr))
     return loop
 
 
 def compiles(optimizer: Any, step: Step) -> bool:
-    """Whether numba compiles an optimizer's `at_entry`: a user's is tried on the first row."""
+    """Return whether numba compiles `elementwise_update`: a user's is tried on the first row."""
     if type(optimizer).__module__.partition(".")[0] == __name__.partition(".")[0]:
         return True
     w, slots = step.w[:1].copy(), {name: slot[:1].copy() for name, slot in step.slots.items()}
@@ -99,7 +99,8 @@ def compiles(optimizer: Any, step: Step) -> bool:
 
 
 class Updates:
-    """Steps of an optimizer with an `at_entry`, each a compiled pass over the same arrays.
+    """Steps of an optimizer with an `elementwise_update`, each a compiled pass over the same
+    arrays.
 
     Parameters
     ----------
@@ -134,8 +135,8 @@ class Updates:
         Returns
         -------
         bool
-            False where numba cannot compile a user's `at_entry`, or does not take the gradient;
-            then nothing was done.
+            False where numba cannot compile a user's `elementwise_update`, or does not take the
+            gradient; then nothing was done.
         """
         to = self._number
         if type(self._optimizer) in _refused:

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from daskml_dist.backends.base import Backend
-from daskml_dist.backends.board import Board
 from daskml_dist.backends.csr_rows import CSRRows
 from daskml_dist.backends.host_kernels import (
     FUSED,
@@ -23,6 +22,7 @@ from daskml_dist.backends.host_kernels import (
 from daskml_dist.backends.host_products import add_matmul, curved_rows, whole_vectors
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.backends.scratch import Scratch
+from daskml_dist.backends.shared_buffer import SharedBuffer
 from daskml_dist.backends.step import Step
 from daskml_dist.backends.touched_columns import TouchedColumns
 
@@ -207,21 +207,21 @@ class NumpyBackend(Backend):
         return many and any_way and _LOOPS in sys.modules
 
     def update(self, optimizer: Any, step: Step) -> bool:
-        """One compiled pass, for optimizers with an `at_entry`."""
+        """One compiled pass, for optimizers with an `elementwise_update`."""
         return self.updater(optimizer, step)(step.grad, step.rows, step.lr, step.number)
 
     def updater(self, optimizer: Any, step: Step) -> Callable[[Any, float, float, int], bool]:
-        """One compiled pass each, for optimizers with an `at_entry`."""
+        """One compiled pass each, for optimizers with an `elementwise_update`."""
         state, dtype = step.state(optimizer), step.w.dtype
         fit = all(array.dtype == dtype and array.flags.c_contiguous for array in state)
-        if optimizer.at_entry is None or dtype.kind != "f" or not fit:
+        if optimizer.elementwise_update is None or dtype.kind != "f" or not fit:
             return lambda *given: False
         from daskml_dist.backends.host_update import Updates
 
         return Updates(optimizer, step)
 
     def coordinate_updater(self, optimizer: Any, step: Step, paid: Any) -> Any | None:
-        """A compiled loop, for optimizers with an `at_entry`."""
+        """A compiled loop, for optimizers with an `elementwise_update`."""
         if not compiles(step.w.dtype, optimizer, step):
             return None
         from daskml_dist.backends import coordinate_update
@@ -277,7 +277,7 @@ class NumpyBackend(Backend):
         return StreamGather(loss, n_features, dtype, find, n_rows, most_steps)
 
     def recorder(self, gather: Any, optimizer: Any, step: Step) -> Any | None:
-        """One compiled loop, for optimizers with an `at_entry`."""
+        """One compiled loop, for optimizers with an `elementwise_update`."""
         if not compiles(gather.dtype, optimizer, step):
             return gather.recorder(optimizer, step) if hasattr(gather, "recorder") else None
         if step.coordinates:
@@ -289,7 +289,7 @@ class NumpyBackend(Backend):
         return host_gather.BatchSteps(gather, optimizer, step)
 
     def team_recorder(
-        self, gathers: Sequence[Any | None], optimizer: Any, step: Step, board: Board
+        self, gathers: Sequence[Any | None], optimizer: Any, step: Step, board: SharedBuffer
     ) -> Any | None:
         """One compiled loop, likewise."""
         kinds = {gather.dtype for gather in gathers if gather is not None}

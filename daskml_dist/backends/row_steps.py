@@ -1,7 +1,7 @@
 """Steps of single rows over CSR blocks, without locks: product, slope and update in one loop.
 
 A row costs its stored entries: they are gathered into scratch arrays that stay in the cache, the
-loss and the optimizer move them there (`Loss.at_row`, `Optimizer.at_entry`), and they are
+loss and the optimizer move them there (`Loss.at_row`, `Optimizer.elementwise_update`), and they are
 scattered back with plain writes, so that threads may race on the parameters (HOGWILD!, Recht et
 al. 2011). Penalties are paid when a parameter is touched, for all the steps since (lazy
 regularisation, Carpenter 2008). What one parameter needs lies side by side in a *cell*:
@@ -208,7 +208,7 @@ class RowSteps:
     loss : Loss
         With an `at_row`.
     optimizer : Optimizer
-        With an `at_entry`, and `single_rows`.
+        With an `elementwise_update`, and `single_rows`.
     l1, l2 : float
         Strengths of the penalty on all parameters but the intercept.
     fit_intercept : bool
@@ -220,7 +220,7 @@ class RowSteps:
         self._kernel = compiled_with(
             _steps,
             _loss=AT_ROW.get(loss.kernel, type(loss).at_row),
-            _move=type(optimizer).at_entry,
+            _move=type(optimizer).elementwise_update,
         )
         self._n_slots = len(optimizer.slot_names)
         self._penalty = float(l1), float(l2)

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends.board import Board
 from daskml_dist.backends.compiled import compiled_with
 from daskml_dist.backends.draws import Draw
 from daskml_dist.backends.flags import look, nanoseconds, pause, raise_flag, ring, yield_processor
 from daskml_dist.backends.host_update import update_loop
 from daskml_dist.backends.pointers import array_at, pointer
+from daskml_dist.backends.shared_buffer import SharedBuffer
 from daskml_dist.backends.step import Step
 
 __all__ = ["TeamRun", "TeamSteps", "all_there", "tell"]
@@ -161,7 +161,7 @@ def _team_steps(
     first : int
         Turn of the first step.
     own, own_at, all_at, others, patience, yields
-        Of the `Board`.
+        Of the `SharedBuffer`.
     """
     w = state[0]
     number = w.dtype.type
@@ -196,15 +196,15 @@ class TeamSteps:
     gathers : list of HostGather, CSRGather or None
         Of each own lane, of one loss and dtype; None of one without rows.
     optimizer : Optimizer
-        With an `at_entry`.
+        With an `elementwise_update`.
     step : Step
         One of the steps, without a gradient.
-    board : Board
+    board : SharedBuffer
         Of gradients as long as the parameters.
     """
 
     def __init__(
-        self, gathers: Sequence[Any | None], optimizer: Any, step: Step, board: Board
+        self, gathers: Sequence[Any | None], optimizer: Any, step: Step, board: SharedBuffer
     ) -> None:
         some = [gather for gather in gathers if gather is not None]
         first = some[0]
@@ -303,7 +303,7 @@ class TeamRun:
     def __init__(
         self,
         loop: Any,
-        board: Board,
+        board: SharedBuffer,
         where: NDArray[np.int64],
         parts: NDArray[np.int64],
         counts: NDArray[np.int64],

@@ -1,4 +1,4 @@
-"""Compiled gradients of losses of boosting: the bits of `solvers.boost_losses`, in one pass.
+"""Compiled gradients of losses of boosting: the bits of `solvers.boosting_losses`, in one pass.
 
 Importing this module loads numba, so it is imported at first use.
 """

@@ -102,7 +102,7 @@ class TreeRows(Protocol):
 
         Parameters
         ----------
-        loss : solvers.boost_losses.BoostLoss
+        loss : solvers.boosting_losses.BoostLoss
         constant : bool
             Whether all hessians are 1; none are kept then.
 

@@ -13,7 +13,7 @@ from daskml_dist.data.collection import Collection
 from daskml_dist.data.conversion import as_column, rows_at
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.inference.share import shared
-from daskml_dist.model_selection._roles import TEST, Roles
+from daskml_dist.model_selection._roles import TEST, FoldAssignment
 from daskml_dist.model_selection._split_rows import n_rows_of
 
 __all__ = ["Answers", "Asked", "answered", "check_known_classes", "has_decisions", "lacking_labels"]
@@ -47,7 +47,7 @@ class Asked:
     ----------
     fits : list of estimator
         One a split, or one for all rows.
-    roles : Roles or None
+    roles : FoldAssignment or None
         None: every row is answered by the only one.
     classes : ndarray
         All labels, sorted.
@@ -56,7 +56,7 @@ class Asked:
     """
 
     fits: list[Any]
-    roles: Roles | None
+    roles: FoldAssignment | None
     classes: NDArray[Any]
     apart: bool
 

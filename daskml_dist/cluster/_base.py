@@ -27,8 +27,8 @@ from daskml_dist.estimators.unsupervised import BaseUnlabelled
 from daskml_dist.models.unlabelled import Unlabelled
 from daskml_dist.parameters.checks import check_one_of
 from daskml_dist.solvers import Solution
-from daskml_dist.training.solver_plan import Rows
-from daskml_dist.training.survey import Survey
+from daskml_dist.training.data_summary import DataSummary
+from daskml_dist.training.solver_plan import DatasetInfo
 
 __all__ = ["BaseCentres", "OfCentres"]
 
@@ -74,7 +74,7 @@ class OfCentres(ClassNamePrefixFeaturesOutMixin, LazyTransformerMixin, ClusterMi
         """:meth:`fit`, and :meth:`transform` of the same rows; parameters as there."""
         return self.fit(X, None, sample_weight, client=client).transform(X)
 
-    def _enough(self, rows: Rows) -> Survey:
+    def _enough(self, rows: DatasetInfo) -> DataSummary:
         """The survey of rows that are at least as many as the clusters."""
         if (n_rows := rows.survey.n_rows) < self.n_clusters:
             raise InvalidDataError(
@@ -214,7 +214,7 @@ class BaseCentres(OfCentres, BaseUnlabelled):
         self._call_init(X)
         return super().fit(X, None, sample_weight, client=client)
 
-    def _set_centres(self, solution: Solution, model: Unlabelled, rows: Rows) -> None:
+    def _set_centres(self, solution: Solution, model: Unlabelled, rows: DatasetInfo) -> None:
         """Attributes of a solution with ``"inertia"`` and ``"shift"``."""
         self.cluster_centers_ = solution.w
         self.inertia_ = float(solution.extra["inertia"]) / (rows.weight_scale or 1.0)

@@ -11,7 +11,7 @@ from sklearn.cluster import kmeans_plusplus
 from sklearn.metrics import pairwise_distances_argmin_min
 
 from daskml_dist.errors import DivergedError
-from daskml_dist.models.centres import Centres, Reassignment
+from daskml_dist.models.centroids import Centres, Reassignment
 from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.solvers import Solution, Solver

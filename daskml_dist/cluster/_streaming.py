@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.models.centres import Centres
+from daskml_dist.models.centroids import Centres
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.streaming import Streamed
 

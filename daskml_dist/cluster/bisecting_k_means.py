@@ -20,7 +20,7 @@ from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution
 from daskml_dist.solvers.bisecting import BisectingSolver, Leaves
 from daskml_dist.solvers.lloyd import KMeansSolver
-from daskml_dist.training.solver_plan import Rows
+from daskml_dist.training.solver_plan import DatasetInfo
 
 __all__ = ["BisectingKMeans"]
 
@@ -123,7 +123,7 @@ class BisectingKMeans(BaseCentres):
         strategies = "biggest_inertia", "largest_cluster"
         check_one_of("bisecting_strategy", self.bisecting_strategy, strategies)
 
-    def _problem(self, rows: Rows) -> tuple[Unlabelled, BisectingSolver]:
+    def _problem(self, rows: DatasetInfo) -> tuple[Unlabelled, BisectingSolver]:
         survey = self._enough(rows)
         two = KMeansSolver(
             k=2,
@@ -139,7 +139,7 @@ class BisectingKMeans(BaseCentres):
         by_weight = self.bisecting_strategy == "largest_cluster"
         return Unlabelled(survey.n_features), BisectingSolver(int(self.n_clusters), two, by_weight)
 
-    def _set_fitted(self, solution: Solution, model: Unlabelled, rows: Rows) -> None:
+    def _set_fitted(self, solution: Solution, model: Unlabelled, rows: DatasetInfo) -> None:
         self._set_centres(solution, model, rows)
         leaves, nodes = solution.extra["leaves"], solution.extra["nodes"]
         labels = np.zeros(1 + 2 * len(leaves.split), np.int32)

@@ -14,7 +14,7 @@ from daskml_dist.parameters.checks import check_count, check_number, check_one_o
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution
 from daskml_dist.solvers.lloyd import KMeansSolver
-from daskml_dist.training.solver_plan import Rows
+from daskml_dist.training.solver_plan import DatasetInfo
 
 __all__ = ["KMeans"]
 
@@ -136,7 +136,7 @@ callable, default="k-means||"
             )
         self._check_init(_INITS)
 
-    def _problem(self, rows: Rows) -> tuple[Unlabelled, KMeansSolver]:
+    def _problem(self, rows: DatasetInfo) -> tuple[Unlabelled, KMeansSolver]:
         survey = self._enough(rows)
         init = (
             self.init
@@ -163,7 +163,7 @@ callable, default="k-means||"
             return 10 if self.init == "random" else 1
         return int(self.n_init)
 
-    def _set_fitted(self, solution: Solution, model: Unlabelled, rows: Rows) -> None:
+    def _set_fitted(self, solution: Solution, model: Unlabelled, rows: DatasetInfo) -> None:
         self._set_centres(solution, model, rows)
         if (found := int(solution.extra["n_found"])) < self.n_clusters:
             warnings.warn(

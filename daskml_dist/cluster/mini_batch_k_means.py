@@ -26,7 +26,7 @@ from daskml_dist.errors import DivergedError, InvalidParameterError
 from daskml_dist.errors.outside import outside
 from daskml_dist.estimators.gradient_steps import BaseSteps
 from daskml_dist.models.base import StepModel
-from daskml_dist.models.centres import Centres, Reassignment
+from daskml_dist.models.centroids import Centres, Reassignment
 from daskml_dist.parameters.checks import check_count, check_flag, check_number
 from daskml_dist.parameters.run import Run
 from daskml_dist.policies import Policy
@@ -34,10 +34,10 @@ from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.solvers.looks import Inertia, Sample
 from daskml_dist.training.callbacks import CallbackList
+from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.engine import Engine, FitResult
 from daskml_dist.training.in_parts import train_in_parts
 from daskml_dist.training.plan import lane_batch
-from daskml_dist.training.rows import Rows
 from daskml_dist.training.run_settings import RunSettings
 from daskml_dist.training.settings import Settings
 from daskml_dist.training.spec import FitSpec
@@ -255,7 +255,7 @@ callable, default="k-means||"
         self._set_labels(X)
         return self
 
-    def _model(self, rows: Rows, last: Centres | None) -> Centres:
+    def _model(self, rows: DatasetInfo, last: Centres | None) -> Centres:
         survey = rows.survey
         self._sparse = survey.any_sparse
         if last is None:
@@ -270,13 +270,13 @@ callable, default="k-means||"
 
     def _rows(
         self, engine: Engine, run: RunSettings, classes: Any, class_weight: Any, weighted: bool
-    ) -> Rows:
+    ) -> DatasetInfo:
         rows = super()._rows(engine, run, classes, class_weight, weighted)
         self._mean_weight = rows.weight_sum / rows.survey.n_rows
         # Weights count as they are: later batches have another mean.
         return rows if rows.weight_scale is None else dataclasses.replace(rows, weight_scale=1.0)
 
-    def _over_lanes(self, settings: Settings, rows: Rows, lanes: list[LaneSpec]) -> Settings:
+    def _over_lanes(self, settings: Settings, rows: DatasetInfo, lanes: list[LaneSpec]) -> Settings:
         if settings.batch_size is None:
             return settings
         batch = min(int(self.batch_size), rows.survey.n_rows)
@@ -377,7 +377,7 @@ callable, default="k-means||"
         if rule is not None:
             begin_anew(engine, fit, state, rule)
 
-    def _set_parameters(self, w: NDArray[Any], model: Centres, rows: Rows) -> None:
+    def _set_parameters(self, w: NDArray[Any], model: Centres, rows: DatasetInfo) -> None:
         centres = model.centres(w)
         self.cluster_centers_ = centres if model.shift is None else centres + model.shift
         self.counts_ = model.parts(w)[0].copy()
@@ -386,7 +386,7 @@ callable, default="k-means||"
         self.n_features_in_ = model.n_features
         self._n_features_out = len(centres)
 
-    def _keep(self, model: StepModel, result: FitResult, rows: Rows, more: bool) -> None:
+    def _keep(self, model: StepModel, result: FitResult, rows: DatasetInfo, more: bool) -> None:
         super()._keep(model, result, rows, more)
         steps = sum(record["steps"] for record in result.records)
         self.n_steps_ = steps + (self.n_steps_ if more else 0)

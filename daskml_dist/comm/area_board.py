@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends.board import Board
+from daskml_dist.backends.shared_buffer import SharedBuffer
 from daskml_dist.comm.shared_memory import WORD, Bell, SharedSegment
 
 __all__ = ["ASLEEP", "ENDED", "TURN", "AreaBoard", "room"]
@@ -39,7 +39,7 @@ def room(size: int) -> int:
     return -(-size // _LINE) * _LINE
 
 
-class AreaBoard(Board):
+class AreaBoard(SharedBuffer):
     """The areas of a group as a board; each rank's gradients lie there one after the other.
 
     Parameters

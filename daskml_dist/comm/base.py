@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends.board import Board
+from daskml_dist.backends.shared_buffer import SharedBuffer
 from daskml_dist.errors import GenerationError, RunAbortedError, WaitTimeoutError
 from daskml_dist.ps.messages import Call, Reply, Request, Status
 
@@ -250,7 +250,7 @@ class Communicator(ABC):
 
     def board(
         self, n: int | None, dtype: Any, lanes: list[list[int]], in_order: bool
-    ) -> Board | None:
+    ) -> SharedBuffer | None:
         """Board on which loops can sum gradients, in turn with the collectives.
 
         Parameters

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends.board import Board, OwnBoard
+from daskml_dist.backends.shared_buffer import LocalBuffer, SharedBuffer
 from daskml_dist.comm.base import (
     SLICE,
     Arrays,
@@ -109,9 +109,9 @@ class NoPeers(Communicator):
 
     def board(
         self, n: int | None, dtype: Any, lanes: list[list[int]], in_order: bool
-    ) -> Board | None:
+    ) -> SharedBuffer | None:
         """A board of the own gradients alone, where these are in few of the parameters."""
-        return OwnBoard(lanes[0]) if n is None else None
+        return LocalBuffer(lanes[0]) if n is None else None
 
     def _alltoall(self, arrays: Arrays) -> Arrays:
         return [arrays[0]]

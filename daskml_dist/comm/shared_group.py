@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.backends.board import Board
+from daskml_dist.backends.shared_buffer import SharedBuffer
 from daskml_dist.comm.area_board import ASLEEP as _ASLEEP
 from daskml_dist.comm.area_board import ENDED as _ENDED
 from daskml_dist.comm.area_board import TURN as _TURN
@@ -127,7 +127,7 @@ class SharedGroup(Communicator):
 
     def board(
         self, n: int | None, dtype: Any, lanes: list[list[int]], in_order: bool
-    ) -> Board | None:
+    ) -> SharedBuffer | None:
         """The areas as a board of gradients, where these are summed in one turn, or in parts."""
         if n is None:
             return AreaBoard(self, self._places, _AREA, lanes, _AREA, False)

@@ -15,7 +15,7 @@ from typing import Any
 
 from daskml_dist.errors import TrainingError
 
-__all__ = ["BEGINS", "TELL_OF_BEGINS", "Patience", "tell_releases", "wait_for_workers", "watched"]
+__all__ = ["BEGINS", "TELL_OF_BEGINS", "Deadline", "tell_releases", "wait_for_workers", "watched"]
 
 #: Status of workers that begin tasks.
 BEGINS = {"init", "running", "undefined", None}
@@ -32,7 +32,7 @@ TELL_OF_BEGINS = 20.0
 logger = logging.getLogger("daskml_dist")
 
 
-class Patience:
+class Deadline:
     """The bound of one wait.
 
     It tells of itself by a warning of the logger ``daskml_dist``, which Python writes to standard
@@ -113,7 +113,7 @@ def wait_for_workers(
         return
     if on_wait is not None:
         on_wait()
-    patience = Patience("workers", timeout, _SCALE)
+    patience = Deadline("workers", timeout, _SCALE)
     places = _Places(client)
     task = client.submit(bool, pure=False)
     try:
@@ -159,7 +159,7 @@ def watched(
     ended, gave_up = threading.Event(), []
 
     def watch() -> None:
-        patience: Patience | None = None
+        patience: Deadline | None = None
         places = _Places(client)
         while not ended.wait(_TELL):
             with suppress(Exception):  # of a scheduler that is gone Dask tells
@@ -168,7 +168,7 @@ def watched(
                     if look is not None:
                         look()
                     continue
-                patience = patience or Patience("workers", timeout, _SCALE)
+                patience = patience or Deadline("workers", timeout, _SCALE)
                 if not statuses and places.are_given_up():
                     gave_up.append(_no_place(places.number))
                 elif not patience.lasts(_tell(statuses)):

@@ -18,7 +18,7 @@ from daskml_dist.parameters.checks import check_count, check_number, check_one_o
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution
 from daskml_dist.solvers.topics import TopicSolver
-from daskml_dist.training.solver_plan import Rows
+from daskml_dist.training.solver_plan import DatasetInfo
 
 __all__ = ["LatentDirichletAllocation"]
 
@@ -214,7 +214,7 @@ class LatentDirichletAllocation(BaseUnlabelledTransformer):
         check_number("perp_tol", self.perp_tol)
         check_number("mean_change_tol", self.mean_change_tol)
 
-    def _problem(self, rows: Rows) -> tuple[Unlabelled, TopicSolver]:
+    def _problem(self, rows: DatasetInfo) -> tuple[Unlabelled, TopicSolver]:
         n_rows, n_features = rows.survey.n_rows, rows.survey.n_features
         going_on = hasattr(self, "_going_on")
         online = going_on or self.learning_method == "online"
@@ -241,10 +241,10 @@ class LatentDirichletAllocation(BaseUnlabelledTransformer):
             n_before=getattr(self, "n_batch_iter_", 1) - 1,
         )
 
-    def _start(self, model: Unlabelled, rows: Rows) -> NDArray[Any]:
+    def _start(self, model: Unlabelled, rows: DatasetInfo) -> NDArray[Any]:
         return self.components_ if hasattr(self, "components_") else self.__dict__.pop("_begun")
 
-    def _set_fitted(self, solution: Solution, model: Unlabelled, rows: Rows) -> None:
+    def _set_fitted(self, solution: Solution, model: Unlabelled, rows: DatasetInfo) -> None:
         if np.isinf(solution.extra.get("bound", 0.0)):
             raise InvalidDataError(
                 "X holds no word: all its counts are 0. Look at the vocabulary of the vectorizer "

@@ -25,8 +25,8 @@ from daskml_dist.solvers import Solution, Solver
 from daskml_dist.solvers.multiplicative import MultiplicativeNMF
 from daskml_dist.solvers.nmf import LeastSquaresNMF, best_weights
 from daskml_dist.solvers.nonnegative import Begin
-from daskml_dist.training.solver_plan import Rows
-from daskml_dist.training.survey import Survey
+from daskml_dist.training.data_summary import DataSummary
+from daskml_dist.training.solver_plan import DatasetInfo
 
 __all__ = ["NMF"]
 
@@ -270,7 +270,7 @@ class NMF(Components):
             return _LOSSES[self.beta_loss]
         return float(self.beta_loss)
 
-    def _problem(self, rows: Rows) -> tuple[Unlabelled, Solver]:
+    def _problem(self, rows: DatasetInfo) -> tuple[Unlabelled, Solver]:
         n, d = rows.survey.n_rows, rows.survey.n_features
         k, init = self._count(d), self._init(n, d)
         if self._given[1] is not None:
@@ -310,7 +310,7 @@ class NMF(Components):
         return k
 
     @staticmethod
-    def _check_weights(survey: Survey, k: int) -> None:
+    def _check_weights(survey: DataSummary, k: int) -> None:
         """Check the weights to begin with, of `k` components."""
         if (found := len(survey.targets.mean)) != k:
             raise InvalidParameterError(
@@ -356,11 +356,11 @@ class NMF(Components):
         ratio = float(self.l1_ratio)
         return (both[0] * ratio, both[1] * ratio), (both[0] * (1 - ratio), both[1] * (1 - ratio))
 
-    def _start(self, model: Unlabelled, rows: Rows) -> NDArray[Any] | None:
+    def _start(self, model: Unlabelled, rows: DatasetInfo) -> NDArray[Any] | None:
         H: Array | None = self._given[0]
         return None if H is None else np.ascontiguousarray(H.T)
 
-    def _set_fitted(self, solution: Solution, model: Unlabelled, rows: Rows) -> None:
+    def _set_fitted(self, solution: Solution, model: Unlabelled, rows: DatasetInfo) -> None:
         self.components_ = np.ascontiguousarray(solution.w.T)
         self.n_components_ = len(self.components_)
         error = 2 * max(0.0, float(solution.extra["error"])) / (rows.weight_scale or 1.0)

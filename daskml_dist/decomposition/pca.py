@@ -25,7 +25,7 @@ from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution, Solver
 from daskml_dist.solvers.components import CovarianceEigen
 from daskml_dist.solvers.power import PowerIterations
-from daskml_dist.training.solver_plan import Rows
+from daskml_dist.training.solver_plan import DatasetInfo
 
 __all__ = ["PCA"]
 
@@ -152,17 +152,17 @@ shape (n_components,)
         normalizers = ("auto", "QR", "LU", "none")
         check_one_of("power_iteration_normalizer", self.power_iteration_normalizer, normalizers)
 
-    def _problem(self, rows: Rows) -> tuple[Unlabelled, Solver]:
+    def _problem(self, rows: DatasetInfo) -> tuple[Unlabelled, Solver]:
         n_rows, d = self._n_rows(rows), rows.survey.n_features
         self._check_rows(rows, min(n_rows, d))
         return Unlabelled(d), self._solver(n_rows, d)
 
     @staticmethod
-    def _n_rows(rows: Rows) -> int:
+    def _n_rows(rows: DatasetInfo) -> int:
         """Rows, where a weight of k counts as k of them."""
         return rows.survey.n_rows if rows.weight_scale is None else int(rows.weight_sum + 1e-6)
 
-    def _check_rows(self, rows: Rows, most: int) -> None:
+    def _check_rows(self, rows: DatasetInfo, most: int) -> None:
         n_rows = rows.survey.n_rows
         if n_rows < 2 or rows.weight_sum < 2:
             raise InvalidDataError(
@@ -220,7 +220,7 @@ shape (n_components,)
             return int(self.iterated_power) + 1
         return 8 if k < 0.1 * least else 5
 
-    def _set_fitted(self, solution: Solution, model: Unlabelled, rows: Rows) -> None:
+    def _set_fitted(self, solution: Solution, model: Unlabelled, rows: DatasetInfo) -> None:
         found, weight = solution.extra, rows.weight_sum
         n_rows, d = self._n_rows(rows), model.n_features
         if not found["total"] > 0:

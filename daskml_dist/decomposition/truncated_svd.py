@@ -14,7 +14,7 @@ from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution, Solver
 from daskml_dist.solvers.components import CovarianceEigen
 from daskml_dist.solvers.power import PowerIterations
-from daskml_dist.training.solver_plan import Rows
+from daskml_dist.training.solver_plan import DatasetInfo
 
 __all__ = ["TruncatedSVD"]
 
@@ -108,7 +108,7 @@ shape (n_components,)
         check_one_of("power_iteration_normalizer", self.power_iteration_normalizer, normalizers)
         check_number("tol", self.tol)
 
-    def _problem(self, rows: Rows) -> tuple[Unlabelled, Solver]:
+    def _problem(self, rows: DatasetInfo) -> tuple[Unlabelled, Solver]:
         n_rows, d, k = rows.survey.n_rows, rows.survey.n_features, int(self.n_components)
         if d < 2:
             raise InvalidDataError(
@@ -133,7 +133,7 @@ shape (n_components,)
             tol=float(self.tol),
         )
 
-    def _set_fitted(self, solution: Solution, model: Unlabelled, rows: Rows) -> None:
+    def _set_fitted(self, solution: Solution, model: Unlabelled, rows: DatasetInfo) -> None:
         k, found = int(self.n_components), solution.extra
         self.components_ = solution.w[:k].copy()
         values, variance = found["values"][:k], found["variance"]

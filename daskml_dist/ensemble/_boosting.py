@@ -42,14 +42,14 @@ from daskml_dist.parameters.checks import (
     seed_of,
 )
 from daskml_dist.solvers import Solution
-from daskml_dist.solvers.boost import BoostSolver
-from daskml_dist.solvers.boost_losses import BoostLoss
-from daskml_dist.solvers.hold_out import Aside, LastRows
-from daskml_dist.solvers.leaves import Growth
+from daskml_dist.solvers.boosting_losses import BoostLoss
+from daskml_dist.solvers.hold_out import HoldoutMask, LastRows
+from daskml_dist.solvers.leaves import TreeParams
+from daskml_dist.solvers.parallel_coordinate_boosting import BoostSolver
 from daskml_dist.solvers.stopping import Range, Scorer, Stopping, Watching
 from daskml_dist.training.engine import Engine
 from daskml_dist.training.run_settings import RunSettings
-from daskml_dist.training.solver_plan import Rows
+from daskml_dist.training.solver_plan import DatasetInfo
 
 __all__ = ["BaseBoosting"]
 
@@ -95,7 +95,7 @@ class BaseBoosting(BaseRounds):
         return np.asarray
 
     @abstractmethod
-    def _boost_loss(self, rows: Rows) -> BoostLoss:
+    def _boost_loss(self, rows: DatasetInfo) -> BoostLoss:
         """The loss of some rows, which are checked for it."""
 
     # -- categories ----------------------------------------------------------------------------
@@ -144,7 +144,7 @@ class BaseBoosting(BaseRounds):
         """Whether a fit goes on from the trees of the one before."""
         return self.warm_start and "_trees" in vars(self)
 
-    def _known_categories(self, rows: Rows) -> tuple[NDArray[np.float64] | None, ...]:
+    def _known_categories(self, rows: DatasetInfo) -> tuple[NDArray[np.float64] | None, ...]:
         """Categories of each feature, None where it is a number; none where they are looked for."""
         mask = self._mask
         if mask is None:
@@ -278,7 +278,7 @@ class BaseBoosting(BaseRounds):
 
     def _rows(
         self, engine: Engine, run: RunSettings, classes: Any, class_weight: Any, weighted: bool
-    ) -> Rows:
+    ) -> DatasetInfo:
         """Facts of the rows, whose weights stay as they are: sums of hessians have bounds."""
         given, where = self._given_sets, self._joined_rows
         weighted |= given is not None and any(one[2] is not None for one in given.inputs)
@@ -293,7 +293,7 @@ class BaseBoosting(BaseRounds):
                 rows = replace(rows, class_weight=balanced)
         return rows if rows.weight_scale is None else replace(rows, weight_scale=1.0)
 
-    def _growth(self, d: int, n_outputs: int) -> Growth:
+    def _growth(self, d: int, n_outputs: int) -> TreeParams:
         """Bounds of the growth of trees on rows of so many features."""
         p = self._params()
         signs = signs_of(self, p["monotonic_cst"], d, n_outputs)
@@ -302,7 +302,7 @@ class BaseBoosting(BaseRounds):
                 "Categorical features cannot have monotonic constraints: they have no order. Set "
                 "those of monotonic_cst to 0."
             )
-        return Growth(
+        return TreeParams(
             max_leaf_nodes=p["max_leaf_nodes"],
             max_depth=p["max_depth"],
             min_samples_leaf=int(p["min_samples_leaf"]),
@@ -312,7 +312,7 @@ class BaseBoosting(BaseRounds):
             groups=groups_of(p["interaction_cst"], d),
         )
 
-    def _problem(self, rows: Rows) -> tuple[Any, Any]:
+    def _problem(self, rows: DatasetInfo) -> tuple[Any, Any]:
         p, d = self._params(), rows.survey.n_features
         loss = self._boost_loss(rows)
         growth = self._growth(d, loss.n_outputs)
@@ -335,7 +335,7 @@ class BaseBoosting(BaseRounds):
         )
         return Grown(d), solver
 
-    def _begin(self, loss: BoostLoss, rows: Rows) -> dict[str, NDArray[Any]] | None:
+    def _begin(self, loss: BoostLoss, rows: DatasetInfo) -> dict[str, NDArray[Any]] | None:
         """State of the fit before, where this one goes on from it."""
         if not self._goes_on:
             return None
@@ -361,7 +361,9 @@ class BaseBoosting(BaseRounds):
         }
         return {**trees.packed(), "baseline": self._baseline, **scores}
 
-    def _scored_rows(self, rows: Rows) -> tuple[Stopping | None, Aside | None, Watching | None]:
+    def _scored_rows(
+        self, rows: DatasetInfo
+    ) -> tuple[Stopping | None, HoldoutMask | None, Watching | None]:
         """Return what stops the fit early, the rows that are held out, and what is watched."""
         p, given = self._params(), self._given_sets
         ends = [rows.survey.n_rows]
@@ -371,7 +373,7 @@ class BaseBoosting(BaseRounds):
         if isinstance(stops, str):
             stops = ends[0] > _MANY_ROWS
         self.do_early_stopping_ = bool(stops)
-        aside: Aside | None = None
+        aside: HoldoutMask | None = None
         watching, within = None, None
         if given is not None:
             aside = LastRows(ends[0], rows.class_weight)
@@ -398,10 +400,10 @@ class BaseBoosting(BaseRounds):
         given = self._given_sets
         return self.scoring if given is None or given.has_stopping_set else given.scorings[-1]
 
-    def _scorer(self, scoring: Any, rows: Rows) -> Scorer | None:
+    def _scorer(self, scoring: Any, rows: DatasetInfo) -> Scorer | None:
         return scorer_of(scoring, rows.classes, self._link())
 
-    def _set_fitted(self, solution: Solution, model: Grown, rows: Rows) -> None:
+    def _set_fitted(self, solution: Solution, model: Grown, rows: DatasetInfo) -> None:
         state = solution.extra
         self._trees, self._baseline = Trees.unpacked(state), state["baseline"]
         self.train_score_ = state["train_score"]

@@ -18,14 +18,14 @@ from daskml_dist.estimators.batched_fits.solver_rounds import (
     can_stack,
     open_stack,
 )
-from daskml_dist.models.stacked import Roles
+from daskml_dist.models.stacked import FoldAssignment
 from daskml_dist.solvers.stacked_scores import Looks
 
 __all__ = ["DrawnRoles", "can_be_drawn", "fit_drawn"]
 
 
 @dataclass(frozen=True, eq=False)
-class DrawnRoles(Roles):
+class DrawnRoles(FoldAssignment):
     """Draws of rows, whose codes are their numbers; a split is a member.
 
     Parameters

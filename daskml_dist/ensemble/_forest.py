@@ -20,7 +20,7 @@ from daskml_dist.models.trees import Trees
 from daskml_dist.parameters.checks import check_count, check_flag
 from daskml_dist.solvers import Solution
 from daskml_dist.solvers.forest_grow import times_drawn
-from daskml_dist.training.solver_plan import Rows
+from daskml_dist.training.solver_plan import DatasetInfo
 from daskml_dist.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 __all__ = ["BaseForest"]
@@ -95,7 +95,7 @@ class BaseForest(BaseTrees):
             for name in ("_trees", "oob_score_", "oob_decision_function_", "oob_prediction_"):
                 self.__dict__.pop(name, None)
 
-    def _columns(self, rows: Rows) -> tuple[NDArray[Any], ...]:
+    def _columns(self, rows: DatasetInfo) -> tuple[NDArray[Any], ...]:
         columns = super()._columns(rows)
         if self.oob_score:
             check_scored(columns)
@@ -124,7 +124,7 @@ class BaseForest(BaseTrees):
             )
         return {**trees.packed(), "impurity": self._impurity}
 
-    def _set_fitted(self, solution: Solution, model: Grown, rows: Rows) -> None:
+    def _set_fitted(self, solution: Solution, model: Grown, rows: DatasetInfo) -> None:
         super()._set_fitted(solution, model, rows)
         self._n_samples = rows.survey.n_rows
         self._drawn_rate = self._rate(self._n_samples)

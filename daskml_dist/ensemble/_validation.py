@@ -18,7 +18,7 @@ from daskml_dist.backends.dense_rows import sparse_rows
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.solvers.hold_out import HoldOut
-from daskml_dist.training.survey import Survey
+from daskml_dist.training.data_summary import DataSummary
 
 __all__ = ["GivenSets", "JoinedRows", "held_out", "joined"]
 
@@ -73,13 +73,13 @@ class JoinedRows:
     weight: Any
     targets_are_called: str
 
-    def row_ends(self, survey: Survey) -> list[int]:
+    def row_ends(self, survey: DataSummary) -> list[int]:
         """Return the number of rows up to the end of those of the fit, and of each set."""
         if not self.of_blocks:
             return list(self.ends)
         return [self._first_blocks(survey, end).n_rows for end in self.ends]
 
-    def label_weights(self, survey: Survey, classes: NDArray[Any]) -> NDArray[np.float64]:
+    def label_weights(self, survey: DataSummary, classes: NDArray[Any]) -> NDArray[np.float64]:
         """Return the sum of the weights of each class of the fit; its rows without weights.
 
         Raises
@@ -102,19 +102,19 @@ class JoinedRows:
             )
         return sums
 
-    def _blocks_of_fit(self, survey: Survey) -> Survey:
+    def _blocks_of_fit(self, survey: DataSummary) -> DataSummary:
         """Return the facts of the blocks of the fit, which end where its rows do."""
         if self.of_blocks:
             return self._first_blocks(survey, self.ends[0])
         infos, n_rows = sorted(survey.infos, key=lambda info: info.index), 0
         for number, info in enumerate(infos):
             if n_rows >= self.ends[0]:
-                return Survey(infos[:number])
+                return DataSummary(infos[:number])
             n_rows += info.n_rows
-        return Survey(infos)
+        return DataSummary(infos)
 
-    def _first_blocks(self, survey: Survey, n: int) -> Survey:
-        return Survey(sorted(survey.infos, key=lambda info: info.index)[:n])
+    def _first_blocks(self, survey: DataSummary, n: int) -> DataSummary:
+        return DataSummary(sorted(survey.infos, key=lambda info: info.index)[:n])
 
 
 def joined(given: Inputs, sets: GivenSets) -> tuple[Inputs, JoinedRows]:
@@ -264,7 +264,7 @@ def _frames_in_a_row(parts: Sequence[Any]) -> Any:
     return dd.concat(lazy)
 
 
-def held_out(survey: Survey, classes: NDArray[Any] | None, share: float, seed: int) -> HoldOut:
+def held_out(survey: DataSummary, classes: NDArray[Any] | None, share: float, seed: int) -> HoldOut:
     """Rows to hold out, of each class by its share.
 
     Parameters

@@ -15,8 +15,8 @@ from daskml_dist.inference.each_row import rows_apart
 from daskml_dist.parameters.checks import check_class_weight, check_one_of
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution
-from daskml_dist.solvers.boost_losses import Binomial, BoostLoss, Multinomial
-from daskml_dist.training.solver_plan import Rows
+from daskml_dist.solvers.boosting_losses import Binomial, BoostLoss, Multinomial
+from daskml_dist.training.solver_plan import DatasetInfo
 
 __all__ = ["HistGradientBoostingClassifier"]
 
@@ -170,12 +170,12 @@ default=None
         check_class_weight(self.class_weight)
         super()._check_params()
 
-    def _boost_loss(self, rows: Rows) -> BoostLoss:
+    def _boost_loss(self, rows: DatasetInfo) -> BoostLoss:
         assert rows.classes is not None
         n = len(rows.classes)
         return Binomial() if n == 2 else Multinomial(n)
 
-    def _set_fitted(self, solution: Solution, model: Any, rows: Rows) -> None:
+    def _set_fitted(self, solution: Solution, model: Any, rows: DatasetInfo) -> None:
         assert rows.classes is not None
         self.classes_: NDArray[Any] = rows.classes
         super()._set_fitted(solution, model, rows)

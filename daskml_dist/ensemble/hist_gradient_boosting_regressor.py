@@ -15,7 +15,7 @@ from daskml_dist.inference.each_row import rows_apart
 from daskml_dist.inference.predict import written
 from daskml_dist.parameters.checks import check_number, check_one_of
 from daskml_dist.parameters.run import Run
-from daskml_dist.solvers.boost_losses import (
+from daskml_dist.solvers.boosting_losses import (
     AbsoluteError,
     BoostLoss,
     Gamma,
@@ -23,7 +23,7 @@ from daskml_dist.solvers.boost_losses import (
     Poisson,
     SquaredError,
 )
-from daskml_dist.training.solver_plan import Rows
+from daskml_dist.training.solver_plan import DatasetInfo
 
 __all__ = ["HistGradientBoostingRegressor"]
 
@@ -192,7 +192,7 @@ default=None
             check_number("quantile", self.quantile, lambda v: 0 <= v <= 1, "from 0 to 1")
         super()._check_params()
 
-    def _boost_loss(self, rows: Rows) -> BoostLoss:
+    def _boost_loss(self, rows: DatasetInfo) -> BoostLoss:
         least = rows.survey.target_range.min()
         if self.loss == "gamma" and least <= 0:
             raise InvalidDataError(

@@ -26,7 +26,13 @@ from daskml_dist.errors.arguments import is_of_the_call, wrong_arguments
 from daskml_dist.errors.names import names_of
 from daskml_dist.errors.remedies import with_remedy
 
-__all__ = ["TellsErrors", "check_fitted", "checked_as_theirs", "not_fitted", "telling_errors"]
+__all__ = [
+    "TranslatesSklearnErrors",
+    "check_fitted",
+    "checked_as_theirs",
+    "not_fitted",
+    "telling_errors",
+]
 
 #: Packages whose plain errors are told; those of a user's own functions stay as they are.
 _OWN = {"sklearn", "daskml_dist"}
@@ -112,7 +118,7 @@ def telling_errors() -> Iterator[None]:
         raise found from error
 
 
-class TellsErrors:
+class TranslatesSklearnErrors:
     """Mixin of classes before scikit-learn's own: what their methods raise is the package's.
 
     Meant are public methods that scikit-learn's classes have too, inherited or not. Of others, but
@@ -135,7 +141,9 @@ class TellsErrors:
 
 def _is_mixin(kind: type) -> bool:
     """Whether a class is of this package, and tells no errors itself."""
-    return kind.__module__.partition(".")[0] == "daskml_dist" and not issubclass(kind, TellsErrors)
+    return kind.__module__.partition(".")[0] == "daskml_dist" and not issubclass(
+        kind, TranslatesSklearnErrors
+    )
 
 
 def _let_tell_calls(cls: type, name: str, method: Callable[..., Any]) -> None:

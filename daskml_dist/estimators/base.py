@@ -21,7 +21,7 @@ from daskml_dist.data.row_checks import check_row_shape
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.foreign import called_here
 from daskml_dist.errors.names import ConstructorSignature, check_places
-from daskml_dist.errors.sklearn_errors import TellsErrors, not_fitted
+from daskml_dist.errors.sklearn_errors import TranslatesSklearnErrors, not_fitted
 from daskml_dist.estimators.callback_list import callback_list
 from daskml_dist.estimators.export import Exported
 from daskml_dist.inference.predict import map_rows, results_of_rows
@@ -29,17 +29,17 @@ from daskml_dist.parameters.checks import check_flags, check_names, check_run, i
 from daskml_dist.parameters.run import Run
 from daskml_dist.planning import Planned
 from daskml_dist.training.callbacks import CallbackList
+from daskml_dist.training.data_summary import DataSummary
+from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.engine import Engine, FitResult
 from daskml_dist.training.history import History
-from daskml_dist.training.rows import Rows
 from daskml_dist.training.run_settings import RunSettings
 from daskml_dist.training.spec import FitSpec
-from daskml_dist.training.survey import Survey
 
 __all__ = ["BaseOnRows", "survey_of"]
 
 
-class BaseOnRows(TellsErrors, Planned, Exported, BaseEstimator):
+class BaseOnRows(TranslatesSklearnErrors, Planned, Exported, BaseEstimator):
     """Base class of estimators fitted to rows, with or without a target.
 
     Of the parameters `run`, `device`, `callbacks` and `verbose` an estimator's constructor has
@@ -223,12 +223,12 @@ class BaseOnRows(TellsErrors, Planned, Exported, BaseEstimator):
 
     def _rows(
         self, engine: Engine, run: RunSettings, classes: Any, class_weight: Any, weighted: bool
-    ) -> Rows:
+    ) -> DatasetInfo:
         """Look at the rows; `classes` are those that the user names."""
         survey = survey_of(engine, run)
-        return Rows.of(survey, self._classes_in(survey, classes), class_weight, weighted)
+        return DatasetInfo.of(survey, self._classes_in(survey, classes), class_weight, weighted)
 
-    def _classes_in(self, survey: Survey, classes: Any) -> NDArray[Any] | None:
+    def _classes_in(self, survey: DataSummary, classes: Any) -> NDArray[Any] | None:
         """Sorted labels; None where y holds none."""
         return None
 
@@ -331,9 +331,9 @@ class BaseOnRows(TellsErrors, Planned, Exported, BaseEstimator):
         return total
 
 
-def survey_of(engine: Engine, run: RunSettings) -> Survey:
+def survey_of(engine: Engine, run: RunSettings) -> DataSummary:
     """A look at the rows of a fit, of which there must be some."""
-    survey = Survey(engine.survey(run.n_lanes))
+    survey = DataSummary(engine.survey(run.n_lanes))
     survey.check_devices()
     if survey.n_rows == 0:
         raise InvalidDataError(

@@ -18,7 +18,7 @@ from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.estimators.supervised import Supervised
 from daskml_dist.inference.each_row import rows_apart
 from daskml_dist.parameters.checks import check_some_weight
-from daskml_dist.training.survey import Survey
+from daskml_dist.training.data_summary import DataSummary
 
 __all__ = ["BaseClassifier", "SeveralLabels"]
 
@@ -52,7 +52,7 @@ class BaseClassifier(ClassifierMixin, Supervised):
         if not is_dask(y):
             _check_labels(y)
 
-    def _classes_in(self, survey: Survey, classes: Any) -> NDArray[Any]:
+    def _classes_in(self, survey: DataSummary, classes: Any) -> NDArray[Any]:
         found = survey.classes
         if classes is not None:
             classes = np.unique(classes)
@@ -153,7 +153,7 @@ class SeveralLabels(BaseClassifier):
     #: Whether y has columns of labels.
     _several = False
 
-    def _classes_in(self, survey: Survey, classes: Any) -> NDArray[Any]:
+    def _classes_in(self, survey: DataSummary, classes: Any) -> NDArray[Any]:
         self._several = survey.n_targets is not None
         if survey.n_targets is None:
             return super()._classes_in(survey, classes)

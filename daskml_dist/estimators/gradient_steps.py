@@ -28,11 +28,11 @@ from daskml_dist.ps.outer import OuterStep
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.streaming import Streamed
 from daskml_dist.training.callbacks import CallbackList
+from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.engine import Engine, FitResult
 from daskml_dist.training.in_parts import train_in_parts
 from daskml_dist.training.interrupts import raise_interrupt
 from daskml_dist.training.plan import make_fit
-from daskml_dist.training.rows import Rows
 from daskml_dist.training.run import open_engine
 from daskml_dist.training.settings import Settings
 from daskml_dist.training.spec import FitSpec
@@ -105,15 +105,15 @@ class BaseSteps(Streamed, BaseOnRows):
     _last_model: Any
 
     @abstractmethod
-    def _model(self, rows: Rows, last: Any) -> StepModel:
+    def _model(self, rows: DatasetInfo, last: Any) -> StepModel:
         """The model of these rows; `last` is that of the fit which this one goes on from."""
 
     @abstractmethod
-    def _set_parameters(self, w: NDArray[Any], model: Any, rows: Rows) -> None:
+    def _set_parameters(self, w: NDArray[Any], model: Any, rows: DatasetInfo) -> None:
         """Set the fitted attributes from a model's parameters."""
 
     def _begin_at(
-        self, start: Any, model: Any, settings: Settings, rows: Rows
+        self, start: Any, model: Any, settings: Settings, rows: DatasetInfo
     ) -> ShardState | None:
         """State to begin with, of what the user gave to `fit`; None: the model's own."""
         return None
@@ -219,7 +219,7 @@ class BaseSteps(Streamed, BaseOnRows):
         self,
         settings: Settings,
         model: StepModel,
-        rows: Rows,
+        rows: DatasetInfo,
         initial: ShardState | None,
         engine: Engine,
     ) -> FitSpec:
@@ -245,7 +245,12 @@ class BaseSteps(Streamed, BaseOnRows):
         return settings, model
 
     def _calibrated(
-        self, fit: FitSpec, settings: Settings, rows: Rows, lanes: list[LaneSpec], engine: Engine
+        self,
+        fit: FitSpec,
+        settings: Settings,
+        rows: DatasetInfo,
+        lanes: list[LaneSpec],
+        engine: Engine,
     ) -> FitSpec:
         """The fit with a start and rates that suit the rows; as it is by default."""
         return fit
@@ -264,17 +269,17 @@ class BaseSteps(Streamed, BaseOnRows):
             return engine.train(fit, callbacks)
         return train_in_parts(engine, fit, callbacks, checkpoint)
 
-    def _fitted_with(self, model: StepModel, rows: Rows, state: ShardState) -> Self:
+    def _fitted_with(self, model: StepModel, rows: DatasetInfo, state: ShardState) -> Self:
         """A copy of this estimator, fitted with the parameters of a state."""
         fitted = copy.copy(self)
         fitted._set_learned(state, model, rows)
         return fitted
 
-    def _over_lanes(self, settings: Settings, rows: Rows, lanes: list[LaneSpec]) -> Settings:
+    def _over_lanes(self, settings: Settings, rows: DatasetInfo, lanes: list[LaneSpec]) -> Settings:
         """Settings for these lanes; as they are, unless overridden."""
         return settings
 
-    def _keep(self, model: StepModel, result: FitResult, rows: Rows, more: bool) -> None:
+    def _keep(self, model: StepModel, result: FitResult, rows: DatasetInfo, more: bool) -> None:
         """Set the fitted attributes; `more` rows than those of the fit before were trained on."""
         state = result.state
         assert isinstance(state, ShardState)
@@ -290,7 +295,7 @@ class BaseSteps(Streamed, BaseOnRows):
         seen = sum(record["rows"] for record in result.records) + result.partial_rows
         self.t_: float = self.t_ + seen if more else seen
 
-    def _set_learned(self, state: ShardState, model: StepModel, rows: Rows) -> None:
+    def _set_learned(self, state: ShardState, model: StepModel, rows: DatasetInfo) -> None:
         """Set what was learned, and what goes on from it."""
         self._set_parameters(state.final, model, rows)
         self._set_row_shape(rows.survey.row_shape)
@@ -353,7 +358,7 @@ class BaseSteps(Streamed, BaseOnRows):
             go_on=state is not None,
         )
 
-    def _initial(self, rows: Rows, settings: Settings) -> ShardState | None:
+    def _initial(self, rows: DatasetInfo, settings: Settings) -> ShardState | None:
         """The last fit's state, checked to be of such rows; None where there was none."""
         state: ShardState | None = getattr(self, "_state", None)
         if state is None:

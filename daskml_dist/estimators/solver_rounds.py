@@ -21,7 +21,7 @@ from daskml_dist.training.checkpoint import Checkpoint
 from daskml_dist.training.interrupts import raise_interrupt
 from daskml_dist.training.rounds_in_parts import saved_seed, train_rounds_in_parts
 from daskml_dist.training.run import open_engine
-from daskml_dist.training.solver_plan import Rows, make_solver_fit
+from daskml_dist.training.solver_plan import DatasetInfo, make_solver_fit
 
 __all__ = ["BaseRounds"]
 
@@ -79,11 +79,11 @@ class BaseRounds(BaseOnRows):
         """Check every parameter, before any work is started."""
 
     @abstractmethod
-    def _problem(self, rows: Rows) -> tuple[Any, Solver]:
+    def _problem(self, rows: DatasetInfo) -> tuple[Any, Solver]:
         """The model of some rows, and the solver of its objective."""
 
     @abstractmethod
-    def _set_fitted(self, solution: Solution, model: Any, rows: Rows) -> None:
+    def _set_fitted(self, solution: Solution, model: Any, rows: DatasetInfo) -> None:
         """Set the fitted attributes; `BaseLinear` has those of linear models."""
 
     def _set_n_iter(self, solution: Solution) -> None:
@@ -93,7 +93,7 @@ class BaseRounds(BaseOnRows):
     def _forget(self) -> None:
         """Drop what the fit before set and this one may not."""
 
-    def _start(self, model: Any, rows: Rows) -> NDArray[Any] | None:
+    def _start(self, model: Any, rows: DatasetInfo) -> NDArray[Any] | None:
         """Parameters to start from; None: zeros."""
         return None
 

@@ -39,7 +39,11 @@ from daskml_dist.errors import (
     as_ours,
 )
 from daskml_dist.errors.names import NamedParameters
-from daskml_dist.errors.sklearn_errors import TellsErrors, check_fitted, checked_as_theirs
+from daskml_dist.errors.sklearn_errors import (
+    TranslatesSklearnErrors,
+    check_fitted,
+    checked_as_theirs,
+)
 from daskml_dist.estimators.export import Exported
 from daskml_dist.inference.bare_scalers import restored_few, scaled_few
 from daskml_dist.inference.few_transformed import few_of_frame, gives_arrays, is_wrapped, theirs
@@ -58,7 +62,7 @@ __all__ = [
 _Kind = TypeVar("_Kind", bound=type)
 
 
-class BlockTransformer(TellsErrors, NamedParameters, Exported, BaseEstimator):
+class BlockTransformer(TranslatesSklearnErrors, NamedParameters, Exported, BaseEstimator):
     """Base class that, put before one of scikit-learn's transformers, lets Dask collections in.
 
     On rows in memory the class is scikit-learn's own. On a Dask collection, `fit` asks

@@ -28,7 +28,7 @@ from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution
 from daskml_dist.solvers.apriori import Apriori
 from daskml_dist.training.run_settings import RunSettings
-from daskml_dist.training.solver_plan import Rows
+from daskml_dist.training.solver_plan import DatasetInfo
 
 __all__ = ["frequent_itemsets"]
 
@@ -178,7 +178,7 @@ class _Itemsets(BaseRounds):
     def _run_settings(self) -> RunSettings:
         return check_run(self.run, "cpu", name="frequent_itemsets", used=self._run_used)
 
-    def _problem(self, rows: Rows) -> tuple[Any, Any]:
+    def _problem(self, rows: DatasetInfo) -> tuple[Any, Any]:
         if len(rows.survey.row_shape) != 1:
             raise InvalidDataError(
                 f"X has rows of shape {rows.survey.row_shape}. Give a row for each basket and a "
@@ -190,7 +190,7 @@ class _Itemsets(BaseRounds):
         solver = Apriori(support, longest, int(self.max_candidates), self.null_values)
         return Baskets(rows.survey.n_features), solver
 
-    def _set_fitted(self, solution: Solution, model: Any, rows: Rows) -> None:
+    def _set_fitted(self, solution: Solution, model: Any, rows: DatasetInfo) -> None:
         self.levels_: list[tuple[NDArray[Any], NDArray[Any]]] = solution.extra.get("levels", [])
         self.splits_: list[NDArray[np.int64]] | None = solution.extra.get("splits")
         self.n_rows_: int = solution.extra.get("n_rows", 0)

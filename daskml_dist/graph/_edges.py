@@ -18,7 +18,7 @@ from daskml_dist.errors.outside import outside
 from daskml_dist.parameters.checks import check_run
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers.keyed import Side
-from daskml_dist.solvers.ranks import Chosen
+from daskml_dist.solvers.pagerank import Chosen
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.keyed_fit import KeyedFit
 

@@ -17,7 +17,7 @@ from daskml_dist.data.conversion import plain_objects
 from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.estimators.batched_fits.solver_rounds import Stack, open_stack
+from daskml_dist.estimators.batched_fits.solver_rounds import BatchedModels, open_stack
 from daskml_dist.estimators.linear.base import BaseLinear
 from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.models.stacked import TEST, WithAll
@@ -91,7 +91,7 @@ class CrossValidated(BaseLinear):
 
     def _stack(
         self, splits: Any, client: Any, class_weight: Any = None
-    ) -> AbstractContextManager[Stack]:
+    ) -> AbstractContextManager[BatchedModels]:
         """Rows of all splits, and of one more that trains on all rows."""
         from daskml_dist.model_selection._stacking import targets_of
 
@@ -144,7 +144,7 @@ class CrossValidated(BaseLinear):
             found.append(scores)
         return np.array(found)
 
-    def _set_stack_history(self, stack: Stack) -> None:
+    def _set_stack_history(self, stack: BatchedModels) -> None:
         fit, result = stack.last
         result.records = stack.records
         self._set_history(fit, result, stack.engine)

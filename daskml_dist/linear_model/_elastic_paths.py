@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.estimators.batched_fits.solver_rounds import Stack
+from daskml_dist.estimators.batched_fits.solver_rounds import BatchedModels
 from daskml_dist.linear_model._least_squares import moments_of
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.penalties import get_penalty
@@ -19,7 +19,7 @@ from daskml_dist.solvers.base import Array, Sums
 from daskml_dist.solvers.folded import FoldedReduction, Grid, grid_of
 from daskml_dist.solvers.objective import LossGradient
 from daskml_dist.solvers.paths import ElasticNetPath, with_intercept
-from daskml_dist.solvers.stacked import Column, StackedSolver, solution_of
+from daskml_dist.solvers.stacked import Candidate, StackedSolver, solution_of
 
 __all__ = ["GramPaths", "Paths", "Settings", "WidePaths"]
 
@@ -84,12 +84,12 @@ class GramPaths(Paths):
 
     Parameters
     ----------
-    stack : Stack
+    stack : BatchedModels
     model : LinearModel
     asked : Settings
     """
 
-    def __init__(self, stack: Stack, model: LinearModel, asked: Settings) -> None:
+    def __init__(self, stack: BatchedModels, model: LinearModel, asked: Settings) -> None:
         self._model, self._asked, self._moments = model, asked, moments_of(stack.rows)
         least = asked.grid or float(asked.given[-1])
         found = stack(stack.model(model), FoldedReduction(l2=least, of_mean=True, **self._moments))
@@ -140,7 +140,7 @@ class WidePaths(Paths):
 
     Parameters
     ----------
-    stack : Stack
+    stack : BatchedModels
     model : LinearModel
     asked : Settings
 
@@ -150,7 +150,7 @@ class WidePaths(Paths):
         Coefficients are to be positive.
     """
 
-    def __init__(self, stack: Stack, model: LinearModel, asked: Settings) -> None:
+    def __init__(self, stack: BatchedModels, model: LinearModel, asked: Settings) -> None:
         if asked.positive:
             raise InvalidParameterError(
                 f"positive=True needs the Gram matrix of {model.n_features} features, for which "
@@ -196,15 +196,15 @@ class WidePaths(Paths):
             starts = list(w[-1][:, -1])
         return np.concatenate(w, axis=1), converged
 
-    def _fitted(self, columns: list[Column]) -> Solution:
+    def _fitted(self, columns: list[Candidate]) -> Solution:
         return self._stack(self._stack.model(self._model), StackedSolver(tuple(columns)))
 
     def _solver(self, alpha: float, ratio: float) -> Solver:
         penalty = get_penalty("elasticnet", float(alpha), float(ratio))
         return get_solver("lbfgs")(penalty, self._asked.max_iter, self._tol)
 
-    def _column(self, split: int, solver: Solver, start: Array | None = None) -> Column:
-        return Column(split, solver, float(self._n_rows[split]), start)
+    def _column(self, split: int, solver: Solver, start: Array | None = None) -> Candidate:
+        return Candidate(split, solver, float(self._n_rows[split]), start)
 
 
 @dataclass(frozen=True)

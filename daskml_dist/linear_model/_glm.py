@@ -20,7 +20,7 @@ from daskml_dist.parameters.checks import check_count, check_number, check_some_
 from daskml_dist.parameters.run import Run
 from daskml_dist.penalties import Penalty
 from daskml_dist.solvers import PenalisedSolver, Solution, get_solver
-from daskml_dist.training.solver_plan import Rows
+from daskml_dist.training.solver_plan import DatasetInfo
 
 __all__ = ["GeneralizedLinearRegressor"]
 
@@ -87,7 +87,7 @@ class GeneralizedLinearRegressor(LinearRegressor, BaseRounds):
         loss: Loss = self._deviance()
         return loss
 
-    def _set_fitted(self, solution: Solution, model: LinearModel, rows: Rows) -> None:
+    def _set_fitted(self, solution: Solution, model: LinearModel, rows: DatasetInfo) -> None:
         super()._set_fitted(solution, model, rows)
         self.intercept_ = self.intercept_[0]
 
@@ -102,14 +102,14 @@ class GeneralizedLinearRegressor(LinearRegressor, BaseRounds):
             )
         self._deviance()
 
-    def _problem(self, rows: Rows) -> tuple[LinearModel, PenalisedSolver]:
+    def _problem(self, rows: DatasetInfo) -> tuple[LinearModel, PenalisedSolver]:
         survey, loss = rows.survey, self._loss()
         loss.check_target(survey.target_range)
         model = LinearModel(loss, survey.n_features, 0, bool(self.fit_intercept))
         penalty = Penalty(0.0, float(self.alpha))
         return model, get_solver(self.solver)(penalty, int(self.max_iter), float(self.tol))
 
-    def _start(self, model: LinearModel, rows: Rows) -> NDArray[Any] | None:
+    def _start(self, model: LinearModel, rows: DatasetInfo) -> NDArray[Any] | None:
         """The last fit, or no effect of any feature: the raw prediction of the mean target."""
         last = self._last_fit(model)
         if last is not None or not self.fit_intercept:

@@ -15,7 +15,7 @@ from daskml_dist.losses import Loss, SquaredError
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.solvers import Solution
 from daskml_dist.training.plan import make_target_shift
-from daskml_dist.training.solver_plan import Rows
+from daskml_dist.training.solver_plan import DatasetInfo
 
 __all__ = ["BaseLeastSquares", "check_memory", "gram_fits", "model_of", "moments_of"]
 
@@ -40,11 +40,11 @@ class BaseLeastSquares(LinearRegressor, BaseRounds):
     def _loss(self) -> Loss:
         return SquaredError()
 
-    def _model(self, rows: Rows) -> LinearModel:
+    def _model(self, rows: DatasetInfo) -> LinearModel:
         check_memory(rows.survey.n_features)
         return model_of(rows, bool(self._all_params()["fit_intercept"]))
 
-    def _moments(self, rows: Rows, model: LinearModel) -> dict[str, Any]:
+    def _moments(self, rows: DatasetInfo, model: LinearModel) -> dict[str, Any]:
         """Facts of the rows that every solver by the Gram matrix must know."""
         return moments_of(rows)
 
@@ -63,14 +63,14 @@ class BaseLeastSquares(LinearRegressor, BaseRounds):
         self.intercept_ = (w[-1, 0] if one else w[-1].copy()) if model.fit_intercept else 0.0
 
 
-def model_of(rows: Rows, fit_intercept: bool) -> LinearModel:
+def model_of(rows: DatasetInfo, fit_intercept: bool) -> LinearModel:
     """Least squares of some rows."""
     loss, survey = SquaredError(), rows.survey
     shift = make_target_shift(loss, fit_intercept, survey)
     return LinearModel(loss, survey.n_features, 0, fit_intercept, survey.n_targets, shift)
 
 
-def moments_of(rows: Rows) -> dict[str, Any]:
+def moments_of(rows: DatasetInfo) -> dict[str, Any]:
     """Facts of the rows that every solver by the Gram matrix must know."""
     sparse = rows.survey.any_sparse
     return {

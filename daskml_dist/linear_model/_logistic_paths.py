@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.estimators.batched_fits.solver_rounds import Stack
+from daskml_dist.estimators.batched_fits.solver_rounds import BatchedModels
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.parameters.checks import check_weighed
 from daskml_dist.solvers import Solution
-from daskml_dist.solvers.stacked import Column, StackedSolver, solution_of
+from daskml_dist.solvers.stacked import Candidate, StackedSolver, solution_of
 from daskml_dist.solvers.stacked_class_ranks import CLASS_RANKINGS
 from daskml_dist.solvers.stacked_ranks import RANKINGS
 from daskml_dist.solvers.stacked_scores import SCORES
@@ -31,7 +31,7 @@ class LogisticPaths:
 
     Parameters
     ----------
-    stack : Stack
+    stack : BatchedModels
         Its last split trains on all rows.
     each : LinearModel
     sums : ndarray of shape (n_splits + 1, n_classes)
@@ -48,7 +48,7 @@ class LogisticPaths:
     """
 
     def __init__(
-        self, stack: Stack, each: LinearModel, sums: NDArray[np.float64],
+        self, stack: BatchedModels, each: LinearModel, sums: NDArray[np.float64],
         factors: NDArray[np.float64] | None,
     ) -> None:  # fmt: skip
         self._stack = stack
@@ -116,10 +116,10 @@ class LogisticPaths:
         candidate._set_fitted(Solution(w), self.model.each, self._stack.rows)
         return candidate
 
-    def _column(self, candidate: Any, split: int) -> Column:
+    def _column(self, candidate: Any, split: int) -> Candidate:
         weight = float(self._weights[split])
         _, solver = candidate._problem(self._stack.of_split(weight))
-        return Column(split, solver, weight, self._start(split))
+        return Candidate(split, solver, weight, self._start(split))
 
     def _start(self, split: int) -> NDArray[np.float64] | None:
         """Parameters to start from where training rows lack a label; None: zeros.

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.estimators.batched_fits.solver_rounds import Stack
+from daskml_dist.estimators.batched_fits.solver_rounds import BatchedModels
 from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.linear_model._cross_validated import CrossValidated
 from daskml_dist.linear_model._least_squares import check_memory, moments_of
@@ -25,7 +25,7 @@ from daskml_dist.solvers.folded import FoldedReduction
 from daskml_dist.solvers.leave_one_out import LeaveOneOutRidge
 from daskml_dist.solvers.path_scores import TARGET_SCORES, PathSums, SignedHits
 from daskml_dist.solvers.paths import ridge_path, with_intercept
-from daskml_dist.training.solver_plan import Rows
+from daskml_dist.training.solver_plan import DatasetInfo
 
 __all__ = ["BaseRidgeCV"]
 
@@ -42,7 +42,7 @@ class BaseRidgeCV(CrossValidated, BaseRounds):
     #: Name of the score where none is asked for.
     _own_score = "r2"
     #: Makes the model of some rows.
-    _model: Callable[[Rows], LinearModel]
+    _model: Callable[[DatasetInfo], LinearModel]
 
     @abstractmethod
     def _plain(self, alpha: float) -> Any:
@@ -80,12 +80,12 @@ class BaseRidgeCV(CrossValidated, BaseRounds):
         if self.store_cv_results:
             self.cv_results_ = values.gathered()
 
-    def _problem(self, rows: Rows) -> tuple[LinearModel, Solver]:
+    def _problem(self, rows: DatasetInfo) -> tuple[LinearModel, Solver]:
         # Rows' weights have mean 1 in the fit.
         alphas = self._alphas * (rows.weight_scale or 1.0)
         return self._model(rows), LeaveOneOutRidge(alphas=alphas, **moments_of(rows))
 
-    def _set_fitted(self, solution: Solution, model: LinearModel, rows: Rows) -> None:
+    def _set_fitted(self, solution: Solution, model: LinearModel, rows: DatasetInfo) -> None:
         left_out, squares = solution.extra["left_out"], solution.extra["squares"]
         self._found = left_out, model, rows
         errors = squares / (rows.survey.n_rows * (rows.weight_scale or 1.0))
@@ -94,7 +94,11 @@ class BaseRidgeCV(CrossValidated, BaseRounds):
         )
 
     def _choose(
-        self, scores: NDArray[np.float64], w: NDArray[np.float64], model: LinearModel, rows: Rows
+        self,
+        scores: NDArray[np.float64],
+        w: NDArray[np.float64],
+        model: LinearModel,
+        rows: DatasetInfo,
     ) -> None:
         """Set what follows from the scores of penalties, or of these for each target."""
         best = np.argmax(scores, axis=0)
@@ -142,7 +146,7 @@ class BaseRidgeCV(CrossValidated, BaseRounds):
             self._set_stack_history(stack)
 
     def _fold_scores(
-        self, stack: Stack, splits: Any, model: LinearModel, w: NDArray[np.float64]
+        self, stack: BatchedModels, splits: Any, model: LinearModel, w: NDArray[np.float64]
     ) -> NDArray[np.float64]:
         """Scores of test rows, of shape (n_splits, n_alphas)."""
         name, stacked = self.scoring or self._own_score, stack.model(model)
@@ -164,7 +168,9 @@ class BaseRidgeCV(CrossValidated, BaseRounds):
         }
         return self._scored(splits, estimators, self._scorer())
 
-    def _with(self, alpha: float, w: NDArray[np.float64], model: LinearModel, rows: Rows) -> Any:
+    def _with(
+        self, alpha: float, w: NDArray[np.float64], model: LinearModel, rows: DatasetInfo
+    ) -> Any:
         """An estimator that has these parameters."""
         estimator = self._plain(float(alpha))
         estimator._several = self._several

@@ -16,7 +16,7 @@ from daskml_dist.data.blocks import Block
 from daskml_dist.data.collection import Collection
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.solvers.leave_one_out import LeftOut
-from daskml_dist.training.rows import Rows
+from daskml_dist.training.dataset_info import DatasetInfo
 
 __all__ = ["Values", "values_left_out"]
 
@@ -47,7 +47,12 @@ class Values:
 
 
 def values_left_out(
-    collection: Collection, left_out: LeftOut, model: LinearModel, rows: Rows, *, squares: bool
+    collection: Collection,
+    left_out: LeftOut,
+    model: LinearModel,
+    rows: DatasetInfo,
+    *,
+    squares: bool,
 ) -> Values:
     """Predictions of rows, or their squared errors times their weights.
 
@@ -57,7 +62,7 @@ def values_left_out(
     left_out : LeftOut
     model : LinearModel
         Encodes the targets.
-    rows : Rows
+    rows : DatasetInfo
         Facts of the rows of the fit.
     squares : bool
     """
@@ -76,7 +81,7 @@ def values_left_out(
     return Values(da.concatenate(pieces), flat)
 
 
-def _weigher(rows: Rows) -> Any:
+def _weigher(rows: DatasetInfo) -> Any:
     if rows.weight_scale is None:
         return None
     return partial(_weights, rows.weight_scale, rows.class_weight, rows.classes)

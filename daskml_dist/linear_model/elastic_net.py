@@ -17,7 +17,7 @@ from daskml_dist.parameters.checks import check_count, check_flag, check_number,
 from daskml_dist.parameters.ignored import check_accepted
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import CoordinateDescent, Solution, Solver
-from daskml_dist.training.solver_plan import Rows
+from daskml_dist.training.solver_plan import DatasetInfo
 
 __all__ = ["ElasticNet"]
 
@@ -175,7 +175,7 @@ class ElasticNet(BaseLeastSquares):
                 stacklevel=outside(),
             )
 
-    def _problem(self, rows: Rows) -> tuple[LinearModel, Solver]:
+    def _problem(self, rows: DatasetInfo) -> tuple[LinearModel, Solver]:
         model = self._model(rows)
         return model, CoordinateDescent(
             alpha=float(self.alpha),
@@ -189,5 +189,5 @@ class ElasticNet(BaseLeastSquares):
             **self._moments(rows, model),
         )
 
-    def _start(self, model: LinearModel, rows: Rows) -> NDArray[Any] | None:
+    def _start(self, model: LinearModel, rows: DatasetInfo) -> NDArray[Any] | None:
         return self._last_fit(model)

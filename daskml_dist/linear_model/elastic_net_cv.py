@@ -12,7 +12,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.outside import outside
-from daskml_dist.estimators.batched_fits.solver_rounds import Stack
+from daskml_dist.estimators.batched_fits.solver_rounds import BatchedModels
 from daskml_dist.estimators.linear.regressor import LinearRegressor
 from daskml_dist.linear_model._cross_validated import CrossValidated
 from daskml_dist.linear_model._elastic_paths import GramPaths, Settings, WidePaths
@@ -150,7 +150,7 @@ class ElasticNetCV(CrossValidated, LinearRegressor):
                 stacklevel=outside(),
             )
 
-    def _chosen(self, stack: Stack, model: LinearModel) -> tuple[Solution, bool]:
+    def _chosen(self, stack: BatchedModels, model: LinearModel) -> tuple[Solution, bool]:
         """Choose the penalty; the fit to all rows, and whether those of the paths converged."""
         ratios = np.atleast_1d(np.asarray(self.l1_ratio, np.float64))
         grid = None

@@ -18,9 +18,9 @@ from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution, Solver
 from daskml_dist.solvers.huber import HuberScale
 from daskml_dist.solvers.of_targets import side_by_side
+from daskml_dist.training.data_summary import DataSummary
 from daskml_dist.training.plan import make_target_shift
-from daskml_dist.training.solver_plan import Rows
-from daskml_dist.training.survey import Survey
+from daskml_dist.training.solver_plan import DatasetInfo
 
 __all__ = ["HuberRegressor"]
 
@@ -108,7 +108,7 @@ class HuberRegressor(SeveralTargets, BaseRounds):
         self.outliers_ = self._outliers(X, y)
         return self
 
-    def _set_fitted(self, solution: Solution, model: LinearModel, rows: Rows) -> None:
+    def _set_fitted(self, solution: Solution, model: LinearModel, rows: DatasetInfo) -> None:
         super()._set_fitted(solution, model, rows)
         if model.n_targets is None:
             self.intercept_, self.scale_ = self.intercept_[0], solution.extra["scale"]
@@ -132,7 +132,7 @@ class HuberRegressor(SeveralTargets, BaseRounds):
         check_number("tol", self.tol)
         check_count("max_iter", self.max_iter)
 
-    def _problem(self, rows: Rows) -> tuple[LinearModel, Solver]:
+    def _problem(self, rows: DatasetInfo) -> tuple[LinearModel, Solver]:
         survey = rows.survey
         shape = survey.n_features + bool(self.fit_intercept), survey.n_targets or 1
         scales = self._last_scales(shape)
@@ -146,7 +146,9 @@ class HuberRegressor(SeveralTargets, BaseRounds):
             return np.atleast_1d(self.scale_)
         return np.ones(shape[1])
 
-    def _problem_of(self, rows: Rows, survey: Survey, scale: float) -> tuple[LinearModel, Solver]:
+    def _problem_of(
+        self, rows: DatasetInfo, survey: DataSummary, scale: float
+    ) -> tuple[LinearModel, Solver]:
         fit_intercept = bool(self.fit_intercept)
         # Huber's loss, unlike the name of this one, begins at the median.
         shift = make_target_shift(Huber(), fit_intercept, survey)
@@ -161,6 +163,6 @@ class HuberRegressor(SeveralTargets, BaseRounds):
         )
         return model, solver
 
-    def _start(self, model: LinearModel, rows: Rows) -> NDArray[Any] | None:
+    def _start(self, model: LinearModel, rows: DatasetInfo) -> NDArray[Any] | None:
         last = self._last_fit(model)
         return None if last is None else model.centred(last)

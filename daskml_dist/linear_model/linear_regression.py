@@ -11,7 +11,7 @@ from daskml_dist.parameters.checks import check_flag, check_number
 from daskml_dist.parameters.ignored import check_accepted
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import OrdinaryLeastSquares, Solution, Solver
-from daskml_dist.training.solver_plan import Rows
+from daskml_dist.training.solver_plan import DatasetInfo
 
 __all__ = ["LinearRegression"]
 
@@ -94,7 +94,7 @@ class LinearRegression(BaseLeastSquares):
         for name in ("rank_", "singular_"):
             self.__dict__.pop(name, None)
 
-    def _set_fitted(self, solution: Solution, model: LinearModel, rows: Rows) -> None:
+    def _set_fitted(self, solution: Solution, model: LinearModel, rows: DatasetInfo) -> None:
         super()._set_fitted(solution, model, rows)
         if "rank" in solution.extra:
             self.rank_, self.singular_ = solution.extra["rank"], solution.extra["singular"]
@@ -105,7 +105,7 @@ class LinearRegression(BaseLeastSquares):
         check_flag("positive", self.positive)
         check_number("tol", self.tol)
 
-    def _problem(self, rows: Rows) -> tuple[LinearModel, Solver]:
+    def _problem(self, rows: DatasetInfo) -> tuple[LinearModel, Solver]:
         model = self._model(rows)
         moments = self._moments(rows, model)
         if self.positive and moments["sparse"]:

@@ -24,7 +24,7 @@ from daskml_dist.parameters.ignored import check_accepted
 from daskml_dist.parameters.run import Run
 from daskml_dist.penalties import Penalty, get_penalty
 from daskml_dist.solvers import SOLVERS, PenalisedSolver, Solution, get_solver
-from daskml_dist.training.solver_plan import Rows
+from daskml_dist.training.solver_plan import DatasetInfo
 
 __all__ = ["LogisticRegression"]
 
@@ -236,7 +236,7 @@ class LogisticRegression(LinearClassifier, SparseCoef, BaseRounds):
         words = _FAILURES.get(self.solver, "{} failed to converge after {} iteration(s)")
         return f"{type(self).__name__}: {words.format(self.solver, n_iter)}"
 
-    def _problem(self, rows: Rows) -> tuple[LinearModel, PenalisedSolver]:
+    def _problem(self, rows: DatasetInfo) -> tuple[LinearModel, PenalisedSolver]:
         assert rows.classes is not None
         survey = rows.survey
         if self.solver == "liblinear" and len(rows.classes) > 2:
@@ -252,5 +252,5 @@ class LogisticRegression(LinearClassifier, SparseCoef, BaseRounds):
         penalty = self._strengths(rows.weight_sum)
         return model, self._solver()(penalty, int(self.max_iter), float(self.tol))
 
-    def _start(self, model: LinearModel, rows: Rows) -> NDArray[Any] | None:
+    def _start(self, model: LinearModel, rows: DatasetInfo) -> NDArray[Any] | None:
         return self._last_fit(model)

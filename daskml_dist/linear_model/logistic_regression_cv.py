@@ -15,7 +15,7 @@ from sklearn.utils.metadata_routing import MetadataRouter, MethodMapping
 from daskml_dist.data.clients import computing_by
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.outside import outside
-from daskml_dist.estimators.batched_fits.solver_rounds import Stack
+from daskml_dist.estimators.batched_fits.solver_rounds import BatchedModels
 from daskml_dist.estimators.linear.classifier import LinearClassifier
 from daskml_dist.estimators.linear.sparse_coefficients import SparseCoef
 from daskml_dist.linear_model._cross_validated import CrossValidated
@@ -262,14 +262,14 @@ class LogisticRegressionCV(CrossValidated, LinearClassifier, SparseCoef):
 
     # -- fits -----------------------------------------------------------------------------------
 
-    def _paths(self, stack: Stack) -> LogisticPaths:
+    def _paths(self, stack: BatchedModels) -> LogisticPaths:
         some, _ = self._plain(1.0, 0.0)._problem(stack.rows)
         sums = stack(stack.model(some), OnePass(LabelWeights())).w
         factors = self._class_factors(stack, sums[-1])
         return LogisticPaths(stack, some, sums, factors)
 
     def _class_factors(
-        self, stack: Stack, of_labels: NDArray[np.float64]
+        self, stack: BatchedModels, of_labels: NDArray[np.float64]
     ) -> NDArray[np.float64] | None:
         from daskml_dist.model_selection._stacking import class_factors
 

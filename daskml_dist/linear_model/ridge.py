@@ -15,7 +15,7 @@ from daskml_dist.parameters.checks import check_flag, check_number
 from daskml_dist.parameters.ignored import check_accepted
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import RidgeLeastSquares, Solution, Solver
-from daskml_dist.training.solver_plan import Rows
+from daskml_dist.training.solver_plan import DatasetInfo
 
 __all__ = ["Ridge"]
 
@@ -135,7 +135,7 @@ class Ridge(BaseLeastSquares):
                 'solver="lbfgs" can be used only when positive=True. Use solver="auto".'
             )
 
-    def _problem(self, rows: Rows) -> tuple[LinearModel, Solver]:
+    def _problem(self, rows: DatasetInfo) -> tuple[LinearModel, Solver]:
         model = self._model(rows)
         alpha = np.ravel(np.asarray(self.alpha, dtype=np.float64))
         if len(alpha) not in (1, model.width):

@@ -19,8 +19,8 @@ from daskml_dist.models.signed_classes import SignedClasses, SignedLabels
 from daskml_dist.parameters.checks import check_class_weight
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution, Solver
-from daskml_dist.training.solver_plan import Rows
-from daskml_dist.training.survey import Survey
+from daskml_dist.training.data_summary import DataSummary
+from daskml_dist.training.solver_plan import DatasetInfo
 
 __all__ = ["LabelsToSigns", "RidgeClassifier"]
 
@@ -33,7 +33,7 @@ class _SignedClassifier(LinearClassifier):
     def _loss(self) -> Loss:
         return SquaredError()
 
-    def _model(self, rows: Rows) -> LinearModel:
+    def _model(self, rows: DatasetInfo) -> LinearModel:
         return _signed(rows, bool(self.fit_intercept))
 
     def _set_coef(
@@ -58,7 +58,7 @@ class LabelsToSigns(SeveralLabels, _SignedClassifier):
         X, y, sample_weight = super()._taken(X, y, sample_weight)
         return X, as_columns(y), sample_weight
 
-    def _classes_in(self, survey: Survey, classes: Any) -> NDArray[Any]:
+    def _classes_in(self, survey: DataSummary, classes: Any) -> NDArray[Any]:
         self._check_class_weight(survey.n_targets)
         return super()._classes_in(survey, classes)
 
@@ -70,7 +70,7 @@ class LabelsToSigns(SeveralLabels, _SignedClassifier):
             )
 
 
-def _signed(rows: Rows, fit_intercept: bool) -> LinearModel:
+def _signed(rows: DatasetInfo, fit_intercept: bool) -> LinearModel:
     assert rows.classes is not None
     n_features, n_classes = rows.survey.n_features, len(rows.classes)
     check_memory(n_features)
@@ -164,7 +164,7 @@ class RidgeClassifier(LabelsToSigns, BaseRounds):
         check_class_weight(self.class_weight)
         self._ridge()._check_params()
 
-    def _problem(self, rows: Rows) -> tuple[LinearModel, Solver]:
+    def _problem(self, rows: DatasetInfo) -> tuple[LinearModel, Solver]:
         return self._ridge()._problem(rows)
 
     def _ridge(self) -> Ridge:
@@ -177,5 +177,5 @@ class RidgeClassifier(LabelsToSigns, BaseRounds):
 class _ToSigns(Ridge):
     """Ridge to the signs of labels."""
 
-    def _model(self, rows: Rows) -> LinearModel:
+    def _model(self, rows: DatasetInfo) -> LinearModel:
         return _signed(rows, bool(self.fit_intercept))

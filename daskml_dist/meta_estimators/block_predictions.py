@@ -16,7 +16,7 @@ from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.unique_names import check_unique_names
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.errors.names import NamedParameters
-from daskml_dist.errors.sklearn_errors import TellsErrors, check_fitted, not_fitted
+from daskml_dist.errors.sklearn_errors import TranslatesSklearnErrors, check_fitted, not_fitted
 from daskml_dist.estimators.export import Exported
 from daskml_dist.estimators.transformer import answer_lazily
 from daskml_dist.metrics.scorers import get_scorer
@@ -24,7 +24,7 @@ from daskml_dist.metrics.scorers import get_scorer
 __all__ = ["OnBlocks"]
 
 
-class OnBlocks(TellsErrors, NamedParameters, Exported):
+class OnBlocks(TranslatesSklearnErrors, NamedParameters, Exported):
     """Mixin that, put before one of scikit-learn's ensembles, answers Dask collections lazily.
 
     Each block is answered by scikit-learn's own method in one task, by all members together.

@@ -26,7 +26,7 @@ from daskml_dist.parameters.checks import (
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution
 from daskml_dist.solvers.em import MixtureSolver
-from daskml_dist.training.solver_plan import Rows
+from daskml_dist.training.solver_plan import DatasetInfo
 
 __all__ = ["GaussianMixture"]
 
@@ -160,7 +160,7 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
         check_number("reg_covar", self.reg_covar)
         check_flag("warm_start", self.warm_start)
 
-    def _problem(self, rows: Rows) -> tuple[Unlabelled, MixtureSolver]:
+    def _problem(self, rows: DatasetInfo) -> tuple[Unlabelled, MixtureSolver]:
         survey, k = rows.survey, int(self.n_components)
         if survey.n_rows < 2:
             raise InvalidDataError(
@@ -207,7 +207,7 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
             ),
         }
 
-    def _set_fitted(self, solution: Solution, model: Unlabelled, rows: Rows) -> None:
+    def _set_fitted(self, solution: Solution, model: Unlabelled, rows: DatasetInfo) -> None:
         *components, (bound, converged, *_) = solution.w
         kind, d = self.covariance_type, model.n_features
         found = Mixture.of_packed(np.array(components), kind, d)

@@ -18,7 +18,14 @@ from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.nearest import nearest
 from daskml_dist.model_selection import _splitters
 from daskml_dist.model_selection._codes import Given
-from daskml_dist.model_selection._roles import NEITHER, TEST, TRAIN, DigitRoles, Roles, TableRoles
+from daskml_dist.model_selection._roles import (
+    NEITHER,
+    TEST,
+    TRAIN,
+    DigitRoles,
+    FoldAssignment,
+    TableRoles,
+)
 from daskml_dist.model_selection._split_rows import RowsOfSplits, count_rows
 from daskml_dist.model_selection._splitters import KFold, OnDask, StratifiedKFold
 
@@ -176,7 +183,7 @@ def check_roles(told: bool) -> None:
         )
 
 
-def codes_of_indices(splits: list[tuple[Any, Any]], n: int) -> tuple[Any, Roles]:
+def codes_of_indices(splits: list[tuple[Any, Any]], n: int) -> tuple[Any, FoldAssignment]:
     """Codes of rows, and what these mean, of (train, test) row numbers or masks.
 
     Raises

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from daskml_dist.model_selection._roles import (
     TEST,
     TRAIN,
-    Codes,
     DigitRoles,
+    FoldAssignment,
+    FoldCodes,
     Ints,
     Order,
-    Roles,
     contiguous,
     label_codes,
     spread,
@@ -26,7 +26,7 @@ __all__ = ["ByGroup", "ByPlace", "ByRange", "Given", "Spread", "Thinned"]
 
 
 @dataclass(frozen=True, eq=False)
-class ByPlace(Codes):
+class ByPlace(FoldCodes):
     """Folds dealt out by the places of rows.
 
     Parameters
@@ -39,12 +39,12 @@ class ByPlace(Codes):
     n_folds: int
 
     def of(self, index: int, column: Any, n_rows: int) -> Ints:
-        """As in :class:`Codes`."""
+        """As in :class:`FoldCodes`."""
         return self.order.places(index, column, n_rows) % self.n_folds
 
 
 @dataclass(frozen=True, eq=False)
-class ByRange(Codes):
+class ByRange(FoldCodes):
     """Ranges of places, numbered again and again.
 
     Parameters
@@ -64,11 +64,11 @@ class ByRange(Codes):
     n_rows: int | None = None
 
     def of(self, index: int, column: Any, n_rows: int) -> Ints:
-        """As in :class:`Codes`."""
+        """As in :class:`FoldCodes`."""
         return contiguous(self.order.places(index, column, n_rows), self.stops) % self.n_codes
 
-    def sizes(self, roles: Roles, split: int, role: int) -> Ints | None:
-        """As in :class:`Codes`: how far the ranges and those of the blocks overlap."""
+    def sizes(self, roles: FoldAssignment, split: int, role: int) -> Ints | None:
+        """As in :class:`FoldCodes`: how far the ranges and those of the blocks overlap."""
         if self.n_rows is None:
             return None
         starts, stops = self.order.ranges(self.n_rows)
@@ -83,7 +83,7 @@ class ByRange(Codes):
 
 
 @dataclass(frozen=True, eq=False)
-class ByGroup(Codes):
+class ByGroup(FoldCodes):
     """Folds of groups.
 
     Parameters
@@ -96,12 +96,12 @@ class ByGroup(Codes):
     folds: Ints
 
     def of(self, index: int, column: Any, n_rows: int) -> Ints:
-        """As in :class:`Codes`."""
+        """As in :class:`FoldCodes`."""
         return self.folds[label_codes(self.groups, column)]
 
 
 @dataclass(frozen=True, eq=False)
-class Spread(Codes):
+class Spread(FoldCodes):
     """Rows held out by splits that know nothing of each other; exactly as many of each.
 
     Parameters
@@ -120,15 +120,15 @@ class Spread(Codes):
     n_train: int
 
     def of(self, index: int, column: Any, n_rows: int) -> Ints:
-        """As in :class:`Codes`."""
+        """As in :class:`FoldCodes`."""
         found = []
         for split in range(self.roles.n_splits):
             places = self.order.places(index, column, n_rows, split)
             found.append(spread(places, self.n_rows, self.n_test, self.n_train))
         return self.roles.codes(found)
 
-    def sizes(self, roles: Roles, split: int, role: int) -> Ints | None:
-        """As in :class:`Codes`: differences of what `spread` counts up to a place."""
+    def sizes(self, roles: FoldAssignment, split: int, role: int) -> Ints | None:
+        """As in :class:`FoldCodes`: differences of what `spread` counts up to a place."""
         rest = max(self.n_rows - self.n_test, 1)
 
         def held(places: Ints) -> Ints:
@@ -146,7 +146,7 @@ class Spread(Codes):
 
 
 @dataclass(frozen=True, eq=False)
-class Given(Codes):
+class Given(FoldCodes):
     """Codes that somebody made of all rows, in memory.
 
     Parameters
@@ -157,29 +157,29 @@ class Given(Codes):
     blocks: tuple[Ints, ...]
 
     def of(self, index: int, column: Any, n_rows: int) -> Ints:
-        """As in :class:`Codes`."""
+        """As in :class:`FoldCodes`."""
         return self.blocks[index]
 
 
 @dataclass(frozen=True, eq=False)
-class Thinned(Codes):
+class Thinned(FoldCodes):
     """Codes of a share of the rows, counted from 1; 0 is nothing to any split.
 
     Parameters
     ----------
-    codes : Codes
+    codes : FoldCodes
         Of all rows.
     order : Order
         Shuffled within blocks.
     fraction : float
     """
 
-    codes: Codes
+    codes: FoldCodes
     order: Order
     fraction: float
 
     def of(self, index: int, column: Any, n_rows: int) -> Ints:
-        """As in :class:`Codes`."""
+        """As in :class:`FoldCodes`."""
         first = int(self.order.first[index])
         place = self.order.places(index, None, n_rows) - first
         # The shares of all blocks add up to that of all rows.

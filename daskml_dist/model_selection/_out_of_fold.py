@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.outside import outside
 from daskml_dist.model_selection._checks import knows_dask
-from daskml_dist.model_selection._roles import TEST, Ints, Roles
+from daskml_dist.model_selection._roles import TEST, FoldAssignment, Ints
 from daskml_dist.model_selection._split_rows import RowsOfSplits, n_rows_of
 
 __all__ = ["predicted_out_of_fold"]
@@ -112,9 +112,13 @@ def _answer(method: str, fitted: Any, rows: Any) -> Any:
 
 
 def _choose(
-    roles: Roles, wide: list[Ints | None], tail: tuple[int, ...], unmet: float | None, codes: Ints,
+    roles: FoldAssignment,
+    wide: list[Ints | None],
+    tail: tuple[int, ...],
+    unmet: float | None,
+    codes: Ints,
     *predicted: Any,
-) -> NDArray[Any]:  # fmt: skip
+) -> NDArray[Any]:
     tests = np.array([roles.played(codes, split) == TEST for split in range(roles.n_splits)])
     if not (tests.sum(axis=0) == 1).all():
         raise InvalidParameterError(

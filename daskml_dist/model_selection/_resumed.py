@@ -16,7 +16,7 @@ from sklearn.exceptions import FitFailedWarning
 
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors.outside import outside
-from daskml_dist.estimators.batched_fits.gradient_steps import StepColumn, StepStack
+from daskml_dist.estimators.batched_fits.gradient_steps import StepCandidate, StepStack
 from daskml_dist.estimators.batched_fits.grouping import step_stacks
 from daskml_dist.estimators.batched_fits.solver_rounds import NotStackedError
 from daskml_dist.model_selection._failures import safe
@@ -74,7 +74,7 @@ class Stacks(Resumed):
         self._stacks, self._given = stacks, given
         self._scored, self._summed = scored, (train_score, looks)
         self._open = ExitStack()
-        self._columns: dict[int, tuple[StepStack, list[StepColumn]]] = {}
+        self._columns: dict[int, tuple[StepStack, list[StepCandidate]]] = {}
 
     @property
     def n_stacks(self) -> int:

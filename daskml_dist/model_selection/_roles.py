@@ -9,16 +9,16 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.models.stacked import NEITHER, TEST, TRAIN, Roles
+from daskml_dist.models.stacked import NEITHER, TEST, TRAIN, FoldAssignment
 
 __all__ = [
     "NEITHER",
     "TEST",
     "TRAIN",
-    "Codes",
     "DigitRoles",
+    "FoldAssignment",
+    "FoldCodes",
     "Order",
-    "Roles",
     "TableRoles",
     "ThinnedRoles",
     "contiguous",
@@ -30,7 +30,7 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class TableRoles(Roles):
+class TableRoles(FoldAssignment):
     """Roles by a table.
 
     Parameters
@@ -53,13 +53,13 @@ class TableRoles(Roles):
         return cls(table)
 
     def played(self, codes: Ints, split: int) -> NDArray[np.int8]:
-        """As in :class:`Roles`."""
+        """As in :class:`FoldAssignment`."""
         played: NDArray[np.int8] = self.table[codes, split]
         return played
 
 
 @dataclass(frozen=True, eq=False)
-class DigitRoles(Roles):
+class DigitRoles(FoldAssignment):
     """Roles as the digits of a code to the base of three: splits that know nothing of each other.
 
     Parameters
@@ -73,7 +73,7 @@ class DigitRoles(Roles):
     most: ClassVar[int] = 33
 
     def played(self, codes: Ints, split: int) -> NDArray[np.int8]:
-        """As in :class:`Roles`."""
+        """As in :class:`FoldAssignment`."""
         played: NDArray[np.int8] = (codes // 3**split % 3).astype(np.int8)
         return played
 
@@ -86,15 +86,15 @@ class DigitRoles(Roles):
 
 
 @dataclass(frozen=True, eq=False)
-class ThinnedRoles(Roles):
+class ThinnedRoles(FoldAssignment):
     """Roles of codes that are counted from 1; 0 is nothing to any split.
 
     Parameters
     ----------
-    each : Roles
+    each : FoldAssignment
     """
 
-    each: Roles
+    each: FoldAssignment
 
     @property
     def n_splits(self) -> int:  # type: ignore[override]
@@ -102,7 +102,7 @@ class ThinnedRoles(Roles):
         return self.each.n_splits
 
     def played(self, codes: Ints, split: int) -> NDArray[np.int8]:
-        """As in :class:`Roles`."""
+        """As in :class:`FoldAssignment`."""
         played = self.each.played(np.maximum(codes - 1, 0), split)
         return np.where(codes > 0, played, np.int8(NEITHER))
 
@@ -167,14 +167,14 @@ def label_codes(labels: NDArray[Any], column: Any) -> Ints:
     return codes
 
 
-class Codes(ABC):
+class FoldCodes(ABC):
     """Maker of the codes of a block's rows. Picklable."""
 
     @abstractmethod
     def of(self, index: int, column: Any, n_rows: int) -> Ints:
         """The codes; `column` holds the labels or groups of the rows, if there are any."""
 
-    def sizes(self, roles: Roles, split: int, role: int) -> Ints | None:
+    def sizes(self, roles: FoldAssignment, split: int, role: int) -> Ints | None:
         """Return how many rows of each block play a role; None where only the rows tell."""
         return None
 

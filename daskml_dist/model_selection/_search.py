@@ -21,7 +21,7 @@ from daskml_dist.errors import (
     NoCandidateError,
 )
 from daskml_dist.errors.names import NamedParameters
-from daskml_dist.errors.sklearn_errors import TellsErrors, checked_as_theirs
+from daskml_dist.errors.sklearn_errors import TranslatesSklearnErrors, checked_as_theirs
 from daskml_dist.estimators.export import Exported
 from daskml_dist.estimators.transformer import answer_lazily
 from daskml_dist.metrics.scorers import get_scorers
@@ -42,7 +42,7 @@ __all__ = ["GridSearchCV", "RandomizedSearchCV", "SearchOnDask", "index_of"]
 Candidates = Sequence[Mapping[str, Any]]
 
 
-class SearchOnDask(TellsErrors, NamedParameters, Exported):
+class SearchOnDask(TranslatesSklearnErrors, NamedParameters, Exported):
     """Base class of searches that know Dask collections, and stack what can be stacked.
 
     All else, of rows in memory, is scikit-learn's affair.

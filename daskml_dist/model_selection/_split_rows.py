@@ -25,10 +25,10 @@ from daskml_dist.model_selection._codes import Thinned
 from daskml_dist.model_selection._roles import (
     TEST,
     TRAIN,
-    Codes,
+    FoldAssignment,
+    FoldCodes,
     Ints,
     Order,
-    Roles,
     ThinnedRoles,
 )
 
@@ -54,16 +54,16 @@ class RowsOfSplits:
         Aligned inputs, as the user gave them; None where one is absent.
     columns : Collection
         X, and what codes are made of (labels, groups), if anything.
-    codes : Codes
-    roles : Roles
+    codes : FoldCodes
+    roles : FoldAssignment
     """
 
     inputs: tuple[Any, ...]
     columns: Collection
-    codes: Codes
-    roles: Roles
+    codes: FoldCodes
+    roles: FoldAssignment
 
-    def of_rows(self, X: Any, roles: Roles) -> RowsOfSplits:
+    def of_rows(self, X: Any, roles: FoldAssignment) -> RowsOfSplits:
         """The same rows with other features, block by block, and other roles."""
         blocks = as_collection(X, numeric=False, any_shape=True).parts
         parts = [
@@ -166,7 +166,7 @@ def _taken(
     value: Any,
     pieces: list[Any],
     codes: list[Delayed],
-    roles: Roles,
+    roles: FoldAssignment,
     split: int,
     role: int,
     sizes: Ints | None,
@@ -206,17 +206,17 @@ def n_rows_of(part: Any) -> int:
     return int(part.shape[0]) if hasattr(part, "shape") else len(part)
 
 
-def _codes_of(codes: Codes, index: int, X: Any, column: Any) -> Ints:
+def _codes_of(codes: FoldCodes, index: int, X: Any, column: Any) -> Ints:
     if column is not None:
         check_length(n_rows_of(X), column, "y", index)
     return codes.of(index, column, n_rows_of(X))
 
 
-def _mask(roles: Roles, split: int, role: int, codes: Ints) -> NDArray[np.bool_]:
+def _mask(roles: FoldAssignment, split: int, role: int, codes: Ints) -> NDArray[np.bool_]:
     return np.asarray(roles.played(codes, split) == role)
 
 
-def _indexed_mask(roles: Roles, split: int, role: int, codes: Ints, rows: Any) -> Any:
+def _indexed_mask(roles: FoldAssignment, split: int, role: int, codes: Ints, rows: Any) -> Any:
     return _indexed(_mask(roles, split, role, codes), rows)
 
 
@@ -226,13 +226,13 @@ def _indexed(mask: NDArray[np.bool_], rows: Any) -> Any:
     return pandas.Series(mask, index=rows.index)
 
 
-def _take(roles: Roles, split: int, role: int, rows: Any, codes: Ints) -> Any:
+def _take(roles: FoldAssignment, split: int, role: int, rows: Any, codes: Ints) -> Any:
     at = np.flatnonzero(roles.played(codes, split) == role)
     return rows_at(rows, at)
 
 
 def _gathered(
-    roles: Roles, split: int, inputs: list[Any], codes: list[Ints]
+    roles: FoldAssignment, split: int, inputs: list[Any], codes: list[Ints]
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     train, test = (
         tuple(
@@ -304,7 +304,7 @@ class TrainedRows:
 def count_trained(
     kind: Literal["memory", "dask"],
     parts: list[tuple[Any, Any]],
-    roles: Roles,
+    roles: FoldAssignment,
     classification: bool,
 ) -> Passes[TrainedRows]:
     """Count the training rows of each split in one pass over blocks of targets and codes."""
@@ -319,7 +319,7 @@ def count_trained(
 
 
 def _count_trained(
-    roles: Roles, classification: bool, index: int, y: Any, codes: Ints, weight: None
+    roles: FoldAssignment, classification: bool, index: int, y: Any, codes: Ints, weight: None
 ) -> dict[Any, NDArray[np.float64]]:
     """Return by label how many rows each split trains on."""
     trained = np.asarray(roles.times(roles.every(codes), TRAIN), np.float64)

@@ -22,17 +22,17 @@ from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.names import NamedParameters
 from daskml_dist.errors.outside import outside
-from daskml_dist.errors.sklearn_errors import TellsErrors, telling_errors
+from daskml_dist.errors.sklearn_errors import TranslatesSklearnErrors, telling_errors
 from daskml_dist.model_selection._codes import ByGroup, ByPlace, ByRange, Spread
 from daskml_dist.model_selection._roles import (
     NEITHER,
     TEST,
     TRAIN,
-    Codes,
     DigitRoles,
+    FoldAssignment,
+    FoldCodes,
     Ints,
     Order,
-    Roles,
     TableRoles,
 )
 from daskml_dist.model_selection._split_rows import RowsOfSplits, count_rows, label_counts
@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 
-class OnDask(TellsErrors, NamedParameters):
+class OnDask(TranslatesSklearnErrors, NamedParameters):
     """Base class of splitters that know Dask collections."""
 
     #: What codes are made of: "y", "groups" or nothing.
@@ -104,7 +104,7 @@ class OnDask(TellsErrors, NamedParameters):
         return RowsOfSplits(inputs, columns, codes, roles)
 
     @abstractmethod
-    def _plan(self, columns: Collection) -> tuple[Codes, Roles]:
+    def _plan(self, columns: Collection) -> tuple[FoldCodes, FoldAssignment]:
         """Codes of rows, and what these mean."""
 
 
@@ -145,7 +145,7 @@ class KFold(OnDask, model_selection.KFold):
     [[0, 1, 2], [3, 4, 5]]
     """
 
-    def _plan(self, columns: Collection) -> tuple[Codes, Roles]:
+    def _plan(self, columns: Collection) -> tuple[FoldCodes, FoldAssignment]:
         counts = count_rows(columns)
         n, k = int(counts.sum()), self.n_splits
         _enough(n, k)
@@ -175,7 +175,7 @@ class StratifiedKFold(OnDask, model_selection.StratifiedKFold):
 
     _column = "y"
 
-    def _plan(self, columns: Collection) -> tuple[Codes, Roles]:
+    def _plan(self, columns: Collection) -> tuple[FoldCodes, FoldAssignment]:
         k = self.n_splits
         order, counts = _by_label(columns, _seed(self))
         of_label = counts.sum(axis=0)
@@ -210,7 +210,7 @@ class GroupKFold(OnDask, model_selection.GroupKFold):
 
     _column = "groups"
 
-    def _plan(self, columns: Collection) -> tuple[Codes, Roles]:
+    def _plan(self, columns: Collection) -> tuple[FoldCodes, FoldAssignment]:
         groups, counts = label_counts(columns, first_seen=False)
         # scikit-learn's own rule, of as many rows as there are groups would not see their sizes.
         sizes, k = counts.sum(axis=0), self.n_splits
@@ -247,7 +247,7 @@ class TimeSeriesSplit(OnDask, model_selection.TimeSeriesSplit):
     [[2, 3], [4, 5]]
     """
 
-    def _plan(self, columns: Collection) -> tuple[Codes, Roles]:
+    def _plan(self, columns: Collection) -> tuple[FoldCodes, FoldAssignment]:
         counts = count_rows(columns)
         n, k, gap = int(counts.sum()), self.n_splits, self.gap
         size = n // (k + 1) if self.test_size is None else self.test_size
@@ -279,7 +279,7 @@ class _Shuffles(OnDask):
     train_size: Any
     _default_test_size: float
 
-    def _spread(self, order: Order, n: int) -> tuple[Codes, Roles]:
+    def _spread(self, order: Order, n: int) -> tuple[FoldCodes, FoldAssignment]:
         if self.n_splits > DigitRoles.most:
             raise InvalidParameterError(
                 f"n_splits={self.n_splits}: at most {DigitRoles.most} on Dask collections. Split "
@@ -305,7 +305,7 @@ class ShuffleSplit(_Shuffles, model_selection.ShuffleSplit):
     (3, 2)
     """
 
-    def _plan(self, columns: Collection) -> tuple[Codes, Roles]:
+    def _plan(self, columns: Collection) -> tuple[FoldCodes, FoldAssignment]:
         counts = count_rows(columns)
         return self._spread(Order(_starts(counts), _seed(self)), int(counts.sum()))
 
@@ -327,7 +327,7 @@ class StratifiedShuffleSplit(_Shuffles, model_selection.StratifiedShuffleSplit):
 
     _column = "y"
 
-    def _plan(self, columns: Collection) -> tuple[Codes, Roles]:
+    def _plan(self, columns: Collection) -> tuple[FoldCodes, FoldAssignment]:
         order, counts = _by_label(columns, _seed(self))
         if counts.sum(axis=0).min() < 2:
             raise InvalidDataError(

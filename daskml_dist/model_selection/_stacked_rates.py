@@ -11,21 +11,21 @@ from numpy.typing import NDArray
 
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.collection import as_collection
-from daskml_dist.estimators.batched_fits.gradient_steps import StepColumn, StepStack
+from daskml_dist.estimators.batched_fits.gradient_steps import StepCandidate, StepStack
 from daskml_dist.estimators.batched_fits.grouping import step_stacks
 from daskml_dist.estimators.batched_fits.solver_rounds import NotStackedError
-from daskml_dist.model_selection._roles import TRAIN, Ints, Roles
+from daskml_dist.model_selection._roles import TRAIN, FoldAssignment, Ints
 
 __all__ = ["stacked_losses"]
 
 
-class _Whole(Roles):
+class _Whole(FoldAssignment):
     """One split, which trains on all rows."""
 
     n_splits = 1
 
     def played(self, codes: Ints, split: int) -> NDArray[np.int8]:
-        """As in :class:`Roles`."""
+        """As in :class:`FoldAssignment`."""
         return np.full(len(codes), TRAIN, np.int8)
 
 
@@ -65,7 +65,7 @@ def stacked_losses(shorts: Sequence[Any], block: Block, passes: int) -> NDArray[
     return np.array([_loss(column, passes) for column in columns])
 
 
-def _loss(column: StepColumn, passes: int) -> float:
+def _loss(column: StepCandidate, passes: int) -> float:
     there = [column.w, *column.slots.values()]
     if column.n_iter < passes or not all(a is not None and np.isfinite(a).all() for a in there):
         return math.inf

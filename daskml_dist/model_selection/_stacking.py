@@ -20,7 +20,7 @@ from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import tell
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 from daskml_dist.errors.outside import outside
-from daskml_dist.estimators.batched_fits.gradient_steps import StepColumn, StepStack
+from daskml_dist.estimators.batched_fits.gradient_steps import StepCandidate, StepStack
 from daskml_dist.estimators.batched_fits.grouping import step_stacks
 from daskml_dist.estimators.batched_fits.solver_rounds import (
     NotStackedError,
@@ -34,7 +34,7 @@ from daskml_dist.metrics.scorers import SCORERS, Scorer, n_best_of
 from daskml_dist.model_selection._checks import check_roles, has_columns
 from daskml_dist.model_selection._codes import ByPlace, ByRange, Thinned
 from daskml_dist.model_selection._failures import safe
-from daskml_dist.model_selection._roles import TEST, TRAIN, Ints, Roles
+from daskml_dist.model_selection._roles import TEST, TRAIN, FoldAssignment, Ints
 from daskml_dist.model_selection._split_rows import label_counts
 from daskml_dist.model_selection._validation import Fitted, Splits, score_sides
 from daskml_dist.parameters.checks import check_weighed
@@ -139,9 +139,15 @@ class FailedFit:
 
 
 def _fit_step_stacks(
-    estimators: Sequence[Any], stacks: list[list[int]], collection: Collection, roles: Roles,
-    classes: Any, weighted: bool, train_score: bool, looks: Looks,
-) -> list[list[StackedFit | FailedFit]]:  # fmt: skip
+    estimators: Sequence[Any],
+    stacks: list[list[int]],
+    collection: Collection,
+    roles: FoldAssignment,
+    classes: Any,
+    weighted: bool,
+    train_score: bool,
+    looks: Looks,
+) -> list[list[StackedFit | FailedFit]]:
     """Fits by gradient steps, each stack one fit."""
     found: dict[int, list[StackedFit | FailedFit]] = {}
     for k, numbers in enumerate(stacks):
@@ -156,7 +162,7 @@ def _fit_step_stacks(
 
 
 def fits_of_columns(
-    stack: StepStack, columns: Sequence[StepColumn], train_score: bool, looks: Looks
+    stack: StepStack, columns: Sequence[StepCandidate], train_score: bool, looks: Looks
 ) -> list[StackedFit | FailedFit]:
     """Fits that columns have come to, with what their scores are made of."""
     roles = (TEST, TRAIN) if train_score else (TEST,)

@@ -37,7 +37,7 @@ from daskml_dist.model_selection._checks import (
     tell_roles,
 )
 from daskml_dist.model_selection._failures import safe, tell_failures
-from daskml_dist.model_selection._roles import NEITHER, TEST, TRAIN, Roles, TableRoles
+from daskml_dist.model_selection._roles import NEITHER, TEST, TRAIN, FoldAssignment, TableRoles
 from daskml_dist.model_selection._split_rows import (
     RowsOfSplits,
     TrainedRows,
@@ -110,7 +110,7 @@ class Splits:
     by_roles : bool
         Whether every row plays one part in a split; else `roles` and `codes` say nothing. Of Dask
         collections it always does.
-    roles : Roles
+    roles : FoldAssignment
     codes : ndarray of int64 of shape (n_rows,), or None
         Of rows in memory.
     n_splits : int
@@ -138,7 +138,7 @@ class Splits:
         if any(map(is_dask, (*self.inputs, groups))):
             computing_client("cross-validation")  # one of an event loop is told
             self._rows = rows_of(splitter, self.inputs, y, groups)
-            self.roles: Roles = self._rows.roles
+            self.roles: FoldAssignment = self._rows.roles
         else:
             self._splits = splits_in_memory(splitter, X, y, groups)
             self._set_roles()

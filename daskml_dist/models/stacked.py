@@ -13,7 +13,7 @@ from daskml_dist.backends.namespace import cast, namespace
 from daskml_dist.models.base import Model
 from daskml_dist.models.linear import LinearModel
 
-__all__ = ["NEITHER", "TEST", "TRAIN", "OnlyOne", "Roles", "StackedLinear", "WithAll"]
+__all__ = ["NEITHER", "TEST", "TRAIN", "FoldAssignment", "OnlyOne", "StackedLinear", "WithAll"]
 
 #: What a row is to a split.
 NEITHER, TRAIN, TEST = 0, 1, 2
@@ -21,7 +21,7 @@ NEITHER, TRAIN, TEST = 0, 1, 2
 _FEW = 1 << 12
 
 
-class Roles(ABC):
+class FoldAssignment(ABC):
     """Roles of rows, by their codes, in each split. Picklable.
 
     Attributes
@@ -63,15 +63,15 @@ class Roles(ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class WithAll(Roles):
+class WithAll(FoldAssignment):
     """Roles of some splits, and of one more, the last, that trains on all rows.
 
     Parameters
     ----------
-    each : Roles
+    each : FoldAssignment
     """
 
-    each: Roles
+    each: FoldAssignment
 
     @property
     def n_splits(self) -> int:  # type: ignore[override]
@@ -79,24 +79,24 @@ class WithAll(Roles):
         return self.each.n_splits + 1
 
     def played(self, codes: NDArray[np.int64], split: int) -> NDArray[np.int8]:
-        """As in :class:`Roles`."""
+        """As in :class:`FoldAssignment`."""
         if split == self.each.n_splits:
             return np.full(len(codes), TRAIN, np.int8)
         return self.each.played(codes, split)
 
 
 @dataclass(frozen=True, eq=False)
-class OnlyOne(Roles):
+class OnlyOne(FoldAssignment):
     """Roles of one split alone.
 
     Parameters
     ----------
-    each : Roles
+    each : FoldAssignment
     split : int
     weights : ndarray of float64 of shape (1, n_labels) or (1, 1), or None
     """
 
-    each: Roles
+    each: FoldAssignment
     split: int
     weights: NDArray[np.float64] | None = None
 
@@ -106,7 +106,7 @@ class OnlyOne(Roles):
         return 1
 
     def played(self, codes: NDArray[np.int64], split: int) -> NDArray[np.int8]:
-        """As in :class:`Roles`."""
+        """As in :class:`FoldAssignment`."""
         return self.each.played(codes, self.split)
 
 
@@ -119,7 +119,7 @@ class StackedLinear(Model):
     Parameters
     ----------
     each : LinearModel
-    roles : Roles
+    roles : FoldAssignment
     classes : ndarray or None
         As the targets name them; None for regression.
     class_weight : ndarray of float64 of shape (n_splits, n_classes), or None
@@ -127,7 +127,7 @@ class StackedLinear(Model):
     """
 
     each: LinearModel
-    roles: Roles
+    roles: FoldAssignment
     classes: NDArray[Any] | None
     class_weight: NDArray[np.float64] | None = None
 

@@ -13,7 +13,7 @@ from daskml_dist.backends.namespace import cast, is_host, namespace, total
 from daskml_dist.losses import Loss
 from daskml_dist.models.base import BatchRows, LinearForm, Parameters, Part, StepModel
 from daskml_dist.models.linear import LinearModel
-from daskml_dist.models.stacked import Roles
+from daskml_dist.models.stacked import FoldAssignment
 
 __all__ = ["WideLinear", "WideLoss"]
 
@@ -64,7 +64,7 @@ class WideLinear(StepModel):
     Parameters
     ----------
     each : LinearModel
-    roles : Roles
+    roles : FoldAssignment
     classes : ndarray or None
         As the targets name them; None for regression.
     splits : tuple of int
@@ -74,7 +74,7 @@ class WideLinear(StepModel):
     """
 
     each: LinearModel
-    roles: Roles
+    roles: FoldAssignment
     classes: NDArray[Any] | None
     splits: tuple[int, ...]
     scales: tuple[float, ...]

@@ -16,7 +16,7 @@ from daskml_dist.inference.predict import written
 from daskml_dist.models.naive_bayes import RowsByClass
 from daskml_dist.solvers import Solution, Statistic
 from daskml_dist.solvers.by_class import OnePass
-from daskml_dist.training.solver_plan import Rows
+from daskml_dist.training.solver_plan import DatasetInfo
 
 __all__ = ["BaseNB", "check_priors"]
 
@@ -77,7 +77,7 @@ class BaseNB(BaseClassifier, BaseRounds):
         self._fit(X, y, sample_weight, client, classes=classes, reset=first)
         return self
 
-    def _problem(self, rows: Rows) -> tuple[RowsByClass, OnePass]:
+    def _problem(self, rows: DatasetInfo) -> tuple[RowsByClass, OnePass]:
         assert rows.classes is not None
         n_features, n_classes = rows.survey.n_features, len(rows.classes)
         self._check_sizes(n_features, n_classes)
@@ -86,7 +86,7 @@ class BaseNB(BaseClassifier, BaseRounds):
     def _check_sizes(self, n_features: int, n_classes: int) -> None:
         """Check the parameters that have an entry a class or a feature."""
 
-    def _set_fitted(self, solution: Solution, model: RowsByClass, rows: Rows) -> None:
+    def _set_fitted(self, solution: Solution, model: RowsByClass, rows: DatasetInfo) -> None:
         total = self._unscaled(solution.w.copy(), rows.weight_scale)
         if hasattr(self, "_sums"):
             self._statistic().merge(total, self._sums)

@@ -16,7 +16,7 @@ from daskml_dist.parameters.checks import check_number
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution, Statistic
 from daskml_dist.solvers.categories import CategoryPasses, NumberOfCategories, merge_categories
-from daskml_dist.training.solver_plan import Rows
+from daskml_dist.training.solver_plan import DatasetInfo
 
 __all__ = ["CategoricalNB"]
 
@@ -99,7 +99,7 @@ n_categories)
     def _statistic(self) -> Statistic:
         return NumberOfCategories()
 
-    def _problem(self, rows: Rows) -> tuple[RowsByClass, CategoryPasses]:  # type: ignore[override]
+    def _problem(self, rows: DatasetInfo) -> tuple[RowsByClass, CategoryPasses]:  # type: ignore[override]
         model, _ = super()._problem(rows)
         return model, CategoryPasses(self._statistic(), self._at_least(model.n_features))
 
@@ -117,7 +117,7 @@ n_categories)
             )
         return tuple(np.broadcast_to(given, n_features).tolist())
 
-    def _set_fitted(self, solution: Solution, model: RowsByClass, rows: Rows) -> None:
+    def _set_fitted(self, solution: Solution, model: RowsByClass, rows: DatasetInfo) -> None:
         parts = [(solution.extra["sizes"], self._unscaled(solution.w, rows.weight_scale))]
         if hasattr(self, "_sums"):
             parts.append((tuple(self.n_categories_.tolist()), self._sums))

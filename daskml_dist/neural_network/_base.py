@@ -17,9 +17,9 @@ from daskml_dist.estimators.supervised import Supervised, as_columns
 from daskml_dist.inference.predict import written
 from daskml_dist.models.base import StepModel
 from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.engine import FitResult
 from daskml_dist.training.plan import lane_batch
-from daskml_dist.training.rows import Rows
 from daskml_dist.training.settings import Settings
 from daskml_dist.training.spec import training_rows
 
@@ -51,7 +51,7 @@ class BaseNetwork(BaseSteps, Supervised):
 
     # -- fitting -------------------------------------------------------------------------------
 
-    def _over_lanes(self, settings: Settings, rows: Rows, lanes: list[LaneSpec]) -> Settings:
+    def _over_lanes(self, settings: Settings, rows: DatasetInfo, lanes: list[LaneSpec]) -> Settings:
         batch = self._batch_rows(settings, lanes)
         return dataclasses.replace(settings, batch_size=lane_batch(batch, settings, lanes))
 
@@ -64,7 +64,7 @@ class BaseNetwork(BaseSteps, Supervised):
             return min(n_rows, max(_BATCH, _LEAST * len(lanes)))
         return min(n_rows, settings.batch_size)
 
-    def _keep(self, model: StepModel, result: FitResult, rows: Rows, more: bool) -> None:
+    def _keep(self, model: StepModel, result: FitResult, rows: DatasetInfo, more: bool) -> None:
         super()._keep(model, result, rows, more)
         losses = [float(record["loss"]) for record in result.records]
         scores = [record["val_score"] for record in result.records]

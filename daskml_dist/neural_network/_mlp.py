@@ -37,7 +37,7 @@ from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Constant, InverseScaling, Schedule, get_schedule
 from daskml_dist.solvers import LBFGS, Solution, Solver
 from daskml_dist.training.checkpoint import Checkpoint
-from daskml_dist.training.rows import Rows
+from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.settings import Settings
 
 __all__ = ["BaseMLP", "steps_alone"]
@@ -58,7 +58,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
         """The loss of raw outputs."""
         raise NotImplementedError
 
-    def _n_outputs(self, rows: Rows) -> int:
+    def _n_outputs(self, rows: DatasetInfo) -> int:
         """Outputs of the last layer."""
         raise NotImplementedError
 
@@ -119,7 +119,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
         given = self._params()["random_state"]
         return int(given) if isinstance(given, Integral) and int(given) >= 0 else seed_of(given)
 
-    def _over_lanes(self, settings: Settings, rows: Rows, lanes: list[LaneSpec]) -> Settings:
+    def _over_lanes(self, settings: Settings, rows: DatasetInfo, lanes: list[LaneSpec]) -> Settings:
         """Settings with the penalty of scikit-learn: `alpha` over the weight of a batch."""
         share = rows.weight_sum / rows.survey.n_rows
         alpha = settings.penalty.l2 / (self._batch_rows(settings, lanes) * share)
@@ -240,7 +240,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
         given: Checkpoint | None = self._params()["checkpoint"]
         return super()._checkpoint() if given is None else given
 
-    def _model(self, rows: Rows, last: MLP | None) -> MLP:
+    def _model(self, rows: DatasetInfo, last: MLP | None) -> MLP:
         params = self._all_params()
         sizes = (
             rows.survey.n_features,
@@ -270,7 +270,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
             weights[...], shift[...] = given
         return w
 
-    def _set_parameters(self, w: NDArray[Any], model: MLP, rows: Rows) -> None:
+    def _set_parameters(self, w: NDArray[Any], model: MLP, rows: DatasetInfo) -> None:
         if not np.isfinite(w).all():
             raise DivergedError(
                 "The parameters became NaN or infinite. Lower learning_rate_init, or scale the "
@@ -291,7 +291,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
 
     # -- rounds --------------------------------------------------------------------------------
 
-    def _problem(self, rows: Rows) -> tuple[MLP, Solver]:
+    def _problem(self, rows: DatasetInfo) -> tuple[MLP, Solver]:
         params = self._all_params()
         goes_on = self._goes_on()
         if goes_on:
@@ -302,7 +302,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
             penalty, int(params["max_iter"]), float(params["tol"]), int(params["max_fun"])
         )
 
-    def _check_going_on(self, rows: Rows) -> None:
+    def _check_going_on(self, rows: DatasetInfo) -> None:
         if rows.classes is not None and not np.array_equal(rows.classes, self.classes_):
             raise InvalidDataError(
                 "warm_start can only be used where `y` has the same classes as in the previous "
@@ -310,12 +310,12 @@ class BaseMLP(BaseNetwork, BaseRounds):
                 "warm_start=False, or use a new estimator."
             )
 
-    def _start(self, model: MLP, rows: Rows) -> NDArray[Any] | None:
+    def _start(self, model: MLP, rows: DatasetInfo) -> NDArray[Any] | None:
         if self._goes_on():
             return self._parameters(self._state)
         return model.init(self._seed(), rows.survey.dtype)
 
-    def _set_fitted(self, solution: Solution, model: MLP, rows: Rows) -> None:
+    def _set_fitted(self, solution: Solution, model: MLP, rows: DatasetInfo) -> None:
         w = solution.w.astype(rows.survey.dtype)
         more = self._goes_on()
         self._set_parameters(w, model, rows)

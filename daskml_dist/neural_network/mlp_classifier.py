@@ -16,7 +16,7 @@ from daskml_dist.optimizers import Optimizer
 from daskml_dist.parameters.run import Run
 from daskml_dist.policies import Pipeline, Policy
 from daskml_dist.schedules import Schedule
-from daskml_dist.training.rows import Rows
+from daskml_dist.training.dataset_info import DatasetInfo
 
 __all__ = ["MLPClassifier"]
 
@@ -193,7 +193,7 @@ class MLPClassifier(NetworkClassifier, BaseMLP):
     def _loss(self) -> Loss:
         return LogLoss()
 
-    def _n_outputs(self, rows: Rows) -> int:
+    def _n_outputs(self, rows: DatasetInfo) -> int:
         assert rows.classes is not None
         n_classes = len(rows.classes)
         return 1 if n_classes == 2 and not self._several else n_classes

@@ -17,7 +17,7 @@ from daskml_dist.optimizers import Optimizer
 from daskml_dist.parameters.run import Run
 from daskml_dist.policies import Pipeline, Policy
 from daskml_dist.schedules import Schedule
-from daskml_dist.training.rows import Rows
+from daskml_dist.training.dataset_info import DatasetInfo
 
 __all__ = ["MLPRegressor"]
 
@@ -200,7 +200,7 @@ class MLPRegressor(NetworkRegressor, BaseMLP):
     def _inverse_link(self) -> Callable[[NDArray[Any]], NDArray[Any]]:
         return self._loss().inverse_link
 
-    def _n_outputs(self, rows: Rows) -> int:
+    def _n_outputs(self, rows: DatasetInfo) -> int:
         self._loss().check_target(rows.survey.target_range)
         return rows.survey.n_targets or 1
 

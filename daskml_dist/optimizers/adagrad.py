@@ -69,7 +69,7 @@ class Adagrad(Optimizer):
         return (float(self.epsilon),)
 
     @staticmethod
-    def at_entry(state: Any, k: int, grad: Any, lr: Any, numbers: Any) -> Any:
+    def elementwise_update(state: Any, k: int, grad: Any, lr: Any, numbers: Any) -> Any:
         """Take one step in entry k."""
         accumulator = state[1][k] + grad * grad
         rate = lr / (math.sqrt(accumulator) + numbers[0])
@@ -140,7 +140,7 @@ class NAG(Optimizer):
         slots["scale"] = scale
 
     @staticmethod
-    def at_entry(state: Any, k: int, grad: Any, lr: Any, numbers: Any) -> Any:
+    def elementwise_update(state: Any, k: int, grad: Any, lr: Any, numbers: Any) -> Any:
         """Take one step in entry k."""
         scale = state[2][k]
         # In units of the scale, so that squares neither overflow nor vanish in float32.

@@ -57,7 +57,7 @@ class Adam(Optimizer):
         return p, 1 - p, q, 1 - q, 1 / (1 - p**step), (1 - q**step) ** -0.5, self.epsilon
 
     @staticmethod
-    def at_entry(state: Any, k: int, grad: Any, lr: Any, numbers: Any) -> Any:
+    def elementwise_update(state: Any, k: int, grad: Any, lr: Any, numbers: Any) -> Any:
         """Take one step in entry k."""
         return _step_by_moments(state, k, grad, lr, numbers)
 
@@ -101,7 +101,7 @@ class AdamW(Adam):
         return *super().numbers(step), self.weight_decay
 
     @staticmethod
-    def at_entry(state: Any, k: int, grad: Any, lr: Any, numbers: Any) -> Any:
+    def elementwise_update(state: Any, k: int, grad: Any, lr: Any, numbers: Any) -> Any:
         """Take one step in entry k."""
         state[0][k] -= lr * numbers[7] * state[0][k]
         return _step_by_moments(state, k, grad, lr, numbers)

@@ -22,7 +22,7 @@ Slots = dict[str, Array]
 class Optimizer(NamedParameters):
     """Base class of the optimizers: a rule that turns gradients into steps.
 
-    The rule is `at_entry`, written once: compiled loops call it for each parameter, and
+    The rule is `elementwise_update`, written once: compiled loops call it for each parameter, and
     :meth:`update` runs the same lines on whole arrays, to the same bits. An optimizer that cannot
     say it so has a ``_descend(w, grad, slots, lr, step)`` instead, which moves `w` in place and
     returns the step size.
@@ -45,19 +45,20 @@ class Optimizer(NamedParameters):
         Whether a pass over the rows tells it the scale of each feature before the first step.
     adaptive : bool
         Whether its steps have the size of the learning rate, whatever the gradient's scale.
-    at_entry : function or None
-        Static, ``at_entry(state, k, grad, lr, numbers)``: a step in entry k, in place, without
-        l1. `state` is `w` and then the slots in the order of `slot_names`, `numbers` what
+    elementwise_update : function or None
+        Static, ``elementwise_update(state, k, grad, lr, numbers)``: a step in entry k, in place,
+        without l1. `state` is `w` and then the slots in the order of `slot_names`, `numbers` what
         :meth:`numbers` returns, in the dtype of `w` like `lr`. Returns the step size: the factor of
         a constant gradient in the long run, so that fixed points under l1 are minima. Arithmetic,
         `math`, `min`, `max` and `backends.entries.where` only, and no branches, so that numba
         compiles it, and arrays can take the place of entries. All numbers are `lr` and those of
         `numbers`, since another's dtype could widen the result; what follows from these alone is
         made in :meth:`numbers`.
-    at_entry_l1 : function or None
-        Static, ``at_entry_l1(state, k, grad, lr, l1, numbers)``: a step under an l1 penalty of
-        which the optimizer keeps account, at a rate that is not 0. None: `at_entry`, and then the
-        penalty's proximal operator, which gives exact zeros (Duchi and Singer 2009).
+    elementwise_update_l1 : function or None
+        Static, ``elementwise_update_l1(state, k, grad, lr, l1, numbers)``: a step under an l1
+        penalty of which the optimizer keeps account, at a rate that is not 0. None:
+        `elementwise_update`, and then the penalty's proximal operator, which gives exact zeros
+        (Duchi and Singer 2009).
     single_rows : bool
         Whether rows may be steps of their own, by threads that race: a parameter that a row does
         not touch stays, and whatever state is lost, no step is longer than from a new state.
@@ -77,22 +78,22 @@ class Optimizer(NamedParameters):
     slot_names: ClassVar[tuple[str, ...]] = ()
     uses_scales: ClassVar[bool] = False
     adaptive: ClassVar[bool] = False
-    at_entry: ClassVar[Any] = None
-    at_entry_l1: ClassVar[Any] = None
+    elementwise_update: ClassVar[Any] = None
+    elementwise_update_l1: ClassVar[Any] = None
     single_rows: ClassVar[bool] = False
-    #: `at_entry` and `at_entry_l1` as :meth:`update` has them.
+    #: `elementwise_update` and `elementwise_update_l1` as :meth:`update` has them.
     _rules: ClassVar[tuple[Any, Any]] = (None, None)
 
     def __init_subclass__(cls) -> None:
         # A rule that is written anew is not its parent's, in part or in another form.
         own = cls.__dict__.keys()
-        if {"_descend", "at_entry"} & own:
-            for name in {"at_entry", "at_entry_l1"} - own:
+        if {"_descend", "elementwise_update"} & own:
+            for name in {"elementwise_update", "elementwise_update_l1"} - own:
                 setattr(cls, name, None)
-            cls._rules = cls.at_entry, cls.at_entry_l1
+            cls._rules = cls.elementwise_update, cls.elementwise_update_l1
         # What is done around the parent's `update`, no loop does; the parent goes by its own rules.
-        if "update" in own and "at_entry" not in own:
-            cls.at_entry = cls.at_entry_l1 = None
+        if "update" in own and "elementwise_update" not in own:
+            cls.elementwise_update = cls.elementwise_update_l1 = None
 
     def numbers(self, step: int) -> tuple[float, ...]:
         """Numbers that a step (from 1) needs for each entry; given to it in the dtype of `w`."""
@@ -162,7 +163,7 @@ class Optimizer(NamedParameters):
             soft_threshold(w, rate * l1)
 
     def _descend(self, w: Array, grad: Array, slots: Slots, lr: Any, step: int) -> Any:
-        """`at_entry` on whole arrays."""
+        """`elementwise_update` on whole arrays."""
         move, state, rate, numbers = self._over(self._rules[0], w, slots, lr, step)
         return move(state, ..., grad, rate, numbers)
 

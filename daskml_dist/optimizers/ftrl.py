@@ -53,7 +53,7 @@ class FTRL(Optimizer):
         return (self.beta,)
 
     @staticmethod
-    def at_entry(state: Any, k: int, grad: Any, lr: Any, numbers: Any) -> Any:
+    def elementwise_update(state: Any, k: int, grad: Any, lr: Any, numbers: Any) -> Any:
         """Take one step in entry k."""
         n = state[1][k] + grad * grad
         rate = lr / (math.sqrt(n) + numbers[0])
@@ -62,7 +62,9 @@ class FTRL(Optimizer):
         return rate
 
     @staticmethod
-    def at_entry_l1(state: Any, k: int, grad: Any, lr: Any, l1: Any, numbers: Any) -> None:
+    def elementwise_update_l1(
+        state: Any, k: int, grad: Any, lr: Any, l1: Any, numbers: Any
+    ) -> None:
         """Take one step in entry k."""
         n = state[1][k] + grad * grad
         state[1][k] = n

@@ -35,7 +35,7 @@ class SGD(Optimizer):
         return _SparseSGD()
 
     @staticmethod
-    def at_entry(state: Any, k: int, grad: Any, lr: Any, numbers: Any) -> Any:
+    def elementwise_update(state: Any, k: int, grad: Any, lr: Any, numbers: Any) -> Any:
         """Take one step in entry k."""
         state[0][k] -= lr * grad
         return lr
@@ -72,7 +72,7 @@ class Momentum(Optimizer):
         return self.momentum, 1 / (1 - self.momentum)
 
     @staticmethod
-    def at_entry(state: Any, k: int, grad: Any, lr: Any, numbers: Any) -> Any:
+    def elementwise_update(state: Any, k: int, grad: Any, lr: Any, numbers: Any) -> Any:
         """Take one step in entry k."""
         velocity = numbers[0] * state[1][k] + grad
         state[1][k] = velocity
@@ -103,7 +103,7 @@ class Nesterov(Momentum):
     name = "nesterov"
 
     @staticmethod
-    def at_entry(state: Any, k: int, grad: Any, lr: Any, numbers: Any) -> Any:
+    def elementwise_update(state: Any, k: int, grad: Any, lr: Any, numbers: Any) -> Any:
         """Take one step in entry k."""
         velocity = numbers[0] * state[1][k] + grad
         state[1][k] = velocity
@@ -120,9 +120,11 @@ class _SparseSGD(FTRL):
     default_learning_rate = SGD.default_learning_rate
     slot_names = ("dual", "bound")
 
-    at_entry = staticmethod(SGD.at_entry)
+    elementwise_update = staticmethod(SGD.elementwise_update)
 
     @staticmethod
-    def at_entry_l1(state: Any, k: int, grad: Any, lr: Any, l1: Any, numbers: Any) -> None:
+    def elementwise_update_l1(
+        state: Any, k: int, grad: Any, lr: Any, l1: Any, numbers: Any
+    ) -> None:
         """Take one step in entry k."""
         keep_account(state[0], state[1], state[2], k, grad, lr, l1)

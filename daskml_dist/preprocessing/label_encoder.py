@@ -21,7 +21,7 @@ from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, as_ours
 from daskml_dist.errors.names import NamedParameters
-from daskml_dist.errors.sklearn_errors import TellsErrors, check_fitted
+from daskml_dist.errors.sklearn_errors import TranslatesSklearnErrors, check_fitted
 from daskml_dist.estimators.export import Exported
 from daskml_dist.inference.transform import map_blocks
 
@@ -29,7 +29,7 @@ __all__ = ["LabelEncoder"]
 
 
 class LabelEncoder(
-    TellsErrors,
+    TranslatesSklearnErrors,
     NamedParameters,
     Exported,
     preprocessing.LabelEncoder,

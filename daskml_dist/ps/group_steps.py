@@ -122,7 +122,7 @@ class GroupSteps:
     def _cut(self, on_host: bool, l1: Any) -> list[_Piece]:
         """Pieces of the rows; the whole group, where its optimizer may look at all entries."""
         n_rows, width = self._w.shape
-        of_entries = on_host and self.group.optimizer.at_entry is not None
+        of_entries = on_host and self.group.optimizer.elementwise_update is not None
         most = max(_ENTRIES // width, 1) if of_entries else n_rows
         return [
             _Piece(

@@ -84,7 +84,7 @@ class Group:
         rate : float
             Learning rate, with the group's own factor, without those of the columns.
         """
-        if not self.rates or self.optimizer.at_entry is not None:
+        if not self.rates or self.optimizer.elementwise_update is not None:
             self.optimizer.update(w, grad, slots, self.by_column(rate, w), number, l1)
             return
         for k, factor in enumerate(self.rates):  # it may do anything with a number

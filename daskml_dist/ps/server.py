@@ -26,7 +26,7 @@ from daskml_dist.ps.ledger import PassLedger, PassReport
 from daskml_dist.ps.messages import Call, CallReply, Reply, Request, Status, ok
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
-from daskml_dist.ps.snapshots import KEPT, Holding, ServerSnapshot, standby_of
+from daskml_dist.ps.snapshots import KEPT, AvailableSnapshots, ServerSnapshot, standby_of
 from daskml_dist.ps.state import ServerState
 
 __all__ = ["ParameterServer"]
@@ -305,7 +305,7 @@ class ParameterServer:
 
     # -- the client ----------------------------------------------------------------------------
 
-    def pause(self, generation: int) -> Holding:
+    def pause(self, generation: int) -> AvailableSnapshots:
         """Refuse every message of an earlier generation, and tell what could be gone on from.
 
         Whoever waits is told that its generation is stale.
@@ -321,7 +321,7 @@ class ParameterServer:
             ready = self._callers.refuse(Status.STALE_GENERATION)
         for answer in ready:
             answer()
-        return Holding(now, clocks)
+        return AvailableSnapshots(now, clocks)
 
     def renew(
         self,

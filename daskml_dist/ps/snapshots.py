@@ -9,8 +9,16 @@ from dataclasses import dataclass, field, replace
 from daskml_dist.ps.ledger import LEDGER_PARTS, LedgerSnapshot
 from daskml_dist.ps.shard_state import ShardSnapshot
 
-__all__ = ["KEPT", "SENT", "Holding", "LaneSnapshot", "ServerSnapshot", "Snapshots", "standby_of",
-           "whole"]  # fmt: skip
+__all__ = [
+    "KEPT",
+    "SENT",
+    "AvailableSnapshots",
+    "LaneSnapshot",
+    "ServerSnapshot",
+    "Snapshots",
+    "standby_of",
+    "whole",
+]
 
 #: Snapshots that are kept of one server of several: in lock-step these are one round apart at
 #: most, so the last three of each have one in common.
@@ -92,7 +100,7 @@ SENT: tuple[type, ...] = (ServerSnapshot, LaneSnapshot, ShardSnapshot, *LEDGER_P
 
 
 @dataclass(frozen=True)
-class Holding:
+class AvailableSnapshots:
     """Places that a server could go on from.
 
     Parameters

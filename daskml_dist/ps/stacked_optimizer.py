@@ -27,7 +27,7 @@ class StackedOptimizer(Optimizer):
     Parameters
     ----------
     each : Optimizer
-        With an `at_entry`.
+        With an `elementwise_update`.
     schedules : tuple of callable
         Of (step, passes); different ones.
     schedule_of : ndarray of int of shape (n_columns,)
@@ -88,10 +88,15 @@ class StackedOptimizer(Optimizer):
             grad += l1 * l2_strength * w
         if penalised and self.l1.any():
             strengths = l1 * l1_strength
-            if kind.at_entry_l1 is not None:
-                of_arrays(kind.at_entry_l1, xp)(state, ..., grad, rate, strengths, coefficients)
+            if kind.elementwise_update_l1 is not None:
+                of_arrays(kind.elementwise_update_l1, xp)(
+                    state, ..., grad, rate, strengths, coefficients
+                )
                 return
-            most = of_arrays(kind.at_entry, xp)(state, ..., grad, rate, coefficients) * strengths
+            most = (
+                of_arrays(kind.elementwise_update, xp)(state, ..., grad, rate, coefficients)
+                * strengths
+            )
             soft_threshold(w, most)
             return
-        of_arrays(kind.at_entry, xp)(state, ..., grad, rate, coefficients)
+        of_arrays(kind.elementwise_update, xp)(state, ..., grad, rate, coefficients)

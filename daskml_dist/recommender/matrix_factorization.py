@@ -28,9 +28,9 @@ from daskml_dist.recommender._moving import moved
 from daskml_dist.recommender._scores import Fitted
 from daskml_dist.recommender._streaming import StreamedPairs
 from daskml_dist.schedules import Constant, Schedule
+from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.engine import Engine
 from daskml_dist.training.plan import make_target_shift
-from daskml_dist.training.rows import Rows
 from daskml_dist.training.run_settings import RunSettings
 from daskml_dist.training.settings import Settings
 
@@ -299,13 +299,13 @@ class MatrixFactorization(StreamedPairs, BaseRecommender, BaseSteps):
 
     def _rows(
         self, engine: Engine, run: RunSettings, classes: Any, class_weight: Any, weighted: bool
-    ) -> Rows:
+    ) -> DatasetInfo:
         pairs = engine.cut_keys(run.n_lanes)
         assert isinstance(pairs, NumberedPairs)
         self._ids = pairs.ids
         return super()._rows(engine, run, classes, class_weight, weighted)
 
-    def _model(self, rows: Rows, last: RatedPairs | None) -> RatedPairs:
+    def _model(self, rows: DatasetInfo, last: RatedPairs | None) -> RatedPairs:
         loss, survey = self._loss(), rows.survey
         loss.check_target(survey.target_range)
         if self.implicit:
@@ -320,7 +320,7 @@ class MatrixFactorization(StreamedPairs, BaseRecommender, BaseSteps):
         drawn = (int(self.negatives), bool(self.pairwise)) if self.implicit else (0, False)
         return RatedPairs(n_users, n_items, int(self.rank), loss, reg, biased, offset, *drawn)
 
-    def _over_lanes(self, settings: Settings, rows: Rows, lanes: list[LaneSpec]) -> Settings:
+    def _over_lanes(self, settings: Settings, rows: DatasetInfo, lanes: list[LaneSpec]) -> Settings:
         if not settings.auto_rate:
             return settings
         optimizer = settings.optimizer
@@ -332,7 +332,7 @@ class MatrixFactorization(StreamedPairs, BaseRecommender, BaseSteps):
             rate *= (_RANK * spread / self.rank) ** 0.5
         return replace(settings, schedule=Constant(rate), auto_rate=False)
 
-    def _initial(self, rows: Rows, settings: Settings) -> ShardState | None:
+    def _initial(self, rows: DatasetInfo, settings: Settings) -> ShardState | None:
         """The last fit's state at the places of the ids of this one; new ids begin anew."""
         state: ShardState | None = super()._initial(rows, settings)
         if state is None:
@@ -354,7 +354,7 @@ class MatrixFactorization(StreamedPairs, BaseRecommender, BaseSteps):
     def _row_shape(self) -> tuple[int, ...]:
         return (2,)
 
-    def _set_parameters(self, w: NDArray[Any], model: RatedPairs, rows: Rows) -> None:
+    def _set_parameters(self, w: NDArray[Any], model: RatedPairs, rows: DatasetInfo) -> None:
         if not np.isfinite(w).all():
             raise DivergedError(
                 "Factors became NaN or infinite. Lower learning_rate, raise reg_param, or set clip."

@@ -33,7 +33,7 @@ from daskml_dist.serving.heads import Head, Heads
 from daskml_dist.serving.http import (
     CLOSE,
     JSON,
-    Gone,
+    ClientDisconnectedError,
     Receive,
     Send,
     check_token,
@@ -134,7 +134,7 @@ class App:
         call = Call(scope["method"], scope["path"], dict(scope["headers"]), scope.get("client"))
         try:
             said = await self._answer(call, receive)
-        except Gone:
+        except ClientDisconnectedError:
             return
         except Exception as error:
             said = refusal(error, call)

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from daskml_dist.errors import RequestError
-from daskml_dist.serving.http import CLOSE, Gone, Receive
+from daskml_dist.serving.http import CLOSE, ClientDisconnectedError, Receive
 
 __all__ = ["Bodies"]
 
@@ -50,7 +50,7 @@ class Bodies:
         RequestError
             413: it is larger than a body may be, expanded or not; 408: it did not come in time;
             503: there is no room for it now; 415: another encoding; 400: damaged.
-        Gone
+        ClientDisconnectedError
         """
         encoding = headers.get(b"content-encoding", b"identity").strip().lower()
         if encoding not in _ENCODINGS:
@@ -83,7 +83,7 @@ class Bodies:
         while is_more:
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise Gone
+                raise ClientDisconnectedError
             piece, is_more = message.get("body", b""), message.get("more_body", False)
             left -= len(piece)
             if left < 0:

@@ -18,7 +18,7 @@ __all__ = [
     "CLOSE",
     "JSON",
     "LINGER",
-    "Gone",
+    "ClientDisconnectedError",
     "Receive",
     "Send",
     "check_token",
@@ -40,7 +40,7 @@ _ENCODER = msgspec.json.Encoder()
 LINGER = 5.0
 
 
-class Gone(Exception):
+class ClientDisconnectedError(Exception):
     """The client has left, and nobody waits for an answer."""
 
 

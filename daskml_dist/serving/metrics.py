@@ -64,7 +64,7 @@ class Metrics:
         self._served: dict[str, str] = {}
         self._lock = threading.Lock()
         self._slot = 0
-        self._board = _Board(n_slots) if n_slots > 1 else None
+        self._board = _SharedCounters(n_slots) if n_slots > 1 else None
         self._is_full = False
 
     def count(self, model: str, version: str, code: int) -> None:
@@ -164,7 +164,7 @@ class Metrics:
                     del series[key]
 
 
-class _Board:
+class _SharedCounters:
     """Rooms of memory that forked processes share, one a process: two halves and which holds."""
 
     _HEAD = struct.Struct("<QQQ")  # changes so far, bytes in each half

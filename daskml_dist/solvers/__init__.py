@@ -5,17 +5,17 @@ from __future__ import annotations
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.nearest import nearest
 from daskml_dist.solvers.base import (
-    OwnedStatistic,
     PenalisedSolver,
     RangedSolver,
+    ReduceScatterStatistic,
     RowState,
     Solution,
     Solver,
     Statistic,
     Sums,
 )
-from daskml_dist.solvers.boosting import Boosting
 from daskml_dist.solvers.coordinate_descent import CoordinateDescent
+from daskml_dist.solvers.gradient_boosting import Boosting
 from daskml_dist.solvers.lbfgs import LBFGS
 from daskml_dist.solvers.least_squares import OrdinaryLeastSquares, RidgeLeastSquares
 from daskml_dist.solvers.newton import NewtonCholesky
@@ -26,9 +26,9 @@ __all__ = [
     "Boosting",
     "CoordinateDescent",
     "OrdinaryLeastSquares",
-    "OwnedStatistic",
     "PenalisedSolver",
     "RangedSolver",
+    "ReduceScatterStatistic",
     "RidgeLeastSquares",
     "RowState",
     "Solution",

@@ -21,10 +21,10 @@ from daskml_dist.models.base import BatchRows
 from daskml_dist.penalties import Penalty
 
 __all__ = [
-    "OwnedStatistic",
     "PenalisedSolver",
     "RangedSolver",
     "Ranges",
+    "ReduceScatterStatistic",
     "RowState",
     "Solution",
     "Solver",
@@ -189,7 +189,7 @@ class Statistic(ABC):
         return self.shape(model)
 
 
-class OwnedStatistic(Statistic):
+class ReduceScatterStatistic(Statistic):
     """A sum that nobody needs whole: each trainer finishes a range of it, and hands that on.
 
     Histograms, of which the best splits are asked for, or rows of a matrix that is factored. The
@@ -199,8 +199,8 @@ class OwnedStatistic(Statistic):
     Examples
     --------
     >>> import numpy as np
-    >>> from daskml_dist.solvers import OwnedStatistic
-    >>> class RowsOfMeans(OwnedStatistic):
+    >>> from daskml_dist.solvers import ReduceScatterStatistic
+    >>> class RowsOfMeans(ReduceScatterStatistic):
     ...     def shape(self, model):
     ...         return (3, 2)  # of each class: a sum, and its rows
     ...     def add(self, model, rows, out, backend):

@@ -12,7 +12,7 @@ from daskml_dist.errors import InvalidDataError
 from daskml_dist.models.bins import Bins, edges_of
 from daskml_dist.models.hashed import draws
 from daskml_dist.solvers.binned_rows import chosen
-from daskml_dist.solvers.hold_out import Aside
+from daskml_dist.solvers.hold_out import HoldoutMask
 from daskml_dist.solvers.own_rows import OwnRows
 from daskml_dist.solvers.sampled_columns import dealt_columns
 
@@ -35,7 +35,7 @@ def find_bins(
     max_bins: int,
     categories: Sequence[NDArray[np.float64] | None],
     seed: int,
-    aside: Aside | None,
+    aside: HoldoutMask | None,
     n_used: float,
     edges_by: EdgesBy = edges_of,
 ) -> Bins:
@@ -48,7 +48,7 @@ def find_bins(
     categories : sequence of ndarray of float64, or None
         Of each feature, sorted; empty where they are to be looked for. None: it is a number.
     seed : int
-    aside : Aside or None
+    aside : HoldoutMask or None
         Rows that are not to be looked at.
     n_used : float
         How many the others are, roughly.
@@ -81,7 +81,7 @@ def find_bins(
 
 
 def _sampled(
-    rows: OwnRows, seed: int, aside: Aside | None, n_used: float
+    rows: OwnRows, seed: int, aside: HoldoutMask | None, n_used: float
 ) -> tuple[list[Any], Any, Array]:
     """Rows of the own lanes, somewhat more than are needed; their weights and numbers."""
     share = 1.0 if n_used <= SAMPLE else min(1.0, _MORE * SAMPLE / n_used)
@@ -94,7 +94,10 @@ def _sampled(
 
 
 def _categories(
-    rows: OwnRows, max_bins: int, given: Sequence[NDArray[np.float64] | None], aside: Aside | None
+    rows: OwnRows,
+    max_bins: int,
+    given: Sequence[NDArray[np.float64] | None],
+    aside: HoldoutMask | None,
 ) -> list[NDArray[np.float64] | None]:
     """Categories of all rows that the user gave for the fit, where they are not known."""
     found = list(given)
@@ -118,7 +121,7 @@ def _categories(
 
 
 def _distinct(
-    rows: OwnRows, lane: int, asked: list[int], max_bins: int, strange: Aside | None
+    rows: OwnRows, lane: int, asked: list[int], max_bins: int, strange: HoldoutMask | None
 ) -> list[Array]:
     """Distinct values of some features of a lane, as many as tell that they are too many."""
     found, is_strange = [np.empty(0) for _ in asked], None if strange is None else strange.reader()
@@ -145,7 +148,7 @@ def _joined(rows: OwnRows, own: list[NDArray[np.float64]]) -> tuple[NDArray[np.f
 
 
 def _of_lane(
-    rows: OwnRows, lane: int, seed: int, last: np.uint64, aside: Aside | None
+    rows: OwnRows, lane: int, seed: int, last: np.uint64, aside: HoldoutMask | None
 ) -> list[tuple[Array, Array, Array]]:
     """Rows of a lane, block by block, their weights (empty where there are none) and numbers."""
     found, is_aside = [], None if aside is None else aside.reader()

@@ -12,7 +12,7 @@ from daskml_dist.backends.binning import put_in_bins
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.bins import Bins
 from daskml_dist.models.hashed import draws
-from daskml_dist.solvers.hold_out import Aside
+from daskml_dist.solvers.hold_out import HoldoutMask
 from daskml_dist.solvers.own_rows import OwnRows
 
 __all__ = ["BinnedRows", "binned", "chosen", "tiles"]
@@ -121,7 +121,7 @@ class BinnedRows:
 
 
 def binned(
-    rows: OwnRows, lane: int, bins: Bins, aside: Aside | None, numbered: bool = False
+    rows: OwnRows, lane: int, bins: Bins, aside: HoldoutMask | None, numbered: bool = False
 ) -> tuple[BinnedRows, BinnedRows | None]:
     """Bins of a lane's rows, and of those that are kept aside for validation."""
     most = rows.count(lane)

@@ -16,7 +16,7 @@ from daskml_dist.solvers.base import Array, Solution, Solver, State, Statistic, 
 from daskml_dist.solvers.moments import Moments
 from daskml_dist.solvers.of_splits import OfSplits
 from daskml_dist.solvers.reduction import MAX_LOOKS, Reduced, reduce_rows
-from daskml_dist.solvers.stacked import Column, StackedSolver
+from daskml_dist.solvers.stacked import Candidate, StackedSolver
 
 __all__ = ["FoldedReduction", "Grid", "grid_of"]
 
@@ -105,7 +105,7 @@ class FoldedReduction(Solver):
         for split, weight in enumerate(n_rows):
             l2 = self._least(first[split], d, model.each.fit_intercept)
             solver = _Reduction(self.eps, self.sparse, l2 * weight if self.of_mean else l2)
-            columns.append(Column(split, solver, float(weight)))
+            columns.append(Candidate(split, solver, float(weight)))
         found = StackedSolver(tuple(columns)).solve(model, _Known(sums, first), None)
         reduced = [extra["reduced"] for *_, extra in found.extra["columns"]]
         return Solution(np.zeros(0), extra={"reduced": reduced, "n_rows": np.array(n_rows)})

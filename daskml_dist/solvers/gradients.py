@@ -12,7 +12,7 @@ from daskml_dist.backends.trees import CONSTANT, EXACT, ROUNDED, TreeRows
 from daskml_dist.errors import DivergedError
 from daskml_dist.models.hashed import draws
 from daskml_dist.solvers.bin_sample import SAMPLE
-from daskml_dist.solvers.boost_losses import BoostLoss
+from daskml_dist.solvers.boosting_losses import BoostLoss
 from daskml_dist.solvers.own_rows import OwnRows
 
 __all__ = ["Gradients"]

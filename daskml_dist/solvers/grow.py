@@ -26,7 +26,7 @@ from daskml_dist.models.bins import Bins
 from daskml_dist.models.hashed import draws
 from daskml_dist.models.trees import Tree, goes_left
 from daskml_dist.solvers.binned_rows import BinnedRows
-from daskml_dist.solvers.leaves import Growth, Leaf, TreeBuilder
+from daskml_dist.solvers.leaves import Leaf, TreeBuilder, TreeParams
 from daskml_dist.solvers.own_rows import OwnRows
 
 __all__ = ["Grower"]
@@ -54,7 +54,7 @@ class Grower:
     rooms : sequence of BinnedRows
         Of each own lane, with gradients in ``extra["packed"]`` (`tree_kernels.quantise`).
     bins : Bins
-    growth : Growth
+    growth : TreeParams
     missing : ndarray of uint8 of shape (n_features,)
         Whether a feature has missing values.
     constant : bool
@@ -68,7 +68,7 @@ class Grower:
     """
 
     def __init__(
-        self, rows: OwnRows, rooms: Sequence[BinnedRows], bins: Bins, growth: Growth,
+        self, rows: OwnRows, rooms: Sequence[BinnedRows], bins: Bins, growth: TreeParams,
         missing: NDArray[np.uint8], constant: bool, device: TreeDevice,
     ) -> None:  # fmt: skip
         self._rows, self._bins, self._growth, self._device = rows, bins, growth, device

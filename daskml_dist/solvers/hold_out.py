@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from daskml_dist.models.hashed import draws
 from daskml_dist.solvers.own_rows import OwnRows
 
-__all__ = ["Aside", "HoldOut", "LastRows", "allotted"]
+__all__ = ["HoldOut", "HoldoutMask", "LastRows", "allotted"]
 
 #: Number of the first of some neighbours, and their targets: says of each whether it is kept aside.
 IsAside = Callable[[int, NDArray[Any]], NDArray[np.bool_]]
@@ -30,7 +30,7 @@ _TILE = 1 << 20
 _SURE = 10.0
 
 
-class Aside(Protocol):
+class HoldoutMask(Protocol):
     """Rows that are kept aside.
 
     Attributes
@@ -47,7 +47,7 @@ class Aside(Protocol):
     def reader(self) -> IsAside:
         """Function for one pass over rows, those of each block in their order."""
 
-    def located(self, rows: OwnRows) -> Aside:
+    def located(self, rows: OwnRows) -> HoldoutMask:
         """The same rows, told from others wherever the parts begin that these trainers have.
 
         All trainers call it.
@@ -60,7 +60,7 @@ class Aside(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class LastRows(Aside):
+class LastRows(HoldoutMask):
     """Rows behind those of the fit.
 
     Parameters
@@ -90,7 +90,7 @@ class LastRows(Aside):
 
 
 @dataclass(frozen=True, eq=False)
-class HoldOut(Aside):
+class HoldOut(HoldoutMask):
     """Rows of each class, drawn.
 
     Parameters

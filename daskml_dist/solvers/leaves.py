@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from daskml_dist.models.bins import Bins
 from daskml_dist.models.trees import Tree
 
-__all__ = ["Growth", "Leaf", "TreeBuilder"]
+__all__ = ["Leaf", "TreeBuilder", "TreeParams"]
 
 Array = NDArray[Any]
 #: What was found of a node that is not split.
@@ -21,7 +21,7 @@ _NONE = [-1] * 7
 
 
 @dataclass(frozen=True, eq=False)
-class Growth:
+class TreeParams:
     """Bounds of a tree's growth; see `HistGradientBoostingRegressor`.
 
     Parameters

@@ -19,11 +19,11 @@ from daskml_dist.backends.namespace import cast, scalar
 from daskml_dist.errors import DivergedError
 from daskml_dist.models.base import BatchRows
 from daskml_dist.solvers.base import Array, RowState, Solution, Solver, Statistic, Sums
-from daskml_dist.solvers.race import FirstRows, some_rows
+from daskml_dist.solvers.bottom_k_sampling import BottomKSample, some_rows
 from daskml_dist.solvers.rows import to_rows
 from daskml_dist.solvers.seeds import CandidateWeights, Seeds, choose
 
-__all__ = ["Assignment", "Farthest", "KMeansSolver", "RowBounds"]
+__all__ = ["CentroidAssignment", "Farthest", "KMeansSolver", "RowBounds"]
 
 #: Squared mean, of the rows' variance, from which they are looked at again, nearer to it.
 _FAR = 100.0
@@ -55,7 +55,7 @@ class RowBounds(RowState):
 
 
 @dataclass(frozen=True, eq=False)
-class Assignment(Statistic):
+class CentroidAssignment(Statistic):
     """Weight and weighted sum of the rows of each centre; last, the sum of squared distances.
 
     Parameters
@@ -102,14 +102,14 @@ class Assignment(Statistic):
 
 
 @dataclass(frozen=True, eq=False)
-class Farthest(FirstRows):
+class Farthest(BottomKSample):
     """The rows farthest from their centres: ``[squared distance, centre, weight, *row]``.
 
     Parameters
     ----------
     n_rows : int
     centres, shift
-        As of `Assignment`.
+        As of `CentroidAssignment`.
     """
 
     centres: Array
@@ -208,7 +208,7 @@ class KMeansSolver(Solver):
     @staticmethod
     def _moments(sums: Sums, origin: Array, shift: Array | None) -> tuple[Array, float]:
         """Mean, less the shift, and variance of all features together."""
-        found = sums(Assignment(origin, shift))
+        found = sums(CentroidAssignment(origin, shift))
         if not np.isfinite(found).all():
             raise DivergedError(
                 "The squares of the rows overflow. Scale the features (StandardScaler), or use "
@@ -238,7 +238,7 @@ class KMeansSolver(Solver):
     @staticmethod
     def _assigned(at: _Runs, sums: Sums) -> Array:
         before, at.asked = at.asked, at.centres
-        return sums(Assignment(at.centres, at.shift, before))
+        return sums(CentroidAssignment(at.centres, at.shift, before))
 
     def _means(self, found: Array, at: _Runs, sums: Sums) -> Array:
         """Mean of each centre's rows; one without rows goes to the row farthest from its own."""

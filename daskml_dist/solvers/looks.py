@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from daskml_dist.solvers.base import Array, Solution, Solver, Sums
-from daskml_dist.solvers.lloyd import Assignment
+from daskml_dist.solvers.lloyd import CentroidAssignment
 from daskml_dist.solvers.seeds import Seeds
 
 __all__ = ["Inertia", "Sample"]
@@ -61,4 +61,4 @@ class Inertia(Solver):
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         """The sum, alone in an array."""
-        return Solution(np.array([sums(Assignment(self.centres, self.shift))[-1, 0]]))
+        return Solution(np.array([sums(CentroidAssignment(self.centres, self.shift))[-1, 0]]))

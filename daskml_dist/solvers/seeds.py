@@ -30,7 +30,7 @@ from daskml_dist.backends.namespace import (
 )
 from daskml_dist.models.base import BatchRows
 from daskml_dist.solvers.base import Array, RowState, Statistic
-from daskml_dist.solvers.race import FirstRows, drawn, some_rows
+from daskml_dist.solvers.bottom_k_sampling import BottomKSample, drawn, some_rows
 from daskml_dist.solvers.rows import is_sparse, to_rows
 
 __all__ = ["CandidateWeights", "Closest", "Seeds", "choose"]
@@ -105,7 +105,7 @@ class _OfCandidates(Statistic):
 
 
 @dataclass(frozen=True, eq=False)
-class Seeds(_OfCandidates, FirstRows):
+class Seeds(_OfCandidates, BottomKSample):
     """Rows drawn by their squared distance to the closest candidate; the first ones uniformly.
 
     Parameters

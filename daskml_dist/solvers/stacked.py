@@ -20,12 +20,12 @@ from daskml_dist.solvers.lock_step import Seat, in_lock_step
 from daskml_dist.solvers.newton import LossHessian
 from daskml_dist.solvers.objective import LossGradient
 from daskml_dist.solvers.of_splits import OfSplits
-from daskml_dist.solvers.stacked_columns import Column, Gradients
+from daskml_dist.solvers.stacked_columns import Candidate, CandidateGradients
 from daskml_dist.solvers.stacked_gradient import StackedHessian, in_order_of_splits
 from daskml_dist.solvers.stacked_scores import StackedScores
 from daskml_dist.solvers.stacked_starts import Starts
 
-__all__ = ["Column", "StackedSolver", "solution_of"]
+__all__ = ["Candidate", "StackedSolver", "solution_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ class StackedSolver(Solver):
         of their places, as of :class:`StackedScores`. ``extra["scores"]`` has the sums by role.
     """
 
-    columns: tuple[Column, ...]
+    columns: tuple[Candidate, ...]
     share: int = 1
     scored: tuple[tuple[int, bool, bool], ...] = ()
 
@@ -60,7 +60,7 @@ class StackedSolver(Solver):
 
     def solve(self, model: StackedLinear, sums: Sums, start: Array | None) -> Solution:
         """Solve every column."""
-        gradients, every = Gradients(self.columns, sums), list(range(len(self.columns)))
+        gradients, every = CandidateGradients(self.columns, sums), list(range(len(self.columns)))
 
         def solve(
             at: list[int], starts: list[Array | None], share: int, solvers: list[Solver]
@@ -106,7 +106,7 @@ class StackedSolver(Solver):
         return in_order_of_splits(some, w, np.array([column.split for column in self.columns]))
 
     def _answers(
-        self, sums: Sums, gradients: Gradients, at: list[int], questions: list[Statistic],
+        self, sums: Sums, gradients: CandidateGradients, at: list[int], questions: list[Statistic],
         share: int,
     ) -> list[Array]:  # fmt: skip
         asked = dict(zip(at, questions, strict=True))

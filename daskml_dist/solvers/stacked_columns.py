@@ -12,11 +12,11 @@ from daskml_dist.solvers.objective import LossGradient
 from daskml_dist.solvers.of_splits import OfSplits
 from daskml_dist.solvers.stacked_gradient import StackedGradient
 
-__all__ = ["Column", "Gradients"]
+__all__ = ["Candidate", "CandidateGradients"]
 
 
 @dataclass(frozen=True, eq=False)
-class Column:
+class Candidate:
     """One of the fits.
 
     Parameters
@@ -35,16 +35,16 @@ class Column:
     start: Array | None = None
 
 
-class Gradients:
+class CandidateGradients:
     """Losses and gradients of columns, of which a place that was just asked about is known.
 
     Parameters
     ----------
-    columns : sequence of Column
+    columns : sequence of Candidate
     sums : Sums
     """
 
-    def __init__(self, columns: tuple[Column, ...], sums: Sums) -> None:
+    def __init__(self, columns: tuple[Candidate, ...], sums: Sums) -> None:
         self._columns, self._sums = columns, sums
         #: Of each column: where its last answer was asked for, and this.
         self._last: dict[int, tuple[tuple[int, bytes], Array]] = {}

@@ -17,7 +17,14 @@ from daskml_dist.backends import Backend
 from daskml_dist.backends.namespace import cast, namespace, ones, total
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.stacked import StackedLinear
-from daskml_dist.solvers.base import Array, OwnedStatistic, Solution, Solver, Statistic, Sums
+from daskml_dist.solvers.base import (
+    Array,
+    ReduceScatterStatistic,
+    Solution,
+    Solver,
+    Statistic,
+    Sums,
+)
 from daskml_dist.solvers.stacked_gradient import tiles_of_splits
 
 __all__ = ["RANKINGS", "RoleCounts", "StackedRankings", "StackedRanks", "rankings"]
@@ -125,7 +132,7 @@ class RoleCounts(Statistic):
 
 
 @dataclass(frozen=True, eq=False)
-class StackedRanks(OwnedStatistic):
+class StackedRanks(ReduceScatterStatistic):
     """Scores of rows that play a role in a column's split, which its owner ranks.
 
     Of each column it holds the number of rows, and then their scores and signed weights.

@@ -21,7 +21,7 @@ from daskml_dist.solvers.base import Array, PenalisedSolver, Solution, Solver, S
 from daskml_dist.solvers.lbfgs import LBFGS
 from daskml_dist.solvers.newton import NewtonCholesky
 from daskml_dist.solvers.objective import row_strengths
-from daskml_dist.solvers.stacked_columns import Column, Gradients
+from daskml_dist.solvers.stacked_columns import Candidate, CandidateGradients
 from daskml_dist.solvers.stacked_gradient import StackedHessian
 from daskml_dist.solvers.stacked_leaders import leaders
 
@@ -56,7 +56,7 @@ class Starts:
     model : StackedLinear
     columns : tuple of Column
     sums : Sums
-    gradients : Gradients
+    gradients : CandidateGradients
     share : int
         One run of rows in so many is the share.
 
@@ -69,9 +69,13 @@ class Starts:
     """
 
     def __init__(
-        self, model: StackedLinear, columns: tuple[Column, ...], sums: Sums, gradients: Gradients,
+        self,
+        model: StackedLinear,
+        columns: tuple[Candidate, ...],
+        sums: Sums,
+        gradients: CandidateGradients,
         share: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._model, self._columns, self._sums = model, columns, sums
         self._gradients, self._share = gradients, share
         self.steps = np.zeros(len(columns), np.int64)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from daskml_dist.training.data_summary import DataSummary
 from daskml_dist.training.spec import FitSpec
-from daskml_dist.training.survey import Survey
 
 __all__ = ["likeness_of"]
 
 
 def likeness_of(
-    fit: FitSpec, survey: Survey, auto_rate: bool, names: dict[str, str] | None
+    fit: FitSpec, survey: DataSummary, auto_rate: bool, names: dict[str, str] | None
 ) -> dict[str, Any]:
     """Facts of the first rows from which a stream starts the same way again.
 

@@ -15,8 +15,8 @@ from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.row_checks import check_row_shape
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.models.base import BatchRows
+from daskml_dist.training.data_summary import DataSummary
 from daskml_dist.training.spec import FitSpec
-from daskml_dist.training.survey import Survey
 
 __all__ = ["RowsOfCalls", "are_arrays", "check_in_memory", "has_no_rows"]
 
@@ -33,7 +33,7 @@ class RowsOfCalls:
     ----------
     fit : FitSpec
         Of the first call.
-    survey : Survey
+    survey : DataSummary
         Of its rows.
     make_block : callable
         As :func:`daskml_dist.data.blocks.make_block`, for targets of the estimator's kind.
@@ -47,7 +47,7 @@ class RowsOfCalls:
     def __init__(
         self,
         fit: FitSpec,
-        survey: Survey,
+        survey: DataSummary,
         make_block: Callable[..., Block],
         batch_rows: int | None,
         backend: Backend,

@@ -16,9 +16,9 @@ from daskml_dist.policies import get_policy
 from daskml_dist.streaming.likeness import likeness_of
 from daskml_dist.streaming.rows import RowsOfCalls
 from daskml_dist.streaming.steps import Steps
+from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.engine import Engine
 from daskml_dist.training.in_process import InProcessEngine
-from daskml_dist.training.rows import Rows
 from daskml_dist.training.settings import Settings
 from daskml_dist.training.spec import FitSpec
 
@@ -37,7 +37,7 @@ class Started:
     Parameters
     ----------
     fit : FitSpec
-    rows : Rows
+    rows : DatasetInfo
         Facts of the first rows.
     make : RowsOfCalls
     steps : Steps
@@ -48,7 +48,7 @@ class Started:
     """
 
     fit: FitSpec
-    rows: Rows
+    rows: DatasetInfo
     make: RowsOfCalls
     steps: Steps
     seen: float
@@ -161,7 +161,7 @@ def batch_rows_of(settings: Settings) -> int | None:
 
 
 def _planned(
-    estimator: Any, settings: Settings, rows: Rows, engine: Engine, most: int, goes_on: bool
+    estimator: Any, settings: Settings, rows: DatasetInfo, engine: Engine, most: int, goes_on: bool
 ) -> FitSpec:
     """The fit to the first rows, by steps of `most` at most where calls are not taken whole."""
     settings = dataclasses.replace(settings, batch_size=None if estimator._whole_calls else most)

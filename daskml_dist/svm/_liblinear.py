@@ -8,7 +8,7 @@ from daskml_dist.errors import InvalidParameterError
 from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.parameters.checks import check_count, check_number
 from daskml_dist.penalties import Penalty
-from daskml_dist.training.solver_plan import Rows
+from daskml_dist.training.solver_plan import DatasetInfo
 
 __all__ = ["BaseLinearSVM"]
 
@@ -35,7 +35,7 @@ class BaseLinearSVM(BaseRounds):
             f"iterations from {n_iter}"
         )
 
-    def _strengths(self, rows: Rows, name: str) -> Penalty:
+    def _strengths(self, rows: DatasetInfo, name: str) -> Penalty:
         strength = 1.0 / (float(self.C) * rows.weight_sum)
         l1, l2 = (strength, 0.0) if name == "l1" else (0.0, strength)
         return Penalty(l1, l2, float(self.intercept_scaling))

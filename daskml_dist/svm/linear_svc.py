@@ -13,7 +13,7 @@ from daskml_dist.parameters.checks import check_class_weight
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import PenalisedSolver, get_solver
 from daskml_dist.svm._liblinear import BaseLinearSVM
-from daskml_dist.training.solver_plan import Rows
+from daskml_dist.training.solver_plan import DatasetInfo
 
 __all__ = ["LinearSVC"]
 
@@ -124,7 +124,7 @@ class LinearSVC(LinearClassifier, SparseCoef, BaseLinearSVM):
                 "objective over all classes."
             )
 
-    def _problem(self, rows: Rows) -> tuple[LinearModel, PenalisedSolver]:
+    def _problem(self, rows: DatasetInfo) -> tuple[LinearModel, PenalisedSolver]:
         assert rows.classes is not None
         n_features, n_classes = rows.survey.n_features, len(rows.classes)
         model = LinearModel(self._loss(), n_features, n_classes, bool(self.fit_intercept))

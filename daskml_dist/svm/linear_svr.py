@@ -14,8 +14,8 @@ from daskml_dist.solvers import PenalisedSolver, Solver, get_solver
 from daskml_dist.solvers.of_targets import side_by_side
 from daskml_dist.solvers.smoothing import TubeNewton
 from daskml_dist.svm._liblinear import BaseLinearSVM
-from daskml_dist.training.solver_plan import Rows
-from daskml_dist.training.survey import Survey
+from daskml_dist.training.data_summary import DataSummary
+from daskml_dist.training.solver_plan import DatasetInfo
 
 __all__ = ["LinearSVR"]
 
@@ -115,12 +115,14 @@ class LinearSVR(SeveralTargets, BaseLinearSVM):
             raise InvalidParameterError(f"loss={self.loss!r}: use one of {list(_LOSSES)}.")
         check_number("epsilon", self.epsilon)
 
-    def _problem(self, rows: Rows) -> tuple[LinearModel, Solver]:
+    def _problem(self, rows: DatasetInfo) -> tuple[LinearModel, Solver]:
         survey = rows.survey
         problems = [self._problem_of(rows, of_one) for of_one in survey.of_each_target]
         return side_by_side(problems, survey.n_targets)
 
-    def _problem_of(self, rows: Rows, survey: Survey) -> tuple[LinearModel, PenalisedSolver]:
+    def _problem_of(
+        self, rows: DatasetInfo, survey: DataSummary
+    ) -> tuple[LinearModel, PenalisedSolver]:
         penalty = self._strengths(rows, "l2")
         model = LinearModel(self._loss(), survey.n_features, 0, bool(self.fit_intercept))
         limits = int(self.max_iter), float(self.tol)

@@ -17,12 +17,12 @@ from daskml_dist.models.unlabelled import Unlabelled
 from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.solvers.keyed import KeyedSolution, KeyedSolver
 from daskml_dist.training.callbacks import CallbackList
+from daskml_dist.training.data_summary import DataSummary
 from daskml_dist.training.engine import FitResult
 from daskml_dist.training.run import open_engine
 from daskml_dist.training.run_settings import RunSettings
 from daskml_dist.training.solver_work import KeyedWork
 from daskml_dist.training.spec import FitSpec, RowsSpec, RunSpec, training_rows
-from daskml_dist.training.survey import Survey
 
 __all__ = ["KeyedFit"]
 
@@ -119,7 +119,7 @@ class KeyedFit:
         rows = RowsSpec("float64", "int32", training_rows(lanes), None, None, None)
         stopping = StoppingRule(solver.max_passes, None)
         work = KeyedWork(Unlabelled(0), solver, stopping, room=engine.room)
-        fit = FitSpec(rows, work, RunSpec.of(run, Survey(self.infos)))
+        fit = FitSpec(rows, work, RunSpec.of(run, DataSummary(self.infos)))
         result = engine.train(fit, callbacks)
         if result.interrupted is not None:
             raise result.interrupted

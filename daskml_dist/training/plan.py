@@ -18,11 +18,11 @@ from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.outer import OuterStep
 from daskml_dist.ps.rule import UpdateRule, make_groups
 from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.training.data_summary import DataSummary
+from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.model_parallel import policy_of_columns, policy_of_stages
-from daskml_dist.training.rows import Rows
 from daskml_dist.training.settings import Settings
 from daskml_dist.training.spec import FitSpec, RunSpec, Streaming, training_rows
-from daskml_dist.training.survey import Survey
 from daskml_dist.training.work import StepWork
 
 __all__ = ["batch_rows", "lane_batch", "make_fit", "make_target_shift", "most_batch_rows"]
@@ -43,7 +43,7 @@ _FEW_TOUCHED = 0.25
 def make_fit(
     settings: Settings,
     model: StepModel,
-    rows: Rows,
+    rows: DatasetInfo,
     lanes: list[LaneSpec],
     initial: ShardState | None,
     streaming: Streaming | None = None,
@@ -57,7 +57,7 @@ def make_fit(
     ----------
     settings : Settings
     model : StepModel
-    rows : Rows
+    rows : DatasetInfo
     lanes : list of LaneSpec
     initial : ShardState or None
         Where to go on from.
@@ -175,7 +175,7 @@ def _default_rate(optimizer: Optimizer, single_rows: bool, few: bool) -> float:
 
 
 def _rates(
-    settings: Settings, survey: Survey, model: StepModel, single_rows: bool, few: bool
+    settings: Settings, survey: DataSummary, model: StepModel, single_rows: bool, few: bool
 ) -> list[float] | None:
     """Automatic rates of each target, in the units in which parameters must move; None: others."""
     if not settings.auto_rate:
@@ -187,7 +187,7 @@ def _rates(
     return [default * _unit(loss, one) for one in survey.of_each_target]
 
 
-def _unit(loss: Loss, survey: Survey) -> float:
+def _unit(loss: Loss, survey: DataSummary) -> float:
     """Unit of the targets."""
     spread = survey.target_spread
     if loss.center == "median":  # which a few targets far away do not move
@@ -209,7 +209,7 @@ def lane_batch(batch: int, settings: Settings, lanes: list[LaneSpec]) -> int:
     return max(1, -(-max(of_lanes) // max(n_steps, 1)))
 
 
-def make_target_shift(loss: Loss, fit_intercept: bool, survey: Survey) -> tuple[float, ...]:
+def make_target_shift(loss: Loss, fit_intercept: bool, survey: DataSummary) -> tuple[float, ...]:
     """Shift that the model is to take from the targets; empty where the loss or it cannot."""
     if not fit_intercept or loss.center is None:
         return ()
@@ -274,13 +274,13 @@ def most_batch_rows(model: StepModel) -> int:
     return next((n for n in many if _touches_few(model, n)), _DENSE_ROWS)
 
 
-def _steps_row_by_row(settings: Settings, survey: Survey, model: StepModel) -> bool:
+def _steps_row_by_row(settings: Settings, survey: DataSummary, model: StepModel) -> bool:
     """Whether each row is an update of its own: where it may be, and lanes meet seldom."""
     seldom = settings.policy.loop == "shared" or settings.policy.averages
     return seldom and _may_step_row_by_row(settings, survey, model)
 
 
-def _may_step_row_by_row(settings: Settings, survey: Survey, model: StepModel) -> bool:
+def _may_step_row_by_row(settings: Settings, survey: DataSummary, model: StepModel) -> bool:
     """Whether each row could be an update of its own: sparse rows of many features."""
     return (
         model.linear is not None
@@ -291,7 +291,7 @@ def _may_step_row_by_row(settings: Settings, survey: Survey, model: StepModel) -
         and settings.average is None
         and not settings.schedule.scales_with_staleness
         and model.parameters.width == 1
-        and settings.optimizer.at_entry is not None
+        and settings.optimizer.elementwise_update is not None
         and settings.optimizer.single_rows
         and all(info.device == "cpu" for info in survey.infos)
         and _touches_few(model, 1)

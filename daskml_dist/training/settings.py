@@ -10,8 +10,8 @@ from daskml_dist.optimizers import GroupOptions, Optimizer
 from daskml_dist.penalties import Penalty
 from daskml_dist.policies import Pipeline, Policy
 from daskml_dist.schedules import Schedule
+from daskml_dist.training.data_summary import DataSummary
 from daskml_dist.training.run_settings import RunSettings
-from daskml_dist.training.survey import Survey
 
 __all__ = ["Settings"]
 
@@ -51,6 +51,6 @@ class Settings:
         own = [o.optimizer for o in (self.groups or {}).values() if o.optimizer is not None]
         return {name for optimizer in (self.optimizer, *own) for name in optimizer.slot_names}
 
-    def dtype_of(self, survey: Survey) -> str:
+    def dtype_of(self, survey: DataSummary) -> str:
         """The dtype of the parameters of a fit to some rows."""
         return "float32" if self.run.compute_dtype else self.dtype or survey.dtype

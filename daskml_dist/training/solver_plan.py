@@ -15,12 +15,12 @@ from daskml_dist.models.base import Model, StepModel
 from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.solvers import RangedSolver, Solver
 from daskml_dist.solvers.own_rows import RowSolver
-from daskml_dist.training.rows import Rows
+from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.run_settings import RunSettings
 from daskml_dist.training.solver_work import OwnRowsWork, RoundWork
 from daskml_dist.training.spec import FitSpec, RunSpec, Streaming, training_rows
 
-__all__ = ["Rows", "make_solver_fit"]
+__all__ = ["DatasetInfo", "make_solver_fit"]
 
 
 #: Parameters from which each trainer holds but a range of the solver's vectors.
@@ -30,7 +30,7 @@ _RANGES_FROM = 2**20
 def make_solver_fit(
     model: Model,
     solver: Solver | RowSolver,
-    rows: Rows,
+    rows: DatasetInfo,
     lanes: list[LaneSpec],
     start: NDArray[Any] | None,
     streaming: Streaming | None,
@@ -44,7 +44,7 @@ def make_solver_fit(
     ----------
     model : Model
     solver : Solver or RowSolver
-    rows : Rows
+    rows : DatasetInfo
     lanes : list of LaneSpec
     start : ndarray or None
         What the solver starts from; None: zeros where the model has parameters.
@@ -86,7 +86,7 @@ def make_solver_fit(
     )
 
 
-def _on_own_rows(model: Model, solver: RowSolver, rows: Rows, seed: int) -> OwnRowsWork:
+def _on_own_rows(model: Model, solver: RowSolver, rows: DatasetInfo, seed: int) -> OwnRowsWork:
     infos = sorted(rows.survey.infos, key=lambda info: info.index)
     first = np.zeros(infos[-1].index + 1, np.int64)
     for info in infos:

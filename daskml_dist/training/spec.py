@@ -16,9 +16,9 @@ from daskml_dist.data.batches import LaneSpec, held_out_rows
 from daskml_dist.data.blocks import Block
 from daskml_dist.ps.shard_state import ShardState, StateParts
 from daskml_dist.solvers import Solution
+from daskml_dist.training.data_summary import DataSummary
 from daskml_dist.training.run_settings import RunSettings
 from daskml_dist.training.solver_work import KeyedWork, OwnRowsWork, RoundWork
-from daskml_dist.training.survey import Survey
 from daskml_dist.training.work import StepWork, Work
 
 __all__ = [
@@ -138,7 +138,7 @@ class RunSpec:
     name: str = "fit"
 
     @classmethod
-    def of(cls, settings: RunSettings, survey: Survey) -> RunSpec:
+    def of(cls, settings: RunSettings, survey: DataSummary) -> RunSpec:
         """Settings that the user asked for, on the device that the rows allow.
 
         Raises

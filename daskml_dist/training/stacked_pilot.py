@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from daskml_dist.backends.entries import of_arrays
 from daskml_dist.backends.row_threads import over_threads
 from daskml_dist.models.base import BatchRows
-from daskml_dist.models.stacked import TRAIN, Roles
+from daskml_dist.models.stacked import TRAIN, FoldAssignment
 from daskml_dist.models.wide import WideLinear
 from daskml_dist.optimizers import Optimizer
 from daskml_dist.solvers.columns_lbfgs import minimised
@@ -193,7 +193,7 @@ class StackedPilot:
         w, slots = w.copy(), {name: slot.copy() for name, slot in slots.items()}
         l2, rate = (a.astype(w.dtype)[None, :] for a in (self.l2[columns], rates))
         state = w, *map(slots.__getitem__, optimizer.slot_names)
-        move = of_arrays(type(optimizer).at_entry, np)
+        move = of_arrays(type(optimizer).elementwise_update, np)
         starts = trial_starts(first, pilot.n_rows, batch, len(w))
         model, wide = self._model(len(columns)), _with_row(w)
         with np.errstate(all="ignore"):
@@ -209,7 +209,7 @@ class StackedPilot:
         return w, slots
 
 
-class _OneSplit(Roles):
+class _OneSplit(FoldAssignment):
     """Roles of rows that are all trained on."""
 
     n_splits = 1

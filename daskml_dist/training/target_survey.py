@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from daskml_dist.data.spread import Spread
-from daskml_dist.training.survey import Survey
+from daskml_dist.training.data_summary import DataSummary
 
 __all__ = ["TargetSurvey"]
 
 
 @dataclass(frozen=True)
-class TargetSurvey(Survey):
+class TargetSurvey(DataSummary):
     """A survey of targets alone, without the codes beside them.
 
     Parameters
@@ -39,7 +39,7 @@ class TargetSurvey(Survey):
     @property
     def targets(self) -> Spread:
         """Of all columns but the codes'."""
-        both, n = Survey(self.infos).targets, self.n_columns or 1
+        both, n = DataSummary(self.infos).targets, self.n_columns or 1
         return replace(
             both, origin=both.origin[:n], offset=both.offset[:n], squares=both.squares[:n]
         )

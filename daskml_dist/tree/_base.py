@@ -17,7 +17,7 @@ from daskml_dist.models.tree_view import TreeView, view_of
 from daskml_dist.models.trees import Trees
 from daskml_dist.parameters.checks import check_one_of
 from daskml_dist.solvers import Solution
-from daskml_dist.training.solver_plan import Rows
+from daskml_dist.training.dataset_info import DatasetInfo
 
 __all__ = ["BaseDecisionTree"]
 
@@ -40,7 +40,7 @@ class BaseDecisionTree(BaseTrees):
     def _random_cuts(self) -> bool:
         return self.splitter == "random"
 
-    def _set_fitted(self, solution: Solution, model: Grown, rows: Rows) -> None:
+    def _set_fitted(self, solution: Solution, model: Grown, rows: DatasetInfo) -> None:
         super()._set_fitted(solution, model, rows)
         self.max_features_ = self._features_of(model.n_features)
 

@@ -143,7 +143,7 @@ class Signs(Optimizer):
         return 0.5, 0.0
 
     @staticmethod
-    def at_entry(state: Any, k: Any, grad: Any, lr: Any, numbers: Any) -> Any:
+    def elementwise_update(state: Any, k: Any, grad: Any, lr: Any, numbers: Any) -> Any:
         size = min(max(_halved(grad, numbers[0]), lr), numbers[0])
         state[0][k] -= lr * where(grad > numbers[1], size, -size)
         return lr
@@ -155,14 +155,14 @@ class Interpreted(SGD):
     log: tuple[Any, ...] = ({"no": object()},)
 
     @staticmethod
-    def at_entry(state: Any, k: Any, grad: Any, lr: Any, numbers: Any) -> Any:
+    def elementwise_update(state: Any, k: Any, grad: Any, lr: Any, numbers: Any) -> Any:
         state[0][k] -= lr * grad * len(Interpreted.log)
         return lr
 
 
 class Unknown(SGD):
     @staticmethod
-    def at_entry(state: Any, k: Any, grad: Any, lr: Any, numbers: Any) -> Any:
+    def elementwise_update(state: Any, k: Any, grad: Any, lr: Any, numbers: Any) -> Any:
         state[0][k] -= lr * math.erf(grad)
         return lr
 
@@ -174,7 +174,7 @@ def test_a_users_own(optimizer: Any, passes: bool, monkeypatch: pytest.MonkeyPat
     w = np.linspace(-1, 1, 6)[:, None]
     one, arrays, grad = w.copy(), w.copy(), np.linspace(-3, 2, 6)[:, None]
     for k in range(6):
-        optimizer.at_entry((one[:, 0],), k, grad[k, 0], 0.1, optimizer.numbers(1))
+        optimizer.elementwise_update((one[:, 0],), k, grad[k, 0], 0.1, optimizer.numbers(1))
     optimizer.update(arrays, grad.copy(), {}, 0.1, 1)
     np.testing.assert_array_equal(one, arrays)
     done = NumpyBackend().update(optimizer, Step(w, grad, {}, 1.0, 0.1, 1, 0.0, 0.0, 0))

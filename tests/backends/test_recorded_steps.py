@@ -166,7 +166,7 @@ def test_recorded_steps_are_those_by_hand(backend: Backend, optimizer: str, cont
     recorded = gather and backend.recorder(gather, rule.only.optimizer, ours.empty_step())
     if recorded is None:
         assert backend.name == "numpy"
-        assert container is not np.asarray or rule.only.optimizer.at_entry is None
+        assert container is not np.asarray or rule.only.optimizer.elementwise_update is None
         return
     for seed, count in enumerate((5, 5, 5, 5, 3, 1)):
         draws = _draws(count, 30, seed)

@@ -28,7 +28,9 @@ from tests.rules import one_group
 
 RATE = 0.1
 WITH_ROWS = sorted(name for name, optimizer in OPTIMIZERS.items() if optimizer.single_rows)
-WITH_ENTRIES = sorted(name for name, optimizer in OPTIMIZERS.items() if optimizer.at_entry)
+WITH_ENTRIES = sorted(
+    name for name, optimizer in OPTIMIZERS.items() if optimizer.elementwise_update
+)
 
 
 def _rows(n_rows: int = 60, n_features: int = 40) -> tuple[Any, NDArray[np.float64]]:
@@ -79,7 +81,7 @@ def test_one_entry_equals_the_array_form(name: str) -> None:
     for step in range(1, 6):
         grad = rng.normal(size=len(w))
         for k in range(len(w)):
-            optimizer.at_entry(state, k, grad[k], RATE, optimizer.numbers(step))
+            optimizer.elementwise_update(state, k, grad[k], RATE, optimizer.numbers(step))
         optimizer.update(w, grad, slots, RATE, step)
     for mine, theirs in zip(state, (w, *slots.values()), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-12)
@@ -94,10 +96,10 @@ def test_no_step_is_longer_for_what_races_lost(name: str) -> None:
     for _ in range(300):
         grad = rng.normal() * 10 ** rng.uniform(-3, 3)
         first = [array.copy() for array in new]
-        optimizer.at_entry(first, 0, grad, RATE, numbers)
+        optimizer.elementwise_update(first, 0, grad, RATE, numbers)
         state = [np.array([rng.choice(values)]) for values in written]
         before = state[0][0]
-        optimizer.at_entry(state, 0, grad, RATE, numbers)
+        optimizer.elementwise_update(state, 0, grad, RATE, numbers)
         assert abs(state[0][0] - before) <= abs(first[0][0]) + 1e-12 * abs(before)
         for values, array in zip(written, state, strict=True):
             values.append(array[0])

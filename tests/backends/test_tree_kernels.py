@@ -18,7 +18,7 @@ from daskml_dist.models.bins import Bins
 from daskml_dist.models.raw_forest import RawForest
 from daskml_dist.models.raw_trees import RawTrees
 from daskml_dist.models.trees import Tree, Trees
-from daskml_dist.solvers.boost_losses import (
+from daskml_dist.solvers.boosting_losses import (
     AbsoluteError,
     Binomial,
     Gamma,

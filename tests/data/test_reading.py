@@ -25,7 +25,7 @@ from daskml_dist.linear_model import LinearRegression, SGDClassifier
 from daskml_dist.preprocessing import StandardScaler
 from daskml_dist.training.client.cluster_rows import ClusterRows
 from daskml_dist.training.dask_internals import list_workers
-from daskml_dist.training.worker import orders
+from daskml_dist.training.worker import control as orders
 
 N_ROWS = 3_000
 

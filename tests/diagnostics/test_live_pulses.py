@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from daskml_dist.comm.local import NoPeers
-from daskml_dist.diagnostics.live import pulses
+from daskml_dist.diagnostics.live import heartbeats as pulses
 from daskml_dist.diagnostics.live.fits import Fits
+from daskml_dist.diagnostics.live.heartbeats import N_PULSES, Pulses, load_table, speed_table
 from daskml_dist.diagnostics.live.plugin import TrainingPage
-from daskml_dist.diagnostics.live.pulses import N_PULSES, Pulses, load_table, speed_table
-from daskml_dist.training.worker import pulse
-from daskml_dist.training.worker.pulse import TrainerFacts, telling_facts
+from daskml_dist.training.worker import heartbeat as pulse
+from daskml_dist.training.worker.heartbeat import TrainerFacts, telling_facts
 
 COLOURS = {"u": "red", "v": "blue"}
 

@@ -13,7 +13,7 @@ from distributed import Client, LocalCluster
 
 from daskml_dist import Run
 from daskml_dist.ensemble import HistGradientBoostingClassifier
-from daskml_dist.solvers.boost import BoostSolver
+from daskml_dist.solvers.parallel_coordinate_boosting import BoostSolver
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(6_000, 6))

@@ -22,7 +22,7 @@ from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.models.base import BatchRows, Model, Parameters, Part, StepModel
 from daskml_dist.policies import POLICIES, get_policy
 from daskml_dist.solvers import Solution, Solver, Statistic, Sums
-from daskml_dist.training.rows import Rows
+from daskml_dist.training.dataset_info import DatasetInfo
 
 X = np.random.default_rng(0).normal([1.0, 2.0, 3.0], size=(90, 3))
 WEIGHT = np.random.default_rng(1).random(len(X))
@@ -77,11 +77,11 @@ def _kind() -> Any:
         def _check_params(self) -> None:
             pass
 
-        def _problem(self, rows: Rows) -> tuple[Model, Solver]:
+        def _problem(self, rows: DatasetInfo) -> tuple[Model, Solver]:
             assert rows.classes is None
             return Plain(), Mean()
 
-        def _set_fitted(self, solution: Solution, model: Any, rows: Rows) -> None:
+        def _set_fitted(self, solution: Solution, model: Any, rows: DatasetInfo) -> None:
             self.n_features_in_ = rows.survey.n_features
             self.mean_ = solution.w
 
@@ -175,11 +175,11 @@ class _Point(BaseSteps):
         self.warm_start = warm_start
         self.run = run
 
-    def _model(self, rows: Rows, last: Any) -> StepModel:
+    def _model(self, rows: DatasetInfo, last: Any) -> StepModel:
         assert rows.classes is None
         return _Nearness(rows.survey.n_features)
 
-    def _set_parameters(self, w: NDArray[Any], model: _Nearness, rows: Rows) -> None:
+    def _set_parameters(self, w: NDArray[Any], model: _Nearness, rows: DatasetInfo) -> None:
         self.n_features_in_ = model.n_features
         self.point_ = model.parameters.views(w)["point"]
 

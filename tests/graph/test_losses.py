@@ -12,7 +12,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 from daskml_dist.data.keyed.frames import Columns, entries_of_frame
-from daskml_dist.solvers.ranks import PageRankSolver
+from daskml_dist.solvers.pagerank import PageRankSolver
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.keyed_fit import KeyedFit
 from daskml_dist.training.run_settings import RunSettings

@@ -236,8 +236,8 @@ def test_continues_from_its_slots(name: str) -> None:
 def test_a_rule_may_stand_beside_arrays() -> None:
     """As in a notebook, whose global names hold its user's data."""
     names = {"X": np.ones((3, 2)), "math": math}
-    rule = staticmethod(FunctionType(Adagrad.at_entry.__code__, names))
-    own: Any = type("Own", (Adagrad,), {"at_entry": rule})
+    rule = staticmethod(FunctionType(Adagrad.elementwise_update.__code__, names))
+    own: Any = type("Own", (Adagrad,), {"elementwise_update": rule})
     w, expected, grad = np.ones(5), np.ones(5), np.arange(5.0)
     for optimizer, parameters in ((own(), w), (Adagrad(), expected)):
         optimizer.update(parameters, grad.copy(), optimizer.init(w), 0.1, 1)

@@ -19,7 +19,8 @@ from daskml_dist import Run, model_selection
 from daskml_dist.backends import wide_gather
 from daskml_dist.linear_model import SGDClassifier, SGDRegressor
 from daskml_dist.schedules import Cosine
-from daskml_dist.training import calibration, calibration_task
+from daskml_dist.training import learning_rate_search as calibration
+from daskml_dist.training import learning_rate_task as calibration_task
 from daskml_dist.training.callbacks import CallbackList
 from tests.quick import quick
 

@@ -180,7 +180,7 @@ def test_compiled_steps_in_few_rows_have_the_bits_of_arrays(
         compiled.apply(gradient[index], 3, index)
         arrays.apply(gradient[index], 3, index)
     assert compiled._few is not None
-    assert bool(compiled._few[0]._compiled) == (rule.only.optimizer.at_entry is not None)
+    assert bool(compiled._few[0]._compiled) == (rule.only.optimizer.elementwise_update is not None)
     np.testing.assert_array_equal(compiled.w, arrays.w)
     for name, slot in compiled.slots.items():
         np.testing.assert_array_equal(slot, arrays.slots[name])

@@ -10,17 +10,17 @@ import numpy as np
 from daskml_dist.losses import LOSSES
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.models.naive_bayes import RowsByClass
-from daskml_dist.models.stacked import TEST, TRAIN, Roles, StackedLinear
+from daskml_dist.models.stacked import TEST, TRAIN, FoldAssignment, StackedLinear
 from daskml_dist.models.unlabelled import Unlabelled
 from daskml_dist.solvers import Statistic
 from daskml_dist.solvers.bisecting import InLeaf, LeafErrors, Leaves
-from daskml_dist.solvers.boosting import Correlations, LongestRow
 from daskml_dist.solvers.by_class import ClassCounts, ClassMoments
 from daskml_dist.solvers.categories import CategoryCounts, NumberOfCategories
 from daskml_dist.solvers.em import DrawnMoments, ExpectedMoments, NearestMoments
+from daskml_dist.solvers.gradient_boosting import Correlations, LongestRow
 from daskml_dist.solvers.huber import HuberSums
 from daskml_dist.solvers.leave_one_out import LeftOut
-from daskml_dist.solvers.lloyd import Assignment, Farthest
+from daskml_dist.solvers.lloyd import CentroidAssignment, Farthest
 from daskml_dist.solvers.moments import Moments
 from daskml_dist.solvers.multiplicative import MultiplicativeStep, StepWeights
 from daskml_dist.solvers.newton import LossHessian
@@ -99,7 +99,7 @@ def _of_leaves() -> dict[type[Statistic], dict[str, Sample]]:
         "there": Leaves(split, pairs, None),
     }
     asked = {
-        "sums": Assignment(pairs[0], None),
+        "sums": CentroidAssignment(pairs[0], None),
         "seeds": Seeds(3, (pairs[0],), None, 0, 1),
         "farthest": Farthest(3, pairs[0], None),
     }
@@ -223,7 +223,7 @@ SAMPLES: dict[type[Statistic], dict[str, Sample]] = {
     ClassMoments: dict(_by_class(plain=ClassMoments())),
     NumberOfCategories: dict(_by_class(plain=NumberOfCategories(signed=True))),
     CategoryCounts: dict(_by_class(plain=CategoryCounts((3, 1, 2, 2, 4)))),
-    Assignment: _of_centres(Assignment),
+    CentroidAssignment: _of_centres(CentroidAssignment),
     Farthest: _of_centres(Farthest, n_rows=3),
     Seeds: _of_centres(Seeds, n_rows=3, seed=0, round=1),
     CandidateWeights: _of_centres(CandidateWeights),
@@ -253,7 +253,7 @@ SAMPLES: dict[type[Statistic], dict[str, Sample]] = {
 }
 
 
-class _Thirds(Roles):
+class _Thirds(FoldAssignment):
     """Splits that hold out a third of the rows each."""
 
     n_splits = 3

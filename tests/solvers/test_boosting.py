@@ -21,7 +21,7 @@ from daskml_dist.models.base import BatchRows
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.penalties import Penalty
 from daskml_dist.solvers import Solution, Statistic
-from daskml_dist.solvers.boosting import Boosting, Correlations
+from daskml_dist.solvers.gradient_boosting import Boosting, Correlations
 from daskml_dist.solvers.objective import LossGradient
 
 RNG = np.random.default_rng(0)

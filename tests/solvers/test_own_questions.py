@@ -16,12 +16,13 @@ from daskml_dist.backends import Backend
 from daskml_dist.data.collection import as_collection
 from daskml_dist.errors import DivergedError, InvalidParameterError, MessageError
 from daskml_dist.models.base import BatchRows, Model
-from daskml_dist.solvers import OwnedStatistic, Solution, Solver, Statistic, Sums
+from daskml_dist.solvers import ReduceScatterStatistic, Solution, Solver, Statistic, Sums
 from daskml_dist.training.callbacks import CallbackList
+from daskml_dist.training.data_summary import DataSummary
+from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.run import open_engine
 from daskml_dist.training.run_settings import RunSettings
-from daskml_dist.training.solver_plan import Rows, make_solver_fit
-from daskml_dist.training.survey import Survey
+from daskml_dist.training.solver_plan import make_solver_fit
 
 Array = NDArray[np.float64]
 
@@ -40,7 +41,7 @@ class Points(Model):
 
 
 @dataclass(frozen=True)
-class Quartiles(OwnedStatistic):
+class Quartiles(ReduceScatterStatistic):
     """The bins in which the quarters of each feature end, of histograms that nobody has whole."""
 
     remembered: ClassVar[bool] = False
@@ -89,7 +90,7 @@ def _asked(
 ) -> Array:
     settings = RunSettings(n_lanes=3, **run)
     with open_engine(as_collection(LAZY if client else X), client) as engine:
-        rows = Rows.of(Survey(engine.survey(3)), None, None, False)
+        rows = DatasetInfo.of(DataSummary(engine.survey(3)), None, None, False)
         lanes = engine.lanes(3, share=None, passes=3)
         fit = make_solver_fit(Points(6), solver, rows, lanes, None, None, settings)
         result = engine.train(fit, CallbackList(callbacks))

@@ -30,7 +30,7 @@ from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.models.base import BatchRows, Model
 from daskml_dist.parameters.checks import check_count
 from daskml_dist.solvers import RowState, Solution, Solver, Statistic, Sums
-from daskml_dist.training.solver_plan import Rows
+from daskml_dist.training.dataset_info import DatasetInfo
 
 Array = NDArray[np.float64]
 
@@ -191,13 +191,13 @@ class KMeans(BaseRounds):
     def _check_params(self) -> None:
         check_count("max_iter", self.max_iter)
 
-    def _problem(self, rows: Rows) -> tuple[Points, Lloyd]:
+    def _problem(self, rows: DatasetInfo) -> tuple[Points, Lloyd]:
         return Points(rows.survey.n_features, self.gate), Lloyd(self.max_iter, 1e-20)
 
-    def _start(self, model: Points, rows: Rows) -> Array:
+    def _start(self, model: Points, rows: DatasetInfo) -> Array:
         return np.asarray(self.init)
 
-    def _set_fitted(self, solution: Solution, model: Points, rows: Rows) -> None:
+    def _set_fitted(self, solution: Solution, model: Points, rows: DatasetInfo) -> None:
         self.cluster_centers_, self.n_iter_ = solution.w, solution.n_iter
         self.n_features_in_ = model.n_features
 

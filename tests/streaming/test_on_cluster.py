@@ -19,10 +19,10 @@ from daskml_dist.models.mlp import MLP
 from daskml_dist.neural_network import MLPClassifier
 from daskml_dist.policies import POLICIES, BoundedStaleness, LocalSGD, Synchronous
 from daskml_dist.streaming import PageHinkley
-from daskml_dist.streaming.cluster.crew import Crew
 from daskml_dist.streaming.cluster.steps import ClusterSteps
+from daskml_dist.streaming.cluster.stream_actors import StreamActors
 from daskml_dist.training.checkpoint import Checkpoint
-from daskml_dist.training.client.fleet import Gone
+from daskml_dist.training.client.run_actors import WorkerUnreachableError
 
 _SLOW = pytest.mark.slow
 _RNG = np.random.default_rng(0)
@@ -148,16 +148,16 @@ def test_runs_are_the_same_to_the_bit(client, policy):
     "policy", ["sync", *(pytest.param(one, marks=_SLOW) for one in ("local", "async"))]
 )
 def test_after_a_loss_the_calls_since_are_learned_again(client, policy, monkeypatch):
-    lost, real = [], Crew.receive
+    lost, real = [], StreamActors.receive
 
     def receive(crew):
         loss = real(crew)
         if crew.learned in {2, 4} and len(lost) < 3:
             lost.append(crew.learned)
-            raise Gone("", "a test")
+            raise WorkerUnreachableError("", "a test")
         return loss
 
-    monkeypatch.setattr(Crew, "receive", receive)
+    monkeypatch.setattr(StreamActors, "receive", receive)
     # Under "async" one lane alone has an order to compare with.
     run = Run(n_lanes=1 if policy == "async" else 2)
     ours, theirs = (SGDClassifier(policy=policy, run=run, random_state=0) for _ in range(2))

@@ -7,32 +7,32 @@ from typing import Any
 
 import pytest
 
-from daskml_dist.streaming.cluster.crew import Crew
-from daskml_dist.training.client.fleet import Gone
+from daskml_dist.streaming.cluster.stream_actors import StreamActors
+from daskml_dist.training.client.run_actors import WorkerUnreachableError
 
 __all__ = ["cut_off_next", "lose_some"]
 
 
 def lose_some(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Lose somebody at the second and the fourth fetch of the state; a word for each fetch."""
-    states, told = Crew.states, list[str]()
+    states, told = StreamActors.states, list[str]()
 
-    def lost(crew: Crew) -> Any:
+    def lost(crew: StreamActors) -> Any:
         told.append("asked")
         if len(told) in {2, 4}:
-            raise Gone("", "a test")
+            raise WorkerUnreachableError("", "a test")
         return states(crew)
 
-    monkeypatch.setattr(Crew, "states", lost)
+    monkeypatch.setattr(StreamActors, "states", lost)
     return told
 
 
 def cut_off_next(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     """Have a Ctrl-C come at the next call of a method of the crew."""
-    real: Callable[..., Any] = getattr(Crew, method)
+    real: Callable[..., Any] = getattr(StreamActors, method)
 
-    def cut_off(crew: Crew) -> Any:
-        monkeypatch.setattr(Crew, method, real)
+    def cut_off(crew: StreamActors) -> Any:
+        monkeypatch.setattr(StreamActors, method, real)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Crew, method, cut_off)
+    monkeypatch.setattr(StreamActors, method, cut_off)

@@ -19,7 +19,7 @@ from daskml_dist.errors import InvalidDataError
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.policies import POLICIES, BoundedStaleness, Synchronous
 from daskml_dist.training.client.cluster_rows import ClusterRows
-from daskml_dist.training.client.fleet import Fleet, Gone
+from daskml_dist.training.client.run_actors import RunActors, WorkerUnreachableError
 from tests.quick import quick
 
 N_ROWS = 2_000
@@ -191,11 +191,11 @@ def test_a_result_that_takes_long_to_come_is_sent_once(client: Client) -> None:
 
     fleet: Any = SimpleNamespace(_client=Slow(), _is_there=lambda address: True)
     seat: Any = SimpleNamespace(future=SimpleNamespace(status="finished"), address="")
-    assert Fleet._gathered(fleet, [seat]) == ["all of it"]
+    assert RunActors._gathered(fleet, [seat]) == ["all of it"]
     assert len(asked) == 1
     seat.future.status = "lost"
-    with pytest.raises(Gone):
-        Fleet._gathered(fleet, [seat])
+    with pytest.raises(WorkerUnreachableError):
+        RunActors._gathered(fleet, [seat])
 
 
 def test_two_fits_at_once(cluster: LocalCluster, client: Client) -> None:

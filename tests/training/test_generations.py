@@ -19,15 +19,21 @@ from daskml_dist.ps.messages import Call, Reply, Request, Status
 from daskml_dist.ps.server import ParameterServer
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
-from daskml_dist.ps.snapshots import Holding, LaneSnapshot, ServerSnapshot, Snapshots, standby_of
+from daskml_dist.ps.snapshots import (
+    AvailableSnapshots,
+    LaneSnapshot,
+    ServerSnapshot,
+    Snapshots,
+    standby_of,
+)
 from daskml_dist.schedules import InverseScaling
 from daskml_dist.training.client import membership
-from daskml_dist.training.client.fleet import Gone
 from daskml_dist.training.client.generations import Generations
+from daskml_dist.training.client.lane_assignments import LaneAssignments
 from daskml_dist.training.client.membership import Membership
 from daskml_dist.training.client.pace import Pace
 from daskml_dist.training.client.recovery import choose
-from daskml_dist.training.client.seating import Seating
+from daskml_dist.training.client.run_actors import WorkerUnreachableError
 from tests.rules import one_group
 
 # --- nobody ---------------------------------------------------------------------------------
@@ -35,12 +41,12 @@ from tests.rules import one_group
 
 def test_workers_lost_between_the_roll_call_and_their_lanes_are_a_loss_like_others() -> None:
     """The fit then waits for new ones, and begins another generation."""
-    crew, seating = object.__new__(Generations), object.__new__(Seating)
+    crew, seating = object.__new__(Generations), object.__new__(LaneAssignments)
     crew.seating = seating
     seating._membership = Membership(None, lease=1.0)
     seating.speeds = {}
     for act in (seating.capacity, lambda: crew._open_servers(1)):
-        with pytest.raises(Gone, match="all were lost"):
+        with pytest.raises(WorkerUnreachableError, match="all were lost"):
             act()
 
 
@@ -57,7 +63,7 @@ def test_who_has_just_come_takes_lanes_only_where_nobody_else_can(
     dealt: set[str], even: bool, found: set[str]
 ) -> None:
     """Others would wait until it has imported what the fit needs."""
-    seating: Any = object.__new__(Seating)
+    seating: Any = object.__new__(LaneAssignments)
     seating.lanes, seating.workers = _lanes(4), dict(enumerate("abca"))
     seating.speeds, seating.dealt = {}, dealt
     seating._rows = SimpleNamespace(holders_now=dict)
@@ -69,10 +75,10 @@ def test_who_has_just_come_takes_lanes_only_where_nobody_else_can(
 # --- where to go on ---------------------------------------------------------------------------
 
 
-def _at(now: int | None, *kept: int, lanes: int = 2) -> Holding:
+def _at(now: int | None, *kept: int, lanes: int = 2) -> AvailableSnapshots:
     """What a server has whose lanes are all at the clock of its place."""
     places = [*kept, *([] if now is None else [now])]
-    return Holding(now, {place: dict.fromkeys(range(lanes), place) for place in places})
+    return AvailableSnapshots(now, {place: dict.fromkeys(range(lanes), place) for place in places})
 
 
 def test_a_lone_server_that_is_there_goes_on_as_it_is() -> None:
@@ -108,8 +114,8 @@ def test_servers_one_round_apart_do_not_mix() -> None:
 
 def test_free_lanes_go_on_from_the_server_that_has_seen_least_of_them() -> None:
     held = [
-        [("a", Holding(50, {50: {0: 30, 1: 20}}))],
-        [("b's standby", Holding(None, {32: {0: 12, 1: 20}, 48: {0: 27, 1: 21}}))],
+        [("a", AvailableSnapshots(50, {50: {0: 30, 1: 20}}))],
+        [("b's standby", AvailableSnapshots(None, {32: {0: 12, 1: 20}, 48: {0: 27, 1: 21}}))],
     ]
     found = choose(Asynchronous(), held)
     assert found is not None

@@ -31,11 +31,12 @@ from daskml_dist.solvers import (
     Sums,
 )
 from daskml_dist.solvers.smoothing import TubeNewton
+from daskml_dist.training.data_summary import DataSummary
+from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.in_process import InProcessEngine
 from daskml_dist.training.run_settings import RunSettings
-from daskml_dist.training.solver_plan import Rows, make_solver_fit
+from daskml_dist.training.solver_plan import make_solver_fit
 from daskml_dist.training.spec import FitSpec, TrainerSpec
-from daskml_dist.training.survey import Survey
 from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops import sum_log
 from daskml_dist.training.worker.loops.context import Context
@@ -100,11 +101,11 @@ class _Fit:
     def of(cls, solver: Solver, loss: Loss, y: Any) -> _Fit:
         """A fit of a solver of those above."""
         engine = InProcessEngine(as_collection(X, y, classification=y is not RAW))
-        survey = Survey(engine.survey(2))
+        survey = DataSummary(engine.survey(2))
         classes = None if y is RAW else np.unique(y)
         model = LinearModel(loss, 7, 0 if classes is None else len(classes), fit_intercept=True)
         lanes = engine.lanes(2, share=None, passes=solver.max_passes)
-        rows = Rows.of(survey, classes, None, False)
+        rows = DatasetInfo.of(survey, classes, None, False)
         settings = RunSettings(n_lanes=2, deterministic=True)
         fit = make_solver_fit(model, solver, rows, lanes, None, None, settings)
         return cls(fit, lanes, {i: prepare_block(b, fit) for i, b in engine._blocks.items()})

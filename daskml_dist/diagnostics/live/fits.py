@@ -10,7 +10,7 @@ from typing import Any
 
 from daskml_dist.diagnostics.curves import LEAST_SPAN
 from daskml_dist.diagnostics.left import seconds_left
-from daskml_dist.diagnostics.live.pulses import Pulses
+from daskml_dist.diagnostics.live.heartbeats import Pulses
 
 __all__ = [
     "HANDLER",

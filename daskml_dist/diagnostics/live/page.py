@@ -21,7 +21,7 @@ from daskml_dist.diagnostics.live.fits import (
     rung_table,
     staleness_table,
 )
-from daskml_dist.diagnostics.live.pulses import N_SPEEDS, TRANSPORTS, load_table, speed_table
+from daskml_dist.diagnostics.live.heartbeats import N_SPEEDS, TRANSPORTS, load_table, speed_table
 
 __all__ = ["is_empty", "show"]
 

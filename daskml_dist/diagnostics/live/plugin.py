@@ -9,7 +9,7 @@ from typing import Any
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 from daskml_dist.diagnostics.live.fits import HANDLER, Fits
-from daskml_dist.diagnostics.live.pulses import PULSES
+from daskml_dist.diagnostics.live.heartbeats import PULSES
 
 __all__ = ["NAME", "TrainingPage", "add_tab", "find_dashboard", "open_page"]
 

@@ -16,15 +16,15 @@ from daskml_dist.data.collection import Collection
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.estimators.batched_fits.solver_rounds import NotStackedError
 from daskml_dist.models.linear import LinearModel
-from daskml_dist.models.stacked import Roles
+from daskml_dist.models.stacked import FoldAssignment
 from daskml_dist.optimizers import Optimizer
-from daskml_dist.training.calibration import calibrated_together, drawn_sample
+from daskml_dist.training.data_summary import DataSummary
+from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.engine import Engine
+from daskml_dist.training.learning_rate_search import calibrated_together, drawn_sample
 from daskml_dist.training.plan import make_fit
-from daskml_dist.training.rows import Rows
 from daskml_dist.training.settings import Settings
 from daskml_dist.training.spec import FitSpec
-from daskml_dist.training.survey import Survey
 from daskml_dist.training.target_survey import TargetSurvey
 
 __all__ = ["OwnPlans", "optimizer_of"]
@@ -54,20 +54,20 @@ class OwnPlans:
     ----------
     engine : Engine
     lanes : list of LaneSpec
-    rows : Rows
+    rows : DatasetInfo
         Facts of all rows; their targets have codes beside them.
-    roles : Roles
+    roles : FoldAssignment
     classes : ndarray or None
         Labels of the targets' codes.
     """
 
     engine: Engine
     lanes: list[LaneSpec]
-    rows: Rows
-    roles: Roles
+    rows: DatasetInfo
+    roles: FoldAssignment
     classes: Any
 
-    def rows_of_splits(self, collection: Collection) -> list[Rows]:
+    def rows_of_splits(self, collection: Collection) -> list[DatasetInfo]:
         """Facts of the rows, as each split's fits know them."""
         rows, n_splits = self.rows, self.roles.n_splits
         if self.classes is not None:
@@ -81,13 +81,13 @@ class OwnPlans:
             make = collection.block_maker
             of_blocks = reduce_parts(collection, partial(_look, make, look), _joined)
         return [
-            replace(rows, survey=Survey([of_block[split] for of_block in of_blocks]))
+            replace(rows, survey=DataSummary([of_block[split] for of_block in of_blocks]))
             for split in range(n_splits)
         ]
 
     def of(
         self, settings: Sequence[Settings], models: Sequence[LinearModel],
-        rows_of: Sequence[Rows], scales: Sequence[float],
+        rows_of: Sequence[DatasetInfo], scales: Sequence[float],
     ) -> list[list[FitSpec]]:  # fmt: skip
         """Plans of each candidate, one a split.
 
@@ -123,7 +123,7 @@ class OwnPlans:
         ]
         return [list(row) for row in zip(*columns, strict=True)]
 
-    def _plan(self, settings: Settings, model: LinearModel, rows: Rows) -> FitSpec:
+    def _plan(self, settings: Settings, model: LinearModel, rows: DatasetInfo) -> FitSpec:
         engine = self.engine
         plan = make_fit(
             settings, model, rows, self.lanes, None, engine.streaming, None, engine.on_one_host
@@ -150,7 +150,7 @@ def _calibrated(plans: Sequence[FitSpec], block: Block, scale: float, seed: int)
     return [replace(one, rows=plan.rows) for one, plan in zip(found, plans, strict=True)]
 
 
-def _training_weight(roles: Roles, block: Block, split: int) -> Any:
+def _training_weight(roles: FoldAssignment, block: Block, split: int) -> Any:
     """Weights of a block's rows, 0 of all but a split's training rows."""
     assert block.y is not None
     codes = block.y[:, 1].astype(np.int64) - 1
@@ -158,7 +158,7 @@ def _training_weight(roles: Roles, block: Block, split: int) -> Any:
     return roles.trained(codes, split) * given
 
 
-def _looked_at(roles: Roles, block: Block) -> list[BlockInfo]:
+def _looked_at(roles: FoldAssignment, block: Block) -> list[BlockInfo]:
     """Facts of a block, as fits to the training rows of each split know it."""
     assert block.y is not None
     found = []

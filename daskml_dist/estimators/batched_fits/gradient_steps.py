@@ -20,7 +20,7 @@ from daskml_dist.estimators.base import survey_of
 from daskml_dist.estimators.batched_fits.gradient_plans import OwnPlans, optimizer_of
 from daskml_dist.estimators.batched_fits.solver_rounds import Asked, NotStackedError
 from daskml_dist.models.linear import LinearModel
-from daskml_dist.models.stacked import Roles, StackedLinear
+from daskml_dist.models.stacked import FoldAssignment, StackedLinear
 from daskml_dist.models.wide import WideLinear
 from daskml_dist.penalties import Penalty
 from daskml_dist.ps.ledger import StoppingRule
@@ -29,22 +29,22 @@ from daskml_dist.ps.stacked_optimizer import StackedOptimizer
 from daskml_dist.schedules import Schedule
 from daskml_dist.solvers.stacked_scores import SUMS, Looks
 from daskml_dist.training.callbacks import CallbackList
+from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.history import History
 from daskml_dist.training.interrupts import raise_interrupt
 from daskml_dist.training.plan import make_fit
-from daskml_dist.training.rows import Rows
 from daskml_dist.training.run import open_engine
 from daskml_dist.training.settings import Settings
 from daskml_dist.training.spec import FitSpec
 
-__all__ = ["StepColumn", "StepStack"]
+__all__ = ["StepCandidate", "StepStack"]
 
 #: Columns that are trained together at most, so that caches hold them.
 _MOST_COLUMNS = 1024
 
 
 @dataclass(eq=False)
-class StepColumn:
+class StepCandidate:
     """A candidate's fit to the training rows of a split, as far as it came.
 
     Attributes
@@ -102,19 +102,19 @@ class StepStack:
     ----------
     estimators : sequence of estimator
         Unfitted, of one of :func:`step_stacks`.
-    roles : Roles
+    roles : FoldAssignment
         What codes of rows mean.
     classes : ndarray or None
         Labels of the targets' codes.
     """
 
-    def __init__(self, estimators: Sequence[Any], roles: Roles, classes: Any) -> None:
+    def __init__(self, estimators: Sequence[Any], roles: FoldAssignment, classes: Any) -> None:
         self.estimators, self.roles, self.classes = estimators, roles, classes
 
     @contextmanager
     def opened(
         self, collection: Collection, weighted: bool, client: Any = None
-    ) -> Iterator[list[StepColumn]]:
+    ) -> Iterator[list[StepCandidate]]:
         """Hold the rows; yields the columns, of each estimator one a split.
 
         Parameters
@@ -133,7 +133,7 @@ class StepStack:
         self._settings = [estimator._settings(None) for estimator in self.estimators]
         run, passes = self._settings[0].run, max(s.max_iter for s in self._settings)
         with open_engine(collection, client, run.memory_budget, run.device) as engine:
-            rows = Rows.of(survey_of(engine, run), None, None, weighted)
+            rows = DatasetInfo.of(survey_of(engine, run), None, None, weighted)
             self._engine, self._whole = engine, rows
             self._lanes = engine.lanes(run.n_lanes, share=None, passes=passes)
             self._asked = Asked(engine, self._lanes, rows, run)
@@ -147,7 +147,7 @@ class StepStack:
             self._plans = own.of(self._settings, self._models, self._rows_of, self._scales)
             self._optimizer = optimizer_of([plan for row in self._plans for plan in row])
             yield [
-                StepColumn(
+                StepCandidate(
                     number, split, StoppingRule(s.max_iter, s.tol, s.n_iter_no_change)
                 )
                 for number, plans in enumerate(self._plans)
@@ -164,7 +164,7 @@ class StepStack:
 
     # -- training ------------------------------------------------------------------------------
 
-    def advance(self, columns: Iterable[StepColumn], last: int) -> int:
+    def advance(self, columns: Iterable[StepCandidate], last: int) -> int:
         """Train columns up to a pass; the number of passes of columns that were made."""
         columns, made = list(columns), 0
         while going := [column for column in columns if column.goes_on(last)]:
@@ -179,7 +179,7 @@ class StepStack:
             made += len(now) * (until - done)
         return made
 
-    def _train(self, columns: list[StepColumn], until: int) -> None:
+    def _train(self, columns: list[StepCandidate], until: int) -> None:
         begin, done = time.perf_counter(), columns[0].n_iter
         columns = sorted(columns, key=lambda column: column.split)
         result = self._engine.train(self._fit_of(columns, done, until), CallbackList([]))
@@ -200,7 +200,7 @@ class StepStack:
         if result.interrupted is not None:
             raise_interrupt(result.interrupted, until)
 
-    def _fit_of(self, columns: list[StepColumn], done: int, until: int) -> FitSpec:
+    def _fit_of(self, columns: list[StepCandidate], done: int, until: int) -> FitSpec:
         """The fit of some columns, from the pass behind `done` on."""
         width, engine = self._model.width, self._engine
         plans = [self._plans[column.candidate][column.split] for column in columns]
@@ -240,7 +240,7 @@ class StepStack:
         return fit.working(rule=rule, first_pass=done)
 
     def _state_of(
-        self, columns: list[StepColumn], plans: list[FitSpec], settings: Settings
+        self, columns: list[StepCandidate], plans: list[FitSpec], settings: Settings
     ) -> ShardState:
         """State that the columns have come to, or that their own fits begin with."""
         first = columns[0]
@@ -262,16 +262,16 @@ class StepStack:
     # -- what came of it -----------------------------------------------------------------------
 
     def scores(
-        self, columns: Sequence[StepColumn], role: int, looks: Looks = SUMS
+        self, columns: Sequence[StepCandidate], role: int, looks: Looks = SUMS
     ) -> NDArray[np.float64]:
         """Sums of the columns' scores over the rows that play a role in their split."""
         return self._asked.scores(self._stacked, *_side_by_side(columns), role, looks)
 
-    def rankings(self, columns: Sequence[StepColumn], role: int) -> NDArray[np.float64]:
+    def rankings(self, columns: Sequence[StepCandidate], role: int) -> NDArray[np.float64]:
         """Ranking scores of the columns, as of :meth:`Asked.rankings`."""
         return self._asked.rankings(self._stacked, *_side_by_side(columns), role)
 
-    def fitted(self, column: StepColumn) -> Any:
+    def fitted(self, column: StepCandidate) -> Any:
         """The estimator of a column.
 
         Raises
@@ -292,7 +292,7 @@ class StepStack:
         return estimator
 
 
-def _side_by_side(columns: Sequence[StepColumn]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+def _side_by_side(columns: Sequence[StepCandidate]) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Parameters of columns, and the split of each."""
     w: list[Any] = [column.w for column in columns]
     return np.stack(w), np.array([column.split for column in columns])

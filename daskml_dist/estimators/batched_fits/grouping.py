@@ -56,7 +56,7 @@ def _steps_stack(settings: Settings) -> bool:
         return False
     if run.shard != "rows" or run.compression is not None or run.compute_dtype is not None:
         return False
-    if type(optimizer).at_entry is None or optimizer.uses_scales:
+    if type(optimizer).elementwise_update is None or optimizer.uses_scales:
         return False
     if settings.schedule.scales_with_staleness:
         return False

@@ -20,21 +20,21 @@ from daskml_dist.estimators.base import survey_of
 from daskml_dist.estimators.linear.base import BaseLinear
 from daskml_dist.estimators.solver_rounds import _SHARE, BaseRounds
 from daskml_dist.models.linear import LinearModel
-from daskml_dist.models.stacked import TEST, TRAIN, Roles, StackedLinear
+from daskml_dist.models.stacked import TEST, TRAIN, FoldAssignment, StackedLinear
 from daskml_dist.solvers import Solution, Solver
 from daskml_dist.solvers.by_class import OnePass
 from daskml_dist.solvers.lbfgs import LBFGS
 from daskml_dist.solvers.of_splits import CodeWeights, LabelWeights
-from daskml_dist.solvers.stacked import Column, StackedSolver, solution_of
+from daskml_dist.solvers.stacked import Candidate, StackedSolver, solution_of
 from daskml_dist.solvers.stacked_class_ranks import CLASS_RANKINGS, StackedClassRanks
 from daskml_dist.solvers.stacked_gradient import in_order_of_splits
 from daskml_dist.solvers.stacked_ranks import RANKINGS, StackedRankings, StackedRanks
 from daskml_dist.solvers.stacked_scores import SCORES, SUMS, Looks, StackedScores
 from daskml_dist.training.callbacks import CallbackList
+from daskml_dist.training.dataset_info import DatasetInfo, balanced_weights, named_weights
 from daskml_dist.training.engine import Engine
 from daskml_dist.training.in_parts import OneFit
 from daskml_dist.training.interrupts import raise_interrupt
-from daskml_dist.training.rows import Rows, balanced_weights, named_weights
 from daskml_dist.training.run import open_engine
 from daskml_dist.training.run_settings import RunSettings
 from daskml_dist.training.solver_plan import make_solver_fit
@@ -42,9 +42,9 @@ from daskml_dist.training.target_survey import TargetSurvey
 
 __all__ = [
     "Asked",
+    "BatchedModels",
     "Fits",
     "NotStackedError",
-    "Stack",
     "StackedFit",
     "can_stack",
     "fit_stack",
@@ -118,9 +118,14 @@ def can_stack(estimators: Sequence[Any]) -> bool:
 
 
 def fit_stack(
-    estimators: Sequence[Any], collection: Collection, roles: Roles, classes: Any, weighted: bool,
-    train_score: bool, looks: Looks,
-) -> list[list[StackedFit]]:  # fmt: skip
+    estimators: Sequence[Any],
+    collection: Collection,
+    roles: FoldAssignment,
+    classes: Any,
+    weighted: bool,
+    train_score: bool,
+    looks: Looks,
+) -> list[list[StackedFit]]:
     """Fit clones of estimators to the training rows of each split, and score them.
 
     Parameters
@@ -129,7 +134,7 @@ def fit_stack(
         Unfitted, of which :func:`can_stack`; they are fitted no further than that they are cloned.
     collection : Collection
         Targets have two columns: the targets (codes of the classes), and codes of rows from 1 on.
-    roles : Roles
+    roles : FoldAssignment
         What the codes mean.
     classes : ndarray or None
         Labels of the codes.
@@ -165,9 +170,9 @@ def fit_stack(
 
 @contextmanager
 def open_stack(
-    estimator: Any, collection: Collection, roles: Roles, classes: Any, weighted: bool,
+    estimator: Any, collection: Collection, roles: FoldAssignment, classes: Any, weighted: bool,
     *, n_targets: int | None = None, client: Any = None, callbacks: CallbackList | None = None,
-) -> Iterator[Stack]:  # fmt: skip
+) -> Iterator[BatchedModels]:  # fmt: skip
     """Lay the rows of a stack out, as an estimator's parameters say, for as long as it is open.
 
     Parameters
@@ -182,18 +187,18 @@ def open_stack(
 
     Yields
     ------
-    Stack
+    BatchedModels
     """
     run = estimator._run_settings()
     with open_engine(collection, client, run.memory_budget, run.device, callbacks) as engine:
-        seen = Rows.of(survey_of(engine, run), None, None, weighted)
+        seen = DatasetInfo.of(survey_of(engine, run), None, None, weighted)
         device = seen.survey.device(run.device, run.deterministic)
         lanes = engine.lanes(run.n_lanes, share=_SHARE, passes=100, device=device)
         survey = TargetSurvey(seen.survey.infos, n_columns=n_targets)
         asked = replace(seen, survey=survey, classes=classes)
         watched = _AllFits(callbacks or CallbackList([]))
         try:
-            yield Stack(engine, lanes, seen, asked, roles, run, watched)
+            yield BatchedModels(engine, lanes, seen, asked, roles, run, watched)
         except BaseException as error:
             watched.finish(error)
             raise
@@ -231,7 +236,7 @@ class Asked:
     """
 
     def __init__(
-        self, engine: Engine, lanes: list[LaneSpec], rows: Rows, run: RunSettings,
+        self, engine: Engine, lanes: list[LaneSpec], rows: DatasetInfo, run: RunSettings,
         callbacks: _AllFits | None = None,
     ) -> None:  # fmt: skip
         self._engine, self._lanes, self._seen, self._run = engine, lanes, rows, run
@@ -300,16 +305,22 @@ class Asked:
         )
 
 
-class Stack(Asked):
+class BatchedModels(Asked):
     """Rows, laid out for any number of fits of linear models to the training rows of splits.
 
     `rows` are facts of all of them, with targets alone.
     """
 
     def __init__(
-        self, engine: Engine, lanes: list[LaneSpec], seen: Rows, rows: Rows, roles: Roles,
-        run: RunSettings, callbacks: _AllFits,
-    ) -> None:  # fmt: skip
+        self,
+        engine: Engine,
+        lanes: list[LaneSpec],
+        seen: DatasetInfo,
+        rows: DatasetInfo,
+        roles: FoldAssignment,
+        run: RunSettings,
+        callbacks: _AllFits,
+    ) -> None:
         super().__init__(engine, lanes, seen, run, callbacks)
         self.rows, self.roles = rows, roles
 
@@ -325,7 +336,7 @@ class Stack(Asked):
         return StackedLinear(each, self.roles, codes, class_weight)
 
     def solver(
-        self, columns: tuple[Column, ...], scored: tuple[tuple[int, bool, bool], ...] = ()
+        self, columns: tuple[Candidate, ...], scored: tuple[tuple[int, bool, bool], ...] = ()
     ) -> StackedSolver:
         """Solver of some columns: of many, on many rows, it begins with a share of these."""
         n_rows = sum(info.n_rows for info in self.rows.survey.infos)
@@ -335,7 +346,7 @@ class Stack(Asked):
         )  # fmt: skip
         return StackedSolver(columns, _SHARE_OF_ROWS if begins else 1, scored)
 
-    def of_split(self, weight: float) -> Rows:
+    def of_split(self, weight: float) -> DatasetInfo:
         """Facts of the training rows of a split, of their weight."""
         survey = self.rows.survey
         assert isinstance(survey, TargetSurvey)
@@ -351,7 +362,7 @@ class Fits:
 
     Parameters
     ----------
-    stack : Stack
+    stack : BatchedModels
     estimators : sequence of estimator
     asked : list of (int, int)
         Numbers of an estimator and of its split; those of an estimator lie together.
@@ -361,7 +372,7 @@ class Fits:
     """
 
     def __init__(
-        self, stack: Stack, estimators: Sequence[Any], asked: list[tuple[int, int]],
+        self, stack: BatchedModels, estimators: Sequence[Any], asked: list[tuple[int, int]],
         sides: tuple[int, ...], looks: Looks,
     ) -> None:  # fmt: skip
         self._stack, self._estimators, self._asked = stack, estimators, asked
@@ -371,7 +382,7 @@ class Fits:
         """The fits, as they are asked for."""
         stack = self._stack
         weights = stack.split_weights(stack.model(self._estimators[0]._problem(stack.rows)[0]))
-        problems: list[tuple[LinearModel, Column, Rows]] = []
+        problems: list[tuple[LinearModel, Candidate, DatasetInfo]] = []
         #: Of each problem: columns of a stack have the same.
         kinds: list[tuple[LinearModel, str]] = []
         for number, of_estimator in groupby(self._asked, itemgetter(0)):
@@ -383,7 +394,7 @@ class Fits:
                 of_split = stack.of_split(weight)
                 model, solver = estimator._problem(of_split)
                 start = estimator._start(model, of_split)
-                problems.append((model, Column(split, solver, float(weight), start), of_split))
+                problems.append((model, Candidate(split, solver, float(weight), start), of_split))
                 kinds.append((model, repr(estimator._params()["class_weight"])))
         found: dict[int, StackedFit] = {}
         left = list(range(len(problems)))
@@ -405,7 +416,9 @@ class Fits:
         return np.tile(named_weights(given, classes), (len(weights), 1))
 
     def _columns(
-        self, stacked: StackedLinear, problems: dict[int, tuple[LinearModel, Column, Rows]]
+        self,
+        stacked: StackedLinear,
+        problems: dict[int, tuple[LinearModel, Candidate, DatasetInfo]],
     ) -> dict[int, StackedFit]:
         """Fits of one stack, by their numbers."""
         columns = tuple(column for _, column, _ in problems.values())

@@ -18,7 +18,7 @@ from daskml_dist.inference.each_row import products_of_rows
 from daskml_dist.losses import Loss
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.solvers import Solution
-from daskml_dist.training.solver_plan import Rows
+from daskml_dist.training.solver_plan import DatasetInfo
 
 __all__ = ["BaseLinear"]
 
@@ -30,7 +30,7 @@ class BaseLinear(Supervised):
     def _loss(self) -> Loss:
         """The loss; raises an InvalidParameterError where its parameters are not valid."""
 
-    def _set_fitted(self, solution: Solution, model: LinearModel, rows: Rows) -> None:
+    def _set_fitted(self, solution: Solution, model: LinearModel, rows: DatasetInfo) -> None:
         """Set the fitted attributes from what a round solver found."""
         w = model.uncentred(solution.w).astype(rows.survey.dtype)
         self._set_coef(w, model, rows.classes, "Scale the features (StandardScaler).")

@@ -22,12 +22,12 @@ from daskml_dist.parameters.ignored import check_accepted
 from daskml_dist.policies import Policy
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.training.adaptive import train_adaptively
-from daskml_dist.training.calibration import calibrated
 from daskml_dist.training.callbacks import CallbackList
+from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.engine import Engine, FitResult
 from daskml_dist.training.first_rate import first_rate, row_size
+from daskml_dist.training.learning_rate_search import calibrated
 from daskml_dist.training.plan import make_target_shift
-from daskml_dist.training.rows import Rows
 from daskml_dist.training.settings import Settings
 from daskml_dist.training.spec import FitSpec
 
@@ -108,7 +108,7 @@ class BaseSGD(BaseSteps, BaseLinear):
         return super()._settings(policy)
 
     def _begin_at(
-        self, start: Any, model: LinearModel, settings: Settings, rows: Rows
+        self, start: Any, model: LinearModel, settings: Settings, rows: DatasetInfo
     ) -> ShardState | None:
         if start is None:
             return None
@@ -140,7 +140,7 @@ class BaseSGD(BaseSteps, BaseLinear):
             )
         return found
 
-    def _model(self, rows: Rows, last: LinearModel | None) -> LinearModel:
+    def _model(self, rows: DatasetInfo, last: LinearModel | None) -> LinearModel:
         params, survey = self._all_params(), rows.survey
         loss, fit_intercept = self._loss(), bool(params["fit_intercept"])
         if not self._classification:
@@ -183,7 +183,12 @@ class BaseSGD(BaseSteps, BaseLinear):
         return replace(settings, own_rate=first_rate(model)), model
 
     def _calibrated(
-        self, fit: FitSpec, settings: Settings, rows: Rows, lanes: list[LaneSpec], engine: Engine
+        self,
+        fit: FitSpec,
+        settings: Settings,
+        rows: DatasetInfo,
+        lanes: list[LaneSpec],
+        engine: Engine,
     ) -> FitSpec:
         """The fit with the start and the rates that a pilot on a sample finds."""
         return calibrated(fit, settings, lanes, engine, _rarity(rows))
@@ -202,12 +207,12 @@ class BaseSGD(BaseSteps, BaseLinear):
         model = self._last_model
         return state.w if np.array_equal(w, model.uncentred(state.w)) else model.centred(w)
 
-    def _set_parameters(self, w: NDArray[Any], model: LinearModel, rows: Rows) -> None:
+    def _set_parameters(self, w: NDArray[Any], model: LinearModel, rows: DatasetInfo) -> None:
         remedy = "Lower learning_rate, or scale the features (StandardScaler)."
         self._set_coef(model.uncentred(w), model, rows.classes, remedy)
 
 
-def _rarity(rows: Rows) -> float:
+def _rarity(rows: DatasetInfo) -> float:
     """Rows of a label in the mean over those of the rarest one."""
     if rows.classes is None:
         return 1.0

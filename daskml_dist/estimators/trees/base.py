@@ -36,7 +36,7 @@ from daskml_dist.solvers.forest import ForestSolver
 from daskml_dist.solvers.forest_grow import ForestGrowth
 from daskml_dist.training.engine import Engine
 from daskml_dist.training.run_settings import RunSettings
-from daskml_dist.training.solver_plan import Rows
+from daskml_dist.training.solver_plan import DatasetInfo
 
 __all__ = ["BaseTrees", "TreesRegressor"]
 
@@ -93,7 +93,7 @@ class BaseTrees(BaseRounds):
 
     def _rows(
         self, engine: Engine, run: RunSettings, classes: Any, class_weight: Any, weighted: bool
-    ) -> Rows:
+    ) -> DatasetInfo:
         """Facts of the rows, whose weights stay as they are."""
         if class_weight == "balanced_subsample":
             class_weight = None if self._rate(1) is not None else "balanced"
@@ -103,10 +103,10 @@ class BaseTrees(BaseRounds):
             self._of_outputs = class_weights(class_weight, rows.survey)
         elif class_weight is not None:
             (only,) = [class_weight] if not isinstance(class_weight, list) else one_of(class_weight)
-            rows = Rows.of(rows.survey, rows.classes, only, weighted)
+            rows = DatasetInfo.of(rows.survey, rows.classes, only, weighted)
         return rows if rows.weight_scale is None else replace(rows, weight_scale=1.0)
 
-    def _columns(self, rows: Rows) -> tuple[NDArray[Any], ...]:
+    def _columns(self, rows: DatasetInfo) -> tuple[NDArray[Any], ...]:
         """Sorted labels of each output; none in regression."""
         if rows.classes is None:
             return ()
@@ -114,7 +114,7 @@ class BaseTrees(BaseRounds):
             return (rows.classes,)
         return tuple(labels for labels, _ in rows.survey.label_columns)
 
-    def _growth(self, rows: Rows, n_classes: tuple[int, ...]) -> ForestGrowth:
+    def _growth(self, rows: DatasetInfo, n_classes: tuple[int, ...]) -> ForestGrowth:
         """Bounds of the growth of trees on some rows."""
         p, d, n = self._params(), rows.survey.n_features, rows.survey.n_rows
         leaf, n_outputs = rows_of(p["min_samples_leaf"], n), rows.survey.n_targets or 1
@@ -142,7 +142,7 @@ class BaseTrees(BaseRounds):
             )
         return growth
 
-    def _problem(self, rows: Rows) -> tuple[Any, Any]:
+    def _problem(self, rows: DatasetInfo) -> tuple[Any, Any]:
         p, columns = self._params(), self._columns(rows)
         growth = self._growth(rows, tuple(len(labels) for labels in columns))
         begin = self._begin(growth.n_values)
@@ -191,7 +191,7 @@ class BaseTrees(BaseRounds):
         """State of the forest before, where this one goes on from it."""
         return None
 
-    def _set_fitted(self, solution: Solution, model: Grown, rows: Rows) -> None:
+    def _set_fitted(self, solution: Solution, model: Grown, rows: DatasetInfo) -> None:
         self._trees, self._impurity = Trees.unpacked(solution.extra), solution.extra["impurity"]
         self.n_features_in_ = model.n_features
         self.n_outputs_ = rows.survey.n_targets or 1

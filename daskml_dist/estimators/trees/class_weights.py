@@ -8,20 +8,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.training.rows import named_weights
-from daskml_dist.training.survey import Survey
+from daskml_dist.training.data_summary import DataSummary
+from daskml_dist.training.dataset_info import named_weights
 
 __all__ = ["class_weights", "one_of"]
 
 
-def class_weights(given: Any, survey: Survey) -> tuple[NDArray[np.float64], ...]:
+def class_weights(given: Any, survey: DataSummary) -> tuple[NDArray[np.float64], ...]:
     """Weight of each class of each output; empty for none.
 
     Parameters
     ----------
     given : "balanced", list of dict, or None
         As the user gave it.
-    survey : Survey
+    survey : DataSummary
 
     Raises
     ------

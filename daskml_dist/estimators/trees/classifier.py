@@ -15,7 +15,7 @@ from daskml_dist.estimators.supervised import as_columns
 from daskml_dist.inference.each_row import rows_apart
 from daskml_dist.models.trees import Trees
 from daskml_dist.solvers import Solution
-from daskml_dist.training.solver_plan import Rows
+from daskml_dist.training.solver_plan import DatasetInfo
 
 __all__ = ["TreesClassifier"]
 
@@ -38,7 +38,7 @@ class TreesClassifier(BaseClassifier):
         X, y, sample_weight = super()._taken(X, y, sample_weight)
         return X, as_columns(y), sample_weight
 
-    def _set_fitted(self, solution: Solution, model: Any, rows: Rows) -> None:
+    def _set_fitted(self, solution: Solution, model: Any, rows: DatasetInfo) -> None:
         assert rows.classes is not None
         several: tuple[Array, ...] = model.columns
         self.classes_: Any = list(several) if several else rows.classes

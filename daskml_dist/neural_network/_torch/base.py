@@ -35,9 +35,9 @@ from daskml_dist.neural_network._torch.trying import (
 from daskml_dist.parameters.checks import check_one_of
 from daskml_dist.policies import Pipeline, Policy
 from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.engine import Engine
 from daskml_dist.training.in_process import InProcessEngine
-from daskml_dist.training.rows import Rows
 from daskml_dist.training.settings import Settings
 from daskml_dist.training.spec import FitSpec
 
@@ -213,7 +213,7 @@ class BaseTorch(BaseNetwork):
         finally:
             self.__dict__.pop("_tried", None)
 
-    def _model(self, rows: Rows, last: Any) -> TorchModel:
+    def _model(self, rows: DatasetInfo, last: Any) -> TorchModel:
         source, tried = self._source(), self._tried
         dtype = str(np.dtype(self._params()["dtype"]))
         kind = torch_dtype(dtype)
@@ -237,7 +237,7 @@ class BaseTorch(BaseNetwork):
         return model
 
     def _plan(
-        self, settings: Settings, model: Any, rows: Rows, initial: Any, engine: Engine
+        self, settings: Settings, model: Any, rows: DatasetInfo, initial: Any, engine: Engine
     ) -> FitSpec:
         if initial is None:
             model = model.checked(settings.seed, settings.dtype_of(rows.survey))
@@ -247,7 +247,7 @@ class BaseTorch(BaseNetwork):
             check_travels(model)
         return fit
 
-    def _set_learned(self, state: ShardState, model: Any, rows: Rows) -> None:
+    def _set_learned(self, state: ShardState, model: Any, rows: DatasetInfo) -> None:
         super()._set_learned(state, model, rows)
         self._last_model = self._net
 
@@ -268,7 +268,7 @@ class BaseTorch(BaseNetwork):
         started.steps.around = around
         return started
 
-    def _set_parameters(self, w: NDArray[Any], model: Any, rows: Rows) -> None:
+    def _set_parameters(self, w: NDArray[Any], model: Any, rows: DatasetInfo) -> None:
         self.__dict__.pop("_built", None)
         self._net, self._w = model.at_rest(), w
         self._token, self._rows_dtype = TorchOutputs(self._net, w).token, rows.survey.rows_dtype

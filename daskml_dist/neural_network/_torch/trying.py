@@ -15,7 +15,7 @@ from daskml_dist.models.torch_modules.inputs import TorchInputs
 from daskml_dist.models.torch_modules.module import TorchModel
 from daskml_dist.models.torch_modules.probe import Trial, try_module
 from daskml_dist.models.torch_modules.source import ModuleSource, name_of
-from daskml_dist.training.rows import Rows
+from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.spec import FitSpec
 
 __all__ = ["Tried", "check_batches", "check_shapes", "check_travels"]
@@ -27,13 +27,13 @@ class Tried:
     def __init__(self, sample: NDArray[Any] | None, inputs: TorchInputs) -> None:
         self.sample = sample
         self.inputs = inputs
-        self.begun: tuple[TorchModel, Rows] | None = None
+        self.begun: tuple[TorchModel, DatasetInfo] | None = None
 
     def by(
         self,
         source: ModuleSource,
         module: Any,
-        rows: Rows,
+        rows: DatasetInfo,
         dtype: str,
         n_classes: int | None,
         n_targets: int | None,

@@ -21,10 +21,10 @@ from daskml_dist.streaming.cluster.apart import Free, Shared
 from daskml_dist.streaming.cluster.calls import Step
 from daskml_dist.streaming.cluster.together import Averaged, Bulk, Learner, Losses, Summed
 from daskml_dist.training.spec import FitSpec, TrainerSpec
+from daskml_dist.training.worker.control import at_work
 from daskml_dist.training.worker.host import credentials_of, host_of
 from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
-from daskml_dist.training.worker.orders import at_work
 from daskml_dist.training.worker.trainer import Trainer
 
 __all__ = ["LaneHost"]

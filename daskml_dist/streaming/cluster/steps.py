@@ -18,11 +18,11 @@ from daskml_dist.models.base import BatchRows
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.streaming.cluster.calls import Call, deal
-from daskml_dist.streaming.cluster.crew import Crew
 from daskml_dist.streaming.cluster.plan import Plan
+from daskml_dist.streaming.cluster.stream_actors import StreamActors
 from daskml_dist.streaming.steps import Steps
-from daskml_dist.training.client.fleet import Gone
 from daskml_dist.training.client.membership import Membership
+from daskml_dist.training.client.run_actors import WorkerUnreachableError
 from daskml_dist.training.client.shielding import Shielding
 from daskml_dist.training.interrupts import Interrupts
 from daskml_dist.training.spec import FitSpec
@@ -104,7 +104,7 @@ class ClusterSteps:
         self._window = 0 if plan.together else 2 * self._n_lanes
         state = base.shard.state()
         self._course = self._begun_at(state, 0)
-        self._crew: Crew | None = None
+        self._crew: StreamActors | None = None
         #: Calls whose losses nobody has asked for yet.
         self._finished: deque[Call] = deque()
         self._losses = 0
@@ -225,7 +225,7 @@ class ClusterSteps:
         """Send all calls, and learn at least the first `until` of them."""
         self._with_crew(lambda crew: self._advance(crew, until))
 
-    def _advance(self, crew: Crew, until: int) -> None:
+    def _advance(self, crew: StreamActors, until: int) -> None:
         calls, most = self._course.calls, max(self._window, 1)
         while crew.sent < len(calls) or crew.learned < until:
             ready = crew.sent < len(calls) and crew.sent - crew.learned < most
@@ -238,7 +238,7 @@ class ClusterSteps:
         while crew.may_receive():
             self._receive(crew, calls)
 
-    def _receive(self, crew: Crew, calls: list[Call]) -> None:
+    def _receive(self, crew: StreamActors, calls: list[Call]) -> None:
         loss = crew.receive()
         call = calls[crew.learned - 1]
         self._losses = 0
@@ -246,7 +246,7 @@ class ClusterSteps:
             call.loss = loss
             self._finished.append(call)
 
-    def _with_crew(self, do: Callable[[Crew], R]) -> R:
+    def _with_crew(self, do: Callable[[StreamActors], R]) -> R:
         """Do something with the crew, again with another one where somebody goes."""
         try:
             while True:
@@ -254,7 +254,7 @@ class ClusterSteps:
                     if self._crew is None:
                         self._crew = self._opened()
                     return do(self._crew)
-                except Gone as gone:
+                except WorkerUnreachableError as gone:
                     self._drop()
                     self._count_loss(gone)
         except BaseException as error:
@@ -264,12 +264,12 @@ class ClusterSteps:
                 self._failed = error
             raise
 
-    def _opened(self) -> Crew:
+    def _opened(self) -> StreamActors:
         if self._shielding is None:
             self._shielding = Shielding(self._client, f"daskml-{uuid.uuid4().hex}")
         course = self._course
         fit = self._plan.fit(self._fit, course.state, self._n_lanes)
-        crew = Crew(self._client, fit, course.lanes, course.first, self._membership)
+        crew = StreamActors(self._client, fit, course.lanes, course.first, self._membership)
         try:
             crew.open()
         except BaseException:
@@ -285,7 +285,7 @@ class ClusterSteps:
             if crew is not None:
                 crew.close()
 
-    def _count_loss(self, gone: Gone) -> None:
+    def _count_loss(self, gone: WorkerUnreachableError) -> None:
         self._losses += 1
         if self._losses > _MANY_LOSSES:
             raise WorkerLostError(
@@ -317,7 +317,7 @@ class ClusterSteps:
     def _fetch(self) -> None:
         """Get the state of now, so that the calls before need not be kept."""
 
-        def fetch(crew: Crew) -> None:
+        def fetch(crew: StreamActors) -> None:
             self._advance(crew, len(self._course.calls))
             state, lanes = crew.states()
             then, after = self._course.then, self._course.next
@@ -333,7 +333,7 @@ class ClusterSteps:
 
         self._with_crew(fetch)
 
-    def _begin_there(self, crew: Crew) -> None:
+    def _begin_there(self, crew: StreamActors) -> None:
         """Have lanes go on from the state of the course."""
         if self._plan.policy.uses_shards:
             self._drop()  # servers begin with it

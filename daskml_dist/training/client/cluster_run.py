@@ -18,26 +18,26 @@ from typing import Any
 from distributed import Client
 
 from daskml_dist.data.placement import Placement
-from daskml_dist.data.waiting import Patience
+from daskml_dist.data.waiting import Deadline
 from daskml_dist.errors import MessageError, WorkerLostError
 from daskml_dist.training.callbacks import CallbackList
+from daskml_dist.training.client.assignment_log import SeatLog
 from daskml_dist.training.client.batch_jobs import BatchJobs
 from daskml_dist.training.client.calls import call_workers
 from daskml_dist.training.client.cluster_rows import ClusterRows
 from daskml_dist.training.client.early import Early
 from daskml_dist.training.client.ending import Ending
-from daskml_dist.training.client.fleet import Fleet, Gone, Host
 from daskml_dist.training.client.generations import Generations
 from daskml_dist.training.client.listening import listen
 from daskml_dist.training.client.made import Made
 from daskml_dist.training.client.reasons import Reasons
-from daskml_dist.training.client.recovery import GoOn
-from daskml_dist.training.client.seat_log import SeatLog
+from daskml_dist.training.client.recovery import RecoveryPoint
+from daskml_dist.training.client.run_actors import Host, RunActors, WorkerUnreachableError
 from daskml_dist.training.dask_internals import retire
 from daskml_dist.training.engine import FitResult, RunView
 from daskml_dist.training.interrupts import Interrupts
 from daskml_dist.training.spec import FitSpec
-from daskml_dist.training.worker.orders import TOPIC, Alarm, say_farewell, to_alarm
+from daskml_dist.training.worker.control import TOPIC, Alarm, say_farewell, to_alarm
 
 __all__ = ["GenerationEvent", "TrainingRun"]
 
@@ -135,7 +135,7 @@ class TrainingRun:
         self._log = log
         self._awake = threading.Event()
         there = self._membership = rows.membership
-        self._fleet = Fleet(client, fit, early, there.is_there, there.begins, self._awake.set)
+        self._fleet = RunActors(client, fit, early, there.is_there, there.begins, self._awake.set)
         self._crew = Generations(client, fit, placement, rows, self._membership, self._fleet, early)
         self._reasons = Reasons(fit, rows, self._membership, self._fleet, self._crew)
         self._ending = Ending(
@@ -149,7 +149,7 @@ class TrainingRun:
         self._failures, self._clocks = 0, 0
         #: Those in a row in which somebody sent a message without a meaning.
         self._garbled = 0
-        self._losses = Patience("an end of the losses of workers", fit.run.timeout, _TOO_MANY)
+        self._losses = Deadline("an end of the losses of workers", fit.run.timeout, _TOO_MANY)
         self._events: list[GenerationEvent] = []
         #: Clock that each lane was seen to reach in the present generation.
         self._reached: dict[int, int] = {}
@@ -243,7 +243,7 @@ class TrainingRun:
                 if self._stopping:
                     self._fleet.ask(crew.servers[0].host, "stop")
                 break
-            except Gone as gone:
+            except WorkerUnreachableError as gone:
                 reason = f"{reason}; {self._note_gone(gone)}"
         self._began = time.monotonic()
         for address in crew.visited:
@@ -273,11 +273,11 @@ class TrainingRun:
         event = GenerationEvent(crew.number, reason, again, anew, seconds, from_pass)
         self._events.append(event)
         if self._made.n_passes:
-            with suppress(Gone):  # the next generation is asked
+            with suppress(WorkerUnreachableError):  # the next generation is asked
                 self._made.take_back(self._ask_first("records", 0))
         self._callbacks.on_generation(self._view, event)
 
-    def _made_again(self, go_on: GoOn[Host] | None) -> int:
+    def _made_again(self, go_on: RecoveryPoint[Host] | None) -> int:
         """Steps that trainers, as far as they could still tell, had made beyond their clocks."""
         reached, self._reached = self._reached, {}
         first = self._fit.work.first_clock
@@ -311,7 +311,7 @@ class TrainingRun:
             "Then fit again."
         )
 
-    def _note_gone(self, gone: Gone) -> str:
+    def _note_gone(self, gone: WorkerUnreachableError) -> str:
         """The reason for a new generation where a worker does not answer.
 
         It counts as lost, also where the scheduler does not yet know.
@@ -351,7 +351,7 @@ class TrainingRun:
                     if self._reasons.to_let_go:
                         self._let_go()
                     self._keep_safe()
-            except Gone as gone:
+            except WorkerUnreachableError as gone:
                 reason = self._note_gone(gone)
             if reason is not None:
                 with self._interrupts.at_once():
@@ -404,7 +404,7 @@ class TrainingRun:
 
     def _stop(self) -> None:
         self._stopping = True
-        with suppress(Gone):  # the next generation is told
+        with suppress(WorkerUnreachableError):  # the next generation is told
             self._ask_first("stop")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from distributed import Client
 from numpy.typing import NDArray
 
-from daskml_dist.data.waiting import Patience
+from daskml_dist.data.waiting import Deadline
 from daskml_dist.errors import (
     DaskMLDistError,
     DivergedError,
@@ -24,14 +24,14 @@ from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.ps.snapshots import whole
 from daskml_dist.solvers import Solution
 from daskml_dist.training.client.calls import call_workers
-from daskml_dist.training.client.fleet import Fleet
 from daskml_dist.training.client.generations import Generations
 from daskml_dist.training.client.listening import stop_listening
 from daskml_dist.training.client.membership import Membership
+from daskml_dist.training.client.run_actors import RunActors
 from daskml_dist.training.engine import FitResult
 from daskml_dist.training.spec import FitSpec
+from daskml_dist.training.worker.control import abort_run, forget_run
 from daskml_dist.training.worker.host import Outcome
-from daskml_dist.training.worker.orders import abort_run, forget_run
 from daskml_dist.training.worker.servers import joined_left, joined_state, left_in, revived
 
 __all__ = ["Ending"]
@@ -52,7 +52,7 @@ class Ending:
     fit : FitSpec
     run_id : str
     membership : Membership
-    fleet : Fleet
+    fleet : RunActors
     crew : Generations
     awake : threading.Event
         Set when a trainer ends.
@@ -64,7 +64,7 @@ class Ending:
         fit: FitSpec,
         run_id: str,
         membership: Membership,
-        fleet: Fleet,
+        fleet: RunActors,
         crew: Generations,
         awake: threading.Event,
     ) -> None:
@@ -216,7 +216,7 @@ class Ending:
         for server in self._crew.servers:
             with suppress(Exception):
                 server.host.proxy.abort(str(error)).result(timeout=2)
-        patience = Patience("the workers to end their part of the fit", _WIND_DOWN)
+        patience = Deadline("the workers to end their part of the fit", _WIND_DOWN)
         while self._some_run() and patience.lasts():
             self._awake.wait(_LOOK)
             self._awake.clear()

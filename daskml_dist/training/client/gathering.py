@@ -12,7 +12,7 @@ from typing import Any
 from distributed import CancelledError, Client, wait
 
 from daskml_dist.data.unread import cannot_be_read
-from daskml_dist.data.waiting import Patience
+from daskml_dist.data.waiting import Deadline
 from daskml_dist.errors import DaskMLDistError, DataLostError, WorkerLostError
 from daskml_dist.training.client.membership import Membership
 from daskml_dist.training.dask_internals import (
@@ -183,7 +183,7 @@ class Gathering:
         ours: bool = True,
     ) -> None:
         """Wait for tasks, begun again by `begin` where that is needed and they are ours."""
-        patience = Patience(what, self._timeout, "Look at the cluster's dashboard.")
+        patience = Deadline(what, self._timeout, "Look at the cluster's dashboard.")
         killed: Counter[int] = Counter()
         done = 0
         while True:

@@ -19,20 +19,25 @@ from daskml_dist.comm.base import Endpoint
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.placement import Placement
 from daskml_dist.errors import DataLostError
-from daskml_dist.ps.snapshots import Holding, standby_of
+from daskml_dist.ps.snapshots import AvailableSnapshots, standby_of
 from daskml_dist.training.client.calls import call_workers
 from daskml_dist.training.client.cluster_rows import ClusterRows
 from daskml_dist.training.client.early import Early
-from daskml_dist.training.client.fleet import Fleet, Gone, Host, Seat
 from daskml_dist.training.client.held_blocks import tell_lost
+from daskml_dist.training.client.lane_assignments import LaneAssignments, TrainerLanes
 from daskml_dist.training.client.membership import Membership
-from daskml_dist.training.client.recovery import GoOn, choose
+from daskml_dist.training.client.recovery import RecoveryPoint, choose
+from daskml_dist.training.client.run_actors import (
+    Host,
+    RunActors,
+    TrainerTask,
+    WorkerUnreachableError,
+)
 from daskml_dist.training.client.saved import Saved, SavedSnapshots
-from daskml_dist.training.client.seating import Assignment, Seating
 from daskml_dist.training.client.standbys import Server, Standbys
 from daskml_dist.training.dask_internals import send_now
 from daskml_dist.training.spec import FitSpec, TrainerSpec
-from daskml_dist.training.worker.orders import give_orders
+from daskml_dist.training.worker.control import give_orders
 from daskml_dist.training.worker.servers import n_servers
 
 __all__ = ["Generations"]
@@ -58,7 +63,7 @@ class Generations:
         Of generation 0.
     rows : ClusterRows
     membership : Membership
-    fleet : Fleet
+    fleet : RunActors
     early : Early
         The run's name and secret, and where it has an actor already.
     """
@@ -70,14 +75,14 @@ class Generations:
         placement: Placement,
         rows: ClusterRows,
         membership: Membership,
-        fleet: Fleet,
+        fleet: RunActors,
         early: Early,
     ) -> None:
         self.number = -1
         self.servers: list[Server] = []
-        self.seats: list[Seat] = []
+        self.seats: list[TrainerTask] = []
         #: Trainers without lanes, until they have ended.
-        self.dismissed: list[Seat] = []
+        self.dismissed: list[TrainerTask] = []
         #: Servers and standbys that are not needed any more.
         self.old_hosts: list[Host] = []
         #: Workers that had a part in the run.
@@ -87,7 +92,7 @@ class Generations:
         self.lost_rows = 0
         #: Trainers that this generation took over from the one before it.
         self.kept = 0
-        self.seating = Seating(fit, placement, rows, membership)
+        self.seating = LaneAssignments(fit, placement, rows, membership)
         self._client = client
         self._fit = fit
         self._rows = rows
@@ -125,7 +130,7 @@ class Generations:
 
     # -- the next generation -------------------------------------------------------------------
 
-    def renew(self, *, even: bool = False) -> GoOn[Host] | None:
+    def renew(self, *, even: bool = False) -> RecoveryPoint[Host] | None:
         """Begin the next generation.
 
         Parameters
@@ -135,11 +140,11 @@ class Generations:
 
         Returns
         -------
-        GoOn, or None where nothing was there to go on from.
+        RecoveryPoint, or None where nothing was there to go on from.
 
         Raises
         ------
-        Gone
+        WorkerUnreachableError
             Somebody was lost on the way: begin another one.
         """
         self.number += 1
@@ -161,7 +166,7 @@ class Generations:
         self.old_hosts = []
         return go_on
 
-    def _pause(self, server: Server) -> list[tuple[Host, Holding]]:
+    def _pause(self, server: Server) -> list[tuple[Host, AvailableSnapshots]]:
         """Stop a server and its standby, where they answer; what each could go on from."""
         held = []
         for host in server.hosts:
@@ -174,11 +179,11 @@ class Generations:
                         self._fleet.ask(host, "hand_over", self.number, timeout=_PAUSE)
                     continue
                 held.append((host, self._fleet.ask(host, "pause", self.number, timeout=_PAUSE)))
-            except Gone as gone:
+            except WorkerUnreachableError as gone:
                 self._membership.cast_out(gone.address)
         return held
 
-    def _choose_saved(self, saved: list[Saved]) -> GoOn[Host] | None:
+    def _choose_saved(self, saved: list[Saved]) -> RecoveryPoint[Host] | None:
         """Give new servers the snapshots that the client has."""
         self._open_servers(0)
         self._fleet.give_parts([server.host for server in self.servers])
@@ -187,7 +192,7 @@ class Generations:
             self._fleet.ask(server.host, "take", snapshot, records)
         return choose(self._fit.work, [self._pause(server) for server in self.servers])
 
-    def _go_on(self, go_on: GoOn[Host], n_trainers: int) -> None:
+    def _go_on(self, go_on: RecoveryPoint[Host], n_trainers: int) -> None:
         """Make the chosen hosts the servers of this generation."""
         for server, host, place in zip(self.servers, go_on.hosts, go_on.places, strict=True):
             self._fleet.ask(host, "renew", self.number, n_trainers, place)
@@ -224,7 +229,7 @@ class Generations:
             raise DataLostError(tell_lost(lost))
         self.lost_rows += self.seating.drop(lost)
 
-    def _assign(self, even: bool) -> list[Assignment]:
+    def _assign(self, even: bool) -> list[TrainerLanes]:
         """Parts of the trainers, which lanes each runs: of those that stay, then of new ones."""
         seats = [seat for seat in self.seats if self._stays(seat)]
         for seat in self.seats:
@@ -235,7 +240,7 @@ class Generations:
         self.seats, self.kept = seats, len(seats)
         return parts
 
-    def _stays(self, seat: Seat) -> bool:
+    def _stays(self, seat: TrainerTask) -> bool:
         """Whether a trainer may go on as it is: at a paused worker only once it has begun."""
         there = self._membership
         if seat.address not in there.threads or seat.future.status != "pending":
@@ -244,7 +249,7 @@ class Generations:
 
     # -- trainers ------------------------------------------------------------------------------
 
-    def _deliver(self, parts: list[Assignment], clocks: dict[int, int]) -> None:
+    def _deliver(self, parts: list[TrainerLanes], clocks: dict[int, int]) -> None:
         """Give all trainers their part: orders to those that run, tasks to new ones."""
         working = sorted((p for p in parts if p.lanes), key=lambda part: part.lanes[0].lane)
         orders: dict[str, dict[int, TrainerSpec | None]] = {}
@@ -275,10 +280,10 @@ class Generations:
         heard = call_workers(self._client, give_orders, calls, _DELIVERY)
         # One that leaves may be gone by now; the trainer there has no part any more.
         if deaf := sorted(set(calls).difference(heard, self._membership.leaving)):
-            raise Gone(deaf[0], "takes no orders")
+            raise WorkerUnreachableError(deaf[0], "takes no orders")
 
     def _spec(
-        self, part: Assignment, rank: int, n_trainers: int, clocks: dict[int, int]
+        self, part: TrainerLanes, rank: int, n_trainers: int, clocks: dict[int, int]
     ) -> TrainerSpec:
         return TrainerSpec(
             self._run_id,

@@ -23,8 +23,8 @@ from daskml_dist.training.client.early import Early
 from daskml_dist.training.client.gathering import MOST_KILLED
 from daskml_dist.training.client.given_futures import futures_in
 from daskml_dist.training.client.membership import Membership
+from daskml_dist.training.client.notifications import ask_of_bundles
 from daskml_dist.training.client.rows_here import RowsHere
-from daskml_dist.training.client.telling import ask_of_bundles
 from daskml_dist.training.dask_internals import (
     free_tasks,
     is_dasks,

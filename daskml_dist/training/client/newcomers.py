@@ -7,8 +7,8 @@ import time
 
 from distributed.client import Future
 
-from daskml_dist.training.client.fleet import Fleet
 from daskml_dist.training.client.membership import SETTLED, Membership
+from daskml_dist.training.client.run_actors import RunActors
 from daskml_dist.training.dask_internals import is_dasks
 
 __all__ = ["Newcomers"]
@@ -25,10 +25,10 @@ class Newcomers:
     Parameters
     ----------
     membership : Membership
-    fleet : Fleet
+    fleet : RunActors
     """
 
-    def __init__(self, membership: Membership, fleet: Fleet) -> None:
+    def __init__(self, membership: Membership, fleet: RunActors) -> None:
         self._membership = membership
         self._fleet = fleet
         #: When each was first seen.

@@ -21,11 +21,11 @@ from daskml_dist.data.keyed import KeyedCollection
 from daskml_dist.data.placement import Move, Placement, place, place_columns, place_whole
 from daskml_dist.data.scales import Scales
 from daskml_dist.training.callbacks import CallbackList
+from daskml_dist.training.client.assignment_log import SeatLog
 from daskml_dist.training.client.cluster_rows import ClusterRows
 from daskml_dist.training.client.cluster_run import TrainingRun
 from daskml_dist.training.client.early import Early
 from daskml_dist.training.client.quiet import silence
-from daskml_dist.training.client.seat_log import SeatLog
 from daskml_dist.training.client.shielding import Shielding
 from daskml_dist.training.dask_internals import end_quietly, shorten_lost_connections
 from daskml_dist.training.engine import Engine, FitResult

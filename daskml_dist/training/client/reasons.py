@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import time
 
-from daskml_dist.data.waiting import TELL_OF_BEGINS, Patience
+from daskml_dist.data.waiting import TELL_OF_BEGINS, Deadline
 from daskml_dist.errors import WaitTimeoutError, is_consequence
 from daskml_dist.training.client.cluster_rows import ClusterRows
-from daskml_dist.training.client.fleet import BUSY, Fleet
 from daskml_dist.training.client.generations import Generations
 from daskml_dist.training.client.membership import Membership
 from daskml_dist.training.client.newcomers import Newcomers
 from daskml_dist.training.client.pace import Pace
+from daskml_dist.training.client.run_actors import BUSY, RunActors
 from daskml_dist.training.dask_internals import is_dasks
 from daskml_dist.training.spec import FitSpec
-from daskml_dist.training.worker.orders import Alarm
+from daskml_dist.training.worker.control import Alarm
 
 __all__ = ["Reasons"]
 
@@ -32,7 +32,7 @@ class Reasons:
     fit : FitSpec
     rows : ClusterRows
     membership : Membership
-    fleet : Fleet
+    fleet : RunActors
     crew : Generations
     """
 
@@ -41,7 +41,7 @@ class Reasons:
         fit: FitSpec,
         rows: ClusterRows,
         membership: Membership,
-        fleet: Fleet,
+        fleet: RunActors,
         crew: Generations,
     ) -> None:
         #: Workers that are let go once the run needs them no more.
@@ -54,7 +54,7 @@ class Reasons:
         self._alarms: list[Alarm] = []
         #: The last message without a meaning that was told of.
         self._garbled = ""
-        self._starts = Patience(
+        self._starts = Deadline(
             "workers to begin their parts", fit.run.timeout, BUSY, tell_after=TELL_OF_BEGINS
         )
         self._pace = Pace(fit.rows.lane_rows)

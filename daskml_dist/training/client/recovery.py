@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from daskml_dist.policies import Consistency
-from daskml_dist.ps.snapshots import Holding
+from daskml_dist.ps.snapshots import AvailableSnapshots
 
-__all__ = ["GoOn", "choose"]
+__all__ = ["RecoveryPoint", "choose"]
 
 H = TypeVar("H")
 
 
 @dataclass(frozen=True)
-class GoOn(Generic[H]):
+class RecoveryPoint(Generic[H]):
     """Places that each server, and each lane, goes on from.
 
     Parameters
@@ -32,7 +32,9 @@ class GoOn(Generic[H]):
     clocks: dict[int, int]
 
 
-def choose(policy: Consistency, held: Sequence[Sequence[tuple[H, Holding]]]) -> GoOn[H] | None:
+def choose(
+    policy: Consistency, held: Sequence[Sequence[tuple[H, AvailableSnapshots]]]
+) -> RecoveryPoint[H] | None:
     """Choose the latest place from which the fit can go on as if nothing had happened.
 
     Lanes in lock-step go on from a place that every server has: what came after it is made again,
@@ -47,7 +49,7 @@ def choose(policy: Consistency, held: Sequence[Sequence[tuple[H, Holding]]]) -> 
 
     Returns
     -------
-    GoOn, or None where some server is lost for good: the fit begins anew.
+    RecoveryPoint, or None where some server is lost for good: the fit begins anew.
     """
     if not held or not all(any(holding.places for _, holding in server) for server in held):
         return None
@@ -68,11 +70,13 @@ def choose(policy: Consistency, held: Sequence[Sequence[tuple[H, Holding]]]) -> 
     return _go_on(at, at[0][1].clocks[place])
 
 
-def _latest(server: Sequence[tuple[H, Holding]]) -> tuple[H, Holding, int]:
+def _latest(server: Sequence[tuple[H, AvailableSnapshots]]) -> tuple[H, AvailableSnapshots, int]:
     host, holding = next((h, holding) for h, holding in server if holding.places)
     return host, holding, max(holding.places) if holding.now is None else holding.now
 
 
-def _go_on(chosen: Sequence[tuple[H, Holding, int]], clocks: dict[int, int]) -> GoOn[H]:
+def _go_on(
+    chosen: Sequence[tuple[H, AvailableSnapshots, int]], clocks: dict[int, int]
+) -> RecoveryPoint[H]:
     places = [None if place == holding.now else place for _, holding, place in chosen]
-    return GoOn([host for host, _, _ in chosen], places, dict(clocks))
+    return RecoveryPoint([host for host, _, _ in chosen], places, dict(clocks))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from daskml_dist.training.client.fleet import Fleet, Gone, Host
 from daskml_dist.training.client.membership import Membership
+from daskml_dist.training.client.run_actors import Host, RunActors, WorkerUnreachableError
 
 __all__ = ["Server", "Standbys"]
 
@@ -31,7 +31,7 @@ class Standbys:
 
     Parameters
     ----------
-    fleet : Fleet
+    fleet : RunActors
     membership : Membership
     every : int
         Updates between two snapshots.
@@ -40,7 +40,7 @@ class Standbys:
     """
 
     def __init__(
-        self, fleet: Fleet, membership: Membership, every: int, visit: Callable[[str], None]
+        self, fleet: RunActors, membership: Membership, every: int, visit: Callable[[str], None]
     ) -> None:
         self._fleet = fleet
         self._membership = membership
@@ -60,7 +60,7 @@ class Standbys:
             standby = server.standby
             try:
                 self._mind(number, server, generation)
-            except Gone as gone:
+            except WorkerUnreachableError as gone:
                 if standby is None or gone.address != standby.address:
                     raise
                 server.standby, server.standby_ships = None, False
@@ -69,7 +69,7 @@ class Standbys:
     def _mind(self, number: int, server: Server, generation: int) -> None:
         standby = server.standby
         if standby is not None and not self._may_stay(standby):
-            raise Gone(standby.address, "lost")
+            raise WorkerUnreachableError(standby.address, "lost")
         if standby is None:
             server.standby = self._open(number, server.host.address, generation)
             if server.standby is None and not server.keeps_snapshots:

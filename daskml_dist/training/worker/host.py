@@ -31,7 +31,7 @@ from daskml_dist.errors import CommunicationError, MessageError, TrainingError, 
 from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.server import ParameterServer
 from daskml_dist.ps.shard_state import ShardState
-from daskml_dist.ps.snapshots import Holding, ServerSnapshot
+from daskml_dist.ps.snapshots import AvailableSnapshots, ServerSnapshot
 from daskml_dist.training.dask_internals import (
     ask_for,
     before_closing,
@@ -39,7 +39,7 @@ from daskml_dist.training.dask_internals import (
     shorten_lost_connections,
 )
 from daskml_dist.training.spec import FitSpec, TrainerResult, TrainerSpec
-from daskml_dist.training.worker.orders import (
+from daskml_dist.training.worker.control import (
     Line,
     at_work,
     raise_alarm,
@@ -47,7 +47,7 @@ from daskml_dist.training.worker.orders import (
     take_leave,
     tidy,
 )
-from daskml_dist.training.worker.pulse import telling_facts
+from daskml_dist.training.worker.heartbeat import telling_facts
 from daskml_dist.training.worker.servers import make_server
 from daskml_dist.training.worker.shipper import Shipper
 from daskml_dist.training.worker.trainer import Trainer
@@ -222,7 +222,7 @@ class ServerHost:
 
     # -- generations ---------------------------------------------------------------------------
 
-    async def pause(self, generation: int) -> Holding:
+    async def pause(self, generation: int) -> AvailableSnapshots:
         """Refuse earlier generations; tell what could be gone on from."""
         self._end_shipping()
         return self._server.pause(generation)

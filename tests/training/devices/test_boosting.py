@@ -16,8 +16,8 @@ from daskml_dist.backends.host_trees import HostTrees
 from daskml_dist.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from daskml_dist.errors import DeviceMemoryError
 from daskml_dist.solvers import gradients
-from daskml_dist.solvers.boost import _Boosting
-from daskml_dist.solvers.boost_losses import SquaredError
+from daskml_dist.solvers.boosting_losses import SquaredError
+from daskml_dist.solvers.parallel_coordinate_boosting import _Boosting
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(500, 6))

@@ -23,7 +23,7 @@ def _make_traces() -> Callable[..., dict[str, Any]]:
         """Traces of a run in a worker's process."""
         import threading
 
-        from daskml_dist.training.worker import orders
+        from daskml_dist.training.worker import control as orders
 
         return {
             "actors": list(dask_worker.state.actors),

@@ -24,7 +24,7 @@ from daskml_dist.ps.snapshots import LaneSnapshot
 from daskml_dist.training.spec import Left
 from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
-from daskml_dist.training.worker.loops.residence import Residence
+from daskml_dist.training.worker.loops.device_placement import DevicePlacement
 from daskml_dist.training.worker.reader import joined_targets
 
 __all__ = ["Columns"]
@@ -66,7 +66,7 @@ class Columns:
         work = context.fit.steps
         assert work.columns is not None
         self._context = context
-        self._home = Residence(context, alone=False)
+        self._home = DevicePlacement(context, alone=False)
         self._backend = context.lanes[0].backend
         self._clip = work.rule.clip
         self._last = len(work.columns) - 2

@@ -16,7 +16,7 @@ from daskml_dist.data.keyed.blocks import KeyedBlock, by_use
 from daskml_dist.data.keyed.ids import Places, merged
 from daskml_dist.solvers.keyed import KeyRange
 
-__all__ = ["Halo", "Owners", "Rooms", "arranged", "exchanged"]
+__all__ = ["ExchangeBuffers", "Halo", "Owners", "arranged", "exchanged"]
 
 Array = NDArray[Any]
 
@@ -117,7 +117,7 @@ class Owners:
         return out
 
 
-class Rooms:
+class ExchangeBuffers:
     """Memory that is kept for values: to be given fresh memory takes longer than to fill it."""
 
     def __init__(self) -> None:
@@ -157,7 +157,7 @@ class Halo:
     def __init__(
         self, communicator: Communicator, owners: Owners, numbers: NDArray[np.int64]
     ) -> None:
-        self._communicator, self._n, self._rooms = communicator, len(numbers), Rooms()
+        self._communicator, self._n, self._rooms = communicator, len(numbers), ExchangeBuffers()
         #: Where what comes of each rank is put.
         self._place = owners.places(numbers)
         asked = communicator.alltoall([numbers[at] for at in self._place])
@@ -179,7 +179,7 @@ class Halo:
 
 
 def exchanged(
-    communicator: Communicator, values: Array, give: Sequence[NDArray[Any]], rooms: Rooms
+    communicator: Communicator, values: Array, give: Sequence[NDArray[Any]], rooms: ExchangeBuffers
 ) -> list[Array]:
     """Values that other ranks have for this one, by rank; what is its own goes nowhere.
 
@@ -189,7 +189,7 @@ def exchanged(
     values : ndarray of shape (n_own, ...)
     give : sequence of ndarray of int
         Which of them each rank gets.
-    rooms : Rooms
+    rooms : ExchangeBuffers
     """
     given = []
     for r, at in enumerate(give):

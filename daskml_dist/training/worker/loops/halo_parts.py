@@ -14,7 +14,7 @@ from daskml_dist.comm.base import Communicator
 from daskml_dist.data.keyed.blocks import KeyedBlock
 from daskml_dist.data.keyed.ids import Places, merged
 from daskml_dist.solvers.keyed import KeyedRows, KeyRange
-from daskml_dist.training.worker.loops.halo import Owners, Rooms, exchanged
+from daskml_dist.training.worker.loops.halo import ExchangeBuffers, Owners, exchanged
 
 __all__ = ["Part", "Slice", "parts_of", "slices_of", "taken"]
 
@@ -136,7 +136,7 @@ def parts_of(
     del wanted, numbers, at
     counts = [max(len(cut[kind]) for *_, cut in lanes) for kind in (0, 1)]
     all_ = [found for (found,) in communicator.allgather([np.array(counts, np.int64)])]
-    rooms, found = Rooms(), list[list[Part]]()
+    rooms, found = ExchangeBuffers(), list[list[Part]]()
     for kind, n in enumerate(np.max(all_, axis=0).tolist()):
         found.append([])
         for i in range(n):
@@ -149,7 +149,7 @@ def _part(
     communicator: Communicator,
     owners: Owners,
     some: Sequence[tuple[KeyedRows, NDArray[np.int64], Slice]],
-    rooms: Rooms,
+    rooms: ExchangeBuffers,
 ) -> Part:
     wanted, used = [np.empty(0, np.int64)], []
     for lane, numbers, cut in some:
@@ -172,7 +172,11 @@ class _Fetch:
     """Plan of a part's values, as `Halo`; they come in the order of their owners."""
 
     def __init__(
-        self, communicator: Communicator, owners: Owners, numbers: NDArray[np.int64], rooms: Rooms
+        self,
+        communicator: Communicator,
+        owners: Owners,
+        numbers: NDArray[np.int64],
+        rooms: ExchangeBuffers,
     ) -> None:
         self._communicator, self._rooms = communicator, rooms
         places = owners.places(numbers)

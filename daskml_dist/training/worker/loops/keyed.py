@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from daskml_dist.comm.sharded import ShardedConnection
 from daskml_dist.data.keyed.blocks import KeyedBlock
 from daskml_dist.solvers.keyed import KeyedRows, KeyedSolution, KeyRange
+from daskml_dist.training.worker.loops.buddy_checkpoints import BuddyCheckpoints
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.loops.halo import Halo, Owners, arranged
 from daskml_dist.training.worker.loops.halo_parts import Part, parts_of
-from daskml_dist.training.worker.loops.images import Images
 from daskml_dist.training.worker.loops.together import Together
 
 __all__ = ["run_keyed"]
@@ -79,7 +79,7 @@ class _Keyed(Together):
         self._is_due = False
         self._image_at = time.perf_counter()
         self._image_took = 0.0
-        self._images = Images(context, {s: self._lane_slices(s) for s in self._ranges})
+        self._images = BuddyCheckpoints(context, {s: self._lane_slices(s) for s in self._ranges})
         image = self._images.agree()
         self.n_done, self.kept, self.small = image.n_iter, image.values, image.small
         self._go_on_from(image.reports)

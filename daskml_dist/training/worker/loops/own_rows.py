@@ -26,7 +26,7 @@ from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.loops.rows_log import RowsLog
 from daskml_dist.training.worker.loops.together import Together
-from daskml_dist.training.worker.rooms import Rooms
+from daskml_dist.training.worker.spill import SpillStore
 
 __all__ = ["run_own_rows"]
 
@@ -54,13 +54,13 @@ def run_own_rows(context: Context) -> Solution | None:
     return None if context.rank else found
 
 
-def _rooms(context: Context) -> Rooms:
+def _rooms(context: Context) -> SpillStore:
     """Room for what is made of the rows, the same in all generations."""
-    rooms: Rooms | None = context.memory.get("rooms")
+    rooms: SpillStore | None = context.memory.get("rooms")
     if rooms is None:
         work = context.fit.own_rows
         held = work.row_bytes * sum(lane.n_rows for lane in context.lanes)
-        context.memory["rooms"] = rooms = Rooms(max(work.budget - held, 0.0))
+        context.memory["rooms"] = rooms = SpillStore(max(work.budget - held, 0.0))
     rooms.begin()
     return rooms
 
@@ -109,7 +109,7 @@ class _Rows(Together):
     """A trainer's rows, as the solver sees them (`solvers.own_rows.OwnRows`)."""
 
     def __init__(
-        self, context: Context, connection: ShardedConnection | None, rooms: Rooms
+        self, context: Context, connection: ShardedConnection | None, rooms: SpillStore
     ) -> None:
         super().__init__(context, connection)
         self.room = rooms.zeros

@@ -28,7 +28,7 @@ from daskml_dist.ps.snapshots import LaneSnapshot, whole
 from daskml_dist.training.spec import Left
 from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
-from daskml_dist.training.worker.loops.residence import Residence
+from daskml_dist.training.worker.loops.device_placement import DevicePlacement
 from daskml_dist.training.worker.loops.stages import Stages, cut_evenly, seconds_of_layers
 from daskml_dist.training.worker.reader import in_one_piece
 
@@ -64,7 +64,7 @@ class Pipelined:
         self._m = pipeline.micro_batches
         # A model may keep what it makes of its layers, and trainers of one process share the fit's.
         self._model: StagedModel = copy.copy(context.fit.steps.model)  # type: ignore[assignment]
-        self._home = Residence(context, alone=False)
+        self._home = DevicePlacement(context, alone=False)
         self._backend = context.lanes[0].backend
         self._stages = self._cut(min(pipeline.stages, context.communicator.size))
         self._rows = self._model.rows_of(self._stages.layers)

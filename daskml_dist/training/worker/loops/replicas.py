@@ -22,10 +22,10 @@ from daskml_dist.training.spec import Left
 from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.columns import Columns
 from daskml_dist.training.worker.loops.context import Context
+from daskml_dist.training.worker.loops.device_placement import DevicePlacement
 from daskml_dist.training.worker.loops.late_answers import LateAnswers
 from daskml_dist.training.worker.loops.own_steps import OwnSteps, own_steps
 from daskml_dist.training.worker.loops.pipeline import Pipelined
-from daskml_dist.training.worker.loops.residence import Residence
 from daskml_dist.training.worker.loops.team import Team
 from daskml_dist.training.worker.reader import Batch
 
@@ -104,7 +104,7 @@ class _Summed:
         self._fit = context.fit
         self._lanes = context.lanes
         alone = context.communicator.size == len(self._lanes) == 1
-        self._home = Residence(context, alone)
+        self._home = DevicePlacement(context, alone)
         self._replica = self._home.shard(self._fit.start_state())
         self._in_order = self._fit.run.deterministic or self._fit.work.coordinates
         self._alone = OwnSteps(self._lanes[0], self._replica, context.rest) if alone else None
@@ -198,7 +198,7 @@ class _Averaged:
         self._context = context
         self._fit = context.fit
         self._lanes = context.lanes
-        self._home = Residence(context, alone=True)
+        self._home = DevicePlacement(context, alone=True)
         total = sum(context.lane_rows)
         self._shares = {
             lane.number: context.lane_rows[lane.number] / total for lane in context.lanes

@@ -22,7 +22,7 @@ from daskml_dist.comm.packing import pack_object_parts, unpack_object
 from daskml_dist.comm.repeated import RepeatedObjects
 from daskml_dist.comm.sharded import ShardedConnection
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.solvers import OwnedStatistic, RowState, Solution, Statistic
+from daskml_dist.solvers import ReduceScatterStatistic, RowState, Solution, Statistic
 from daskml_dist.training.spec import Left
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.loops.lane_sums import EXTRA, LaneSums, SumReports
@@ -127,10 +127,10 @@ class _Rounds:
         in_order = self._context.fit.run.deterministic or not statistic.additive
         if in_order:
             total = self._in_order(self._sums.parts(statistic, number, left), statistic)
-            if isinstance(statistic, OwnedStatistic):
+            if isinstance(statistic, ReduceScatterStatistic):
                 own = slice(*self._bounds(statistic)[self._context.communicator.rank :][:2])
                 total = self._finished(total[own], total[-EXTRA:], statistic)
-        elif isinstance(statistic, OwnedStatistic):
+        elif isinstance(statistic, ReduceScatterStatistic):
             total = self._scattered(self._sums.total(statistic, number, left), statistic)
         else:
             total = self._reduced(self._sums.total(statistic, number, left))
@@ -181,7 +181,7 @@ class _Rounds:
         return total
 
     def _scattered(
-        self, total: NDArray[np.float64], statistic: OwnedStatistic
+        self, total: NDArray[np.float64], statistic: ReduceScatterStatistic
     ) -> NDArray[np.float64]:
         """Add up the own range alone."""
         communicator = self._context.communicator
@@ -190,13 +190,16 @@ class _Rounds:
         own = communicator.reduce_scatter(total[:-EXTRA], self._bounds(statistic))
         return self._finished(own, extra, statistic)
 
-    def _bounds(self, statistic: OwnedStatistic) -> list[int]:
+    def _bounds(self, statistic: ReduceScatterStatistic) -> list[int]:
         """Bounds of each rank's range of the flattened sum, and its end."""
         n, *rest = statistic.shape(self._context.fit.work.model)
         return [at * math.prod(rest) for at in self._context.communicator.bounds(n)]
 
     def _finished(
-        self, own: NDArray[np.float64], extra: NDArray[np.float64], statistic: OwnedStatistic
+        self,
+        own: NDArray[np.float64],
+        extra: NDArray[np.float64],
+        statistic: ReduceScatterStatistic,
     ) -> NDArray[np.float64]:
         """Finish the own range, and gather what all ranges gave."""
         communicator, model = self._context.communicator, self._context.fit.work.model

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from daskml_dist.backends.board import Board
+from daskml_dist.backends.shared_buffer import SharedBuffer
 from daskml_dist.models.base import LinearForm
 from daskml_dist.ps.shard import Shard
 from daskml_dist.training.worker.loops.context import Context
@@ -31,7 +31,7 @@ class Team:
         self._context, self._replica, self._in_order = context, replica, in_order
         self._backend = backend_of(context.fit)
         self._recorded: Any | None = None
-        self._board: Board | None = None
+        self._board: SharedBuffer | None = None
         #: Steps before which some lane copies its rows; None where nobody asks any more.
         self._from: int | None = None
         work = context.fit.work
@@ -68,7 +68,7 @@ class Team:
             for lane in self._context.lanes:
                 lane.draw_ahead(min(most, self._recorded.most))
 
-    def _meet(self) -> Board | None:
+    def _meet(self) -> SharedBuffer | None:
         """The board, where all trainers can use it."""
         context, w = self._context, self._replica.w
         own = [lane.number for lane in context.lanes]
@@ -86,7 +86,7 @@ class Team:
             return False
         return all(lane.gather is not None for lane in lanes)
 
-    def _recorder(self, board: Board) -> Any | None:
+    def _recorder(self, board: SharedBuffer) -> Any | None:
         gathers = [lane.gather if lane.n_rows else None for lane in self._context.lanes]
         replica = self._replica
         optimizer = replica.rule.only.optimizer

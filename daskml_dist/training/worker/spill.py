@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.errors import TrainingError
 
-__all__ = ["Rooms"]
+__all__ = ["SpillStore"]
 
 Array = NDArray[Any]
 
@@ -35,7 +35,7 @@ _LEAST = 2**26
 _STATM = Path("/proc/self/statm")
 
 
-class Rooms:
+class SpillStore:
     """Room for arrays that live as long as somebody holds them.
 
     Parameters

@@ -17,12 +17,12 @@ from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.ready_blocks import backend_of
 
-__all__ = ["Residence", "moved"]
+__all__ = ["DevicePlacement", "moved"]
 
 R = TypeVar("R")
 
 
-class Residence:
+class DevicePlacement:
     """The device of a trainer's replicas, and the way there and back.
 
     Parameters

@@ -23,7 +23,7 @@ from daskml_dist.errors import MessageError, RunAbortedError, TrainingError
 from daskml_dist.training.dask_internals import count_actors, forget_closing
 from daskml_dist.training.shields import unshield
 from daskml_dist.training.spec import TrainerSpec
-from daskml_dist.training.worker.telling import note_end
+from daskml_dist.training.worker.notifications import note_end
 
 __all__ = [
     "TOPIC",

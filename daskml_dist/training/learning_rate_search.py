@@ -14,7 +14,9 @@ from daskml_dist.models.linear import LinearModel
 from daskml_dist.optimizers import NAG, Adagrad
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.training import rate_search
-from daskml_dist.training.calibration_task import (
+from daskml_dist.training.coordinates import FEW
+from daskml_dist.training.engine import Engine
+from daskml_dist.training.learning_rate_task import (
     ITERATIONS,
     SHARED_ROWS,
     Task,
@@ -22,8 +24,6 @@ from daskml_dist.training.calibration_task import (
     lane_rows,
     linear_model,
 )
-from daskml_dist.training.coordinates import FEW
-from daskml_dist.training.engine import Engine
 from daskml_dist.training.pilot import ENOUGH
 from daskml_dist.training.sample import sample_rows
 from daskml_dist.training.settings import Settings

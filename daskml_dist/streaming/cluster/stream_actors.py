@@ -12,21 +12,21 @@ from distributed import Client
 
 from daskml_dist.comm.base import SLICE, Endpoint
 from daskml_dist.data.batches import LaneSpec
-from daskml_dist.data.waiting import TELL_OF_BEGINS, Patience
+from daskml_dist.data.waiting import TELL_OF_BEGINS, Deadline
 from daskml_dist.errors import DaskMLDistError, is_consequence
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.streaming.cluster.calls import Call
 from daskml_dist.streaming.cluster.host import LaneHost
 from daskml_dist.streaming.cluster.together import mean_state
 from daskml_dist.training.client.early import Early
-from daskml_dist.training.client.fleet import BUSY, Gone
 from daskml_dist.training.client.membership import Membership
+from daskml_dist.training.client.run_actors import BUSY, WorkerUnreachableError
 from daskml_dist.training.dask_internals import proxy_of, submit_all
 from daskml_dist.training.spec import FitSpec, TrainerSpec
 from daskml_dist.training.worker.host import Outcome, ServerHost
 from daskml_dist.training.worker.servers import n_servers
 
-__all__ = ["Crew"]
+__all__ = ["StreamActors"]
 
 #: Seconds in which the actors are to close.
 _CLEAN = 2.0
@@ -40,10 +40,11 @@ class _Member:
         self.proxy: Any = None
 
 
-class Crew:
+class StreamActors:
     """Actors of one generation of a stream: its servers, and the lanes of each worker.
 
-    Use it until a method raises `Gone`; then :meth:`close` it, and open another one.
+    Use it until a method raises `WorkerUnreachableError`; then :meth:`close` it, and open another
+    one.
 
     Parameters
     ----------
@@ -94,7 +95,7 @@ class Crew:
 
         Raises
         ------
-        Gone
+        WorkerUnreachableError
             A worker went, or does not begin its part.
         TrainingError
             There are no workers.
@@ -148,14 +149,16 @@ class Crew:
         """Wait until actors are there."""
         for member in members:
             what = f"worker {member.address} to begin its part"
-            patience = Patience(what, self._fit.run.timeout, BUSY, tell_after=TELL_OF_BEGINS)
+            patience = Deadline(what, self._fit.run.timeout, BUSY, tell_after=TELL_OF_BEGINS)
             while member.proxy is None:
                 with suppress(TimeoutError):
                     member.proxy = self._proxy(member)
                     break
                 self._check(member)
                 if not patience.lasts():
-                    raise Gone(member.address, f"no answer within {self._fit.run.timeout:g} s")
+                    raise WorkerUnreachableError(
+                        member.address, f"no answer within {self._fit.run.timeout:g} s"
+                    )
 
     def _proxy(self, member: _Member) -> Any:
         try:
@@ -165,13 +168,13 @@ class Crew:
         except Exception as error:
             if self._membership.is_there(member.address) and member.future.status == "error":
                 raise
-            raise Gone(member.address, repr(error)) from error
+            raise WorkerUnreachableError(member.address, repr(error)) from error
 
     def _check(self, member: _Member) -> None:
         if member.future.status in {"lost", "cancelled"}:
-            raise Gone(member.address, "lost")
+            raise WorkerUnreachableError(member.address, "lost")
         if not self._membership.is_there(member.address):
-            raise Gone(member.address, "stopped answering, or lost")
+            raise WorkerUnreachableError(member.address, "stopped answering, or lost")
 
     def close(self) -> None:
         """Leave nothing on the cluster; may be called twice."""
@@ -211,14 +214,14 @@ class Crew:
         try:
             return getattr(member.proxy, method)(*args)
         except (OSError, RuntimeError) as error:
-            raise Gone(member.address, repr(error)) from error
+            raise WorkerUnreachableError(member.address, repr(error)) from error
 
     def _answers(self, calls: Sequence[tuple[_Member, Any]]) -> list[Any]:
         """Answers to calls.
 
         Raises
         ------
-        Gone
+        WorkerUnreachableError
             Somebody does not answer, or tells that somebody else is gone.
         """
         return [self._answer(member, call, calls) for member, call in calls]
@@ -230,18 +233,20 @@ class Crew:
                 return call.result(timeout=SLICE)
             except DaskMLDistError as error:
                 if is_consequence(error):
-                    raise Gone("", f"{member.address}: {error}") from error
+                    raise WorkerUnreachableError("", f"{member.address}: {error}") from error
                 raise
             except TimeoutError:
                 self._check(member)
             except (OSError, RuntimeError) as error:
-                raise Gone(member.address, repr(error)) from error
+                raise WorkerUnreachableError(member.address, repr(error)) from error
             for other, one in others:
                 if one.done() and other is not member:
                     self._answer(other, one, ())  # raises where it went
                 self._check(other)
             if time.monotonic() - since > self._fit.run.timeout:
-                raise Gone(member.address, f"no answer within {self._fit.run.timeout:g} s")
+                raise WorkerUnreachableError(
+                    member.address, f"no answer within {self._fit.run.timeout:g} s"
+                )
 
     # -- learning ------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from daskml_dist.data.block_info import BlockInfo
 from daskml_dist.data.spread import Spread
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 
-__all__ = ["DEVICE_ENTRIES", "Survey"]
+__all__ = ["DEVICE_ENTRIES", "DataSummary"]
 
 #: Entries of all rows from which device="auto" takes a GPU. A pass over fewer takes a CPU about a
 #: millisecond, while a process needs a second or more for its first context and kernels of CUDA.
@@ -23,7 +23,7 @@ DEVICE_ENTRIES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Survey:
+class DataSummary:
     """Facts of the blocks, read together.
 
     Parameters
@@ -221,12 +221,12 @@ class Survey:
             )
         return found.pop()
 
-    def of_target(self, target: int) -> Survey:
+    def of_target(self, target: int) -> DataSummary:
         """The survey where one of several targets is all; its range is that of all."""
-        return Survey([info.of_target(target) for info in self.infos])
+        return DataSummary([info.of_target(target) for info in self.infos])
 
     @property
-    def of_each_target(self) -> list[Survey]:
+    def of_each_target(self) -> list[DataSummary]:
         """Surveys of each target; of one dimension, this one alone."""
         n_targets = self.n_targets
         return [self] if n_targets is None else [self.of_target(k) for k in range(n_targets)]

@@ -11,7 +11,7 @@ from distributed import Client
 
 from daskml_dist.data.block_info import BlockInfo
 from daskml_dist.training.client.early import Early
-from daskml_dist.training.worker.telling import tell_bundles, tell_results
+from daskml_dist.training.worker.notifications import tell_bundles, tell_results
 
 __all__ = ["ToldResults", "ask_of_bundles"]
 

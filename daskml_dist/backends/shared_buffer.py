@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Board", "OwnBoard"]
+__all__ = ["LocalBuffer", "SharedBuffer"]
 
 
-class Board(ABC):
+class SharedBuffer(ABC):
     """Places of the gradients of a team, for loops that numba compiles.
 
     A member writes those of its own lanes, or their sum, raises its flag to the number of the
@@ -76,7 +76,7 @@ class Board(ABC):
         """Count turns that a loop has taken, and bytes written; None: a whole place in each."""
 
 
-class OwnBoard(Board):
+class LocalBuffer(SharedBuffer):
     """Board of one member, who meets nobody.
 
     Parameters

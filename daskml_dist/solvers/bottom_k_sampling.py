@@ -25,14 +25,14 @@ from daskml_dist.models.base import BatchRows
 from daskml_dist.solvers.base import Array, Statistic
 from daskml_dist.solvers.rows import is_sparse
 
-__all__ = ["FirstRows", "drawn", "some_rows"]
+__all__ = ["BottomKSample", "drawn", "some_rows"]
 
 #: Rows of a host that are worked on at once.
 _AT_ONCE = 1 << 13
 
 
 @dataclass(frozen=True, eq=False)
-class FirstRows(Statistic):
+class BottomKSample(Statistic):
     """Base class of races: the rows with the largest keys, as ``[key, *facts, *row]``.
 
     Only keys above 0 count; what is left over are zeros.

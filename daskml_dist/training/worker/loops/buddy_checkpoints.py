@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from daskml_dist.comm.packing import pack_object, unpack_object
 from daskml_dist.training.worker.loops.context import Context
 
-__all__ = ["Image", "Images"]
+__all__ = ["BuddyCheckpoint", "BuddyCheckpoints"]
 
 Array = NDArray[Any]
 
@@ -22,7 +22,7 @@ _PROCESS = int.from_bytes(os.urandom(6), "little")
 
 
 @dataclass(frozen=True)
-class Image:
+class BuddyCheckpoint:
     """Values of some lanes' keys at the end of an iteration.
 
     Parameters
@@ -52,7 +52,7 @@ class _Kept:
     lanes: dict[int, dict[str, Array]] = field(default_factory=dict)
 
 
-class Images:
+class BuddyCheckpoints:
     """The last two images that a trainer knows of.
 
     Every trainer has the one before the last until all have the last.
@@ -100,15 +100,15 @@ class Images:
                 found.update(_unpacked(packed))
         return found
 
-    def agree(self) -> Image:
+    def agree(self) -> BuddyCheckpoint:
         """The last iteration that is known of all lanes, with the values of the own ones."""
         if not self._generation:
             self._kept.clear()
-            return Image()
+            return BuddyCheckpoint()
         n_iter, holders = self._best()
         self._kept[:] = [kept for kept in self._kept if kept.n_iter == n_iter]
         if not n_iter:
-            return Image()
+            return BuddyCheckpoint()
         kept = self._kept[0] if self._kept else None
         lanes = self._handed_out(kept, holders)
         few, reports = self._facts(kept, holders[min(holders)])
@@ -120,7 +120,7 @@ class Images:
             for space, own in self._own.items()
             if all(space in lanes[lane] for lane in own)
         }
-        return Image(n_iter, values, few, reports)
+        return BuddyCheckpoint(n_iter, values, few, reports)
 
     def _best(self) -> tuple[int, dict[int, int]]:
         """The latest iteration of which all lanes are known, 0 for none; a rank that has each."""

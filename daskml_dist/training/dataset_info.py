@@ -9,19 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.training.data_summary import DataSummary
 from daskml_dist.training.spec import RowsSpec, Streaming
-from daskml_dist.training.survey import Survey
 
-__all__ = ["Rows", "balanced_weights", "named_weights"]
+__all__ = ["DatasetInfo", "balanced_weights", "named_weights"]
 
 
 @dataclass(frozen=True)
-class Rows:
+class DatasetInfo:
     """Facts of the rows of a fit, as models and objectives must know them.
 
     Parameters
     ----------
-    survey : Survey
+    survey : DataSummary
     classes : ndarray or None
         Sorted labels; None for regression.
     class_weight : ndarray of float64 of shape (n_classes,) or None
@@ -29,7 +29,7 @@ class Rows:
         Factor that makes the mean weight 1; None where rows have no weights.
     """
 
-    survey: Survey
+    survey: DataSummary
     classes: NDArray[Any] | None
     class_weight: NDArray[np.float64] | None
     weight_scale: float | None
@@ -37,11 +37,11 @@ class Rows:
     @classmethod
     def of(
         cls,
-        survey: Survey,
+        survey: DataSummary,
         classes: NDArray[Any] | None,
         class_weight: Any,
         weighted: bool,
-    ) -> Rows:
+    ) -> DatasetInfo:
         """Put them together; `class_weight` is as the user gave it."""
         of_class = _class_weight(class_weight, survey, classes)
         scale = _weight_scale(survey, classes, of_class, weighted)
@@ -76,7 +76,7 @@ class Rows:
 
 
 def _class_weight(
-    class_weight: Any, survey: Survey, classes: NDArray[Any] | None
+    class_weight: Any, survey: DataSummary, classes: NDArray[Any] | None
 ) -> NDArray[np.float64] | None:
     """Weight of each class, of what the user gave: "balanced", a dict or None."""
     if class_weight is None or classes is None:
@@ -124,7 +124,7 @@ def named_weights(given: dict[Any, float], classes: NDArray[Any]) -> NDArray[np.
 
 
 def _weight_scale(
-    survey: Survey,
+    survey: DataSummary,
     classes: NDArray[Any] | None,
     class_weight: NDArray[np.float64] | None,
     weighted: bool,

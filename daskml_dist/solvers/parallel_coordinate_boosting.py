@@ -29,14 +29,14 @@ from daskml_dist.models.trees import Tree, Trees
 from daskml_dist.solvers.base import Solution
 from daskml_dist.solvers.bin_sample import find_bins
 from daskml_dist.solvers.binned_rows import BinnedRows, binned
-from daskml_dist.solvers.boost_losses import BoostLoss
-from daskml_dist.solvers.boost_scores import BoostScores
+from daskml_dist.solvers.boosting_losses import BoostLoss
+from daskml_dist.solvers.boosting_scores import BoostScores
 from daskml_dist.solvers.exact_quantiles import Given, group_quantiles
 from daskml_dist.solvers.exact_sums import exact_sums
 from daskml_dist.solvers.gradients import Gradients
 from daskml_dist.solvers.grow import Grower
-from daskml_dist.solvers.hold_out import Aside
-from daskml_dist.solvers.leaves import Growth, Leaf
+from daskml_dist.solvers.hold_out import HoldoutMask
+from daskml_dist.solvers.leaves import Leaf, TreeParams
 from daskml_dist.solvers.own_rows import OwnRows, RowSolver
 from daskml_dist.solvers.stopping import Stopping, Watching
 
@@ -57,14 +57,14 @@ class BoostSolver(RowSolver):
     loss : BoostLoss
     learning_rate : float
     max_iter : int
-    growth : Growth
+    growth : TreeParams
     max_bins : int
     categories : tuple of ndarray of float64, or None, a feature
         Sorted; empty where they are to be looked for. None: the feature is a number.
     seed : int
     stopping : Stopping or None
         None: all iterations are made.
-    aside : Aside or None
+    aside : HoldoutMask or None
         Rows that are held out, to stop early by or to be watched.
     watching : Watching or None
         Scores of rows held out that the user watches.
@@ -75,12 +75,12 @@ class BoostSolver(RowSolver):
     loss: BoostLoss
     learning_rate: float
     max_iter: int
-    growth: Growth
+    growth: TreeParams
     max_bins: int
     categories: tuple[NDArray[np.float64] | None, ...]
     seed: int
     stopping: Stopping | None = None
-    aside: Aside | None = None
+    aside: HoldoutMask | None = None
     watching: Watching | None = None
     begin: Mapping[str, Array] | None = None
 

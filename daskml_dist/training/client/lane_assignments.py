@@ -8,26 +8,26 @@ from dataclasses import dataclass, replace
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.placement import Placement, reassign
 from daskml_dist.training.client.cluster_rows import ClusterRows
-from daskml_dist.training.client.fleet import Gone, Seat
 from daskml_dist.training.client.membership import Membership
+from daskml_dist.training.client.run_actors import TrainerTask, WorkerUnreachableError
 from daskml_dist.training.spec import FitSpec
 
-__all__ = ["Assignment", "Seating"]
+__all__ = ["LaneAssignments", "TrainerLanes"]
 
 #: Threads that a worker counts for which is to get no more lanes.
 _NO_ROOM = 1e-6
 
 
 @dataclass
-class Assignment:
+class TrainerLanes:
     """Lanes, and the trainer that runs them; None: a new one."""
 
     address: str
     lanes: list[LaneSpec]
-    seat: Seat | None = None
+    seat: TrainerTask | None = None
 
 
-class Seating:
+class LaneAssignments:
     """The lanes of a run, their rows, and the workers that run them.
 
     Parameters
@@ -84,13 +84,13 @@ class Seating:
 
         Raises
         ------
-        Gone
+        WorkerUnreachableError
             There is none.
         """
         threads = self._membership.ready
         if not threads:
             # The scheduler may have named workers that were dead already.
-            raise Gone("of every lane", "all were lost at once")
+            raise WorkerUnreachableError("of every lane", "all were lost at once")
         return threads
 
     def capacity(self) -> dict[str, float]:
@@ -109,12 +109,12 @@ class Seating:
 
     # -- lanes ---------------------------------------------------------------------------------
 
-    def assign(self, seats: list[Seat], even: bool) -> list[Assignment]:
+    def assign(self, seats: list[TrainerTask], even: bool) -> list[TrainerLanes]:
         """Parts of the next generation: of the trainers that stay, then of new ones.
 
         Parameters
         ----------
-        seats : list of Seat
+        seats : list of TrainerTask
             The trainers that stay.
         even : bool
             Whether lanes move also from workers that are there, to even them out.
@@ -125,15 +125,15 @@ class Seating:
         seated: set[int] = set()
         for seat in seats:
             here = [lanes[n.lane] for n in seat.lanes if self.workers[n.lane] == seat.address]
-            parts.append(Assignment(seat.address, here, seat))
+            parts.append(TrainerLanes(seat.address, here, seat))
             seated.update(lane.lane for lane in here)
         rest: dict[str, list[LaneSpec]] = {}
         for lane in self.lanes:
             if lane.lane not in seated:
                 rest.setdefault(self.workers[lane.lane], []).append(lane)
-        return parts + [Assignment(address, here) for address, here in rest.items()]
+        return parts + [TrainerLanes(address, here) for address, here in rest.items()]
 
-    def _move(self, seats: list[Seat], even: bool) -> None:
+    def _move(self, seats: list[TrainerTask], even: bool) -> None:
         """Give lanes without a worker to others."""
         # One that is paused keeps what it runs, and is given no more.
         paused = set(self._membership.paused).difference(self._membership.leaving)

@@ -15,16 +15,16 @@ from distributed.client import Future
 from daskml_dist.comm.base import SLICE, Endpoint
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.scattered import scattered
-from daskml_dist.data.waiting import TELL_OF_BEGINS, Patience
+from daskml_dist.data.waiting import TELL_OF_BEGINS, Deadline
 from daskml_dist.errors import DaskMLDistError
 from daskml_dist.training.client.early import Early, is_actor
-from daskml_dist.training.client.telling import ToldResults
+from daskml_dist.training.client.notifications import ToldResults
 from daskml_dist.training.dask_internals import proxy_of, submit_all
 from daskml_dist.training.spec import FitSpec, TrainerSpec
 from daskml_dist.training.worker.host import ServerHost, run_trainer
 from daskml_dist.training.worker.readiness import get_ready, packed
 
-__all__ = ["BUSY", "Fleet", "Gone", "Host", "Seat"]
+__all__ = ["BUSY", "Host", "RunActors", "TrainerTask", "WorkerUnreachableError"]
 
 #: Seconds that a call to an actor may take.
 _CALL = 30.0
@@ -34,7 +34,7 @@ _SMALL = 2**18
 BUSY = "Are they busy with other tasks?"
 
 
-class Gone(Exception):
+class WorkerUnreachableError(Exception):
     """A worker of the run does not answer; inside the client only."""
 
     def __init__(self, address: str, reason: str) -> None:
@@ -59,7 +59,7 @@ class Host:
 
 
 @dataclass(eq=False)
-class Seat:
+class TrainerTask:
     """A trainer: its task, and the part that it has in the present generation."""
 
     spec: TrainerSpec
@@ -72,7 +72,7 @@ class Seat:
         return self.spec.lanes
 
 
-class Fleet:
+class RunActors:
     """Actors and tasks of a run: started, asked and discarded.
 
     Parameters
@@ -123,7 +123,7 @@ class Fleet:
             try:
                 self._fit_future = scattered(self._client, self._fit)
             except TimeoutError as error:
-                raise Gone("of the cluster", "none is there") from error
+                raise WorkerUnreachableError("of the cluster", "none is there") from error
         return self._fit_future
 
     def next_name(self) -> int:
@@ -173,7 +173,7 @@ class Fleet:
 
     def _await(self, host: Host) -> None:
         what = f"worker {host.address} to begin its part"
-        patience = Patience(what, self._fit.run.timeout, BUSY, tell_after=TELL_OF_BEGINS)
+        patience = Deadline(what, self._fit.run.timeout, BUSY, tell_after=TELL_OF_BEGINS)
         while host.proxy is None:
             with suppress(TimeoutError):
                 host.proxy = self._proxy(host, SLICE)
@@ -181,9 +181,11 @@ class Fleet:
                 break
             self._check(host)
             if not self.is_ready(host) and not self._begins(host.address):
-                raise Gone(host.address, "paused, at its memory limit")
+                raise WorkerUnreachableError(host.address, "paused, at its memory limit")
             if not patience.lasts():
-                raise Gone(host.address, f"no answer within {self._fit.run.timeout:g} s")
+                raise WorkerUnreachableError(
+                    host.address, f"no answer within {self._fit.run.timeout:g} s"
+                )
 
     def is_ready(self, host: Host) -> bool:
         """Whether an actor that was started is there by now."""
@@ -197,20 +199,20 @@ class Fleet:
         except Exception as error:
             if self._is_there(host.address) and host.future.status == "error":
                 raise
-            raise Gone(host.address, repr(error)) from error
+            raise WorkerUnreachableError(host.address, repr(error)) from error
 
     def _check(self, host: Host) -> None:
         if host.future.status in {"lost", "cancelled"}:
-            raise Gone(host.address, "lost")
+            raise WorkerUnreachableError(host.address, "lost")
         if not self._is_there(host.address):
-            raise Gone(host.address, "stopped answering, or lost")
+            raise WorkerUnreachableError(host.address, "stopped answering, or lost")
 
     def ask(self, host: Host, method: str, *args: Any, timeout: float = _CALL) -> Any:
         """Call a method of an actor.
 
         Raises
         ------
-        Gone
+        WorkerUnreachableError
             It does not answer.
         """
         return self.ask_all([host], method, *args, timeout=timeout)[0]
@@ -233,7 +235,7 @@ class Fleet:
         try:
             return getattr(host.proxy, method)(*args)
         except (OSError, RuntimeError) as error:
-            raise Gone(host.address, repr(error)) from error
+            raise WorkerUnreachableError(host.address, repr(error)) from error
 
     def _answer(self, host: Host, call: Any, deadline: float) -> Any:
         try:
@@ -243,11 +245,11 @@ class Fleet:
                     return call.result(timeout=SLICE)
                 self._check(host)
                 if time.monotonic() > deadline:
-                    raise Gone(host.address, "no answer in time")
+                    raise WorkerUnreachableError(host.address, "no answer in time")
         except (OSError, RuntimeError) as error:
             if isinstance(error, DaskMLDistError):
                 raise
-            raise Gone(host.address, repr(error)) from error
+            raise WorkerUnreachableError(host.address, repr(error)) from error
 
     def discard_host(self, host: Host) -> None:
         """Let an actor end; one whose worker is gone too."""
@@ -259,7 +261,7 @@ class Fleet:
 
     # -- tasks ---------------------------------------------------------------------------------
 
-    def open_trainers(self, parts: Sequence[tuple[TrainerSpec, str, Any]]) -> list[Seat]:
+    def open_trainers(self, parts: Sequence[tuple[TrainerSpec, str, Any]]) -> list[TrainerTask]:
         """Start trainers: the spec, the worker and the blocks of each."""
         fit = self._spec() if parts else None
         # Dask's dashboard shows what comes first in a key.
@@ -274,9 +276,9 @@ class Fleet:
         for future in futures.values():
             future.add_done_callback(lambda _: self._on_end())
         self._futures += futures.values()
-        return [Seat(spec, address, futures[key]) for key, (spec, address, _) in given]
+        return [TrainerTask(spec, address, futures[key]) for key, (spec, address, _) in given]
 
-    def _gathered(self, seats: Sequence[Seat]) -> list[Any]:
+    def _gathered(self, seats: Sequence[TrainerTask]) -> list[Any]:
         """Results of trainers that have ended, each sent once: a large one takes its time."""
 
         async def gather() -> list[Any]:
@@ -293,21 +295,21 @@ class Fleet:
                 # It may have gone with its worker, and would then never come.
                 if seat.future.status != "finished" or not self._is_there(seat.address):
                     running.cancel()
-                    raise Gone(seat.address, "lost")
+                    raise WorkerUnreachableError(seat.address, "lost")
 
-    def ask_for_results(self, seats: Sequence[Seat]) -> None:
+    def ask_for_results(self, seats: Sequence[TrainerTask]) -> None:
         """Have trainers' workers tell their results at once, if these come soon."""
         keys: dict[str, list[Any]] = {}
         for seat in seats:
             keys.setdefault(seat.address, []).append(seat.future.key)
         self._told.ask(keys)
 
-    def have_ended(self, seats: Sequence[Seat]) -> bool:
+    def have_ended(self, seats: Sequence[TrainerTask]) -> bool:
         """Whether all these trainers have ended well."""
         told = self._told.of([seat.future.key for seat in seats])
         return told is not None or all(seat.future.status == "finished" for seat in seats)
 
-    def results(self, seats: Sequence[Seat]) -> list[Any]:
+    def results(self, seats: Sequence[TrainerTask]) -> list[Any]:
         """Results of trainers that have ended, all at once."""
         if (told := self._told.of([seat.future.key for seat in seats])) is not None:
             return told
@@ -316,11 +318,11 @@ class Fleet:
         except Exception:
             return [self._result(seat) for seat in seats]  # to see which one is lost
 
-    def _result(self, seat: Seat) -> Any:
+    def _result(self, seat: TrainerTask) -> Any:
         try:
             return self._gathered([seat])[0]
         except Exception as error:
-            raise Gone(seat.address, repr(error)) from error
+            raise WorkerUnreachableError(seat.address, repr(error)) from error
 
     def get_ready(self, address: str) -> Future[bool]:
         """Have a worker load the fit; returns before it has."""
@@ -331,7 +333,7 @@ class Fleet:
         self._futures.append(future)
         return future
 
-    def discard_trainer(self, seat: Seat) -> None:
+    def discard_trainer(self, seat: TrainerTask) -> None:
         """Let go of a trainer's task, finished or not."""
         self._cancel([seat.future])
 
@@ -365,7 +367,7 @@ class Fleet:
         self._fit_future = None
         return True
 
-    def close(self, hosts: Iterable[Host], seats: Iterable[Seat]) -> None:
+    def close(self, hosts: Iterable[Host], seats: Iterable[TrainerTask]) -> None:
         """Leave nothing on the cluster."""
         for host in hosts:
             self.discard_host(host)

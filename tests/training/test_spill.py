@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from daskml_dist.errors import TrainingError
-from daskml_dist.training.worker import rooms as module
-from daskml_dist.training.worker.rooms import Rooms
+from daskml_dist.training.worker import spill as module
+from daskml_dist.training.worker.spill import SpillStore
 
 
 def is_mapped(array: Any) -> bool:
@@ -24,7 +24,7 @@ def is_mapped(array: Any) -> bool:
 
 
 def test_files_hold_what_memory_may_not() -> None:
-    rooms = Rooms(1_000)
+    rooms = SpillStore(1_000)
     first = rooms.zeros((100,), np.int64)
     second = rooms.zeros((10, 30), np.int32)
     second[:] = np.arange(300).reshape(10, 30)
@@ -46,7 +46,7 @@ def test_files_hold_what_memory_may_not() -> None:
 @pytest.mark.skipif(not module._STATM.exists(), reason="no /proc to read the pages from")
 def test_pages_are_let_go_and_keep_what_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_LEAST", 2**20)
-    rooms = Rooms(0)
+    rooms = SpillStore(0)
     array = rooms.zeros((2**21,), np.int64)
     rooms.end()
     assert rooms._at_first is not None
@@ -67,4 +67,4 @@ def test_a_full_disk_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
     with pytest.raises(TrainingError, match=r"no room for 8,000 bytes.*temporary-directory"):
-        Rooms(0).zeros((1_000,), np.int64)
+        SpillStore(0).zeros((1_000,), np.int64)

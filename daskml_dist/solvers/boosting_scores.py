@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.solvers.binned_rows import BinnedRows
-from daskml_dist.solvers.boost_losses import BoostLoss
+from daskml_dist.solvers.boosting_losses import BoostLoss
 from daskml_dist.solvers.exact_sums import exact_sums
 from daskml_dist.solvers.own_rows import OwnRows
 from daskml_dist.solvers.scored import ScoredRows, are_within

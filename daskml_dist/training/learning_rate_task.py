@@ -133,7 +133,7 @@ class Task:
         rules = [fit.steps.rule.only for fit in fits]
         if any(rule.optimizer != rules[0].optimizer for rule in rules):
             return False
-        if type(self.optimizer).at_entry is None or not all(map(is_narrow, fits)):
+        if type(self.optimizer).elementwise_update is None or not all(map(is_narrow, fits)):
             return False
         return StackedPilot.serves(self.pilot, len(fits))
 
