@@ -77,6 +77,15 @@ class Backend(ABC):
     def problem(cls) -> str | None:
         """Reason that this process cannot use it, with the remedy, or None."""
 
+    def check_current_device(self) -> None:  # noqa: B027 (of most there is one)
+        """Check that the calling thread uses the device that the other threads of a fit use.
+
+        Raises
+        ------
+        DeviceUnavailableError
+            It uses another one; names the remedy.
+        """
+
     @abstractmethod
     def to_device(self, array: Any) -> Any:
         """Move a block's array (dense or CSR) to the device; no copy when it is there."""

@@ -27,7 +27,7 @@ from daskml_dist.backends.pinned_copy import pinned_copy
 from daskml_dist.backends.recorded_steps import RecordedSteps
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.backends.step import Step
-from daskml_dist.errors import InvalidDataError
+from daskml_dist.errors import DeviceUnavailableError, InvalidDataError
 
 __all__ = ["CupyBackend", "CupyRows"]
 
@@ -104,6 +104,21 @@ class CupyBackend(Backend):
     def problem(cls) -> str | None:
         """Reason that this process cannot use a GPU, with the remedy, or None."""
         return _problem()
+
+    def check_current_device(self) -> None:
+        """Check that the current device is the first one, which CUDA gives to new threads.
+
+        Raises
+        ------
+        DeviceUnavailableError
+        """
+        if number := int(self._cp.cuda.Device().id):
+            raise DeviceUnavailableError(
+                f"GPU {number} is the current device of this thread, and a fit's other threads use "
+                "GPU 0. Show this process the one GPU that it is to use: set "
+                f"CUDA_VISIBLE_DEVICES={number} before CUDA is used, or start one worker a GPU "
+                "(LocalCUDACluster)."
+            )
 
     def to_device(self, array: Any) -> Any:
         """Copy a host array; return the array itself where it is there already.

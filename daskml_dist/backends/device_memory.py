@@ -20,7 +20,11 @@ def device_memory(what: str, remedy: str) -> Iterator[None]:
     """
     try:
         yield
-    except MemoryError as error:
+    except Exception as error:
+        # CuPy's error is a MemoryError, and so is RMM's; torch's is a RuntimeError.
+        full = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+        if not full or isinstance(error, DeviceMemoryError):
+            raise
         raise DeviceMemoryError(
             f"{what} did not fit in the memory of the GPU ({error}). {remedy}"
         ) from error

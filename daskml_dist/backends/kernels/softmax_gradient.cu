@@ -39,6 +39,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) softmax_gradient(
             for (long long c = lane; c < k; c += LANES) total += exp(row[c] - most);
         }
         total = team_sum<LANES>(total);
+        // Lanes have read row[0] and row[codes[i]] of others, who write below; shuffles order no memory.
+        __syncwarp();
         if (!inside) continue;
         const A scale = weight ? weight[i] : A(1), logarithm = log(total);
 #pragma unroll 1

@@ -121,7 +121,10 @@ class Trainer:
             For NaN or infinity, naming the block.
         TrainingError
             When the fit cannot go on.
+        DeviceUnavailableError
+            Where this process can use no GPU that was asked for, or the thread another than others.
         """
+        sums_backend_of(self._fit).check_current_device()
         ready = blocks if self._fit.rows.streaming is not None else self._prepare(blocks)
         spec: TrainerSpec | None = self._spec
         while spec is not None:

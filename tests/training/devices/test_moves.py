@@ -11,6 +11,8 @@ from scipy import sparse
 from sklearn.base import clone
 
 from daskml_dist.backends import get_backend
+from daskml_dist.backends.cupy_backend import CupyBackend
+from daskml_dist.backends.device_memory import device_memory
 from daskml_dist.data.blocks import make_block
 from daskml_dist.errors import (
     DeviceMemoryError,
@@ -151,6 +153,46 @@ def test_no_silent_move_to_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     plug_in(MissingDevice, monkeypatch)
     with pytest.raises(DeviceUnavailableError, match="Plug something in"):
         SGDClassifier(device="gpu").fit(X, TARGETS["two"])
+
+
+class _SecondGpu(CountedMoves):
+    """A device that is the second of its process."""
+
+    def check_current_device(self) -> None:
+        device = SimpleNamespace(id=1)
+        CupyBackend(
+            SimpleNamespace(cuda=SimpleNamespace(Device=lambda: device)), sparse
+        ).check_current_device()
+
+
+@pytest.mark.parametrize(
+    "model", [SGDClassifier(device="gpu"), LinearRegression(device="gpu")], ids=["steps", "rounds"]
+)
+def test_the_second_gpu_of_a_process_is_refused(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plug_in(_SecondGpu, monkeypatch)
+    with pytest.raises(DeviceUnavailableError, match=r"GPU 1 .*CUDA_VISIBLE_DEVICES=1"):
+        clone(model).fit(X, TARGETS["numbers"] > 0)
+
+
+class _TorchsError(RuntimeError):
+    """What torch raises, which is no MemoryError."""
+
+
+_TorchsError.__name__ = "OutOfMemoryError"
+
+
+def test_torchs_full_memory_is_told_with_the_remedy_and_other_errors_stay() -> None:
+    with pytest.raises(DeviceMemoryError, match=r"A step did not fit .*Take less"):
+        with device_memory("A step", "Take less."):
+            raise _TorchsError("CUDA out of memory. Tried to allocate 20 MiB")
+    with pytest.raises(DeviceMemoryError, match=r"^Block 3$"):
+        with device_memory("A step", "Take less."):
+            raise DeviceMemoryError("Block 3")
+    with pytest.raises(RuntimeError, match=r"^another$"):
+        with device_memory("A step", "Take less."):
+            raise RuntimeError("another")
 
 
 def test_out_of_device_memory_names_the_block_and_the_remedy(
