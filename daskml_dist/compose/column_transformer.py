@@ -18,8 +18,8 @@ from sklearn.utils import get_tags
 from daskml_dist.compose.blockwise import Blockwise
 from daskml_dist.data.clients import computing_client
 from daskml_dist.data.collection import as_collection
-from daskml_dist.data.conversion import plain_rows
-from daskml_dist.data.foreign import convert_foreign, named_blocks, with_sizes_of
+from daskml_dist.data.conversion import convert_to_host, plain_rows
+from daskml_dist.data.foreign import named_blocks, with_sizes_of
 from daskml_dist.data.lazy import is_dask, join_delayed
 from daskml_dist.data.optional import load_pandas
 from daskml_dist.data.reduce import Pass, Passes, in_lock_step, run_passes
@@ -126,7 +126,7 @@ class ColumnTransformer(_Routing, compose.ColumnTransformer):
         InvalidParameterError
             A transformer knows nothing of Dask collections, or names or columns have no meaning.
         """
-        X, y = named_blocks(*convert_foreign(X, y))
+        X, y = named_blocks(*convert_to_host(X, y))
         if not is_dask(X):
             compose.ColumnTransformer.fit(self, X, y, **params)
             return self
@@ -206,7 +206,7 @@ class ColumnTransformer(_Routing, compose.ColumnTransformer):
         self._first_row = row
 
     def _transformed(self, X: Any, **options: Any) -> Any:
-        X = convert_foreign(X)
+        X = convert_to_host(X)
         return with_sizes_of(super()._transformed(named_blocks(X), **options), X)
 
     def _match_names(self, X: Any) -> Any:

@@ -13,9 +13,12 @@ from scipy import sparse
 
 from daskml_dist.backends.devices import gpu_problem
 from daskml_dist.data.foreign import (
+    convert_foreign,
+    copy_other_gpu_to_host,
     densify_columns,
     frame_as_csr,
     is_sparse_frame,
+    other_gpu_library,
     pydata_as_scipy,
 )
 from daskml_dist.data.remedies import columns_remedy, shape_remedy, values_remedy
@@ -31,6 +34,7 @@ __all__ = [
     "check_columns",
     "check_dtype",
     "check_real",
+    "convert_to_host",
     "device_of",
     "float_dtype",
     "numbers_of_objects",
@@ -150,13 +154,33 @@ def as_column(
 
 def device_of(values: Any) -> str:
     """Device of an array's memory: "gpu" for arrays and sparse matrices of CuPy, else "cpu"."""
+    if other_gpu_library(values):
+        return "cpu"  # such arrays have CuPy's interface, and none of its methods: they are copied
     data = getattr(values, "data", None) if hasattr(values, "tocsr") else values
     return "gpu" if hasattr(data, "__cuda_array_interface__") else "cpu"
 
 
 def to_host(values: Any) -> Any:
-    """Copy an array of CuPy to NumPy or SciPy, make one of pydata/sparse SciPy's; keep all else."""
-    return values.get() if device_of(values) == "gpu" else pydata_as_scipy(values)
+    """Copy rows on a GPU to the host, make an array of pydata/sparse SciPy's; keep all else."""
+    if device_of(values) == "gpu":
+        return values.get()
+    return pydata_as_scipy(copy_other_gpu_to_host(values))
+
+
+def convert_to_host(*values: Any) -> Any:
+    """Convert as :func:`convert_foreign` does, and copy arrays of CuPy in memory to NumPy.
+
+    For what scikit-learn computes in memory, which takes none of CuPy. Dask collections stay as
+    they are.
+
+    Returns
+    -------
+    object or tuple of object
+        One for one, else as many.
+    """
+    if len(values) == 1:
+        return to_host(convert_foreign(values[0]))
+    return tuple(map(to_host, convert_foreign(*values)))
 
 
 def as_array_block(values: Any, name: str, index: int | None) -> Any:

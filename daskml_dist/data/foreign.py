@@ -6,6 +6,7 @@ imported that the user has not imported.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import dask.array as da
@@ -21,10 +22,12 @@ __all__ = [
     "NamedColumns",
     "column_names_of",
     "convert_foreign",
+    "copy_other_gpu_to_host",
     "densify_columns",
     "frame_as_csr",
     "is_sparse_frame",
     "named_blocks",
+    "other_gpu_library",
     "pydata_as_scipy",
     "sparse_bools_as_floats",
     "with_sizes_of",
@@ -59,7 +62,8 @@ def convert_foreign(*values: Any) -> Any:
     *values : object
         X, y, weights, ...: an xarray.DataArray becomes its data (an array or Dask Array, with the
         names of its columns where their coordinate holds strings); arrays of pydata/sparse, also as
-        chunks of a Dask Array, become CSR matrices of SciPy. All else stays as it is.
+        chunks of a Dask Array, become CSR matrices of SciPy; tensors of torch on a GPU and frames
+        of cuDF are copied to NumPy and pandas. All else stays as it is.
 
     Returns
     -------
@@ -89,7 +93,36 @@ def _converted(value: Any) -> Any:
         return _data_of(value)
     if remedy := _REMEDIES.get((package, kind)):
         raise InvalidTypeError(f"{package}.{kind} {remedy}.")
-    return value
+    return copy_other_gpu_to_host(value)
+
+
+def other_gpu_library(value: Any) -> str:
+    """Return the library of an array or frame on a GPU that is not CuPy's; empty for all else."""
+    package = type(value).__module__.partition(".")[0]
+    if package == "torch":
+        where = getattr(getattr(value, "device", None), "type", "cpu")
+        return package if where != "cpu" else ""
+    return package if package in _HOST_COPIES else ""
+
+
+def copy_other_gpu_to_host(value: Any) -> Any:
+    """Copy a tensor of torch, a frame or column of cuDF, or an array of numba from its GPU.
+
+    Returns
+    -------
+    ndarray, pandas.DataFrame or pandas.Series
+        All else stays as it is.
+    """
+    package = other_gpu_library(value)
+    return _HOST_COPIES[package](value) if package else value
+
+
+#: How rows on a GPU are brought to the host, by the package that they are of.
+_HOST_COPIES: dict[str, Callable[[Any], Any]] = {
+    "torch": lambda tensor: tensor.detach().cpu().numpy(),
+    "cudf": lambda frame: frame.to_pandas() if hasattr(frame, "to_pandas") else frame,
+    "numba": lambda array: array.copy_to_host() if hasattr(array, "copy_to_host") else array,
+}
 
 
 def column_names_of(values: Any) -> NDArray[Any] | None:

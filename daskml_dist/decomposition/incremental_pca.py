@@ -13,9 +13,8 @@ from sklearn.utils import gen_batches
 
 from daskml_dist.data.blocks import check_finite_rows
 from daskml_dist.data.collection import Collection, as_collection, take_columns
-from daskml_dist.data.conversion import as_rows
+from daskml_dist.data.conversion import as_rows, convert_to_host
 from daskml_dist.data.feature_names import check_feature_names
-from daskml_dist.data.foreign import convert_foreign
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import fold_parts
 from daskml_dist.diagnostics.works import reading
@@ -81,7 +80,7 @@ noise_variance_, n_components_, n_samples_seen_, batch_size_
         -------
         self
         """
-        if is_dask(X := convert_foreign(X)):
+        if is_dask(X := convert_to_host(X)):
             first = not hasattr(self, "components_")
             if not first:
                 check_feature_names(self, X, reset=False)

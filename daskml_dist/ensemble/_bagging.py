@@ -18,9 +18,9 @@ from sklearn.utils.random import sample_without_replacement
 from sklearn.utils.validation import has_fit_parameter
 
 from daskml_dist.data.collection import Collection, as_collection
-from daskml_dist.data.conversion import as_column
+from daskml_dist.data.conversion import as_column, convert_to_host
 from daskml_dist.data.feature_names import check_feature_names, remember_dtypes
-from daskml_dist.data.foreign import convert_foreign, named_blocks
+from daskml_dist.data.foreign import named_blocks
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import doing, tell
@@ -116,6 +116,8 @@ class Bagged:
 class Bagging(OnBlocks):
     """Mixin of the bagged ensembles, put before scikit-learn's class."""
 
+    _reads_rows = True
+
     estimator_: Any
     estimators_: list[Any]
     estimators_features_: list[Any]
@@ -154,7 +156,7 @@ class Bagging(OnBlocks):
         InvalidParameterError, InvalidDataError
         """
         self._drawn_rows = None
-        X, y, sample_weight = named_blocks(*convert_foreign(X, y, sample_weight))
+        X, y, sample_weight = named_blocks(*convert_to_host(X, y, sample_weight))
         if not is_dask(X):
             X, y, given = here(
                 X, y, {**fit_params, "sample_weight": sample_weight}, labels=is_classifier(self)

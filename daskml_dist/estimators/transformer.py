@@ -17,7 +17,7 @@ from sklearn.utils.metaestimators import available_if
 
 from daskml_dist.data.bad_values import check_no_times, explain_rows, telling_columns
 from daskml_dist.data.collection import Collection, as_collection, take_columns
-from daskml_dist.data.conversion import plain_rows, to_host
+from daskml_dist.data.conversion import convert_to_host, plain_rows, to_host
 from daskml_dist.data.feature_names import (
     check_feature_names,
     remember_dtypes,
@@ -25,7 +25,6 @@ from daskml_dist.data.feature_names import (
 )
 from daskml_dist.data.foreign import (
     column_names_of,
-    convert_foreign,
     named_blocks,
     sparse_bools_as_floats,
     with_sizes_of,
@@ -136,7 +135,7 @@ class BlockTransformer(TranslatesSklearnErrors, NamedParameters, Exported, BaseE
         InvalidDataError
             For a block that scikit-learn cannot take, which is named.
         """
-        X, y = convert_foreign(X, y)
+        X, y = convert_to_host(X, y)
         if not (is_dask(X) or is_dask(y)):
             with telling_columns(X, self._numeric, self._of_rows):
                 super().fit(self._plain(X), y)
@@ -232,7 +231,7 @@ class BlockTransformer(TranslatesSklearnErrors, NamedParameters, Exported, BaseE
             pass  # the usual case
         elif (values := few_of_frame(self, X, options)) is not None:
             rows, at = values, without_names(self)
-        elif is_dask(X := convert_foreign(X)):
+        elif is_dask(X := convert_to_host(X)):
             return self._map("transform", X)
         else:
             if self._numeric:
@@ -269,7 +268,7 @@ class BlockTransformer(TranslatesSklearnErrors, NamedParameters, Exported, BaseE
     def _inverted(self, X: Any, **options: Any) -> Any:
         if options.get("copy") is None and (few := restored_few(self, X)) is not None:
             return few
-        X = convert_foreign(X)
+        X = convert_to_host(X)
         if not is_dask(X):
             if self._numeric:
                 check_no_times(X)
@@ -289,7 +288,7 @@ class BlockTransformer(TranslatesSklearnErrors, NamedParameters, Exported, BaseE
         -------
         as :meth:`transform`
         """
-        X, y = convert_foreign(X, y)
+        X, y = convert_to_host(X, y)
         if not (is_dask(X) or is_dask(y)):
             with telling_columns(X, self._numeric, self._of_rows):
                 result = super().fit_transform(self._plain(X), y, **params)
@@ -352,7 +351,7 @@ def fit_in_passes(estimator: Any, X: Any, y: Any = None) -> Passes[Any]:
             else:
                 X = step.fit(X, y).transform(X)
     elif _fits_in_passes(estimator):
-        X, y = convert_foreign(X, y)
+        X, y = convert_to_host(X, y)
         yield from estimator._passes(X, y)
     else:
         estimator.fit(X, y)
@@ -412,7 +411,7 @@ def _keep_lazy(name: str, method: Any, plain: Callable[..., Any]) -> Callable[..
 
     @wraps(method)
     def answer(self: Any, X: Any, *args: Any, **params: Any) -> Any:
-        if not _makes_frames(self) or not is_dask(X := convert_foreign(X)):
+        if not _makes_frames(self) or not is_dask(X := convert_to_host(X)):
             return method(self, X, *args, **params)
         found = plain(self, X, *args, **params)
         # `fit_transform` ends in `transform`, and some make frames anyhow.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from sklearn.base import is_classifier
 from sklearn.utils.metaestimators import available_if
 
 from daskml_dist.data.collection import take_columns
-from daskml_dist.data.conversion import plain_objects
+from daskml_dist.data.conversion import plain_objects, to_host
 from daskml_dist.data.foreign import convert_foreign
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.unique_names import check_unique_names
@@ -29,6 +29,10 @@ class OnBlocks(TranslatesSklearnErrors, NamedParameters, Exported):
 
     Each block is answered by scikit-learn's own method in one task, by all members together.
     """
+
+    #: Whether scikit-learn reads rows in memory itself, where CuPy's are to be copied before;
+    #: else the members do, which may leave them on their GPU.
+    _reads_rows: ClassVar[bool] = False
 
     def _will_have(self, name: str) -> bool:
         """Whether a method is missing only until the ensemble is fitted."""
@@ -83,6 +87,8 @@ def _method(name: str, summary: str, shape: str) -> Any:
             raise not_fitted(self)
         if is_dask(X := convert_foreign(X)):
             return answer_lazily(self, name, X, params)
+        if self._reads_rows:
+            X = to_host(X)
         check_unique_names(X)
         if name != "transform":
             _check_some_rows(self, X)

@@ -13,8 +13,7 @@ from sklearn import preprocessing
 from sklearn.utils import assert_all_finite
 
 from daskml_dist.data.blocks import as_weights
-from daskml_dist.data.conversion import as_rows
-from daskml_dist.data.foreign import convert_foreign
+from daskml_dist.data.conversion import as_rows, convert_to_host
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.quantiles import ColumnSketch, merge_sketches, rank_error, sketch_columns
 from daskml_dist.data.reduce import Passes
@@ -91,7 +90,7 @@ class KBinsDiscretizer(BlockTransformer, preprocessing.KBinsDiscretizer):
         -------
         self
         """
-        X, sample_weight = convert_foreign(X, sample_weight)
+        X, sample_weight = convert_to_host(X, sample_weight)
         if is_dask(X) or is_dask(sample_weight):
             return self._fit_lazy(X, None, sample_weight)
         preprocessing.KBinsDiscretizer.fit(self, self._plain(X), y, sample_weight)

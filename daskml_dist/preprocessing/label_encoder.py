@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from sklearn import preprocessing
 
 from daskml_dist.data.collection import as_collection
-from daskml_dist.data.conversion import as_column, plain_rows, to_host
+from daskml_dist.data.conversion import as_column, convert_to_host, plain_rows, to_host
 from daskml_dist.data.distinct import distinct_rows
-from daskml_dist.data.foreign import convert_foreign
 from daskml_dist.data.lazy import is_dask, join_delayed
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import reading
@@ -74,7 +73,7 @@ class LabelEncoder(
         InvalidTypeError
             Labels are neither all strings nor all numbers.
         """
-        y = join_delayed(convert_foreign(y), 1)
+        y = join_delayed(convert_to_host(y), 1)
         if not is_dask(y):
             preprocessing.LabelEncoder.fit(self, y)
             return self
@@ -109,7 +108,7 @@ class LabelEncoder(
 
     def fit_transform(self, y: Any) -> Any:
         """:meth:`fit`, and :meth:`transform` of the same labels; parameters as there."""
-        if not is_dask(y := convert_foreign(y)):
+        if not is_dask(y := convert_to_host(y)):
             return preprocessing.LabelEncoder.fit_transform(self, y)
         return self.fit(y).transform(y)
 
@@ -129,7 +128,7 @@ class LabelEncoder(
 
     def _map(self, method: str, y: Any, meta: NDArray[Any]) -> Any:
         check_fitted(self)
-        y = join_delayed(convert_foreign(y), 1)
+        y = join_delayed(convert_to_host(y), 1)
         if not is_dask(y):
             return getattr(preprocessing.LabelEncoder, method)(self, y)
         return map_blocks(partial(_apply, copy.copy(self), method), _one_column(y), meta)

@@ -10,8 +10,7 @@ from sklearn import preprocessing
 from sklearn.utils.sparsefuncs import min_max_axis
 
 from daskml_dist.data.columns import check_no_infinity, column_ranges
-from daskml_dist.data.conversion import as_rows
-from daskml_dist.data.foreign import convert_foreign
+from daskml_dist.data.conversion import as_rows, convert_to_host
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.estimators.transformer import BlockTransformer
 
@@ -46,7 +45,7 @@ class MaxAbsScaler(BlockTransformer, preprocessing.MaxAbsScaler):
     def partial_fit(self, X: Any, y: Any = None) -> Self:
         """Go on from the last fit with more rows; parameters as in :meth:`fit`."""
         # `_finish` fits scikit-learn, which comes through here with rows in memory.
-        if is_dask(X := convert_foreign(X)):
+        if is_dask(X := convert_to_host(X)):
             return self._fit_more(X)
         preprocessing.MaxAbsScaler.partial_fit(self, self._plain(X), y)
         return self

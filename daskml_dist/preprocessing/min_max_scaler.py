@@ -9,8 +9,7 @@ from scipy import sparse
 from sklearn import preprocessing
 
 from daskml_dist.data.columns import column_ranges
-from daskml_dist.data.conversion import as_rows
-from daskml_dist.data.foreign import convert_foreign
+from daskml_dist.data.conversion import as_rows, convert_to_host
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.estimators.transformer import BlockTransformer
@@ -47,7 +46,7 @@ class MinMaxScaler(BlockTransformer, preprocessing.MinMaxScaler):
     def partial_fit(self, X: Any, y: Any = None) -> Self:
         """Go on from the last fit with more rows; parameters as in :meth:`fit`."""
         # `_finish` fits scikit-learn, which comes through here with rows in memory.
-        if is_dask(X := convert_foreign(X)):
+        if is_dask(X := convert_to_host(X)):
             return self._fit_more(X)
         preprocessing.MinMaxScaler.partial_fit(self, self._plain(X), y)
         return self

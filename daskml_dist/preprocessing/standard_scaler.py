@@ -11,8 +11,7 @@ from sklearn.preprocessing._data import _handle_zeros_in_scale, _is_constant_fea
 
 from daskml_dist.data.bad_values import telling_columns
 from daskml_dist.data.columns import column_moments
-from daskml_dist.data.conversion import as_rows
-from daskml_dist.data.foreign import convert_foreign
+from daskml_dist.data.conversion import as_rows, convert_to_host
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.estimators.transformer import CopyingTransformer
@@ -63,7 +62,7 @@ class StandardScaler(CopyingTransformer, preprocessing.StandardScaler):
         -------
         self
         """
-        X, sample_weight = convert_foreign(X, sample_weight)
+        X, sample_weight = convert_to_host(X, sample_weight)
         if not (is_dask(X) or is_dask(sample_weight)):
             with telling_columns(X):
                 preprocessing.StandardScaler.fit(self, self._plain(X), y, sample_weight)
@@ -73,7 +72,7 @@ class StandardScaler(CopyingTransformer, preprocessing.StandardScaler):
 
     def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Go on from the last fit with more rows; parameters as in :meth:`fit`."""
-        X, sample_weight = convert_foreign(X, sample_weight)
+        X, sample_weight = convert_to_host(X, sample_weight)
         if is_dask(X) or is_dask(sample_weight):
             return self._fit_more(X, sample_weight)
         with telling_columns(X):

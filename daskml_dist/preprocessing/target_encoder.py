@@ -15,8 +15,7 @@ from sklearn.utils import assert_all_finite, check_random_state
 from sklearn.utils.multiclass import type_of_target
 
 from daskml_dist.data.collection import as_collection, take_columns
-from daskml_dist.data.conversion import as_column, plain_rows, to_host
-from daskml_dist.data.foreign import convert_foreign
+from daskml_dist.data.conversion import as_column, convert_to_host, plain_rows, to_host
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.lowering import has_one_order
 from daskml_dist.data.reduce import Pass, Passes, run_passes
@@ -99,7 +98,7 @@ class TargetEncoder(CategoryTransformer, preprocessing.TargetEncoder):
         InvalidParameterError
             `target_type` is "binary" and `y` has more than two values.
         """
-        X, y = convert_foreign(X, y)
+        X, y = convert_to_host(X, y)
         if not (is_dask(X) or is_dask(y)):
             preprocessing.TargetEncoder.fit(self, *self._rows_and_target(X, y))
             self._keep(X)
@@ -126,7 +125,7 @@ class TargetEncoder(CategoryTransformer, preprocessing.TargetEncoder):
         InvalidDataError
             As :meth:`fit`; and where `X` comes out of a shuffle, in another order at each reading.
         """
-        X, y = convert_foreign(X, y)
+        X, y = convert_to_host(X, y)
         if not (is_dask(X) or is_dask(y)):
             found = preprocessing.TargetEncoder.fit_transform(
                 self, *self._rows_and_target(X, y), **params

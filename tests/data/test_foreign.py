@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import dask
 import dask.array as da
@@ -17,7 +18,7 @@ from sklearn.naive_bayes import GaussianNB as OthersGaussianNB
 
 from daskml_dist import model_selection
 from daskml_dist.compose import make_column_transformer
-from daskml_dist.ensemble import VotingClassifier
+from daskml_dist.ensemble import BaggingClassifier, VotingClassifier
 from daskml_dist.errors import InvalidDataError, InvalidTypeError
 from daskml_dist.feature_extraction import CountVectorizer
 from daskml_dist.frequent_patterns import frequent_itemsets
@@ -26,6 +27,7 @@ from daskml_dist.linear_model import Ridge
 from daskml_dist.metrics import accuracy_score, r2_score, silhouette_score
 from daskml_dist.naive_bayes import GaussianNB
 from daskml_dist.preprocessing import LabelEncoder, OrdinalEncoder, StandardScaler
+from tests import fake_cupy
 
 NAMES = ["a", "b", "c"]
 ROWS = np.random.default_rng(0).integers(0, 3, size=(60, 3)).astype(float)
@@ -38,6 +40,59 @@ ZEROS_OUT = pd.SparseDtype("float64", 0.0)
 def in_this_thread() -> Iterator[None]:
     with dask.config.set(scheduler="sync"):
         yield
+
+
+class _OfGpu:
+    """Rows on a GPU, with CuPy's interface, of which NumPy makes no array."""
+
+    __cuda_array_interface__: ClassVar[dict[str, Any]] = {}
+    device = SimpleNamespace(type="cuda")
+
+    def __init__(self, rows: Any) -> None:
+        self.rows, self.shape, self.ndim, self.dtype = rows, rows.shape, rows.ndim, rows.dtype
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+
+class _Tensor(_OfGpu):
+    def detach(self) -> Any:
+        return SimpleNamespace(cpu=lambda: SimpleNamespace(numpy=lambda: self.rows))
+
+
+class _Frame(_OfGpu):
+    def get(self, key: Any) -> Any:  # of a column, no copy of all
+        raise AssertionError
+
+    def to_pandas(self) -> Any:
+        return (pd.DataFrame if self.ndim == 2 else pd.Series)(self.rows)
+
+
+class _NumbaArray(_OfGpu):
+    def copy_to_host(self) -> Any:
+        return self.rows
+
+
+_Tensor.__module__, _Frame.__module__ = "torch", "cudf.core.series"
+_NumbaArray.__module__ = "numba.cuda.cudadrv.devicearray"
+
+
+@pytest.mark.parametrize("kind", [_Tensor, _Frame, _NumbaArray, fake_cupy.DeviceArray])
+def test_rows_on_a_gpu_are_read_whatever_library_they_are_of(kind: Any) -> None:
+    X, y = kind(ROWS), kind(LABELS)
+    expected = GaussianNB().fit(ROWS, LABELS)
+    if kind is not fake_cupy.DeviceArray:  # of which fits ask for a GPU
+        model = GaussianNB().fit(X, y)
+        np.testing.assert_allclose(model.theta_, expected.theta_, 1e-12)
+        np.testing.assert_allclose(model.predict(X), expected.predict(ROWS))
+    for one in (StandardScaler(), OrdinalEncoder()):
+        expected_rows = clone(one).fit(ROWS).transform(ROWS)
+        np.testing.assert_allclose(one.fit(X).transform(X), expected_rows, 1e-12, 1e-15)
+        np.testing.assert_allclose(clone(one).fit_transform(X), expected_rows, 1e-12, 1e-15)
+    np.testing.assert_array_equal(LabelEncoder().fit_transform(y), LABELS)
+    bagged = BaggingClassifier(GaussianNB(), n_estimators=2, random_state=0)
+    found = clone(bagged).fit(X, y).predict(X)
+    np.testing.assert_array_equal(found, bagged.fit(ROWS, LABELS).predict(ROWS))
 
 
 def _load(name: str) -> Any:
