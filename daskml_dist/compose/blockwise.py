@@ -14,10 +14,9 @@ from sklearn.feature_extraction.text import HashingVectorizer
 from sklearn.preprocessing import PolynomialFeatures
 from sklearn.utils import get_tags
 
+from daskml_dist.data.containers import check_unique_names, convert_foreign
 from daskml_dist.data.conversion import plain_rows
-from daskml_dist.data.foreign import convert_foreign
 from daskml_dist.data.lazy import is_dask
-from daskml_dist.data.unique_names import check_unique_names
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.names import NamedParameters
 from daskml_dist.errors.nearest import nearest

@@ -16,12 +16,11 @@ from sklearn.pipeline import Pipeline
 from sklearn.utils import get_tags
 
 from daskml_dist.compose.blockwise import Blockwise
-from daskml_dist.data.clients import computing_client
 from daskml_dist.data.collection import as_collection
+from daskml_dist.data.computing import computing_client
+from daskml_dist.data.containers import load_pandas, named_blocks, with_sizes_of
 from daskml_dist.data.conversion import convert_to_host, plain_rows
-from daskml_dist.data.foreign import named_blocks, with_sizes_of
 from daskml_dist.data.lazy import is_dask, join_delayed
-from daskml_dist.data.optional import load_pandas
 from daskml_dist.data.reduce import Pass, Passes, in_lock_step, run_passes
 from daskml_dist.diagnostics.works import reading, tell
 from daskml_dist.errors import InvalidDataError, InvalidParameterError

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from daskml_dist.data.block_info import BlockInfo, inspect_block
-from daskml_dist.data.blocks import Block, check_finite, make_block
+from daskml_dist.data.blocks import Block, BlockInfo, check_finite, inspect_block, make_block
 from daskml_dist.data.collection import Collection, as_collection
 from daskml_dist.data.conversion import as_rows
 from daskml_dist.data.lazy import is_dask

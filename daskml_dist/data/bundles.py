@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from daskml_dist.data.block_info import BlockInfo, inspect_block
-from daskml_dist.data.blocks import Block
-from daskml_dist.data.unread import cannot_be_read
+from daskml_dist.data.block_errors import cannot_be_read
+from daskml_dist.data.blocks import Block, BlockInfo, inspect_block
 from daskml_dist.errors import DaskMLDistError
 
 __all__ = ["Bundle", "bundled", "make_bundle", "unbundled"]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate, pairwise
 from numbers import Real
 from typing import Any, Literal
 
@@ -19,36 +20,32 @@ from dask.delayed import delayed
 from dask.utils import is_dataframe_like, is_series_like
 from numpy.typing import NDArray
 
+from daskml_dist.data.block_errors import ToldNumbers, call_as_told, told_numbers
 from daskml_dist.data.blocks import Block, make_block
-from daskml_dist.data.conversion import as_column
-from daskml_dist.data.cutting import check_lengths, cut
-from daskml_dist.data.foreign import column_names_of, convert_foreign
+from daskml_dist.data.computing import tried
+from daskml_dist.data.containers import check_unique_names, column_names_of, convert_foreign
+from daskml_dist.data.conversion import as_column, target_is_column, to_host
 from daskml_dist.data.lazy import (
     is_dask,
     is_dask_frame,
     join_column_chunks,
     join_delayed,
 )
-from daskml_dist.data.not_rows import check_holds_rows, check_holds_values
-from daskml_dist.data.reads import read_columns
-from daskml_dist.data.remedies import target_is_column
+from daskml_dist.data.lowering import aligned_pieces
+from daskml_dist.data.parquet import read_columns
 from daskml_dist.data.row_checks import (
     RowShape,
+    check_holds_rows,
+    check_holds_values,
     check_rows,
     check_weight_shape,
     row_shape,
     unsupported,
 )
-from daskml_dist.data.told import ToldNumbers, call_as_told, told_numbers
-from daskml_dist.data.unique_names import check_unique_names
-from daskml_dist.errors import InvalidDataError
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.nearest import nearest
 
-__all__ = [
-    "Collection",
-    "as_collection",
-    "take_columns",
-]
+__all__ = ["Collection", "as_collection", "in_columns", "take_columns"]
 
 #: Hint for frames without columns: `dask.dataframe.read_parquet` raises nothing for them.
 _NO_FILES = (
@@ -212,7 +209,7 @@ def as_collection(
     Parameters
     ----------
     X : array-like, scipy.sparse matrix, pandas.DataFrame, dask Array or dask DataFrame
-        Or what :func:`~daskml_dist.data.foreign.convert_foreign` makes such a thing of.
+        Or what :func:`~daskml_dist.data.containers.convert_foreign` makes such a thing of.
         Of shape (n_rows, n_features), of tensors (n_rows, ...). The chunks of a Dask Array may be
         NumPy or scipy.sparse (or of CuPy) and of unknown sizes; several column chunks are joined.
         A list of `dask.delayed.Delayed` holds one block of rows each.
@@ -445,3 +442,181 @@ def _check_not_empty(n_rows: int | None, of_row: RowShape) -> None:
             f"Found array with 0 feature(s) (shape={shape}) while a minimum of 1 is required. "
             f"Select at least one column of X.{_NO_FILES}"
         )
+
+
+def _length(value: Any) -> int | None:
+    """Rows of an input, None where it has none or Dask does not know."""
+    if value is None or isinstance(value, float) or is_dask_frame(value):
+        return None
+    return None if np.isnan(value.shape[0]) else int(value.shape[0])
+
+
+def check_lengths(inputs: dict[str, Any]) -> int | None:
+    """Number of rows, where any input knows it."""
+    known = {name: n for name, value in inputs.items() if (n := _length(value)) is not None}
+    _check_alike(known)
+    return next(iter(known.values()), None)
+
+
+def _check_alike(lengths: dict[str, int]) -> None:
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"{name} has {n}" for name, n in lengths.items())
+        raise InvalidDataError(
+            f"Found input variables with inconsistent numbers of samples: {told} rows. Pass "
+            "the same rows in each, in the same order."
+        )
+
+
+def _known_chunks(value: Any) -> tuple[int, ...] | None:
+    """Row chunks of a Dask Array, None where it does not know them."""
+    chunks: tuple[int, ...] | None = value.chunks[0] if isinstance(value, da.Array) else None
+    return None if chunks is None or np.isnan(chunks).any() else chunks
+
+
+def _n_blocks(value: Any) -> int:
+    return int(value.npartitions if is_dask_frame(value) else value.numblocks[0])
+
+
+def _row_counts(inputs: dict[str, Any]) -> list[int] | None:
+    """Rows of the blocks of the first lazy input, where an input with as many knows them."""
+    lazy = [value for value in inputs.values() if is_dask(value)]
+    known = [chunks for value in lazy if (chunks := _known_chunks(value)) is not None]
+    n_blocks = _n_blocks(lazy[0])
+    return next(([*map(int, c)] for c in known if len(c) == n_blocks), None)
+
+
+def cut(inputs: dict[str, Any]) -> tuple[list[int] | None, list[tuple[Any, Any, Any]]]:
+    """Cut inputs into blocks: lazy pieces of Dask collections, slices of the rest.
+
+    Where there is something to slice, blocks of unknown sizes are counted, in one pass.
+    """
+    row_counts = _row_counts(inputs)
+    lazy = {name: value for name, value in inputs.items() if is_dask(value)}
+    if row_counts is not None:
+        lazy = {name: _rechunk(value, tuple(row_counts)) for name, value in lazy.items()}
+    scalars = [name for name, v in inputs.items() if v is None or isinstance(v, float)]
+    here = [name for name in inputs if name not in lazy and name not in scalars]
+    pieces: dict[str, list[Any]] = dict(aligned_pieces(lazy, here))
+    first = next(iter(pieces))
+    if here and row_counts is None:
+        row_counts = _counted(pieces[first])
+        _check_alike({first: sum(row_counts), **{name: _count(inputs[name]) for name in here}})
+    pieces.update({name: [inputs[name]] * len(pieces[first]) for name in scalars})
+    pieces.update({name: _slices(inputs[name], row_counts or []) for name in here})
+    return row_counts, list(zip(*(pieces[name] for name in inputs), strict=True))
+
+
+def _counted(pieces: list[Any]) -> list[int]:
+    """Rows of each piece."""
+    count = delayed(_count, pure=False)
+    found: list[int] = tried(
+        lambda _: delayed(list, pure=False)([count(piece) for piece in pieces])
+    )
+    return found
+
+
+def _count(rows: Any) -> int:
+    return int(rows.shape[0]) if hasattr(rows, "shape") else len(rows)
+
+
+def _rechunk(value: Any, row_counts: tuple[int, ...]) -> Any:
+    chunks = _known_chunks(value)
+    return value if chunks is None or chunks == row_counts else value.rechunk({0: row_counts})
+
+
+def _slices(value: Any, row_counts: list[int]) -> list[Any]:
+    value = to_host(value)  # which goes to the workers
+    rows = value.iloc if hasattr(value, "iloc") else value
+    stops = list(accumulate(row_counts))
+    return [rows[stop - n : stop] for n, stop in zip(row_counts, stops, strict=True)]
+
+
+#: A cut moves to the edge of a chunk that is nearer than this share of a part.
+_SNAP = 0.25
+
+
+def in_columns(collection: Collection, n_parts: int) -> Collection:
+    """Cut rows along their columns; y and the weights go with each part.
+
+    Chunks of a Dask Array which hold what a part is to hold stay as they are, and where they are.
+
+    Parameters
+    ----------
+    collection : Collection
+    n_parts : int
+
+    Returns
+    -------
+    Collection
+        All parts of the first columns, then those of the next, and so on.
+
+    Raises
+    ------
+    InvalidParameterError
+        There are fewer columns than parts.
+    InvalidDataError
+        X, y or sample_weight is a Dask dataframe, or X has an unknown number of columns.
+    """
+    X, y, weight = collection.inputs
+    n_features = _width(collection)
+    if n_parts > n_features:
+        raise InvalidParameterError(
+            f'shard="features" with {n_parts} lanes, and X has {n_features} columns. Use '
+            f'Run(n_lanes={n_features}) at most, or shard="rows".'
+        )
+    bounds = _bounds(X, n_features, n_parts)
+    parts = [
+        as_collection(
+            _between(X, start, stop),
+            y,
+            weight,
+            multi_output=collection.multi_output,
+            classification=collection.classification,
+        ).parts
+        for start, stop in pairwise(bounds)
+    ]
+    return replace(collection, parts=[part for same in parts for part in same], columns=bounds)
+
+
+def _width(collection: Collection) -> int:
+    """Columns of X."""
+    if any(map(is_dask_frame, collection.inputs)):
+        raise InvalidDataError(
+            'shard="features" cuts X along its columns, and may read a dataframe again for each '
+            "part, in another order of rows. Give Dask Arrays: X.to_dask_array(lengths=True), and "
+            "y likewise."
+        )
+    n_features = collection.n_features
+    if n_features is None or len(collection.row_shape or ()) != 1:
+        raise InvalidDataError(
+            'shard="features" needs to know the number of columns of X, which is '
+            f"{collection.row_shape}. Give a Dask Array that knows it, such as "
+            "da.from_delayed(block, shape=(n_rows, n_columns), dtype=float)."
+        )
+    return n_features
+
+
+def _bounds(X: Any, n_features: int, n_parts: int) -> tuple[int, ...]:
+    """First column of each part, and the number of columns; at edges of chunks that are near."""
+    even = [n_features * part // n_parts for part in range(n_parts + 1)]
+    if not isinstance(X, da.Array):
+        return tuple(even)
+    edges = np.cumsum([0, *X.chunks[1]])
+    near = [int(edges[np.abs(edges - cut).argmin()]) for cut in even]
+    most = _SNAP * n_features / n_parts
+    return tuple(
+        edge if abs(edge - cut) <= most else cut for cut, edge in zip(even, near, strict=True)
+    )
+
+
+def _between(X: Any, start: int, stop: int) -> Any:
+    """Some neighbouring columns of X."""
+    if is_dataframe_like(X):
+        return X.iloc[:, start:stop]
+    if isinstance(X, da.Array):
+        edges = np.cumsum([0, *X.chunks[1]])
+        first, last = np.searchsorted(edges, [start, stop]).tolist()
+        if edges[first] == start and edges[last] == stop:
+            return X.blocks[:, first:last]
+        return X[:, start:stop]
+    return (X.tocsr() if hasattr(X, "tocsr") else X)[:, start:stop]

@@ -8,12 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils.validation import _check_feature_names
 
-from daskml_dist.data.few_plain import plain_frame
-from daskml_dist.data.foreign import column_names_of, convert_foreign
+from daskml_dist.data.containers import (
+    check_unique_names,
+    column_names_of,
+    convert_foreign,
+    load_pandas,
+)
+from daskml_dist.data.few_plain import RowsToCome, plain_frame
 from daskml_dist.data.lazy import is_dask_frame
-from daskml_dist.data.optional import load_pandas
-from daskml_dist.data.rows_to_come import RowsToCome
-from daskml_dist.data.unique_names import check_unique_names
 from daskml_dist.errors import InvalidDataError
 
 __all__ = ["check_feature_names", "known_to_match", "remember_dtypes", "without_names"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,16 @@ from numpy.typing import NDArray
 
 from daskml_dist.data.row_checks import RowShape
 
-__all__ = ["FEW", "FLOATS", "are_few", "few_plain", "frame_values", "frame_words", "plain_frame"]
+__all__ = [
+    "FEW",
+    "FLOATS",
+    "RowsToCome",
+    "are_few",
+    "few_plain",
+    "frame_values",
+    "frame_words",
+    "plain_frame",
+]
 
 #: Rows up to which they are few: never cut into pieces.
 FEW = 256
@@ -102,3 +112,14 @@ def _of_lists(rows: list[Any]) -> NDArray[Any] | None:
         return np.asarray(rows)
     except ValueError:
         return None
+
+
+@dataclass(frozen=True)
+class RowsToCome:
+    """Rows in memory of a dtype that nobody has yet, without names.
+
+    A method of rows that maps a function over them returns this function instead of answers (see
+    ``map_rows``).
+    """
+
+    dtype: np.dtype[Any]

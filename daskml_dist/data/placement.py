@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from daskml_dist.data.batches import LaneSpec, Segment
-from daskml_dist.data.block_info import BlockInfo
+from daskml_dist.data.blocks import BlockInfo
 
 __all__ = ["Move", "Placement", "column_lanes", "even_lanes", "place", "place_columns",
            "place_whole", "reassign", "split_rows", "whole_lanes"]  # fmt: skip

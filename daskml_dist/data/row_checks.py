@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+import os
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager, suppress
+from numbers import Number
+from types import ModuleType
 from typing import Any
 
 import dask.array as da
 import numpy as np
+from dask.base import is_dask_collection
+from dask.delayed import Delayed
 from dask.utils import is_dataframe_like, is_series_like
 from numpy.typing import NDArray
 
+from daskml_dist.data.containers import check_unique_names, convert_foreign
 from daskml_dist.data.conversion import (
     check_2d,
     check_columns,
@@ -18,18 +25,26 @@ from daskml_dist.data.conversion import (
     numbers_of_objects,
     where,
 )
-from daskml_dist.data.foreign import convert_foreign
 from daskml_dist.data.lazy import is_dask, is_dask_frame, join_delayed
-from daskml_dist.data.not_rows import check_holds_rows
-from daskml_dist.errors import InvalidDataError, InvalidTypeError
+from daskml_dist.data.task_graphs import is_future
+from daskml_dist.errors import DaskMLDistError, InvalidDataError, InvalidTypeError
 
 __all__ = [
     "RowShape",
+    "bad_value",
+    "check_holds_rows",
+    "check_holds_values",
+    "check_no_times",
     "check_row_shape",
     "check_rows",
     "check_told_shape",
     "check_weight_shape",
+    "explain_rows",
+    "holds_times",
+    "name_column",
+    "naming_columns",
     "row_shape",
+    "telling_columns",
     "unsupported",
 ]
 
@@ -173,3 +188,210 @@ def check_weight_shape(weights: Any) -> None:
             "scalar value or a 1D array of length n_rows: pass a number, or one column such as "
             "sample_weight[:, 0]."
         )
+
+
+def check_holds_rows(X: Any, name: str = "X") -> None:
+    """Check that an object is not one of those that are often passed for rows by mistake.
+
+    Raises
+    ------
+    InvalidTypeError
+        It is None, the name of a file, something that can be read once only, several collections,
+        or no values at all.
+    """
+    if X is None:
+        raise InvalidTypeError(
+            f"{name} is None. Pass rows: an array, a dataframe, a sparse matrix, or a Dask "
+            "collection of them; does the function that made it return something?"
+        )
+    if isinstance(X, str | os.PathLike):
+        raise InvalidTypeError(
+            f"{name}={os.fspath(X)!r} is a text, and no rows. Read the files first, such as "
+            f"{name} = dask.dataframe.read_parquet({os.fspath(X)!r})."
+        )
+    check_holds_values(X, name, single=True)  # whose dimensions are looked at later
+    if isinstance(X, tuple | list) and X and _several(X):
+        raise InvalidTypeError(
+            f"{name} is a {type(X).__name__} of {len(X)} collections. Where they are X and y, pass "
+            "these apart, fit(X, y); where all are rows, join them: dask.array.concatenate(...) "
+            "or dask.dataframe.concat(...)."
+        )
+
+
+def check_holds_values(values: Any, name: str, *, single: bool = False) -> None:
+    """Check that an object has a value for each row, and can be read more than once.
+
+    Parameters
+    ----------
+    values : object
+    name : str
+        Named in errors.
+    single : bool, default=False
+        Whether one number may stand for those of all rows.
+
+    Raises
+    ------
+    InvalidTypeError
+    """
+    kind = type(values).__name__
+    if isinstance(values, Iterator):
+        raise InvalidTypeError(
+            f"{name} is a {kind}, which can be read once; a fit reads its rows several "
+            f"times. Make an array of it, {name} = numpy.array(list({name})), or a Dask collection "
+            "whose blocks are read by tasks (dask.delayed, dask.dataframe.from_map)."
+        )
+    if is_future(values) or _are_futures(values):
+        one = "the future" if is_future(values) else "a future"
+        raise InvalidTypeError(
+            f"{name} is of futures, whose values Dask has and nobody here. Make a collection of "
+            f"them: dask.delayed({one}) is a block of rows, a list of such is {name}, and so is "
+            "dask.dataframe.from_delayed(...)."
+        )
+    if isinstance(values, Mapping) and not hasattr(values, "dtype"):
+        is_row = all(isinstance(value, Number | str) for value in values.values())
+        held = f"[{name}]" if is_row and values else name  # of columns, or of one row
+        raise InvalidTypeError(
+            f"{name} is a {kind}. Make a frame of it: {name} = pandas.DataFrame({held})."
+        )
+    if isinstance(values, Set):
+        raise InvalidTypeError(
+            f"{name} is a {kind}, which has no order. Pass a list or an array instead."
+        )
+    if not single and isinstance(values, Number):
+        raise InvalidTypeError(
+            f"{name} should be a 1d array, got an array of shape () instead: {name}={values!r} is "
+            "a single number. Pass a value for each row: an array, or a Dask collection."
+        )
+    if isinstance(values, type | ModuleType) or _is_function(values):
+        told = getattr(values, "__name__", kind)
+        raise InvalidTypeError(
+            f"{name} is {told}, a {kind}, and has no values. Pass what it returns or holds: an "
+            "array, a dataframe or a Dask collection."
+        )
+
+
+def _several(X: tuple[Any, ...] | list[Any]) -> bool:
+    """Whether all are collections or tables of their own, and none a row or a block."""
+    return all(
+        not isinstance(one, Delayed) and (is_dask_collection(one) or getattr(one, "ndim", 0) == 2)
+        for one in X
+    )
+
+
+def _are_futures(values: Any) -> bool:
+    return isinstance(values, tuple | list) and bool(values) and all(map(is_future, values))
+
+
+def _is_function(values: Any) -> bool:
+    return callable(values) and not hasattr(values, "shape") and not is_dask_collection(values)
+
+
+def bad_value(message: str, column: int) -> InvalidDataError:
+    """An error about a value of a column; the rows are arrays here, whose columns have no names.
+
+    Parameters
+    ----------
+    message : str
+        With ``{column}`` where the column is to be told.
+    column : int
+    """
+    error = InvalidDataError(message.format(column=f"column {column}"))
+    error.column = column  # type: ignore[attr-defined]
+    return error
+
+
+def name_column(error: BaseException | None, names: Sequence[Any] | NDArray[Any] | None) -> None:
+    """Put a column's name into the message of an error about one of its values.
+
+    Parameters
+    ----------
+    error : BaseException or None
+        Any other than that of `bad_value` stays as it is.
+    names : sequence of str, or None
+        Of all columns.
+    """
+    column = getattr(error, "column", None)
+    if not isinstance(error, InvalidDataError) or column is None or names is None:
+        return
+    del error.column  # type: ignore[attr-defined]
+    if column < len(names):
+        number, named = f"column {column}", f"column {names[column]!r}"
+        error.args = (str(error).replace(number, f"{named}, number {column}", 1),)
+
+
+@contextmanager
+def naming_columns(X: Any) -> Iterator[None]:
+    """Name the column in errors about a value of a dataframe."""
+    try:
+        yield
+    except InvalidDataError as error:
+        columns = getattr(X, "columns", None)
+        name_column(error, None if columns is None else list(columns))
+        raise
+
+
+@contextmanager
+def telling_columns(X: Any, numeric: bool = True, rows: bool = True) -> Iterator[None]:
+    """Tell what is wrong with rows that a transformer of scikit-learn could not take.
+
+    Parameters
+    ----------
+    X : rows in memory
+    numeric : bool, default=True
+        Whether the transformer takes numbers alone.
+    rows : bool, default=True
+        Whether it takes rows of two dimensions, and no texts.
+    """
+    check_unique_names(X)
+    if numeric:
+        check_no_times(X)
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        # scikit-learn's errors may come translated, out of a method that it calls in turn.
+        if rows and not (isinstance(error, DaskMLDistError) and error.__cause__ is None):
+            explain_rows(X, numeric)
+        raise
+
+
+def check_no_times(X: Any) -> None:
+    """Check that rows in memory hold no dates or spans of time.
+
+    scikit-learn makes numbers of some, in whatever unit they are stored.
+
+    Raises
+    ------
+    InvalidDataError
+    """
+    if is_dataframe_like(X):
+        if holds_times(X):
+            check_columns(zip(X.columns, X.dtypes, strict=True))
+    elif holds_times(X):
+        check_dtype(X.dtype, "X")
+
+
+def holds_times(values: Any) -> bool:
+    """Return whether values in memory, or a column of a frame, have a dtype of dates or spans."""
+    dtypes = values.dtypes if is_dataframe_like(values) else [getattr(values, "dtype", None)]
+    return any(getattr(dtype, "kind", "") in ("m", "M") for dtype in dtypes)
+
+
+def explain_rows(X: Any, numeric: bool) -> None:
+    """Raise the package's own error of rows in memory that are refused, where it has one.
+
+    Raises
+    ------
+    InvalidDataError
+        They are no rows, have not two dimensions, or, if they must be `numeric`, hold none.
+    """
+    check_holds_rows(X)
+    if is_dataframe_like(X):
+        if numeric:
+            X = numbers_of_objects(X)
+            check_columns(zip(X.columns, X.dtypes, strict=True))
+    elif not hasattr(X, "tocsr"):
+        try:
+            rows = X if hasattr(X, "ndim") else np.asarray(X)
+        except ValueError:  # of unequal length, which scikit-learn tells
+            return
+        check_2d(rows, given=X)

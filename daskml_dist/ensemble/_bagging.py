@@ -18,9 +18,9 @@ from sklearn.utils.random import sample_without_replacement
 from sklearn.utils.validation import has_fit_parameter
 
 from daskml_dist.data.collection import Collection, as_collection
+from daskml_dist.data.containers import named_blocks
 from daskml_dist.data.conversion import as_column, convert_to_host
 from daskml_dist.data.feature_names import check_feature_names, remember_dtypes
-from daskml_dist.data.foreign import named_blocks
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import doing, tell

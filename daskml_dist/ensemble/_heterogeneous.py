@@ -9,8 +9,8 @@ from sklearn.base import is_classifier
 from sklearn.preprocessing import LabelEncoder
 from sklearn.utils import Bunch
 
+from daskml_dist.data.containers import named_blocks
 from daskml_dist.data.conversion import convert_to_host
-from daskml_dist.data.foreign import named_blocks
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.works import doing
 from daskml_dist.errors import InvalidParameterError

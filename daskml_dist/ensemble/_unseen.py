@@ -11,9 +11,9 @@ from dask.delayed import Delayed, delayed
 from numpy.typing import NDArray
 from scipy import sparse
 
+from daskml_dist.data.column_statistics import Spread
 from daskml_dist.data.conversion import as_column
 from daskml_dist.data.reduce import reduce_parts
-from daskml_dist.data.spread import Spread
 from daskml_dist.ensemble._draws import weights_of
 from daskml_dist.inference.share import shared
 

@@ -14,9 +14,9 @@ from sklearn.base import BaseEstimator
 
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.collection import Collection, as_collection, take_columns
+from daskml_dist.data.conversion import warn_of_target
 from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.data.reduce import reduce_parts
-from daskml_dist.data.remedies import warn_of_target
 from daskml_dist.data.row_checks import check_row_shape
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.foreign import called_here

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 
-from daskml_dist.data.conversion import plain_objects
+from daskml_dist.data.conversion import check_no_missing, plain_objects
 from daskml_dist.data.lazy import is_dask
-from daskml_dist.data.missing import check_no_missing
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.estimators.supervised import Supervised
 from daskml_dist.inference.each_row import rows_apart

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import RegressorMixin
 
-from daskml_dist.data.spread import Spread
+from daskml_dist.data.column_statistics import Spread
 from daskml_dist.estimators.supervised import Supervised
 from daskml_dist.parameters.checks import check_some_weight
 

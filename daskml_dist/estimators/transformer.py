@@ -15,23 +15,27 @@ from sklearn.pipeline import Pipeline
 from sklearn.utils._set_output import _get_output_config
 from sklearn.utils.metaestimators import available_if
 
-from daskml_dist.data.bad_values import check_no_times, explain_rows, telling_columns
 from daskml_dist.data.collection import Collection, as_collection, take_columns
+from daskml_dist.data.containers import (
+    column_names_of,
+    named_blocks,
+    sparse_bools_as_floats,
+    with_sizes_of,
+)
 from daskml_dist.data.conversion import convert_to_host, plain_rows, to_host
 from daskml_dist.data.feature_names import (
     check_feature_names,
     remember_dtypes,
     without_names,
 )
-from daskml_dist.data.foreign import (
-    column_names_of,
-    named_blocks,
-    sparse_bools_as_floats,
-    with_sizes_of,
-)
 from daskml_dist.data.lazy import is_dask, is_dask_frame, join_delayed
 from daskml_dist.data.reduce import Pass, Passes, run_passes
-from daskml_dist.data.row_checks import check_told_shape
+from daskml_dist.data.row_checks import (
+    check_no_times,
+    check_told_shape,
+    explain_rows,
+    telling_columns,
+)
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import (
     InvalidDataError,

@@ -14,10 +14,8 @@ from dask.utils import is_dataframe_like
 from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 
-from daskml_dist.data.baskets import baskets_of_frame
-from daskml_dist.data.foreign import column_names_of, convert_foreign
-from daskml_dist.data.known_items import mark_known
-from daskml_dist.data.optional import load_pandas
+from daskml_dist.data.baskets import baskets_of_frame, mark_known
+from daskml_dist.data.containers import column_names_of, convert_foreign, load_pandas
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.arguments import telling_arguments
 from daskml_dist.errors.outside import outside

@@ -10,8 +10,8 @@ import numpy as np
 from dask.utils import is_dataframe_like
 from numpy.typing import NDArray
 
+from daskml_dist.data.containers import load_pandas
 from daskml_dist.data.lazy import is_dask_frame
-from daskml_dist.data.optional import load_pandas
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.errors.arguments import telling_arguments
 from daskml_dist.parameters.checks import check_number, check_one_of

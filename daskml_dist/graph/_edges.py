@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 
-from daskml_dist.data.keyed.frames import Columns, entries_of_frame
+from daskml_dist.data.containers import load_pandas
+from daskml_dist.data.keyed.collection import Columns, entries_of_frame
 from daskml_dist.data.keyed.ids import as_ids
-from daskml_dist.data.optional import load_pandas
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.errors.outside import outside
 from daskml_dist.parameters.checks import check_run

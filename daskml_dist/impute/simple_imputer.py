@@ -12,10 +12,9 @@ from scipy import sparse
 from sklearn import impute
 from sklearn.utils._missing import is_scalar_nan
 
-from daskml_dist.data.columns import column_moments
+from daskml_dist.data.column_statistics import column_moments
+from daskml_dist.data.containers import densify_columns, load_pandas
 from daskml_dist.data.conversion import as_rows
-from daskml_dist.data.foreign import densify_columns
-from daskml_dist.data.optional import load_pandas
 from daskml_dist.data.quantiles import merge_sketches, sketch_column
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.estimators.transformer import BlockTransformer

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.data.few_plain import few_plain
-from daskml_dist.data.rows_to_come import RowsToCome
+from daskml_dist.data.few_plain import RowsToCome, few_plain
 from daskml_dist.inference.bare_scalers import bare_scaler
 from daskml_dist.inference.each_row import lane_of_each_row, rows_are_apart
 from daskml_dist.inference.few_rows import AppliedToRows, Lane

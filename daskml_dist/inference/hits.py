@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.data.optional import load_pandas
+from daskml_dist.data.containers import load_pandas
 
 __all__ = ["gains", "hits_of", "precisions"]
 

@@ -11,14 +11,12 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from daskml_dist.backends.row_slices import row_slices
-from daskml_dist.data.bad_values import naming_columns
 from daskml_dist.data.blocks import check_finite_rows, first_not_finite
 from daskml_dist.data.conversion import as_rows, device_of
-from daskml_dist.data.few_plain import FEW
+from daskml_dist.data.few_plain import FEW, RowsToCome
 from daskml_dist.data.lazy import is_dask
-from daskml_dist.data.row_checks import RowShape, check_row_shape, check_rows
+from daskml_dist.data.row_checks import RowShape, check_row_shape, check_rows, naming_columns
 from daskml_dist.data.row_checks import row_shape as shape_of_rows
-from daskml_dist.data.rows_to_come import RowsToCome
 from daskml_dist.inference.few_rows import AppliedToRows, few_answers
 from daskml_dist.inference.on_device import results_on_device
 from daskml_dist.inference.transform import map_pieces

@@ -9,7 +9,7 @@ from typing import Any
 import cloudpickle
 from dask.delayed import delayed
 
-from daskml_dist.data.scattered import scattered
+from daskml_dist.data.computing import scattered
 
 __all__ = ["current_client", "shared"]
 

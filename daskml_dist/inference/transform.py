@@ -17,11 +17,11 @@ from dask.layers import ArrayBlockIdDep
 from dask.utils import is_dataframe_like, is_series_like
 from scipy import sparse
 
+from daskml_dist.data.block_errors import ToldNumbers, call_as_told, told_numbers
+from daskml_dist.data.containers import convert_foreign
 from daskml_dist.data.conversion import as_array_block, to_host
-from daskml_dist.data.foreign import convert_foreign
 from daskml_dist.data.lazy import join_column_chunks, join_delayed
 from daskml_dist.data.lowering import frame_of_tasks, frame_pieces
-from daskml_dist.data.told import ToldNumbers, call_as_told, told_numbers
 from daskml_dist.errors import DaskMLDistError, InvalidDataError, as_ours
 from daskml_dist.inference.share import shared
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from sklearn.utils import Bunch
 
 from daskml_dist.data.collection import as_collection
-from daskml_dist.data.foreign import convert_foreign, named_blocks
+from daskml_dist.data.containers import convert_foreign, named_blocks
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import ExportError, InvalidParameterError

@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.data.clients import computing_by
+from daskml_dist.data.computing import computing_by
 from daskml_dist.data.conversion import plain_objects
 from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.data.lazy import is_dask

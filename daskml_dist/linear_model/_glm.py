@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.data.spread import Spread
+from daskml_dist.data.column_statistics import Spread
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.estimators.linear.regressor import LinearRegressor
 from daskml_dist.estimators.solver_rounds import BaseRounds

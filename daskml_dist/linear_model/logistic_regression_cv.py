@@ -12,7 +12,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import metadata_routing
 from sklearn.utils.metadata_routing import MetadataRouter, MethodMapping
 
-from daskml_dist.data.clients import computing_by
+from daskml_dist.data.computing import computing_by
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.outside import outside
 from daskml_dist.estimators.batched_fits.solver_rounds import BatchedModels

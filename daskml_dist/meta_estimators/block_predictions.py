@@ -10,10 +10,9 @@ from sklearn.base import is_classifier
 from sklearn.utils.metaestimators import available_if
 
 from daskml_dist.data.collection import take_columns
+from daskml_dist.data.containers import check_unique_names, convert_foreign
 from daskml_dist.data.conversion import plain_objects, to_host
-from daskml_dist.data.foreign import convert_foreign
 from daskml_dist.data.lazy import is_dask
-from daskml_dist.data.unique_names import check_unique_names
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.errors.names import NamedParameters
 from daskml_dist.errors.sklearn_errors import TranslatesSklearnErrors, check_fitted, not_fitted

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from daskml_dist.data.collection import as_collection
 from daskml_dist.data.conversion import as_column as column_of
+from daskml_dist.data.conversion import check_no_missing
 from daskml_dist.data.lazy import is_dask, is_dask_frame
-from daskml_dist.data.missing import check_no_missing
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import InvalidDataError
 

@@ -24,13 +24,13 @@ from sklearn.utils._metadata_requests import _routing_enabled
 from sklearn.utils.metadata_routing import process_routing
 from sklearn.utils.validation import has_fit_parameter
 
+from daskml_dist.data.block_errors import marking_own, naming_blocks
 from daskml_dist.data.collection import Collection, as_collection, take_columns
 from daskml_dist.data.computing import tried
+from daskml_dist.data.containers import check_unique_names
 from daskml_dist.data.conversion import as_column as column_of
 from daskml_dist.data.conversion import plain_objects, rows_at
 from daskml_dist.data.lazy import is_dask
-from daskml_dist.data.unique_names import check_unique_names
-from daskml_dist.data.unread import marking_own, naming_blocks
 from daskml_dist.diagnostics.works import tell
 from daskml_dist.errors import (
     InvalidDataError,

@@ -14,12 +14,12 @@ import numpy as np
 from dask.utils import is_dataframe_like, is_series_like
 from numpy.typing import NDArray
 
-from daskml_dist.data.bad_values import holds_times
 from daskml_dist.data.collection import Collection, as_collection
+from daskml_dist.data.containers import convert_foreign
 from daskml_dist.data.conversion import as_column, to_host, where
-from daskml_dist.data.foreign import convert_foreign
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import lazily_reduced, reduce_parts
+from daskml_dist.data.row_checks import holds_times
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, InvalidTypeError
 from daskml_dist.errors.remedies import with_remedy

@@ -10,15 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.data.blocks import first_not_finite
+from daskml_dist.data.column_statistics import count_whole
 from daskml_dist.data.conversion import (
     as_column,
     as_numbers,
     as_rows,
+    check_no_missing,
     check_real,
     where,
 )
-from daskml_dist.data.distinct import count_whole
-from daskml_dist.data.missing import check_no_missing
 from daskml_dist.data.row_checks import check_weight_shape
 from daskml_dist.errors import InvalidDataError
 

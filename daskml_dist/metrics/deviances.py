@@ -13,7 +13,7 @@ import sklearn.metrics as theirs
 from numpy.typing import NDArray
 from scipy.special import xlogy
 
-from daskml_dist.data.spread import Spread
+from daskml_dist.data.column_statistics import Spread
 from daskml_dist.metrics._columns import ScoredRows, called, check_total
 from daskml_dist.metrics._faces import face
 from daskml_dist.metrics._means import add, block_sums, mean_of_blocks

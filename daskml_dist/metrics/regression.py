@@ -11,7 +11,7 @@ import numpy as np
 import sklearn.metrics as theirs
 from numpy.typing import NDArray
 
-from daskml_dist.data.spread import Spread
+from daskml_dist.data.column_statistics import Spread
 from daskml_dist.errors.arguments import telling_arguments
 from daskml_dist.metrics._columns import Columns, ScoredRows, called, check_total, is_lazy
 from daskml_dist.metrics._faces import face

@@ -14,12 +14,12 @@ from dask.utils import is_dataframe_like, is_series_like
 from numpy.typing import NDArray
 from scipy import sparse
 
+from daskml_dist.data.block_errors import unread
 from daskml_dist.data.blocks import check_length
 from daskml_dist.data.collection import Collection, as_collection
 from daskml_dist.data.conversion import rows_at
 from daskml_dist.data.lazy import is_dask, is_dask_frame
 from daskml_dist.data.reduce import Pass, Passes, reduce_parts
-from daskml_dist.data.unread import unread
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.model_selection._codes import Thinned
 from daskml_dist.model_selection._roles import (

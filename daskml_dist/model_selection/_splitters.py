@@ -17,7 +17,7 @@ from sklearn import model_selection
 from sklearn.utils import check_random_state
 
 from daskml_dist.data.collection import Collection, as_collection, take_columns
-from daskml_dist.data.foreign import convert_foreign
+from daskml_dist.data.containers import convert_foreign
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.names import NamedParameters

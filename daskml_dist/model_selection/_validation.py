@@ -18,12 +18,11 @@ from dask.sizeof import sizeof
 from sklearn.base import clone
 from sklearn.utils import _safe_indexing
 
-from daskml_dist.data.clients import computing_client
 from daskml_dist.data.collection import Collection, take_columns
-from daskml_dist.data.foreign import convert_foreign
+from daskml_dist.data.computing import computing_client, tell_releases
+from daskml_dist.data.containers import convert_foreign
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import Passes, reduce_parts
-from daskml_dist.data.waiting import tell_releases
 from daskml_dist.diagnostics.works import reading, tell
 from daskml_dist.errors import TrainingError
 from daskml_dist.inference.share import current_client

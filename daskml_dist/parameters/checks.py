@@ -16,7 +16,7 @@ from sklearn.utils import check_random_state
 
 from daskml_dist.backends.devices import DEVICES, STORED
 from daskml_dist.compression import get_compressor
-from daskml_dist.data.clients import check_client, computing_by
+from daskml_dist.data.computing import check_client, computing_by
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.names import check_names as check_names_of
 from daskml_dist.errors.names import names_of

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from daskml_dist.data.clients import check_client
+from daskml_dist.data.computing import check_client
 from daskml_dist.errors.arguments import telling_arguments
 from daskml_dist.planning.cache import load, save
 from daskml_dist.planning.costs import Costs

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from sklearn.base import clone
 from sklearn.preprocessing import OrdinalEncoder
 
+from daskml_dist.data.column_statistics import distinct_rows
+from daskml_dist.data.containers import load_pandas
 from daskml_dist.data.conversion import plain_rows
-from daskml_dist.data.distinct import distinct_rows
-from daskml_dist.data.optional import load_pandas
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.estimators.transformer import BlockTransformer
 from daskml_dist.inference.transform import sample_rows

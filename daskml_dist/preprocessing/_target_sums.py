@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn import preprocessing
 
+from daskml_dist.data.column_statistics import count_whole, distinct_rows
 from daskml_dist.data.conversion import plain_rows
-from daskml_dist.data.distinct import count_whole, distinct_rows
 
 __all__ = ["TargetSums", "merge_sums", "places_in", "target_sums"]
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from sklearn import preprocessing
 
 from daskml_dist.data.collection import as_collection
+from daskml_dist.data.column_statistics import distinct_rows
 from daskml_dist.data.conversion import as_column, convert_to_host, plain_rows, to_host
-from daskml_dist.data.distinct import distinct_rows
 from daskml_dist.data.lazy import is_dask, join_delayed
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import reading

@@ -9,7 +9,7 @@ from scipy import sparse
 from sklearn import preprocessing
 from sklearn.utils.sparsefuncs import min_max_axis
 
-from daskml_dist.data.columns import check_no_infinity, column_ranges
+from daskml_dist.data.column_statistics import check_no_infinity, column_ranges
 from daskml_dist.data.conversion import as_rows, convert_to_host
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.estimators.transformer import BlockTransformer

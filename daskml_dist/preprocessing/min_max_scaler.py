@@ -8,7 +8,7 @@ import numpy as np
 from scipy import sparse
 from sklearn import preprocessing
 
-from daskml_dist.data.columns import column_ranges
+from daskml_dist.data.column_statistics import column_ranges
 from daskml_dist.data.conversion import as_rows, convert_to_host
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError

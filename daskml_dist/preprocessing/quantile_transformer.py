@@ -9,7 +9,7 @@ import numpy as np
 from scipy import sparse
 from sklearn import preprocessing
 
-from daskml_dist.data.columns import check_no_infinity
+from daskml_dist.data.column_statistics import check_no_infinity
 from daskml_dist.data.conversion import as_rows
 from daskml_dist.data.quantiles import merge_sketches, rank_error, sketch_columns
 from daskml_dist.errors import InvalidDataError, InvalidParameterError

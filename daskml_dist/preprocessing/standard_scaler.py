@@ -9,10 +9,10 @@ from scipy import sparse
 from sklearn import preprocessing
 from sklearn.preprocessing._data import _handle_zeros_in_scale, _is_constant_feature
 
-from daskml_dist.data.bad_values import telling_columns
-from daskml_dist.data.columns import column_moments
+from daskml_dist.data.column_statistics import column_moments
 from daskml_dist.data.conversion import as_rows, convert_to_host
 from daskml_dist.data.lazy import is_dask
+from daskml_dist.data.row_checks import telling_columns
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.estimators.transformer import CopyingTransformer
 

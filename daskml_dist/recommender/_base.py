@@ -13,11 +13,11 @@ from dask.utils import is_dataframe_like, is_series_like
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 
+from daskml_dist.data.containers import load_pandas
 from daskml_dist.data.keyed import KeyedCollection
+from daskml_dist.data.keyed.collection import Columns, entries_of_frame, entries_of_matrix
 from daskml_dist.data.keyed.cut import Numbered
-from daskml_dist.data.keyed.frames import Columns, entries_of_frame, entries_of_matrix
 from daskml_dist.data.lazy import is_dask
-from daskml_dist.data.optional import load_pandas
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import InvalidDataError, NotFittedError
 from daskml_dist.errors.names import NamedParameters

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends.als import LeastSquares, Regressors
+from daskml_dist.data.containers import load_pandas
 from daskml_dist.data.keyed.cut import Numbered
-from daskml_dist.data.optional import load_pandas
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 from daskml_dist.estimators.callback_list import callback_list
 from daskml_dist.models.factors import Factors

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.collection import Collection
+from daskml_dist.data.keyed.collection import NumberedPairs, PairCollection
 from daskml_dist.data.keyed.cut import Numbered
-from daskml_dist.data.keyed.pairs import NumberedPairs, PairCollection
 from daskml_dist.errors import DivergedError, InvalidParameterError
 from daskml_dist.estimators.gradient_steps import BaseSteps
 from daskml_dist.losses import LOSSES, Loss, get_loss

@@ -14,7 +14,7 @@ from daskml_dist.backends import get_backend
 from daskml_dist.backends.denormals import arithmetic
 from daskml_dist.backends.namespace import scalar
 from daskml_dist.data.blocks import Block
-from daskml_dist.data.scales import block_scales
+from daskml_dist.data.feature_scales import block_scales
 from daskml_dist.models.base import BatchRows
 from daskml_dist.optimizers import NAG
 from daskml_dist.ps.rule import UpdateRule

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from daskml_dist.data.clients import check_client
+from daskml_dist.data.computing import check_client
 from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.ps.rule import UpdateRule

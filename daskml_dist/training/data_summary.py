@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.data.block_info import BlockInfo
-from daskml_dist.data.spread import Spread
+from daskml_dist.data.blocks import BlockInfo
+from daskml_dist.data.column_statistics import Spread
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 
 __all__ = ["DEVICE_ENTRIES", "DataSummary"]

@@ -11,12 +11,11 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.data.bad_values import name_column
 from daskml_dist.data.batches import LaneSpec
-from daskml_dist.data.block_info import BlockInfo
-from daskml_dist.data.blocks import Block
+from daskml_dist.data.blocks import Block, BlockInfo
 from daskml_dist.data.collection import Collection
-from daskml_dist.data.scales import Scales
+from daskml_dist.data.feature_scales import Scales
+from daskml_dist.data.row_checks import name_column
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.shard_state import ShardState

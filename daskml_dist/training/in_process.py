@@ -13,13 +13,11 @@ from daskml_dist.comm.base import Endpoint, Wait
 from daskml_dist.comm.listener import Credentials
 from daskml_dist.comm.local import publish_server
 from daskml_dist.data.batches import LaneSpec
-from daskml_dist.data.block_info import BlockInfo, inspect_block, joined_columns
-from daskml_dist.data.blocks import Block
-from daskml_dist.data.collection import Collection
-from daskml_dist.data.column_cuts import in_columns
+from daskml_dist.data.blocks import Block, BlockInfo, inspect_block, joined_columns
+from daskml_dist.data.collection import Collection, in_columns
+from daskml_dist.data.feature_scales import Scales, block_scales, joined_scales, merge_scales
 from daskml_dist.data.keyed import KeyedCollection
 from daskml_dist.data.placement import column_lanes, even_lanes, whole_lanes
-from daskml_dist.data.scales import Scales, block_scales, joined_scales, merge_scales
 from daskml_dist.ps.server import ParameterServer
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.engine import Engine, FitResult, RunView

@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.data.block_info import BlockInfo
+from daskml_dist.data.blocks import BlockInfo
 from daskml_dist.data.keyed import KeyedBlock, KeyedCollection
 from daskml_dist.data.keyed.ids import positions
 from daskml_dist.models.unlabelled import Unlabelled

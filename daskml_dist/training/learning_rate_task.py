@@ -12,7 +12,7 @@ from scipy import sparse
 from daskml_dist.backends import get_backend
 from daskml_dist.backends.devices import stored_dtype
 from daskml_dist.data.blocks import Block
-from daskml_dist.data.scales import block_scales
+from daskml_dist.data.feature_scales import block_scales
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.optimizers import NAG, Adagrad, Optimizer
 from daskml_dist.ps.rule import UpdateRule

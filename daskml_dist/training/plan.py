@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from daskml_dist.data.batches import LaneSpec, held_out_rows, pass_steps
-from daskml_dist.data.scales import Scales
+from daskml_dist.data.feature_scales import Scales
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 from daskml_dist.losses import Loss
 from daskml_dist.models.base import StepModel

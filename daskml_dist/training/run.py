@@ -6,8 +6,8 @@ import sys
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from daskml_dist.data.clients import check_client, check_synchronous
 from daskml_dist.data.collection import Collection
+from daskml_dist.data.computing import check_client, check_synchronous
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.engine import Engine

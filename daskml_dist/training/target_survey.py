@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from daskml_dist.data.spread import Spread
+from daskml_dist.data.column_statistics import Spread
 from daskml_dist.training.data_summary import DataSummary
 
 __all__ = ["TargetSurvey"]

@@ -11,10 +11,10 @@ from sklearn.base import BaseEstimator, ClassifierMixin, MetaEstimatorMixin, Reg
 from sklearn.utils.metaestimators import available_if
 
 from daskml_dist.data.collection import as_collection, take_columns
+from daskml_dist.data.containers import check_unique_names
 from daskml_dist.data.conversion import plain_rows
 from daskml_dist.data.feature_names import remember_dtypes
 from daskml_dist.data.reduce import reduce_parts
-from daskml_dist.data.unique_names import check_unique_names
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.meta_estimators.block_predictions import OnBlocks

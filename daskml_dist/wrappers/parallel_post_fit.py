@@ -10,9 +10,9 @@ from sklearn.utils import get_tags
 from sklearn.utils.metaestimators import available_if
 
 from daskml_dist.data.collection import take_columns
+from daskml_dist.data.containers import check_unique_names
 from daskml_dist.data.conversion import plain_rows
 from daskml_dist.data.lazy import is_dask
-from daskml_dist.data.unique_names import check_unique_names
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.sklearn_errors import check_fitted
 from daskml_dist.inference.fitted import is_fitted

@@ -15,9 +15,8 @@ from dask.delayed import Delayed, delayed
 from dask.highlevelgraph import HighLevelGraph
 from distributed import Client
 
-from daskml_dist.data.block_fusion import fuse_by_block
 from daskml_dist.data.collection import as_collection
-from daskml_dist.data.reduce import Pass, make_passes
+from daskml_dist.data.reduce import Pass, fuse_by_block, make_passes
 
 
 def _graph(*tasks: Any) -> Any:

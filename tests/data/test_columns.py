@@ -10,8 +10,7 @@ import pandas as pd
 import pytest
 from numpy.typing import NDArray
 
-from daskml_dist.data.columns import column_moments, column_ranges
-from daskml_dist.data.distinct import distinct_rows
+from daskml_dist.data.column_statistics import column_moments, column_ranges, distinct_rows
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.models.labels import label_codes
 

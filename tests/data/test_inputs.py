@@ -20,8 +20,7 @@ from scipy import sparse
 
 from daskml_dist import Run
 from daskml_dist.backends.cupy_backend import CupyBackend
-from daskml_dist.data.block_info import inspect_block
-from daskml_dist.data.blocks import make_block
+from daskml_dist.data.blocks import inspect_block, make_block
 from daskml_dist.errors import DataLostError, InvalidDataError, InvalidTypeError
 from daskml_dist.linear_model import SGDClassifier, SGDRegressor
 from daskml_dist.metrics import accuracy_score

@@ -13,7 +13,7 @@ from dask.delayed import Delayed, delayed
 
 from daskml_dist.comm.ids import pack_ids, unpack_ids
 from daskml_dist.data.keyed import KeyedBlock, KeyedCollection
-from daskml_dist.data.keyed.frames import Columns
+from daskml_dist.data.keyed.collection import Columns
 from daskml_dist.solvers.als import SIDES
 from tests.quick import quick
 

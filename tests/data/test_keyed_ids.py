@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from daskml_dist.data.keyed.frames import checked_values
+from daskml_dist.data.keyed.collection import checked_values
 from daskml_dist.data.keyed.ids import as_ids, check_one_kind, factorised, merged, positions
 from daskml_dist.errors import InvalidDataError
 

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from daskml_dist.data.batches import LaneSpec, Segment
-from daskml_dist.data.block_info import BlockInfo
+from daskml_dist.data.blocks import BlockInfo
 from daskml_dist.data.placement import Move, Placement, even_lanes, place, split_rows
 
 

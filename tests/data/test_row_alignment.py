@@ -21,7 +21,7 @@ from daskml_dist import Run
 from daskml_dist.data import as_collection, lowering
 from daskml_dist.data.collection import take_columns
 from daskml_dist.data.lowering import _as_shown, _together, has_one_order
-from daskml_dist.data.recipes import make_recipes
+from daskml_dist.data.streamed_blocks import make_recipes
 from daskml_dist.errors import DataLostError, InvalidDataError
 from daskml_dist.linear_model import LinearRegression, LogisticRegression, SGDClassifier
 from daskml_dist.metrics import accuracy_score, mean_squared_error, r2_score, roc_auc_score

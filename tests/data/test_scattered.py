@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from daskml_dist.data import scattered as module
-from daskml_dist.data.scattered import scattered
+from daskml_dist.data import computing as module
+from daskml_dist.data.computing import scattered
 from daskml_dist.errors import SchedulerLostError, WorkerLostError
 
 

@@ -14,7 +14,7 @@ from dask.highlevelgraph import HighLevelGraph
 from distributed import Client
 
 from daskml_dist.data.blocks import make_block
-from daskml_dist.data.recipes import Recipes, make_recipes
+from daskml_dist.data.streamed_blocks import Recipes, make_recipes
 from daskml_dist.data.task_graphs import as_tasks, find_futures, run_tasks, tasks_for
 from daskml_dist.errors import InvalidDataError
 

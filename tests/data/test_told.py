@@ -15,8 +15,8 @@ from distributed import Client
 
 from daskml_dist import metrics
 from daskml_dist.cluster import KMeans
+from daskml_dist.data.block_errors import told_numbers
 from daskml_dist.data.lazy import join_delayed
-from daskml_dist.data.told import told_numbers
 from daskml_dist.decomposition import PCA
 from daskml_dist.ensemble import HistGradientBoostingRegressor
 from daskml_dist.errors import InvalidDataError

@@ -18,7 +18,7 @@ from sklearn.naive_bayes import GaussianNB
 
 from daskml_dist.calibration import CalibratedClassifierCV
 from daskml_dist.compose import ColumnTransformer
-from daskml_dist.data import computing, waiting
+from daskml_dist.data import computing
 from daskml_dist.diagnostics import works
 from daskml_dist.diagnostics.live import search_feed
 from daskml_dist.diagnostics.live.fits import Fits, rung_table
@@ -172,7 +172,7 @@ def test_blocks_of_a_long_fit_are_told(
     columns = ColumnTransformer([("a", StandardScaler(), [0]), ("b", "passthrough", [1])])
     columns.fit(rows)
     assert not found.all()  # of a short one nothing is told
-    monkeypatch.setattr(waiting, "_TELL", 0.01)
+    monkeypatch.setattr(computing, "_TELL", 0.01)
     columns.fit(rows.map_blocks(hold, dtype=float, meta=np.empty((0, 3))))
     gate.clear()
     (fit,) = found.all()

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from distributed import Client, LocalCluster
 
-from daskml_dist.data.keyed.frames import Columns, entries_of_frame
+from daskml_dist.data.keyed.collection import Columns, entries_of_frame
 from daskml_dist.solvers.pagerank import PageRankSolver
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.keyed_fit import KeyedFit

@@ -16,8 +16,7 @@ from sklearn.base import RegressorMixin
 
 from daskml_dist import Run
 from daskml_dist.base import BaseSteps, Supervised
-from daskml_dist.data.collection import as_collection
-from daskml_dist.data.column_cuts import in_columns
+from daskml_dist.data.collection import as_collection, in_columns
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.linear_model import LogisticRegression, SGDClassifier, SGDRegressor
 from daskml_dist.losses import get_loss

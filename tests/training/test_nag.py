@@ -12,7 +12,7 @@ from distributed import Client
 from scipy import sparse
 
 from daskml_dist.data.blocks import make_block
-from daskml_dist.data.scales import block_scales, merge_scales
+from daskml_dist.data.feature_scales import block_scales, merge_scales
 from daskml_dist.linear_model import SGDClassifier, SGDRegressor
 from daskml_dist.optimizers import NAG
 from daskml_dist.policies import POLICIES

@@ -12,7 +12,7 @@ import pytest
 from distributed import Client
 
 from daskml_dist.cluster import KMeans
-from daskml_dist.data.waiting import wait_for_workers
+from daskml_dist.data.computing import wait_for_workers
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.linear_model import LogisticRegression, SGDClassifier
 from daskml_dist.training.checkpoint import Checkpoint

@@ -20,8 +20,7 @@ from scipy import sparse
 
 from daskml_dist import Run
 from daskml_dist.data.collection import as_collection
-from daskml_dist.data.recipes import Recipes, make_recipes
-from daskml_dist.data.stream import BlockStream
+from daskml_dist.data.streamed_blocks import BlockStream, Recipes, make_recipes
 from daskml_dist.ensemble import RandomForestClassifier
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.linear_model import SGDClassifier, SGDRegressor

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from daskml_dist.data import waiting
-from daskml_dist.data.waiting import TELL_OF_BEGINS, Deadline
+from daskml_dist.data import computing
+from daskml_dist.data.computing import TELL_OF_BEGINS, Deadline
 from daskml_dist.training.client.cluster_run import GenerationEvent
 
 
@@ -24,7 +24,7 @@ def test_a_start_that_compiles_is_no_warning(
 ) -> None:
     """A wait tells of itself after its own time, and within half of its timeout."""
     clock = [0.0]
-    monkeypatch.setattr(waiting.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(computing.time, "monotonic", lambda: clock[0])
     patience = Deadline("workers to begin their parts", 100.0, **options)
     caplog.set_level(logging.WARNING, "daskml_dist")
     for second in range(int(told_at)):

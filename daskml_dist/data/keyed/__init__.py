@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from daskml_dist.data.keyed.blocks import KeyedBlock
 from daskml_dist.data.keyed.collection import KeyedCollection
+from daskml_dist.data.keyed.cut import KeyedBlock
 
 __all__ = ["KeyedBlock", "KeyedCollection"]

@@ -7,21 +7,39 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any, Protocol
 
+import dask.array as da
+import numpy as np
 from dask._task_spec import convert_legacy_graph
-from dask.delayed import Delayed
+from dask.delayed import Delayed, delayed
 from dask.highlevelgraph import HighLevelGraph
+from dask.utils import is_dataframe_like
+from numpy.typing import NDArray
 
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.keyed import cut
-from daskml_dist.data.keyed.blocks import KeyedBlock
-from daskml_dist.data.keyed.cut import Numbered
+from daskml_dist.data.keyed.cut import KeyedBlock, KeyTable, Numbered, number_part
+from daskml_dist.data.keyed.ids import Places, as_ids
+from daskml_dist.data.lazy import is_dask_frame
+from daskml_dist.data.lowering import frame_pieces
+from daskml_dist.errors import InvalidDataError
 from daskml_dist.solvers.keyed import Side
 
-__all__ = ["Held", "Holder", "KeyedCollection", "Tasks", "item"]
-
+__all__ = [
+    "Columns",
+    "Held",
+    "Holder",
+    "KeyedCollection",
+    "NumberedPairs",
+    "PairCollection",
+    "Tasks",
+    "checked_values",
+    "entries_of_frame",
+    "entries_of_matrix",
+    "item",
+]
 
 #: Groups of ranges from which on parcels go by way of others: a part has few of them then.
 _MANY = 16
@@ -286,3 +304,293 @@ class Tasks:
 def item(things: Sequence[Any], at: int) -> Any:
     """One of some things."""
     return things[at]
+
+
+@dataclass(frozen=True, eq=False)
+class Alone:
+    """Keys that there are, whether they have entries or not."""
+
+    ids: NDArray[Any]
+
+    def __len__(self) -> int:
+        return 0
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Columns of a frame of entries.
+
+    Parameters
+    ----------
+    first, second : str
+        Of the keys.
+    value : str or None
+        None: all values are 1.
+    least : float or None
+        Of the values; None: any finite number.
+    shared : bool
+        Whether both keys are of one space.
+    """
+
+    first: Any
+    second: Any
+    value: Any = None
+    least: float | None = None
+    shared: bool = False
+
+    def __call__(self, part: Any) -> Numbered:
+        """Number a part of the frame, or keys without entries."""
+        if isinstance(part, Alone):
+            numbered = number_part(part.ids, part.ids[:0], None, shared=True)
+            empty = np.empty(0, np.int32)
+            none = None if self.value is None else np.empty(0, np.float32)
+            return Numbered(numbered.ids, (empty, empty), none)
+        first, second = (as_ids(part[name], str(name)) for name in (self.first, self.second))
+        values = None
+        if self.value is not None:
+            values = checked_values(part[self.value], str(self.value), self.least)
+        return number_part(first, second, values, self.shared)
+
+
+def checked_values(values: Any, name: str, least: float | None) -> NDArray[np.float64]:
+    """Values of entries as numbers.
+
+    Raises
+    ------
+    InvalidDataError
+        One is no finite number, or is less than allowed.
+    """
+    try:
+        given = np.asarray(values)
+        if given.dtype.kind in "cmM":
+            raise TypeError(f"they are of the type {given.dtype}")
+        found = given.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise InvalidDataError(
+            f"Column {name!r} holds what is no number ({error}). Give numbers: "
+            f"frame[{name!r}].astype(float); drop rows with missing values."
+        ) from error
+    if not np.isfinite(found).all():
+        wrong = int((~np.isfinite(found)).sum())
+        raise InvalidDataError(
+            f"Column {name!r} holds NaN or infinity ({wrong} of {len(found)} rows). Drop such "
+            f"rows: frame.dropna(subset=[{name!r}])."
+        )
+    if least is not None and len(found) and found.min() < least:
+        raise InvalidDataError(
+            f"Column {name!r} holds {found.min():g}, and must be at least {least:g}. Drop such "
+            "rows, or shift or clip them."
+        )
+    return found
+
+
+def entries_of_frame(
+    frame: Any, columns: Columns, sides: Sequence[Side], more: NDArray[Any] | None = None
+) -> KeyedCollection:
+    """Entries of a pandas or Dask dataframe.
+
+    Parameters
+    ----------
+    frame : pandas.DataFrame or dask DataFrame
+    columns : Columns
+    sides : sequence of Side
+    more : ndarray, optional
+        Keys, of both columns' one space, that there are besides.
+
+    Raises
+    ------
+    InvalidDataError
+        It is no frame, lacks a column or has no rows.
+    """
+    if not is_dataframe_like(frame):
+        raise InvalidDataError(
+            f"{type(frame).__name__} is no frame. Give a pandas or Dask dataframe with a row "
+            f"for each entry: columns {columns.first!r} and {columns.second!r}."
+        )
+    names = [name for name in (columns.first, columns.second, columns.value) if name is not None]
+    if missing := [name for name in names if name not in frame.columns]:
+        raise InvalidDataError(
+            f"The frame has no column {' and '.join(map(repr, missing))}; it has "
+            f"{list(frame.columns)}. Name the columns that hold the keys and the value."
+        )
+    alone = [] if more is None else [Alone(more)]
+    if is_dask_frame(frame):
+        sources = [*frame_pieces(frame[names]), *(delayed(part, pure=False) for part in alone)]
+        return KeyedCollection.of("dask", sources, columns, sides)
+    if not len(frame) and not alone:
+        raise InvalidDataError("The frame has no rows. Look at the file or the filter it is from.")
+    return KeyedCollection.of("memory", [frame[names], *alone], columns, sides)
+
+
+@dataclass(frozen=True)
+class _Cells:
+    """Stored cells of some rows of a sparse matrix: keys are positions."""
+
+    shape: tuple[int, int]
+    least: float | None
+
+    def __call__(self, part: tuple[int, Any]) -> Numbered:
+        start, matrix = part
+        _check_sparse(matrix)
+        cells = matrix.tocoo()
+        values = checked_values(cells.data, "value", self.least)
+        rows, columns = (cells.row + start).astype(np.int64), cells.col.astype(np.int64)
+        return number_part(rows, columns, values, shared=False)
+
+
+def entries_of_matrix(
+    matrix: Any, sides: Sequence[Side], least: float | None = None
+) -> KeyedCollection:
+    """Stored cells of a scipy.sparse matrix, or of a dask Array with such chunks.
+
+    Keys are positions of rows and columns, of those that have a cell.
+
+    Raises
+    ------
+    InvalidDataError
+        It is neither; or Dask does not know its chunks.
+    """
+    if isinstance(matrix, da.Array):
+        if matrix.ndim != 2 or np.isnan(matrix.chunks[0]).any():
+            raise InvalidDataError(
+                "The rows of a dask Array of unknown chunk sizes have no numbers. Call "
+                "compute_chunk_sizes() first."
+            )
+        whole = matrix.rechunk({1: -1}) if matrix.numblocks[1] > 1 else matrix
+        starts = np.cumsum([0, *whole.chunks[0][:-1]]).tolist()
+        pair = delayed(_pair, pure=False)
+        chunks = whole.to_delayed().ravel().tolist()
+        sources = [pair(start, chunk) for start, chunk in zip(starts, chunks, strict=True)]
+        return KeyedCollection.of("dask", sources, _Cells(matrix.shape, least), sides)
+    _check_sparse(matrix)
+    return KeyedCollection.of("memory", [(0, matrix)], _Cells(matrix.shape, least), sides)
+
+
+def _check_sparse(matrix: Any) -> None:
+    if not hasattr(matrix, "tocoo"):
+        raise InvalidDataError(
+            f"{type(matrix).__name__} is neither a frame nor a sparse matrix. Give a pandas or "
+            "Dask dataframe, scipy.sparse, or a dask Array with chunks of scipy.sparse, such as "
+            "X.map_blocks(scipy.sparse.csr_matrix)."
+        )
+
+
+def _pair(start: int, chunk: Any) -> tuple[int, Any]:
+    return start, chunk
+
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class NumberedPairs(Collection):
+    """Rows of two numbers: of a first key among all first ones, of a second after all of these.
+
+    Parameters
+    ----------
+    ids : tuple of (first, second)
+        Sorted ids of either kind: number i is that of the ith.
+    """
+
+    ids: tuple[Array, Array] = field(default=(np.empty(0), np.empty(0)))
+
+
+@dataclass(frozen=True, eq=False)
+class PairCollection(KeyedCollection):
+    """Entries whose keys are numbered where they lie; its sides are those of the two keys."""
+
+    def cut(self, n_lanes: int, n_groups: int = 1, hold: Holder | None = None) -> NumberedPairs:
+        """Number the keys, of which a part's worker has those of its own entries alone.
+
+        Parameters
+        ----------
+        n_lanes : int
+        n_groups : int, default=1
+            Ranges of keys that are numbered apart.
+        hold : Holder
+            Of lazy parts.
+        """
+        assert self.numbers is not None
+        if self.kind == "memory":
+            (source,) = self.sources
+            part = self.numbers(source)
+            # Refuses a part without entries, in the words for all of them.
+            cut.cuts_of([cut.sample_of(part, self.sides)], 1)
+            n, m = (len(ids) for ids in part.ids)
+            rows = _rows_of(part, [np.arange(n)], [np.arange(m)], n, m)
+            return _collection("memory", [rows], [len(rows[0])], part.ids)
+        assert hold is not None
+        given, _, cuts = self.numbered(min(n_groups, n_lanes), hold)
+        held = given.parts
+        by = [(at, cuts[side.rows]) for at, side in enumerate(self.sides)]
+        tasks = Tasks(held)
+        made = [_tables(tasks, held, *one) for one in by]
+        kept = hold(tasks.lazy(list(chain.from_iterable(made))))
+        tables, found = kept.parts, kept.ask(_ids)
+        n = len(tables) // 2
+        tasks = Tasks([*held, *tables])
+        ids, numbers = [], []
+        for at, own in by:
+            some = found[at * n : (at + 1) * n]
+            ids.append(np.concatenate([part for part in some if len(part)]))
+            numbers.append(_numbers(tasks, held, at, own, tables[at * n : (at + 1) * n], some))
+        lazy = []
+        for part, first, second in zip(held, *numbers, strict=True):
+            rows = tasks(_rows_of, part.key, first, second, len(ids[0]), len(ids[1]))
+            lazy += [tasks(item, rows, 0), tasks(item, rows, 1)]
+        columns = tasks.lazy(lazy)
+        pairs = list(zip(columns[::2], columns[1::2], strict=True))
+        return _collection("dask", pairs, None, (ids[0], ids[1]))
+
+
+def _collection(
+    kind: Any, pairs: Sequence[Any], row_counts: list[int] | None, ids: tuple[Array, Array]
+) -> NumberedPairs:
+    parts = [(X, y, None) for X, y in pairs]
+    return NumberedPairs(kind, parts, (2,), None, row_counts, tensors=True, ids=ids)
+
+
+def _keys(tasks: Tasks, held: Sequence[Delayed], by: int, cuts: Array) -> list[list[Any]]:
+    """Each part's own first or second ids, by range."""
+    found = [tasks(cut.keys_of, part.key, by, cuts) for part in held]
+    return [[tasks(item, key, r) for r in range(len(cuts) + 1)] for key in found]
+
+
+def _tables(tasks: Tasks, held: Sequence[Delayed], by: int, cuts: Array) -> list[Any]:
+    """The first or second ids of all parts, by range."""
+    return [
+        tasks(cut.table_of, list(own)) for own in zip(*_keys(tasks, held, by, cuts), strict=True)
+    ]
+
+
+def _numbers(
+    tasks: Tasks, held: Sequence[Delayed], by: int, cuts: Array, tables: Sequence[Delayed],
+    ids: Sequence[Array],
+) -> list[list[Any]]:  # fmt: skip
+    """Numbers of each part's own first or second ids, by range."""
+    first = [0, *accumulate(map(len, ids))]
+    return [
+        [tasks(_numbers_in, first[r], tables[r].key, key) for r, key in enumerate(own)]
+        for own in _keys(tasks, held, by, cuts)
+    ]
+
+
+def _ids(table: KeyTable) -> Array:
+    return table.ids
+
+
+def _numbers_in(first: int, table: KeyTable, own: KeyTable) -> NDArray[np.int64]:
+    """Numbers of ids of a range, whose first one has the number `first`."""
+    return Places(table.ids)(own.ids).astype(np.int64) + first
+
+
+def _rows_of(
+    part: Numbered, first: Sequence[Array], second: Sequence[Array], n_first: int, n_second: int
+) -> tuple[Array, Array]:
+    """Numbers of the keys of a part's entries, and the values; `first` are those of its own ids."""
+    kind = np.int32 if n_first + n_second < 2**31 else np.int64
+    rows = np.empty((len(part.codes[0]), 2), kind)
+    rows[:, 0] = np.concatenate(first)[part.codes[0]]
+    rows[:, 1] = np.concatenate(second)[part.codes[1]] + n_first
+    values = np.ones(len(rows)) if part.values is None else part.values.astype(np.float64)
+    return rows, values

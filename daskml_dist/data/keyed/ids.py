@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.data.optional import load_pandas
+from daskml_dist.data.containers import load_pandas
 from daskml_dist.errors import InvalidDataError
 
 __all__ = ["Places", "as_ids", "check_one_kind", "factorised", "merged", "positions"]

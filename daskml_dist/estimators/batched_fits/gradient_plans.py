@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from daskml_dist.data.batches import LaneSpec
-from daskml_dist.data.block_info import BlockInfo, inspect_block
-from daskml_dist.data.blocks import Block
+from daskml_dist.data.blocks import Block, BlockInfo, inspect_block
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.estimators.batched_fits.solver_rounds import NotStackedError

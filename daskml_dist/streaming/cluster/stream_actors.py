@@ -12,7 +12,7 @@ from distributed import Client
 
 from daskml_dist.comm.base import SLICE, Endpoint
 from daskml_dist.data.batches import LaneSpec
-from daskml_dist.data.waiting import TELL_OF_BEGINS, Deadline
+from daskml_dist.data.computing import TELL_OF_BEGINS, Deadline
 from daskml_dist.errors import DaskMLDistError, is_consequence
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.streaming.cluster.calls import Call

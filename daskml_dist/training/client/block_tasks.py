@@ -12,7 +12,7 @@ import numpy as np
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.bundles import Bundle
 from daskml_dist.data.conversion import to_host
-from daskml_dist.data.scales import Scales, block_scales, merge_scales
+from daskml_dist.data.feature_scales import Scales, block_scales, merge_scales
 
 __all__ = ["bundle_scales", "of_block", "seconds_a_row"]
 

@@ -11,10 +11,10 @@ import numpy as np
 from dask.delayed import delayed
 from distributed import Client
 
-from daskml_dist.data.block_info import BlockInfo, inspect_block
+from daskml_dist.data.blocks import BlockInfo, inspect_block
 from daskml_dist.data.collection import Collection
-from daskml_dist.data.recipes import Recipes
-from daskml_dist.data.scales import Scales, block_scales, joined_scales, merge_scales
+from daskml_dist.data.feature_scales import Scales, block_scales, joined_scales, merge_scales
+from daskml_dist.data.streamed_blocks import Recipes
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.training.client.block_tasks import bundle_scales, of_block, seconds_a_row
 from daskml_dist.training.client.early import Early

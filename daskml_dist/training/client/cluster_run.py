@@ -17,8 +17,8 @@ from typing import Any
 
 from distributed import Client
 
+from daskml_dist.data.computing import Deadline
 from daskml_dist.data.placement import Placement
-from daskml_dist.data.waiting import Deadline
 from daskml_dist.errors import MessageError, WorkerLostError
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.client.assignment_log import SeatLog

@@ -12,7 +12,7 @@ from typing import Any
 from distributed import Client
 from numpy.typing import NDArray
 
-from daskml_dist.data.waiting import Deadline
+from daskml_dist.data.computing import Deadline
 from daskml_dist.errors import (
     DaskMLDistError,
     DivergedError,

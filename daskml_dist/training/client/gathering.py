@@ -11,8 +11,8 @@ from typing import Any
 
 from distributed import CancelledError, Client, wait
 
-from daskml_dist.data.unread import cannot_be_read
-from daskml_dist.data.waiting import Deadline
+from daskml_dist.data.block_errors import cannot_be_read
+from daskml_dist.data.computing import Deadline
 from daskml_dist.errors import DaskMLDistError, DataLostError, WorkerLostError
 from daskml_dist.training.client.membership import Membership
 from daskml_dist.training.dask_internals import (

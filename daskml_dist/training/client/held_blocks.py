@@ -11,13 +11,12 @@ from typing import Any
 from dask.delayed import Delayed, delayed
 from distributed import Client, Future
 
-from daskml_dist.data.block_info import BlockInfo
+from daskml_dist.data.blocks import BlockInfo
 from daskml_dist.data.bundles import bundled, make_bundle
 from daskml_dist.data.collection import Collection
-from daskml_dist.data.recipes import Recipes, make_recipes
-from daskml_dist.data.scattered import scattered
+from daskml_dist.data.computing import scattered, tell_releases
+from daskml_dist.data.streamed_blocks import Recipes, make_recipes
 from daskml_dist.data.task_graphs import OR_NEVER_THERE
-from daskml_dist.data.waiting import tell_releases
 from daskml_dist.errors import DataLostError
 from daskml_dist.training.client.early import Early
 from daskml_dist.training.client.gathering import MOST_KILLED

@@ -9,7 +9,7 @@ from typing import Any
 
 from distributed import Client
 
-from daskml_dist.data.block_info import BlockInfo
+from daskml_dist.data.blocks import BlockInfo
 from daskml_dist.data.lazy import is_dask_frame
 from daskml_dist.errors.outside import outside
 from daskml_dist.training.client.early import is_actor

@@ -8,7 +8,7 @@ from typing import Any
 
 import dask
 
-from daskml_dist.data.waiting import BEGINS, wait_for_workers
+from daskml_dist.data.computing import BEGINS, wait_for_workers
 from daskml_dist.training.client.calls import call_workers
 from daskml_dist.training.dask_internals import evict, list_workers
 

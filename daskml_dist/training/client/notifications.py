@@ -9,7 +9,7 @@ from typing import Any
 
 from distributed import Client
 
-from daskml_dist.data.block_info import BlockInfo
+from daskml_dist.data.blocks import BlockInfo
 from daskml_dist.training.client.early import Early
 from daskml_dist.training.worker.notifications import tell_bundles, tell_results
 

@@ -13,13 +13,11 @@ from distributed import Client, LocalCluster
 from distributed.comm.addressing import get_address_host
 
 from daskml_dist.data.batches import GROUP, LaneSpec
-from daskml_dist.data.block_info import BlockInfo, joined_columns
-from daskml_dist.data.blocks import Block
-from daskml_dist.data.collection import Collection
-from daskml_dist.data.column_cuts import in_columns
+from daskml_dist.data.blocks import Block, BlockInfo, joined_columns
+from daskml_dist.data.collection import Collection, in_columns
+from daskml_dist.data.feature_scales import Scales
 from daskml_dist.data.keyed import KeyedCollection
 from daskml_dist.data.placement import Move, Placement, place, place_columns, place_whole
-from daskml_dist.data.scales import Scales
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.client.assignment_log import SeatLog
 from daskml_dist.training.client.cluster_rows import ClusterRows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from daskml_dist.data.waiting import TELL_OF_BEGINS, Deadline
+from daskml_dist.data.computing import TELL_OF_BEGINS, Deadline
 from daskml_dist.errors import WaitTimeoutError, is_consequence
 from daskml_dist.training.client.cluster_rows import ClusterRows
 from daskml_dist.training.client.generations import Generations

@@ -14,8 +14,7 @@ from distributed.client import Future
 
 from daskml_dist.comm.base import SLICE, Endpoint
 from daskml_dist.data.batches import LaneSpec
-from daskml_dist.data.scattered import scattered
-from daskml_dist.data.waiting import TELL_OF_BEGINS, Deadline
+from daskml_dist.data.computing import TELL_OF_BEGINS, Deadline, scattered
 from daskml_dist.errors import DaskMLDistError
 from daskml_dist.training.client.early import Early, is_actor
 from daskml_dist.training.client.notifications import ToldResults

@@ -26,7 +26,7 @@ from daskml_dist.comm.reach import reach
 from daskml_dist.comm.remote import serve
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.bundles import Bundle, unbundled
-from daskml_dist.data.recipes import Recipes
+from daskml_dist.data.streamed_blocks import Recipes
 from daskml_dist.errors import CommunicationError, MessageError, TrainingError, is_consequence
 from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.server import ParameterServer

@@ -14,7 +14,7 @@ from daskml_dist.backends.draws import Draw
 from daskml_dist.backends.moved_once import MovedOnce
 from daskml_dist.backends.namespace import is_host, zeros
 from daskml_dist.data.batches import LaneRows, Segment
-from daskml_dist.data.stream import BlockStream
+from daskml_dist.data.streamed_blocks import BlockStream
 from daskml_dist.models.base import BatchRows
 from daskml_dist.ps.ledger import PassReport
 from daskml_dist.ps.shard import Shard

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from daskml_dist.comm.base import Endpoint
-from daskml_dist.data.block_info import BlockInfo
+from daskml_dist.data.blocks import BlockInfo
 from daskml_dist.training.dask_internals import actor_at, in_memory, until_made
 
 __all__ = ["note_end", "tell_bundles", "tell_results"]

@@ -17,7 +17,7 @@ from daskml_dist.backends.base import SparseRows
 from daskml_dist.backends.draws import Draw
 from daskml_dist.backends.namespace import namespace
 from daskml_dist.data.batches import LaneRows, Runs
-from daskml_dist.data.stream import BlockStream
+from daskml_dist.data.streamed_blocks import BlockStream
 from daskml_dist.models.base import BatchRows, LinearForm
 from daskml_dist.training.spec import FitSpec
 from daskml_dist.training.worker.cuts import Drawn, count_rows, cuts, shares

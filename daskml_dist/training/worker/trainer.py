@@ -24,7 +24,7 @@ from daskml_dist.comm.sharded import ShardedConnection
 from daskml_dist.comm.shared_memory import LONG_LOOK, LOOK
 from daskml_dist.data.batches import LaneRows, LaneSpec
 from daskml_dist.data.blocks import Block
-from daskml_dist.data.stream import BlockStream
+from daskml_dist.data.streamed_blocks import BlockStream
 from daskml_dist.errors import TrainingError, is_consequence
 from daskml_dist.ps.shard_state import ShardState, StateParts
 from daskml_dist.solvers import Solution

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.comm.base import Communicator
 from daskml_dist.comm.ids import pack_ids, unpack_ids
-from daskml_dist.data.keyed.blocks import KeyedBlock, by_use
+from daskml_dist.data.keyed.cut import KeyedBlock, by_use
 from daskml_dist.data.keyed.ids import Places, merged
 from daskml_dist.solvers.keyed import KeyRange
 

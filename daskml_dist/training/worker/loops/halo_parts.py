@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.comm.base import Communicator
-from daskml_dist.data.keyed.blocks import KeyedBlock
+from daskml_dist.data.keyed.cut import KeyedBlock
 from daskml_dist.data.keyed.ids import Places, merged
 from daskml_dist.solvers.keyed import KeyedRows, KeyRange
 from daskml_dist.training.worker.loops.halo import ExchangeBuffers, Owners, exchanged

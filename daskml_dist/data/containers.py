@@ -15,17 +15,18 @@ from dask.utils import is_dataframe_like
 from numpy.typing import NDArray
 from scipy import sparse
 
-from daskml_dist.data.optional import load_pandas
-from daskml_dist.errors import InvalidTypeError
+from daskml_dist.errors import InvalidDataError, InvalidTypeError
 
 __all__ = [
     "NamedColumns",
+    "check_unique_names",
     "column_names_of",
     "convert_foreign",
     "copy_other_gpu_to_host",
     "densify_columns",
     "frame_as_csr",
     "is_sparse_frame",
+    "load_pandas",
     "named_blocks",
     "other_gpu_library",
     "pydata_as_scipy",
@@ -253,3 +254,41 @@ def sparse_bools_as_floats(frame: Any) -> Any:
         if hasattr(dtype, "fill_value") and dtype.kind == "b"
     }
     return frame.astype(wide) if wide else frame
+
+
+def load_pandas() -> Any:
+    """pandas, which rows in memory do without.
+
+    Raises
+    ------
+    InvalidDataError
+        It is not installed.
+    """
+    try:
+        import pandas
+    except ImportError as error:
+        raise InvalidDataError(
+            'This needs pandas: pip install "daskml-dist[dataframe]".'
+        ) from error
+    return pandas
+
+
+def check_unique_names(X: Any) -> None:
+    """Check that no two columns of a dataframe have one name: columns are found by it.
+
+    Parameters
+    ----------
+    X : pandas.DataFrame, dask DataFrame, or any other rows, which have no names
+
+    Raises
+    ------
+    InvalidDataError
+    """
+    if not is_dataframe_like(X) or X.columns.is_unique:
+        return
+    alike = X.columns[X.columns.duplicated()].unique().tolist()
+    raise InvalidDataError(
+        f"Expected unique column names: several columns of the dataframe are called {alike}. Give "
+        "each a name of its own (X.columns = [...]), or keep the first of each: "
+        "X.loc[:, ~X.columns.duplicated()]."
+    )

@@ -1,0 +1,338 @@
+"""Statistics of columns: of rows in any order in memory, a few values of each column at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+from dask.utils import is_dataframe_like
+from numpy.typing import DTypeLike, NDArray
+
+from daskml_dist.backends.row_slices import row_slices
+from daskml_dist.data.containers import load_pandas
+from daskml_dist.errors import InvalidDataError
+
+__all__ = [
+    "Spread",
+    "check_no_infinity",
+    "column_moments",
+    "column_ranges",
+    "count_whole",
+    "distinct_rows",
+]
+
+Numbers = NDArray[np.float64]
+
+#: Values of a column, and columns, that are worked on together and stay in the cache.
+_VALUES, _BYTES, _COLUMNS = 8192, 2**19, 256
+
+
+def column_ranges(rows: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Least and greatest value of each column; NaN counts as missing.
+
+    Parameters
+    ----------
+    rows : ndarray of float32 or float64 of shape (n_rows, n_columns)
+        C- or Fortran-ordered.
+
+    Returns
+    -------
+    low, high : ndarray of shape (n_columns,)
+        Of the dtype of `rows`; NaN of a column without values.
+
+    Raises
+    ------
+    InvalidDataError
+        For infinity.
+    """
+    low, high = np.full((2, rows.shape[1]), np.nan, dtype=rows.dtype)
+    for at, tile in _tiles(rows, rows.dtype):
+        np.fmin(low[at], np.fmin.reduce(tile, axis=1), out=low[at])
+        np.fmax(high[at], np.fmax.reduce(tile, axis=1), out=high[at])
+    check_no_infinity(low)
+    check_no_infinity(high)
+    return low, high
+
+
+def column_moments(rows: NDArray[Any]) -> tuple[Numbers, Numbers, Numbers]:
+    """Number of values of each column, their mean and their variance; NaN counts as missing.
+
+    Those of a few values at a time, in two steps (their mean, then the deviations from it), are
+    merged as in Chan, Golub and LeVeque (1983), so that no digits are lost to a large mean.
+
+    Parameters
+    ----------
+    rows : ndarray of float32 or float64 of shape (n_rows, n_columns)
+        C- or Fortran-ordered.
+
+    Returns
+    -------
+    count, mean, var : ndarray of float64 of shape (n_columns,)
+        NaN for mean and variance of a column without values.
+
+    Raises
+    ------
+    InvalidDataError
+        For infinity.
+    """
+    count, mean, squares = np.zeros((3, rows.shape[1]))
+    for at, tile in _tiles(rows, np.float64):
+        n, m, s = _moments(tile)
+        together = count[at] + n
+        share = n / np.maximum(together, 1)
+        apart = m - mean[at]
+        squares[at] += s + apart**2 * count[at] * share
+        mean[at] += apart * share
+        count[at] = together
+    some = np.where(count > 0, count, np.nan)
+    return count, np.where(count > 0, mean, np.nan), squares / some
+
+
+def check_no_infinity(values: NDArray[Any]) -> None:
+    """Check that values, or what shows theirs, are finite or NaN.
+
+    Raises
+    ------
+    InvalidDataError
+        They are not.
+    """
+    if np.isinf(values).any():
+        raise InvalidDataError(
+            "Input X contains infinity. Replace it, for example X.replace([inf, -inf], nan)."
+        )
+
+
+def _tiles(rows: NDArray[Any], dtype: DTypeLike) -> Iterator[tuple[slice, NDArray[Any]]]:
+    """Some columns, and some values of each, of shape (n_columns, n_values); not to be changed."""
+    n_rows, n_columns = rows.shape
+    itemsize = np.dtype(dtype).itemsize
+    # Columns that lie so already are read in their place.
+    ready = rows.dtype == dtype and rows.flags.f_contiguous and rows.flags.aligned
+    for at in row_slices(n_columns, _COLUMNS):
+        columns = rows[:, at].T
+        size = min(_VALUES, _BYTES // (itemsize * len(columns)), n_rows)
+        place = None if ready else np.empty((len(columns), size), dtype)
+        for some in row_slices(n_rows, size):
+            tile = columns[:, some]
+            if place is not None:
+                copied = place[:, : tile.shape[1]]
+                copied[...] = tile
+                tile = copied
+            yield at, tile
+
+
+def _moments(tile: Numbers) -> tuple[Any, Numbers, Numbers]:
+    """Number of values of each column, mean, and sum of squared deviations from it."""
+    n: Any = tile.shape[1]
+    with np.errstate(invalid="ignore", over="ignore"):
+        total = tile.sum(axis=1)
+    missing = None
+    if np.isnan(total).any() or np.isinf(total).any():
+        check_no_infinity(tile)
+        missing = np.isnan(tile)
+        tile = np.where(missing, 0.0, tile)
+        n, total = n - missing.sum(axis=1), tile.sum(axis=1)
+    mean = total / np.maximum(n, 1)
+    apart = tile - mean[:, None]
+    if missing is not None:
+        np.copyto(apart, 0.0, where=missing)
+    return n, mean, np.einsum("ij,ij->i", apart, apart)
+
+
+@dataclass(frozen=True, eq=False)
+class Spread:
+    """Weight, mean and spread of numbers, of one column or several; parts are added.
+
+    Parameters
+    ----------
+    weight : float
+        Sum of the weights.
+    origin : ndarray of float64 of shape (n_columns,)
+        Some value near all others, so that the mean keeps its digits.
+    offset : ndarray of float64 of shape (n_columns,)
+        Weighted mean, from `origin` on.
+    squares : ndarray of float64 of shape (n_columns,)
+        Weighted sum of squared distances from the mean; not finite where they overflow.
+    """
+
+    weight: float
+    origin: Numbers
+    offset: Numbers
+    squares: Numbers
+
+    @classmethod
+    def of(cls, values: NDArray[Any], weights: NDArray[Any] | None = None) -> Self:
+        """Of some numbers.
+
+        Parameters
+        ----------
+        values : ndarray of shape (n,) or (n, n_columns)
+        weights : ndarray of shape (n,), or None
+            At least 0; None: all are 1.
+        """
+        columns = (values if values.ndim == 2 else values[:, None]).astype(np.float64, copy=False)
+        n_rows, width = columns.shape
+        given = None if weights is None else weights.astype(np.float64, copy=False)
+        weight = float(n_rows if given is None else given.sum())
+        if not weight > 0:
+            return cls(weight, np.zeros(width), np.zeros(width), np.zeros(width))
+        # A row without weight may hold anything.
+        origin = columns[0 if given is None else int(given.argmax())].copy()
+        with np.errstate(over="ignore", invalid="ignore"):  # whoever asks for the spread sees it
+            distances = columns - origin
+            offset = _summed(distances, given) / weight
+            distances -= offset
+            distances *= distances
+            return cls(weight, origin, offset, _summed(distances, given))
+
+    def __add__(self, other: Spread) -> Spread:
+        if not self.weight > 0 or not other.weight > 0:
+            return other if other.weight > 0 else self
+        weight = self.weight + other.weight
+        distance = (other.origin - self.origin) + (other.offset - self.offset)
+        share = other.weight / weight
+        squares = self.squares + other.squares + self.weight * share * distance**2
+        return Spread(weight, self.origin, self.offset + share * distance, squares)
+
+    def of_column(self, column: int) -> Spread:
+        """Of one of the columns alone."""
+        at = slice(column, column + 1)
+        return Spread(self.weight, self.origin[at], self.offset[at], self.squares[at])
+
+    @property
+    def mean(self) -> Numbers:
+        """Weighted mean; zero where all weights are."""
+        return self.origin + self.offset
+
+    @property
+    def deviation(self) -> Numbers:
+        """Standard deviation; zero where all numbers are equal."""
+        return np.sqrt(self.squares / (self.weight or 1.0))
+
+
+def _summed(values: Numbers, weights: Numbers | None) -> Numbers:
+    return np.asarray(values.sum(axis=0) if weights is None else weights @ values)
+
+
+Places: TypeAlias = NDArray[np.integer[Any]]
+
+#: Whole numbers no further apart than this, or than there are rows, are counted, not sorted.
+_NEAR = 1024
+
+
+def distinct_rows(X: Any) -> tuple[Any, list[Places]]:
+    """A few rows with every value of each column, and the place of each row's value there.
+
+    What a column's dtype knows of its values is used: codes of categories, a dictionary of Arrow's
+    strings; no object is made for a row.
+
+    Parameters
+    ----------
+    X : pandas.DataFrame or ndarray of shape (n_rows, n_columns)
+        Of at least one row. Other kinds come back as they are.
+
+    Returns
+    -------
+    few : pandas.DataFrame or ndarray of shape (n_few, n_columns)
+        Of the dtypes of `X`; shorter columns are repeated.
+    places : list of ndarray of int of shape (n_rows,)
+        One a column: rows of `few`.
+    """
+    if is_dataframe_like(X):
+        columns = [_of_series(X.iloc[:, j]) for j in range(X.shape[1])]
+        longest = max(len(values) for values, _ in columns)
+        few = load_pandas().DataFrame(
+            {
+                j: values.take(np.resize(np.arange(len(values)), longest)).reset_index(drop=True)
+                for j, (values, _) in enumerate(columns)
+            }
+        )
+        few.columns = X.columns
+    elif isinstance(X, np.ndarray):
+        columns = [_of_array(X[:, j]) for j in range(X.shape[1])]
+        longest = max(len(values) for values, _ in columns)
+        few = np.stack([np.resize(values, longest) for values, _ in columns], axis=1)
+    else:
+        return X, [np.arange(X.shape[0])] * X.shape[1]
+    return few, [places for _, places in columns]
+
+
+def _of_series(column: Any) -> tuple[Any, Places]:
+    """Distinct values of a column, of its dtype, and the place of each row's."""
+    pandas, dtype = load_pandas(), column.dtype
+    if isinstance(dtype, pandas.CategoricalDtype):
+        codes, places = _present(column.cat.codes.to_numpy(), len(dtype.categories))
+        return pandas.Series(pandas.Categorical.from_codes(codes, dtype=dtype)), places
+    if not isinstance(dtype, np.dtype):
+        places, values = column.array.factorize()
+        values = pandas.Series(values, dtype=dtype)
+        if len(places) and places.min() < 0:
+            missing = column.iloc[[int(places.argmin())]]
+            values, places = pandas.concat([missing, values]), places + 1
+        return values, places
+    values, places = _of_array(column.to_numpy())
+    return pandas.Series(values, dtype=dtype), places
+
+
+def _of_array(values: NDArray[Any]) -> tuple[NDArray[Any], Places]:
+    if values.dtype.kind == "O":
+        return _of_objects(values)
+    if (counted := _count_numbers(values)) is not None:
+        return counted
+    found, places = np.unique(values, return_inverse=True)
+    return found, places
+
+
+def _of_objects(values: NDArray[Any]) -> tuple[NDArray[Any], Places]:
+    rows = values.tolist()
+    try:
+        place = {value: i for i, value in enumerate(dict.fromkeys(rows))}
+    except TypeError:  # what has no hash is for scikit-learn to refuse
+        return values, np.arange(len(values))
+    found = np.empty(len(place), dtype=object)
+    found[:] = list(place)
+    return found, np.fromiter(map(place.__getitem__, rows), np.intp, len(rows))
+
+
+def _count_numbers(values: NDArray[Any]) -> tuple[NDArray[Any], Places] | None:
+    """As `count_whole`; of floats that are whole numbers too."""
+    if values.dtype.kind != "f":
+        return count_whole(values)
+    with np.errstate(invalid="ignore"):
+        whole = values.astype(np.int64)
+    counted = count_whole(whole) if (whole == values).all() else None
+    return None if counted is None else (counted[0].astype(values.dtype), counted[1])
+
+
+def _present(codes: NDArray[Any], n: int) -> tuple[NDArray[np.intp], Places]:
+    """Codes that are there, -1 for missing values among them, and the place of each row's."""
+    if len(codes) and codes.min() >= 0:
+        there = np.bincount(codes, minlength=n) > 0
+        if there.all():
+            return np.arange(n), codes
+        return np.flatnonzero(there), (np.cumsum(there) - 1)[codes]
+    after = np.add(codes, 1, dtype=np.intp)
+    there = np.bincount(after, minlength=n + 1) > 0
+    return np.flatnonzero(there) - 1, (np.cumsum(there) - 1)[after]
+
+
+def count_whole(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]] | None:
+    """Distinct values, sorted, and the place of each among them, by counting.
+
+    None where `values` are no integers that lie together.
+    """
+    if values.dtype.kind not in "iu" or not len(values):
+        return None
+    low, high = int(values.min()), int(values.max())
+    if high - low > max(_NEAR, len(values)) or high > np.iinfo(np.intp).max:
+        return None
+    at = values.astype(np.intp)
+    at -= low
+    if high - low <= 1:
+        return np.array([low, high][: high - low + 1], dtype=values.dtype), at
+    there = np.bincount(at) > 0
+    if not there.all():
+        at = (np.cumsum(there) - 1)[at]
+    return (np.flatnonzero(there) + low).astype(values.dtype), at
