@@ -161,14 +161,14 @@ def _update(name: str, on: Device) -> Measured:
     n, optimizer = (1_000 if on.tiny else 50_000_000), OPTIMIZERS[name]()
     rng = np.random.default_rng(0)
     w, grad = (rng.normal(size=(n, 1)).astype("float32") for _ in range(2))
-    slots = optimizer.init(w)
-    moved = {slot: on.backend.to_device(array) for slot, array in slots.items()}
+    opt_state = optimizer.init(w)
+    moved = {array: on.backend.to_device(array) for array, array in opt_state.items()}
     there = on.backend.to_device(w)
     step = Step(there, on.backend.to_device(grad), moved, 1.0, 0.01, 1, 0.0, 0.0, n)
     expected = w.astype(np.float64)
-    state = {slot: array.astype(np.float64) for slot, array in slots.items()}
+    state = {array: array.astype(np.float64) for array, array in opt_state.items()}
     optimizer.update(expected, grad.astype(np.float64), state, 0.01, 1)
     on.backend.update(optimizer, step)
     difference = largest_difference(on.backend.to_numpy(there), expected)
     taken = on.milliseconds(lambda: on.backend.update(optimizer, step))
-    return Measured(taken, w.nbytes * (3 + 2 * len(slots)), difference)
+    return Measured(taken, w.nbytes * (3 + 2 * len(opt_state)), difference)

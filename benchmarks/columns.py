@@ -39,7 +39,7 @@ def run(tiny: bool = False) -> str:
         f"SGDClassifier, Adagrad, {CLASSES} classes, {n_rows:,} rows of {PER_ROW} nonzeros, "
         f"{BATCH} rows a step, {WORKERS} worker processes of one thread"
     )
-    columns = ["features", "lanes hold", "MiB of parameters and slots", "ms a step",
+    columns = ["features", "lanes hold", "MiB of parameters and optimizer state", "ms a step",
                "kB sent a step and process", "MiB that each worker grew by"]  # fmt: skip
     return markdown(title, columns, table)
 

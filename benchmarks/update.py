@@ -58,19 +58,19 @@ def _arrays(name: str, size: int) -> tuple[Any, Any, Any, Any]:
 
 
 def _at_once(name: str, size: int) -> Callable[[], Any]:
-    optimizer, w, grad, slots = _arrays(name, size)
-    step, backend = Step(w, grad, slots, ROWS, RATE, 9, 0.0, 1e-4, size), NumpyBackend()
+    optimizer, w, grad, opt_state = _arrays(name, size)
+    step, backend = Step(w, grad, opt_state, ROWS, RATE, 9, 0.0, 1e-4, size), NumpyBackend()
     return lambda: backend.update(optimizer, step)
 
 
 def _by_passes(name: str, size: int) -> Callable[[], Any]:
-    optimizer, w, sums, slots = _arrays(name, size)
+    optimizer, w, sums, opt_state = _arrays(name, size)
     grad = np.empty_like(sums)
 
     def step() -> None:
         np.divide(sums, ROWS, out=grad)
         grad[...] += 1e-4 * w
-        optimizer.update(w, grad, slots, RATE, 9)
+        optimizer.update(w, grad, opt_state, RATE, 9)
 
     return step
 

@@ -263,12 +263,12 @@ class Backend(ABC):
 
         return update
 
-    def coordinate_updater(self, optimizer: Any, step: Step, paid: Any) -> Any | None:
+    def coordinate_updater(self, optimizer: Any, step: Step, row_rate_sums: Any) -> Any | None:
         """Steps like one, on the same arrays, in few of the rows; None: there are none.
 
-        `paid` is up to where each row has paid its penalty, or None. Called with the rows, their
-        gradient of the summed loss, the rows of the batch, the learning rate, the step's number,
-        and the sum of the learning rates with this one.
+        `row_rate_sums` is the rate sum up to which each row's penalty has been applied, or None.
+        Called with the rows, their gradient of the summed loss, the rows of the batch, the learning
+        rate, the step's number, and the sum of the learning rates with this one.
         """
         return None
 

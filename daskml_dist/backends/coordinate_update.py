@@ -1,6 +1,6 @@
 """A step in the few parameters that a sparse batch touches, in a compiled loop.
 
-Each entry's mean gradient, the l2 penalty that it owes, the optimizer's step and the l1 penalty
+Each entry's mean gradient, the pending l2 penalty, the optimizer's step and the l1 penalty
 follow each other, as NumPy's operations on gathered rows would, to the same bits; what is not
 touched is not read.
 
@@ -40,9 +40,9 @@ def update_at(
     l1: Any,
     l2: Any,
     n_penalised: Any,
-    paid: Any,
-    charged: Any,
-    charge: Any,
+    row_rate_sums: Any,
+    rate_sum: Any,
+    step_rate: Any,
     longest: Any,
     numbers: Any,
 ) -> None:
@@ -51,7 +51,7 @@ def update_at(
     Parameters
     ----------
     state : tuple of (n_parameters,) floats
-        w and the slots.
+        w and the optimizer's state.
     index : (n_rows,) integers
         Rows of the parameters.
     grad : (n_rows, width) floats
@@ -59,13 +59,13 @@ def update_at(
     rows, rate, l1, l2 : floats of the same type
     n_penalised : int
         Leading rows that penalties apply to.
-    paid : (n_parameter_rows,) floats
-        Up to where each row has paid its penalty; none: nothing is owed.
-    charged, charge : float
+    row_rate_sums : (n_parameter_rows,) floats
+        Rate sum up to which each row's penalty has been applied; empty: no penalty is pending.
+    rate_sum, step_rate : float
         Sum of the learning rates with this step's, and this one's.
     longest : float
-        Steps that the l2 penalty is paid for at most: a row not touched for long must not be thrown
-        past zero.
+        Largest number of steps that the l2 penalty is applied for: a row not touched for long must
+        not be thrown past zero.
     numbers : floats
         Of the optimizer.
     """
@@ -76,14 +76,14 @@ def update_at(
             ahead = np.int64(index[i + _AHEAD])
             for s in range(len(state)):
                 prefetch(state[s].ctypes.data + ahead * stride)
-            if len(paid):
-                prefetch(paid.ctypes.data + ahead * paid.strides[0])
+            if len(row_rate_sums):
+                prefetch(row_rate_sums.ctypes.data + ahead * row_rate_sums.strides[0])
         row = np.uint64(index[i])
         elapsed = number(0)
-        if len(paid):
+        if len(row_rate_sums):
             if index[i] < n_penalised:
-                elapsed = number((charged - paid[row]) / charge)
-            paid[row] = charged
+                elapsed = number((rate_sum - row_rate_sums[row]) / step_rate)
+            row_rate_sums[row] = rate_sum
         strength = l1 * elapsed
         for c in range(width):
             k = row * np.uint64(width) + np.uint64(c)
@@ -146,17 +146,19 @@ class CoordinateUpdates:
     optimizer : Optimizer
     step : Step
         Any of the steps: its arrays, which are contiguous and of one dtype, and its penalty.
-    paid : ndarray of float64 of shape (n_rows,) or None
-        Up to where each row has paid its penalty, as a sum of learning rates.
+    row_rate_sums : ndarray of float64 of shape (n_rows,) or None
+        Rate sum up to which each row's penalty has been applied, as a sum of learning rates.
     """
 
-    def __init__(self, optimizer: Any, step: Step, paid: NDArray[np.float64] | None) -> None:
+    def __init__(
+        self, optimizer: Any, step: Step, row_rate_sums: NDArray[np.float64] | None
+    ) -> None:
         self._optimizer = optimizer
         self._number: Any = step.w.dtype.type
         self._state = tuple(array.reshape(-1) for array in step.state(optimizer))
-        self._l1, self._l2 = (step.l1, step.l2) if paid is not None else (0.0, 0.0)
+        self._l1, self._l2 = (step.l1, step.l2) if row_rate_sums is not None else (0.0, 0.0)
         self._n_penalised = step.n_penalised
-        self._paid = paid if self._l1 or self._l2 else None
+        self._row_rate_sums = row_rate_sums if self._l1 or self._l2 else None
         self._loops = tuple(
             compiled_with(update_at, exact=True, _step=step_of(optimizer, self._l1 * lr, lr))
             for lr in (0.0, 1.0)
@@ -169,7 +171,7 @@ class CoordinateUpdates:
         rows: float,
         lr: float,
         number: int,
-        charged: float,
+        rate_sum: float,
     ) -> None:
         """Take a step.
 
@@ -183,15 +185,15 @@ class CoordinateUpdates:
         lr : float
         number : int
             Of the step, from 1.
-        charged : float
+        rate_sum : float
             Sum of the learning rates, with this step's.
         """
         to, l2 = self._number, self._l2
-        pays = self._paid is not None and lr > 0
-        longest = 1 / (lr * l2) if pays and l2 else 0.0
+        has_penalty = self._row_rate_sums is not None and lr > 0
+        longest = 1 / (lr * l2) if has_penalty and l2 else 0.0
         self._loops[lr != 0](
             self._state, index, grad, to(rows), to(lr),
-            to(self._l1 if pays else 0), to(l2 if pays else 0), self._n_penalised,
-            self._paid if pays else _NONE, charged, lr, to(longest),
-            tuple([to(x) for x in self._optimizer.numbers(number)]),
+            to(self._l1 if has_penalty else 0), to(l2 if has_penalty else 0), self._n_penalised,
+            self._row_rate_sums if has_penalty else _NONE, rate_sum, lr, to(longest),
+            tuple([to(x) for x in self._optimizer.coefficients(number)]),
         )  # fmt: skip

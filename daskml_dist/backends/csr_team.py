@@ -42,7 +42,7 @@ def _tell(own: Any, turn: Any, others: Any) -> None: ...
 def _all_there(turn: Any, others: Any, patience: Any, yields: Any) -> Any: ...
 def _update(
     state: Any, index: Any, grad: Any, rows: Any, rate: Any, l1: Any, l2: Any, n_penalised: Any,
-    paid: Any, charged: Any, charge: Any, longest: Any, numbers: Any,
+    row_rate_sums: Any, rate_sum: Any, step_rate: Any, longest: Any, numbers: Any,
 ) -> None: ...  # fmt: skip
 
 
@@ -128,12 +128,12 @@ def _csr_team_steps(
     busy: Any,
     rows: Any,
     rates: Any,
-    charged: Any,
+    rate_sum: Any,
     longest: Any,
     numbers: Any,
     state: Any,
-    paid: Any,
-    unpaid: Any,
+    row_rate_sums: Any,
+    no_rate_sums: Any,
     n_penalised: Any,
     l1: Any,
     l2: Any,
@@ -169,10 +169,10 @@ def _csr_team_steps(
         As in `csr_gather`; batches follow each other by step, and in a step by own lane.
     counts, losses, busy, rows, rates, numbers, state, first
         As in `team_steps`.
-    charged, longest : float64 and floats (n_steps,)
+    rate_sum, longest : float64 and floats (n_steps,)
         As in `coordinate_update`.
-    paid, unpaid : float64 (n_parameters,) and (0,)
-        Likewise; none of both where nothing is owed.
+    row_rate_sums, no_rate_sums : float64 (n_parameters,) and (0,)
+        Likewise; both empty where no penalty is pending.
     order : int64 (n_lanes, 2)
         Rank of each lane, and its place there.
     most, head : int
@@ -223,13 +223,13 @@ def _csr_team_steps(
             rate = number(rates[b])
             if rates[b] > 0:
                 _update(
-                    state, union[:n], total[:n], number(rows[b]), rate, l1, l2, n_penalised, paid,
-                    charged[b], rates[b], longest[b], numbers[b],
+                    state, union[:n], total[:n], number(rows[b]), rate, l1, l2, n_penalised,
+                    row_rate_sums, rate_sum[b], rates[b], longest[b], numbers[b],
                 )  # fmt: skip
             else:
                 _rest(
                     state, union[:n], total[:n], number(rows[b]), rate, number(0), number(0),
-                    n_penalised, unpaid, charged[b], rates[b], longest[b], numbers[b],
+                    n_penalised, no_rate_sums, rate_sum[b], rates[b], longest[b], numbers[b],
                 )  # fmt: skip
         progress[0], progress[2] = b + 1, 0
     return True
@@ -285,15 +285,15 @@ class CSRTeam(TeamSteps):
 
     def _given(self, steps: Sequence[Step]) -> tuple[Any, ...]:
         rows, rates, numbers = super()._given(steps)
-        charged = np.array([step.charged for step in steps], np.float64)
+        rate_sum = np.array([step.rate_sum for step in steps], np.float64)
         longest = np.zeros(len(steps), numbers.dtype)
         if self._l2:
             longest[:] = [1 / (step.lr * self._l2) if step.lr else 0 for step in steps]
-        return rows, rates, charged, longest, numbers
+        return rows, rates, rate_sum, longest, numbers
 
     def _arrays(self, step: Step) -> tuple[Any, ...]:
         (state,) = super()._arrays(step)
-        return state, np.empty(0) if step.paid is None else step.paid
+        return state, np.empty(0) if step.row_rate_sums is None else step.row_rate_sums
 
     def _run(self, *given: Any) -> TeamRun:
         return _CSRRun(*given)

@@ -253,11 +253,11 @@ class CupyBackend(Backend):
 
     def update(self, optimizer: Any, step: Step) -> bool:
         """One launch over the flat parameters."""
-        _, *slots = step.state(optimizer)
-        arrays = [step.w, step.grad, *slots]
+        _, *opt_state = step.state(optimizer)
+        arrays = [step.w, step.grad, *opt_state]
         if not all(array.flags.c_contiguous for array in arrays) or step.w.dtype.kind != "f":
             return False
-        self.calls.update(optimizer, step, slots)()
+        self.calls.update(optimizer, step, opt_state)()
         return True
 
     def gather(

@@ -240,7 +240,7 @@ class Calls:
         return self._call("kmeans", X.dtype, "kmeans", at, *arrays, n, d, k, d=d, k=k)
 
     def update(
-        self, optimizer: Any, step: Step, slots: list[Any], numbers: Any = None
+        self, optimizer: Any, step: Step, opt_state: list[Any], numbers: Any = None
     ) -> KernelCall:
         """A step of an optimizer.
 
@@ -248,7 +248,7 @@ class Calls:
         ----------
         optimizer : daskml_dist.optimizers.Optimizer
         step : Step
-        slots : list of arrays
+        opt_state : list of arrays
             In the order of the optimizer's.
         numbers : array of float64 of shape (kernels.NUMBERS,), or None
             On the device; what differs from step to step is read from there.
@@ -256,7 +256,7 @@ class Calls:
         n, width = step.w.size, step.w.shape[1]
         at = kernels.launch("optimizer_update", n, 1, step.w.dtype, self._n_sms)
         given = kernels.optimizer_numbers(optimizer, step.rows, step.lr, step.number)
-        arrays = step.w, step.grad, *slots, *[None] * (3 - len(slots))
+        arrays = step.w, step.grad, *opt_state, *[None] * (3 - len(opt_state))
         return self._call(
             "optimizer_updates", step.w.dtype, "optimizer_update", at, *arrays, n,
             step.n_penalised * width, step.l1, step.l2, *given, numbers,
@@ -274,7 +274,7 @@ class Calls:
         numbers : array of float64 of shape (kernels.NUMBERS,)
             On the device: of the step, of as many of the rows as these say.
         """
-        w, grad, accumulator = step.w, step.grad, step.slots["accumulator"]
+        w, grad, accumulator = step.w, step.grad, step.opt_state["accumulator"]
         arrays = rows.chosen, w, accumulator, grad
         return self._call(
             "csr_adagrad", rows.dtype, "csr_adagrad", self._launch("csr_adagrad", rows), *arrays,

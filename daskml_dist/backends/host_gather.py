@@ -184,7 +184,7 @@ def _steps(
     numbers : (n_batches, n) floats
         Of the optimizer.
     state : tuple of (n_parameters,) floats
-        w and the slots.
+        w and the optimizer's state.
     grad : (n_parameters,) floats
         Scratch.
     losses : float64 (n_batches,)
@@ -301,7 +301,7 @@ class BatchSteps:
         """
         rows = np.array([step.rows for step in steps], np.float64)
         rates = np.array([step.lr for step in steps], np.float64)
-        numbers = [self._optimizer.numbers(step.number) for step in steps]
+        numbers = [self._optimizer.coefficients(step.number) for step in steps]
         given = rows, rates, np.array(numbers, self._scratch.dtype)
         state = tuple(array.reshape(-1) for array in self._state)
         losses, parts = np.empty(len(steps)), self._gather.parts(batches)

@@ -1,4 +1,5 @@
-"""One reading of parameters, gradient and slots on the host: a whole step in a compiled loop.
+"""One reading of parameters, gradient and optimizer state on the host: a whole step in a compiled
+loop.
 
 NumPy makes a pass over memory for each operation of a step. Here an entry's mean gradient, the l2
 penalty, the optimizer's `elementwise_update` and the l1 penalty follow each other while the entry
@@ -47,7 +48,7 @@ def _update(
     Parameters
     ----------
     state : tuple of (n_parameters,) floats
-        w and the slots.
+        w and the optimizer's state.
     grad : (n_parameters,) floats
         Of the summed loss; not changed.
     rows, rate, l1, l2 : floats of the same type
@@ -93,8 +94,11 @@ def compiles(optimizer: Any, step: Step) -> bool:
     """Return whether numba compiles `elementwise_update`: a user's is tried on the first row."""
     if type(optimizer).__module__.partition(".")[0] == __name__.partition(".")[0]:
         return True
-    w, slots = step.w[:1].copy(), {name: slot[:1].copy() for name, slot in step.slots.items()}
-    one = replace(step, w=w, slots=slots, n_penalised=min(step.n_penalised, 1))
+    w, opt_state = (
+        step.w[:1].copy(),
+        {name: array[:1].copy() for name, array in step.opt_state.items()},
+    )
+    one = replace(step, w=w, opt_state=opt_state, n_penalised=min(step.n_penalised, 1))
     return Updates(optimizer, one)(w * 0, 1.0, step.lr, step.number)
 
 
@@ -143,7 +147,7 @@ class Updates:
             return False
         if grad.dtype != self._dtype or not grad.flags.c_contiguous:
             return False
-        numbers = tuple([to(x) for x in self._optimizer.numbers(number)])
+        numbers = tuple([to(x) for x in self._optimizer.coefficients(number)])
         given = to(rows), to(lr), *self._penalty, self._n_penalised
         try:
             self._loops[lr != 0](self._state, grad.reshape(-1), *given, numbers)

@@ -220,13 +220,13 @@ class NumpyBackend(Backend):
 
         return Updates(optimizer, step)
 
-    def coordinate_updater(self, optimizer: Any, step: Step, paid: Any) -> Any | None:
+    def coordinate_updater(self, optimizer: Any, step: Step, row_rate_sums: Any) -> Any | None:
         """A compiled loop, for optimizers with an `elementwise_update`."""
         if not compiles(step.w.dtype, optimizer, step):
             return None
         from daskml_dist.backends import coordinate_update
 
-        return coordinate_update.CoordinateUpdates(optimizer, step, paid)
+        return coordinate_update.CoordinateUpdates(optimizer, step, row_rate_sums)
 
     def steps_copied(self, kernel: str | None, n_entries: int) -> int:
         """As many as take about a third of the time in which numba is loaded."""

@@ -3,10 +3,10 @@
 A row costs its stored entries: they are gathered into scratch arrays that stay in the cache, the
 loss and the optimizer move them there (`Loss.at_row`, `Optimizer.elementwise_update`), and they are
 scattered back with plain writes, so that threads may race on the parameters (HOGWILD!, Recht et
-al. 2011). Penalties are paid when a parameter is touched, for all the steps since (lazy
+al. 2011). Penalties are applied when a parameter is touched, for all the steps since (lazy
 regularisation, Carpenter 2008). What one parameter needs lies side by side in a *cell*:
-``(w, *slots, paid)``. Rows are visited in any order, and those ahead are prefetched; memory serves
-runs of neighbouring rows faster.
+``(w, *opt_state, row_rate_sums)``. Rows are visited in any order, and those ahead are prefetched;
+memory serves runs of neighbouring rows faster.
 
 Importing this module loads numba (about half a second), so it is imported at first use.
 """
@@ -46,9 +46,9 @@ def _steps(
     stops: Any,
     cells: Any,
     state: Any,
-    paid: Any,
+    row_rate_sums: Any,
     rate: Any,
-    charged: Any,
+    rate_sum: Any,
     l1: Any,
     l2: Any,
     loss_parameters: Any,
@@ -70,9 +70,10 @@ def _steps(
         Rows up to the end of each batch.
     cells : (n_parameters, n) floats
         The last cell is the intercept's, where there is one.
-    state, paid : scratch for w, the slots, and up to where penalties are paid
+    state, row_rate_sums : scratch for w, the optimizer's state, and the rate sums up to which
+    penalties have been applied
         Each for the longest row and the intercept.
-    rate, charged : float
+    rate, rate_sum : float
         Learning rate, and sum of the learning rates before these steps.
     """
     n_rows, n_state, bias = len(row), len(state), len(cells) - 1
@@ -83,12 +84,12 @@ def _steps(
     # A row not touched for long must not be thrown past zero.
     longest = number(1 / (rate * l2)) if l2 > 0 else number(np.inf)
     step, per_step = number(rate), number(1 / rate)
-    loss, batch, before = 0.0, 0, charged
+    loss, batch, before = 0.0, 0, rate_sum
     for i in range(n_rows):
         while i == stops[batch]:
             # Rounded as whoever counts batches does, however many are taken at once.
             before += (stops[batch] - (stops[batch - 1] if batch > 0 else 0)) * rate
-            batch, charged = batch + 1, before
+            batch, rate_sum = batch + 1, before
         if i + _ENTRIES_AHEAD < n_rows:
             soon = i + _ENTRIES_AHEAD
             ahead = blocks[block[soon]]
@@ -120,7 +121,7 @@ def _steps(
             for s in range(n_state):
                 state[s][k] = cells[j, s]
             if penalised:
-                paid[k] = cells[j, n_state]
+                row_rate_sums[k] = cells[j, n_state]
         # Four sums: none waits for the one before.
         raw, raw_b, raw_c, raw_d = number(0), number(0), number(0), number(0)
         for k in range(0, n - 3, 4):
@@ -143,8 +144,8 @@ def _steps(
             value, slope = value * weight, slope * weight
         loss += value
         g = number(slope)
-        charged += rate
-        now = number(charged)
+        rate_sum += rate
+        now = number(rate_sum)
 
         if here[3] == 0:
             # The row may hold a column twice: its entries move one after the other.
@@ -165,14 +166,14 @@ def _steps(
         else:
             if l1 > 0:
                 for k in range(n):
-                    elapsed = max((now - paid[k]) * per_step, number(0))
+                    elapsed = max((now - row_rate_sums[k]) * per_step, number(0))
                     pull = number(l2) * min(elapsed, longest) * state[0][k]
                     size = _move(state, k, x[k] * g + pull, step, numbers)
                     most = size * number(l1) * elapsed
                     state[0][k] -= min(max(state[0][k], -most), most)
             elif l2 > 0:
                 for k in range(n):
-                    elapsed = min(max((now - paid[k]) * per_step, number(0)), longest)
+                    elapsed = min(max((now - row_rate_sums[k]) * per_step, number(0)), longest)
                     pull = number(l2) * elapsed * state[0][k]
                     _move(state, k, x[k] * g + pull, step, numbers)
             else:
@@ -222,10 +223,10 @@ class RowSteps:
             _loss=AT_ROW.get(loss.kernel, type(loss).at_row),
             _move=type(optimizer).elementwise_update,
         )
-        self._n_slots = len(optimizer.slot_names)
+        self._n_state_arrays = len(optimizer.state_names)
         self._penalty = float(l1), float(l2)
         self._loss_parameters = tuple(map(float, loss.parameters))
-        self._optimizer_numbers = optimizer.numbers(1)
+        self._optimizer_numbers = optimizer.coefficients(1)
         self._intercept = bool(fit_intercept)
         self._known: dict[tuple[int, int, np.dtype[Any]], _Known] = {}
         self._scratch: list[NDArray[Any]] = []
@@ -237,7 +238,7 @@ class RowSteps:
         row: NDArray[np.intp],
         cells: NDArray[Any],
         rate: float,
-        charged: float,
+        rate_sum: float,
         sizes: Sequence[int] | None = None,
     ) -> float:
         """Step along rows; return the sum of their losses.
@@ -249,24 +250,24 @@ class RowSteps:
         block, row : ndarray of int of shape (n_rows,)
             Place of each row's block among these, and number of the row in it.
         cells : ndarray of shape (n_parameters, n), C-contiguous
-            ``(w, *slots, paid)`` of each parameter.
+            ``(w, *opt_state, row_rate_sums)`` of each parameter.
         rate : float
             Learning rate of each step.
-        charged : float
+        rate_sum : float
             Sum of the learning rates of all steps before.
         sizes : sequence of int, optional
-            Rows of each batch; the charge is rounded after each. None: all are one batch.
+            Rows of each batch; the rate sum is rounded after each. None: all are one batch.
         """
         stops = np.cumsum([len(row)] if sizes is None else sizes)
         found, longest, index_dtype = self._blocks(blocks)
         scratch = self._room(longest + 1, cells.dtype)
         number = cells.dtype.type
-        # What is owed at a rate of zero is paid later.
+        # A penalty that is pending at a rate of zero is applied later.
         l1, l2 = self._penalty if rate > 0 else (0.0, 0.0)
         return float(
             self._kernel(
                 found, np.empty(0, index_dtype), block, row, stops, cells,
-                tuple(scratch[1:]), scratch[0], float(rate), float(charged),
+                tuple(scratch[1:]), scratch[0], float(rate), float(rate_sum),
                 l1, l2, self._loss_parameters,
                 tuple(map(number, self._optimizer_numbers)), self._intercept,
             )
@@ -274,7 +275,7 @@ class RowSteps:
 
     def _room(self, length: int, dtype: Any) -> list[NDArray[Any]]:
         if not self._scratch or len(self._scratch[0]) < length:
-            self._scratch = [np.empty(length, dtype) for _ in range(2 + self._n_slots)]
+            self._scratch = [np.empty(length, dtype) for _ in range(2 + self._n_state_arrays)]
         return self._scratch
 
     def _blocks(self, blocks: Sequence[Rows]) -> tuple[NDArray[np.int64], int, Any]:

@@ -16,7 +16,7 @@ class Step:
     ----------
     w, grad : arrays of shape (n_rows, width)
         Parameters, and the gradient of the summed loss; None where a device is to make it.
-    slots : dict of arrays
+    opt_state : dict of arrays
         The optimizer's state.
     rows : float
         Rows of the gradient; a step of none changes nothing.
@@ -29,13 +29,14 @@ class Step:
         Leading rows that it applies to.
     coordinates : bool, default=False
         Whether it moves only parameters that rows touch; on devices without a penalty.
-    paid, charged : float64 array of shape (n_rows,) or None, float
-        Up to where each row has paid its penalty, and the sum of the learning rates by now.
+    row_rate_sums, rate_sum : float64 array of shape (n_rows,) or None, float
+        Rate sum up to which each row's penalty has been applied, and the sum of the learning rates
+        by now.
     """
 
     w: Any
     grad: Any
-    slots: dict[str, Any]
+    opt_state: dict[str, Any]
     rows: float
     lr: float
     number: int
@@ -43,9 +44,9 @@ class Step:
     l2: float
     n_penalised: int
     coordinates: bool = False
-    paid: Any = None
-    charged: float = 0.0
+    row_rate_sums: Any = None
+    rate_sum: float = 0.0
 
     def state(self, optimizer: Any) -> list[Any]:
-        """The parameters, and the slots in the order of the optimizer's."""
-        return [self.w, *(self.slots[name] for name in optimizer.slot_names)]
+        """The parameters, and the optimizer's state in the order of its `state_names`."""
+        return [self.w, *(self.opt_state[name] for name in optimizer.state_names)]

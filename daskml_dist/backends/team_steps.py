@@ -156,7 +156,7 @@ def _team_steps(
     numbers : (n_steps, n) floats
         Of the optimizer.
     state : tuple of (n_parameters,) floats
-        w and the slots.
+        w and the optimizer's state.
     scratch : (n_parameters,) floats
     first : int
         Turn of the first step.
@@ -260,7 +260,7 @@ class TeamSteps:
         """Numbers of each step."""
         rows = np.array([step.rows for step in steps], np.float64)
         rates = np.array([step.lr for step in steps], np.float64)
-        numbers = [self._optimizer.numbers(step.number) for step in steps]
+        numbers = [self._optimizer.coefficients(step.number) for step in steps]
         return rows, rates, np.array(numbers, steps[0].w.dtype)
 
     def _arrays(self, step: Step) -> tuple[Any, ...]:

@@ -220,18 +220,18 @@ class WideSteps:
             at = gather.columns(lines, n_columns)
             n = at.stop - at.start
             own, grad, losses, room = gather.scratch(w, at)
-            slots = [gather.padded(slot, at) for slot in self._state[1:]]
+            opt_state = [gather.padded(array, at) for array in self._state[1:]]
             penalties = [_behind(a[at].astype(dtype), own.shape[1]) for a in
                          (optimizer.l1, optimizer.l2)]  # fmt: skip
             own_rates = np.ones((len(steps), own.shape[1]), dtype)
             own_rates[:, :n] = rates[:, at]
             totals = np.zeros((len(steps), own.shape[1]))
-            state = tuple(array.reshape(-1) for array in (own, *slots))
+            state = tuple(array.reshape(-1) for array in (own, *opt_state))
             self._loop(
                 gather.where, parts, counts, own_rates, numbers, *penalties, state, own, grad,
                 losses, totals, room, gather.stops(at), gather.parameters, gather.n_features, used,
             )  # fmt: skip
-            for whole, part in zip(self._state, (own, *slots), strict=True):
+            for whole, part in zip(self._state, (own, *opt_state), strict=True):
                 whole[:used, at] = part[:used, :n]
             found[:, at] = totals[:, :n]
             w[-1, at] += totals[:, :n].sum(axis=0).astype(dtype)

@@ -189,7 +189,7 @@ def _update_columns(
     Parameters
     ----------
     state : tuple of flat floats
-        Of shape (n_rows, n_columns): w and the slots.
+        Of shape (n_rows, n_columns): w and the optimizer's state.
     grad : flat floats
         Of the summed losses.
     n : float

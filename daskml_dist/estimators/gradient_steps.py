@@ -283,7 +283,7 @@ class BaseSteps(Streamed, BaseOnRows):
         """Set the fitted attributes; `more` rows than those of the fit before were trained on."""
         state = result.state
         assert isinstance(state, ShardState)
-        if not all(np.isfinite(slot).all() for slot in state.slots.values()):
+        if not all(np.isfinite(array).all() for array in state.opt_state.values()):
             raise DivergedError(
                 "Floating-point under-/overflow occurred at epoch "
                 f"#{len(result.records)}: the squares of the gradients overflow, so that steps are "
@@ -371,11 +371,11 @@ class BaseSteps(Streamed, BaseOnRows):
                 f"{classes.tolist()}. Set warm_start=False, or name all classes at first."
             )
         dtype = settings.dtype_of(survey)
-        cast = {name: slot.astype(dtype) for name, slot in state.slots.items()}
+        cast = {name: array.astype(dtype) for name, array in state.opt_state.items()}
         w = self._parameters(state).astype(dtype)
         # Those of outer steps may go, or come anew, but another optimizer begins anew.
-        own = {name: slot for name, slot in cast.items() if name not in OuterStep.slot_names}
-        slots = cast if own.keys() == settings.slot_names else {}
+        own = {name: array for name, array in cast.items() if name not in OuterStep.state_names}
+        opt_state = cast if own.keys() == settings.state_names else {}
         if self._params()["average"] is False:
-            return ShardState(w, slots, state.step, state.rows)
-        return dataclasses.replace(state, w=w, slots=slots)
+            return ShardState(w, opt_state, state.step, state.rows)
+        return dataclasses.replace(state, w=w, opt_state=opt_state)

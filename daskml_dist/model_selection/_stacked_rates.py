@@ -66,7 +66,7 @@ def stacked_losses(shorts: Sequence[Any], block: Block, passes: int) -> NDArray[
 
 
 def _loss(column: StepCandidate, passes: int) -> float:
-    there = [column.w, *column.slots.values()]
+    there = [column.w, *column.opt_state.values()]
     if column.n_iter < passes or not all(a is not None and np.isfinite(a).all() for a in there):
         return math.inf
     loss = float(column.records[-1]["loss"])

@@ -1,7 +1,7 @@
 """Optimizers: how a gradient becomes a step, in place.
 
 Every update is elementwise, so rows that a sparse batch touches can be gathered, updated and put
-back. An optimizer itself holds no state: it lives in `slots`, arrays of the shape of the
+back. An optimizer itself holds no state: it lives in its `opt_state`, arrays of the shape of the
 parameters, which shards cut and move along with them.
 
 A family is a module; what it exports is public here and stands in the table, in the order of its

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.namespace import namespace
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.optimizers.base import Array, Optimizer, Slots
+from daskml_dist.optimizers.base import Array, Optimizer, OptimizerState
 from daskml_dist.optimizers.checks import check_positive
 from daskml_dist.optimizers.ftrl import FTRL
 
@@ -44,7 +44,7 @@ class Adagrad(Optimizer):
     sparse_learning_rate = 0.2
     row_learning_rate = 0.1
     rates_by_rows = True
-    slot_names = ("accumulator",)
+    state_names = ("accumulator",)
     single_rows = True
     epsilon: float = 1e-10
     initial_accumulator: float = 0.0
@@ -56,7 +56,7 @@ class Adagrad(Optimizer):
                 f"initial_accumulator={self.initial_accumulator!r}: use a finite number >= 0."
             )
 
-    def init(self, w: Array) -> Slots:
+    def init(self, w: Array) -> OptimizerState:
         """State before the first step."""
         return {"accumulator": namespace(w).full_like(w, float(self.initial_accumulator))}
 
@@ -64,22 +64,22 @@ class Adagrad(Optimizer):
         """With FTRL's account of the penalty."""
         return _SparseAdagrad(self.epsilon, self.initial_accumulator)
 
-    def numbers(self, step: int) -> tuple[float, ...]:
+    def coefficients(self, step: int) -> tuple[float, ...]:
         """`epsilon`."""
         return (float(self.epsilon),)
 
     @staticmethod
-    def elementwise_update(state: Any, k: int, grad: Any, lr: Any, numbers: Any) -> Any:
+    def elementwise_update(state: Any, k: int, grad: Any, lr: Any, coefficients: Any) -> Any:
         """Take one step in entry k."""
         accumulator = state[1][k] + grad * grad
-        rate = lr / (math.sqrt(accumulator) + numbers[0])
+        rate = lr / (math.sqrt(accumulator) + coefficients[0])
         state[1][k] = accumulator
         state[0][k] -= rate * grad
         return rate
 
-    def approach(self, before: Slots, slots: Slots, lr: float) -> Any:
+    def approach(self, before: OptimizerState, opt_state: OptimizerState, lr: float) -> Any:
         """See :meth:`Optimizer.approach`; squared gradients stand for the curvature (Fisher)."""
-        return _adagrad_approach(before, slots, lr)
+        return _adagrad_approach(before, opt_state, lr)
 
 
 @dataclass(frozen=True)
@@ -106,16 +106,16 @@ class NAG(Optimizer):
     name = "nag"
     adaptive = True
     default_learning_rate = 0.5
-    slot_names = ("accumulator", "scale")
+    state_names = ("accumulator", "scale")
     uses_scales = True
     single_rows = True
 
-    def init(self, w: Array) -> Slots:
+    def init(self, w: Array) -> OptimizerState:
         """State before the first step."""
         xp = namespace(w)
         return {"accumulator": xp.zeros_like(w), "scale": xp.ones_like(w)}
 
-    def init_scaled(self, w: Array, scales: NDArray[np.float64], norm: float) -> Slots:
+    def init_scaled(self, w: Array, scales: NDArray[np.float64], norm: float) -> OptimizerState:
         """State before the first step, for features of known scales.
 
         Parameters
@@ -131,33 +131,35 @@ class NAG(Optimizer):
         scale = np.repeat(np.where(scales > 0, units, 1.0)[:, None], w.shape[1], axis=1)
         return {"accumulator": np.zeros_like(w), "scale": scale.astype(w.dtype)}
 
-    def rescale(self, w: Array, slots: Slots, scales: NDArray[np.float64], norm: float) -> None:
+    def rescale(
+        self, w: Array, opt_state: OptimizerState, scales: NDArray[np.float64], norm: float
+    ) -> None:
         """Go on with rows of larger values: parameters shrink as in the paper's step 2a."""
-        scale = np.maximum(slots["scale"], self.init_scaled(w, scales, norm)["scale"])
-        shrink = slots["scale"] / scale
+        scale = np.maximum(opt_state["scale"], self.init_scaled(w, scales, norm)["scale"])
+        shrink = opt_state["scale"] / scale
         w *= shrink
-        slots["accumulator"] *= shrink**2
-        slots["scale"] = scale
+        opt_state["accumulator"] *= shrink**2
+        opt_state["scale"] = scale
 
     @staticmethod
-    def elementwise_update(state: Any, k: int, grad: Any, lr: Any, numbers: Any) -> Any:
+    def elementwise_update(state: Any, k: int, grad: Any, lr: Any, coefficients: Any) -> Any:
         """Take one step in entry k."""
         scale = state[2][k]
         # In units of the scale, so that squares neither overflow nor vanish in float32.
         grad = grad / scale
         accumulator = state[1][k] + grad * grad
-        rate = lr / (math.sqrt(accumulator) + numbers[0])
+        rate = lr / (math.sqrt(accumulator) + coefficients[0])
         state[1][k] = accumulator
         state[0][k] -= rate * grad / scale
         return rate / scale / scale
 
-    def numbers(self, step: int) -> tuple[float, ...]:
+    def coefficients(self, step: int) -> tuple[float, ...]:
         """Number that is added to the root, against division by zero."""
         return (1e-10,)
 
-    def approach(self, before: Slots, slots: Slots, lr: float) -> Any:
+    def approach(self, before: OptimizerState, opt_state: OptimizerState, lr: float) -> Any:
         """See :meth:`Optimizer.approach`; squared gradients stand for the curvature (Fisher)."""
-        return _adagrad_approach(before, slots, lr)
+        return _adagrad_approach(before, opt_state, lr)
 
 
 @dataclass(frozen=True)
@@ -171,15 +173,15 @@ class _SparseAdagrad(FTRL):
     row_learning_rate = Adagrad.row_learning_rate
     initial_accumulator: float = 0.0
 
-    def init(self, w: Array) -> Slots:
-        slots = super().init(w)
-        slots["n"] += self.initial_accumulator
-        return slots
+    def init(self, w: Array) -> OptimizerState:
+        opt_state = super().init(w)
+        opt_state["n"] += self.initial_accumulator
+        return opt_state
 
 
-def _adagrad_approach(before: Slots, slots: Slots, lr: float) -> Array:
+def _adagrad_approach(before: OptimizerState, opt_state: OptimizerState, lr: float) -> Array:
     # The sum of lr g^2 / sqrt(G) over the steps, as an integral over G.
-    xp = namespace(slots["accumulator"])
-    roots = xp.sqrt(slots["accumulator"]) - xp.sqrt(before["accumulator"])
+    xp = namespace(opt_state["accumulator"])
+    roots = xp.sqrt(opt_state["accumulator"]) - xp.sqrt(before["accumulator"])
     roots *= 2 * lr
     return roots

@@ -40,7 +40,7 @@ class Adam(Optimizer):
     name = "adam"
     adaptive = True
     default_learning_rate = 1e-3
-    slot_names = ("m", "v")
+    state_names = ("m", "v")
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8
@@ -50,16 +50,16 @@ class Adam(Optimizer):
         check_decay("beta2", self.beta2)
         check_positive("epsilon", self.epsilon)
 
-    def numbers(self, step: int) -> tuple[float, ...]:
+    def coefficients(self, step: int) -> tuple[float, ...]:
         """Decays and what they leave, corrections of m and of v's root, and `epsilon`."""
         p, q = self.beta1, self.beta2
         # The corrections are factors: a quotient takes as long as all the rest of a step.
         return p, 1 - p, q, 1 - q, 1 / (1 - p**step), (1 - q**step) ** -0.5, self.epsilon
 
     @staticmethod
-    def elementwise_update(state: Any, k: int, grad: Any, lr: Any, numbers: Any) -> Any:
+    def elementwise_update(state: Any, k: int, grad: Any, lr: Any, coefficients: Any) -> Any:
         """Take one step in entry k."""
-        return _step_by_moments(state, k, grad, lr, numbers)
+        return _step_by_moments(state, k, grad, lr, coefficients)
 
 
 @dataclass(frozen=True)
@@ -96,22 +96,22 @@ class AdamW(Adam):
                 f"weight_decay={self.weight_decay!r}: use a finite number >= 0."
             )
 
-    def numbers(self, step: int) -> tuple[float, ...]:
+    def coefficients(self, step: int) -> tuple[float, ...]:
         """Those of Adam, and `weight_decay`."""
-        return *super().numbers(step), self.weight_decay
+        return *super().coefficients(step), self.weight_decay
 
     @staticmethod
-    def elementwise_update(state: Any, k: int, grad: Any, lr: Any, numbers: Any) -> Any:
+    def elementwise_update(state: Any, k: int, grad: Any, lr: Any, coefficients: Any) -> Any:
         """Take one step in entry k."""
-        state[0][k] -= lr * numbers[7] * state[0][k]
-        return _step_by_moments(state, k, grad, lr, numbers)
+        state[0][k] -= lr * coefficients[7] * state[0][k]
+        return _step_by_moments(state, k, grad, lr, coefficients)
 
 
-def _step_by_moments(state: Any, k: int, grad: Any, lr: Any, numbers: Any) -> Any:
-    m = numbers[0] * state[1][k] + numbers[1] * grad
-    v = numbers[2] * state[2][k] + numbers[3] * (grad * grad)
-    rate = lr / (math.sqrt(v) * numbers[5] + numbers[6])
+def _step_by_moments(state: Any, k: int, grad: Any, lr: Any, coefficients: Any) -> Any:
+    m = coefficients[0] * state[1][k] + coefficients[1] * grad
+    v = coefficients[2] * state[2][k] + coefficients[3] * (grad * grad)
+    rate = lr / (math.sqrt(v) * coefficients[5] + coefficients[6])
     state[1][k] = m
     state[2][k] = v
-    state[0][k] -= rate * m * numbers[4]
+    state[0][k] -= rate * m * coefficients[4]
     return rate

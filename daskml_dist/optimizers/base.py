@@ -12,11 +12,11 @@ from daskml_dist.backends.namespace import namespace
 from daskml_dist.errors.names import NamedParameters
 from daskml_dist.penalties import soft_threshold
 
-__all__ = ["Array", "Optimizer", "Slots"]
+__all__ = ["Array", "Optimizer", "OptimizerState"]
 
 #: Of NumPy, or of another library that follows the array API standard.
 Array = Any
-Slots = dict[str, Array]
+OptimizerState = dict[str, Array]
 
 
 class Optimizer(NamedParameters):
@@ -24,7 +24,7 @@ class Optimizer(NamedParameters):
 
     The rule is `elementwise_update`, written once: compiled loops call it for each parameter, and
     :meth:`update` runs the same lines on whole arrays, to the same bits. An optimizer that cannot
-    say it so has a ``_descend(w, grad, slots, lr, step)`` instead, which moves `w` in place and
+    say it so has a ``_descend(w, grad, opt_state, lr, step)`` instead, which moves `w` in place and
     returns the step size.
 
     Attributes
@@ -39,23 +39,23 @@ class Optimizer(NamedParameters):
     rates_by_rows : bool
         Whether the default rate goes by the size of the rows, where no pilot finds one: first steps
         have the size of the rate, and later ones become short by themselves.
-    slot_names : tuple of str
+    state_names : tuple of str
         The state that it keeps for each parameter.
     uses_scales : bool
         Whether a pass over the rows tells it the scale of each feature before the first step.
     adaptive : bool
         Whether its steps have the size of the learning rate, whatever the gradient's scale.
     elementwise_update : function or None
-        Static, ``elementwise_update(state, k, grad, lr, numbers)``: a step in entry k, in place,
-        without l1. `state` is `w` and then the slots in the order of `slot_names`, `numbers` what
-        :meth:`numbers` returns, in the dtype of `w` like `lr`. Returns the step size: the factor of
-        a constant gradient in the long run, so that fixed points under l1 are minima. Arithmetic,
-        `math`, `min`, `max` and `backends.entries.where` only, and no branches, so that numba
-        compiles it, and arrays can take the place of entries. All numbers are `lr` and those of
-        `numbers`, since another's dtype could widen the result; what follows from these alone is
-        made in :meth:`numbers`.
+        Static, ``elementwise_update(state, k, grad, lr, coefficients)``: a step in entry k, in
+        place, without l1. `state` is `w` and then the optimizer's state in the order of
+        `state_names`, `coefficients` what :meth:`coefficients` returns, in the dtype of `w` like
+        `lr`. Returns the step size: the factor of a constant gradient in the long run, so that
+        fixed points under l1 are minima. Arithmetic, `math`, `min`, `max` and
+        `backends.entries.where` only, and no branches, so that numba compiles it, and arrays can
+        take the place of entries. All numbers are `lr` and those of `coefficients`, since another's
+        dtype could widen the result; what follows from these alone is made in :meth:`coefficients`.
     elementwise_update_l1 : function or None
-        Static, ``elementwise_update_l1(state, k, grad, lr, l1, numbers)``: a step under an l1
+        Static, ``elementwise_update_l1(state, k, grad, lr, l1, coefficients)``: a step under an l1
         penalty of which the optimizer keeps account, at a rate that is not 0. None:
         `elementwise_update`, and then the penalty's proximal operator, which gives exact zeros
         (Duchi and Singer 2009).
@@ -75,7 +75,7 @@ class Optimizer(NamedParameters):
     sparse_learning_rate: ClassVar[float | None] = None
     row_learning_rate: ClassVar[float | None] = None
     rates_by_rows: ClassVar[bool] = False
-    slot_names: ClassVar[tuple[str, ...]] = ()
+    state_names: ClassVar[tuple[str, ...]] = ()
     uses_scales: ClassVar[bool] = False
     adaptive: ClassVar[bool] = False
     elementwise_update: ClassVar[Any] = None
@@ -95,11 +95,11 @@ class Optimizer(NamedParameters):
         if "update" in own and "elementwise_update" not in own:
             cls.elementwise_update = cls.elementwise_update_l1 = None
 
-    def numbers(self, step: int) -> tuple[float, ...]:
+    def coefficients(self, step: int) -> tuple[float, ...]:
         """Numbers that a step (from 1) needs for each entry; given to it in the dtype of `w`."""
         return ()
 
-    def approach(self, before: Slots, slots: Slots, lr: float) -> Any:
+    def approach(self, before: OptimizerState, opt_state: OptimizerState, lr: float) -> Any:
         """Approach to the minimum by the steps between two states, in each parameter.
 
         The sum of step size times curvature: a parameter's distance to its minimum has fallen by
@@ -107,14 +107,14 @@ class Optimizer(NamedParameters):
 
         Parameters
         ----------
-        before, slots : dict of ndarray
+        before, opt_state : dict of ndarray
             State before and after the steps.
         lr : float
             Their learning rate.
 
         Returns
         -------
-        ndarray of the shape of the slots, or float
+        ndarray of the shape of the parameters, or float
             Infinite where the state does not tell.
         """
         return math.inf
@@ -127,12 +127,18 @@ class Optimizer(NamedParameters):
         """
         return self
 
-    def init(self, w: Array) -> Slots:
+    def init(self, w: Array) -> OptimizerState:
         """State before the first step: arrays of the shape and dtype of `w`."""
-        return {name: namespace(w).zeros_like(w) for name in self.slot_names}
+        return {name: namespace(w).zeros_like(w) for name in self.state_names}
 
     def update(
-        self, w: Array, grad: Array, slots: Slots, lr: Any, step: int, l1: float | Array = 0.0
+        self,
+        w: Array,
+        grad: Array,
+        opt_state: OptimizerState,
+        lr: Any,
+        step: int,
+        l1: float | Array = 0.0,
     ) -> None:
         """Take one step, in place.
 
@@ -143,7 +149,7 @@ class Optimizer(NamedParameters):
             parameters is ever written there.
         grad : ndarray of the shape and dtype of `w`
             Gradient of the smooth part of the objective. Destroyed.
-        slots : dict of ndarray
+        opt_state : dict of ndarray
             State of the same rows, as :meth:`init` made it.
         lr : float, or array of shape (1, n_columns)
             Learning rate of this step; of columns that do not know of each other, that of each.
@@ -155,22 +161,22 @@ class Optimizer(NamedParameters):
         penalised = type(l1) is not float or l1 != 0
         moves = not isinstance(lr, float | int) or lr != 0  # rates of columns are never 0
         if penalised and moves and self._rules[1] is not None:
-            move, state, rate, numbers = self._over(self._rules[1], w, slots, lr, step)
-            move(state, ..., grad, rate, l1, numbers)
+            move, state, rate, coefficients = self._over(self._rules[1], w, opt_state, lr, step)
+            move(state, ..., grad, rate, l1, coefficients)
             return
-        rate = self._descend(w, grad, slots, lr, step)
+        rate = self._descend(w, grad, opt_state, lr, step)
         if penalised:
             soft_threshold(w, rate * l1)
 
-    def _descend(self, w: Array, grad: Array, slots: Slots, lr: Any, step: int) -> Any:
+    def _descend(self, w: Array, grad: Array, opt_state: OptimizerState, lr: Any, step: int) -> Any:
         """`elementwise_update` on whole arrays."""
-        move, state, rate, numbers = self._over(self._rules[0], w, slots, lr, step)
-        return move(state, ..., grad, rate, numbers)
+        move, state, rate, coefficients = self._over(self._rules[0], w, opt_state, lr, step)
+        return move(state, ..., grad, rate, coefficients)
 
-    def _over(self, rule: Any, w: Array, slots: Slots, lr: Any, step: int) -> Any:
+    def _over(self, rule: Any, w: Array, opt_state: OptimizerState, lr: Any, step: int) -> Any:
         """A rule for entries as one for arrays, and what it is given beside gradients."""
         xp = namespace(w)
         # As a compiled loop has it: its product with another number is rounded so as well.
         rate = np.float32(lr) if xp is np and w.itemsize == 4 else lr
-        state = w, *map(slots.__getitem__, self.slot_names)
-        return of_arrays(rule, xp), state, rate, self.numbers(step)
+        state = w, *map(opt_state.__getitem__, self.state_names)
+        return of_arrays(rule, xp), state, rate, self.coefficients(step)

@@ -42,31 +42,31 @@ class FTRL(Optimizer):
     name = "ftrl"
     adaptive = True
     default_learning_rate = 0.1
-    slot_names: ClassVar[tuple[str, ...]] = ("n", "dual", "bound")
+    state_names: ClassVar[tuple[str, ...]] = ("n", "dual", "bound")
     beta: float = 1.0
 
     def __post_init__(self) -> None:
         check_positive("beta", self.beta)
 
-    def numbers(self, step: int) -> tuple[float, ...]:
+    def coefficients(self, step: int) -> tuple[float, ...]:
         """`beta`."""
         return (self.beta,)
 
     @staticmethod
-    def elementwise_update(state: Any, k: int, grad: Any, lr: Any, numbers: Any) -> Any:
+    def elementwise_update(state: Any, k: int, grad: Any, lr: Any, coefficients: Any) -> Any:
         """Take one step in entry k."""
         n = state[1][k] + grad * grad
-        rate = lr / (math.sqrt(n) + numbers[0])
+        rate = lr / (math.sqrt(n) + coefficients[0])
         state[1][k] = n
         state[0][k] -= rate * grad
         return rate
 
     @staticmethod
     def elementwise_update_l1(
-        state: Any, k: int, grad: Any, lr: Any, l1: Any, numbers: Any
+        state: Any, k: int, grad: Any, lr: Any, l1: Any, coefficients: Any
     ) -> None:
         """Take one step in entry k."""
         n = state[1][k] + grad * grad
         state[1][k] = n
-        rate = lr / (math.sqrt(n) + numbers[0])
+        rate = lr / (math.sqrt(n) + coefficients[0])
         keep_account(state[0], state[2], state[3], k, grad, rate, l1)

@@ -35,7 +35,7 @@ class SGD(Optimizer):
         return _SparseSGD()
 
     @staticmethod
-    def elementwise_update(state: Any, k: int, grad: Any, lr: Any, numbers: Any) -> Any:
+    def elementwise_update(state: Any, k: int, grad: Any, lr: Any, coefficients: Any) -> Any:
         """Take one step in entry k."""
         state[0][k] -= lr * grad
         return lr
@@ -61,23 +61,23 @@ class Momentum(Optimizer):
 
     name = "momentum"
     default_learning_rate = 0.01
-    slot_names = ("velocity",)
+    state_names = ("velocity",)
     momentum: float = 0.9
 
     def __post_init__(self) -> None:
         check_decay("momentum", self.momentum)
 
-    def numbers(self, step: int) -> tuple[float, ...]:
+    def coefficients(self, step: int) -> tuple[float, ...]:
         """`momentum`, and how far a step leads in the long run, in learning rates."""
         return self.momentum, 1 / (1 - self.momentum)
 
     @staticmethod
-    def elementwise_update(state: Any, k: int, grad: Any, lr: Any, numbers: Any) -> Any:
+    def elementwise_update(state: Any, k: int, grad: Any, lr: Any, coefficients: Any) -> Any:
         """Take one step in entry k."""
-        velocity = numbers[0] * state[1][k] + grad
+        velocity = coefficients[0] * state[1][k] + grad
         state[1][k] = velocity
         state[0][k] -= lr * velocity
-        return lr * numbers[1]
+        return lr * coefficients[1]
 
 
 @dataclass(frozen=True)
@@ -103,12 +103,12 @@ class Nesterov(Momentum):
     name = "nesterov"
 
     @staticmethod
-    def elementwise_update(state: Any, k: int, grad: Any, lr: Any, numbers: Any) -> Any:
+    def elementwise_update(state: Any, k: int, grad: Any, lr: Any, coefficients: Any) -> Any:
         """Take one step in entry k."""
-        velocity = numbers[0] * state[1][k] + grad
+        velocity = coefficients[0] * state[1][k] + grad
         state[1][k] = velocity
-        state[0][k] -= lr * (grad + numbers[0] * velocity)
-        return lr * numbers[1]
+        state[0][k] -= lr * (grad + coefficients[0] * velocity)
+        return lr * coefficients[1]
 
 
 @dataclass(frozen=True)
@@ -118,13 +118,13 @@ class _SparseSGD(FTRL):
     name = SGD.name
     adaptive = SGD.adaptive
     default_learning_rate = SGD.default_learning_rate
-    slot_names = ("dual", "bound")
+    state_names = ("dual", "bound")
 
     elementwise_update = staticmethod(SGD.elementwise_update)
 
     @staticmethod
     def elementwise_update_l1(
-        state: Any, k: int, grad: Any, lr: Any, l1: Any, numbers: Any
+        state: Any, k: int, grad: Any, lr: Any, l1: Any, coefficients: Any
     ) -> None:
         """Take one step in entry k."""
         keep_account(state[0], state[1], state[2], k, grad, lr, l1)

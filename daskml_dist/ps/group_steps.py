@@ -29,7 +29,7 @@ class _Piece:
     at : slice
         Of the group's rows.
     w : array
-    slots : dict of arrays
+    opt_state : dict of arrays
     n_penalised : int
         Leading rows that the penalty applies to.
     l1 : float or array
@@ -37,7 +37,7 @@ class _Piece:
 
     at: slice
     w: Any
-    slots: dict[str, Any]
+    opt_state: dict[str, Any]
     n_penalised: int
     l1: Any
 
@@ -51,7 +51,7 @@ class GroupSteps:
         The shard's part of it.
     w : array of shape (n_rows, width)
         All parameters of the shard.
-    slots : dict of arrays
+    opt_state : dict of arrays
         The optimizer's state of all of them.
     backend : Backend
     coordinates : bool
@@ -59,14 +59,14 @@ class GroupSteps:
     """
 
     def __init__(
-        self, group: Group, w: Any, slots: dict[str, Any], backend: Backend, coordinates: bool
+        self, group: Group, w: Any, opt_state: dict[str, Any], backend: Backend, coordinates: bool
     ) -> None:
         at, k = group.rows, group.n_penalised
         self.group = group
         self.at = at
         self.whole = group.stop - group.start == w.shape[0]
         self._w = w if self.whole else w[at, ...]
-        self._slots = {name: slots[name][at, ...] for name in group.slot_names}
+        self._opt_state = {name: opt_state[name][at, ...] for name in group.state_names}
         self._l2 = group.penalty.l2 if k else 0.0
         self._pieces = self._cut(backend.device == "cpu", _strengths(group, w))
         self._coordinates = coordinates
@@ -117,7 +117,7 @@ class GroupSteps:
             grad += self._l2 * piece.w
         elif self._l2 and k:
             grad[:k, :] += self._l2 * piece.w[:k, ...]
-        self.group.update(piece.w, grad, piece.slots, rate, number, piece.l1)
+        self.group.update(piece.w, grad, piece.opt_state, rate, number, piece.l1)
 
     def _cut(self, on_host: bool, l1: Any) -> list[_Piece]:
         """Pieces of the rows; the whole group, where its optimizer may look at all entries."""
@@ -128,7 +128,7 @@ class GroupSteps:
             _Piece(
                 at,
                 self._w[at, ...],
-                {name: slot[at, ...] for name, slot in self._slots.items()},
+                {name: array[at, ...] for name, array in self._opt_state.items()},
                 min(max(self.group.n_penalised - at.start, 0), at.stop - at.start),
                 l1 if isinstance(l1, float) else l1[at, ...],
             )
@@ -139,7 +139,7 @@ class GroupSteps:
         """The backend's steps over these arrays."""
         group, few = self.group, self._coordinates
         l1, l2, k = group.penalty.l1, group.penalty.l2, group.n_penalised
-        step = Step(self._w, None, self._slots, rows, rate, number, l1, l2, k, few)
+        step = Step(self._w, None, self._opt_state, rows, rate, number, l1, l2, k, few)
         return self._backend.updater(group.optimizer, step)
 
 

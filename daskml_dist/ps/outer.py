@@ -31,15 +31,15 @@ class OuterStep:
     rate: float
     momentum: float
 
-    slot_names = ("outer_origin", "outer_velocity")
+    state_names = ("outer_origin", "outer_velocity")
 
     def init(self, w: Any) -> dict[str, Any]:
         """State before the first meeting: where lanes set out from, and how fast they came."""
         return {"outer_origin": copied(w), "outer_velocity": namespace(w).zeros_like(w)}
 
-    def take(self, w: Any, mean: Any, slots: dict[str, Any]) -> None:
+    def take(self, w: Any, mean: Any, opt_state: dict[str, Any]) -> None:
         """Move `w` from where lanes set out, given the mean of where they are."""
-        origin, velocity = (slots[name] for name in self.slot_names)
+        origin, velocity = (opt_state[name] for name in self.state_names)
         towards = mean - origin
         velocity *= self.momentum
         velocity += towards

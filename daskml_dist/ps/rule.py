@@ -61,9 +61,9 @@ class Group:
         return slice(self.start, self.stop)
 
     @property
-    def slot_names(self) -> tuple[str, ...]:
+    def state_names(self) -> tuple[str, ...]:
         """State kept for each parameter."""
-        return self.optimizer.slot_names if self.descends else ()
+        return self.optimizer.state_names if self.descends else ()
 
     def by_column(self, amount: Any, like: Any) -> Any:
         """A learning rate, or a sum of such a row, of each column; itself where these are alike."""
@@ -73,23 +73,23 @@ class Group:
         return amount * numbers(self.rates, like)[None, :]
 
     def update(
-        self, w: Any, grad: Any, slots: dict[str, Any], rate: float, number: int, l1: Any
+        self, w: Any, grad: Any, opt_state: dict[str, Any], rate: float, number: int, l1: Any
     ) -> None:
         """Take one step of the optimizer's, each column at its own rate.
 
         Parameters
         ----------
-        w, grad, slots, number, l1
+        w, grad, opt_state, number, l1
             As of :meth:`Optimizer.update`.
         rate : float
             Learning rate, with the group's own factor, without those of the columns.
         """
         if not self.rates or self.optimizer.elementwise_update is not None:
-            self.optimizer.update(w, grad, slots, self.by_column(rate, w), number, l1)
+            self.optimizer.update(w, grad, opt_state, self.by_column(rate, w), number, l1)
             return
         for k, factor in enumerate(self.rates):  # it may do anything with a number
             at = slice(k, k + 1)
-            own = {name: slot[:, at] for name, slot in slots.items()}
+            own = {name: array[:, at] for name, array in opt_state.items()}
             strength = l1[:, at] if getattr(l1, "shape", (0, 1))[1] > 1 else l1
             self.optimizer.update(w[:, at], grad[:, at], own, rate * factor, number, strength)
 
@@ -210,14 +210,14 @@ class UpdateRule:
         return tuple(group for group in self.groups if not group.additive) or self.groups
 
     @property
-    def slot_names(self) -> tuple[str, ...]:
+    def state_names(self) -> tuple[str, ...]:
         """State that any group keeps, where rows of others hold zeros, and that of outer steps."""
-        outer = () if self.outer is None else self.outer.slot_names
-        return (*self._group_slots, *outer)
+        outer = () if self.outer is None else self.outer.state_names
+        return (*self._group_state_names, *outer)
 
     @property
-    def _group_slots(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(name for group in self.groups for name in group.slot_names))
+    def _group_state_names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(name for group in self.groups for name in group.state_names))
 
     def init(self, w: Any, start: int = 0) -> dict[str, Any]:
         """State before the first step of the parameters' rows from `start` on."""
@@ -227,13 +227,13 @@ class UpdateRule:
     def _init_groups(self, w: Any, start: int) -> dict[str, Any]:
         if len(self.groups) == 1 and self.groups[0].descends:
             return self.groups[0].optimizer.init(w)
-        slots = {name: zeros(w.shape, w.dtype, w) for name in self._group_slots}
+        opt_state = {name: zeros(w.shape, w.dtype, w) for name in self._group_state_names}
         for group in self.groups:
             at = group.within(start, start + w.shape[0]).rows
             own = group.optimizer.init(w[at, ...]) if group.descends else {}
-            for name, slot in own.items():
-                slots[name][at, ...] = slot
-        return slots
+            for name, array in own.items():
+                opt_state[name][at, ...] = array
+        return opt_state
 
     def at_rates(self, rates: Sequence[float]) -> UpdateRule:
         """The same at constant rates: one for all columns of the parameters, or one for each."""
@@ -263,8 +263,8 @@ class UpdateRule:
         return replace(self, groups=tuple(groups))
 
     @property
-    def owes(self) -> bool:
-        """Whether rows that no gradient touches owe a penalty (coordinates only)."""
+    def penalty_is_lazy(self) -> bool:
+        """Whether rows that no gradient touches have pending penalties (coordinates only)."""
         penalties = [group.penalty for group in self.groups if group.n_penalised]
         return self.coordinates and any(penalty.l1 or penalty.l2 for penalty in penalties)
 
@@ -282,4 +282,6 @@ class UpdateRule:
         """Whether a device's kernels may make several: at coordinates, of one optimizer alone."""
         if not self.steps_alone:
             return False
-        return not self.coordinates or (type(self.only.optimizer) is Adagrad and not self.owes)
+        return not self.coordinates or (
+            type(self.only.optimizer) is Adagrad and not self.penalty_is_lazy
+        )

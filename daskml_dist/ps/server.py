@@ -171,7 +171,9 @@ class ParameterServer:
 
         Parameters
         ----------
-        op : {"rendezvous", "report", "report_sums", "leave", "store", "restore", "settle", "keep"}
+        op : str
+            "rendezvous", "report", "report_sums", "leave", "store", "restore",
+            "apply_pending_penalty" or "keep".
         payload : dict
             Plain values, ``generation`` among them, and snapshots under ``blob``.
         reply : callable
@@ -232,10 +234,10 @@ class ParameterServer:
             lanes = {n: lanes[n] for n in payload["lanes"] if n in lanes}
         return [partial(reply, ok(blob=lanes))]
 
-    def _on_settle(self, payload: Call, reply: CallReply) -> Ready:
-        """Have parameters that no gradient touched pay what they owe of the penalty."""
+    def _on_apply_pending_penalty(self, payload: Call, reply: CallReply) -> Ready:
+        """Apply the penalty that is pending for parameters that no gradient touched."""
         if self.shard is not None:
-            self.shard.settle()
+            self.shard.apply_pending_penalty()
         return [partial(reply, ok())]
 
     def _on_keep(self, payload: Call, reply: CallReply) -> Ready:

@@ -27,8 +27,8 @@ from daskml_dist.ps.shard_state import ShardSnapshot, ShardState, copied
 
 __all__ = ["Shard"]
 
-#: Rows that pay what they owe together.
-_SETTLED = 1 << 18
+#: Rows whose pending penalty is applied together.
+_PENALTY_ROWS = 1 << 18
 
 
 class Shard:
@@ -58,9 +58,9 @@ class Shard:
         self._backend = get_backend("cpu") if backend is None else backend
         self._fused = False
         self.w = state.w
-        self.slots = state.slots or rule.init(state.w, start)
+        self.opt_state = state.opt_state or rule.init(state.w, start)
         if rule.outer is not None:
-            self.slots = rule.outer.init(state.w) | self.slots
+            self.opt_state = rule.outer.init(state.w) | self.opt_state
         self.version = 0
         self.rows = state.rows
         self._first_step = state.step
@@ -71,11 +71,12 @@ class Shard:
         self._steps = self._bound()
         # The package's own make a step to the same bits, one operation at a time or compiled.
         self._any_way = all(knows(group.optimizer) for group in self._groups)
-        # Sum of the learning rates so far, and up to where each row has paid its penalty.
-        self._charged = 0.0
-        #: That sum when all rows had paid; None where nobody knows.
-        self._settled: float | None = 0.0
-        self._paid = np.zeros(len(self.w)) if rule.owes else None
+        # Sum of the learning rates so far, and what it was when the penalty of each row was last
+        # applied: the difference is the penalty that is pending (lazy regularisation).
+        self._rate_sum = 0.0
+        #: The rate sum when no penalty was pending in any row; None where it is not known.
+        self._applied_rate_sum: float | None = 0.0
+        self._row_rate_sums = np.zeros(len(self.w)) if rule.penalty_is_lazy else None
         self._published: NDArray[Any] | None = None
         self._sum: NDArray[np.float64] | None = None
         self._n_summed = state.n_averaged
@@ -88,7 +89,9 @@ class Shard:
         few = self.rule.coordinates
         #: Steps in few rows of each group; None: none has been made.
         self._few: list[FewRows] | None = None
-        return [GroupSteps(part, self.w, self.slots, self._backend, few) for part in self._groups]
+        return [
+            GroupSteps(part, self.w, self.opt_state, self._backend, few) for part in self._groups
+        ]
 
     def follow(self, rule: UpdateRule) -> None:
         """Step by another rule from now on, of which penalties alone are others.
@@ -160,7 +163,7 @@ class Shard:
         rate = float(self.learning_rate() * scale)
         self.version += 1
         self.rows += rows
-        self._charged += rate
+        self._rate_sum += rate
         self._published = None
         return rate
 
@@ -189,14 +192,16 @@ class Shard:
         self.version -= len(steps)
         for step in steps:
             self.rows -= step.rows
-            self._charged -= step.lr
+            self._rate_sum -= step.lr
 
     def _described(self, grad: Any, rows: float, rate: float) -> Step:
         group, few = self._only, self.rule.coordinates
         l1, l2, k = group.penalty.l1, group.penalty.l2, group.n_penalised
         number = max(self.step, 1)  # an empty one may be described before the first
-        arrays = self.w, grad, self.slots
-        return Step(*arrays, rows, rate, number, l1, l2, k, few, self._paid, self._charged)
+        arrays = self.w, grad, self.opt_state
+        return Step(
+            *arrays, rows, rate, number, l1, l2, k, few, self._row_rate_sums, self._rate_sum
+        )
 
     def interleave(self) -> NDArray[Any]:
         """Lay out what each parameter needs side by side, so that it shares a cache line.
@@ -206,29 +211,31 @@ class Shard:
         Returns
         -------
         ndarray of shape (n_rows, 1, 2 or 4)
-            ``(w, *slots, paid)``, of which the shard's own arrays are views from now on; `paid`
-            is up to where a parameter has paid its penalty.
+            ``(w, *opt_state, row_rate_sums)``, of which the shard's own arrays are views from now
+            on; `row_rate_sums` is the rate sum up to which a parameter's penalty has been applied.
         """
-        names = self._only.slot_names
-        paid = np.zeros(len(self.w)) if self._paid is None else self._paid
-        parts = [self.w[:, 0], *(self.slots[name][:, 0] for name in names), paid]
+        names = self._only.state_names
+        row_rate_sums = (
+            np.zeros(len(self.w)) if self._row_rate_sums is None else self._row_rate_sums
+        )
+        parts = [self.w[:, 0], *(self.opt_state[name][:, 0] for name in names), row_rate_sums]
         cells = np.zeros((len(self.w), 1 << (len(parts) - 1).bit_length()), dtype=self.w.dtype)
         for at, part in enumerate(parts):
             cells[:, at] = part
-        self.w, self._paid = cells[:, :1], cells[:, len(parts) - 1]
-        self.slots |= {name: cells[:, i : i + 1] for i, name in enumerate(names, start=1)}
+        self.w, self._row_rate_sums = cells[:, :1], cells[:, len(parts) - 1]
+        self.opt_state |= {name: cells[:, i : i + 1] for i, name in enumerate(names, start=1)}
         self._steps = self._bound()
         return cells
 
     @property
-    def charged(self) -> float:
-        """Sum of the learning rates of all steps, by which penalties are paid."""
-        return self._charged
+    def rate_sum(self) -> float:
+        """Sum of the learning rates of all steps, by which pending penalties are counted."""
+        return self._rate_sum
 
     def count_row_steps(self, rows: Sequence[int], rate: float) -> None:
         """Count batches whose rows were steps of their own, made on :meth:`interleave`'s cells."""
         for n in rows:
-            self._charged += n * rate
+            self._rate_sum += n * rate
         self.version += len(rows)
         self.rows += sum(rows)
         self._published = None
@@ -257,10 +264,10 @@ class Shard:
 
     def _step_at(self, grad: NDArray[Any], rows: float, index: NDArray[Any], rate: float) -> None:
         if self._few is None:
-            given = self.w, self.slots, self._paid, self._backend
+            given = self.w, self.opt_state, self._row_rate_sums, self._backend
             self._few = [FewRows(group, *given) for group in self._groups]
         for few in self._few:
-            few(grad, rows, index, rate, self.step, self._charged)
+            few(grad, rows, index, rate, self.step, self._rate_sum)
 
     def add(self, delta: NDArray[Any], rows: float, index: NDArray[np.int64] | None = None) -> None:
         """Add what another process changed (``"hogwild"``), of all rows or of distinct ones."""
@@ -273,25 +280,29 @@ class Shard:
         self._published = None
         self._add_to_average()
 
-    def settle(self) -> None:
-        """Apply the penalty that untouched rows still owe (coordinates only)."""
-        if self._paid is None or self._charged == self._settled:
+    def apply_pending_penalty(self) -> None:
+        """Apply the penalty that is still pending for untouched rows (coordinates only)."""
+        if self._row_rate_sums is None or self._rate_sum == self._applied_rate_sum:
             return
-        self._settled = self._charged
+        self._applied_rate_sum = self._rate_sum
         for group in self._groups:
-            self._settle(group, self.w[group.rows], self._paid[group.rows])
+            self._apply_pending_penalty_of(
+                group, self.w[group.rows], self._row_rate_sums[group.rows]
+            )
         self._published = None
 
-    def _settle(self, group: Group, w: NDArray[Any], paid: NDArray[np.float64]) -> None:
-        charged, penalty = self._charged * group.rate, group.penalty
-        for at in row_slices(group.n_penalised, _SETTLED):
+    def _apply_pending_penalty_of(
+        self, group: Group, w: NDArray[Any], row_rate_sums: NDArray[np.float64]
+    ) -> None:
+        rate_sum, penalty = self._rate_sum * group.rate, group.penalty
+        for at in row_slices(group.n_penalised, _PENALTY_ROWS):
             if not (penalty.l1 or penalty.l2):
                 break
-            owed = group.by_column((charged - paid[at]).astype(w.dtype)[:, None], w)
-            w[at] /= 1 + owed * penalty.l2
+            pending = group.by_column((rate_sum - row_rate_sums[at]).astype(w.dtype)[:, None], w)
+            w[at] /= 1 + pending * penalty.l2
             if penalty.l1:
-                soft_threshold(w[at], owed * penalty.l1)
-        paid[:] = charged
+                soft_threshold(w[at], pending * penalty.l1)
+        row_rate_sums[:] = rate_sum
 
     def _add_to_average(self) -> None:
         after = self.rule.average_after
@@ -312,7 +323,7 @@ class Shard:
         if self.rule.outer is None:
             self.replace(mean)
             return
-        self.rule.outer.take(self.w, mean, self.slots)
+        self.rule.outer.take(self.w, mean, self.opt_state)
         self._published = None
 
     def rescale(self, largest: NDArray[np.float64], norm: float) -> None:
@@ -328,22 +339,22 @@ class Shard:
         kind: Any = next((g.optimizer for g in self._groups if g.optimizer.uses_scales), None)
         if kind is None:
             return
-        slots = dict(self.slots)
-        kind.rescale(self.w, slots, largest, norm)
-        for name, slot in slots.items():  # steps are bound to the arrays that there are
-            self.slots[name][...] = slot
+        opt_state = dict(self.opt_state)
+        kind.rescale(self.w, opt_state, largest, norm)
+        for name, array in opt_state.items():  # steps are bound to the arrays that there are
+            self.opt_state[name][...] = array
         self._published = None
 
     def snapshot(self) -> ShardSnapshot:
         """Copy of everything."""
         return ShardSnapshot(
             copied(self.w),
-            {name: copied(slot) for name, slot in self.slots.items()},
+            {name: copied(array) for name, array in self.opt_state.items()},
             self.version,
             self._first_step,
             self.rows,
-            self._charged,
-            None if self._paid is None else copied(self._paid),
+            self._rate_sum,
+            None if self._row_rate_sums is None else copied(self._row_rate_sums),
             None if self._sum is None else copied(self._sum),
             self._n_summed,
         )
@@ -351,13 +362,15 @@ class Shard:
     def restore(self, snapshot: ShardSnapshot) -> None:
         """Become what the shard of the snapshot was; the snapshot stays as it is."""
         self.w = copied(snapshot.w)
-        self.slots = {name: copied(slot) for name, slot in snapshot.slots.items()}
+        self.opt_state = {name: copied(array) for name, array in snapshot.opt_state.items()}
         self.version, self._first_step = snapshot.version, snapshot.first_step
-        self.rows, self._charged = snapshot.rows, snapshot.charged
-        self._paid = None if snapshot.paid is None else copied(snapshot.paid)
+        self.rows, self._rate_sum = snapshot.rows, snapshot.rate_sum
+        self._row_rate_sums = (
+            None if snapshot.row_rate_sums is None else copied(snapshot.row_rate_sums)
+        )
         self._sum = None if snapshot.total is None else copied(snapshot.total)
         self._n_summed = snapshot.n_summed
-        self._steps, self._settled = self._bound(), None
+        self._steps, self._applied_rate_sum = self._bound(), None
         self._published = None
 
     def published(self) -> NDArray[Any]:
@@ -372,9 +385,9 @@ class Shard:
 
         Without `copy` the shard's own arrays, which it must not change any more.
         """
-        self.settle()
+        self.apply_pending_penalty()
         average = None
         if self._sum is not None:
             average = cast(self._sum / self._n_summed, self.w.dtype)
-        whole = ShardState(self.w, self.slots, self.step, self.rows, average, self._n_summed)
+        whole = ShardState(self.w, self.opt_state, self.step, self.rows, average, self._n_summed)
         return whole.part(slice(None)) if copy else whole

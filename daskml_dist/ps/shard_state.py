@@ -19,7 +19,7 @@ class ShardState:
     """All that a fit must keep to go on later; arrays of shape (n_rows, width)."""
 
     w: NDArray[Any]
-    slots: dict[str, NDArray[Any]]
+    opt_state: dict[str, NDArray[Any]]
     step: int = 0
     rows: float = 0.0
     average: NDArray[Any] | None = None
@@ -38,7 +38,7 @@ class ShardState:
         """Copy of a slice of rows."""
         return ShardState(
             copied(self.w[rows, ...]),
-            {name: copied(slot[rows, ...]) for name, slot in self.slots.items()},
+            {name: copied(array[rows, ...]) for name, array in self.opt_state.items()},
             self.step,
             self.rows,
             None if self.average is None else copied(self.average[rows, ...]),
@@ -52,7 +52,7 @@ class ShardState:
         concat = namespace(first.w).concat
         return ShardState(
             concat([p.w for p in parts]),
-            {name: concat([p.slots[name] for p in parts]) for name in first.slots},
+            {name: concat([p.opt_state[name] for p in parts]) for name in first.opt_state},
             first.step,
             first.rows,
             None
@@ -79,17 +79,17 @@ class StateParts:
 class ShardSnapshot:
     """All of a shard at one version: restored, it goes on to the bit as it would have.
 
-    Unlike a `ShardState` it leaves penalties that untouched rows owe as they are, since paying
-    them at another time would change the digits.
+    Unlike a `ShardState` it leaves the pending penalties of untouched rows as they are, since
+    applying them at another time would change the digits.
     """
 
     w: NDArray[Any]
-    slots: dict[str, NDArray[Any]]
+    opt_state: dict[str, NDArray[Any]]
     version: int
     first_step: int
     rows: float
-    charged: float
-    paid: NDArray[np.float64] | None
+    rate_sum: float
+    row_rate_sums: NDArray[np.float64] | None
     total: NDArray[np.float64] | None
     n_summed: int
 
@@ -98,8 +98,8 @@ class ShardSnapshot:
         return replace(
             self,
             w=self.w[rows],
-            slots={name: slot[rows] for name, slot in self.slots.items()},
-            paid=None if self.paid is None else self.paid[rows],
+            opt_state={name: array[rows] for name, array in self.opt_state.items()},
+            row_rate_sums=None if self.row_rate_sums is None else self.row_rate_sums[rows],
             total=None if self.total is None else self.total[rows],
         )
 
@@ -113,8 +113,10 @@ class ShardSnapshot:
         return replace(
             parts[0],
             w=joined([p.w for p in parts]),
-            slots={name: joined([p.slots[name] for p in parts]) for name in parts[0].slots},
-            paid=joined([p.paid for p in parts]),
+            opt_state={
+                name: joined([p.opt_state[name] for p in parts]) for name in parts[0].opt_state
+            },
+            row_rate_sums=joined([p.row_rate_sums for p in parts]),
             total=joined([p.total for p in parts]),
         )
 

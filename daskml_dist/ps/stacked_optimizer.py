@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.entries import of_arrays
 from daskml_dist.backends.namespace import namespace, numbers
-from daskml_dist.optimizers.base import Array, Optimizer, Slots
+from daskml_dist.optimizers.base import Array, Optimizer, OptimizerState
 from daskml_dist.penalties import soft_threshold
 from daskml_dist.schedules import Constant
 
@@ -46,11 +46,11 @@ class StackedOptimizer(Optimizer):
     name = "stacked"
 
     @property
-    def slot_names(self) -> tuple[str, ...]:  # type: ignore[override]
+    def state_names(self) -> tuple[str, ...]:  # type: ignore[override]
         """As of each."""
-        return self.each.slot_names
+        return self.each.state_names
 
-    def init(self, w: Array) -> Slots:
+    def init(self, w: Array) -> OptimizerState:
         """As of each."""
         return self.each.init(w)
 
@@ -66,7 +66,13 @@ class StackedOptimizer(Optimizer):
         return np.array([self.rates(one) for one in passes])
 
     def update(
-        self, w: Array, grad: Array, slots: Slots, lr: float, step: int, l1: float | Array = 0.0
+        self,
+        w: Array,
+        grad: Array,
+        opt_state: OptimizerState,
+        lr: float,
+        step: int,
+        l1: float | Array = 0.0,
     ) -> None:
         """Take one step in each column, in place.
 
@@ -82,8 +88,8 @@ class StackedOptimizer(Optimizer):
             numbers(values, w)[None, :] for values in (self.rates(lr), self.l1, self.l2)
         )
         penalised = type(l1) is not float
-        state = w, *map(slots.__getitem__, self.slot_names)
-        coefficients, kind = self.each.numbers(step), type(self.each)
+        state = w, *map(opt_state.__getitem__, self.state_names)
+        coefficients, kind = self.each.coefficients(step), type(self.each)
         if penalised:
             grad += l1 * l2_strength * w
         if penalised and self.l1.any():

@@ -35,7 +35,7 @@ def moved(
         at = positions(old, new)
         known = np.flatnonzero(at >= 0)
         fresh.w[first + known] = state.w[start + at[known]]
-        for name, slot in fresh.slots.items():
-            slot[first + known] = state.slots[name][start + at[known]]
+        for name, array in fresh.opt_state.items():
+            array[first + known] = state.opt_state[name][start + at[known]]
         first, start = first + len(new), start + len(old)
-    return replace(state, w=fresh.w, slots=fresh.slots)
+    return replace(state, w=fresh.w, opt_state=fresh.opt_state)

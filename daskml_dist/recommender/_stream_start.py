@@ -52,6 +52,6 @@ class StartedPairs(Started):
         given = [own.array for own in self.ids]
         orders = [np.argsort(ids, kind="stable") for ids in given]
         at = np.concatenate([orders[0], orders[1] + model.n_users])
-        slots = {name: slot[at] for name, slot in state.slots.items()}
+        opt_state = {name: array[at] for name, array in state.opt_state.items()}
         users, items = (ids[order] for ids, order in zip(given, orders, strict=True))
-        return ShardState(state.w[at], slots, state.step, state.rows), (users, items)
+        return ShardState(state.w[at], opt_state, state.step, state.rows), (users, items)

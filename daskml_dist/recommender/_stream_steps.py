@@ -87,12 +87,12 @@ class StepsOfPairs(Steps):
         fit = roomy(self.fit, n_users, n_items)
         work = fit.steps
         w = work.model.init(work.seed, old.w.dtype)
-        slots = work.rule.init(w)
+        opt_state = work.rule.init(w)
         for to, start, n in (0, 0, before.n_users), (n_users, before.n_users, before.n_items):
             w[to : to + n] = old.w[start : start + n]
-            for name, slot in slots.items():
-                slot[to : to + n] = old.slots[name][start : start + n]
-        shard = Shard(work.rule, ShardState(w, slots, old.step, old.rows))
+            for name, array in opt_state.items():
+                array[to : to + n] = old.opt_state[name][start : start + n]
+        shard = Shard(work.rule, ShardState(w, opt_state, old.step, old.rows))
         with Interrupts() as interrupts, interrupts.held():
             self.fit, self._work, self._model, self.shard = fit, work, work.model, shard
             self._grown(fit)

@@ -76,14 +76,14 @@ class StreamedPairs(Streamed):
         fit = roomy(fit, *(2 * len(own) for own in ids))
         model: Any = fit.steps.model
         w = model.init(fit.work.seed, fit.rows.dtype)
-        slots = fit.steps.rule.init(w)
-        same = slots.keys() == state.slots.keys()  # another optimizer begins anew
+        opt_state = fit.steps.rule.init(w)
+        same = opt_state.keys() == state.opt_state.keys()  # another optimizer begins anew
         n = len(ids[0])
         for to, start, stop in ((0, 0, n), (model.n_users, n, len(state.w))):
             w[to : to + stop - start] = state.w[start:stop]
-            for name in slots if same else ():
-                slots[name][to : to + stop - start] = state.slots[name][start:stop]
-        return fit.working(initial=ShardState(w, slots, state.step, state.rows))
+            for name in opt_state if same else ():
+                opt_state[name][to : to + stop - start] = state.opt_state[name][start:stop]
+        return fit.working(initial=ShardState(w, opt_state, state.step, state.rows))
 
     def _resume_stream(self, saved: Saved, path: Any, classes: Any) -> StartedPairs:
         from daskml_dist.recommender._stream_ids import Ids, ids_of

@@ -345,7 +345,7 @@ class MatrixFactorization(StreamedPairs, BaseRecommender, BaseSteps):
                 "them as they were, or set warm_start=False."
             )
         w = model.init(settings.seed, state.w.dtype)
-        fresh = ShardState(w, settings.optimizer.init(w) if state.slots else {})
+        fresh = ShardState(w, settings.optimizer.init(w) if state.opt_state else {})
         return moved(state, fresh, (self.user_ids_, self.item_ids_), self._ids)
 
     # -- what was fitted -----------------------------------------------------------------------

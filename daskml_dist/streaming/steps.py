@@ -85,7 +85,7 @@ class Steps:
                 self.shard.rescale(*scales)
             loss = self._steps(rows, n_rows)
         if self._few:
-            self.shard.settle()  # as at the end of a pass
+            self.shard.apply_pending_penalty()  # as at the end of a pass
         return loss
 
     def _steps(self, rows: BatchRows, n_rows: int) -> float:
@@ -113,12 +113,12 @@ class Steps:
     def reset(self, parameters: bool) -> None:
         """Begin the optimizer and the schedule anew, and the parameters where asked for."""
         old, work = self.shard, self._work
-        old.settle()
+        old.apply_pending_penalty()
         w = work.model.init(work.seed, old.w.dtype) if parameters else old.w
-        slots = old.rule.init(w, 0)
-        if "scale" in slots:  # units of the features are none of what was learned
-            slots["scale"] = old.slots["scale"]
-        self.shard = Shard(old.rule, ShardState(w, slots))
+        opt_state = old.rule.init(w, 0)
+        if "scale" in opt_state:  # units of the features are none of what was learned
+            opt_state["scale"] = old.opt_state["scale"]
+        self.shard = Shard(old.rule, ShardState(w, opt_state))
 
     def _follow(self, n_rows: int) -> None:
         """Step by the rule of steps of so many rows from now on."""

@@ -40,7 +40,7 @@ def encode(state: ShardState | NDArray[np.uint8], facts: dict[str, Any]) -> byte
         return _file({"log": state}, facts)
     arrays: dict[str, Any] = {
         "w": state.w,
-        **{f"slot_{name}": slot for name, slot in state.slots.items()},
+        **{f"slot_{name}": slot for name, slot in state.opt_state.items()},
     }
     if state.average is not None:
         arrays["average"] = state.average
@@ -127,11 +127,11 @@ def decode_any(data: bytes, name: str) -> tuple[ShardState | NDArray[np.uint8], 
         return arrays["log"], facts
     if problem := _problem(arrays, facts):
         raise DamagedError(f"{name} is no whole checkpoint: {problem}.")
-    slots = {
+    opt_state = {
         key.removeprefix("slot_"): array for key, array in arrays.items() if key.startswith("slot_")
     }
     state = ShardState(
-        arrays["w"], slots, facts["step"], facts["rows_seen"],
+        arrays["w"], opt_state, facts["step"], facts["rows_seen"],
         arrays.get("average"), facts["n_averaged"],
     )  # fmt: skip
     return state, facts

@@ -135,12 +135,12 @@ def calibrated_together(fits: Sequence[FitSpec], block: Block, seed: int) -> lis
             np.concatenate(points, axis=1).astype(first.begin.dtype)
             for points in found.starts(first.begin, ITERATIONS, first.whole)
         )
-        slots = {name: np.repeat(s, len(fits), axis=1) for name, s in first.slots_here.items()}
+        opt_state = {name: np.repeat(s, len(fits), axis=1) for name, s in first.state_here.items()}
         own = {}
         if isinstance(first.optimizer, Adagrad | NAG):
-            own = found.warmed(first.optimizer, w, slots, first.batch)
+            own = found.warmed(first.optimizer, w, opt_state, first.batch)
         factors = found.rates(
-            first.optimizer, tried, own or slots, [task.base for task in tasks], first.batch,
+            first.optimizer, tried, own or opt_state, [task.base for task in tasks], first.batch,
             rate_search.calm if first.whole else rate_search.best,
         )  # fmt: skip
         return [
@@ -191,30 +191,32 @@ def _of_targets(fit: FitSpec, block: Block, seed: int) -> FitSpec:
     if model.loss.in_target_units:
         units = tuple(1.0 if task is None else task.unit for task in tasks)
         model = replace(model, units=units)
-    slots = [(told if task is None else task).slots for task in tasks]
+    opt_state = [(told if task is None else task).opt_state for task in tasks]
     return fit.working(
         model=model,
-        initial=_side_by_side([one.steps.start_state(fit.rows.dtype) for one in found], slots),
+        initial=_side_by_side([one.steps.start_state(fit.rows.dtype) for one in found], opt_state),
         rule=told.rule.at_rates(rates),
     )
 
 
 def _side_by_side(states: list[ShardState], fresh: list[dict[str, Any]]) -> ShardState:
-    """One state of several; where one has slots, those of others that have none are fresh."""
-    names = next((tuple(state.slots) for state in states if state.slots), ())
-    slots = {
-        name: np.hstack([s.slots.get(name, f[name]) for s, f in zip(states, fresh, strict=True)])
+    """One state of several; where one has optimizer state, the others begin with a fresh one."""
+    names = next((tuple(state.opt_state) for state in states if state.opt_state), ())
+    opt_state = {
+        name: np.hstack(
+            [s.opt_state.get(name, f[name]) for s, f in zip(states, fresh, strict=True)]
+        )
         for name in names
     }
-    return ShardState(np.hstack([state.w for state in states]), slots)
+    return ShardState(np.hstack([state.w for state in states]), opt_state)
 
 
 def _alone(fit: FitSpec, target: int) -> FitSpec:
     """The fit of one of several targets."""
     state, at = fit.steps.start_state(fit.rows.dtype), slice(target, target + 1)
-    slots = {name: slot[:, at].copy() for name, slot in state.slots.items()}
+    opt_state = {name: array[:, at].copy() for name, array in state.opt_state.items()}
     return fit.working(
         model=linear_model(fit).of_target(target),
-        initial=ShardState(state.w[:, at].copy(), slots),
+        initial=ShardState(state.w[:, at].copy(), opt_state),
         rule=fit.steps.rule.at_rate_of(target),
     )

@@ -55,14 +55,14 @@ class Task:
     """A fit and the pilot that it asks.
 
     `columns` are the rows of the parameters that the sample touches and `begin` these in the
-    beginning; `slots` are the optimizer's state of all, `rule` is in units that suit the features,
-    `unit` the first loss. `whole`: the sample is all rows.
+    beginning; `opt_state` is the optimizer's state of all, `rule` is in units that suit the
+    features, `unit` the first loss. `whole`: the sample is all rows.
     """
 
     fit: FitSpec
     pilot: Pilot
     columns: Any
-    slots: dict[str, Any]
+    opt_state: dict[str, Any]
     begin: Any
     rule: UpdateRule
     unit: float
@@ -99,9 +99,9 @@ class Task:
         if not 0 < unit < np.inf:
             return None
         rule = _in_units(work.rule, largest)
-        slots = state.slots or _slots(rule.only.optimizer, state.w, block, model)
+        opt_state = state.opt_state or _opt_state(rule.only.optimizer, state.w, block, model)
         whole = block.n_rows == sum(lane_rows(fit))
-        return cls(fit, pilot, columns, slots, begin, rule, unit, whole)
+        return cls(fit, pilot, columns, opt_state, begin, rule, unit, whole)
 
     @property
     def optimizer(self) -> Optimizer:
@@ -121,9 +121,9 @@ class Task:
         return base / before.only.optimizer.default_learning_rate
 
     @property
-    def slots_here(self) -> dict[str, Any]:
+    def state_here(self) -> dict[str, Any]:
         """State of the parameters that the sample touches."""
-        return {name: slot[self.columns] for name, slot in self.slots.items()}
+        return {name: array[self.columns] for name, array in self.opt_state.items()}
 
     def stacks(self, fits: Sequence[FitSpec]) -> bool:
         """Whether pilots of all fits can be columns, with this one's."""
@@ -140,21 +140,21 @@ class Task:
     def calibrated(self) -> FitSpec:
         """The fit with what its own pilot finds."""
         start = _Start(self.pilot, self.optimizer, self.batch, self.base)
-        return self.found(*start.of(self.begin, self.slots_here, self.whole))
+        return self.found(*start.of(self.begin, self.state_here, self.whole))
 
     def found(self, w: Any, own: dict[str, Any], factor: float) -> FitSpec:
         """The fit with what the pilot has found."""
         fit, work, columns = self.fit, self.fit.steps, self.columns
-        if not (np.isfinite(w).all() and all(np.isfinite(slot).all() for slot in own.values())):
+        if not (np.isfinite(w).all() and all(np.isfinite(array).all() for array in own.values())):
             return fit
         if work.single_rows and "accumulator" in own:
             # Squares of the rows' own gradients, of those of their means.
             own["accumulator"] *= self.batch**2
         start, stopping = work.start_state(fit.rows.dtype), work.stopping
-        slots = {name: slot.copy() for name, slot in self.slots.items()}
+        opt_state = {name: array.copy() for name, array in self.opt_state.items()}
         start.w[columns] = w
-        for name, slot in own.items():
-            slots[name][columns] = slot
+        for name, array in own.items():
+            opt_state[name][columns] = array
         if linear_model(fit).loss.in_target_units and stopping.tol is not None:
             stopping = replace(stopping, tol=stopping.tol * self.unit)
         rule = replace(self.rule, groups=tuple(
@@ -162,7 +162,7 @@ class Task:
             for group, own_group in zip(self.rule.groups, work.rule.groups, strict=True)
         ), schedule=Constant(self.base * factor))  # fmt: skip
         return fit.working(
-            initial=ShardState(start.w, slots if own else {}), rule=rule, stopping=stopping
+            initial=ShardState(start.w, opt_state if own else {}), rule=rule, stopping=stopping
         )
 
 
@@ -223,7 +223,7 @@ class _Start:
     base: float
 
     def of(
-        self, begin: Any, slots: dict[str, Any], whole: bool
+        self, begin: Any, opt_state: dict[str, Any], whole: bool
     ) -> tuple[Any, dict[str, Any], float]:
         """Parameters, the optimizer's state (empty: a fresh one), and the factor.
 
@@ -238,17 +238,17 @@ class _Start:
             w, settled = pilot.minimum(begin, max(n_iter, 1))[0], False
         w, tried = w.astype(begin.dtype), tried.astype(begin.dtype)
         rate = pilot.calm_rate if settled else pilot.best_rate
-        own = self._warmed(w, slots)
-        return w, own, rate(self.optimizer, tried, own or slots, self.base, self.batch)
+        own = self._warmed(w, opt_state)
+        return w, own, rate(self.optimizer, tried, own or opt_state, self.base, self.batch)
 
-    def _warmed(self, w: Any, slots: dict[str, Any]) -> dict[str, Any]:
+    def _warmed(self, w: Any, opt_state: dict[str, Any]) -> dict[str, Any]:
         # Sums of squares, but no moments, can be those of steps that never were.
         if not isinstance(self.optimizer, Adagrad | NAG):
             return {}
-        return self.pilot.warmed(self.optimizer, w, slots, self.batch)
+        return self.pilot.warmed(self.optimizer, w, opt_state, self.batch)
 
 
-def _slots(optimizer: Optimizer, w: Any, block: Block, model: LinearModel) -> dict[str, Any]:
+def _opt_state(optimizer: Optimizer, w: Any, block: Block, model: LinearModel) -> dict[str, Any]:
     """State of an optimizer before its first step."""
     if not isinstance(optimizer, NAG):
         return optimizer.init(w)

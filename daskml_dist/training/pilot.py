@@ -199,41 +199,41 @@ class Pilot:
     # -- the rate ------------------------------------------------------------------------------
 
     def warmed(
-        self, optimizer: Optimizer, w: Array, slots: dict[str, Array], batch: int
+        self, optimizer: Optimizer, w: Array, opt_state: dict[str, Array], batch: int
     ) -> dict[str, Array]:
         """State of an optimizer that has seen the sample's batches at `w`."""
-        own = {name: slot.copy() for name, slot in slots.items()}
+        own = {name: array.copy() for name, array in opt_state.items()}
         return self._passed(optimizer, w.copy(), own, 0.0, batch)[1]
 
     def best_rate(
-        self, optimizer: Optimizer, w: Array, slots: dict[str, Array], base: float, batch: int
+        self, optimizer: Optimizer, w: Array, opt_state: dict[str, Array], base: float, batch: int
     ) -> float:
         """The factor on the `base` rate by which the other half's batches lead farthest down."""
         search = rate_search.best(self.value(w))
-        return self._rate(search, optimizer, w, slots, base, batch)
+        return self._rate(search, optimizer, w, opt_state, base, batch)
 
     def calm_rate(
-        self, optimizer: Optimizer, w: Array, slots: dict[str, Array], base: float, batch: int
+        self, optimizer: Optimizer, w: Array, opt_state: dict[str, Array], base: float, batch: int
     ) -> float:
         """A factor on the `base` rate, small enough that steps at a minimum stay there."""
         search = rate_search.calm(self.value(w))
-        return self._rate(search, optimizer, w, slots, base, batch)
+        return self._rate(search, optimizer, w, opt_state, base, batch)
 
     def _rate(
-        self, search: rate_search.Search, optimizer: Optimizer, w: Array, slots: dict[str, Array],
-        base: float, batch: int,
+        self, search: rate_search.Search, optimizer: Optimizer, w: Array,
+        opt_state: dict[str, Array], base: float, batch: int,
     ) -> float:  # fmt: skip
         def losses(_: list[int], asked: list[int]) -> list[float]:
             rates = [base * rate_search.factor(k) for k in asked]
-            return [self._value_after(optimizer, w, slots, rate, batch) for rate in rates]
+            return [self._value_after(optimizer, w, opt_state, rate, batch) for rate in rates]
 
         return rate_search.found([search], losses)[0]
 
     def _value_after(
-        self, optimizer: Optimizer, w: Array, slots: dict[str, Array], rate: float, batch: int
+        self, optimizer: Optimizer, w: Array, opt_state: dict[str, Array], rate: float, batch: int
     ) -> float:
         """The loss of all rows after batches of the other half; infinite where steps diverge."""
-        own = {name: slot.copy() for name, slot in slots.items()}
+        own = {name: array.copy() for name, array in opt_state.items()}
         moved, _ = self._passed(optimizer, w.copy(), own, rate, batch, self.n_rows // 2)
         value = self.value(moved) if np.isfinite(moved).all() else np.inf
         return value if np.isfinite(value) else np.inf
@@ -243,10 +243,10 @@ class Pilot:
         return self.backend.to_device(self.X)
 
     def _passed(
-        self, optimizer: Optimizer, w: Array, slots: dict[str, Array], rate: float, batch: int,
+        self, optimizer: Optimizer, w: Array, opt_state: dict[str, Array], rate: float, batch: int,
         first: int = 0,
     ) -> tuple[Array, dict[str, Array]]:  # fmt: skip
-        """Parameters and slots after the batches from a row on, or the first of these."""
+        """Parameters and optimizer state after the batches from a row on, or the first of these."""
         X, k = self._rows, self.model.n_penalised
         l1: Any = 0.0
         if self.penalty.l1 and rate:
@@ -263,8 +263,8 @@ class Pilot:
                 gradient /= at.stop - at.start
                 if self.penalty.l2:
                     gradient[:k] += self.penalty.l2 * w[:k]
-                optimizer.update(w, gradient, slots, rate, number, l1)
-        return w, slots
+                optimizer.update(w, gradient, opt_state, rate, number, l1)
+        return w, opt_state
 
 
 def trial_starts(first: int, n_rows: int, batch: int, n_parameters: int) -> range:

@@ -231,11 +231,11 @@ def _scaled(
         return initial
     if linear.fit_intercept:
         scales = scales.with_intercept()
-    if initial is None or not initial.slots:
+    if initial is None or not initial.opt_state:
         w = model.init(settings.seed, dtype) if initial is None else initial.w
         return ShardState(w, optimizer.init_scaled(w, scales.largest, scales.norm))
     initial = initial.part(slice(None))  # the user's model is left alone
-    optimizer.rescale(initial.w, initial.slots, scales.largest, scales.norm)
+    optimizer.rescale(initial.w, initial.opt_state, scales.largest, scales.norm)
     return initial
 
 

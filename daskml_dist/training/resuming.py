@@ -33,7 +33,7 @@ def facts_of(fit: FitSpec, records: list[dict[str, Any]]) -> dict[str, Any]:
 
 def most_bytes(fit: FitSpec) -> int:
     """Bytes of a checkpoint of this fit at most."""
-    n_arrays = 2 + len(fit.steps.rule.slot_names)
+    n_arrays = 2 + len(fit.steps.rule.state_names)
     size = int(np.prod(fit.steps.shape)) * np.dtype(fit.rows.dtype).itemsize
     return n_arrays * size + _FACTS + _PASS * fit.work.stopping.max_iter
 
@@ -108,11 +108,13 @@ def _unfit(fit: FitSpec, state: ShardState) -> str:
     if state.w.shape != fit.steps.shape or state.w.dtype != fit.rows.dtype:
         return f"holds parameters of shape {state.w.shape} and dtype {state.w.dtype}"
     wanted = fit.steps.rule.init(np.zeros_like(state.w))
-    if state.slots.keys() != wanted.keys():
-        return f"holds the optimizer state {sorted(state.slots)}, and {sorted(wanted)} is needed"
-    for name, slot in state.slots.items():
-        if slot.shape != wanted[name].shape:
-            return f"holds {name} in the shape {slot.shape} instead of {wanted[name].shape}"
+    if state.opt_state.keys() != wanted.keys():
+        return (
+            f"holds the optimizer state {sorted(state.opt_state)}, and {sorted(wanted)} is needed"
+        )
+    for name, array in state.opt_state.items():
+        if array.shape != wanted[name].shape:
+            return f"holds {name} in the shape {array.shape} instead of {wanted[name].shape}"
     return ""
 
 

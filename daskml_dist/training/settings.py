@@ -46,10 +46,10 @@ class Settings:
     pipeline: Pipeline | None = None
 
     @property
-    def slot_names(self) -> set[str]:
+    def state_names(self) -> set[str]:
         """Names of the optimizers' state."""
         own = [o.optimizer for o in (self.groups or {}).values() if o.optimizer is not None]
-        return {name for optimizer in (self.optimizer, *own) for name in optimizer.slot_names}
+        return {name for optimizer in (self.optimizer, *own) for name in optimizer.state_names}
 
     def dtype_of(self, survey: DataSummary) -> str:
         """The dtype of the parameters of a fit to some rows."""

@@ -100,14 +100,14 @@ class StackedPilot:
             return bent + losses / total
 
     def warmed(
-        self, optimizer: Optimizer, w: Array, slots: dict[str, Array], batch: int
+        self, optimizer: Optimizer, w: Array, opt_state: dict[str, Array], batch: int
     ) -> dict[str, Array]:
         """States of an optimizer that has seen the sample's batches at `w`."""
         every = np.arange(len(self.l2))
-        return self._passed(optimizer, w, slots, np.zeros(len(every)), batch, 0, every)[1]
+        return self._passed(optimizer, w, opt_state, np.zeros(len(every)), batch, 0, every)[1]
 
     def rates(
-        self, optimizer: Optimizer, w: Array, slots: dict[str, Array], base: Sequence[float],
+        self, optimizer: Optimizer, w: Array, opt_state: dict[str, Array], base: Sequence[float],
         batch: int, search: Callable[[float], rate_search.Search] = rate_search.best,
     ) -> list[float]:  # fmt: skip
         """As :meth:`Pilot.best_rate` or, with another search, `calm_rate`, of each column."""
@@ -115,7 +115,7 @@ class StackedPilot:
 
         def losses(at: list[int], asked: list[int]) -> list[float]:
             rates = own[at] * np.array([rate_search.factor(k) for k in asked])
-            some = {name: slot[:, at] for name, slot in slots.items()}
+            some = {name: array[:, at] for name, array in opt_state.items()}
             first = self.pilot.n_rows // 2
             moved, _ = self._passed(optimizer, w[:, at], some, rates, batch, first, np.array(at))
             found = self.values(moved, at)
@@ -185,14 +185,14 @@ class StackedPilot:
         return value
 
     def _passed(
-        self, optimizer: Optimizer, w: Array, slots: dict[str, Array], rates: Array, batch: int,
+        self, optimizer: Optimizer, w: Array, opt_state: dict[str, Array], rates: Array, batch: int,
         first: int, columns: Array,
     ) -> tuple[Array, dict[str, Array]]:  # fmt: skip
-        """Parameters and slots after the batches from a row on, or the first of these."""
+        """Parameters and optimizer state after the batches from a row on, or the first of these."""
         pilot, k = self.pilot, self.pilot.model.n_penalised
-        w, slots = w.copy(), {name: slot.copy() for name, slot in slots.items()}
+        w, opt_state = w.copy(), {name: array.copy() for name, array in opt_state.items()}
         l2, rate = (a.astype(w.dtype)[None, :] for a in (self.l2[columns], rates))
-        state = w, *map(slots.__getitem__, optimizer.slot_names)
+        state = w, *map(opt_state.__getitem__, optimizer.state_names)
         move = of_arrays(type(optimizer).elementwise_update, np)
         starts = trial_starts(first, pilot.n_rows, batch, len(w))
         model, wide = self._model(len(columns)), _with_row(w)
@@ -205,8 +205,8 @@ class StackedPilot:
                 model.add_gradient(wide, rows, out, pilot.backend)
                 gradient = out[:-1] / w.dtype.type(at.stop - at.start)
                 gradient[:k] += l2 * w[:k]
-                move(state, ..., gradient, rate, optimizer.numbers(number))
-        return w, slots
+                move(state, ..., gradient, rate, optimizer.coefficients(number))
+        return w, opt_state
 
 
 class _OneSplit(FoldAssignment):

@@ -304,21 +304,21 @@ def test_optimizers(name: str, l1: float, dtype: Any, other: Backend) -> None:
     rng = np.random.default_rng(6)
     w = rng.normal(size=(6, 2)).astype(dtype)
     optimizer = OPTIMIZERS[name]()
-    far, slots, strengths = other.to_device(w), optimizer.init(w), np.full((6, 1), l1, dtype)
-    before = {key: slot.copy() for key, slot in slots.items()}
-    far_slots = optimizer.init(far)
+    far, opt_state, strengths = other.to_device(w), optimizer.init(w), np.full((6, 1), l1, dtype)
+    before = {key: array.copy() for key, array in opt_state.items()}
+    far_state = optimizer.init(far)
     for step in range(1, 11):
         grad = rng.normal(size=w.shape).astype(dtype)
         far_grad = other.to_device(grad)
-        optimizer.update(w, grad, slots, 0.1, step, strengths if l1 else 0.0)
+        optimizer.update(w, grad, opt_state, 0.1, step, strengths if l1 else 0.0)
         far_l1 = other.to_device(strengths) if l1 else 0.0
-        optimizer.update(far, far_grad, far_slots, 0.1, step, far_l1)
+        optimizer.update(far, far_grad, far_state, 0.1, step, far_l1)
     _same(far, w, other, 64)
-    assert slots.keys() == far_slots.keys()
-    for key, slot in slots.items():
-        _same(far_slots[key], slot, other, 64)
-    approach = optimizer.approach(before, slots, 0.1)
-    far_approach = optimizer.approach(_copy(before, other), far_slots, 0.1)
+    assert opt_state.keys() == far_state.keys()
+    for key, array in opt_state.items():
+        _same(far_state[key], array, other, 64)
+    approach = optimizer.approach(before, opt_state, 0.1)
+    far_approach = optimizer.approach(_copy(before, other), far_state, 0.1)
     if isinstance(approach, float):
         assert far_approach == approach
     else:
@@ -351,8 +351,8 @@ def test_shards(name: str, penalty: str | None, dtype: Any, other: Backend) -> N
         assert a.average is not None
         _same(b.average, a.average, other, 64)
         _same(b.w, a.w, other, 64)
-        for key, slot in a.slots.items():
-            _same(b.slots[key], slot, other, 64)
+        for key, array in a.opt_state.items():
+            _same(b.opt_state[key], array, other, 64)
         # Further steps leave a state as it is, and another shard goes on from it.
         near, far = Shard(rule, a), Shard(rule, b)
     near.replace(delta)

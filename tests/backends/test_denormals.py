@@ -59,7 +59,7 @@ def test_moments_of_networks_end_at_nothing(client: Client, n_servers: int) -> N
         size = n // 2
         rows = da.from_array(X[:n] * factor, chunks=(size, -1)), da.from_array(y[:n], chunks=size)
         model.partial_fit(*rows, classes=[0, 1])
-    m = np.abs(model._state.slots["m"])
+    m = np.abs(model._state.opt_state["m"])
     least = np.finfo(np.float32).tiny
     assert not ((m > 0) & (m < least)).any()
     assert (model.coefs_[0] != 0).all()

@@ -83,19 +83,19 @@ def _column(backend: Backend, values: Any) -> Any:
 def test_fused_steps(backend: Backend) -> None:
     """Adam with both penalties on all rows but the last, as its own lines have it."""
     optimizer, w = Adam(), draw_floats(P, 2)
-    slots = optimizer.init(w)
+    opt_state = optimizer.init(w)
     device_w = backend.to_device(w.copy())
-    device_slots = {name: backend.to_device(slot.copy()) for name, slot in slots.items()}
+    device_state = {name: backend.to_device(array.copy()) for name, array in opt_state.items()}
     strengths = np.r_[np.full(P - 1, 0.3), 0.0][:, None]
     for number in (1, 2, 3):
         grad = draw_floats(P, 2) / number
         moved = backend.to_device(4 * grad)
-        step = Step(device_w, moved, device_slots, 4.0, 0.1, number, 0.3, 0.2, P - 1)
+        step = Step(device_w, moved, device_state, 4.0, 0.1, number, 0.3, 0.2, P - 1)
         if not backend.update(optimizer, step):
             assert backend.name == "numpy"
             return
         grad[:-1] += 0.2 * w[:-1]
-        optimizer.update(w, grad, slots, 0.1, number, strengths)
+        optimizer.update(w, grad, opt_state, 0.1, number, strengths)
     np.testing.assert_allclose(backend.to_numpy(device_w), w, rtol=1e-12, atol=1e-14)
 
 

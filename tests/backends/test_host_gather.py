@@ -36,7 +36,7 @@ WITH_ROWS = sorted(name for name, loss in LOSSES.items() if loss.at_row)
 class ArraysAlone(SGD):
     """An optimizer that numba cannot compile."""
 
-    def _descend(self, w: Any, grad: Any, slots: Any, lr: float, step: int) -> Any:
+    def _descend(self, w: Any, grad: Any, opt_state: Any, lr: float, step: int) -> Any:
         w -= lr * grad
         return lr
 
@@ -145,7 +145,7 @@ def test_every_loss_and_optimizer(
         assert found == pytest.approx(value, rel=rtol)
     assert (ours.step, ours.rows) == (other.step, other.rows) == (3, 9)
     for mine, theirs in zip(
-        (ours.w, *ours.slots.values()), (other.w, *other.slots.values()), strict=True
+        (ours.w, *ours.opt_state.values()), (other.w, *other.opt_state.values()), strict=True
     ):
         np.testing.assert_allclose(mine, theirs, rtol=10 * rtol, atol=rtol)
 

@@ -43,16 +43,16 @@ STEPS = [
 
 def _start(optimizer: Optimizer, dtype: Any) -> tuple[NDArray[Any], dict[str, NDArray[Any]]]:
     w = np.random.default_rng(0).normal(0, 0.03, (N, 2)).astype(dtype)
-    slots = optimizer.init(w)
-    if "scale" in slots:
-        slots["scale"] += dtype(1.5)
-    return w, slots
+    opt_state = optimizer.init(w)
+    if "scale" in opt_state:
+        opt_state["scale"] += dtype(1.5)
+    return w, opt_state
 
 
 def _equal(ours: Any, theirs: Any) -> None:
     np.testing.assert_array_equal(ours[0], theirs[0])
-    for name, slot in theirs[1].items():
-        np.testing.assert_array_equal(ours[1][name], slot)
+    for name, array in theirs[1].items():
+        np.testing.assert_array_equal(ours[1][name], array)
 
 
 @pytest.mark.parametrize(("name", "dtype", "l1"), STEPS)
@@ -98,7 +98,7 @@ def test_groups_of_a_shard(clip: float | None, monkeypatch: pytest.MonkeyPatch) 
         shards.append(Shard(rule, ShardState(rng.normal(size=(20, 1)), {})))
         for _ in range(5):
             shards[-1].apply(rng.normal(size=(20, 1)), 7.0)
-    _equal(*[(shard.w, shard.slots) for shard in shards])
+    _equal(*[(shard.w, shard.opt_state) for shard in shards])
     assert made == [3] * 3 + [4] * 3 + [5] * 3
 
 
@@ -139,13 +139,13 @@ class Signs(Optimizer):
 
     name, default_learning_rate = "signs", 0.1
 
-    def numbers(self, step: int) -> tuple[float, ...]:
+    def coefficients(self, step: int) -> tuple[float, ...]:
         return 0.5, 0.0
 
     @staticmethod
-    def elementwise_update(state: Any, k: Any, grad: Any, lr: Any, numbers: Any) -> Any:
-        size = min(max(_halved(grad, numbers[0]), lr), numbers[0])
-        state[0][k] -= lr * where(grad > numbers[1], size, -size)
+    def elementwise_update(state: Any, k: Any, grad: Any, lr: Any, coefficients: Any) -> Any:
+        size = min(max(_halved(grad, coefficients[0]), lr), coefficients[0])
+        state[0][k] -= lr * where(grad > coefficients[1], size, -size)
         return lr
 
 
@@ -155,14 +155,14 @@ class Interpreted(SGD):
     log: tuple[Any, ...] = ({"no": object()},)
 
     @staticmethod
-    def elementwise_update(state: Any, k: Any, grad: Any, lr: Any, numbers: Any) -> Any:
+    def elementwise_update(state: Any, k: Any, grad: Any, lr: Any, coefficients: Any) -> Any:
         state[0][k] -= lr * grad * len(Interpreted.log)
         return lr
 
 
 class Unknown(SGD):
     @staticmethod
-    def elementwise_update(state: Any, k: Any, grad: Any, lr: Any, numbers: Any) -> Any:
+    def elementwise_update(state: Any, k: Any, grad: Any, lr: Any, coefficients: Any) -> Any:
         state[0][k] -= lr * math.erf(grad)
         return lr
 
@@ -174,7 +174,7 @@ def test_a_users_own(optimizer: Any, passes: bool, monkeypatch: pytest.MonkeyPat
     w = np.linspace(-1, 1, 6)[:, None]
     one, arrays, grad = w.copy(), w.copy(), np.linspace(-3, 2, 6)[:, None]
     for k in range(6):
-        optimizer.elementwise_update((one[:, 0],), k, grad[k, 0], 0.1, optimizer.numbers(1))
+        optimizer.elementwise_update((one[:, 0],), k, grad[k, 0], 0.1, optimizer.coefficients(1))
     optimizer.update(arrays, grad.copy(), {}, 0.1, 1)
     np.testing.assert_array_equal(one, arrays)
     done = NumpyBackend().update(optimizer, Step(w, grad, {}, 1.0, 0.1, 1, 0.0, 0.0, 0))

@@ -448,14 +448,14 @@ def test_steps_in_some_rows_of_the_parameters(dtype: str) -> None:
     rng, rate, l2, n_rows = np.random.default_rng(12), 0.1, 0.5, 60
     for n, width in itertools.product(around(16), (1, 3)):
         w = rng.normal(size=(n_rows, width)).astype(dtype)
-        paid, expected = np.zeros(n_rows), w.astype(float)
+        row_rate_sums, expected = np.zeros(n_rows), w.astype(float)
         step = Step(w, None, {}, 4.0, rate, 1, 0.0, l2, n_rows - 1)
-        updates, charged = CoordinateUpdates(SGD(), step, paid), 0.0
+        updates, rate_sum = CoordinateUpdates(SGD(), step, row_rate_sums), 0.0
         last = np.zeros(n_rows)
         for number in range(1, 4):
-            at, charged = np.sort(rng.choice(n_rows, n, replace=False)), charged + rate
+            at, rate_sum = np.sort(rng.choice(n_rows, n, replace=False)), rate_sum + rate
             grad = rng.normal(size=(n, width)).astype(dtype)
-            updates(at, grad, 4.0, rate, number, charged)
+            updates(at, grad, 4.0, rate, number, rate_sum)
             since = np.where(at < n_rows - 1, number - last[at], 0)[:, None]
             expected[at] -= rate * (grad / 4.0 + l2 * since * expected[at])
             last[at] = number

@@ -141,10 +141,10 @@ def _rule(optimizer: str, average_after: int | None = None) -> UpdateRule:
 
 def _shard(rule: UpdateRule, backend: Backend) -> Shard:
     w = np.linspace(-0.5, 0.5, D + 1)[:, None]
-    slots = rule.only.optimizer.init(w)
-    if "scale" in slots:
-        slots["scale"] += 1.5
-    moved = {name: backend.to_device(slot) for name, slot in slots.items()}
+    opt_state = rule.only.optimizer.init(w)
+    if "scale" in opt_state:
+        opt_state["scale"] += 1.5
+    moved = {name: backend.to_device(array) for name, array in opt_state.items()}
     return Shard(rule, ShardState(backend.to_device(w), moved), backend=backend)
 
 
@@ -180,9 +180,11 @@ def test_recorded_steps_are_those_by_hand(backend: Backend, optimizer: str, cont
             by_hand.apply(grad, n)
             assert value == pytest.approx(expected, rel=1e-9)
         np.testing.assert_allclose(backend.to_numpy(ours.w), by_hand.w, rtol=1e-9, atol=1e-12)
-    for name, slot in by_hand.slots.items():
-        np.testing.assert_allclose(backend.to_numpy(ours.slots[name]), slot, rtol=1e-9, atol=1e-12)
-    assert (ours.step, ours.rows, ours.charged) == (by_hand.step, by_hand.rows, by_hand.charged)
+    for name, array in by_hand.opt_state.items():
+        np.testing.assert_allclose(
+            backend.to_numpy(ours.opt_state[name]), array, rtol=1e-9, atol=1e-12
+        )
+    assert (ours.step, ours.rows, ours.rate_sum) == (by_hand.step, by_hand.rows, by_hand.rate_sum)
     # Five steps were recorded, once; others were launched one by one, as at first.
     if backend.device == "gpu":
         assert [n for n, graph in recorded._graphs.items() if graph is not None] == [5]
@@ -216,7 +218,7 @@ def test_recorded_steps_at_columns(backend: Backend, dtype: Any) -> None:
             by_hand.apply(grad[index], n, index)
             assert value == pytest.approx(expected, rel=1e-5)
     close = {"rtol": 1e-4, "atol": 1e-6} if dtype is np.float32 else {"rtol": 1e-12}
-    sums = by_hand.slots["accumulator"], ours.slots["accumulator"]
+    sums = by_hand.opt_state["accumulator"], ours.opt_state["accumulator"]
     for expected, found in ((by_hand.w, ours.w), sums):
         np.testing.assert_allclose(backend.to_numpy(found), expected, **close)
 

@@ -57,7 +57,7 @@ def _run(shard: Shard, pieces: list[Any], order: Any) -> float:
     penalty = shard.rule.only.penalty
     steps = RowSteps(LogLoss(), shard.rule.only.optimizer, penalty.l1, penalty.l2, True)
     cells = shard.interleave()
-    total = steps.run(*_in_order(pieces, order), cells, RATE, shard.charged)
+    total = steps.run(*_in_order(pieces, order), cells, RATE, shard.rate_sum)
     shard.count_row_steps([len(order)], RATE)
     return total
 
@@ -76,14 +76,14 @@ def test_one_row_equals_the_array_form(name: str) -> None:
 def test_one_entry_equals_the_array_form(name: str) -> None:
     optimizer, rng = OPTIMIZERS[name](), np.random.default_rng(0)
     w = rng.normal(size=9)
-    slots = optimizer.init(w)
-    state = tuple(a.copy() for a in (w, *(slots[n] for n in optimizer.slot_names)))
+    opt_state = optimizer.init(w)
+    state = tuple(a.copy() for a in (w, *(opt_state[n] for n in optimizer.state_names)))
     for step in range(1, 6):
         grad = rng.normal(size=len(w))
         for k in range(len(w)):
-            optimizer.elementwise_update(state, k, grad[k], RATE, optimizer.numbers(step))
-        optimizer.update(w, grad, slots, RATE, step)
-    for mine, theirs in zip(state, (w, *slots.values()), strict=True):
+            optimizer.elementwise_update(state, k, grad[k], RATE, optimizer.coefficients(step))
+        optimizer.update(w, grad, opt_state, RATE, step)
+    for mine, theirs in zip(state, (w, *opt_state.values()), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-12)
 
 
@@ -91,22 +91,25 @@ def test_one_entry_equals_the_array_form(name: str) -> None:
 def test_no_step_is_longer_for_what_races_lost(name: str) -> None:
     """Each part of an entry's state may be any that was ever written; the first is the longest."""
     optimizer, rng = OPTIMIZERS[name](), np.random.default_rng(0)
-    numbers, new = optimizer.numbers(1), [np.zeros(1), *optimizer.init(np.zeros(1)).values()]
+    coefficients, new = (
+        optimizer.coefficients(1),
+        [np.zeros(1), *optimizer.init(np.zeros(1)).values()],
+    )
     written = [[array[0]] for array in new]
     for _ in range(300):
         grad = rng.normal() * 10 ** rng.uniform(-3, 3)
         first = [array.copy() for array in new]
-        optimizer.elementwise_update(first, 0, grad, RATE, numbers)
+        optimizer.elementwise_update(first, 0, grad, RATE, coefficients)
         state = [np.array([rng.choice(values)]) for values in written]
         before = state[0][0]
-        optimizer.elementwise_update(state, 0, grad, RATE, numbers)
+        optimizer.elementwise_update(state, 0, grad, RATE, coefficients)
         assert abs(state[0][0] - before) <= abs(first[0][0]) + 1e-12 * abs(before)
         for values, array in zip(written, state, strict=True):
             values.append(array[0])
 
 
 def _by_hand(X: Any, y: Any, order: Any, adagrad: bool, l1: float, l2: float) -> NDArray[Any]:
-    """SGD or Adagrad row by row; a touched coefficient pays the penalty of all steps since."""
+    """SGD or Adagrad row by row; a touched coefficient gets the penalty of all steps since."""
     dense = np.hstack([X.toarray(), np.ones((X.shape[0], 1))])
     w, squares, last = np.zeros((3, dense.shape[1]))
     for t, i in enumerate(order, start=1):
@@ -119,9 +122,9 @@ def _by_hand(X: Any, y: Any, order: Any, adagrad: bool, l1: float, l2: float) ->
         moved = w[touched] - size * g
         w[touched] = np.sign(moved) * np.maximum(abs(moved) - size * l1 * since, 0)
         last[touched] = t
-    owed = RATE * (len(order) - last[:-1])
-    w[:-1] /= 1 + owed * l2
-    w[:-1] = np.sign(w[:-1]) * np.maximum(abs(w[:-1]) - owed * l1, 0)
+    pending = RATE * (len(order) - last[:-1])
+    w[:-1] /= 1 + pending * l2
+    w[:-1] = np.sign(w[:-1]) * np.maximum(abs(w[:-1]) - pending * l1, 0)
     return w
 
 

@@ -27,10 +27,10 @@ def test_optimizers_are_numpys_to_the_last_bit(name, dtype, guarded):
     rng = np.random.default_rng(0)
     for l1, penalised in ((0.0, n), (0.05, n), (0.0, n - 1)):
         w = rng.normal(size=n).astype(dtype)
-        slots = optimizer.init(w)
+        opt_state = optimizer.init(w)
         if name == "nag":
-            slots["scale"] = rng.uniform(0.5, 2, n).astype(dtype)
-        ours, state = guarded(w), [guarded(slot) for slot in slots.values()]
+            opt_state["scale"] = rng.uniform(0.5, 2, n).astype(dtype)
+        ours, state = guarded(w), [guarded(array) for array in opt_state.values()]
         state += [None] * (3 - len(state))
         for step in (1, 2, 3):
             sums = rng.normal(size=n).astype(dtype)
@@ -44,10 +44,10 @@ def test_optimizers_are_numpys_to_the_last_bit(name, dtype, guarded):
             )  # fmt: skip
             grad = sums / rows
             grad[:penalised] += l2 * w[:penalised]
-            optimizer.update(w, grad, slots, 0.1, step, l1)
+            optimizer.update(w, grad, opt_state, 0.1, step, l1)
         np.testing.assert_array_equal(ours, w)
-        for mine, slot in zip(state, slots.values(), strict=False):
-            np.testing.assert_array_equal(mine, slot)
+        for mine, array in zip(state, opt_state.values(), strict=False):
+            np.testing.assert_array_equal(mine, array)
         assert not l1 or name == "adamw" or (w == 0).any()
 
 
@@ -61,8 +61,8 @@ def test_l1_spares_what_is_not_penalised(name, guarded):
     rng = np.random.default_rng(0)
     w = rng.normal(size=n).astype("float32")
     l1 = np.where(np.arange(n) < 30, 0.3, 0.0).astype("float32")
-    slots = optimizer.init(w)
-    ours, state = guarded(w), [guarded(slot) for slot in slots.values()]
+    opt_state = optimizer.init(w)
+    ours, state = guarded(w), [guarded(array) for array in opt_state.values()]
     state += [None] * (3 - len(state))
     for step in (1, 2):
         grad = rng.normal(size=n).astype("float32")
@@ -70,7 +70,7 @@ def test_l1_spares_what_is_not_penalised(name, guarded):
         for rows in (1.0, 0.0):  # a step of no rows changes nothing
             numbers = kernels.optimizer_numbers(optimizer, rows, 0.1, step)
             run(library, "optimizer_update", launch, *arrays, n, 30, 0.3, 0.0, *numbers, None)
-        optimizer.update(w, grad, slots, 0.1, step, l1)
+        optimizer.update(w, grad, opt_state, 0.1, step, l1)
     np.testing.assert_allclose(ours, w, rtol=1e-6, atol=1e-8)
     assert (w[30:] != 0).all()
 
@@ -118,8 +118,8 @@ def _check_adagrad(guarded, dtype, index, rows, w, gradient):
     optimizer, n, d = OPTIMIZERS["adagrad"](), len(rows), len(w) - 1
     mean, expected = gradient / n, w.copy()
     accumulator = guarded(np.full(d + 1, 0.5, dtype))
-    slots = {"accumulator": accumulator.copy()}
-    optimizer.update(expected, mean, slots, 0.1, 1)
+    opt_state = {"accumulator": accumulator.copy()}
+    optimizer.update(expected, mean, opt_state, 0.1, 1)
     options = kernels.options("csr_adagrad", dtype, result=dtype, index=index)
     library = build("csr_adagrad", options)
     launch = replace(kernels.launch("csr_adagrad", n, d, dtype, 1), grid=2)
@@ -129,4 +129,4 @@ def _check_adagrad(guarded, dtype, index, rows, w, gradient):
         run(library, "csr_adagrad", launch, *arrays, d, 1, numbers)
     assert (gradient == 0).all()
     np.testing.assert_allclose(w, expected, rtol=10 * RTOL[dtype], atol=RTOL[dtype])
-    np.testing.assert_allclose(accumulator, slots["accumulator"], rtol=10 * RTOL[dtype])
+    np.testing.assert_allclose(accumulator, opt_state["accumulator"], rtol=10 * RTOL[dtype])

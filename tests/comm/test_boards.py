@@ -109,7 +109,9 @@ def test_steps_of_a_team_are_those_of_all_gradients(
     for cut in (1, 4):
         for replica in some.each(lambda group, cut=cut: _together(group, lanes, in_order, cut)):
             np.testing.assert_array_equal(replica.w, expected.w)
-            np.testing.assert_array_equal(replica.slots["velocity"], expected.slots["velocity"])
+            np.testing.assert_array_equal(
+                replica.opt_state["velocity"], expected.opt_state["velocity"]
+            )
             assert (replica.step, replica.rows) == (expected.step, expected.rows)
 
 

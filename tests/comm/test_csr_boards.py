@@ -123,9 +123,11 @@ def _check(
     assert expected.w.any()
     for replica, own in found:
         np.testing.assert_array_equal(replica.w, expected.w)
-        np.testing.assert_array_equal(replica.slots["accumulator"], expected.slots["accumulator"])
-        assert (replica.step, replica.rows, replica.charged) == (
-            expected.step, expected.rows, expected.charged,
+        np.testing.assert_array_equal(
+            replica.opt_state["accumulator"], expected.opt_state["accumulator"]
+        )
+        assert (replica.step, replica.rows, replica.rate_sum) == (
+            expected.step, expected.rows, expected.rate_sum,
         )  # fmt: skip
         assert own == {lane: losses[lane] for lane in own}
 

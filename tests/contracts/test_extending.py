@@ -72,10 +72,10 @@ def _optimizer(names: dict[str, Any]) -> None:
     _fits(names, "clf", 0.9)
     rng = np.random.default_rng(1)
     w, optimizer = rng.normal(size=8), names["RMSProp"]()
-    slots, expected, square = optimizer.init(w), w.copy(), np.zeros(8)
+    opt_state, expected, square = optimizer.init(w), w.copy(), np.zeros(8)
     for step in range(1, 6):
         grad = rng.normal(size=8)
-        optimizer.update(w, grad.copy(), slots, 0.1, step)
+        optimizer.update(w, grad.copy(), opt_state, 0.1, step)
         square = 0.9 * square + 0.1 * grad**2
         expected -= 0.1 * grad / (np.sqrt(square) + 1e-8)
     np.testing.assert_allclose(w, expected, rtol=1e-12)

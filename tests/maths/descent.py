@@ -11,7 +11,7 @@ from daskml_dist.optimizers import (
 
 def descend(optimizer: Optimizer, w: Any, gradients: Any, lr: float, l1: Any = 0.0) -> Any:
     w = w.copy()
-    slots = optimizer.init(w)
+    opt_state = optimizer.init(w)
     for step, gradient in enumerate(gradients, start=1):
-        optimizer.update(w, gradient.copy(), slots, lr, step, l1)
+        optimizer.update(w, gradient.copy(), opt_state, lr, step, l1)
     return w

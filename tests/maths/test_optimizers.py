@@ -51,10 +51,10 @@ def _minimise(
     l1: Any = 0.0,
 ) -> NDArray[Any]:
     """The point reached with a rate that falls along half a cosine."""
-    slots = optimizer.init(w)
+    opt_state = optimizer.init(w)
     for step in range(1, n_steps + 1):
         rate = lr * (1 + math.cos(math.pi * (step - 1) / n_steps)) / 2
-        optimizer.update(w, gradient(w), slots, rate, step, l1)
+        optimizer.update(w, gradient(w), opt_state, rate, step, l1)
     return w
 
 
@@ -120,17 +120,17 @@ def test_strong_l1_empties_the_model(name: str) -> None:
 def test_update_is_in_place_and_keeps_the_dtype(name: str, l1: Any, dtype: Any) -> None:
     optimizer = get_optimizer(name)
     w = np.ones((6, 2), dtype)
-    slots = optimizer.init(w)
-    held = dict(slots)
+    opt_state = optimizer.init(w)
+    held = dict(opt_state)
     strength = np.full((6, 1), 0.1, dtype) if l1 == "rows" else l1
     # A NumPy scalar, as a schedule of NumPy scalars gives it, must not widen anything.
     for step, lr in enumerate((0.1, np.float64(0.1)), start=1):
-        assert optimizer.update(w, np.full_like(w, 0.5), slots, lr, step, strength) is None
-    assert set(slots) == set(optimizer.slot_names)
-    for slot_name, slot in slots.items():
-        assert slot is held[slot_name]
-        assert slot.shape == w.shape
-        assert slot.dtype == dtype
+        assert optimizer.update(w, np.full_like(w, 0.5), opt_state, lr, step, strength) is None
+    assert set(opt_state) == set(optimizer.state_names)
+    for state_name, array in opt_state.items():
+        assert array is held[state_name]
+        assert array.shape == w.shape
+        assert array.dtype == dtype
     assert w.dtype == dtype
     assert np.all(w < 1)
 
@@ -167,9 +167,9 @@ def test_parameters_are_never_scratch(name: str, l1: float) -> None:
     """Under ``"hogwild"`` others read them in the middle of an update."""
     optimizer = get_optimizer(name)
     w = np.ones((6, 2)).view(_Watched)
-    slots = optimizer.init(np.asarray(w))
+    opt_state = optimizer.init(np.asarray(w))
     for step in range(1, 4):
-        optimizer.update(w, np.full((6, 2), 0.5), slots, 0.01, step, l1)
+        optimizer.update(w, np.full((6, 2), 0.5), opt_state, 0.01, step, l1)
     assert 0 < w.farthest < 0.1
 
 
@@ -183,17 +183,17 @@ def test_rows_alone_equal_these_rows_of_the_whole(name: str, l1: Any, dtype: Any
     rows = np.array([0, 3, 4, 8])
     part = whole[rows]
     strengths = rng.random((9, 1)).astype(dtype) / 10
-    slots, part_slots = optimizer.init(whole), optimizer.init(part)
+    opt_state, part_state = optimizer.init(whole), optimizer.init(part)
     for step in range(1, 8):
         gradient = rng.normal(size=whole.shape).astype(dtype)
         for w, state, g, strength in (
-            (whole, slots, gradient.copy(), strengths),
-            (part, part_slots, gradient[rows], strengths[rows]),
+            (whole, opt_state, gradient.copy(), strengths),
+            (part, part_state, gradient[rows], strengths[rows]),
         ):
             optimizer.update(w, g, state, 0.1, step, strength if l1 == "rows" else l1)
     np.testing.assert_array_equal(part, whole[rows])
-    for slot_name in optimizer.slot_names:
-        np.testing.assert_array_equal(part_slots[slot_name], slots[slot_name][rows])
+    for state_name in optimizer.state_names:
+        np.testing.assert_array_equal(part_state[state_name], opt_state[state_name][rows])
 
 
 @EVERY
@@ -211,25 +211,25 @@ def test_rows_without_l1_among_rows_with(name: str) -> None:
 def test_zero_gradient_and_zero_rate(name: str) -> None:
     optimizer = _without_decay(name)
     w = np.ones((3, 1), np.float32)
-    slots = optimizer.init(w)
+    opt_state = optimizer.init(w)
     with np.errstate(all="raise"):
-        optimizer.update(w, np.zeros_like(w), slots, 0.1, 1)
-        optimizer.update(w, np.ones_like(w), slots, 0.0, 2, 0.1)
+        optimizer.update(w, np.zeros_like(w), opt_state, 0.1, 1)
+        optimizer.update(w, np.ones_like(w), opt_state, 0.0, 2, 0.1)
     np.testing.assert_array_equal(w, 1)
 
 
 @EVERY
-def test_continues_from_its_slots(name: str) -> None:
-    """The slots and the step are the whole state: it survives a round trip."""
+def test_continues_from_its_state(name: str) -> None:
+    """The state and the number of the step are all there is: it survives a round trip."""
     optimizer = get_optimizer(name)
     gradients = np.random.default_rng(7).normal(size=(10, 4, 1))
     w = np.ones((4, 1))
     expected = descend(optimizer, w, gradients, 0.1, 0.01)
-    slots = optimizer.init(w)
+    opt_state = optimizer.init(w)
     for step, gradient in enumerate(gradients, start=1):
         if step == 6:
-            optimizer, w, slots = pickle.loads(pickle.dumps((optimizer, w, slots)))
-        optimizer.update(w, gradient.copy(), slots, 0.1, step, 0.01)
+            optimizer, w, opt_state = pickle.loads(pickle.dumps((optimizer, w, opt_state)))
+        optimizer.update(w, gradient.copy(), opt_state, 0.1, step, 0.01)
     np.testing.assert_array_equal(w, expected)
 
 

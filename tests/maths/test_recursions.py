@@ -128,10 +128,10 @@ def test_under_l1_noise_leaves_the_zeros_of_the_optimum(optimizer: Optimizer) ->
     rng = np.random.default_rng(6)
     target, l1 = np.array([[0.0], [0.05], [-0.05], [0.5], [-2.0]]), 0.1
     optimizer, w = optimizer.under_l1(), np.zeros((5, 1))
-    slots = optimizer.init(w)
+    opt_state = optimizer.init(w)
     for step in range(1, 4001):
         noise = rng.normal(size=w.shape)
-        optimizer.update(w, w - target + noise, slots, 0.5 / step**0.5, step, l1)
+        optimizer.update(w, w - target + noise, opt_state, 0.5 / step**0.5, step, l1)
     optimum = np.sign(target) * np.maximum(np.abs(target) - l1, 0)
     np.testing.assert_array_equal(w == 0, optimum == 0)
     np.testing.assert_allclose(w, optimum, atol=0.25)  # the noise of the last steps

@@ -58,12 +58,12 @@ def test_groups_step_as_each_would_alone(compiled: bool, monkeypatch: pytest.Mon
         for group, shard in zip(GROUPS, alone, strict=True):
             mine = (index >= group.start) & (index < group.stop)
             shard.apply(gradient[mine], 4, index[mine] - group.start)
-    together.settle()
+    together.apply_pending_penalty()
     for group, shard in zip(GROUPS, alone, strict=True):
-        shard.settle()
+        shard.apply_pending_penalty()
         np.testing.assert_allclose(together.w[group.rows], shard.w, rtol=1e-12)
-        for name in group.slot_names:
-            np.testing.assert_allclose(together.slots[name][group.rows], shard.slots[name])
+        for name in group.state_names:
+            np.testing.assert_allclose(together.opt_state[name][group.rows], shard.opt_state[name])
 
 
 def test_shards_of_some_rows_step_as_the_whole() -> None:
@@ -74,7 +74,7 @@ def test_shards_of_some_rows_step_as_the_whole() -> None:
         parts[0].apply(gradient[first], 4, index[first])
         parts[1].apply(gradient[~first], 4, index[~first] - 7)
     for shard in (whole, *parts):
-        shard.settle()
+        shard.apply_pending_penalty()
     np.testing.assert_allclose(np.vstack([part.w for part in parts]), whole.w, rtol=1e-12)
 
 

@@ -141,13 +141,13 @@ def test_coordinates_of_all_rows_equal_dense(
     np.testing.assert_allclose(lazy.w, dense.w, rtol=1e-12 if dtype is np.float64 else 1e-5)
     assert lazy.w.dtype == dtype
     settled = lazy.w.copy()
-    lazy.settle()
+    lazy.apply_pending_penalty()
     np.testing.assert_array_equal(lazy.w, settled)
 
 
 @EVERY
 def test_touched_rows_equal_those_of_a_smaller_problem(optimizer: str) -> None:
-    """Untouched rows keep parameters and slots, without a penalty."""
+    """Untouched rows keep parameters and optimizer state, without a penalty."""
     index = np.array([1, 2, 5, 8])
     shard = _shard(_rule(optimizer, coordinates=True))
     small = _shard(_rule(optimizer), _weights()[index])
@@ -157,10 +157,10 @@ def test_touched_rows_equal_those_of_a_smaller_problem(optimizer: str) -> None:
     np.testing.assert_array_equal(shard.w[index], small.w)
     untouched = np.setdiff1d(np.arange(N_ROWS), index)
     np.testing.assert_array_equal(shard.w[untouched], _weights()[untouched])
-    for name, slot in shard.slots.items():
-        np.testing.assert_array_equal(slot[index], small.slots[name])
+    for name, array in shard.opt_state.items():
+        np.testing.assert_array_equal(array[index], small.opt_state[name])
         fresh = shard.rule.only.optimizer.init(shard.w)[name]
-        np.testing.assert_array_equal(slot[untouched], fresh[untouched])
+        np.testing.assert_array_equal(array[untouched], fresh[untouched])
 
 
 @pytest.mark.parametrize(("optimizer", "penalty", "dtype"), _compiled_cases())
@@ -170,7 +170,9 @@ def test_compiled_steps_in_few_rows_have_the_bits_of_arrays(
     rule = _rule(optimizer, get_penalty(penalty, 0.05, 0.5), InverseScaling(0.1), coordinates=True)
     compiled, arrays = (_shard(rule, _weights(dtype)) for _ in range(2))
     (group,) = arrays._groups
-    arrays._few = [FewRows(group, arrays.w, arrays.slots, arrays._paid, arrays._backend)]
+    arrays._few = [
+        FewRows(group, arrays.w, arrays.opt_state, arrays._row_rate_sums, arrays._backend)
+    ]
     arrays._few[0]._compiled = False
     for shard in (compiled, arrays):
         shard.apply(_gradients(1)[0].astype(dtype), 3, np.arange(N_ROWS))
@@ -182,8 +184,8 @@ def test_compiled_steps_in_few_rows_have_the_bits_of_arrays(
     assert compiled._few is not None
     assert bool(compiled._few[0]._compiled) == (rule.only.optimizer.elementwise_update is not None)
     np.testing.assert_array_equal(compiled.w, arrays.w)
-    for name, slot in compiled.slots.items():
-        np.testing.assert_array_equal(slot, arrays.slots[name])
+    for name, array in compiled.opt_state.items():
+        np.testing.assert_array_equal(array, arrays.opt_state[name])
 
 
 def test_step_that_touches_nothing() -> None:
@@ -198,7 +200,7 @@ def test_step_that_touches_nothing() -> None:
 
 @pytest.mark.parametrize("touch", [True, False])
 def test_owed_l1_equals_the_dense_penalty(touch: bool) -> None:
-    """SGD owes `rate * l1` for every step, whether a touch or the end collects it."""
+    """SGD applies `rate * l1` for every step, whether a touch or the end collects it."""
     kinds = Penalty(0.07, 0.0)
     dense = _shard(_rule(penalty=kinds))
     lazy = _shard(_rule(penalty=kinds, coordinates=True))
@@ -214,7 +216,7 @@ def test_owed_l1_equals_the_dense_penalty(touch: bool) -> None:
     untouched = np.setdiff1d(np.arange(N_ROWS), index)
     if not touch:
         np.testing.assert_array_equal(lazy.w[untouched], _weights()[untouched])
-        lazy.settle()
+        lazy.apply_pending_penalty()
     np.testing.assert_allclose(lazy.w, dense.w, rtol=1e-12, atol=1e-15)
     np.testing.assert_array_equal(lazy.w == 0, dense.w == 0)
     np.testing.assert_array_equal(lazy.w[-1], _weights()[-1])
@@ -230,7 +232,7 @@ def test_owed_l2_is_close_to_the_dense_penalty(schedule: Schedule) -> None:
     for _ in range(20):
         dense.apply(np.zeros((N_ROWS, WIDTH)), 1)
         lazy.apply(np.zeros((1, WIDTH)), 1, np.array([8]))
-    lazy.settle()
+    lazy.apply_pending_penalty()
     np.testing.assert_allclose(lazy.w, dense.w, rtol=2e-3)
     np.testing.assert_array_equal(lazy.w[-1], dense.w[-1])
 
@@ -239,9 +241,9 @@ def test_settling_twice_is_settling_once() -> None:
     shard = _shard(_rule(penalty=Penalty(0.05, 0.1), coordinates=True))
     for _ in range(5):
         shard.apply(np.ones((1, WIDTH)), 1, np.array([2]))
-    shard.settle()
+    shard.apply_pending_penalty()
     settled = shard.w.copy()
-    shard.settle()
+    shard.apply_pending_penalty()
     np.testing.assert_array_equal(shard.w, settled)
     assert np.all(settled[:2] != _weights()[:2])
     # And nothing settled is owed again at the next touch.
@@ -258,7 +260,7 @@ def test_row_untouched_for_long_is_not_thrown_past_zero(l1: float) -> None:
         shard.apply(np.zeros((1, WIDTH)), 1, np.array([8]))
     shard.apply(np.zeros((1, WIDTH)), 1, np.array([3]))
     np.testing.assert_allclose(shard.w[3], 0, atol=1e-15)
-    shard.settle()
+    shard.apply_pending_penalty()
     assert np.all(shard.w[:3] * _weights()[:3] >= 0)
     assert np.all(abs(shard.w[:3]) < abs(_weights()[:3]))
 
@@ -285,7 +287,7 @@ def test_learning_rate_of_zero(optimizer: str, penalty: str | None, coordinates:
     before = shard.w.copy()
     for _ in range(3):
         shard.apply(np.ones((N_ROWS, WIDTH)), 1, index)
-    shard.settle()
+    shard.apply_pending_penalty()
     np.testing.assert_allclose(shard.w, before, rtol=1e-12)
 
 
@@ -332,7 +334,7 @@ def test_published_copy_is_read_only_and_one_a_version() -> None:
     for change in (
         lambda: shard.apply(np.ones((2, WIDTH)), 1, np.array([0, 3])),
         lambda: shard.apply(np.ones((2, WIDTH)), 1, np.array([0, 3])),
-        lambda: shard.settle(),
+        lambda: shard.apply_pending_penalty(),
         lambda: shard.add(np.ones((N_ROWS, WIDTH)), 5),
         lambda: shard.replace(np.zeros((N_ROWS, WIDTH))),
     ):
@@ -397,6 +399,6 @@ def test_shards_equal_the_whole(
     expected, found = whole.state(), ShardState.join([shard.state() for shard in parts])
     np.testing.assert_array_equal(found.w, expected.w)
     np.testing.assert_array_equal(found.average, expected.average)
-    for name, slot in expected.slots.items():
-        np.testing.assert_array_equal(found.slots[name], slot)
+    for name, array in expected.opt_state.items():
+        np.testing.assert_array_equal(found.opt_state[name], array)
     assert (found.step, found.rows) == (expected.step, expected.rows)

@@ -57,7 +57,7 @@ def test_a_stream_goes_on_as_if_it_had_not_ended(case, tmp_path):
     assert learned == [False] * 3 + [True] * 5
     exact = (
         np.array_equal if case != "few touched" else np.allclose
-    )  # what is owed is paid elsewhere
+    )  # pending penalties are applied elsewhere
     assert exact(second.coef_, whole.coef_)
     assert exact(second.intercept_, whole.intercept_)
     assert stream.progressive_loss == pytest.approx(truth.progressive_loss, rel=1e-12)

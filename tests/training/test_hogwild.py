@@ -163,10 +163,10 @@ class _Watched(SGD):
     def __init__(self) -> None:
         self.__dict__.update(alone=[], steps=[])
 
-    def update(self, w: Any, grad: Any, slots: Any, lr: Any, step: int, l1: Any = 0.0) -> None:
+    def update(self, w: Any, grad: Any, opt_state: Any, lr: Any, step: int, l1: Any = 0.0) -> None:
         alone = self.inside.acquire(blocking=False)
         time.sleep(0.005)
-        super().update(w, grad, slots, lr, step, l1)
+        super().update(w, grad, opt_state, lr, step, l1)
         self.__dict__["alone"].append(alone)
         self.__dict__["steps"].append(step)
         if alone:

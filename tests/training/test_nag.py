@@ -56,9 +56,9 @@ def test_equals_the_paper_with_known_scales() -> None:
         G += g**2
         w -= 0.5 * math.sqrt(1 / n_over_t) * g / (s * np.sqrt(G))
     optimizer, found = NAG(), np.zeros((3, 1))
-    slots = optimizer.init_scaled(found, s, n_over_t)
+    opt_state = optimizer.init_scaled(found, s, n_over_t)
     for step, g in enumerate(gradients, start=1):
-        optimizer.update(found, g[:, None].copy(), slots, 0.5, step)
+        optimizer.update(found, g[:, None].copy(), opt_state, 0.5, step)
     np.testing.assert_allclose(found[:, 0], w, rtol=1e-8)
 
 
@@ -86,10 +86,10 @@ def test_every_policy_learns_unscaled_rows(policy: str, client: Client) -> None:
 def test_larger_values_later_shrink_the_parameters() -> None:
     model = SGDClassifier(**NO_PENALTY)
     model.partial_fit(X0 * 0.1, Y0, classes=[0, 1])
-    before = model._state.slots["scale"].copy()
+    before = model._state.opt_state["scale"].copy()
     for _ in range(5):
         model.partial_fit(X0, Y0)
-    assert (model._state.slots["scale"][:4] > before[:4]).all()
+    assert (model._state.opt_state["scale"][:4] > before[:4]).all()
     assert model.score(X0, Y0) > 0.95
 
 

@@ -206,10 +206,10 @@ def test_rates_that_diverge_are_dropped() -> None:
 def test_sums_of_squares_are_those_of_the_samples_batches() -> None:
     pilot = Pilot(_model(0), PLAIN, RAW.copy(), None, Penalty(0.0, 0.0), 0)
     w = RNG.normal(size=(6, 1))
-    slots = pilot.warmed(Adagrad(), w, Adagrad().init(w), 3_000)
+    opt_state = pilot.warmed(Adagrad(), w, Adagrad().init(w), 3_000)
     residual = PLAIN @ w[:5, 0] + w[5, 0] - RAW
     gradient = np.append(PLAIN.T @ residual, residual.sum()) / 3_000
-    np.testing.assert_allclose(slots["accumulator"][:, 0], gradient**2)
+    np.testing.assert_allclose(opt_state["accumulator"][:, 0], gradient**2)
 
 
 def test_of_more_columns_than_rows_the_minimum_is_found_to_the_end() -> None:
@@ -265,5 +265,5 @@ def test_a_client_loads_no_compiled_loops(monkeypatch: pytest.MonkeyPatch) -> No
     pilot = Pilot(_model(2), X, np.sign(X[:, 0] + X[:, 1]), None, Penalty(0.0, 1e-2), 0)
     w, converged = pilot.minimum(np.zeros((6, 1)), 100)
     assert converged
-    slots = pilot.warmed(Adagrad(), w, {"accumulator": np.zeros_like(w)}, 50)
-    assert pilot.best_rate(Adagrad(), 0 * w, slots, 0.05, 50) > 0
+    opt_state = pilot.warmed(Adagrad(), w, {"accumulator": np.zeros_like(w)}, 50)
+    assert pilot.best_rate(Adagrad(), 0 * w, opt_state, 0.05, 50) > 0

@@ -31,6 +31,8 @@ def test_columns_find_what_pilots_alone_find() -> None:
         alone, _ = pilot.minimum(begin, 200)
         assert abs(pilot.value(at) - pilot.value(alone)) < 1e-6
         np.testing.assert_allclose(stacked.values(w)[k], pilot.value(at), rtol=1e-12)
-        slots = pilot.warmed(Adagrad(), at, {"accumulator": np.zeros_like(at)}, 16)
-        np.testing.assert_allclose(own["accumulator"][:, k], slots["accumulator"][:, 0], rtol=1e-9)
-        assert rates[k] == pilot.best_rate(Adagrad(), tried[:, k : k + 1], slots, 0.05, 16)
+        opt_state = pilot.warmed(Adagrad(), at, {"accumulator": np.zeros_like(at)}, 16)
+        np.testing.assert_allclose(
+            own["accumulator"][:, k], opt_state["accumulator"][:, 0], rtol=1e-9
+        )
+        assert rates[k] == pilot.best_rate(Adagrad(), tried[:, k : k + 1], opt_state, 0.05, 16)

@@ -301,8 +301,8 @@ def optimizer_numbers(optimizer: Any, rows: float, lr: float, step: int) -> tupl
         Number of the step, from 1.
     """
     decay = optimizer.weight_decay if optimizer.name == "adamw" else 0.0
-    numbers = optimizer.numbers(step)[: NUMBERS - 3]
-    padded = (rows, lr, decay, *numbers, *(0.0,) * (NUMBERS - 3 - len(numbers)))
+    coefficients = optimizer.coefficients(step)[: NUMBERS - 3]
+    padded = (rows, lr, decay, *coefficients, *(0.0,) * (NUMBERS - 3 - len(coefficients)))
     return tuple(float(number) for number in padded)
 
 

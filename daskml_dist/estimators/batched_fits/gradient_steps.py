@@ -64,7 +64,7 @@ class StepCandidate:
     split: int
     stopping: StoppingRule
     w: NDArray[Any] | None = None
-    slots: dict[str, NDArray[Any]] = field(default_factory=dict)
+    opt_state: dict[str, NDArray[Any]] = field(default_factory=dict)
     step: int = 0
     rows: float = 0.0
     n_iter: int = 0
@@ -189,7 +189,9 @@ class StepStack:
         for k, column in enumerate(columns):
             at = slice(k * width, (k + 1) * width)
             column.w = state.w[:-1, at].copy()
-            column.slots = {name: slot[:-1, at].copy() for name, slot in state.slots.items()}
+            column.opt_state = {
+                name: array[:-1, at].copy() for name, array in state.opt_state.items()
+            }
             column.step, column.rows = state.step, state.rows
             column.seconds += seconds / len(columns)
             seen = sum(record["rows"] for record in records)
@@ -254,10 +256,12 @@ class StepStack:
             begun = [plan.steps.start_state(dtype) for plan in plans]
             models = [self._models[column.split] for column in columns]
             w = [self._model.moved(s.w, m.origin()) for s, m in zip(begun, models, strict=True)]
-            slots = {name: joined([s.slots[name] for s in begun]) for name in begun[0].slots}
-            return ShardState(joined(w), slots)
-        slots = {name: joined([c.slots[name] for c in columns]) for name in first.slots}
-        return ShardState(joined([c.w for c in columns]), slots, first.step, first.rows)
+            opt_state = {
+                name: joined([s.opt_state[name] for s in begun]) for name in begun[0].opt_state
+            }
+            return ShardState(joined(w), opt_state)
+        opt_state = {name: joined([c.opt_state[name] for c in columns]) for name in first.opt_state}
+        return ShardState(joined([c.w for c in columns]), opt_state, first.step, first.rows)
 
     # -- what came of it -----------------------------------------------------------------------
 
@@ -281,10 +285,10 @@ class StepStack:
         made = self.estimators[column.candidate]
         estimator = type(made)(**made.get_params(deep=False))
         assert column.w is not None
-        if not all(np.isfinite(slot).all() for slot in column.slots.values()):
+        if not all(np.isfinite(array).all() for array in column.opt_state.values()):
             raise DivergedError("The squares of the gradients overflow. Scale the features.")
         estimator._set_parameters(column.w, self._model, self._rows_of[column.split])
-        estimator._state = ShardState(column.w, column.slots, column.step, column.rows)
+        estimator._state = ShardState(column.w, column.opt_state, column.step, column.rows)
         estimator._last_model = self._model
         estimator.n_iter_, estimator.t_ = column.n_iter, column.rows
         extra = {"policy": self._settings[0].policy.name}

@@ -195,7 +195,7 @@ class BaseSGD(BaseSteps, BaseLinear):
 
     def _as_before(self, settings: Settings) -> Settings:
         """Settings to go on by: in the units of each feature, where the fit before was so."""
-        before = type(settings.optimizer) is Adagrad and "scale" in self._state.slots
+        before = type(settings.optimizer) is Adagrad and "scale" in self._state.opt_state
         return replace(settings, optimizer=NAG()) if settings.auto_rate and before else settings
 
     def _parameters(self, state: ShardState) -> NDArray[Any]:

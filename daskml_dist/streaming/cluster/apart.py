@@ -127,9 +127,9 @@ class Shared(Learner):
         )  # fmt: skip
 
     def flush(self) -> None:
-        if self._fit.steps.rule.owes:
+        if self._fit.steps.rule.penalty_is_lazy:
             base = self._pull(None)
-            self._replica.settle()
+            self._replica.apply_pending_penalty()
             self._push(base, None, [], 0.0)
         self._connection.call_all("restore", lanes=[])
 

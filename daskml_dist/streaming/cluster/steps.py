@@ -114,7 +114,7 @@ class ClusterSteps:
         self._ruled: int | None = None
         #: Tag of the last call that was given.
         self.last: Any = None
-        self._scale: Any = state.slots.get("scale")
+        self._scale: Any = state.opt_state.get("scale")
         self._shielding: Shielding | None = None
 
     def _begun_at(self, state: ShardState, first: int) -> _Course:

@@ -291,7 +291,7 @@ class StreamActors:
         if whole is None:
             return mean_state(lanes), lanes
         if lanes:  # servers have the parameters alone
-            whole.slots, whole.step = lanes[0].slots, lanes[0].step
+            whole.opt_state, whole.step = lanes[0].opt_state, lanes[0].step
             lanes = {0: whole}
         return whole, lanes
 

@@ -51,15 +51,15 @@ class Learner(ABC):
     def take(self, steps: list[Step]) -> Losses:
         """Take the steps of a call."""
         losses = [loss for step in steps for loss in self._take(step)]
-        if self._fit.steps.rule.owes:
-            self._settle()  # as at the end of a pass
+        if self._fit.steps.rule.penalty_is_lazy:
+            self._apply_pending_penalty()  # as at the end of a pass
         return losses
 
     @abstractmethod
     def _take(self, step: Step) -> Losses: ...
 
-    def _settle(self) -> None:  # noqa: B027 (at the pace of others there is no such moment)
-        """Have untouched parameters pay what they owe of the penalty."""
+    def _apply_pending_penalty(self) -> None:  # noqa: B027 (at the pace of others there is no such moment)
+        """Apply the penalty that is pending for untouched parameters."""
 
     def flush(self) -> None:  # noqa: B027 (most push what they have at once)
         """Push what has not been, and see that the servers have it."""
@@ -127,10 +127,10 @@ class Bulk(Learner):
             self._connection.send((lane,), self._clock, pull_index=at)
         return [self._connection.receive(lane).w for lane in lanes]
 
-    def _settle(self) -> None:
+    def _apply_pending_penalty(self) -> None:
         # Nobody begins the next call before the first worker has answered.
         if self._context.rank == 0:
-            self._connection.call_all("settle")
+            self._connection.call_all("apply_pending_penalty")
 
     def rescale(self, largest: NDArray[np.float64], norm: float) -> None:
         self._w = None
@@ -167,8 +167,8 @@ class Summed(Learner):
     def states(self) -> dict[int, ShardState]:
         return {} if self._context.rank else {0: self._replica.state()}
 
-    def _settle(self) -> None:
-        self._replica.settle()
+    def _apply_pending_penalty(self) -> None:
+        self._replica.apply_pending_penalty()
 
     def rescale(self, largest: NDArray[np.float64], norm: float) -> None:
         self._replica.rescale(largest, norm)
@@ -214,9 +214,9 @@ class Averaged(Learner):
         for replica in self._replicas.values():
             replica.meet(mean)
 
-    def _settle(self) -> None:
+    def _apply_pending_penalty(self) -> None:
         for replica in self._replicas.values():
-            replica.settle()
+            replica.apply_pending_penalty()
 
     def states(self) -> dict[int, ShardState]:
         return {lane: replica.state() for lane, replica in self._replicas.items()}

@@ -344,7 +344,7 @@ class Generations:
         if fit.work.replays:  # nobody holds parameters
             return True
         shape, dtype = fit.steps.shape, np.dtype(fit.rows.dtype)
-        arrays = shape[0] * shape[1] * (3 + len(fit.steps.rule.slot_names))
+        arrays = shape[0] * shape[1] * (3 + len(fit.steps.rule.state_names))
         policy = fit.steps.policy
         one = policy.uses_shards or policy.sums_gradients
         copies = 1 if one else len(self._lanes)

@@ -94,7 +94,7 @@ def joined_state(
     whole = ShardState.join(parts)
     if isinstance(held, ShardState):
         # Shared memory: the parameters are the servers', the optimizer's state a trainer's.
-        whole.slots, whole.step = held.slots, held.step
+        whole.opt_state, whole.step = held.opt_state, held.step
     return whole
 
 
@@ -124,8 +124,8 @@ def joined_left(
         before = 0.0 if fit.steps.initial is None else fit.steps.initial.rows
         if state.rows <= before:
             return None
-    slots = state.slots.values() if isinstance(state, ShardState) else ()
-    if not all(np.isfinite(array).all() for array in (state.w, *slots)):
+    opt_state = state.opt_state.values() if isinstance(state, ShardState) else ()
+    if not all(np.isfinite(array).all() for array in (state.w, *opt_state)):
         return None
     return Left(state, rows=rows)
 

@@ -172,8 +172,8 @@ def test_snapshots_travel_whole_and_as_data() -> None:
     snapshot = found["blob"][0]
     assert isinstance(snapshot, LaneSnapshot)
     assert snapshot.shard is not None
-    assert (snapshot.loss, snapshot.steps, snapshot.shard.charged) == (1.5, 3, 0.5)
-    np.testing.assert_array_equal(snapshot.shard.slots["m"], np.ones((8, 1)))
+    assert (snapshot.loss, snapshot.steps, snapshot.shard.rate_sum) == (1.5, 3, 0.5)
+    np.testing.assert_array_equal(snapshot.shard.opt_state["m"], np.ones((8, 1)))
     snapshot.shard.w[0] = 5  # its own, to be written to
     thing = {"a": [1, (2.5, None)], "b": {3}, 4: np.arange(3), "inf": float("inf")}
     again = unpack_object(pack_object(thing, {}), {})

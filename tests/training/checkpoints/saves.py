@@ -66,6 +66,6 @@ def check_whole(saved: Checkpoint) -> int:
     """The step of a checkpoint, once every array was seen to be of that step."""
     state, _ = saved.load()
     assert state.average is not None
-    for array in (state.w, state.slots["m"], state.average):
+    for array in (state.w, state.opt_state["m"], state.average):
         assert (array == state.step).all()
     return state.step

@@ -64,19 +64,28 @@ def _with(state: ShardState, **changed: Any) -> ShardState:
 @pytest.mark.parametrize(
     ("match", "change"),
     [
-        ("and .'accumulator'. is needed", lambda s: _with(s, slots={})),
-        ("and .'accumulator'. is needed", lambda s: _with(s, slots={**s.slots, "more": s.w})),
-        ("accumulator in the shape", lambda s: _with(s, slots={"accumulator": s.w.repeat(2, 1)})),
-        ("parameters of shape", lambda s: _with(s, w=s.w[1:], slots={"accumulator": s.w[1:]})),
-        ("does not belong", lambda s: _with(s, slots={"accumulator": s.w[1:]})),
-        ("does not belong", lambda s: _with(s, slots={"accumulator": s.w.astype("f4")})),
+        ("and .'accumulator'. is needed", lambda s: _with(s, opt_state={})),
+        (
+            "and .'accumulator'. is needed",
+            lambda s: _with(s, opt_state={**s.opt_state, "more": s.w}),
+        ),
+        (
+            "accumulator in the shape",
+            lambda s: _with(s, opt_state={"accumulator": s.w.repeat(2, 1)}),
+        ),
+        ("parameters of shape", lambda s: _with(s, w=s.w[1:], opt_state={"accumulator": s.w[1:]})),
+        ("does not belong", lambda s: _with(s, opt_state={"accumulator": s.w[1:]})),
+        ("does not belong", lambda s: _with(s, opt_state={"accumulator": s.w.astype("f4")})),
         (
             "and dtype float32",
-            lambda s: _with(s, w=s.w.astype("f4"), slots={"accumulator": s.w.astype("f4")}),
+            lambda s: _with(s, w=s.w.astype("f4"), opt_state={"accumulator": s.w.astype("f4")}),
         ),
         ("w is not finite", lambda s: _with(s, w=s.w * np.nan)),
         ("w is not finite", lambda s: _with(s, w=s.w + np.inf)),
-        ("slot_accumulator is not finite", lambda s: _with(s, slots={"accumulator": s.w * np.nan})),
+        (
+            "slot_accumulator is not finite",
+            lambda s: _with(s, opt_state={"accumulator": s.w * np.nan}),
+        ),
         ("has no parameters", lambda s: _with(s, w=s.w[:, 0])),
         ("cut short, was changed", lambda s: _with(s, w=s.w.astype(int))),
         ("passes, and no step", lambda s: _with(s, step=0)),

@@ -123,7 +123,7 @@ def test_a_snapshot_of_what_lies_on_a_device_is_the_hosts_and_restores_it() -> N
     first = steps(backend, new(backend))
     snapshot = moved(first.snapshot(), backend.to_numpy)
     assert isinstance(snapshot.w, np.ndarray)
-    assert all(isinstance(slot, np.ndarray) for slot in snapshot.slots.values())
+    assert all(isinstance(array, np.ndarray) for array in snapshot.opt_state.values())
     again = new(backend)
     again.restore(moved(snapshot, backend.to_device))
     host = get_backend("cpu")

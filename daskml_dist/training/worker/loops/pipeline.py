@@ -304,9 +304,9 @@ class Pipelined:
         if not self._stages.leads:
             return None
         own = self._home.leave(self._shard.state())
-        names = sorted(own.slots)
+        names = sorted(own.opt_state)
         average = [] if own.average is None else [own.average]
-        self._send(0, _STATE, 0, [own.w, *(own.slots[name] for name in names), *average])
+        self._send(0, _STATE, 0, [own.w, *(own.opt_state[name] for name in names), *average])
         if self._lines is not None:
             self._lines.flush()
         if self._context.rank:
@@ -314,7 +314,7 @@ class Pipelined:
         parts = []
         for rank in self._stages.holders:
             w, *rest = self._receive(rank, _STATE, 0)
-            slots = dict(zip(names, rest, strict=False))
+            opt_state = dict(zip(names, rest, strict=False))
             last = rest[-1] if average else None
-            parts.append(ShardState(w, slots, own.step, own.rows, last, own.n_averaged))
+            parts.append(ShardState(w, opt_state, own.step, own.rows, last, own.n_averaged))
         return ShardState.join(parts)

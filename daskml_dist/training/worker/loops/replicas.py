@@ -221,7 +221,8 @@ class _Averaged:
         count = self._count(clock, most)
         self._context.map(lambda own: own.take(count), self._own)
         if self._every and (clock + count) % self._every == 0:
-            # What untouched parameters owe of the penalty, each lane pays when it touches them.
+            # The penalty that is pending for untouched parameters is applied by each lane when it
+            # touches them.
             mean = self._mean({n: r.w for n, r in self._replicas.items()}, self._room)
             for replica in self._replicas.values():
                 replica.meet(self._home.to_device(mean))

@@ -51,7 +51,11 @@ class RowByRow:
         replica = self._replica
         if replica.w.base is not self._cells:  # it has gone back to a snapshot
             self._cells = replica.interleave()
-        steps, rate, charged = self._steps_of(lane.number), replica.learning_rate(), replica.charged
+        steps, rate, rate_sum = (
+            self._steps_of(lane.number),
+            replica.learning_rate(),
+            replica.rate_sum,
+        )
 
         sizes: list[int] = []
 
@@ -65,7 +69,7 @@ class RowByRow:
                 order = self._cut(np.array(sort)[place], sizes)
                 place, rows = place[order], rows[order]
             read = [(block.X, block.y, block.weight) for block in blocks]
-            return float(steps.run(read, place, rows, self._cells, rate, charged, sizes))
+            return float(steps.run(read, place, rows, self._cells, rate, rate_sum, sizes))
 
         n_rows = lane.take_row_steps(run, count)
         with self._counting:

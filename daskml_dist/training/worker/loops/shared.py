@@ -252,7 +252,7 @@ class _Shared:
         if self._has_sent_all and not pull:
             return None  # by another thread, and what was not pulled would be sent again
         self._has_sent_all = True
-        self.replica.settle()
+        self.replica.apply_pending_penalty()
         return self._meet(pull=pull)
 
     def leave(self) -> None:
@@ -269,14 +269,14 @@ class _Damped:
     def __init__(self, replica: Shard, rows: RowByRow, share: float) -> None:
         self._replica = replica
         self._share = share
-        self._before = self._slots()
+        self._before = self._opt_state()
         self.step = rows.step
 
-    def _slots(self, at: slice = slice(None)) -> dict[str, NDArray[Any]]:
+    def _opt_state(self, at: slice = slice(None)) -> dict[str, NDArray[Any]]:
         if self._share >= 1:
             return {}
         # Of one dimension, over which NumPy is several times faster.
-        return {name: slot[at, 0].copy() for name, slot in self._replica.slots.items()}
+        return {name: array[at, 0].copy() for name, array in self._replica.opt_state.items()}
 
     def damp(self, delta: NDArray[Any]) -> None:
         """Damp the changes since the last meeting, where other trainers make the same ones."""
@@ -285,10 +285,13 @@ class _Damped:
         replica = self._replica
         optimizer, rate = replica.rule.only.optimizer, replica.learning_rate()
         for at in row_slices(len(delta), _PIECE):
-            slots, before = self._slots(at), {n: slot[at] for n, slot in self._before.items()}
-            delta[at, 0] *= _damping(optimizer.approach(before, slots, rate), self._share)
-            for name, slot in slots.items():
-                before[name][...] = slot
+            opt_state, before = (
+                self._opt_state(at),
+                {n: array[at] for n, array in self._before.items()},
+            )
+            delta[at, 0] *= _damping(optimizer.approach(before, opt_state, rate), self._share)
+            for name, array in opt_state.items():
+                before[name][...] = array
 
 
 def _damping(approach: Any, share: float) -> Any:
