@@ -26,7 +26,7 @@ from daskml_dist.errors import InvalidDataError
 from daskml_dist.linear_model import SGDClassifier, SGDRegressor
 from daskml_dist.preprocessing import StandardScaler
 from daskml_dist.training.checkpoint import Checkpoint
-from daskml_dist.training.client import membership
+from daskml_dist.training.client import gpu_sharing, membership
 from tests.quick import quick
 
 N, D = 4000, 5
@@ -77,6 +77,42 @@ def test_what_a_gpu_cannot_hold_is_streamed(
     monkeypatch.setattr(membership, "list_workers", with_gpus)
     model = SGDClassifier(device=device, max_iter=1, tol=None).fit(*_frame(parquet))
     assert model.history_.extra["streamed"] is (device == "auto")
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_workers_of_one_gpu_divide_its_memory(
+    parquet: str, client: Client, shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All rows are three times SMALL; two workers may have 4.8 times, or of one GPU 2.4 times."""
+    listed, asked = membership.list_workers, gpu_sharing.call_workers
+
+    def with_gpus(client: Client) -> Any:
+        workers = listed(client)
+        for worker in workers.values():
+            worker["gpu"] = {"name": "large", "memory-total": 4 * SMALL}
+        return workers
+
+    def own_gpus(*given: Any) -> dict[str, str]:
+        found = asked(*given)
+        assert list(found.values()) == ["", ""]  # tests hide GPUs from workers
+        return found if shared else {address: str(i) for i, address in enumerate(found)}
+
+    monkeypatch.setattr(membership, "list_workers", with_gpus)
+    monkeypatch.setattr(gpu_sharing, "call_workers", own_gpus)
+    model = SGDClassifier(max_iter=1, tol=None).fit(*_frame(parquet))
+    assert model.history_.extra["streamed"] is shared
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpu"), [(None, "0"), ("", ""), ("3", "3"), ("1,0", "1"), ("GPU-5f, 0", "GPU-5f")]
+)
+def test_a_worker_uses_the_first_gpu_that_it_sees(
+    visible: str | None, gpu: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert gpu_sharing.first_visible_gpu() == gpu
 
 
 # --- the whole way ---------------------------------------------------------------------------

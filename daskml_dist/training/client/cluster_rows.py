@@ -20,6 +20,7 @@ from daskml_dist.training.client.block_tasks import bundle_scales, of_block, sec
 from daskml_dist.training.client.early import Early
 from daskml_dist.training.client.fitting import surely_fit
 from daskml_dist.training.client.gathering import Gathering
+from daskml_dist.training.client.gpu_sharing import count_workers_of_gpus
 from daskml_dist.training.client.held_blocks import HeldBlocks
 from daskml_dist.training.client.held_parts import HeldParts
 from daskml_dist.training.client.idle_workers import warn_of_few_blocks
@@ -81,6 +82,8 @@ class ClusterRows:
             client, self.membership, self._timeout, lambda: self._held.futures.values(),
             self._tell_read,
         )  # fmt: skip
+        #: Workers that use the GPU of each one, once they have been asked.
+        self._gpu_sharers: dict[str, int] = {}
         self._recipes: Recipes | None = None
         self._keeps = True
         self.infos: list[BlockInfo] = []
@@ -120,8 +123,17 @@ class ClusterRows:
         if self._device == "cpu":
             return budget
         # Dask tells where it has NVIDIA's nvidia-ml-py, as with dask-cuda.
-        gpus = [(worker.get("gpu") or {}).get("memory-total") for worker in self._workers()]
-        return min([budget, *(_GPU_BUDGET * int(memory) for memory in gpus if memory)])
+        workers = {address: self.membership.facts(address) for address in self.threads()}
+        memory = {
+            address: int(total)
+            for address, facts in workers.items()
+            if (total := (facts.get("gpu") or {}).get("memory-total"))
+        }
+        if memory.keys() - self._gpu_sharers.keys():
+            with_gpus = {address: workers[address] for address in memory}
+            self._gpu_sharers = count_workers_of_gpus(self._client, with_gpus)
+        parts = (total / self._gpu_sharers[address] for address, total in memory.items())
+        return min([budget, *(_GPU_BUDGET * part for part in parts)])
 
     # -- reading ---------------------------------------------------------------------------------
 

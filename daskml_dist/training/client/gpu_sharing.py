@@ -1,0 +1,43 @@
+"""Count of the workers that use the same GPU, each of which has a part of its memory alone."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from distributed import Client
+
+from daskml_dist.training.client.calls import call_workers
+
+__all__ = ["count_workers_of_gpus", "first_visible_gpu"]
+
+#: Seconds for workers to say which GPU they use; one that does not is taken to have its own.
+_ANSWER = 5.0
+
+
+def first_visible_gpu() -> str:
+    """Return the name of the GPU that this process uses, without a call of CUDA."""
+    # Fits use the first device that a process sees; dask-cuda and SLURM tell each its own so.
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0].strip()
+
+
+def count_workers_of_gpus(
+    client: Client, workers: Mapping[str, Mapping[str, Any]]
+) -> dict[str, int]:
+    """Count, for each worker, those that use its GPU, itself among them.
+
+    Parameters
+    ----------
+    client : Client
+    workers : mapping of worker address to facts
+        As the scheduler has them. Workers that are alone on their host are not asked.
+    """
+    host_of = {address: facts.get("host", address) for address, facts in workers.items()}
+    of_host = Counter(host_of.values())
+    asked = {address: () for address, host in host_of.items() if of_host[host] > 1}
+    answers = call_workers(client, first_visible_gpu, asked, _ANSWER)
+    gpu_of = {address: (host_of[address], answers.get(address, address)) for address in workers}
+    of_gpu = Counter(gpu_of.values())
+    return {address: of_gpu[gpu] for address, gpu in gpu_of.items()}
