@@ -22,9 +22,9 @@ from daskml_dist.models.base import BatchRows, Model
 from daskml_dist.solvers import Solution, Solver, Statistic, Sums
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.data_summary import DataSummary
+from daskml_dist.training.plan import DatasetInfo, make_solver_fit
 from daskml_dist.training.run import open_engine
-from daskml_dist.training.run_settings import RunSettings
-from daskml_dist.training.solver_plan import DatasetInfo, make_solver_fit
+from daskml_dist.training.settings import RunSettings
 
 #: Numbers (float64) of a sum and repetitions: 1 KB, 64 KB, 4 MB.
 PLAN: peers.Plan = [(1 << 7, 500), (1 << 13, 200), (1 << 19, 30)]

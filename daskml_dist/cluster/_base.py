@@ -28,7 +28,7 @@ from daskml_dist.models.unlabelled import Unlabelled
 from daskml_dist.parameters.checks import check_one_of
 from daskml_dist.solvers import Solution
 from daskml_dist.training.data_summary import DataSummary
-from daskml_dist.training.solver_plan import DatasetInfo
+from daskml_dist.training.plan import DatasetInfo
 
 __all__ = ["BaseCentres", "OfCentres"]
 

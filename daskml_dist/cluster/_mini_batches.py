@@ -19,8 +19,8 @@ from daskml_dist.solvers.looks import Sample
 from daskml_dist.solvers.seeds import choose
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.engine import Engine
-from daskml_dist.training.solver_work import RoundWork
 from daskml_dist.training.spec import FitSpec
+from daskml_dist.training.work import RoundWork
 
 __all__ = ["OVERFLOW", "Settled", "begin_anew", "choose_first", "looked", "shift_of", "step_rows"]
 

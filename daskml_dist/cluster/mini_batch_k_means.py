@@ -38,8 +38,7 @@ from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.engine import Engine, FitResult
 from daskml_dist.training.in_parts import train_in_parts
 from daskml_dist.training.plan import lane_batch
-from daskml_dist.training.run_settings import RunSettings
-from daskml_dist.training.settings import Settings
+from daskml_dist.training.settings import RunSettings, Settings
 from daskml_dist.training.spec import FitSpec
 
 __all__ = ["MiniBatchKMeans"]

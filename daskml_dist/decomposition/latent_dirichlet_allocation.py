@@ -18,7 +18,7 @@ from daskml_dist.parameters.checks import check_count, check_number, check_one_o
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution
 from daskml_dist.solvers.topics import TopicSolver
-from daskml_dist.training.solver_plan import DatasetInfo
+from daskml_dist.training.plan import DatasetInfo
 
 __all__ = ["LatentDirichletAllocation"]
 

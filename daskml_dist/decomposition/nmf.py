@@ -26,7 +26,7 @@ from daskml_dist.solvers.multiplicative import MultiplicativeNMF
 from daskml_dist.solvers.nmf import LeastSquaresNMF, best_weights
 from daskml_dist.solvers.nonnegative import Begin
 from daskml_dist.training.data_summary import DataSummary
-from daskml_dist.training.solver_plan import DatasetInfo
+from daskml_dist.training.plan import DatasetInfo
 
 __all__ = ["NMF"]
 

@@ -25,7 +25,7 @@ from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution, Solver
 from daskml_dist.solvers.components import CovarianceEigen
 from daskml_dist.solvers.power import PowerIterations
-from daskml_dist.training.solver_plan import DatasetInfo
+from daskml_dist.training.plan import DatasetInfo
 
 __all__ = ["PCA"]
 

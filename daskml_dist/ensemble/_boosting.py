@@ -48,8 +48,8 @@ from daskml_dist.solvers.leaves import TreeParams
 from daskml_dist.solvers.parallel_coordinate_boosting import BoostSolver
 from daskml_dist.solvers.stopping import Range, Scorer, Stopping, Watching
 from daskml_dist.training.engine import Engine
-from daskml_dist.training.run_settings import RunSettings
-from daskml_dist.training.solver_plan import DatasetInfo
+from daskml_dist.training.plan import DatasetInfo
+from daskml_dist.training.settings import RunSettings
 
 __all__ = ["BaseBoosting"]
 

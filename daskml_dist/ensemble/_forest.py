@@ -20,7 +20,7 @@ from daskml_dist.models.trees import Trees
 from daskml_dist.parameters.checks import check_count, check_flag
 from daskml_dist.solvers import Solution
 from daskml_dist.solvers.forest_grow import times_drawn
-from daskml_dist.training.solver_plan import DatasetInfo
+from daskml_dist.training.plan import DatasetInfo
 from daskml_dist.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 __all__ = ["BaseForest"]

@@ -16,7 +16,7 @@ from daskml_dist.parameters.checks import check_class_weight, check_one_of
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution
 from daskml_dist.solvers.boosting_losses import Binomial, BoostLoss, Multinomial
-from daskml_dist.training.solver_plan import DatasetInfo
+from daskml_dist.training.plan import DatasetInfo
 
 __all__ = ["HistGradientBoostingClassifier"]
 

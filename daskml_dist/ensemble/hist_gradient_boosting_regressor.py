@@ -23,7 +23,7 @@ from daskml_dist.solvers.boosting_losses import (
     Poisson,
     SquaredError,
 )
-from daskml_dist.training.solver_plan import DatasetInfo
+from daskml_dist.training.plan import DatasetInfo
 
 __all__ = ["HistGradientBoostingRegressor"]
 

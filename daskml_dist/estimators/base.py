@@ -33,7 +33,7 @@ from daskml_dist.training.data_summary import DataSummary
 from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.engine import Engine, FitResult
 from daskml_dist.training.history import History
-from daskml_dist.training.run_settings import RunSettings
+from daskml_dist.training.settings import RunSettings
 from daskml_dist.training.spec import FitSpec
 
 __all__ = ["BaseOnRows", "survey_of"]

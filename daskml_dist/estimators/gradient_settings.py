@@ -13,9 +13,8 @@ from daskml_dist.parameters.checks import check_class_weight, seed_of
 from daskml_dist.penalties import Penalty, get_penalty
 from daskml_dist.policies import POLICIES, Pipeline, Policy, get_policy
 from daskml_dist.schedules import Schedule, get_schedule
-from daskml_dist.training.model_parallel import check_columns
-from daskml_dist.training.run_settings import RunSettings
-from daskml_dist.training.settings import Settings
+from daskml_dist.training.plan import check_columns
+from daskml_dist.training.settings import RunSettings, Settings
 
 __all__ = ["step_settings"]
 

@@ -19,9 +19,9 @@ from daskml_dist.solvers import Solution, Solver
 from daskml_dist.solvers.own_rows import RowSolver
 from daskml_dist.training.checkpoint import Checkpoint
 from daskml_dist.training.interrupts import raise_interrupt
+from daskml_dist.training.plan import DatasetInfo, make_solver_fit
 from daskml_dist.training.rounds_in_parts import saved_seed, train_rounds_in_parts
 from daskml_dist.training.run import open_engine
-from daskml_dist.training.solver_plan import DatasetInfo, make_solver_fit
 
 __all__ = ["BaseRounds"]
 

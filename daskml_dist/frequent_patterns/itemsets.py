@@ -25,8 +25,8 @@ from daskml_dist.parameters.checks import check_count, check_flag, check_number,
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution
 from daskml_dist.solvers.apriori import Apriori
-from daskml_dist.training.run_settings import RunSettings
-from daskml_dist.training.solver_plan import DatasetInfo
+from daskml_dist.training.plan import DatasetInfo
+from daskml_dist.training.settings import RunSettings
 
 __all__ = ["frequent_itemsets"]
 

@@ -20,7 +20,7 @@ from daskml_dist.parameters.checks import check_count, check_number, check_some_
 from daskml_dist.parameters.run import Run
 from daskml_dist.penalties import Penalty
 from daskml_dist.solvers import PenalisedSolver, Solution, get_solver
-from daskml_dist.training.solver_plan import DatasetInfo
+from daskml_dist.training.plan import DatasetInfo
 
 __all__ = ["GeneralizedLinearRegressor"]
 

@@ -14,8 +14,7 @@ from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.losses import Loss, SquaredError
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.solvers import Solution
-from daskml_dist.training.plan import make_target_shift
-from daskml_dist.training.solver_plan import DatasetInfo
+from daskml_dist.training.plan import DatasetInfo, make_target_shift
 
 __all__ = ["BaseLeastSquares", "check_memory", "gram_fits", "model_of", "moments_of"]
 

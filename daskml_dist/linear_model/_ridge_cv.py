@@ -25,7 +25,7 @@ from daskml_dist.solvers.folded import FoldedReduction
 from daskml_dist.solvers.leave_one_out import LeaveOneOutRidge
 from daskml_dist.solvers.path_scores import TARGET_SCORES, PathSums, SignedHits
 from daskml_dist.solvers.paths import ridge_path, with_intercept
-from daskml_dist.training.solver_plan import DatasetInfo
+from daskml_dist.training.plan import DatasetInfo
 
 __all__ = ["BaseRidgeCV"]
 

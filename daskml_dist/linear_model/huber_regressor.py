@@ -19,8 +19,7 @@ from daskml_dist.solvers import Solution, Solver
 from daskml_dist.solvers.huber import HuberScale
 from daskml_dist.solvers.of_targets import side_by_side
 from daskml_dist.training.data_summary import DataSummary
-from daskml_dist.training.plan import make_target_shift
-from daskml_dist.training.solver_plan import DatasetInfo
+from daskml_dist.training.plan import DatasetInfo, make_target_shift
 
 __all__ = ["HuberRegressor"]
 

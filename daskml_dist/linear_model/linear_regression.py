@@ -11,7 +11,7 @@ from daskml_dist.parameters.checks import check_flag, check_number
 from daskml_dist.parameters.ignored import check_accepted
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import OrdinaryLeastSquares, Solution, Solver
-from daskml_dist.training.solver_plan import DatasetInfo
+from daskml_dist.training.plan import DatasetInfo
 
 __all__ = ["LinearRegression"]
 

@@ -24,7 +24,7 @@ from daskml_dist.parameters.ignored import check_accepted
 from daskml_dist.parameters.run import Run
 from daskml_dist.penalties import Penalty, get_penalty
 from daskml_dist.solvers import SOLVERS, PenalisedSolver, Solution, get_solver
-from daskml_dist.training.solver_plan import DatasetInfo
+from daskml_dist.training.plan import DatasetInfo
 
 __all__ = ["LogisticRegression"]
 

@@ -26,7 +26,7 @@ from daskml_dist.parameters.checks import (
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution
 from daskml_dist.solvers.em import MixtureSolver
-from daskml_dist.training.solver_plan import DatasetInfo
+from daskml_dist.training.plan import DatasetInfo
 
 __all__ = ["GaussianMixture"]
 

@@ -22,7 +22,7 @@ from daskml_dist.estimators.gradient_steps import BaseSteps
 from daskml_dist.estimators.supervised import Supervised
 from daskml_dist.model_selection._stacked_rates import stacked_losses
 from daskml_dist.parameters.run import Run
-from daskml_dist.training.learning_rate_task import rows_of_a_step
+from daskml_dist.training.learning_rate_search import rows_of_a_step
 from daskml_dist.training.run import open_engine
 from daskml_dist.training.sample import sample_rows
 

@@ -16,7 +16,7 @@ from daskml_dist.inference.predict import written
 from daskml_dist.models.naive_bayes import RowsByClass
 from daskml_dist.solvers import Solution, Statistic
 from daskml_dist.solvers.by_class import OnePass
-from daskml_dist.training.solver_plan import DatasetInfo
+from daskml_dist.training.plan import DatasetInfo
 
 __all__ = ["BaseNB", "check_priors"]
 

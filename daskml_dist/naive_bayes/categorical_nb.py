@@ -16,7 +16,7 @@ from daskml_dist.parameters.checks import check_number
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution, Statistic
 from daskml_dist.solvers.categories import CategoryPasses, NumberOfCategories, merge_categories
-from daskml_dist.training.solver_plan import DatasetInfo
+from daskml_dist.training.plan import DatasetInfo
 
 __all__ = ["CategoricalNB"]
 

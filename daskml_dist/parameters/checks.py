@@ -23,7 +23,7 @@ from daskml_dist.errors.names import names_of
 from daskml_dist.errors.nearest import nearest
 from daskml_dist.parameters.run import Run
 from daskml_dist.training.checkpoint import Checkpoint
-from daskml_dist.training.run_settings import RunSettings
+from daskml_dist.training.settings import RunSettings
 
 __all__ = [
     "check_budget",

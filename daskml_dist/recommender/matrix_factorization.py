@@ -31,8 +31,7 @@ from daskml_dist.schedules import Constant, Schedule
 from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.engine import Engine
 from daskml_dist.training.plan import make_target_shift
-from daskml_dist.training.run_settings import RunSettings
-from daskml_dist.training.settings import Settings
+from daskml_dist.training.settings import RunSettings, Settings
 
 __all__ = ["MatrixFactorization"]
 

@@ -12,7 +12,7 @@ from scipy import sparse
 
 from daskml_dist.errors import CheckpointError
 from daskml_dist.ps.shard_state import ShardState
-from daskml_dist.training.resuming import resumed
+from daskml_dist.training.in_parts import resumed
 from daskml_dist.training.spec import FitSpec
 
 __all__ = ["Saved"]

@@ -9,9 +9,8 @@ from typing import Any
 from daskml_dist.errors import CheckpointError, InvalidParameterError
 from daskml_dist.streaming.saved import Saved
 from daskml_dist.streaming.start import Started
-from daskml_dist.training.checkpoint import Checkpoint
-from daskml_dist.training.checkpoint_files import Files
-from daskml_dist.training.resuming import facts_of
+from daskml_dist.training.checkpoint import Checkpoint, Files
+from daskml_dist.training.in_parts import facts_of
 
 __all__ = ["CLOSED", "ENDED", "TORN", "Saving"]
 

@@ -8,7 +8,7 @@ from daskml_dist.errors import InvalidParameterError
 from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.parameters.checks import check_count, check_number
 from daskml_dist.penalties import Penalty
-from daskml_dist.training.solver_plan import DatasetInfo
+from daskml_dist.training.plan import DatasetInfo
 
 __all__ = ["BaseLinearSVM"]
 

@@ -13,7 +13,7 @@ from daskml_dist.parameters.checks import check_class_weight
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import PenalisedSolver, get_solver
 from daskml_dist.svm._liblinear import BaseLinearSVM
-from daskml_dist.training.solver_plan import DatasetInfo
+from daskml_dist.training.plan import DatasetInfo
 
 __all__ = ["LinearSVC"]
 

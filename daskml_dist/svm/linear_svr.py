@@ -15,7 +15,7 @@ from daskml_dist.solvers.of_targets import side_by_side
 from daskml_dist.solvers.smoothing import TubeNewton
 from daskml_dist.svm._liblinear import BaseLinearSVM
 from daskml_dist.training.data_summary import DataSummary
-from daskml_dist.training.solver_plan import DatasetInfo
+from daskml_dist.training.plan import DatasetInfo
 
 __all__ = ["LinearSVR"]
 

@@ -8,20 +8,49 @@ the end of each part.
 
 from __future__ import annotations
 
+import io
+import json
+import math
 import os
+import stat
+import warnings
+import zipfile
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from daskml_dist._version import __version__
 from daskml_dist.errors import CheckpointError, InvalidParameterError
 from daskml_dist.errors.names import NamedParameters
+from daskml_dist.errors.outside import outside
 from daskml_dist.ps.shard_state import ShardState
-from daskml_dist.training.checkpoint_files import Files, why
-from daskml_dist.training.checkpoint_format import encode
 
-__all__ = ["Checkpoint"]
+__all__ = ["Checkpoint", "Files", "decode_log", "is_count", "is_number"]
+
+
+T = TypeVar("T")
+#: Other systems than POSIX have no such flags, nor what they are against.
+_SAFELY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _SAFELY
+_WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFELY
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+}
+_FORMAT = 2
+#: Arrays of a file at most: parameters, average, facts, and an optimizer's state.
+_MOST_ARRAYS = 64
+_HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
 @dataclass(frozen=True)
@@ -162,3 +191,421 @@ class Checkpoint(NamedParameters):
 
     def _files(self) -> Files:
         return Files.of(os.fspath(self.path), self.keep)
+
+
+@dataclass(frozen=True)
+class Files:
+    """The files of one checkpoint.
+
+    Parameters
+    ----------
+    fs : fsspec file system
+    path : str
+    keep : int
+        Versions that are kept.
+    """
+
+    fs: Any
+    path: str
+    keep: int
+
+    @classmethod
+    def of(cls, url: str, keep: int) -> Files:
+        """Files of a path or URL.
+
+        Raises
+        ------
+        CheckpointError
+            The file system is unknown, or not installed.
+        """
+        try:
+            from fsspec.core import url_to_fs  # type: ignore[import-untyped]
+
+            fs, path = url_to_fs(url)
+        except Exception as error:
+            raise CheckpointError(
+                f"Cannot open the file system of the checkpoint {url} ({why(error)}). "
+                f"{_remedy(error)}"
+            ) from error
+        return cls(fs, path, keep)
+
+    @property
+    def new(self) -> str:
+        """Name of the one that is being written."""
+        return f"{self.path}.new"
+
+    @property
+    def versions(self) -> list[str]:
+        """Names from the newest to the oldest."""
+        return [self.path, *(f"{self.path}.{i}" for i in range(1, self.keep))]
+
+    @property
+    def _local(self) -> bool:
+        from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
+
+        return isinstance(self.fs, LocalFileSystem)
+
+    def check_regular(self, name: str) -> bool:
+        """Whether there is a file of that name.
+
+        Raises
+        ------
+        CheckpointError
+            There is something else: a link, a folder, a device.
+        """
+        kind = self._kind(name)
+        if kind not in ("", "a file"):
+            raise CheckpointError(
+                f"{name} is {kind}, and checkpoints are regular files alone. Name a file (of a "
+                "link, the one that it points to) in a folder of your own."
+            )
+        return bool(kind)
+
+    def _kind(self, name: str) -> str:
+        """Kind of the thing under a name, in words; empty for nothing."""
+        try:
+            if self._local:
+                mode = os.lstat(name).st_mode
+                return "a file" if stat.S_ISREG(mode) else _KINDS.get(stat.S_IFMT(mode), "no file")
+            found = self.fs.info(name)["type"]
+        except FileNotFoundError:
+            return ""
+        return {"file": "a file", "directory": "a folder"}.get(found, f"of the kind {found!r}")
+
+    def read(self, name: str, most: int | None = None) -> bytes | None:
+        """Content, or None where there is no such file.
+
+        Parameters
+        ----------
+        name : str
+        most : int or None
+            Bytes that it may have; None: any number.
+
+        Raises
+        ------
+        CheckpointError
+            It is larger, no regular file, or cannot be read.
+        """
+        try:
+            if not self.check_regular(name):
+                return None
+            if most is not None and (size := self.fs.info(name).get("size") or 0) > most:
+                raise CheckpointError(
+                    f"The checkpoint {name} has {size} bytes, and this fit's cannot have more than "
+                    f"{most}. Name another file, or set resume=False to begin anew."
+                )
+            return _read(name) if self._local else bytes(self.fs.cat_file(name))
+        except FileNotFoundError:
+            return None
+        except CheckpointError:
+            raise
+        except Exception as error:
+            raise CheckpointError(
+                f"Cannot read the checkpoint {name} ({why(error)}). Mend access to the file, or "
+                "set resume=False to begin anew."
+            ) from error
+
+    def is_whole(self, name: str) -> bool:
+        """Whether there is a whole checkpoint of that name."""
+        with suppress(CheckpointError):
+            data = self.read(name)
+            return data is not None and bool(decode_any(data, name))
+        return False
+
+    def newest(self, most: int | None = None) -> tuple[ShardState, dict[str, Any]] | None:
+        """The newest whole checkpoint, as `newest_by`, of a fit by steps."""
+        return self.newest_by(decode, most)
+
+    def newest_by(self, decode: Callable[[bytes, str], T], most: int | None = None) -> T | None:
+        """Result of `decode` for the newest whole checkpoint, of so many bytes.
+
+        None where there is no file.
+
+        Raises
+        ------
+        CheckpointError
+            None is whole, or it has another format version.
+        """
+        damaged = ""
+        for name in (self.new, *self.versions):
+            try:
+                data = self.read(name, most)
+                found = None if data is None else decode(data, name)
+            except DamagedError as error:
+                # A damaged path.new is a save that a crash cut short: what it is for.
+                damaged = damaged or ("" if name == self.new else str(error))
+                continue
+            if found is not None:
+                if damaged:
+                    warnings.warn(
+                        f"{damaged} Taking the older {name}.", UserWarning, stacklevel=outside()
+                    )
+                return found
+        if damaged:
+            raise CheckpointError(
+                f"{damaged} No older whole one is kept (keep={self.keep}). Restore the file from "
+                "a copy, or set resume=False to begin anew."
+            )
+        return None
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a file to the disk; what an error leaves of it is removed.
+
+        Only its owner may read it.
+        """
+        exists = self.check_regular(name)
+        try:
+            if self._local:
+                if exists:
+                    os.remove(name)
+                _write(name, data)
+            else:
+                self.fs.pipe_file(name, data)
+        except FileExistsError:  # somebody else's
+            raise
+        except BaseException:
+            with suppress(Exception):
+                self.fs.rm_file(name)
+            raise
+
+    def rotate(self) -> None:
+        """Move each file to the name of the one before it, from the oldest to the new one.
+
+        The new one is whole all the while; files that a crash left half moved are overwritten.
+        """
+        names = [self.new, *self.versions]
+        for i in reversed(range(self.keep)):
+            if self.check_regular(names[i]):
+                self._move(names[i], names[i + 1])
+        if self._local:
+            _sync_folder(os.path.dirname(self.path))
+
+    def _move(self, source: str, target: str) -> None:
+        self.check_regular(target)
+        if self._local:
+            os.replace(source, target)
+            return
+        with suppress(FileNotFoundError):  # some file systems do not move onto a file
+            self.fs.rm_file(target)
+        self.fs.mv(source, target)
+
+    def probe(self) -> None:
+        """Try to write, move and remove a small file, under names that are free for ours."""
+        for name in (*self.versions, self.new):
+            self.check_regular(name)
+        before, after = f"{self.path}.probe", f"{self.path}.probed"
+        self.write(before, b"daskml_dist")
+        self._move(before, after)
+        self.fs.rm_file(after)
+
+
+def _read(name: str) -> bytes:
+    """Content of a local file that is a regular one also by now."""
+    with open(os.open(name, _READ), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError("no regular file")
+        return file.read()
+
+
+def _write(name: str, data: bytes) -> None:
+    """Write a local file that was not there."""
+    with open(os.open(name, _WRITE, 0o600), "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: str) -> None:
+    """Make moves in a folder outlast a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # some network file systems cannot
+            os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def why(error: BaseException) -> str:
+    """An error in one line."""
+    return f"{type(error).__name__}: {error}"
+
+
+def _remedy(error: Exception) -> str:
+    missing = error if isinstance(error, ModuleNotFoundError) else error.__cause__
+    if isinstance(missing, ModuleNotFoundError) and missing.name:
+        return f"pip install {missing.name}"
+    return 'Use a local path, or the URL of an fsspec file system such as "s3://bucket/fit.npz".'
+
+
+class DamagedError(CheckpointError):
+    """A file is cut short, was changed, or never was a checkpoint."""
+
+
+def encode(state: ShardState | NDArray[np.uint8], facts: dict[str, Any]) -> bytes:
+    """The file of a state, or of the log of a round solver, with facts that JSON can hold."""
+    if isinstance(state, np.ndarray):
+        return _file({"log": state}, facts)
+    arrays: dict[str, Any] = {
+        "w": state.w,
+        **{f"slot_{name}": slot for name, slot in state.opt_state.items()},
+    }
+    if state.average is not None:
+        arrays["average"] = state.average
+    course = {"step": state.step, "rows_seen": state.rows, "n_averaged": state.n_averaged}
+    return _file(arrays, {**facts, **course})
+
+
+def _file(arrays: dict[str, Any], facts: dict[str, Any]) -> bytes:
+    facts = {
+        **facts,
+        "format": _FORMAT,
+        "written_by": __version__,
+        "checksums": _checksums(arrays),
+    }
+    buffer = io.BytesIO()
+    np.savez(buffer, facts=np.array(json.dumps(facts)), **arrays)
+    return buffer.getvalue()
+
+
+def decode(data: bytes, name: str) -> tuple[ShardState, dict[str, Any]]:
+    """State and facts of the file `name`.
+
+    Raises
+    ------
+    DamagedError
+        It is not whole, or holds no state.
+    CheckpointError
+        It has another format version, or is of a round solver.
+    """
+    state, facts = decode_any(data, name)
+    if not isinstance(state, ShardState):
+        raise CheckpointError(
+            f"{name} is of a fit by a round solver. Name another file, or set resume=False to "
+            "begin anew."
+        )
+    return state, facts
+
+
+def decode_log(data: bytes, name: str) -> tuple[NDArray[np.uint8], dict[str, Any]]:
+    """Log of a round solver, and facts, of the file `name`.
+
+    Raises
+    ------
+    DamagedError, CheckpointError
+        As :func:`decode`; it is of a fit by steps.
+    """
+    log, facts = decode_any(data, name)
+    if isinstance(log, ShardState):
+        raise CheckpointError(
+            f"{name} is of a fit by steps. Name another file, or set resume=False to begin anew."
+        )
+    return log, facts
+
+
+def decode_any(data: bytes, name: str) -> tuple[ShardState | NDArray[np.uint8], dict[str, Any]]:
+    """State, or log of a round solver, and facts of the file `name`.
+
+    Raises
+    ------
+    DamagedError
+        It is not whole, or holds no state.
+    CheckpointError
+        It has another format version.
+    """
+    try:
+        arrays = {key: _array(content) for key, content in _members(data).items()}
+        facts = json.loads(str(arrays.pop("facts")))
+        found = facts["format"]
+    except Exception as error:
+        # Not NumPy's words: they offer to load a strange file with pickle.
+        raise DamagedError(
+            f"{name} is no whole checkpoint: it is cut short, was changed, or holds something "
+            f"else ({type(error).__name__})."
+        ) from error
+    if found != _FORMAT:
+        raise CheckpointError(
+            f"The checkpoint {name} has format {found!r}, written by daskml_dist "
+            f"{facts.get('written_by', '0.1.0')}; this version reads format {_FORMAT}. Go on "
+            "with that version, or set resume=False to begin anew."
+        )
+    if _checksums(arrays) != facts.get("checksums"):
+        raise DamagedError(f"{name} is no whole checkpoint: an array's checksum is wrong.")
+    if arrays.keys() == {"log"} and arrays["log"].dtype == np.uint8:
+        return arrays["log"], facts
+    if problem := _problem(arrays, facts):
+        raise DamagedError(f"{name} is no whole checkpoint: {problem}.")
+    opt_state = {
+        key.removeprefix("slot_"): array for key, array in arrays.items() if key.startswith("slot_")
+    }
+    state = ShardState(
+        arrays["w"], opt_state, facts["step"], facts["rows_seen"],
+        arrays.get("average"), facts["n_averaged"],
+    )  # fmt: skip
+    return state, facts
+
+
+def _members(data: bytes) -> dict[str, bytes]:
+    """The members of an archive; none is larger than what it takes in the file."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        members = archive.infolist()
+        stored = all(
+            m.compress_type == zipfile.ZIP_STORED and m.file_size == m.compress_size
+            for m in members
+        )
+        if not stored or sum(m.file_size for m in members) > len(data):
+            raise ValueError("members that unfold")
+        names = {m.filename.removesuffix(".npy") for m in members}
+        if not len(names) == len(members) <= _MOST_ARRAYS:
+            raise ValueError("other members than a checkpoint's")
+        return {m.filename.removesuffix(".npy"): archive.read(m) for m in members}
+
+
+def _array(content: bytes) -> NDArray[Any]:
+    """The array of a member, which has as many bytes as it announces."""
+    stream = io.BytesIO(content)
+    shape, by_columns, dtype = _HEADERS[npy.read_magic(stream)](stream)
+    start = stream.tell()
+    # Parameters are floats, the facts text, and the log of a round solver bytes.
+    if dtype.kind not in "fUu" or math.prod(shape) * dtype.itemsize != len(content) - start:
+        raise ValueError("no array of a checkpoint")
+    flat = np.frombuffer(content, dtype, offset=start)
+    return flat.reshape(shape, order="F" if by_columns else "C").copy(order="K")
+
+
+def _problem(arrays: dict[str, NDArray[Any]], facts: dict[str, Any]) -> str:
+    """Reason that arrays and facts are no state; empty where they are."""
+    w, average = arrays.get("w"), arrays.get("average")
+    if w is None or w.ndim != 2 or w.dtype.kind != "f":
+        return "it has no parameters"
+    for key, array in arrays.items():
+        if array.dtype != w.dtype or array.shape[:1] != w.shape[:1]:
+            return f"{key} does not belong to its parameters"
+        if np.isnan(array).any() or (key in ("w", "average") and np.isinf(array).any()):
+            return f"{key} is not finite"
+    if average is not None and average.shape != w.shape:
+        return "its average has another shape than its parameters"
+    if not (is_count(facts.get("step")) and is_count(facts.get("n_averaged"))):
+        return "its steps are no numbers of steps"
+    if average is None and facts["n_averaged"]:
+        return "it has no average"
+    rows: Any = facts.get("rows_seen")
+    if not (is_number(rows) and 0 <= rows < math.inf):
+        return "its rows are no number of rows"
+    return ""
+
+
+def is_count(value: Any) -> bool:
+    """Whether a fact is a number of things."""
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def is_number(value: Any) -> bool:
+    """Whether a fact is a number, infinity included."""
+    return type(value) in (int, float) and not math.isnan(value)
+
+
+def _checksums(arrays: dict[str, NDArray[Any]]) -> dict[str, str]:
+    return {
+        name: f"{array.dtype.str} {array.shape} {zlib.crc32(np.ascontiguousarray(array).data):08x}"
+        for name, array in arrays.items()
+    }

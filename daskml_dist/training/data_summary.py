@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from math import prod
 from operator import add
@@ -15,7 +15,8 @@ from daskml_dist.data.blocks import BlockInfo
 from daskml_dist.data.column_statistics import Spread
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 
-__all__ = ["DEVICE_ENTRIES", "DataSummary"]
+__all__ = ["DEVICE_ENTRIES", "DataSummary", "TargetSurvey"]
+
 
 #: Entries of all rows from which device="auto" takes a GPU. A pass over fewer takes a CPU about a
 #: millisecond, while a process needs a second or more for its first context and kernels of CUDA.
@@ -242,3 +243,37 @@ class DataSummary:
         if not all(info.sparse for info in self.infos):
             return None
         return sum(info.nnz or 0 for info in self.infos) / max(self.n_rows, 1)
+
+
+@dataclass(frozen=True)
+class TargetSurvey(DataSummary):
+    """A survey of targets alone, without the codes beside them.
+
+    Parameters
+    ----------
+    weight : float or None
+        Rows of a split, counted by their weights; None: all rows.
+    n_columns : int or None
+        Columns of the targets; None: they have one dimension.
+    """
+
+    weight: float | None = None
+    n_columns: int | None = None
+
+    @property
+    def n_rows(self) -> Any:
+        """Rows, or their weight in a split."""
+        return sum(i.n_rows for i in self.infos) if self.weight is None else self.weight
+
+    @property
+    def n_targets(self) -> int | None:
+        """Columns of the targets; None for targets of one dimension."""
+        return self.n_columns
+
+    @property
+    def targets(self) -> Spread:
+        """Of all columns but the codes'."""
+        both, n = DataSummary(self.infos).targets, self.n_columns or 1
+        return replace(
+            both, origin=both.origin[:n], offset=both.offset[:n], squares=both.squares[:n]
+        )

@@ -7,13 +7,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, overload
 
 from daskml_dist.errors import DaskMLDistError, InvalidParameterError
-from daskml_dist.training.history_html import history_html
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.axes import Axes
+from collections.abc import Sequence
+from html import escape
+
+from daskml_dist.diagnostics.curves import curves_html
 
 __all__ = ["EVAL_KEYS", "RECORD_KEYS", "History"]
+
 
 #: What a record holds, with the label of its axis in a plot.
 RECORD_KEYS = {
@@ -30,6 +34,7 @@ RECORD_KEYS = {
 }
 #: What it holds where ``fit`` was given an `eval_set`.
 EVAL_KEYS = {"eval_score": "score of the eval_set", "eval_seconds": "time of that score (s)"}
+Records = Sequence[dict[str, Any]]
 
 
 @dataclass(repr=False)
@@ -193,3 +198,40 @@ class History:
                 "fit(..., eval_set=(X, y))"
             )
         return [float("nan") if value is None else value for value in values]
+
+
+def history_html(records: Records, extra: dict[str, Any], interrupted: bool) -> str:
+    """Curves of a history's measures over its passes, and a table of its facts.
+
+    Parameters
+    ----------
+    records, extra, interrupted
+        Those of :class:`daskml_dist.training.history.History`.
+    """
+    rows = "".join(
+        f'<tr><th style="text-align:left">{escape(name)}</th><td style="text-align:left">'
+        f"{escape(text)}</td></tr>"
+        for name, text in _facts(records, extra, interrupted)
+    )
+    return (
+        '<div class="daskml-history" style="display:flex;flex-wrap:wrap;gap:1em;'
+        f'align-items:flex-start">{curves_html(records)}<table>{rows}</table></div>'
+    )
+
+
+def _facts(records: Records, extra: dict[str, Any], interrupted: bool) -> list[tuple[str, str]]:
+    """Names and words of what there is to say of a fit."""
+    seconds, rows = (sum(record[key] for record in records) for key in ("seconds", "rows"))
+    passes = f"{len(records)}, in {seconds:.3g} s" + ", interrupted" * interrupted
+    facts = [("passes", passes)]
+    if seconds > 0:
+        facts.append(("rows a second", f"{rows / seconds:,.0f}"))
+    if sent := sum(record["bytes_pushed"] + record["bytes_pulled"] for record in records):
+        facts.append(("traffic", f"{sent / 1e6:,.1f} MB"))
+    names = {"policy": "policy", "n_lanes": "lanes", "n_servers": "servers"}
+    facts += [(names[key], str(extra[key])) for key in names if extra.get(key)]
+    if lost := extra.get("lost_rows"):
+        facts.append(("rows lost for good", f"{lost:,}"))
+    for event in extra.get("generations", ()):
+        facts.append((f"generation {event['generation']}", str(event["reason"])))
+    return facts

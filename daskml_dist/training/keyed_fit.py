@@ -20,9 +20,9 @@ from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.data_summary import DataSummary
 from daskml_dist.training.engine import FitResult
 from daskml_dist.training.run import open_engine
-from daskml_dist.training.run_settings import RunSettings
-from daskml_dist.training.solver_work import KeyedWork
+from daskml_dist.training.settings import RunSettings
 from daskml_dist.training.spec import FitSpec, RowsSpec, RunSpec, training_rows
+from daskml_dist.training.work import KeyedWork
 
 __all__ = ["KeyedFit"]
 

@@ -10,7 +10,7 @@ minimum of half of the sample to that of the sample (Bottou 2012 calibrates so).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -20,19 +20,31 @@ from numpy.typing import NDArray
 from scipy import sparse
 from scipy.optimize import OptimizeResult, minimize
 
+from daskml_dist.backends.entries import of_arrays
 from daskml_dist.backends.numpy_backend import NumpyBackend
+from daskml_dist.backends.row_threads import over_threads
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.linear import LinearModel
+from daskml_dist.models.stacked import TRAIN, FoldAssignment
+from daskml_dist.models.wide import WideLinear
 from daskml_dist.optimizers import Optimizer
 from daskml_dist.penalties import Penalty
+from daskml_dist.solvers.columns_lbfgs import minimised
 from daskml_dist.solvers.owlqn import orthant_wise
-from daskml_dist.training import rate_search
 from daskml_dist.training.coordinates import FEW, Coordinates
 
-__all__ = ["BENT", "ENOUGH", "Pilot", "trial_starts"]
+__all__ = [
+    "BENT",
+    "ENOUGH",
+    "Pilot",
+    "StackedPilot",
+    "search_best_rate",
+    "search_calm_rate",
+    "trial_starts",
+]
+
 
 Array = NDArray[Any]
-
 #: Steps that gain less than this share of the first loss; after so many the way ends.
 _FTOL, _SMALL_STEPS = 1e-5, 1
 #: Inverse of the curvature of a loss, roughly, where a fit ends: the weight of a penalty.
@@ -50,6 +62,20 @@ _TINY, _FINEST = 1 << 14, 1e-6
 ENOUGH = 20
 #: Steps without a smaller loss of the other half, after which there is no smaller one.
 _PATIENCE = 5
+#: Half powers of ten: asked for, answered with losses, and the last of them returned.
+RateSearch = Generator[int, float, int]
+#: Half powers of ten by which a rate is multiplied: of the first trial, of the largest and of the
+#: least that is ever tried, and of the largest that may be called calm.
+_FIRST, _MOST, _LEAST, _CALM = -1, 8, -40, -6
+#: Share of the loss that steps must gain, lest they had better be calm; and the share of the best
+#: gain for which a smaller rate is taken.
+_GAIN, _MOST_OF_IT = 1e-3, 0.9
+#: Share of the loss by which calm steps may raise it.
+_STIR = 1e-4
+#: Rows whose raw predictions a cache holds, and those that one thread adds up.
+_TILE, _TOGETHER = 1 << 10, 1 << 12
+#: Entries of all columns' coordinates at most.
+_MAPS = 1 << 22
 
 
 class Pilot:
@@ -209,25 +235,25 @@ class Pilot:
         self, optimizer: Optimizer, w: Array, opt_state: dict[str, Array], base: float, batch: int
     ) -> float:
         """The factor on the `base` rate by which the other half's batches lead farthest down."""
-        search = rate_search.best(self.value(w))
+        search = search_best_rate(self.value(w))
         return self._rate(search, optimizer, w, opt_state, base, batch)
 
     def calm_rate(
         self, optimizer: Optimizer, w: Array, opt_state: dict[str, Array], base: float, batch: int
     ) -> float:
         """A factor on the `base` rate, small enough that steps at a minimum stay there."""
-        search = rate_search.calm(self.value(w))
+        search = search_calm_rate(self.value(w))
         return self._rate(search, optimizer, w, opt_state, base, batch)
 
     def _rate(
-        self, search: rate_search.Search, optimizer: Optimizer, w: Array,
+        self, search: RateSearch, optimizer: Optimizer, w: Array,
         opt_state: dict[str, Array], base: float, batch: int,
     ) -> float:  # fmt: skip
         def losses(_: list[int], asked: list[int]) -> list[float]:
-            rates = [base * rate_search.factor(k) for k in asked]
+            rates = [base * rate_factor(k) for k in asked]
             return [self._value_after(optimizer, w, opt_state, rate, batch) for rate in rates]
 
-        return rate_search.found([search], losses)[0]
+        return run_rate_searches([search], losses)[0]
 
     def _value_after(
         self, optimizer: Optimizer, w: Array, opt_state: dict[str, Array], rate: float, batch: int
@@ -361,3 +387,254 @@ class _Objective:
 def _power(number: float) -> float:
     """The nearest power of two, by which numbers are multiplied without rounding."""
     return float(2.0 ** round(math.log2(number))) if 0 < number < math.inf else 1.0
+
+
+def search_best_rate(begin: float) -> RateSearch:
+    """The rate that leads farthest down from the loss in the beginning."""
+    known: dict[int, float] = {}
+
+    def value(k: int) -> Generator[int, float, float]:
+        if k not in known:
+            known[k] = yield k
+        return known[k]
+
+    k = _FIRST
+    below = yield from value(k - 1)
+    way = -1 if below <= (yield from value(k)) else 1
+    while _LEAST < k + way <= _MOST and (yield from value(k + way)) <= known[k]:
+        k += way
+    gain = begin - known[k]
+    if not gain > _GAIN * abs(begin):
+        return (yield from search_calm_rate(begin))
+    # Rows that the sample lacks may be wilder than those that it has.
+    while k - 1 > _LEAST and begin - (yield from value(k - 1)) >= _MOST_OF_IT * gain:
+        k -= 1
+    return k
+
+
+def search_calm_rate(begin: float) -> RateSearch:
+    """A rate small enough that steps at a minimum stay there."""
+    most = begin + _STIR * abs(begin)
+    for k in range(_CALM, _LEAST, -2):
+        if (yield k) <= most:
+            return k
+    return _LEAST
+
+
+def rate_factor(k: int) -> float:
+    """The factor that a number stands for."""
+    return float(10.0 ** (k / 2))
+
+
+def run_rate_searches(
+    searches: Sequence[RateSearch], losses: Callable[[list[int], list[int]], Sequence[float]]
+) -> list[float]:
+    """Factors that searches find.
+
+    Parameters
+    ----------
+    searches : sequence of RateSearch
+    losses : callable
+        Takes the places of searches that ask, and what each asks for; returns its loss.
+    """
+    asked = {i: next(search) for i, search in enumerate(searches)}
+    ended: dict[int, float] = {}
+    while asked:
+        at = list(asked)
+        for i, loss in zip(at, losses(at, [asked[i] for i in at]), strict=True):
+            try:
+                asked[i] = searches[i].send(loss)
+            except StopIteration as end:
+                ended[i] = rate_factor(end.value)
+                del asked[i]
+    return [ended[i] for i in range(len(searches))]
+
+
+class StackedPilot:
+    """The maths of many pilots.
+
+    Parameters
+    ----------
+    pilot : Pilot
+        One of them, of which :meth:`serves`.
+    l2 : sequence of float
+        Penalty of each.
+    """
+
+    def __init__(self, pilot: Pilot, l2: Sequence[float]) -> None:
+        self.pilot, self.l2 = pilot, np.array(l2, np.float64)
+        self._dtype = pilot.X.dtype
+        weight = np.ones(pilot.n_rows) if pilot.weight is None else pilot.weight
+        self._y = np.column_stack([pilot.y, weight]).astype(self._dtype)
+        self._weight = weight.astype(np.float64)
+        self._models: dict[int, WideLinear] = {}
+
+    @staticmethod
+    def serves(pilot: Pilot, n_columns: int) -> bool:
+        """Whether pilots like this one can be columns."""
+        model, X = pilot.model, pilot.X
+        if not isinstance(X, np.ndarray) or model.width > 1 or model.n_targets is not None:
+            return False
+        d = X.shape[1]
+        few = d <= FEW and n_columns * d * d <= _MAPS
+        return few and not pilot.penalty.l1 and not pilot.watches(model.shape[0])
+
+    def starts(self, begin: Array, most: int, whole: bool) -> tuple[list[Array], list[Array]]:
+        """Minima of half of the sample's rows, and of all of them.
+
+        Parameters
+        ----------
+        begin : ndarray of shape (n_rows, 1)
+            Where all begin.
+        most : int
+            Iterations of the quasi-Newton method at most.
+        whole : bool
+            The sample is all rows: the minimum of these is returned twice.
+        """
+        places, n = self._places, self.pilot.n_rows
+        v = np.stack([p.inside(begin.astype(np.float64))[:, 0] for p in places])
+        every, share = self._objective(slice(0, n)), self.pilot.tol
+        if whole:
+            v, _ = minimised(every, v, most, share=share)
+            half = v
+        else:
+            half, tols = minimised(self._objective(slice(0, -(-n // 2))), v, most)
+            v, _ = minimised(every, half, most, tols, share)
+
+        def outside(found: Array) -> list[Array]:
+            return [p.outside(v[:, None]) for p, v in zip(places, found, strict=True)]
+
+        return outside(half), outside(v)
+
+    def values(self, w: Array, at: Sequence[int] | None = None) -> Array:
+        """Penalised mean losses of some columns at parameters of shape (n_rows, n_columns)."""
+        l2, k = self.l2 if at is None else self.l2[list(at)], self.pilot.model.n_penalised
+        losses, _ = self._sums(self.pilot.X, slice(0, self.pilot.n_rows), w)
+        with np.errstate(all="ignore"):
+            total = float(self._weight.sum()) or 1.0
+            bent: Array = l2 / 2 * (w[:k].astype(np.float64) ** 2).sum(axis=0)
+            return bent + losses / total
+
+    def warmed(
+        self, optimizer: Optimizer, w: Array, opt_state: dict[str, Array], batch: int
+    ) -> dict[str, Array]:
+        """States of an optimizer that has seen the sample's batches at `w`."""
+        every = np.arange(len(self.l2))
+        return self._passed(optimizer, w, opt_state, np.zeros(len(every)), batch, 0, every)[1]
+
+    def rates(
+        self, optimizer: Optimizer, w: Array, opt_state: dict[str, Array], base: Sequence[float],
+        batch: int, search: Callable[[float], RateSearch] = search_best_rate,
+    ) -> list[float]:  # fmt: skip
+        """As :meth:`Pilot.best_rate` or, with another search, `calm_rate`, of each column."""
+        own = np.array(base)
+
+        def losses(at: list[int], asked: list[int]) -> list[float]:
+            rates = own[at] * np.array([rate_factor(k) for k in asked])
+            some = {name: array[:, at] for name, array in opt_state.items()}
+            first = self.pilot.n_rows // 2
+            moved, _ = self._passed(optimizer, w[:, at], some, rates, batch, first, np.array(at))
+            found = self.values(moved, at)
+            finite = np.isfinite(found) & np.isfinite(moved).all(axis=0)
+            return [float(value) for value in np.where(finite, found, np.inf)]
+
+        return run_rate_searches([search(float(v)) for v in self.values(w)], losses)
+
+    # -- sums over rows ------------------------------------------------------------------------
+
+    def _model(self, n_columns: int) -> WideLinear:
+        if n_columns not in self._models:
+            one = WideLinear(self.pilot.model, _OneSplit(), None, (0,) * n_columns, (1.0,))
+            self._models[n_columns] = one
+        return self._models[n_columns]
+
+    def _sums(self, X: Array, at: slice, w: Array) -> tuple[Array, Array]:
+        """Summed losses of columns, and their gradients."""
+        model, wide = self._model(w.shape[1]), _with_row(w.astype(self._dtype))
+        # Sums of the same rows, whoever takes them, so that digits do not tell of the machine.
+        starts = range(at.start, at.stop, _TOGETHER)
+        parts = np.zeros((len(starts), *wide.shape))
+
+        def add(some: slice) -> None:
+            with np.errstate(all="ignore"):
+                for part, first in zip(parts[some], starts[some], strict=True):
+                    last = min(first + _TOGETHER, at.stop)
+                    for start in range(first, last, _TILE):
+                        tile = slice(start, min(start + _TILE, last))
+                        rows = BatchRows(X[tile], self._y[tile], None)
+                        model.add_gradient(wide, rows, part, self.pilot.backend)
+
+        over_threads(add, len(starts), least=1)
+        out = parts.sum(axis=0)
+        return -out[-1], out[:-1]
+
+    @cached_property
+    def _places(self) -> list[Coordinates]:
+        pilot = self.pilot
+        leasts = (BENT * self.l2).tolist()
+        return Coordinates.several(
+            pilot.X, pilot.weight, centred=pilot.model.fit_intercept, turned=True, leasts=leasts
+        )
+
+    def _objective(self, at: slice) -> Callable[[Array, Array], tuple[Array, Array]]:
+        """Penalised mean losses and gradients of columns, each in its own coordinates."""
+        places = self._places
+        # Rows as the least penalised column has them: the others' are shorter in all directions.
+        least = places[int(np.argmin(self.l2))]
+        Z, d = least.rows(self.pilot.X), self.pilot.model.n_penalised
+        turns = np.stack([p.turn for p in places])  # type: ignore[misc]
+        maps = least.back @ turns
+        coefs = turns / least.scale[:, None]
+        total = float(self._weight[at].sum()) or 1.0
+
+        def value(v: Array, columns: Array) -> tuple[Array, Array]:
+            own, l2 = v[:, :d, None], self.l2[columns]
+            w = np.concatenate([(maps[columns] @ own)[:, :, 0], v[:, d:]], axis=1).T
+            losses, gradient = self._sums(Z, at, np.ascontiguousarray(w))
+            losses, gradient = losses / total, np.ascontiguousarray(gradient.T) / total
+            coef = coefs[columns] @ own
+            bent = np.swapaxes(maps[columns], 1, 2) @ gradient[:, :d, None]
+            bent += l2[:, None, None] * (np.swapaxes(coefs[columns], 1, 2) @ coef)
+            gradient[:, :d] = bent[:, :, 0]
+            return losses + l2 / 2 * (coef[:, :, 0] ** 2).sum(axis=1), gradient
+
+        return value
+
+    def _passed(
+        self, optimizer: Optimizer, w: Array, opt_state: dict[str, Array], rates: Array, batch: int,
+        first: int, columns: Array,
+    ) -> tuple[Array, dict[str, Array]]:  # fmt: skip
+        """Parameters and optimizer state after the batches from a row on, or the first of these."""
+        pilot, k = self.pilot, self.pilot.model.n_penalised
+        w, opt_state = w.copy(), {name: array.copy() for name, array in opt_state.items()}
+        l2, rate = (a.astype(w.dtype)[None, :] for a in (self.l2[columns], rates))
+        state = w, *map(opt_state.__getitem__, optimizer.state_names)
+        move = of_arrays(type(optimizer).elementwise_update, np)
+        starts = trial_starts(first, pilot.n_rows, batch, len(w))
+        model, wide = self._model(len(columns)), _with_row(w)
+        with np.errstate(all="ignore"):
+            for number, start in enumerate(starts, 1):
+                at = slice(start, min(start + batch, pilot.n_rows))
+                wide[:-1] = w
+                out = np.zeros_like(wide)
+                rows = BatchRows(pilot.X[at], self._y[at], None)
+                model.add_gradient(wide, rows, out, pilot.backend)
+                gradient = out[:-1] / w.dtype.type(at.stop - at.start)
+                gradient[:k] += l2 * w[:k]
+                move(state, ..., gradient, rate, optimizer.coefficients(number))
+        return w, opt_state
+
+
+class _OneSplit(FoldAssignment):
+    """Roles of rows that are all trained on."""
+
+    n_splits = 1
+
+    def played(self, codes: NDArray[np.int64], split: int) -> NDArray[np.int8]:
+        """Train."""
+        return np.full(len(codes), TRAIN, np.int8)
+
+
+def _with_row(w: Array) -> Array:
+    """Parameters with a last row for losses."""
+    return np.concatenate([w, np.zeros_like(w[:1])])

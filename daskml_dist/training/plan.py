@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
+from typing import Any
 
+import dask
 import numpy as np
+from numpy.typing import NDArray
 
 from daskml_dist.data.batches import LaneSpec, held_out_rows, pass_steps
 from daskml_dist.data.feature_scales import Scales
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 from daskml_dist.losses import Loss
-from daskml_dist.models.base import StepModel
+from daskml_dist.models.base import Model, StepModel
+from daskml_dist.models.columned import ColumnModel
+from daskml_dist.models.staged import StagedModel
 from daskml_dist.optimizers import NAG, Optimizer
 from daskml_dist.policies import Policy
 from daskml_dist.ps.layout import Layout
@@ -18,14 +24,25 @@ from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.outer import OuterStep
 from daskml_dist.ps.rule import UpdateRule, make_groups
 from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.solvers import RangedSolver, Solver
+from daskml_dist.solvers.own_rows import RowSolver
 from daskml_dist.training.data_summary import DataSummary
 from daskml_dist.training.dataset_info import DatasetInfo
-from daskml_dist.training.model_parallel import policy_of_columns, policy_of_stages
-from daskml_dist.training.settings import Settings
+from daskml_dist.training.settings import RunSettings, Settings
 from daskml_dist.training.spec import FitSpec, RunSpec, Streaming, training_rows
-from daskml_dist.training.work import StepWork
+from daskml_dist.training.work import OwnRowsWork, RoundWork, StepWork
 
-__all__ = ["batch_rows", "lane_batch", "make_fit", "make_target_shift", "most_batch_rows"]
+__all__ = [
+    "DatasetInfo",
+    "batch_rows",
+    "check_columns",
+    "lane_batch",
+    "make_fit",
+    "make_solver_fit",
+    "make_target_shift",
+    "most_batch_rows",
+]
+
 
 #: Steps of a pass at most, with automatic batches; and where rows are streamed.
 _MANY_STEPS, _STREAMED_STEPS = 4096, 2048
@@ -38,6 +55,8 @@ _DENSE_ROWS, _SPARSE_ROWS, _PAIRED_ROWS = 256, 512, 2048
 _MANY = 2048
 #: ...if it touches at most this share of them.
 _FEW_TOUCHED = 0.25
+#: Parameters from which each trainer holds but a range of the solver's vectors.
+_RANGES_FROM = 2**20
 
 
 def make_fit(
@@ -310,3 +329,155 @@ def _touches_few(model: StepModel, batch_size: int | None) -> bool:
     if model.touches is None or batch_size is None or n_rows < _MANY:
         return False
     return model.touches * batch_size <= _FEW_TOUCHED * n_rows
+
+
+def policy_of_stages(settings: Settings, stages: int, model: StepModel) -> Policy:
+    """Policy of a pipeline, whose stages sum gradients and hold the parameters.
+
+    Raises
+    ------
+    InvalidParameterError
+    """
+    policy, run = settings.policy.of_one_host(), settings.run
+    if not isinstance(model, StagedModel):
+        raise InvalidParameterError(
+            f"{type(model).__name__} is no chain of layers that a pipeline could cut into stages. "
+            "Use pipeline=None."
+        )
+    if not policy.sums_gradients or run.n_servers > 1 or run.compression is not None:
+        raise InvalidParameterError(
+            "The stages of a pipeline hold the parameters and sum the gradients of all lanes. "
+            "Use policy='allreduce' or 'sync' without servers or compression, or pipeline=None."
+        )
+    if stages > len(model.layers):
+        raise InvalidParameterError(
+            f"Pipeline(stages={stages}): each stage takes a layer with parameters at least, and "
+            f"the network has {len(model.layers)}. Use Pipeline(stages={len(model.layers)})."
+        )
+    for name, value in [("clip", settings.clip), ("micro_batch_size", settings.micro_batch)]:
+        if value is not None:
+            raise InvalidParameterError(
+                f"{name}={value!r} is not for pipelines: each stage sees its own layers, and "
+                f"Pipeline(micro_batches=) cuts the batches. Use {name}=None."
+            )
+    return policy
+
+
+def check_columns(settings: Settings) -> None:
+    """Check settings of a fit whose lanes hold columns, as far as can be told before the fit.
+
+    Raises
+    ------
+    InvalidParameterError
+    """
+    policy, run = settings.policy.of_one_host(), settings.run
+    if not policy.sums_gradients or run.n_servers > 1 or run.compression is not None:
+        raise InvalidParameterError(
+            f'shard="features" under policy={settings.policy.name!r}: lanes that hold columns '
+            "make each step together, and the parameters stay with them. Use policy='allreduce' "
+            "or 'sync' without backup workers, servers or compression, or shard=\"rows\"."
+        )
+    if settings.pipeline is not None:
+        raise InvalidParameterError(
+            'shard="features" cuts the columns of the first layer, and a pipeline cuts between '
+            'layers. Use pipeline=None, or shard="rows".'
+        )
+    if run.on_lost_data == "skip":
+        raise InvalidParameterError(
+            'shard="features" with on_lost_data="skip": of rows that are lost, other lanes would '
+            'still have the other columns. Use on_lost_data="raise", or shard="rows".'
+        )
+    if settings.micro_batch is not None:
+        raise InvalidParameterError(
+            f'micro_batch_size={settings.micro_batch!r} with shard="features": the sums over a '
+            "batch are added up at once. Use micro_batch_size=None and a smaller batch_size."
+        )
+
+
+def policy_of_columns(settings: Settings, model: StepModel, streaming: Streaming | None) -> Policy:
+    """Policy of lanes that hold columns: they step together, and hold the parameters.
+
+    Raises
+    ------
+    InvalidParameterError
+    """
+    if not isinstance(model, ColumnModel):
+        raise InvalidParameterError(
+            f"{type(model).__name__} does not begin with products of the columns of X, which "
+            'could be added up. Use shard="rows".'
+        )
+    if streaming is not None:
+        raise InvalidParameterError(
+            'shard="features" keeps its rows in memory, and they do not fit. Use more workers, a '
+            'larger memory_budget, float32 or sparse rows, or shard="rows".'
+        )
+    return settings.policy.of_one_host()
+
+
+def make_solver_fit(
+    model: Model,
+    solver: Solver | RowSolver,
+    rows: DatasetInfo,
+    lanes: list[LaneSpec],
+    start: NDArray[Any] | None,
+    streaming: Streaming | None,
+    run: RunSettings,
+    seed: int = 0,
+    budget: float = float("inf"),
+) -> FitSpec:
+    """Put the maths of a fit by a round solver together.
+
+    Parameters
+    ----------
+    model : Model
+    solver : Solver or RowSolver
+    rows : DatasetInfo
+    lanes : list of LaneSpec
+    start : ndarray or None
+        What the solver starts from; None: zeros where the model has parameters.
+    streaming : Streaming or None
+        How to read blocks that are not kept.
+    run : RunSettings
+    seed : int, default=0
+        Of what statistics draw.
+    budget : float, default=inf
+        Bytes of blocks that are held, and of what is made of rows, on one worker.
+
+    Raises
+    ------
+    InvalidParameterError
+        As :meth:`Survey.device`.
+    """
+    dtype = "float32" if run.compute_dtype else rows.survey.dtype
+    spec = rows.spec(dtype, training_rows(lanes), streaming, 0.0, run.compute_dtype)
+    if isinstance(solver, RowSolver):
+        work = _on_own_rows(model, solver, rows, seed)
+        nbytes = 0 if streaming else sum(info.nbytes for info in rows.survey.infos)
+        row_bytes = nbytes / max(rows.survey.n_rows, 1)
+        work = replace(work, budget=budget, row_bytes=row_bytes)
+        return FitSpec(spec, work, RunSpec.of(run, rows.survey))
+    shape = model.parameters.shape if isinstance(model, StepModel) else None
+    # In the order of the lanes, sums are gathered whole.
+    in_ranges = (
+        shape is not None
+        and isinstance(solver, RangedSolver)
+        and not run.deterministic
+        and prod(shape) >= int(dask.config.get("daskml_dist.ranges_from", _RANGES_FROM))
+    )
+    return FitSpec(
+        spec,
+        RoundWork(
+            model, solver, shape, start, StoppingRule(solver.max_passes, None), in_ranges, seed
+        ),
+        RunSpec.of(run, rows.survey),
+    )
+
+
+def _on_own_rows(model: Model, solver: RowSolver, rows: DatasetInfo, seed: int) -> OwnRowsWork:
+    infos = sorted(rows.survey.infos, key=lambda info: info.index)
+    first = np.zeros(infos[-1].index + 1, np.int64)
+    for info in infos:
+        first[info.index] = info.n_rows
+    first = first.cumsum() - first
+    # Rows are read twice at least: for their bins' edges, and for the bins.
+    return OwnRowsWork(model, solver, StoppingRule(max(2, solver.max_passes), None), first, seed)

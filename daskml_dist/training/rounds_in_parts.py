@@ -16,16 +16,12 @@ from numpy.typing import NDArray
 from daskml_dist.errors import CheckpointError, CommunicationError, InvalidParameterError
 from daskml_dist.solvers import Solution
 from daskml_dist.training.callbacks import CallbackList
-from daskml_dist.training.checkpoint import Checkpoint
-from daskml_dist.training.checkpoint_files import Files
-from daskml_dist.training.checkpoint_format import decode_log, is_count
+from daskml_dist.training.checkpoint import Checkpoint, Files, decode_log, is_count
 from daskml_dist.training.engine import Engine, FitResult
-from daskml_dist.training.in_parts import OneFit
-from daskml_dist.training.resuming import records_problem
-from daskml_dist.training.solver_work import OwnRowsWork, RoundWork
+from daskml_dist.training.in_parts import OneFit, records_problem
 from daskml_dist.training.spec import FitSpec
-from daskml_dist.training.worker.loops.rows_log import RowsLog
-from daskml_dist.training.worker.loops.sum_log import SumLog
+from daskml_dist.training.work import OwnRowsWork, RoundWork
+from daskml_dist.training.worker.loops.rounds import RowsLog, SumLog
 
 __all__ = ["saved_seed", "train_rounds_in_parts"]
 

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from daskml_dist.compression import Compressor
 from daskml_dist.optimizers import GroupOptions, Optimizer
 from daskml_dist.penalties import Penalty
 from daskml_dist.policies import Pipeline, Policy
 from daskml_dist.schedules import Schedule
 from daskml_dist.training.data_summary import DataSummary
-from daskml_dist.training.run_settings import RunSettings
 
-__all__ = ["Settings"]
+__all__ = ["RunSettings", "Settings"]
 
 
 @dataclass(frozen=True)
@@ -54,3 +54,36 @@ class Settings:
     def dtype_of(self, survey: DataSummary) -> str:
         """The dtype of the parameters of a fit to some rows."""
         return "float32" if self.run.compute_dtype else self.dtype or survey.dtype
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """Layout of a fit as the user asked for it, checked; nothing in it depends on the data.
+
+    Parameters
+    ----------
+    device : {"auto", "cpu", "gpu"}
+    n_lanes : int or None
+        None: one a worker thread.
+    n_servers : int
+    deterministic : bool
+    compute_dtype : {"float16", "bfloat16"} or None
+    memory_budget : int or None
+        Bytes of blocks on one worker; None: a share of its memory.
+    on_lost_data : {"raise", "skip"}
+    shard : {"rows", "features"}
+    compression : Compressor or None
+    name : str
+        Of the estimator.
+    """
+
+    device: str = "auto"
+    n_lanes: int | None = None
+    n_servers: int = 1
+    deterministic: bool = False
+    compute_dtype: str | None = None
+    memory_budget: int | None = None
+    on_lost_data: str = "raise"
+    shard: str = "rows"
+    compression: Compressor | None = None
+    name: str = "fit"

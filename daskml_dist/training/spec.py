@@ -17,9 +17,8 @@ from daskml_dist.data.blocks import Block
 from daskml_dist.ps.shard_state import ShardState, StateParts
 from daskml_dist.solvers import Solution
 from daskml_dist.training.data_summary import DataSummary
-from daskml_dist.training.run_settings import RunSettings
-from daskml_dist.training.solver_work import KeyedWork, OwnRowsWork, RoundWork
-from daskml_dist.training.work import StepWork, Work
+from daskml_dist.training.settings import RunSettings
+from daskml_dist.training.work import KeyedWork, OwnRowsWork, RoundWork, StepWork, Work
 
 __all__ = [
     "FitSpec",

@@ -22,8 +22,7 @@ from chaos.faults import PASSES
 from daskml_dist.data import reduce
 from daskml_dist.policies import POLICIES
 from daskml_dist.training.client.cluster_rows import ClusterRows
-from daskml_dist.training.client.cluster_run import TrainingRun
-from daskml_dist.training.client.ending import Ending
+from daskml_dist.training.client.cluster_run import Ending, TrainingRun
 from daskml_dist.training.client.generations import Generations
 from daskml_dist.training.client.on_cluster import ClusterEngine
 

@@ -155,8 +155,7 @@ def test_files_of_other_trees_are_refused(tmp_path: Path) -> None:
 
 
 def _spoilt(checkpoint: Checkpoint, state: Any, facts: Any) -> None:
-    from daskml_dist.training.checkpoint_files import Files
-    from daskml_dist.training.checkpoint_format import decode_log
+    from daskml_dist.training.checkpoint import Files, decode_log
 
     files = Files.of(os.fspath(checkpoint.path), checkpoint.keep)
     found = files.newest_by(decode_log)

@@ -14,8 +14,8 @@ from daskml_dist.diagnostics.live import heartbeats as pulses
 from daskml_dist.diagnostics.live.fits import Fits
 from daskml_dist.diagnostics.live.heartbeats import N_PULSES, Pulses, load_table, speed_table
 from daskml_dist.diagnostics.live.plugin import TrainingPage
-from daskml_dist.training.worker import heartbeat as pulse
-from daskml_dist.training.worker.heartbeat import TrainerFacts, telling_facts
+from daskml_dist.training.worker import notifications as pulse
+from daskml_dist.training.worker.notifications import TrainerFacts, telling_facts
 
 COLOURS = {"u": "red", "v": "blue"}
 

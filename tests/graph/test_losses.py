@@ -15,7 +15,7 @@ from daskml_dist.data.keyed.collection import Columns, entries_of_frame
 from daskml_dist.solvers.pagerank import PageRankSolver
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.keyed_fit import KeyedFit
-from daskml_dist.training.run_settings import RunSettings
+from daskml_dist.training.settings import RunSettings
 
 RANDOM = np.random.default_rng(0)
 EDGES = pd.DataFrame(RANDOM.zipf(1.6, (4000, 2)) % 500, columns=["source", "target"])

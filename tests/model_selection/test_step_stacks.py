@@ -20,7 +20,6 @@ from daskml_dist.backends import wide_gather
 from daskml_dist.linear_model import SGDClassifier, SGDRegressor
 from daskml_dist.schedules import Cosine
 from daskml_dist.training import learning_rate_search as calibration
-from daskml_dist.training import learning_rate_task as calibration_task
 from daskml_dist.training.callbacks import CallbackList
 from tests.quick import quick
 
@@ -132,8 +131,7 @@ def test_each_column_is_its_own_fit(case: str) -> None:
 def test_columns_of_a_shared_sample_are_as_good(monkeypatch: pytest.MonkeyPatch) -> None:
     estimator = SGDClassifier(random_state=0, max_iter=20, tol=None)
     exact = _grid(estimator, X, BINARY, ALPHAS).cv_results_["mean_test_score"]
-    for module in (calibration, calibration_task):
-        monkeypatch.setattr(module, "SHARED_ROWS", 150)
+    monkeypatch.setattr(calibration, "SHARED_ROWS", 150)
     shared = _grid(estimator, X, BINARY, ALPHAS)
     np.testing.assert_allclose(shared.cv_results_["mean_test_score"], exact, atol=0.02)
     assert 0 < _largest_difference(shared, X, BINARY, scores=False) < 0.2

@@ -18,7 +18,7 @@ from daskml_dist.models.factors import Factors
 from daskml_dist.solvers import als as solvers_als
 from daskml_dist.solvers.als import ALSSolver
 from daskml_dist.solvers.keyed import KeyedRows, KeyRange
-from daskml_dist.training.worker.loops.halo_parts import Slice, slices_of, taken
+from daskml_dist.training.worker.loops.halo import Slice, slices_of, taken
 
 rng = np.random.default_rng(0)
 N_USERS, N_ITEMS, RANK = 60, 40, 5

@@ -28,7 +28,7 @@ from daskml_dist.models.base import BatchRows
 from daskml_dist.models.naive_bayes import RowsByClass
 from daskml_dist.solvers import Statistic, moments, rows
 from daskml_dist.solvers.by_class import ClassCounts
-from daskml_dist.training.worker.loops.questions import question_kinds
+from daskml_dist.training.worker.loops.solver import question_kinds
 from tests.cuda_emulation import EmulatedCupy
 from tests.solvers.statistic_samples import (
     CODES,

@@ -20,9 +20,9 @@ from daskml_dist.solvers import ReduceScatterStatistic, Solution, Solver, Statis
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.data_summary import DataSummary
 from daskml_dist.training.dataset_info import DatasetInfo
+from daskml_dist.training.plan import make_solver_fit
 from daskml_dist.training.run import open_engine
-from daskml_dist.training.run_settings import RunSettings
-from daskml_dist.training.solver_plan import make_solver_fit
+from daskml_dist.training.settings import RunSettings
 
 Array = NDArray[np.float64]
 

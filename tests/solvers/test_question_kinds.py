@@ -11,7 +11,7 @@ import pytest
 
 from daskml_dist.comm.packing import pack_object, unpack_object
 from daskml_dist.solvers import Solver, Statistic
-from daskml_dist.training.worker.loops.questions import question_kinds
+from daskml_dist.training.worker.loops.solver import question_kinds
 
 
 def _notebook(value: float) -> Solver:

@@ -41,7 +41,7 @@ from daskml_dist.training.dask_internals import (
     retire,
     shorten_lost_connections,
 )
-from daskml_dist.training.shields import process_group, shield, unshield
+from daskml_dist.training.interrupts import process_group, shield, unshield
 
 
 class _Actor:
@@ -162,7 +162,7 @@ def test_a_shield_ends_with_its_client() -> None:
     """It is tried in a process of its own, which has a main thread as a worker has."""
     script = (
         "import signal, subprocess, sys\n"
-        "from daskml_dist.training.shields import process_group, shield\n"
+        "from daskml_dist.training.interrupts import process_group, shield\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "client = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE)\n"
         "assert shield('fit', client.pid, process_group())\n"

@@ -15,7 +15,7 @@ from distributed import Client
 
 from daskml_dist import Run
 from daskml_dist.linear_model import LinearRegression
-from daskml_dist.training.client.idle_workers import warn_of_few_blocks
+from daskml_dist.training.client.cluster_rows import warn_of_few_blocks
 
 X = da.zeros((100, 2), chunks=(100, 2))
 FRAME = from_pandas(pd.DataFrame({"a": [1.0]}), npartitions=1)

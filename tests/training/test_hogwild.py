@@ -22,7 +22,7 @@ from scipy import sparse
 from daskml_dist import Run
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.optimizers import OPTIMIZERS, SGD
-from daskml_dist.training.worker.loops.turns import Turns
+from daskml_dist.training.worker.loops.shared import Turns
 
 EVERY = pytest.mark.parametrize("optimizer", OPTIMIZERS)
 

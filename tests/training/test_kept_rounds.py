@@ -34,15 +34,14 @@ from daskml_dist.solvers.smoothing import TubeNewton
 from daskml_dist.training.data_summary import DataSummary
 from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.in_process import InProcessEngine
-from daskml_dist.training.run_settings import RunSettings
-from daskml_dist.training.solver_plan import make_solver_fit
+from daskml_dist.training.plan import make_solver_fit
+from daskml_dist.training.settings import RunSettings
 from daskml_dist.training.spec import FitSpec, TrainerSpec
-from daskml_dist.training.worker.lane import Lane
-from daskml_dist.training.worker.loops import sum_log
+from daskml_dist.training.worker.lane import Lane, RowStates
+from daskml_dist.training.worker.loops import rounds
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.loops.solver import run_solver
 from daskml_dist.training.worker.ready_blocks import ReadyBlock, prepare_block
-from daskml_dist.training.worker.row_states import RowStates
 from tests.comm.ranks import Ranks
 
 RNG = np.random.default_rng(0)
@@ -154,7 +153,7 @@ def _check(found: Solution | None, calm: Solution) -> None:
 def test_a_solver_goes_on_to_the_same_digits(
     name: str, much: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sum_log, "_MUCH", much)
+    monkeypatch.setattr(rounds, "_MUCH", much)
     calm, n_sums = _calm(name)
     assert n_sums > 8
     fit, memory = _Fit.of(*SOLVERS[name]), dict[str, Any]()
@@ -172,7 +171,7 @@ def test_a_solver_goes_on_to_the_same_digits(
 
 def test_sums_that_are_too_many_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     calm, n_sums = _calm("lbfgs")
-    monkeypatch.setattr(sum_log, "_MEMORY", 1000)
+    monkeypatch.setattr(rounds, "_MEMORY", 1000)
     fit, memory = _Fit.of(*SOLVERS["lbfgs"]), dict[str, Any]()
     with pytest.raises(LostError):
         fit.run(memory, 0, fails_at=n_sums)
@@ -184,7 +183,7 @@ def test_sums_that_are_too_many_are_forgotten(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("name", ["orthant-wise", "newton", "lbfgs"])
 @pytest.mark.parametrize("lost", [0, 1], ids=["who leads", "who follows"])
 def test_another_trainer_leads_on(name: str, lost: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sum_log, "_MUCH", 400)
+    monkeypatch.setattr(rounds, "_MUCH", 400)
     calm, n_sums = _calm(name)
     fit = _Fit.of(*SOLVERS[name])
     memories: list[dict[str, Any]] = [{}, {}]

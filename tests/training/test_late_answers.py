@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from daskml_dist.ps.ledger import StoppingRule
-from daskml_dist.training.worker.loops.late_answers import LateAnswers
+from daskml_dist.training.worker.loops.replicas import LateAnswers
 
 
 class Ledger:

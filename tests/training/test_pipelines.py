@@ -23,7 +23,7 @@ from daskml_dist.errors import InvalidParameterError
 from daskml_dist.linear_model import SGDRegressor
 from daskml_dist.models import Parameters, Part, StagedModel
 from daskml_dist.policies import LocalSGD, Pipeline
-from daskml_dist.training.worker.loops.stages import Stages, cut_evenly
+from daskml_dist.training.worker.loops.pipeline import Stages, cut_evenly
 from tests.quick import quick
 
 N_ROWS, SIZES = 1_200, (6, 12, 10, 8, 1)

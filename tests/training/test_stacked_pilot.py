@@ -8,8 +8,7 @@ from daskml_dist.losses import LOSSES
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.optimizers import Adagrad
 from daskml_dist.penalties import Penalty
-from daskml_dist.training.pilot import Pilot
-from daskml_dist.training.stacked_pilot import StackedPilot
+from daskml_dist.training.pilot import Pilot, StackedPilot
 
 
 def test_columns_find_what_pilots_alone_find() -> None:

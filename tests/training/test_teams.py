@@ -30,7 +30,7 @@ def _counts_steps(client: Client, by_loop: bool) -> None:
     """Let trainers count the steps that they make in a loop, or make none there."""
 
     def switch() -> None:
-        from daskml_dist.training.worker.loops.team import Team
+        from daskml_dist.training.worker.loops.replicas import Team
 
         kind: Any = Team
         if not hasattr(kind, "usual"):
@@ -49,7 +49,7 @@ def _counts_steps(client: Client, by_loop: bool) -> None:
 
 def _taken(client: Client) -> list[int]:
     def taken() -> int:
-        from daskml_dist.training.worker.loops.team import Team
+        from daskml_dist.training.worker.loops.replicas import Team
 
         kind: Any = Team
         count: int = kind.taken
@@ -60,7 +60,7 @@ def _taken(client: Client) -> list[int]:
 
 def _restore(client: Client) -> None:
     def restore() -> None:
-        from daskml_dist.training.worker.loops.team import Team
+        from daskml_dist.training.worker.loops.replicas import Team
 
         kind: Any = Team
         kind.take = kind.usual

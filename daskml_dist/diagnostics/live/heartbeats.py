@@ -19,7 +19,7 @@ __all__ = [
     "speed_table",
 ]
 
-#: Topic of what workers tell; that of `daskml_dist.training.worker.heartbeat`.
+#: Topic of what workers tell; that of `daskml_dist.training.worker.notifications`.
 PULSES = "daskml_dist_pulses"
 #: Moments that are kept of a fit: once there are as many, every second one goes.
 N_PULSES = 400
@@ -104,7 +104,7 @@ class Pulses:
         at : float
             Seconds from the begin of the fit at which the report came.
         told : dict
-            See `daskml_dist.training.worker.heartbeat`.
+            See `daskml_dist.training.worker.notifications`.
         """
         worker = told["worker"]
         ends = worker in self._open

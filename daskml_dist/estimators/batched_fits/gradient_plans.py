@@ -17,14 +17,13 @@ from daskml_dist.estimators.batched_fits.solver_rounds import NotStackedError
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.models.stacked import FoldAssignment
 from daskml_dist.optimizers import Optimizer
-from daskml_dist.training.data_summary import DataSummary
+from daskml_dist.training.data_summary import DataSummary, TargetSurvey
 from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.engine import Engine
 from daskml_dist.training.learning_rate_search import calibrated_together, drawn_sample
 from daskml_dist.training.plan import make_fit
 from daskml_dist.training.settings import Settings
 from daskml_dist.training.spec import FitSpec
-from daskml_dist.training.target_survey import TargetSurvey
 
 __all__ = ["OwnPlans", "optimizer_of"]
 

@@ -31,14 +31,14 @@ from daskml_dist.solvers.stacked_gradient import in_order_of_splits
 from daskml_dist.solvers.stacked_ranks import RANKINGS, StackedRankings, StackedRanks
 from daskml_dist.solvers.stacked_scores import SCORES, SUMS, Looks, StackedScores
 from daskml_dist.training.callbacks import CallbackList
+from daskml_dist.training.data_summary import TargetSurvey
 from daskml_dist.training.dataset_info import DatasetInfo, balanced_weights, named_weights
 from daskml_dist.training.engine import Engine
 from daskml_dist.training.in_parts import OneFit
 from daskml_dist.training.interrupts import raise_interrupt
+from daskml_dist.training.plan import make_solver_fit
 from daskml_dist.training.run import open_engine
-from daskml_dist.training.run_settings import RunSettings
-from daskml_dist.training.solver_plan import make_solver_fit
-from daskml_dist.training.target_survey import TargetSurvey
+from daskml_dist.training.settings import RunSettings
 
 __all__ = [
     "Asked",

@@ -18,7 +18,7 @@ from daskml_dist.inference.each_row import products_of_rows
 from daskml_dist.losses import Loss
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.solvers import Solution
-from daskml_dist.training.solver_plan import DatasetInfo
+from daskml_dist.training.plan import DatasetInfo
 
 __all__ = ["BaseLinear"]
 

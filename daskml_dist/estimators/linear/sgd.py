@@ -21,12 +21,11 @@ from daskml_dist.optimizers import NAG, Adagrad
 from daskml_dist.parameters.ignored import check_accepted
 from daskml_dist.policies import Policy
 from daskml_dist.ps.shard_state import ShardState
-from daskml_dist.training.adaptive import train_adaptively
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.engine import Engine, FitResult
-from daskml_dist.training.first_rate import first_rate, row_size
-from daskml_dist.training.learning_rate_search import calibrated
+from daskml_dist.training.in_parts import train_adaptively
+from daskml_dist.training.learning_rate_search import calibrated, first_rate, row_size
 from daskml_dist.training.plan import make_target_shift
 from daskml_dist.training.settings import Settings
 from daskml_dist.training.spec import FitSpec

@@ -35,8 +35,8 @@ from daskml_dist.solvers import Solution
 from daskml_dist.solvers.forest import ForestSolver
 from daskml_dist.solvers.forest_grow import ForestGrowth
 from daskml_dist.training.engine import Engine
-from daskml_dist.training.run_settings import RunSettings
-from daskml_dist.training.solver_plan import DatasetInfo
+from daskml_dist.training.plan import DatasetInfo
+from daskml_dist.training.settings import RunSettings
 
 __all__ = ["BaseTrees", "TreesRegressor"]
 

@@ -15,7 +15,7 @@ from daskml_dist.estimators.supervised import as_columns
 from daskml_dist.inference.each_row import rows_apart
 from daskml_dist.models.trees import Trees
 from daskml_dist.solvers import Solution
-from daskml_dist.training.solver_plan import DatasetInfo
+from daskml_dist.training.plan import DatasetInfo
 
 __all__ = ["TreesClassifier"]
 

@@ -18,9 +18,8 @@ from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.streaming.cluster.calls import Call
 from daskml_dist.streaming.cluster.host import LaneHost
 from daskml_dist.streaming.cluster.together import mean_state
-from daskml_dist.training.client.early import Early
 from daskml_dist.training.client.membership import Membership
-from daskml_dist.training.client.run_actors import BUSY, WorkerUnreachableError
+from daskml_dist.training.client.run_actors import BUSY, Early, WorkerUnreachableError
 from daskml_dist.training.dask_internals import proxy_of, submit_all
 from daskml_dist.training.spec import FitSpec, TrainerSpec
 from daskml_dist.training.worker.host import Outcome, ServerHost

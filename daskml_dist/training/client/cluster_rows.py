@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+import time
+import warnings
+from collections.abc import Callable, Container, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import dask
 import numpy as np
 from dask.delayed import delayed
-from distributed import Client
+from distributed import Client, futures_of
 
-from daskml_dist.data.blocks import BlockInfo, inspect_block
+from daskml_dist.data.blocks import Block, BlockInfo, inspect_block
+from daskml_dist.data.bundles import Bundle
 from daskml_dist.data.collection import Collection
+from daskml_dist.data.conversion import to_host
 from daskml_dist.data.feature_scales import Scales, block_scales, joined_scales, merge_scales
+from daskml_dist.data.lazy import is_dask_frame
 from daskml_dist.data.streamed_blocks import Recipes
 from daskml_dist.errors import InvalidDataError
-from daskml_dist.training.client.block_tasks import bundle_scales, of_block, seconds_a_row
-from daskml_dist.training.client.early import Early
-from daskml_dist.training.client.fitting import surely_fit
+from daskml_dist.errors.outside import outside
 from daskml_dist.training.client.gathering import Gathering
 from daskml_dist.training.client.gpu_sharing import count_workers_of_gpus
 from daskml_dist.training.client.held_blocks import HeldBlocks
-from daskml_dist.training.client.held_parts import HeldParts
-from daskml_dist.training.client.idle_workers import warn_of_few_blocks
 from daskml_dist.training.client.membership import Membership, nothing
+from daskml_dist.training.client.run_actors import Early, is_actor
 
-__all__ = ["ClusterRows"]
+__all__ = ["ClusterRows", "warn_of_few_blocks"]
+
 
 #: Share of a worker's memory that the blocks of a fit may take by default; the rest is for what
 #: reading needs beside them, and for the user.
@@ -38,6 +43,10 @@ _REPEATED_WORK = 1.5
 #: Summaries that one task merges.
 _FAN_IN = 16
 _READ = "the rows to be read"
+#: Times as many bytes as its part takes that a block may take: where bytes become float64.
+_WIDER = 8
+#: Bytes of a block from which another worker is worth it.
+_WORTH = 1 << 22
 
 
 class ClusterRows:
@@ -420,3 +429,163 @@ class ClusterRows:
         """Let go of the blocks, and of what they are made of."""
         self._held.close()
         self.parts.release()
+
+
+def of_block(bundle: Bundle, number: int, function: Callable[..., Any], *args: Any) -> Any:
+    """Result of a function of a block."""
+    return function(bundle.blocks[number], *args)
+
+
+def bundle_scales(bundle: Bundle) -> Scales:
+    """Scales of the blocks of a bundle."""
+    return merge_scales([block_scales(block) for block in bundle.blocks.values()])
+
+
+def seconds_a_row(block: Block) -> float:
+    """Time of two products, which a gradient takes, with up to 65,536 rows."""
+    X = to_host(block.rows[: 2**16])
+    if isinstance(X, np.ndarray) and (X.ndim > 2 or X.dtype.kind != "f"):
+        X = X[: max(1, 2**24 // math.prod(X.shape[1:]))]
+        X = X.reshape(len(X), -1).astype(np.float32)
+    w, g = np.ones(X.shape[1], dtype=X.dtype), np.ones(X.shape[0], dtype=X.dtype)
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        X @ w
+        g @ X
+        times.append(time.perf_counter() - start)
+    return float(min(times) / X.shape[0])
+
+
+def surely_fit(client: Client, collection: Collection, room: float, *, persisted: bool) -> bool:
+    """Whether all blocks fit, whatever their rows are.
+
+    Parameters
+    ----------
+    client : Client
+    collection : Collection
+    room : float
+        Bytes that they may take.
+    persisted : bool
+        Whether the user has persisted all parts.
+    """
+    nbytes = collection.nbytes
+    if nbytes is not None and sum(nbytes) <= room:
+        return True
+    # Sparse rows, and frames whose rows nobody has counted.
+    return persisted and _WIDER * _persisted_bytes(client, collection) <= room
+
+
+def _persisted_bytes(client: Client, collection: Collection) -> float:
+    """Bytes of all parts of the features; infinite where Dask does not say."""
+    keys = [X.key for X, _, _ in collection.parts]
+    found = client.nbytes(keys, summary=False)
+    return float(sum(found.get(key, math.inf) for key in keys))
+
+
+class HeldParts:
+    """Parts that are made once, held by workers until they are let go of.
+
+    Parameters
+    ----------
+    client : Client
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._futures: list[Any] = []
+
+    def hold(self, lazy: list[Any]) -> Parts:
+        """Have parts made, and hold them from now on."""
+        parts = list(self._client.persist(lazy))
+        self._futures += futures_of(parts)
+        return Parts(self._client, parts, self._futures)
+
+    def release(self) -> None:
+        """Let go of all of them."""
+        for future in self._futures:
+            future.release()
+        self._futures = []
+
+
+class Parts:
+    """Some parts that workers hold.
+
+    Parameters
+    ----------
+    client : Client
+    parts : list of Delayed
+    futures : list
+        Takes whatever else is to be held as long as they are.
+    """
+
+    def __init__(self, client: Client, parts: list[Any], futures: list[Any]) -> None:
+        self._client = client
+        self.parts = parts
+        self._futures = futures
+
+    def ask(self, function: Callable[[Any], Any]) -> list[Any]:
+        """Results of a picklable function of each part."""
+        of = delayed(function, pure=False)
+        found = self._client.compute([of(part) for part in self.parts])
+        self._futures += found
+        return list(self._client.gather(found))
+
+    def together(self) -> list[list[int]]:
+        """Positions of the parts that each worker holds; of one that nobody holds, by itself."""
+        held = self._client.who_has(futures_of(self.parts))
+        found: dict[Any, list[int]] = {}
+        for i, part in enumerate(self.parts):
+            found.setdefault(next(iter(held.get(part.key, ())), i), []).append(i)
+        return list(found.values())
+
+
+def warn_of_few_blocks(
+    client: Client, X: Any, infos: Sequence[BlockInfo], workers: Sequence[str], own: Container[Any]
+) -> None:
+    """Warn where some workers have no block, and nothing else to do, and blocks are not small.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    X : dask collection, or list of Delayed
+        What the user gave.
+    infos : sequence of BlockInfo
+        Of the blocks that were cut from it.
+    workers : sequence of str
+        Those that take work.
+    own : collection of keys
+        Of the fit's own tasks.
+    """
+    filled = [info for info in infos if info.n_rows]
+    n_blocks, n_rows = len(filled), sum(info.n_rows for info in filled)
+    if X is None or not 0 < n_blocks < len(workers):
+        return
+    if sum(info.nbytes for info in filled) < _WORTH * n_blocks:
+        return
+    if (n_workers := _n_free(client, workers, own)) <= n_blocks:
+        return
+    if is_dask_frame(X):
+        remedy = (
+            f"df.repartition(npartitions={n_workers}), or dd.read_parquet(..., "
+            "split_row_groups=True)"
+        )
+    elif hasattr(X, "rechunk"):
+        remedy = f"X.rechunk({{0: {-(-n_rows // n_workers)}}})"
+    else:
+        remedy = f"pass at least {n_workers} of them in the list"
+    warnings.warn(
+        f"X has {n_blocks} block{'s'[: n_blocks > 1]} of rows for {n_workers} workers: those "
+        "without one wait while rows are read, and then copy whole blocks or stay idle. Give each "
+        f"worker its own: {remedy}.",
+        UserWarning,
+        stacklevel=outside(),
+    )
+
+
+def _n_free(client: Client, workers: Sequence[str], own: Container[Any]) -> int:
+    """Number of workers that nobody else has work for."""
+    with suppress(OSError):  # the scheduler is gone: the next roll call says so
+        tasks: dict[str, Any] = client.processing(list(workers))
+        return sum(all(is_actor(k) or k in own for k in tasks.get(w, ())) for w in workers)
+    return 0

@@ -9,7 +9,14 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+import pickle
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
 
 import dask
 import numpy as np
@@ -19,37 +26,37 @@ from daskml_dist.comm.base import Endpoint
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.placement import Placement
 from daskml_dist.errors import DataLostError
-from daskml_dist.ps.snapshots import AvailableSnapshots, standby_of
+from daskml_dist.ps.snapshots import AvailableSnapshots, ServerSnapshot, standby_of
 from daskml_dist.training.client.calls import call_workers
 from daskml_dist.training.client.cluster_rows import ClusterRows
-from daskml_dist.training.client.early import Early
 from daskml_dist.training.client.held_blocks import tell_lost
 from daskml_dist.training.client.lane_assignments import LaneAssignments, TrainerLanes
 from daskml_dist.training.client.membership import Membership
 from daskml_dist.training.client.recovery import RecoveryPoint, choose
 from daskml_dist.training.client.run_actors import (
+    Early,
     Host,
     RunActors,
     TrainerTask,
     WorkerUnreachableError,
 )
-from daskml_dist.training.client.saved import Saved, SavedSnapshots
-from daskml_dist.training.client.standbys import Server, Standbys
 from daskml_dist.training.dask_internals import send_now
 from daskml_dist.training.spec import FitSpec, TrainerSpec
 from daskml_dist.training.worker.control import give_orders
 from daskml_dist.training.worker.servers import n_servers
 
-__all__ = ["Generations"]
+__all__ = ["Generations", "Saved", "SavedSnapshots"]
+
 
 logger = logging.getLogger(__name__)
-
 #: Seconds that a server may take to stop, and orders to arrive.
 _PAUSE, _DELIVERY = 2.0, 3.0
 #: Bytes of snapshots that the client keeps in memory at most; more go to its disk.
 _MOST_SAVED = 2**25
 #: Times by which snapshots of large parameters are rarer at most, where a step is as large.
 _MOST_LARGER = 32
+#: Snapshot and records of a server.
+Saved = tuple[ServerSnapshot, list[Any]]
 
 
 class Generations:
@@ -400,3 +407,139 @@ def _snapshot_every(fit: FitSpec) -> int:
     if policy.averages:
         return -(-every // policy.average_every) * policy.average_every
     return every
+
+
+class SavedSnapshots:
+    """The last snapshots: small ones in memory, large ones in a file that only this user can read.
+
+    The file lies in Dask's ``temporary-directory``, where that is set, and goes with the fit.
+    """
+
+    def __init__(self) -> None:
+        self._snapshots: list[Saved] = []
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def put(self, snapshots: list[Saved], on_disk: bool) -> None:
+        """Keep snapshots in place of those before.
+
+        Raises
+        ------
+        OSError
+            They cannot be written; those before are still there.
+        """
+        if not on_disk:
+            self._snapshots = snapshots
+            return
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(
+                prefix="daskml-dist-",
+                dir=dask.config.get("temporary-directory", None),
+                ignore_cleanup_errors=True,
+            )
+        new = self._file.with_suffix(".new")
+        with new.open("wb") as file:
+            pickle.dump(snapshots, file, protocol=pickle.HIGHEST_PROTOCOL)
+        os.replace(new, self._file)
+
+    def get(self) -> list[Saved]:
+        """The last snapshots; empty where there are none."""
+        if self._folder is None or not self._file.exists():
+            return self._snapshots
+        with self._file.open("rb") as file:
+            snapshots: list[Saved] = pickle.load(file)
+        return snapshots
+
+    def close(self) -> None:
+        """Forget them."""
+        self._snapshots = []
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+    @property
+    def _file(self) -> Path:
+        assert self._folder is not None
+        return Path(self._folder.name) / "snapshots"
+
+
+@dataclass
+class Server:
+    """A server of the run, and its standby."""
+
+    host: Host
+    standby: Host | None = None
+    standby_ships: bool = False
+    keeps_snapshots: bool = False
+
+    @property
+    def hosts(self) -> list[Host]:
+        """The server, and its standby if it has one."""
+        return [host for host in (self.host, self.standby) if host is not None]
+
+
+class Standbys:
+    """Standbys of servers, on other workers.
+
+    Parameters
+    ----------
+    fleet : RunActors
+    membership : Membership
+    every : int
+        Updates between two snapshots.
+    visit : callable
+        Takes the address of a worker before a standby is opened there.
+    """
+
+    def __init__(
+        self, fleet: RunActors, membership: Membership, every: int, visit: Callable[[str], None]
+    ) -> None:
+        self._fleet = fleet
+        self._membership = membership
+        self._every = every
+        self._visit = visit
+
+    def mind(self, servers: Sequence[Server], generation: int) -> None:
+        """See to the standbys of all servers; returns before new ones are there.
+
+        Parameters
+        ----------
+        servers : sequence of Server
+        generation : int
+            That of new standbys.
+        """
+        for number, server in enumerate(servers):
+            standby = server.standby
+            try:
+                self._mind(number, server, generation)
+            except WorkerUnreachableError as gone:
+                if standby is None or gone.address != standby.address:
+                    raise
+                server.standby, server.standby_ships = None, False
+                self._fleet.discard_host(standby)
+
+    def _mind(self, number: int, server: Server, generation: int) -> None:
+        standby = server.standby
+        if standby is not None and not self._may_stay(standby):
+            raise WorkerUnreachableError(standby.address, "lost")
+        if standby is None:
+            server.standby = self._open(number, server.host.address, generation)
+            if server.standby is None and not server.keeps_snapshots:
+                self._fleet.ask(server.host, "keep_snapshots", self._every)
+                server.keeps_snapshots = True
+        elif not server.standby_ships and self._fleet.is_ready(standby):
+            endpoint = standby.endpoint or self._fleet.meet(standby)
+            self._fleet.ask(server.host, "ship_to", endpoint, self._every)
+            server.standby_ships = True
+
+    def _may_stay(self, standby: Host) -> bool:
+        """Whether a standby is there and stays, or will be: at a paused worker none begins."""
+        begins = standby.address in self._membership.ready or self._fleet.is_ready(standby)
+        return begins and not self._membership.is_leaving(standby.address)
+
+    def _open(self, number: int, own: str, generation: int) -> Host | None:
+        others = sorted(set(self._membership.ready) - {own})
+        if not others:
+            return None
+        address = others[number % len(others)]
+        self._visit(address)
+        return self._fleet.open_host(number, address, generation, 1)

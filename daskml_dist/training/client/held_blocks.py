@@ -5,9 +5,11 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import cached_property, partial
 from typing import Any
 
+import numpy as np
 from dask.delayed import Delayed, delayed
 from distributed import Client, Future
 
@@ -15,16 +17,15 @@ from daskml_dist.data.blocks import BlockInfo
 from daskml_dist.data.bundles import bundled, make_bundle
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.computing import scattered, tell_releases
+from daskml_dist.data.keyed import KeyedCollection
 from daskml_dist.data.streamed_blocks import Recipes, make_recipes
-from daskml_dist.data.task_graphs import OR_NEVER_THERE
-from daskml_dist.errors import DataLostError
-from daskml_dist.training.client.early import Early
+from daskml_dist.data.task_graphs import OR_NEVER_THERE, find_futures, layers_of
+from daskml_dist.errors import DataLostError, InvalidDataError
 from daskml_dist.training.client.gathering import MOST_KILLED
-from daskml_dist.training.client.given_futures import futures_in
 from daskml_dist.training.client.membership import Membership
-from daskml_dist.training.client.notifications import ask_of_bundles
-from daskml_dist.training.client.rows_here import RowsHere
+from daskml_dist.training.client.run_actors import Early, ask_of_bundles
 from daskml_dist.training.dask_internals import (
+    ask_for,
     free_tasks,
     is_dasks,
     is_killed_worker,
@@ -32,6 +33,7 @@ from daskml_dist.training.dask_internals import (
 )
 
 __all__ = ["HeldBlocks", "tell_lost"]
+
 
 #: Times that a block may fail to be made again, by an exception of its own.
 _MOST_FAILED = 3
@@ -385,3 +387,77 @@ def tell_lost(causes: dict[int, str]) -> str:
         'than scatter() it; or keep copies (client.replicate); or set on_lost_data="skip" to go '
         "on without rows that are lost in mid-fit."
     )
+
+
+def futures_in(client: Client, parts: list[tuple[Any, ...]]) -> dict[Any, Any]:
+    """Futures of the user's that parts are made of, by key; holds of our own in a task.
+
+    Raises
+    ------
+    InvalidDataError
+        Another cluster than the client's holds some of them.
+    """
+    parts_of_graphs = (value for part in parts for value in part if isinstance(value, Delayed))
+    futures = find_futures(layers_of(parts_of_graphs).values())
+    _check_here(client, futures.values())
+    # Those that came to a task with its function belong to no client.
+    return {k: f if f.client is not None else ask_for(client, k) for k, f in futures.items()}
+
+
+def _check_here(client: Client, futures: Iterable[Any]) -> None:
+    """Check that rows lie on the cluster of the fit, which elsewhere would wait for them."""
+    owners = {id(f.client): f.client for f in futures if f.client not in (None, client)}
+    for other in owners.values():
+        there = _cluster_of(other)
+        if there is not None and there != (here := _cluster_of(client)):
+            raise InvalidDataError(
+                f"Rows that were persisted lie on the cluster at {there}, and the fit is to run on "
+                f"that at {here}. Pass the client of the rows, fit(..., client=client), and X, y "
+                "and sample_weight of one cluster; or gather those of the other, y = y.compute()."
+            )
+
+
+def _cluster_of(client: Any) -> str | None:
+    """Address of a client's scheduler, as that tells it; None where it is not there any more."""
+    with suppress(Exception):  # closed, or lost: what its futures say of themselves is told later
+        address: str = client.scheduler_info()["address"]
+        return address
+    return None
+
+
+class RowsHere:
+    """Rows in memory, cut into blocks of a row at least; parts that hold columns are a block each.
+
+    Parameters
+    ----------
+    collection : Collection
+        Of the kind "memory".
+    n_blocks : int
+        Wanted number of blocks of whole rows.
+    """
+
+    def __init__(self, collection: Collection, n_blocks: int) -> None:
+        self._collection = collection
+        n_rows = collection.n_rows or 0
+        n_blocks = max(1, min(n_blocks, n_rows))
+        self._cuts = np.arange(n_blocks + 1) * n_rows // n_blocks
+
+    def __len__(self) -> int:
+        """Number of blocks."""
+        whole = self._collection.by_lane
+        return len(self._collection.parts) if whole else len(self._cuts) - 1
+
+    def parts(self, numbers: Iterable[int]) -> list[list[Any]]:
+        """X, y and weights of some blocks."""
+        make, parts = self._collection.block_maker, self._collection.parts
+        if isinstance(self._collection, KeyedCollection):
+            return [list(parts[i]) for i in numbers]
+        if self._collection.by_lane:
+            made = (make(i, *parts[i]) for i in numbers)
+            return [[block.X, block.y, block.sample_weight] for block in made]
+        whole = make(0, *parts[0])
+        columns = (whole.X, whole.y, whole.sample_weight)
+        return [
+            [None if v is None else v[a:b] for v in columns]
+            for a, b in (self._cuts[i : i + 2] for i in numbers)
+        ]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Container
 from dataclasses import dataclass, replace
+from typing import Any
 
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.placement import Placement, reassign
@@ -12,7 +14,8 @@ from daskml_dist.training.client.membership import Membership
 from daskml_dist.training.client.run_actors import TrainerTask, WorkerUnreachableError
 from daskml_dist.training.spec import FitSpec
 
-__all__ = ["LaneAssignments", "TrainerLanes"]
+__all__ = ["LaneAssignments", "SeatLog", "TrainerLanes"]
+
 
 #: Threads that a worker counts for which is to get no more lanes.
 _NO_ROOM = 1e-6
@@ -148,3 +151,44 @@ class LaneAssignments:
         if even or len(given) < len(self.workers) or not set(given.values()) <= capacity.keys():
             holders, known = self._rows.holders_now(), self._known(capacity)
             self.workers = reassign(self.lanes, given, holders, known, even=even)
+
+
+class SeatLog:
+    """Log of the workers of lanes over the parts of one fit, each entry another seating."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._seatings: list[dict[str, Any]] = []
+        self._end = 0.0
+
+    def begin(self) -> None:
+        """Note that a part of the fit begins; the first one starts the clock."""
+        if self._since is None:
+            self._since = time.monotonic()
+
+    def note(self, generation: int, lanes: dict[int, str], seconds: float) -> None:
+        """Note who runs each lane from now on, and the seconds that it took to seat them.
+
+        Of a part that begins as the last one ended nothing is noted.
+        """
+        workers = [address for _, address in sorted(lanes.items())]
+        if generation == 0:
+            seconds = 0.0
+            if self._seatings and self._seatings[-1]["workers"] == workers:
+                return
+        facts = {"generation": generation, "at": self._now(), "seconds": seconds}
+        self._seatings.append({**facts, "workers": workers})
+
+    def end(self) -> None:
+        """Note that a part of the fit ended."""
+        self._end = self._now()
+
+    def _now(self) -> float:
+        return 0.0 if self._since is None else time.monotonic() - self._since
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Facts for the history: ``seatings``, and the ``seconds`` that training took."""
+        if self._since is None:
+            return {}
+        return {"seatings": list(self._seatings), "seconds": self._end}

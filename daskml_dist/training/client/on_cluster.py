@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
-from collections.abc import Callable
-from contextlib import ExitStack
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, Self
 
 import dask
@@ -19,11 +21,10 @@ from daskml_dist.data.feature_scales import Scales
 from daskml_dist.data.keyed import KeyedCollection
 from daskml_dist.data.placement import Move, Placement, place, place_columns, place_whole
 from daskml_dist.training.callbacks import CallbackList
-from daskml_dist.training.client.assignment_log import SeatLog
 from daskml_dist.training.client.cluster_rows import ClusterRows
 from daskml_dist.training.client.cluster_run import TrainingRun
-from daskml_dist.training.client.early import Early
-from daskml_dist.training.client.quiet import silence
+from daskml_dist.training.client.lane_assignments import SeatLog
+from daskml_dist.training.client.run_actors import Early
 from daskml_dist.training.client.shielding import Shielding
 from daskml_dist.training.dask_internals import end_quietly, shorten_lost_connections
 from daskml_dist.training.engine import Engine, FitResult
@@ -31,10 +32,15 @@ from daskml_dist.training.spec import FitSpec, Streaming
 
 __all__ = ["ClusterEngine"]
 
+
 #: Rows of the fullest lane over those of an even one, from which moving blocks is thought about.
 _UNEVEN = 1.25
 #: Share of a worker's memory for values of others' keys; to exchange them takes twice as much.
 _ROOM = 1 / 64
+_lock = threading.Lock()
+_users = 0
+#: Handlers that are silenced, and the level of each before.
+_levels: dict[logging.Handler, int] = {}
 
 
 class ClusterEngine(Engine):
@@ -258,3 +264,27 @@ class ClusterEngine(Engine):
                 self._shielding.wait()
             self._shielding = None
         self._own.close()
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """Keep what Dask logs from the user's terminal, until the last of these ends.
+
+    A cluster's own silence (``silence_logs=``) ends with the cluster that began it, also while
+    others run.
+    """
+    global _users
+    with _lock:
+        _users += 1
+        for handler in logging.getLogger("distributed").handlers:
+            if isinstance(handler, logging.StreamHandler) and handler not in _levels:
+                _levels[handler] = handler.level
+                handler.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            while not _users and _levels:
+                handler, level = _levels.popitem()
+                handler.setLevel(level)

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import logging
+import statistics
 import time
+from collections.abc import Mapping, Sequence
+
+from distributed.client import Future
 
 from daskml_dist.data.computing import TELL_OF_BEGINS, Deadline
 from daskml_dist.errors import WaitTimeoutError, is_consequence
 from daskml_dist.training.client.cluster_rows import ClusterRows
 from daskml_dist.training.client.generations import Generations
-from daskml_dist.training.client.membership import Membership
-from daskml_dist.training.client.newcomers import Newcomers
-from daskml_dist.training.client.pace import Pace
+from daskml_dist.training.client.membership import SETTLED, Membership
 from daskml_dist.training.client.run_actors import BUSY, RunActors
 from daskml_dist.training.dask_internals import is_dasks
 from daskml_dist.training.spec import FitSpec
 from daskml_dist.training.worker.control import Alarm
 
-__all__ = ["Reasons"]
+__all__ = ["Newcomers", "Pace", "Reasons"]
+
 
 #: Seconds that the error of a trainer may take to come.
 _FETCH = 0.2
 #: Seconds after an alarm in which the scheduler is asked again who is gone.
 _SOON = 0.3
+logger = logging.getLogger(__name__)
+#: Speed, as a share of the median worker's, below which a worker is slow.
+_SLOW = 0.4
+#: Looks in a row, at different passes, and seconds, after which it is so persistently.
+_LOOKS, _SECONDS = 3, 2.0
 
 
 class Reasons:
@@ -197,3 +206,118 @@ class Reasons:
         if leaving and not set(self._membership.ready) <= self._membership.leaving:
             return f"worker {', '.join(leaving)} is leaving"
         return None
+
+
+class Newcomers:
+    """Workers that may soon take lanes over.
+
+    Each first imports what the fit needs, which takes seconds for PyTorch, in a task of its own:
+    the others step on meanwhile.
+
+    Parameters
+    ----------
+    membership : Membership
+    fleet : RunActors
+    """
+
+    def __init__(self, membership: Membership, fleet: RunActors) -> None:
+        self._membership = membership
+        self._fleet = fleet
+        #: When each was first seen.
+        self._since: dict[str, float] = {}
+        #: Tasks of those that are not ready yet.
+        self._tasks: dict[str, Future[bool]] = {}
+        #: Those that are, and those that cannot be.
+        self._ready: set[str] = set()
+        self._unfit: set[str] = set()
+
+    def ready(self, known: set[str]) -> list[str]:
+        """Workers besides the known ones that were there for a moment, and are ready."""
+        now, here = time.monotonic(), set(self._membership.ready) - known
+        for address in self._tasks.keys() - here:
+            self._fleet.discard_task(self._tasks.pop(address))
+        for address in sorted(here - self._ready - self._unfit):
+            self._since.setdefault(address, now)
+            self._look_at(address)
+        return sorted(a for a in here & self._ready if now - self._since[a] > SETTLED)
+
+    def _look_at(self, address: str) -> None:
+        if address not in self._tasks:
+            self._tasks[address] = self._fleet.get_ready(address)
+        task = self._tasks[address]
+        if task.status == "pending":
+            return
+        error = task.exception() if task.status == "error" else None
+        self._fleet.discard_task(self._tasks.pop(address))
+        if error is not None and not is_dasks(error):
+            self._unfit.add(address)
+            logger.warning(
+                "Worker %s has come and takes no part in a running fit, since it cannot load it "
+                "(%r). Give it the packages and files that the other workers have.",
+                address,
+                error,
+            )
+        elif task.status == "finished":
+            self._ready.add(address)
+
+
+class Pace:
+    """Follows the speed of the workers of a run.
+
+    Parameters
+    ----------
+    lane_rows : sequence of int
+        Rows of each lane.
+    """
+
+    def __init__(self, lane_rows: Sequence[int]) -> None:
+        self._rows = lane_rows
+        self._seen = 0
+        #: Looks at which a worker was slow in a row, and when the first of them was.
+        self._slow: dict[str, tuple[int, float]] = {}
+
+    def look(
+        self, passes: int, busy: Mapping[int, float], workers: Mapping[int, str]
+    ) -> dict[str, float]:
+        """Take the lanes' last pass; return the speed of each persistently slow worker.
+
+        Parameters
+        ----------
+        passes : int
+            Passes that have ended; a look at the same one again is ignored.
+        busy : mapping of lane to float
+            Seconds that each lane computed in its last pass.
+        workers : mapping of lane to worker
+
+        Returns
+        -------
+        dict of worker to float
+            Rows a second, as a share of the median worker's.
+        """
+        if passes <= self._seen:
+            return {}
+        self._seen = passes
+        speeds = self._speeds(busy, workers)
+        if len(speeds) < 2:
+            return {}
+        now, median = time.monotonic(), statistics.median(speeds.values())
+        slow = {worker: speed / median for worker, speed in speeds.items()}
+        slow = {worker: share for worker, share in slow.items() if share < _SLOW}
+        self._slow = {
+            worker: (self._slow.get(worker, (0, now))[0] + 1, self._slow.get(worker, (0, now))[1])
+            for worker in slow
+        }
+        return {
+            worker: share
+            for worker, share in slow.items()
+            if self._slow[worker][0] >= _LOOKS and now - self._slow[worker][1] >= _SECONDS
+        }
+
+    def _speeds(self, busy: Mapping[int, float], workers: Mapping[int, str]) -> dict[str, float]:
+        rows: dict[str, float] = {}
+        seconds: dict[str, float] = {}
+        for lane, worker in workers.items():
+            if busy.get(lane, 0) > 0:
+                rows[worker] = rows.get(worker, 0) + self._rows[lane]
+                seconds[worker] = seconds.get(worker, 0) + busy[lane]
+        return {worker: rows[worker] / seconds[worker] for worker in rows}

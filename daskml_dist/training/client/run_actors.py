@@ -4,26 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import dask
 from distributed import Client
 from distributed.client import Future
 
 from daskml_dist.comm.base import SLICE, Endpoint
+from daskml_dist.comm.handshake import Secret
 from daskml_dist.data.batches import LaneSpec
+from daskml_dist.data.blocks import BlockInfo
 from daskml_dist.data.computing import TELL_OF_BEGINS, Deadline, scattered
 from daskml_dist.errors import DaskMLDistError
-from daskml_dist.training.client.early import Early, is_actor
-from daskml_dist.training.client.notifications import ToldResults
-from daskml_dist.training.dask_internals import proxy_of, submit_all
+from daskml_dist.training.dask_internals import proxy_at, proxy_of, submit_all
 from daskml_dist.training.spec import FitSpec, TrainerSpec
-from daskml_dist.training.worker.host import ServerHost, run_trainer
-from daskml_dist.training.worker.readiness import get_ready, packed
+from daskml_dist.training.worker.host import ServerHost, get_ready, packed, run_trainer
+from daskml_dist.training.worker.notifications import tell_bundles, tell_results
 
-__all__ = ["BUSY", "Host", "RunActors", "TrainerTask", "WorkerUnreachableError"]
+__all__ = [
+    "BUSY",
+    "Early",
+    "Host",
+    "RunActors",
+    "TrainerTask",
+    "WorkerUnreachableError",
+    "ask_of_bundles",
+    "is_actor",
+]
+
 
 #: Seconds that a call to an actor may take.
 _CALL = 30.0
@@ -31,6 +44,14 @@ _CALL = 30.0
 _SMALL = 2**18
 #: What keeps a worker from beginning its part.
 BUSY = "Are they busy with other tasks?"
+Tasks = dict[Any, tuple[Callable[..., Any], Iterable[Any]]]
+_PREFIX = f"{ServerHost.__name__}-"
+#: Seconds for the proxy of an actor that is there.
+_SOON = 1.0
+#: Seconds in which workers are to tell of bundles.
+_TELL = 3.0
+#: Seconds for which workers are asked for results: a longer fit would not notice.
+_SHORT = 2.0
 
 
 class WorkerUnreachableError(Exception):
@@ -374,3 +395,190 @@ class RunActors:
             self.discard_trainer(seat)
         self._cancel(self._futures)
         self._fit_future = None
+
+
+class Early:
+    """Name and secret of a run, and its first actor, for whose start a fit need not wait.
+
+    Parameters
+    ----------
+    client : Client
+
+    Attributes
+    ----------
+    run_id : str
+    secret : Secret
+    address : str or None
+        Worker of the actor, as long as nobody has taken it.
+    key : str
+        Of the actor's task.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self.run_id = f"daskml-{uuid.uuid4().hex}"
+        self.secret = Secret.make()
+        self.address: str | None = None
+        self._name = f"{self.run_id}-early"
+        self.key = _task_of(self._name)
+        self._client = client
+        self._future: Future[Any] | None = None
+        #: Its proxy, and what will answer where it listens.
+        self._asked: tuple[Any, Any] = (None, None)
+
+    def place(self, address: str) -> None:
+        """Choose the worker of an actor without a part."""
+        self.address = address
+
+    def start(
+        self, tasks: Tasks | None = None, workers: dict[Any, str | None] | None = None
+    ) -> dict[Any, Any]:
+        """Start the actor where it has its place, and other tasks in the same message.
+
+        Parameters
+        ----------
+        tasks, workers
+            As `submit_all`, whose futures it returns.
+        """
+        tasks, pins = tasks or {}, dict(workers or {})
+        if self.address is None or self._future is not None:
+            return submit_all(self._client, tasks, pins)
+        pins[self.key] = self.address
+        own: Tasks = {self.key: (ServerHost, self._arguments(self._name))}
+        futures = submit_all(self._client, own | tasks, pins, [self.key])
+        self._future = futures.pop(self.key)
+        return futures
+
+    def host(self, address: str, name: str, *part: Any) -> Future[Any]:
+        """Start an actor at a worker, with its part (`ServerHost.begin`)."""
+        key, arguments = _task_of(name), (*self._arguments(name), *part)
+        tasks: Tasks = {key: (ServerHost, arguments)}
+        future: Future[Any] = submit_all(self._client, tasks, {key: address}, [key])[key]
+        return future
+
+    def _arguments(self, name: str) -> tuple[Any, ...]:
+        shares = bool(dask.config.get("daskml_dist.shared_memory", True))
+        return self.run_id, name, self.secret, shares
+
+    def hear(self, endpoint: Endpoint) -> None:
+        """Take note of where the actor listens, as its worker says."""
+        assert self.address is not None
+        proxy = proxy_at(self._client, self.key, ServerHost, self.address)
+        self._asked = proxy, endpoint
+
+    def ask(self) -> None:
+        """Ask the actor where it listens, if it is there by now; returns before it answers."""
+        future, asked = self._future, self._asked[0] is not None
+        if not asked and future is not None and future.status == "finished" and self.address:
+            proxy = proxy_of(self._client, future, ServerHost, self.address, _SOON)
+            self._asked = proxy, proxy.endpoint()
+
+    def take(self, address: str) -> tuple[Future[Any], tuple[Any, Any]] | None:
+        """The actor at this worker, which is then the caller's; None where it is another's.
+
+        Beside it lie, where that is known, its proxy and where it listens, or what will say so.
+        """
+        if address != self.address or self._future is None or self._future.status == "cancelled":
+            return None
+        taken = self._future, self._asked
+        self._future, self._asked, self.address = None, (None, None), None
+        return taken
+
+    def close(self) -> None:
+        """Let go of the actor if nobody took it."""
+        if self._future is not None:
+            with suppress(Exception):
+                self._future.cancel(force=True)
+            self._future.release()
+        self._future, self._asked, self.address = None, (None, None), None
+
+
+def _task_of(name: str) -> str:
+    """Key of the task that makes an actor."""
+    return f"{_PREFIX}{name}"
+
+
+def is_actor(key: Any) -> bool:
+    """Whether a task makes an actor of a run."""
+    return str(key).startswith(_PREFIX)
+
+
+def ask_of_bundles(
+    client: Client, keys: Mapping[str, list[Any]], early: Early | None = None, wait: float = 0.0
+) -> dict[int, tuple[str, BlockInfo]]:
+    """Ask workers what they know of the blocks of some bundles in their memory.
+
+    Parameters
+    ----------
+    client : Client
+    keys : mapping of worker to list of keys
+        The bundles that each is asked of.
+    early : Early, optional
+        Its worker is asked for this actor, too.
+    wait : float, default=0
+        Seconds for which a worker may wait until it has made them all.
+
+    Returns
+    -------
+    dict of int to (worker, BlockInfo)
+        Perhaps not of all.
+    """
+    asked: dict[str, tuple[list[Any], str | None]] = {w: (here, None) for w, here in keys.items()}
+    if early is not None and early.address is not None:
+        asked[early.address] = keys.get(early.address, []), early.key
+    answers: dict[str, Any] = {}
+    if asked:
+        with suppress(Exception):  # some worker does not answer: Dask will tell
+            asking = partial(_broadcast, client, tell_bundles, asked, wait)
+            answers = client.sync(asking, callback_timeout=_TELL)
+    found = {}
+    for address, (told, endpoint) in answers.items():
+        found.update({i: (address, info) for infos in told for i, info in infos.items()})
+        if early is not None and endpoint is not None:
+            early.hear(endpoint)
+    return found
+
+
+class ToldResults:
+    """Results of trainers, as their workers tell them; of a short fit alone.
+
+    Parameters
+    ----------
+    client : Client
+    run_id : str
+    on_all : callable
+        Called in a thread of the client's once all have been told.
+    """
+
+    def __init__(self, client: Client, run_id: str, on_all: Callable[[], None]) -> None:
+        self._client: Any = client
+        self._run_id = run_id
+        self._on_all = on_all
+        self._found: dict[Any, Any] = {}
+
+    def ask(self, keys: Mapping[str, list[Any]]) -> None:
+        """Ask workers for the results of some tasks, when there are any; returns at once."""
+
+        async def ask() -> None:
+            with suppress(Exception):  # one is lost, or the client closes: the scheduler says so
+                told = await _broadcast(self._client, tell_results, keys, self._run_id, _SHORT)
+                for results in told.values():
+                    self._found.update(results)
+                self._on_all()
+
+        self._client.loop.add_callback(ask)
+
+    def of(self, keys: Sequence[Any]) -> list[Any] | None:
+        """Results of some tasks; None where not all have been told."""
+        return [self._found[key] for key in keys] if self._found.keys() >= set(keys) else None
+
+
+async def _broadcast(
+    client: Any, function: Callable[..., Any], asked: Mapping[str, Any], *args: Any
+) -> dict[str, Any]:
+    """Answers of some workers, each of which finds by its address what it is asked for.
+
+    It is one message of the client's; whoever is gone does not answer.
+    """
+    running = client.run(function, asked, *args, workers=list(asked), on_error="ignore")
+    answers: dict[str, Any] = await running
+    return answers

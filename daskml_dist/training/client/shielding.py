@@ -19,7 +19,7 @@ from weakref import WeakSet
 from distributed import Client
 from distributed.comm.addressing import get_address_host
 
-from daskml_dist.training.shields import process_group, shield, unshield
+from daskml_dist.training.interrupts import process_group, shield, unshield
 
 __all__ = ["Shielding"]
 

@@ -11,12 +11,14 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from distributed import get_client, get_worker, secede
 from distributed.comm.addressing import get_address_host
+from distributed.protocol import pickle
 
 from daskml_dist.comm.base import Endpoint, ServerConnection, Wait
 from daskml_dist.comm.bounds import Bounds
@@ -31,7 +33,7 @@ from daskml_dist.errors import CommunicationError, MessageError, TrainingError, 
 from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.server import ParameterServer
 from daskml_dist.ps.shard_state import ShardState
-from daskml_dist.ps.snapshots import AvailableSnapshots, ServerSnapshot
+from daskml_dist.ps.snapshots import AvailableSnapshots, ServerSnapshot, standby_of
 from daskml_dist.training.dask_internals import (
     ask_for,
     before_closing,
@@ -47,17 +49,28 @@ from daskml_dist.training.worker.control import (
     take_leave,
     tidy,
 )
-from daskml_dist.training.worker.heartbeat import telling_facts
+from daskml_dist.training.worker.notifications import telling_facts
+from daskml_dist.training.worker.ready_blocks import backend_of
 from daskml_dist.training.worker.servers import make_server
-from daskml_dist.training.worker.shipper import Shipper
 from daskml_dist.training.worker.trainer import Trainer
 
-__all__ = ["Outcome", "ServerHost", "credentials_of", "host_of", "run_trainer"]
+__all__ = [
+    "Outcome",
+    "ServerHost",
+    "credentials_of",
+    "get_ready",
+    "host_of",
+    "packed",
+    "run_trainer",
+]
+
 
 #: Seconds that a trainer waits for its orders after it lost the others.
 _PATIENCE = 60.0
 #: Seconds that a standby may take to answer.
 _STANDBY_TIMEOUT = 10.0
+#: Seconds between two looks at whether the server is still there.
+_SLICE = 0.5
 
 
 def credentials_of(worker: Any, secret: bytes, shared_memory: bool) -> Credentials:
@@ -397,3 +410,90 @@ class _Fetch:
     async def _local(self, key: Any) -> tuple[bool, Any]:
         data = self._worker.data
         return (True, data[key]) if key in data else (False, None)
+
+
+class Shipper:
+    """Sender of snapshots in a thread of its own, one after the other. Call it with a snapshot.
+
+    Parameters
+    ----------
+    server : ParameterServer
+        Whose snapshots these are.
+    connect : callable
+        Opens the connection to the standby; called in the thread.
+    on_failure : callable
+        Takes the error that ended the shipping; the server goes on without a standby.
+    """
+
+    def __init__(
+        self,
+        server: ParameterServer,
+        connect: Callable[[], ServerConnection],
+        on_failure: Callable[[str], None],
+    ) -> None:
+        self._server = server
+        self._connect = connect
+        self._on_failure = on_failure
+        self._generation = standby_of(server.generation)
+        self._snapshots: queue.SimpleQueue[ServerSnapshot | None] = queue.SimpleQueue()
+        self._taken = self._sent = 0
+        self._thread = threading.Thread(target=self._run, daemon=True, name="daskml-standby")
+        self._thread.start()
+
+    def __call__(self, snapshot: ServerSnapshot) -> None:
+        self._taken += 1
+        self._snapshots.put(snapshot)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the standby has all snapshots, or can have no more."""
+        return self._sent >= self._taken or not self._thread.is_alive()
+
+    def close(self) -> None:
+        """Send no more; returns at once."""
+        self._snapshots.put(None)
+
+    def _run(self) -> None:
+        try:
+            connection = self._connect()
+            try:
+                self._send_all(connection)
+            finally:
+                connection.close()
+        except TrainingError as error:
+            self._server.stop_shipping(self)
+            self._on_failure(f"standby: {error}")
+
+    def _next(self) -> ServerSnapshot | None:
+        while not self._server.is_over:
+            with suppress(queue.Empty):
+                return self._snapshots.get(timeout=_SLICE)
+        return None
+
+    def _send_all(self, connection: ServerConnection) -> None:
+        first = 0
+        while (snapshot := self._next()) is not None:
+            # Records only grow, so each goes over once.
+            records, n_records = [], first
+            if snapshot.ledger is not None and self._server.ledger is not None:
+                n_records = snapshot.ledger.n_records
+                records = self._server.ledger.records[first:n_records]
+            payload = {"generation": self._generation, "first": first, "blob": (snapshot, records)}
+            connection.call("keep", payload)
+            first = n_records
+            self._sent += 1
+            self._server.shipped()
+
+
+def packed(fit: FitSpec) -> bytes:
+    """A fit to be unpacked in a task's own thread; Dask does so in the worker's event loop."""
+    return bytes(pickle.dumps((run_trainer, fit)))
+
+
+def get_ready(fit: FitSpec | bytes) -> bool:
+    """Load a fit and what it computes with."""
+    found: FitSpec = pickle.loads(fit)[1] if isinstance(fit, bytes) else fit
+    backend_of(found)
+    if not found.work.replays:
+        found.start_state(slice(0, 1))  # the model's own imports
+    return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -18,14 +19,13 @@ from daskml_dist.data.streamed_blocks import BlockStream
 from daskml_dist.models.base import BatchRows
 from daskml_dist.ps.ledger import PassReport
 from daskml_dist.ps.shard import Shard
-from daskml_dist.solvers import Statistic
+from daskml_dist.solvers import RowState, Statistic
 from daskml_dist.training.callbacks import StepEnd
 from daskml_dist.training.spec import FitSpec
 from daskml_dist.training.worker.reader import Batch, Blocks, Reader, RowsInTurn
 from daskml_dist.training.worker.ready_blocks import backend_of
-from daskml_dist.training.worker.row_states import RowStates
 
-__all__ = ["Lane"]
+__all__ = ["Lane", "RowStates"]
 
 
 class Lane:
@@ -307,3 +307,46 @@ class Lane:
     @sums.setter
     def sums(self, sums: tuple[float, float, int]) -> None:
         self._loss, self._report.rows, self._report.steps = sums
+
+
+class RowStates:
+    """Arrays of the rows of a lane, for as long as it is at work.
+
+    Each is held with the number of the sum that left it; whatever a sum is not to find is made
+    anew. So a lane that comes from another trainer, or has answered only some of the questions
+    since a solver began again, needs nothing of those before.
+
+    Parameters
+    ----------
+    most : int or None
+        Bytes that are held at most; None: all.
+    """
+
+    def __init__(self, most: int | None) -> None:
+        self._left = most
+        self._held: dict[tuple[str, int, int], tuple[int, Any]] = {}
+
+    @contextmanager
+    def lent(
+        self, state: RowState | None, left: int, number: int, model: Any, rows: BatchRows,
+        backend: Any,
+    ) -> Iterator[None]:  # fmt: skip
+        """Let sum `number` have as ``rows.state`` what sum `left` left; hold what it leaves."""
+        if state is None:
+            yield
+            return
+        key = (state.name, rows.block, rows.first)
+        # Not held while it is written: what is written half is nothing.
+        found, array = self._held.pop(key, (0, None))
+        self._free(array)
+        if array is None or found != left:
+            array = state.make(model, rows, backend)
+        rows.state = array
+        yield
+        if self._left is None or array.nbytes <= self._left:
+            self._held[key] = number, array
+            self._left = None if self._left is None else self._left - array.nbytes
+
+    def _free(self, array: Any | None) -> None:
+        if self._left is not None and array is not None:
+            self._left += array.nbytes

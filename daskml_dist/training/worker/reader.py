@@ -20,19 +20,20 @@ from daskml_dist.data.batches import LaneRows, Runs
 from daskml_dist.data.streamed_blocks import BlockStream
 from daskml_dist.models.base import BatchRows, LinearForm
 from daskml_dist.training.spec import FitSpec
-from daskml_dist.training.worker.cuts import Drawn, count_rows, cuts, shares
 from daskml_dist.training.worker.ready_blocks import ReadyBlock, fit_memory
 
 __all__ = ["Batch", "Blocks", "Reader", "RowsInTurn", "in_one_piece", "joined_targets"]
 
+
 Blocks = Mapping[int, ReadyBlock] | BlockStream[ReadyBlock]
 #: Number of the block of each row, and of the row in it.
 RowsInTurn = tuple[NDArray[np.intp], NDArray[np.intp]]
-
 #: Entries of a streamed lane from which its gather is worth loading numba for at once.
 _LARGE = 1 << 22
 #: Bytes of a large batch's rows that a linear model is given together.
 _PIECE = 1 << 20
+#: Rows of a batch: of each block, by its number, a slice or the numbers of rows.
+Drawn = list[tuple[Any, Any]]
 
 
 @dataclass(slots=True)
@@ -375,3 +376,36 @@ class _InTurn:
 
     def __iter__(self) -> Iterator[BatchRows]:
         return self._make()
+
+
+def count_rows(drawn: Drawn) -> int:
+    """Rows of a batch."""
+    return sum(at.stop - at.start if isinstance(at, slice) else len(at) for _, at in drawn)
+
+
+def cuts(drawn: Drawn, most: int | None) -> Iterator[Drawn]:
+    """Rows of each block, `most` of them at a time."""
+    for number, at in drawn:
+        if most is None:
+            yield [(number, at)]
+        elif isinstance(at, slice):
+            for start in range(at.start or 0, at.stop, most):
+                yield [(number, slice(start, min(start + most, at.stop)))]
+        else:
+            for start in range(0, len(at), most):
+                yield [(number, at[start : start + most])]
+
+
+def shares(drawn: Drawn, most: int) -> Iterator[Drawn]:
+    """Rows of all blocks, as even shares of `most` rows at most: none is left with a row or two."""
+    n_rows, left = count_rows(drawn), list(reversed(drawn))
+    n_shares = -(-n_rows // most)
+    for n in range(n_shares):
+        wanted, share = n_rows * (n + 1) // n_shares - n_rows * n // n_shares, []
+        while wanted:
+            number, at = left.pop()
+            if len(at) > wanted:
+                left.append((number, at[wanted:]))
+            share.append((number, at[:wanted]))
+            wanted -= len(share[-1][1])
+        yield share

@@ -31,9 +31,9 @@ from daskml_dist.solvers import Solution
 from daskml_dist.training.spec import FitSpec, TrainerResult, TrainerSpec
 from daskml_dist.training.threads import OneThread
 from daskml_dist.training.worker.cores import Seat, kept_to, share_of
-from daskml_dist.training.worker.heartbeat import TrainerFacts
 from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops import LOOPS, Context
+from daskml_dist.training.worker.notifications import TrainerFacts
 from daskml_dist.training.worker.ready_blocks import (
     ReadyBlock,
     backend_of,

@@ -16,7 +16,7 @@ import pytest
 
 from daskml_dist.errors import CheckpointError
 from daskml_dist.ps.shard_state import ShardState
-from daskml_dist.training import checkpoint_format as module
+from daskml_dist.training import checkpoint as module
 from daskml_dist.training.checkpoint import Checkpoint
 from daskml_dist.training.history import RECORD_KEYS
 from tests.training.checkpoints.saves import expect_refusal

@@ -13,7 +13,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 
 from daskml_dist.errors import CheckpointError, InvalidParameterError
-from daskml_dist.training import checkpoint_format as module
+from daskml_dist.training import checkpoint as module
 from daskml_dist.training.checkpoint import Checkpoint
 from tests.training.checkpoints.saves import X, Y, expect_refusal, make_state
 

@@ -31,7 +31,7 @@ from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Constant
 from daskml_dist.training.worker.lane import Batch
 from daskml_dist.training.worker.loops.device_placement import moved
-from daskml_dist.training.worker.loops.own_steps import OwnSteps
+from daskml_dist.training.worker.loops.replicas import OwnSteps
 from tests.rules import one_group
 from tests.strict_backend import StrictBackend
 from tests.training.devices.fits import STEPS, TARGETS, WEIGHT, X, check_device

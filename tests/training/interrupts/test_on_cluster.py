@@ -14,8 +14,8 @@ from daskml_dist import Run
 from daskml_dist.linear_model import LogisticRegression
 from daskml_dist.policies import POLICIES
 from daskml_dist.training.client import cluster_run
-from daskml_dist.training.client.ending import Ending
-from daskml_dist.training.client.saved import Saved, SavedSnapshots
+from daskml_dist.training.client.cluster_run import Ending
+from daskml_dist.training.client.generations import Saved, SavedSnapshots
 from tests.quick import quick
 from tests.training.interrupts.endless import (
     At,
@@ -106,7 +106,7 @@ import os, signal, threading, time
 import dask, dask.array as da, numpy as np
 from distributed import Client, LocalCluster
 from daskml_dist.linear_model import SGDClassifier
-from daskml_dist.training import shields as shields_of_process
+from daskml_dist.training import interrupts as shields_of_process
 
 def say(word):
     print(word, flush=True)

@@ -15,8 +15,8 @@ from distributed import Client, LocalCluster
 
 from daskml_dist import Run
 from daskml_dist.linear_model import SGDClassifier
-from daskml_dist.training.client import newcomers
-from daskml_dist.training.client.newcomers import Newcomers
+from daskml_dist.training.client import reasons
+from daskml_dist.training.client.reasons import Newcomers
 from tests.training.recovery.strikes import lazy_rows
 
 #: Seconds after which an import ends that nobody has let end: then a test fails.
@@ -53,7 +53,7 @@ def slow_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker has been there for long enough as soon as it is seen."""
-    monkeypatch.setattr(newcomers, "SETTLED", -1.0)
+    monkeypatch.setattr(reasons, "SETTLED", -1.0)
 
 
 class _Joins:

@@ -24,8 +24,7 @@ from daskml_dist.solvers.own_rows import State
 from daskml_dist.training.spec import Left
 from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
-from daskml_dist.training.worker.loops.rows_log import RowsLog
-from daskml_dist.training.worker.loops.together import Together
+from daskml_dist.training.worker.loops.rounds import RowsLog, Together
 from daskml_dist.training.worker.spill import SpillStore
 
 __all__ = ["run_own_rows"]

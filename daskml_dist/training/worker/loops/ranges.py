@@ -20,8 +20,7 @@ from daskml_dist.comm.sharded import ShardedConnection
 from daskml_dist.solvers import RangedSolver, Solution, Statistic
 from daskml_dist.training.spec import Left
 from daskml_dist.training.worker.loops.context import Context
-from daskml_dist.training.worker.loops.lane_sums import EXTRA, LaneSums
-from daskml_dist.training.worker.loops.together import Together
+from daskml_dist.training.worker.loops.rounds import EXTRA, LaneSums, Together
 
 __all__ = ["run_ranges"]
 

@@ -14,8 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends.namespace import is_host
+from daskml_dist.backends.shared_buffer import SharedBuffer
 from daskml_dist.comm.sharded import ShardedConnection
+from daskml_dist.models.base import LinearForm
 from daskml_dist.ps.messages import sum_in_lane_order
+from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardSnapshot, ShardState, StateParts
 from daskml_dist.ps.snapshots import LaneSnapshot
 from daskml_dist.training.spec import Left
@@ -23,13 +26,16 @@ from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.columns import Columns
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.loops.device_placement import DevicePlacement
-from daskml_dist.training.worker.loops.late_answers import LateAnswers
-from daskml_dist.training.worker.loops.own_steps import OwnSteps, own_steps
 from daskml_dist.training.worker.loops.pipeline import Pipelined
-from daskml_dist.training.worker.loops.team import Team
+from daskml_dist.training.worker.loops.row_by_row import RowByRow
 from daskml_dist.training.worker.reader import Batch
+from daskml_dist.training.worker.ready_blocks import backend_of, fit_memory
 
-__all__ = ["run_replicas"]
+__all__ = ["LateAnswers", "OwnSteps", "Team", "run_replicas"]
+
+
+#: Single rows of which steps are made at once: a few milliseconds.
+_ROWS_AT_ONCE = 1 << 14
 
 
 def run_replicas(context: Context) -> ShardState | StateParts | None:
@@ -308,3 +314,252 @@ class _Averaged:
 
 
 _Run = _Summed | _Averaged | Pipelined | Columns
+
+
+class LateAnswers:
+    """Reports and snapshots of a trainer, whose answers are taken before the next one.
+
+    Nobody waits for the answer to a report where only the client's wish can end the fit before its
+    last pass: it then ends one pass later, for all trainers alike.
+
+    Parameters
+    ----------
+    context : Context
+    connection : ShardedConnection
+    """
+
+    def __init__(self, context: Context, connection: ShardedConnection) -> None:
+        self._context, self._connection = context, connection
+        work = context.fit.work
+        # In the client's own process the answer is there at once, and callbacks have their turn.
+        self._may_be_late = not context.is_alone and work.lockstep and work.stopping.tol is None
+        self._is_open = self._stops = False
+
+    def store(self, clock: int, snapshots: dict[int, LaneSnapshot]) -> None:
+        """Hand snapshots of the own lanes at a clock to the first server."""
+        self._settle()
+        self._connection.ask("store", clock=clock, blob=snapshots)
+        self._is_open = True
+
+    def report(self, number: int, weights: list[Any | None], meanwhile: Callable[[], None]) -> bool:
+        """Report pass `number`; True when the fit ends with it.
+
+        Parameters
+        ----------
+        number : int
+        weights : list of arrays or None
+            Parameters to validate each lane's held-out rows with.
+        meanwhile : callable
+            What to do before the answer is needed, where it is waited for.
+        """
+        context = self._context
+        self._settle()
+        context.send_report(self._connection, number, context.lanes, weights)
+        self._is_open = True
+        is_last = self._stops or number == context.fit.work.stopping.max_iter
+        if self._may_be_late and not is_last:
+            return False
+        meanwhile()
+        self._settle()
+        context.end_pass()
+        return self._stops or is_last
+
+    def _settle(self) -> None:
+        """Take the answer to what was said last."""
+        if self._is_open:
+            self._stops = bool(self._connection.answer().get("stop")) or self._stops
+            self._is_open = False
+
+
+def own_steps(context: Context, lane: Lane, replica: Shard) -> OwnSteps | OwnRows:
+    """Steps of a lane alone on its replica, of batches or of single rows."""
+    fit = context.fit
+    if fit.steps.single_rows:
+        most = max(1, _ROWS_AT_ONCE * fit.work.n_steps // max(lane.n_rows, 1))
+        return OwnRows(lane, replica, RowByRow(fit, replica), most, context.rest)
+    return OwnSteps(lane, replica, context.rest)
+
+
+class OwnRows:
+    """Steps of a lane's single rows, those of several batches at once.
+
+    Parameters
+    ----------
+    lane : Lane
+    replica : Shard
+    rows : RowByRow
+    most : int
+        Batches at once.
+    rest : callable
+        Called between calls; may raise.
+    """
+
+    def __init__(
+        self, lane: Lane, replica: Shard, rows: RowByRow, most: int, rest: Callable[[], None]
+    ) -> None:
+        self._lane = lane
+        self._replica = replica
+        self._rows = rows
+        self._most = 1 if lane.tells else most
+        self._rest = rest
+
+    def take(self, count: int) -> None:
+        """Take the steps of so many batches."""
+        while count > 0:
+            self._rest()
+            batches = self._replica.steps_at_once(min(count, self._most))
+            self._rows.step(self._lane, batches)
+            count -= batches
+
+    def draw_ahead(self, count: int) -> None:
+        """Nothing: rows are drawn as batches come to them."""
+
+
+class OwnSteps:
+    """Steps of a lane, one by one, or several at once where a device or a compiled loop makes them.
+
+    Parameters
+    ----------
+    lane : Lane
+    replica : Shard
+        Where the lane computes.
+    rest : callable
+        Called between steps; may raise.
+    """
+
+    def __init__(self, lane: Lane, replica: Shard, rest: Callable[[], None] = lambda: None) -> None:
+        self._lane = lane
+        self._replica = replica
+        self._rest = rest
+        self._recorded: Any | None = None
+        # A replica on the host has nothing to do with what a device records.
+        here = lane.backend.device == "cpu" or replica.on_device
+        self._may = here and replica.steps_alone
+
+    def take(self, count: int) -> None:
+        """Take the next steps of the lane."""
+        while count > 0:
+            self._rest()
+            count -= self._take_together(count) or self._take_one()
+
+    def draw_ahead(self, count: int) -> None:
+        """Draw the rows of the next steps, where these are made at once."""
+        if self._recorded is not None and self._may:
+            self._lane.draw_ahead(min(count, self._recorded.most))
+
+    def _take_one(self) -> int:
+        replica, batch = self._replica, self._lane.next_batch()
+        # Where a batch has no rows, the replica may lie on a device, whose rows nobody gathers.
+        index = batch.index if batch.n_rows else None
+        w = replica.w if index is None else replica.w[index]
+        replica.apply(self._lane.own_gradient(w, batch), batch.n_rows, index)
+        return 1
+
+    def _take_together(self, count: int) -> int:
+        """Steps taken; none where each is made by itself."""
+        lane, replica, gather = self._lane, self._replica, self._lane.ready_gather
+        if gather is None or not self._may:
+            return 0
+        step = replica.empty_step()
+        if self._recorded is None or not self._recorded.serves(step):
+            with fit_memory(lane.backend, "What steps need"):
+                self._recorded = lane.backend.recorder(gather, replica.rule.only.optimizer, step)
+        if self._recorded is None:
+            self._may = False
+            return 0
+        count = min(count, self._recorded.most)
+        lane.take_steps(self._recorded, replica, count)
+        return count
+
+
+class Team:
+    """Steps of a replica by the gradients of all lanes, several at once where all trainers can.
+
+    Parameters
+    ----------
+    context : Context
+    replica : Shard
+        Of this trainer; all trainers make the same calls for theirs.
+    in_order : bool
+        Whether gradients are added up in the order of the lanes.
+    """
+
+    def __init__(self, context: Context, replica: Shard, in_order: bool) -> None:
+        self._context, self._replica, self._in_order = context, replica, in_order
+        self._backend = backend_of(context.fit)
+        self._recorded: Any | None = None
+        self._board: SharedBuffer | None = None
+        #: Steps before which some lane copies its rows; None where nobody asks any more.
+        self._from: int | None = None
+        work = context.fit.work
+        if work.linear is not None and replica.rule.steps_alone:
+            self._from = self._first_step(work.linear)
+
+    def _first_step(self, linear: LinearForm) -> int:
+        if self._context.fit.work.coordinates:
+            return 0  # whatever reads sparse rows is compiled
+        n_steps = self._context.fit.work.n_steps
+        batches = [-(-n // n_steps) for n in self._context.lane_rows if n]
+        copied = self._backend.steps_copied
+        return max((copied(linear.dense_kernel, n * linear.n_features) for n in batches), default=0)
+
+    def take(self, clock: int, most: int) -> int:
+        """Take the next steps from a clock on; how many, none where each is made by itself."""
+        if self._from is None or clock < self._from:
+            return 0
+        if self._board is None:
+            self._board = self._meet()
+        step = self._replica.empty_step()
+        if self._board is not None and not (self._recorded and self._recorded.serves(step)):
+            self._recorded = self._recorder(self._board)
+        if self._board is None or self._recorded is None:
+            self._from = None
+            return 0
+        count: int = min(most, self._recorded.most)
+        self._run(clock, count)
+        return count
+
+    def draw_ahead(self, most: int) -> None:
+        """Draw the rows of the next steps, where these are made at once."""
+        if self._recorded is not None and self._from is not None:
+            for lane in self._context.lanes:
+                lane.draw_ahead(min(most, self._recorded.most))
+
+    def _meet(self) -> SharedBuffer | None:
+        """The board, where all trainers can use it."""
+        context, w = self._context, self._replica.w
+        own = [lane.number for lane in context.lanes]
+        told = context.communicator.allgather([np.array([self._can(), *own])])
+        if not all(array[0] for (array,) in told):
+            return None
+        lanes = [array[1:].tolist() for (array,) in told]
+        n = None if context.fit.work.coordinates else len(w)
+        return context.communicator.board(n, w.dtype, lanes, self._in_order)
+
+    def _can(self) -> bool:
+        """Whether this trainer could make several steps at once."""
+        lanes = [lane for lane in self._context.lanes if lane.n_rows]
+        if not lanes or self._context.pool is not None or self._replica.on_device:
+            return False
+        return all(lane.gather is not None for lane in lanes)
+
+    def _recorder(self, board: SharedBuffer) -> Any | None:
+        gathers = [lane.gather if lane.n_rows else None for lane in self._context.lanes]
+        replica = self._replica
+        optimizer = replica.rule.only.optimizer
+        return self._backend.team_recorder(gathers, optimizer, replica.empty_step(), board)
+
+    def _run(self, clock: int, count: int) -> None:
+        context, replica = self._context, self._replica
+        drawn = [lane.draws(count) for lane in context.lanes]
+        counts = np.array([rows for _, rows in drawn], np.int64).T.copy()
+        numbers = np.arange(clock, clock + count) % context.fit.work.n_steps
+        steps = replica.next_steps(context.step_rows(numbers).tolist())
+        assert self._recorded is not None
+        run = self._recorded([draws for draws, _ in drawn], counts, steps)
+        try:
+            run.run()
+        finally:
+            replica.take_back(steps[run.made :])
+            for i, (lane, (_, rows)) in enumerate(zip(context.lanes, drawn, strict=True)):
+                lane.count_steps(rows[: run.made], run.losses[: run.made, i], run.seconds[i])

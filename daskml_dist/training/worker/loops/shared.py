@@ -23,6 +23,8 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from heapq import heapify, heappop, heappush
 from typing import Any
 
@@ -38,9 +40,9 @@ from daskml_dist.training.spec import Left
 from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.loops.row_by_row import RowByRow
-from daskml_dist.training.worker.loops.turns import Turns
 
-__all__ = ["run_shared"]
+__all__ = ["Turns", "run_shared"]
+
 
 #: Steps of a trainer between two meetings at the server.
 _MEET_EVERY = 8
@@ -310,3 +312,37 @@ def _damping(approach: Any, share: float) -> Any:
         return share * total
     a = np.maximum(approach, 1e-6)
     return share * np.expm1(-a / share) / np.expm1(-a)
+
+
+class Turns:
+    """Turns of those that change entries together, and of those that change whole arrays alone."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._together = 0
+        self._waiting = 0
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Hold off whoever wants to be alone; wait for those that do."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._waiting)
+            self._together += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._together -= 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Wait for all others, and keep them waiting."""
+        with self._changed:
+            self._waiting += 1
+            try:
+                self._changed.wait_for(lambda: not self._together)
+                yield
+            finally:
+                self._waiting -= 1
+                self._changed.notify_all()

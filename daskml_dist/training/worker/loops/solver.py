@@ -10,30 +10,33 @@ anew, so a fit ends with the digits of an undisturbed one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any
 
+import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.comm.packing import pack_object_parts, unpack_object
+from daskml_dist.comm.packing import Kinds, kinds, pack_object_parts, unpack_object
 from daskml_dist.comm.repeated import RepeatedObjects
 from daskml_dist.comm.sharded import ShardedConnection
 from daskml_dist.errors import InvalidParameterError
+from daskml_dist.losses import Loss
 from daskml_dist.solvers import ReduceScatterStatistic, RowState, Solution, Statistic
 from daskml_dist.training.spec import Left
 from daskml_dist.training.worker.loops.context import Context
-from daskml_dist.training.worker.loops.lane_sums import EXTRA, LaneSums, SumReports
-from daskml_dist.training.worker.loops.questions import question_kinds
-from daskml_dist.training.worker.loops.sum_log import SumLog
+from daskml_dist.training.worker.loops.rounds import EXTRA, LaneSums, SumLog, SumReports
 
-__all__ = ["run_solver"]
+__all__ = ["question_kinds", "run_solver"]
+
 
 #: Kinds of messages to all trainers; before each stand its kind and two numbers.
 _ASK, _KEEP = 0, 1
 _HEADER = 3 * np.dtype(np.int64).itemsize
+_BASES = (Statistic, RowState, Loss)
 
 
 def run_solver(context: Context) -> Solution | None:
@@ -311,3 +314,52 @@ class _Asked:
         self._reports.send()
         self._context.end_pass()
         self._context.communicator.broadcast_bytes()
+
+
+def question_kinds(*brought: Any) -> Kinds:
+    """Classes by name: those of modules, and those that some objects bring along.
+
+    Parameters
+    ----------
+    *brought : object
+        A fit's solver and model, whose classes may be no module's.
+    """
+    of_modules = [kind for base in _BASES for kind in _derived(base) if _is_of_module(kind)]
+    return kinds([*of_modules, *_brought_by(brought)])
+
+
+def _derived(base: type[Any]) -> Iterator[type[Any]]:
+    for kind in base.__subclasses__():
+        yield kind
+        yield from _derived(kind)
+
+
+def _is_of_module(kind: type) -> bool:
+    module = sys.modules.get(kind.__module__)
+    found: Any = reduce(
+        lambda at, name: getattr(at, name, None), kind.__qualname__.split("."), module
+    )
+    return found is kind
+
+
+def _brought_by(objects: Any) -> list[type]:
+    """Classes that travel with some objects, in the same order in every process."""
+    finder = _Finder()
+    finder.dump(objects)
+    return finder.found
+
+
+class _Finder(cloudpickle.Pickler):
+    """Goes where pickling goes, without a copy of any array."""
+
+    def __init__(self) -> None:
+        super().__init__(self, protocol=5, buffer_callback=lambda _: None)
+        self.found: list[type] = []
+
+    def write(self, data: bytes) -> int:
+        return len(data)
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, type) and issubclass(obj, _BASES):
+            self.found.append(obj)
+        return super().reducer_override(obj)

@@ -1,0 +1,388 @@
+"""Parts that trainers who all run the solver share: where they go on, iterations, bytes moved."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.comm.memory import UsedAgain
+from daskml_dist.comm.packing import pack_object, unpack_object
+from daskml_dist.comm.sharded import ShardedConnection
+from daskml_dist.errors import InvalidParameterError
+from daskml_dist.solvers import Statistic
+from daskml_dist.training.worker.lane import Lane
+from daskml_dist.training.worker.loops.context import Context
+
+__all__ = ["EXTRA", "LaneSums", "RowsLog", "SumLog", "SumReports", "Together"]
+
+
+#: What follows each sum on its way: loss, rows, bytes sent, bytes received.
+EXTRA = 4
+#: Seconds between two reports where others wait for this trainer meanwhile.
+_EVERY = 0.01
+FloatArray = NDArray[np.float64]
+#: Bytes of sums that a trainer remembers at most; a solver that needs more begins anew, or where
+#: it kept its state last.
+_MEMORY = 2**28
+#: Bytes of sums from which on a solver's state is taken in their place.
+_MUCH = 2**24
+Array = NDArray[Any]
+
+
+class Together:
+    """Base class of what a solver sees in each trainer, where all of them run it.
+
+    Parameters
+    ----------
+    context : Context
+    connection : ShardedConnection or None
+        To the ledger; the first trainer reports for all.
+    """
+
+    def __init__(self, context: Context, connection: ShardedConnection | None) -> None:
+        self._context = context
+        self._communicator = context.communicator
+        self._to_ledger = None if connection is None else SumReports(context, connection)
+        self._reports: list[Array] = []
+        self.should_stop = False
+        self._moved = 0, 0
+        #: Bytes sent and received since the last iteration, by all.
+        self._extra: Array = np.zeros(2)
+
+    @property
+    def _is_to_stop(self) -> bool:
+        """Whether the ledger wants the fit to end, which the first trainer alone knows."""
+        return self._to_ledger is not None and self._to_ledger.should_stop
+
+    def _bytes_moved(self) -> tuple[float, float]:
+        """Bytes that this trainer has sent and received since it was asked last."""
+        moved = self._communicator.bytes_sent, self._communicator.bytes_received
+        sent, received = moved[0] - self._moved[0], moved[1] - self._moved[1]
+        self._moved = moved
+        return sent, received
+
+    def _furthest(
+        self, n_iter: int, state: Callable[[], Array], reports: Sequence[Array]
+    ) -> tuple[int, Array, list[Array]] | None:
+        """Start of a new generation: the furthest iteration of any trainer, given to all.
+
+        Parameters
+        ----------
+        n_iter : int
+            Iterations that this trainer knows of.
+        state : callable
+            What they have come to; asked of the trainer that is furthest.
+        reports : sequence of ndarray
+            What was reported of them.
+
+        Returns
+        -------
+        tuple of int, ndarray and list of ndarray, or None
+            Iterations, state and reports; None where all trainers know as many.
+        """
+        if not self._context.generation:
+            return None
+        n_iters = [int(n[0]) for (n,) in self._communicator.allgather([np.array([n_iter])])]
+        most = max(n_iters)
+        if min(n_iters) == most:
+            return None
+        furthest = n_iters.index(most)
+        own = [state(), np.array(reports)] if self._communicator.rank == furthest else []
+        found, all_reports = self._communicator.allgather(own)[furthest]
+        return most, found, list(all_reports)
+
+    def _go_on_from(self, reports: Iterable[Array]) -> None:
+        """Report again what was reported of the iterations before a loss."""
+        self._reports = list(reports)
+        for extra in self._reports:
+            self._report(extra)
+
+    def _count(self, solver: Any, loss: float, n_rows: float, scores: Sequence[float] = ()) -> None:
+        """Count an iteration.
+
+        Raises
+        ------
+        InvalidParameterError
+            The solver makes more than it said.
+        """
+        if len(self._reports) >= solver.max_passes:
+            raise InvalidParameterError(
+                f"The solver {type(solver).__name__} makes more than its max_passes="
+                f"{solver.max_passes} iterations. Let max_passes say how many it may need."
+            )
+        self._reports.append(np.array([loss, n_rows, *self._extra, *scores]))
+        self._extra = np.zeros(2)
+
+    def _end_pass(self) -> None:
+        """Report what was counted last, which is a pass of the fit."""
+        self._report(self._reports[-1])
+        self._context.end_pass()
+
+    def _report(self, extra: Array) -> None:
+        if self._to_ledger is not None:
+            self._to_ledger.add(extra)
+
+    def end(self) -> None:
+        """Report the last iterations."""
+        if self._to_ledger is not None:
+            self._to_ledger.send()
+
+
+class LaneSums:
+    """Sums of statistics over the rows of a trainer's lanes."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._moved = 0, 0
+        #: Where each lane adds up: memory that is new is dearer than a sum.
+        self._rooms: dict[int, NDArray[np.float64]] = {}
+        for lane in context.lanes:
+            lane.seek(0)
+
+    def parts(
+        self, statistic: Statistic, number: int, left: int = 0
+    ) -> list[tuple[int, NDArray[np.float64]]]:
+        """Number of each lane and its flattened sum, with `EXTRA` numbers behind it.
+
+        They are good until the next ones are asked for.
+
+        Parameters
+        ----------
+        statistic : Statistic
+        number : int
+            Of the sum, from 1.
+        left : int
+            Number of the sum that left the statistic's state as it is to be found.
+        """
+        return self._context.map(
+            lambda lane: self._part(lane, statistic, number, left), self._context.lanes
+        )
+
+    def total(self, statistic: Statistic, number: int, left: int = 0) -> NDArray[np.float64]:
+        """The flattened sum of all lanes, with `EXTRA` numbers behind it; good as are `parts`."""
+        (_, total), *others = self.parts(statistic, number, left)
+        for _, part in others:
+            total += part
+        return total
+
+    def _part(
+        self, lane: Lane, statistic: Statistic, number: int, left: int
+    ) -> tuple[int, NDArray[np.float64]]:
+        shape = statistic.shape(self._context.fit.work.model)
+        out = self._zeros(lane.number, math.prod(shape) + EXTRA)
+        sums = out[:-EXTRA].reshape(shape)
+        out[-EXTRA:][:2] = lane.add_statistic(statistic, number, left, sums)
+        return lane.number, out
+
+    def _zeros(self, lane: int, n: int) -> NDArray[np.float64]:
+        room = self._rooms.get(lane)
+        if room is None or len(room) < n:
+            room = self._rooms[lane] = np.empty(n)
+        out = room[:n]
+        out.fill(0.0)
+        return out
+
+    def bytes_moved(self) -> tuple[int, int]:
+        """Bytes sent to, and received from, other trainers since the last call."""
+        communicator = self._context.communicator
+        moved = communicator.bytes_sent, communicator.bytes_received
+        since = moved[0] - self._moved[0], moved[1] - self._moved[1]
+        self._moved = moved
+        return since
+
+
+class SumReports:
+    """The first trainer's reports of whole sums, each of which is a pass of all lanes.
+
+    One that sums alone reports each at once. Where other trainers wait for it meanwhile it reports
+    some together, a hundred times a second.
+
+    Parameters
+    ----------
+    context : Context
+    connection : ShardedConnection
+
+    Attributes
+    ----------
+    should_stop : bool
+        Whether the fit is to stop, as far as the last report told.
+    """
+
+    def __init__(self, context: Context, connection: ShardedConnection) -> None:
+        self.should_stop = False
+        self._connection = connection
+        self._every = _EVERY if context.communicator.size > 1 else 0.0
+        self._sent_at = -math.inf
+        self._next = 1
+        self._waiting: list[tuple[list[float], float]] = []
+
+    def add(self, extra: NDArray[Any]) -> None:
+        """Take the `EXTRA` numbers of the next sum, and scores behind them.
+
+        The ledger ignores the sums that it knows already.
+        """
+        now = time.perf_counter()
+        self._waiting.append((extra.tolist(), now))
+        if now - self._sent_at >= self._every:
+            self.send()
+
+    def send(self) -> None:
+        """Report what has not been reported yet."""
+        if not self._waiting:
+            return
+        now = self._sent_at = time.perf_counter()
+        sums = [[*extra, now - made] for extra, made in self._waiting]
+        answer = self._connection.call("report_sums", first=self._next, sums=sums)
+        self._next += len(sums)
+        self._waiting.clear()
+        self.should_stop = bool(answer["stop"])
+
+
+@dataclass
+class SumLog:
+    """The sums so far, or the state that a solver kept and the sums since.
+
+    Parameters
+    ----------
+    n_rows : int
+        Rows that they were made of.
+    kept : dict from str to ndarray, or None
+        The state that the solver can go on from; None: from its start.
+    n_iter : int
+        Iterations up to there.
+    first : int
+        Sums up to there, which are forgotten.
+    sums : list of ndarray or None
+        Those since, each flattened and with `EXTRA` numbers behind it; None: to be made anew.
+    reports : list of ndarray
+        The `EXTRA` numbers of all sums since the fit began.
+    """
+
+    n_rows: int
+    kept: dict[str, FloatArray] | None = None
+    n_iter: int = 0
+    first: int = 0
+    sums: list[FloatArray | None] = field(default_factory=list)
+    reports: list[FloatArray] = field(default_factory=list)
+    is_whole: bool = True
+    n_bytes: int = 0
+    _memory: UsedAgain = field(default_factory=UsedAgain)
+
+    def room(self, n: int) -> FloatArray:
+        """Memory for the next sum, of `n` numbers."""
+        return self._memory.empty(8 * n).view(np.float64)
+
+    def get(self, number: int) -> FloatArray | None:
+        """Sum `number` (from 1), where it is remembered."""
+        at = number - self.first - 1
+        return self.sums[at] if self.is_whole and at < len(self.sums) else None
+
+    def add(self, number: int, total: FloatArray, remembered: bool = True) -> None:
+        """Remember a sum as it is: whoever sees it may not change it."""
+        total.flags.writeable = False
+        if number <= len(self.reports):
+            return  # one that was not remembered, made anew
+        self.reports.append(total[-EXTRA:].copy())
+        self.n_bytes += total.nbytes if remembered else 0
+        if self.n_bytes > _MEMORY:
+            self.sums, self.is_whole = [], False
+        if self.is_whole:
+            self.sums.append(total if remembered else None)
+
+    def is_long(self, number: int) -> bool:
+        """Whether a state that is kept after sum `number` is better than the sums up to there."""
+        known = 0 if self.kept is None else _bytes(self.kept)
+        return number == len(self.reports) and self.n_bytes > max(_MUCH, known)
+
+    def keep(self, state: dict[str, FloatArray], n_iter: int, again: int) -> None:
+        """Put a solver's state in the place of all sums but the last, which it asks for again."""
+        self.kept, self.n_iter = state, n_iter
+        self.first = len(self.reports) - again
+        self.sums = self.sums[len(self.sums) - again :] if again else []
+        self.is_whole = len(self.sums) == again
+        self.n_bytes = sum(total.nbytes for total in self.sums if total is not None)
+
+    def begin(self) -> SumLog:
+        """Log that a solver is led by which begins again: without what is not whole."""
+        if not self.is_whole:
+            self.sums, self.reports = [], self.reports[: self.first]
+            self.is_whole, self.n_bytes = True, 0
+        return self
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """Reach of the log, and its beginning: what goes furthest, and is shortest, is best."""
+        return len(self.reports), self.first
+
+    def packed(self) -> NDArray[np.uint8]:
+        """The log as bytes, for other trainers and for files."""
+        reports = np.array(self.reports).reshape(-1, EXTRA)
+        facts = [self.n_rows, self.kept, self.n_iter, self.first, self.sums, reports]
+        return np.frombuffer(pack_object(facts, {}), np.uint8)
+
+    def become(self, data: NDArray[np.uint8]) -> None:
+        """Undo :meth:`packed`.
+
+        Raises
+        ------
+        CommunicationError
+            The bytes are not what it makes.
+        """
+        found = unpack_object(data, {})
+        self.n_rows, self.kept, self.n_iter, self.first, self.sums, reports = found
+        self.reports = list(reports)
+        self.n_bytes, self.is_whole = _bytes(dict(enumerate(self.sums))), True
+        for total in self.sums:
+            if total is not None:
+                total.flags.writeable = False
+
+
+def _bytes(arrays: dict[str, FloatArray] | dict[int, FloatArray | None]) -> int:
+    return sum(array.nbytes for array in arrays.values() if array is not None)
+
+
+@dataclass
+class RowsLog:
+    """State of a fit by a `RowSolver` after an iteration.
+
+    Parameters
+    ----------
+    n_rows : int
+        Rows of the fit.
+    n_iter : int
+        Iterations so far, as the solver counts them.
+    state : dict of str to ndarray
+        Arrays that the solver goes on from.
+    reports : ndarray of float64 of shape (n_passes, EXTRA + n_scores)
+        Numbers that were reported of each pass, and its scores.
+    """
+
+    n_rows: int
+    n_iter: int
+    state: dict[str, NDArray[Any]]
+    reports: NDArray[np.float64]
+
+    def packed(self) -> NDArray[np.uint8]:
+        """Return the log as bytes, for the next part of the fit and for files."""
+        facts = [self.n_rows, self.n_iter, self.state, self.reports]
+        return np.frombuffer(pack_object(facts, {}), np.uint8)
+
+    @classmethod
+    def unpacked(cls, data: NDArray[np.uint8]) -> RowsLog:
+        """Return the log that :meth:`packed` made bytes of.
+
+        Raises
+        ------
+        CommunicationError, ValueError, TypeError
+            The bytes are not what it makes.
+        """
+        n_rows, n_iter, state, reports = unpack_object(data, {})
+        if not isinstance(state, dict) or np.ndim(reports) != 2 or np.shape(reports)[1] < EXTRA:
+            raise ValueError("no log of a solver on its own rows")
+        return cls(n_rows, n_iter, state, reports)
