@@ -10,7 +10,7 @@ from dask.delayed import delayed
 from numpy.typing import NDArray
 
 from daskml_dist.data.collection import Collection
-from daskml_dist.data.conversion import as_column, rows_at
+from daskml_dist.data.conversion import as_column, take_rows
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.inference.share import shared
 from daskml_dist.model_selection._roles import TEST, FoldAssignment
@@ -94,7 +94,7 @@ class Asked:
     ) -> Answers | None:
         if not len(at):
             return None
-        rows = rows_at(X, at)
+        rows = take_rows(X, at)
         scores = answered(fitted, rows)
         if whole and len(fitted.classes_) != len(self.classes):
             # A fold's model knows some of the classes; the others get no probability.

@@ -23,7 +23,7 @@ from daskml_dist.calibration._answers import (
 )
 from daskml_dist.calibration._calibrators import by_scores, by_temperature
 from daskml_dist.data.collection import as_collection
-from daskml_dist.data.containers import named_blocks
+from daskml_dist.data.containers import convert_named_columns
 from daskml_dist.data.conversion import convert_to_host
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.works import doing, reading, tell
@@ -126,7 +126,7 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
         ------
         InvalidParameterError, InvalidDataError
         """
-        X, y, sample_weight = named_blocks(*convert_to_host(X, y, sample_weight))
+        X, y, sample_weight = convert_named_columns(*convert_to_host(X, y, sample_weight))
         if not is_dask(X):
             X, y, given = here(X, y, {**fit_params, "sample_weight": sample_weight}, labels=True)
             found: Self = super().fit(X, y, **given)

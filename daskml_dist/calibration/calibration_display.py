@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import sklearn.calibration
 
-from daskml_dist.data.collection import take_columns
+from daskml_dist.data.collection import take_named_columns
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors.sklearn_errors import check_fitted
 from daskml_dist.metrics.curves import calibration_curve
@@ -63,7 +63,7 @@ class CalibrationDisplay(sklearn.calibration.CalibrationDisplay):
         """
         check_matplotlib(cls.__name__)
         check_fitted(estimator)
-        X, y, _ = take_columns(X, y, None)
+        X, y, _ = take_named_columns(X, y, None)
         scores, pos_label = positive_scores(estimator, X, "predict_proba", pos_label)
         name = type(estimator).__name__ if name is None else name
         return cls.from_predictions(y, scores, pos_label=pos_label, name=name, **options)

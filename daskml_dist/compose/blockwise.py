@@ -15,7 +15,7 @@ from sklearn.preprocessing import PolynomialFeatures
 from sklearn.utils import get_tags
 
 from daskml_dist.data.containers import check_unique_names, convert_foreign
-from daskml_dist.data.conversion import plain_rows
+from daskml_dist.data.conversion import convert_missing_to_nan
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.names import NamedParameters
@@ -179,7 +179,7 @@ class Blockwise(NamedParameters, Exported, BaseEstimator):
 
 
 def _transform(transformer: Any, X: Any) -> Any:
-    return transformer.transform(plain_rows(X))
+    return transformer.transform(convert_missing_to_nan(X))
 
 
 def _has_learned(transformer: Any) -> bool:

@@ -17,11 +17,11 @@ from sklearn.utils import get_tags
 
 from daskml_dist.compose.blockwise import Blockwise
 from daskml_dist.data.collection import as_collection
-from daskml_dist.data.computing import computing_client
-from daskml_dist.data.containers import load_pandas, named_blocks, with_sizes_of
-from daskml_dist.data.conversion import convert_to_host, plain_rows
+from daskml_dist.data.computing import get_computing_client
+from daskml_dist.data.containers import convert_named_columns, load_pandas, restore_chunk_sizes
+from daskml_dist.data.conversion import convert_missing_to_nan, convert_to_host
 from daskml_dist.data.lazy import is_dask, join_delayed
-from daskml_dist.data.reduce import Pass, Passes, in_lock_step, run_passes
+from daskml_dist.data.reduce import PassGenerator, ReductionPass, run_computation, run_in_lock_step
 from daskml_dist.diagnostics.works import reading, tell
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.arguments import telling_arguments
@@ -125,16 +125,16 @@ class ColumnTransformer(_Routing, compose.ColumnTransformer):
         InvalidParameterError
             A transformer knows nothing of Dask collections, or names or columns have no meaning.
         """
-        X, y = named_blocks(*convert_to_host(X, y))
+        X, y = convert_named_columns(*convert_to_host(X, y))
         if not is_dask(X):
             compose.ColumnTransformer.fit(self, X, y, **params)
             return self
         _check_no_metadata(X, params)
         with reading(type(self).__name__, self.verbose):
-            run_passes(self._passes(X, y))
+            run_computation(self._passes(X, y))
         return self
 
-    def _passes(self, X: Any, y: Any = None, sample_weight: Any = None) -> Passes[None]:
+    def _passes(self, X: Any, y: Any = None, sample_weight: Any = None) -> PassGenerator[None]:
         """Fit all transformers at the same time, so that each pass is one reading of the rows."""
         if strange := [one for one in self.transformers if not _is_named(one)]:
             raise InvalidParameterError(
@@ -142,7 +142,7 @@ class ColumnTransformer(_Routing, compose.ColumnTransformer):
                 'such as ("age", StandardScaler(), ["age"]); make_column_transformer gives names.'
             )
         self._check_parameters()
-        X, y = named_blocks(X, y)
+        X, y = convert_named_columns(X, y)
         tell("reading the first rows")
         rows = yield from _first_rows(X)
         X = join_delayed(X, 2, rows.shape[1])
@@ -156,14 +156,14 @@ class ColumnTransformer(_Routing, compose.ColumnTransformer):
         self.transformers_ = [(n, _thaw(t), c) for n, t, c in fitted.transformers_]
         self._keep(rows)
 
-    def _fit_each(self, X: Any, rows: Any, y: Any) -> Passes[compose.ColumnTransformer]:
+    def _fit_each(self, X: Any, rows: Any, y: Any) -> PassGenerator[compose.ColumnTransformer]:
         """Return a copy whose transformers are fitted; `rows` are the first."""
         chosen = [_resolve(rows, columns) for _, _, columns in self.transformers]
         used = {at for columns in chosen for at in _positions(rows, columns)}
         rest = [at for at in range(rows.shape[1]) if at not in used]
         parts = [one for _, one, _ in self.transformers]
         tell(f"fitting {len(parts)} transformers")
-        *fitted, remainder = yield from in_lock_step(
+        *fitted, remainder = yield from run_in_lock_step(
             self._fit_one(one, X, rows, columns, y)
             for one, columns in zip([*parts, self.remainder], [*chosen, rest], strict=True)
         )
@@ -178,7 +178,9 @@ class ColumnTransformer(_Routing, compose.ColumnTransformer):
         with checked_as_theirs():
             self._validate_transformers()
 
-    def _fit_one(self, transformer: Any, X: Any, rows: Any, columns: Any, y: Any) -> Passes[Any]:
+    def _fit_one(
+        self, transformer: Any, X: Any, rows: Any, columns: Any, y: Any
+    ) -> PassGenerator[Any]:
         """Return a transformer fitted to its columns, frozen."""
         if isinstance(transformer, str) or not len(_positions(rows, columns)):
             return transformer
@@ -206,7 +208,7 @@ class ColumnTransformer(_Routing, compose.ColumnTransformer):
 
     def _transformed(self, X: Any, **options: Any) -> Any:
         X = convert_to_host(X)
-        return with_sizes_of(super()._transformed(named_blocks(X), **options), X)
+        return restore_chunk_sizes(super()._transformed(convert_named_columns(X), **options), X)
 
     def _match_names(self, X: Any) -> Any:
         """Leave it to scikit-learn, which takes frames with more columns and in another order."""
@@ -317,12 +319,12 @@ def _is_named(given: Any) -> bool:
     return isinstance(given, tuple | list) and len(given) == 3
 
 
-def _first_rows(X: Any) -> Passes[Any]:
+def _first_rows(X: Any) -> PassGenerator[Any]:
     """Return the first rows of the first block that has any."""
-    computing_client()  # one of an event loop is told
+    get_computing_client()  # one of an event loop is told
     collection = as_collection(X, numeric=False)
     for part in collection.parts:
-        (rows,) = yield [Pass(replace(collection, parts=[part]), _head_of, itemgetter(0))]
+        (rows,) = yield [ReductionPass(replace(collection, parts=[part]), _head_of, itemgetter(0))]
         if rows.shape[0]:
             return rows
     raise InvalidDataError(
@@ -332,7 +334,7 @@ def _first_rows(X: Any) -> Passes[Any]:
 
 
 def _head_of(index: int, X: Any, y: Any, sample_weight: Any) -> Any:
-    return plain_rows(X[:_HEAD])
+    return convert_missing_to_nan(X[:_HEAD])
 
 
 # --- columns ---------------------------------------------------------------------------------

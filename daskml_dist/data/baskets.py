@@ -15,16 +15,16 @@ from scipy import sparse
 
 from daskml_dist.data.collection import as_collection
 from daskml_dist.data.containers import load_pandas
-from daskml_dist.data.keyed.ids import as_ids, factorised, merged, positions
+from daskml_dist.data.keyed.ids import convert_ids, factorize_columns, find_positions, merge_ids
 from daskml_dist.data.lazy import is_dask, is_dask_frame
-from daskml_dist.data.lowering import frame_pieces
+from daskml_dist.data.lowering import lower_partitions
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 
-__all__ = ["baskets_of_frame", "mark_known"]
+__all__ = ["make_baskets", "mark_known"]
 
 
-def baskets_of_frame(
+def make_baskets(
     frame: Any, basket: Any, item: Any, client: Any = None
 ) -> tuple[Any, NDArray[Any]]:
     """Bring the entries of each basket together, and make a sparse row of them.
@@ -52,24 +52,24 @@ def baskets_of_frame(
     InvalidDataError
         It is no frame, lacks a column, or has no rows; an id is missing.
     """
-    _check_columns(frame, basket, item)
+    _check_basket_columns(frame, basket, item)
     rows = frame[[basket, item]]
     # What is no client is refused where the fit begins.
     with client.as_current() if hasattr(client, "as_current") else nullcontext():
-        items = reduce_parts(as_collection(rows, numeric=False), _ItemsOf(item), merged)
+        items = reduce_parts(as_collection(rows, numeric=False), _FindItems(item), merge_ids)
         if not len(items):
             raise InvalidDataError("The frame has no rows. Look at the file or filter it is from.")
-        matrix = _Matrix(basket, item)
+        matrix = _BuildBaskets(basket, item)
         if not is_dask_frame(rows):
             return matrix(rows, items), items
         # Which works on any scheduler, that of the fit too; with a cluster, as the user set it.
         method = "tasks" if client is None and not _has_client() else None
         together = rows.shuffle(on=basket, shuffle_method=method)
         make, known = delayed(matrix, pure=False), delayed(items, pure=False)
-        return [make(part, known) for part in frame_pieces(together)], items
+        return [make(part, known) for part in lower_partitions(together)], items
 
 
-def _check_columns(frame: Any, basket: Any, item: Any) -> None:
+def _check_basket_columns(frame: Any, basket: Any, item: Any) -> None:
     if not is_dataframe_like(frame):
         raise InvalidDataError(
             f"{type(frame).__name__} is no frame. Give a pandas or Dask dataframe with a row for "
@@ -97,25 +97,25 @@ def _has_client() -> bool:
 
 
 @dataclass(frozen=True)
-class _ItemsOf:
+class _FindItems:
     """Distinct items of a part."""
 
     item: Any
 
     def __call__(self, index: int, part: Any, *_: Any) -> NDArray[Any]:
-        return factorised([as_ids(part[self.item], str(self.item))])[0]
+        return factorize_columns([convert_ids(part[self.item], str(self.item))])[0]
 
 
 @dataclass(frozen=True)
-class _Matrix:
+class _BuildBaskets:
     """Rows of the baskets of a part, which holds all their entries."""
 
     basket: Any
     item: Any
 
     def __call__(self, part: Any, items: NDArray[Any]) -> Any:
-        baskets, (rows,) = factorised([as_ids(part[self.basket], str(self.basket))])
-        columns = positions(items, as_ids(part[self.item], str(self.item)))
+        baskets, (rows,) = factorize_columns([convert_ids(part[self.basket], str(self.basket))])
+        columns = find_positions(items, convert_ids(part[self.item], str(self.item)))
         entries = np.ones(len(rows), np.bool_), (rows, columns)
         return sparse.csr_matrix(entries, shape=(len(baskets), len(items)))
 
@@ -146,7 +146,7 @@ def mark_known(X: Any) -> Any:
         )
     if is_dask_frame(X):
         mark = delayed(_mark_block, pure=False)
-        return [mark(part) for part in frame_pieces(X)]
+        return [mark(part) for part in lower_partitions(X)]
     if not is_dask(X):
         return _mark_block(X if hasattr(X, "shape") else np.asarray(X))
     _check_table(X)

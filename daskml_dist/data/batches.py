@@ -1,11 +1,11 @@
 """From a lane's rows to batches, reproducibly.
 
 A lane owns segments (row ranges of blocks). Each pass visits its blocks in a new order, in groups
-of up to :data:`GROUP` blocks whose rows are shuffled together, so that blocks which are sorted
-(by label, by time) still give mixed batches while only one group need be in memory. Large batches
-are drawn as runs of neighbouring rows, at least :data:`RUNS` of them, which memory serves faster
-(two-level shuffling, Xu et al. 2022). The order depends on (random_state, pass, block) alone,
-never on which worker runs the lane.
+of up to :data:`SHUFFLED_BLOCKS` blocks whose rows are shuffled together, so that blocks which are
+sorted (by label, by time) still give mixed batches while only one group need be in memory. Large
+batches are drawn as runs of neighbouring rows, at least :data:`RUNS_PER_BATCH` of them, which
+memory serves faster (two-level shuffling, Xu et al. 2022). The order depends on (random_state,
+pass, block) alone, never on which worker runs the lane.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
-    "GROUP",
+    "SHUFFLED_BLOCKS",
     "LaneRows",
     "LaneSpec",
-    "Runs",
+    "RowRuns",
     "Segment",
-    "held_out_rows",
-    "pass_steps",
+    "count_held_out_rows",
+    "count_pass_steps",
 ]
 
 #: Blocks whose rows are shuffled together, where memory allows.
-GROUP = 8
+SHUFFLED_BLOCKS = 8
 #: Runs of neighbouring rows in a batch; smaller batches are drawn row by row.
-RUNS = 256
+RUNS_PER_BATCH = 256
 #: Rows of a run at most, and runs of a pass at least, where each row is a step of its own.
-_IN_TURN, _RUNS_IN_TURN = 16, 2048
+_MAX_RUN_IN_TURN, _MIN_RUNS_IN_TURN = 16, 2048
 
 #: Rows whose positions are worked out at once: several batches' where these are small.
-_AHEAD = 1 << 16
+_POSITIONS_AHEAD = 1 << 16
 #: Rows of a run from which on batches are given as runs.
-_LONG = 16
+_LONG_RUN_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Runs:
+class RowRuns:
     """Runs of neighbouring rows of a block, one after another.
 
     Parameters
@@ -63,9 +63,9 @@ class Runs:
         return np.repeat(self.starts - before, self.counts) + np.arange(len(self))
 
 
-RowNumbers = NDArray[np.intp] | Runs | slice
+BlockRows = NDArray[np.intp] | RowRuns | slice
 #: Block and row numbers; where rows are steps of their own the blocks of each row.
-Drawn = tuple[int | NDArray[np.intp], RowNumbers]
+DrawnRows = tuple[int | NDArray[np.intp], BlockRows]
 
 
 @dataclass(frozen=True)
@@ -112,12 +112,12 @@ class LaneSpec:
         return sum(map(len, self.segments))
 
 
-def held_out_rows(segment: Segment, fraction: float) -> int:
+def count_held_out_rows(segment: Segment, fraction: float) -> int:
     """Number of rows of a segment that are kept for validation."""
     return min(round(len(segment) * fraction), max(len(segment) - 1, 0))
 
 
-def pass_steps(lanes: list[LaneSpec], batch_size: int | None, fraction: float = 0.0) -> int:
+def count_pass_steps(lanes: list[LaneSpec], batch_size: int | None, fraction: float = 0.0) -> int:
     """Steps of a pass: all lanes make as many, lanes with fewer rows take smaller batches.
 
     Parameters
@@ -130,7 +130,9 @@ def pass_steps(lanes: list[LaneSpec], batch_size: int | None, fraction: float = 
     """
     if batch_size is None:
         return 1
-    largest = max(sum(len(s) - held_out_rows(s, fraction) for s in lane.segments) for lane in lanes)
+    largest = max(
+        sum(len(s) - count_held_out_rows(s, fraction) for s in lane.segments) for lane in lanes
+    )
     return max(1, -(-largest // batch_size))
 
 
@@ -169,16 +171,16 @@ class LaneRows:
         self._seed = seed
         self._shuffle = shuffle
         self._fraction = fraction
-        self._size = group or GROUP
+        self._size = group or SHUFFLED_BLOCKS
         self.segments = spec.segments
-        self._held = [held_out_rows(segment, fraction) for segment in spec.segments]
+        self._held = [count_held_out_rows(segment, fraction) for segment in spec.segments]
         self._splits: dict[int, tuple[NDArray[np.intp], NDArray[np.intp]]] = {}
         self._remember = group is None
         self.n_rows = sum(map(len, spec.segments)) - sum(self._held)
         self._in_turn = in_turn
-        self._run = max(1, self.n_rows // n_steps // RUNS)
+        self._run = max(1, self.n_rows // n_steps // RUNS_PER_BATCH)
         if in_turn:
-            self._run = min(max(1, self.n_rows // _RUNS_IN_TURN), _IN_TURN)
+            self._run = min(max(1, self.n_rows // _MIN_RUNS_IN_TURN), _MAX_RUN_IN_TURN)
 
     @property
     def numbers(self) -> list[int]:
@@ -224,14 +226,14 @@ class LaneRows:
         """Blocks in the order in which a pass needs them, in groups needed at the same time."""
         return [[self.segments[i].block for i in group] for group in self._visit(pass_)]
 
-    def _whole(self, groups: list[list[int]]) -> Iterator[Drawn]:
+    def _whole(self, groups: list[list[int]]) -> Iterator[DrawnRows]:
         """Each segment at once, in the order in which it lies."""
         for (i,) in groups:
             segment = self.segments[i]
             whole = slice(segment.start, segment.stop)
             yield segment.block, self._split(i)[1] if self._held[i] else whole
 
-    def batches(self, pass_: int, start: int = 0) -> Iterator[list[Drawn]]:
+    def batches(self, pass_: int, start: int = 0) -> Iterator[list[DrawnRows]]:
         """Batches of a pass (from 1), from step `start` on: lists of (block, rows)."""
         groups = self._visit(pass_)
         if self._n_steps == 1:
@@ -241,10 +243,12 @@ class LaneRows:
         cuts = ((np.arange(self._n_steps + 1) * self.n_rows) // self._n_steps).tolist()
         done = 0
         step = 0
-        open_batch: list[Drawn] = []
+        open_batch: list[DrawnRows] = []
         for group in groups:
             size, taken = self._group(pass_, group)
-            take: Callable[[int, int], Sequence[Drawn]] = taken.in_turn if self._in_turn else taken
+            take: Callable[[int, int], Sequence[DrawnRows]] = (
+                taken.in_turn if self._in_turn else taken
+            )
             while step < self._n_steps and cuts[step + 1] <= done + size:
                 low = max(cuts[step] - done, 0)
                 if step >= start:
@@ -257,17 +261,19 @@ class LaneRows:
         for _ in range(max(step, start), self._n_steps):
             yield []
 
-    def _group(self, pass_: int, group: list[int]) -> tuple[int, _Take]:
+    def _group(self, pass_: int, group: list[int]) -> tuple[int, _GroupOrder]:
         segments = [self.segments[i] for i in group]
         kept = [self._split(i)[1] if self._held[i] else None for i in group]
         sizes = [len(self.segments[i]) - self._held[i] for i in group]
         order: NDArray[np.intp] | None = None
         if self._shuffle:
             order = self._random(pass_, *segments).permutation(sum(sizes) // self._run)
-        return sum(sizes), _Take(list(zip(segments, kept, strict=True)), sizes, order, self._run)
+        return sum(sizes), _GroupOrder(
+            list(zip(segments, kept, strict=True)), sizes, order, self._run
+        )
 
 
-class _Take:
+class _GroupOrder:
     """Positions of a group's order, as rows of blocks.
 
     The order is one of whole runs of rows; rows that make no whole run come last.
@@ -292,10 +298,10 @@ class _Take:
         self._ahead_from = 0
         self._blocks_ahead: NDArray[np.intp] = np.empty(0, np.intp)
 
-    def __call__(self, low: int, high: int) -> list[tuple[int, RowNumbers]]:
+    def __call__(self, low: int, high: int) -> list[tuple[int, BlockRows]]:
         if low >= high:
             return []
-        if self._run >= _LONG:
+        if self._run >= _LONG_RUN_ROWS:
             return self._long(low, high)
         at = self._next(low, high)
         if self._alone:
@@ -315,7 +321,7 @@ class _Take:
         """Positions low to high in the order drawn: the block of each row, and the row."""
         at = self._ahead_from
         if not at <= low <= high <= at + len(self._blocks_ahead):
-            stop = min(max(high, low + _AHEAD), int(self._offsets[-1]))
+            stop = min(max(high, low + _POSITIONS_AHEAD), int(self._offsets[-1]))
             self._ahead_from = at = low
             self._blocks_ahead, self._ahead = self._each(self._positions(low, stop))
         ahead = slice(low - at, high - at)
@@ -333,11 +339,11 @@ class _Take:
                 rows[own] = kept[rows[own] - segment.start]
         return np.array([segment.block for segment in segments])[member], rows
 
-    def _long(self, low: int, high: int) -> list[tuple[int, RowNumbers]]:
+    def _long(self, low: int, high: int) -> list[tuple[int, BlockRows]]:
         """As runs, sorted too; one that reaches into the next block is cut there."""
         starts, stops = self._runs(low, high)
         if len(self._members) == 1:
-            return [self._rows(0, Runs(starts, stops - starts))]
+            return [self._rows(0, RowRuns(starts, stops - starts))]
         sort = np.argsort(starts)
         starts, stops = starts[sort], stops[sort]
         found = []
@@ -345,14 +351,14 @@ class _Take:
             some = slice(np.searchsorted(stops, a, "right"), np.searchsorted(starts, b))
             first, last = np.maximum(starts[some], a), np.minimum(stops[some], b)
             if len(first):
-                found.append(self._rows(m, Runs(first - a, last - first)))
+                found.append(self._rows(m, RowRuns(first - a, last - first)))
         return found
 
     def _next(self, low: int, high: int) -> NDArray[np.intp]:
         """Positions low to high of the order; the caller's own."""
         at = self._ahead_from
         if not at <= low <= high <= at + len(self._ahead):
-            stop = min(max(high, low + _AHEAD), int(self._offsets[-1]))
+            stop = min(max(high, low + _POSITIONS_AHEAD), int(self._offsets[-1]))
             self._ahead_from, self._ahead = low, self._positions(low, stop) + self._first
             at = low
         return self._ahead[low - at : high - at]
@@ -383,10 +389,10 @@ class _Take:
             starts, stops = np.append(starts, max(low, whole)), np.append(stops, high)
         return starts, stops
 
-    def _rows(self, member: int, at: NDArray[np.intp] | Runs) -> tuple[int, RowNumbers]:
+    def _rows(self, member: int, at: NDArray[np.intp] | RowRuns) -> tuple[int, BlockRows]:
         segment, kept = self._members[member]
         if kept is not None:
-            return segment.block, kept[at.numbers if isinstance(at, Runs) else at]
-        if isinstance(at, Runs):
-            return segment.block, Runs(at.starts + segment.start, at.counts)
+            return segment.block, kept[at.numbers if isinstance(at, RowRuns) else at]
+        if isinstance(at, RowRuns):
+            return segment.block, RowRuns(at.starts + segment.start, at.counts)
         return segment.block, at + segment.start

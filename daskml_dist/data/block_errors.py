@@ -14,32 +14,32 @@ from dask.delayed import delayed
 from dask.utils import is_dataframe_like
 from scipy import sparse
 
-from daskml_dist.data.conversion import numbers_of_objects, to_host, where
-from daskml_dist.data.lazy import is_dask, is_of_delayed
+from daskml_dist.data.conversion import convert_object_columns, copy_to_host, describe_block
+from daskml_dist.data.lazy import is_dask, is_from_delayed
 from daskml_dist.errors import DaskMLDistError, InvalidDataError
 
 __all__ = [
-    "NOT_AS_TOLD",
-    "ToldNumbers",
-    "call_as_told",
-    "cannot_be_read",
-    "marking_own",
-    "naming_blocks",
-    "told_numbers",
-    "unread",
+    "META_MISMATCH_REMEDY",
+    "DeclaredNumbers",
+    "call_on_declared_blocks",
+    "find_declared_numbers",
+    "make_reading_error",
+    "make_unread_error",
+    "mark_own_errors",
+    "name_blocks_in_errors",
 ]
 
 #: Attribute of errors that are not of the reading of rows.
-_OWN = "_not_of_the_rows"
+_OWN_ERROR_MARK = "_not_of_the_rows"
 #: Remedy for a block that is not what its collection says.
-NOT_AS_TOLD = (
+META_MISMATCH_REMEDY = (
     "The columns or dtypes of the block are not those that Dask was told (its meta), in a "
     "collection's .columns and .dtypes. Let the function that makes the block give these, or tell "
     "Dask the right ones: meta=..., or dtype= where files are read."
 )
 
 
-def unread(blocks: Iterable[tuple[Any, ...]], error: Exception) -> InvalidDataError:
+def make_unread_error(blocks: Iterable[tuple[Any, ...]], error: Exception) -> InvalidDataError:
     """Error of rows that could not be read: it names the block.
 
     Blocks are read once more, one after the other, up to the one that cannot be.
@@ -50,17 +50,17 @@ def unread(blocks: Iterable[tuple[Any, ...]], error: Exception) -> InvalidDataEr
         The lazy parts of each.
     error : Exception
     """
-    there, what = delayed(_is_there, pure=False), "Rows"
+    there, what = delayed(_touch_parts, pure=False), "Rows"
     for number, parts in enumerate(blocks):
         try:
             compute(there(*parts))
         except Exception as found:
             what, error = f"Block {number}", found
             break
-    return cannot_be_read(what, error)
+    return make_reading_error(what, error)
 
 
-def cannot_be_read(what: str, error: BaseException, task: str = "") -> InvalidDataError:
+def make_reading_error(what: str, error: BaseException, task: str = "") -> InvalidDataError:
     """Return the error of rows whose making raised, with the remedy for its kind.
 
     Parameters
@@ -74,7 +74,7 @@ def cannot_be_read(what: str, error: BaseException, task: str = "") -> InvalidDa
     said = f"{what} could not be read: {task and f'{task} raised '}{error!r}. "
     # Dask checks some blocks against what it was told (`meta`), and pandas finds columns missing.
     if "etadata" in str(error) or (isinstance(error, KeyError) and "not in index" in str(error)):
-        return InvalidDataError(f"{said}{NOT_AS_TOLD}")
+        return InvalidDataError(f"{said}{META_MISMATCH_REMEDY}")
     if isinstance(error, TypeError) and "list indices" in str(error):
         return InvalidDataError(
             f"{said}The block of a Dask Array is a list, of which Dask takes no part. Make arrays "
@@ -83,38 +83,41 @@ def cannot_be_read(what: str, error: BaseException, task: str = "") -> InvalidDa
     return InvalidDataError(f"{said}Mend or leave out the file or the task that makes it.")
 
 
-def _is_there(*parts: Any) -> bool:
+def _touch_parts(*parts: Any) -> bool:
     return True
 
 
 @contextmanager
-def naming_blocks(blocks: Iterable[tuple[Any, ...]]) -> Iterator[None]:
+def name_blocks_in_errors(blocks: Iterable[tuple[Any, ...]]) -> Iterator[None]:
     """Context of a computation over blocks, whose errors of reading name the block.
 
-    Errors of the package, of Dask, and those that :func:`marking_own` has marked stay as they are.
+    Errors of the package, of Dask, and those that :func:`mark_own_errors` has marked stay as they
+    are.
     """
     try:
         yield
     except DaskMLDistError:
         raise
     except Exception as error:
-        if getattr(error, _OWN, False) or type(error).__module__.startswith("distributed"):
+        if getattr(error, _OWN_ERROR_MARK, False) or type(error).__module__.startswith(
+            "distributed"
+        ):
             raise
-        raise unread(blocks, error) from error
+        raise make_unread_error(blocks, error) from error
 
 
-def marking_own(function: Callable[..., Any], *args: Any) -> Any:
+def mark_own_errors(function: Callable[..., Any], *args: Any) -> Any:
     """Result of a function of parts that were read; an error of its own is marked as such."""
     try:
         return function(*args)
     except Exception as error:
         with suppress(AttributeError):
-            setattr(error, _OWN, True)
+            setattr(error, _OWN_ERROR_MARK, True)
         raise
 
 
 @dataclass(frozen=True)
-class ToldNumbers:
+class DeclaredNumbers:
     """Numbers that Dask was told of a collection, by its meta. Picklable and small.
 
     Parameters
@@ -134,37 +137,38 @@ class ToldNumbers:
     def check_block(self, block: Any, index: int | None) -> None:
         """Raise `InvalidDataError` where a block holds no numbers, though Dask was told some."""
         if is_dataframe_like(block):
-            frame = numbers_of_objects(block)
+            frame = convert_object_columns(block)
             dtypes = zip(frame.columns, frame.dtypes, strict=True)
             wrong = {n: t for n, t in dtypes if n not in self.others and t.kind not in "biufc"}
             if wrong:
                 found = f"columns {list(wrong)} of dtype {', '.join(map(str, wrong.values()))}"
                 self._refuse(found, index)
-        elif not _are_numbers(block):
+        elif not _holds_numbers(block):
             self._refuse(f"values of dtype {np.asarray(block).dtype}", index)
 
     def _refuse(self, found: str, index: int | None) -> None:
         raise InvalidDataError(
-            f"{where(index)}{self.name} has {found}, and Dask was told {self.dtype}. {NOT_AS_TOLD}"
+            f"{describe_block(index)}{self.name} has {found}, and Dask was told {self.dtype}. "
+            f"{META_MISMATCH_REMEDY}"
         )
 
 
-def told_numbers(values: Any, name: str) -> ToldNumbers | None:
+def find_declared_numbers(values: Any, name: str) -> DeclaredNumbers | None:
     """Return what Dask was told of the numbers of a collection; None where it was told of none."""
-    if not is_dask(values) or (isinstance(values, da.Array) and is_of_delayed(values)):
+    if not is_dask(values) or (isinstance(values, da.Array) and is_from_delayed(values)):
         return None
     if is_dataframe_like(values):
         dtypes = zip(values.columns, values.dtypes, strict=True)
         others = tuple(column for column, dtype in dtypes if dtype.kind not in "biufc")
-        return ToldNumbers(name, "numbers", others) if len(others) < values.shape[1] else None
+        return DeclaredNumbers(name, "numbers", others) if len(others) < values.shape[1] else None
     dtype = getattr(values, "dtype", None)
     if getattr(dtype, "kind", "O") not in "biufc":
         return None
-    return ToldNumbers(name, str(dtype))
+    return DeclaredNumbers(name, str(dtype))
 
 
-def call_as_told(
-    told: Sequence[ToldNumbers | None],
+def call_on_declared_blocks(
+    told: Sequence[DeclaredNumbers | None],
     blocks: Sequence[Any],
     index: int | None,
     function: Callable[[], Any],
@@ -182,9 +186,9 @@ def call_as_told(
         raise
 
 
-def _are_numbers(block: Any) -> bool:
+def _holds_numbers(block: Any) -> bool:
     """Return whether a block of an array or series holds numbers, or objects that are numbers."""
-    block = to_host(block)
+    block = copy_to_host(block)
     # A nullable series has numbers by its dtype, and becomes objects where some are missing.
     if sparse.issparse(block) or getattr(getattr(block, "dtype", None), "kind", "O") in "biufc":
         return True

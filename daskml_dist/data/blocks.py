@@ -15,33 +15,33 @@ from scipy import sparse
 
 from daskml_dist.backends.devices import gpu_problem
 from daskml_dist.backends.namespace import namespace, total
-from daskml_dist.data.column_statistics import Spread
+from daskml_dist.data.column_statistics import WeightedMoments
 from daskml_dist.data.conversion import (
     Rows,
     as_column,
-    as_numbers,
     as_rows,
     check_no_missing,
-    check_real,
-    device_of,
-    float_dtype,
-    own_dtype,
-    to_host,
-    where,
+    check_not_complex,
+    choose_float_dtype,
+    choose_tensor_dtype,
+    convert_to_numbers,
+    copy_to_host,
+    describe_block,
+    find_device,
 )
-from daskml_dist.data.row_checks import bad_value, check_told_shape
+from daskml_dist.data.row_checks import check_declared_shape, make_bad_value_error
 from daskml_dist.errors import InvalidDataError
 
 __all__ = [
     "Block",
     "BlockInfo",
-    "as_weights",
     "check_finite",
     "check_finite_rows",
     "check_length",
-    "first_not_finite",
+    "convert_weights",
+    "find_first_nonfinite",
     "inspect_block",
-    "joined_columns",
+    "join_column_infos",
     "make_block",
 ]
 
@@ -78,17 +78,17 @@ class Block:
     def __getstate__(self) -> dict[str, Any]:
         # What travels is the host's, once: `X` may have been kept beside the rows.
         state = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {**state, "rows": to_host(self.rows)}
+        return {**state, "rows": copy_to_host(self.rows)}
 
     @functools.cached_property
     def X(self) -> Rows:
         """The rows in host memory; copied there when somebody first asks."""
-        return to_host(self.rows)
+        return copy_to_host(self.rows)
 
     @property
     def on_device(self) -> Any | None:
         """The rows, where they lie on a device."""
-        return None if device_of(self.rows) == "cpu" else self.rows
+        return None if find_device(self.rows) == "cpu" else self.rows
 
     @property
     def n_rows(self) -> int:
@@ -156,28 +156,28 @@ def make_block(
     DeviceUnavailableError
         As :func:`as_rows`.
     """
-    on_device = on_device or _fits_on_device(X, dtype, tensors)
+    on_device = on_device or _may_stay_on_device(X, dtype, tensors)
     rows = as_rows(X, dtype=dtype, index=index, on_device=on_device, tensors=tensors)
-    check_told_shape(rows.shape[1:], row_shape, index)
-    n_rows, dtype = rows.shape[0], float_dtype(rows.dtype)
+    check_declared_shape(rows.shape[1:], row_shape, index)
+    n_rows, dtype = rows.shape[0], choose_float_dtype(rows.dtype)
     if y is not None:
         y = as_column(y, name="y", index=index, several=multi_output)
         check_length(n_rows, y, "y", index)
-        y = _check_labels(y, index) if classification else _as_target(y, dtype, index)
+        y = _check_labels(y, index) if classification else _convert_target(y, dtype, index)
     if sample_weight is not None:
         if isinstance(sample_weight, Real):
             sample_weight = np.full(n_rows, sample_weight)
         sample_weight = as_column(sample_weight, name="sample_weight", index=index)
         check_length(n_rows, sample_weight, "sample_weight", index)
-        sample_weight = as_weights(sample_weight, dtype, index)
-    return Block(index, rows, y, sample_weight, device_of(X), classification)
+        sample_weight = convert_weights(sample_weight, dtype, index)
+    return Block(index, rows, y, sample_weight, find_device(X), classification)
 
 
-def _fits_on_device(X: Any, dtype: str | None, tensors: bool) -> bool:
+def _may_stay_on_device(X: Any, dtype: str | None, tensors: bool) -> bool:
     """Whether rows lie on a device in the order and dtype of the maths, so that they may stay."""
-    if device_of(X) == "cpu" or hasattr(X, "tocsr") or gpu_problem():
+    if find_device(X) == "cpu" or hasattr(X, "tocsr") or gpu_problem():
         return False
-    kept = own_dtype(X.dtype) if tensors else float_dtype(X.dtype)
+    kept = choose_tensor_dtype(X.dtype) if tensors else choose_float_dtype(X.dtype)
     return bool(X.dtype == (dtype or kept) and X.flags.c_contiguous)
 
 
@@ -208,7 +208,7 @@ def check_finite_rows(X: Rows, index: int | None = None, first: int = 0) -> None
         Where these rows begin in the block.
     """
     values = X.data if sparse.issparse(X) else X
-    position = first_not_finite(values) if values.dtype.kind == "f" else None
+    position = find_first_nonfinite(values) if values.dtype.kind == "f" else None
     if position is None:
         return
     if sparse.issparse(X):
@@ -218,8 +218,9 @@ def check_finite_rows(X: Rows, index: int | None = None, first: int = 0) -> None
         row, rest = divmod(position, math.prod(X.shape[1:]))
         at = tuple(map(int, np.unravel_index(rest, X.shape[1:])))
         column, place = rest, "{column}" if len(at) == 1 else f"entry {at}"
-    raise bad_value(
-        f"{where(index)}Input X contains {_describe(_entry(values, position), values.dtype)} "
+    raise make_bad_value_error(
+        f"{describe_block(index)}Input X contains "
+        f"{_describe_nonfinite(_get_flat_entry(values, position), values.dtype)} "
         f"(row {first + row} of the block, {place}, both counted from 0). Drop such rows "
         "(`dropna()` of a dataframe) or fill them first, for example with "
         "daskml_dist.impute.SimpleImputer.",
@@ -245,7 +246,7 @@ def check_length(n_rows: int, values: Any, name: str, index: int) -> None:
         )
 
 
-def first_not_finite(values: Any) -> int | None:
+def find_first_nonfinite(values: Any) -> int | None:
     """Position of the first NaN or infinity, on any device; one sum settles the usual case."""
     xp = namespace(values)
     with np.errstate(all="ignore"):
@@ -255,41 +256,41 @@ def first_not_finite(values: Any) -> int | None:
     return int(xp.argmax(wrong)) if xp.any(wrong) else None
 
 
-def _entry(values: Any, position: int) -> float:
+def _get_flat_entry(values: Any, position: int) -> float:
     return float(namespace(values).reshape(values, (-1,))[position])
 
 
-def _describe(value: Any, dtype: Any) -> str:
+def _describe_nonfinite(value: Any, dtype: Any) -> str:
     return "NaN" if np.isnan(value) else f"infinity or a value too large for dtype('{dtype}')"
 
 
-def _check_vector(values: NDArray[Any], name: str, index: int | None) -> None:
-    position = first_not_finite(values)
+def _check_finite_values(values: NDArray[Any], name: str, index: int | None) -> None:
+    position = find_first_nonfinite(values)
     if position is not None:
         row = position // (values.shape[1] if values.ndim == 2 else 1)
         raise InvalidDataError(
-            f"{where(index)}Input {name} contains "
-            f"{_describe(_entry(values, position), values.dtype)} "
+            f"{describe_block(index)}Input {name} contains "
+            f"{_describe_nonfinite(_get_flat_entry(values, position), values.dtype)} "
             f"(row {row} of the block). Drop such rows from X, y and sample_weight."
         )
 
 
 def _check_labels(y: NDArray[Any], index: int) -> NDArray[Any]:
     if y.dtype.kind in "fc":
-        check_real(y.dtype, "y", index)
-        _check_vector(y, "y", index)
+        check_not_complex(y.dtype, "y", index)
+        _check_finite_values(y, "y", index)
     check_no_missing(y, "y", index)
     return y
 
 
-def _as_target(y: NDArray[Any], dtype: Any, index: int) -> NDArray[Any]:
+def _convert_target(y: NDArray[Any], dtype: Any, index: int) -> NDArray[Any]:
     check_no_missing(y, "y", index)
     # The maths is in the dtype of X; until it begins, targets keep the digits that they have.
-    _check_vector(as_numbers(y, dtype, "y", index), "y", index)
-    return as_numbers(y, float_dtype(y.dtype), "y", index)
+    _check_finite_values(convert_to_numbers(y, dtype, "y", index), "y", index)
+    return convert_to_numbers(y, choose_float_dtype(y.dtype), "y", index)
 
 
-def as_weights(weights: NDArray[Any], dtype: Any, index: int | None) -> NDArray[Any]:
+def convert_weights(weights: NDArray[Any], dtype: Any, index: int | None) -> NDArray[Any]:
     """Weights of rows as an array of `dtype`, none of them negative.
 
     Raises
@@ -298,25 +299,25 @@ def as_weights(weights: NDArray[Any], dtype: Any, index: int | None) -> NDArray[
         Names the row, and the block where `index` is its number.
     """
     check_no_missing(weights, "sample_weight", index)
-    weights = as_numbers(weights, dtype, "sample_weight", index)
-    _check_vector(weights, "sample_weight", index)
+    weights = convert_to_numbers(weights, dtype, "sample_weight", index)
+    _check_finite_values(weights, "sample_weight", index)
     if (weights < 0).any():
         row = int((weights < 0).argmax())
         raise InvalidDataError(
-            f"{where(index)}Negative values in sample_weight (row {row} of the block: "
+            f"{describe_block(index)}Negative values in sample_weight (row {row} of the block: "
             f"{weights[row]}). Weights count rows: make them zero or more."
         )
     return weights
 
 
 #: Labels, rows of each, and sums of their weights.
-_Counts = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
+_LabelCounts = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
 #: Labels in so small a range are counted one by one rather than sorted.
-_FEW = 16
+_MAX_COUNTED_LABELS = 16
 #: Targets of a sample, which tells roughly where most of them lie.
-_SAMPLE = 128
+_SAMPLE_ROWS = 128
 #: Labels that every type here holds exactly.
-_LARGEST = 1 << 20
+_LARGEST_EXACT_LABEL = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -345,7 +346,7 @@ class BlockInfo:
         The labels of each column, where there are several, and the sums of their weights.
     y_min, y_max : float or None
         Of the targets (regression only); None in an empty block.
-    targets : Spread or None
+    targets : WeightedMoments or None
         Weighted mean and variance of each column of the targets.
     y_sample : ndarray of float64 of shape (n_targets + 1, n), or None
         Some rows' targets, evenly spaced, and last the rows' weights.
@@ -370,7 +371,7 @@ class BlockInfo:
     columns: tuple[tuple[NDArray[Any], NDArray[np.float64]], ...] | None = None
     y_min: float | None = None
     y_max: float | None = None
-    targets: Spread | None = None
+    targets: WeightedMoments | None = None
     y_sample: NDArray[np.float64] | None = None
     n_targets: int | None = None
     device: str = "cpu"
@@ -413,7 +414,9 @@ def inspect_block(block: Block) -> BlockInfo:
     facts: dict[str, Any] = {}
     if block.y is not None:
         labels = block.classification
-        facts = _label_facts(block.y, block) if labels else _target_facts(block.y, weights)
+        facts = (
+            _summarize_labels(block.y, block) if labels else _summarize_targets(block.y, weights)
+        )
     return BlockInfo(
         index=block.index,
         n_rows=block.n_rows,
@@ -428,7 +431,7 @@ def inspect_block(block: Block) -> BlockInfo:
     )
 
 
-def joined_columns(infos: Sequence[BlockInfo], n_parts: int) -> list[BlockInfo]:
+def join_column_infos(infos: Sequence[BlockInfo], n_parts: int) -> list[BlockInfo]:
     """Facts of blocks of whole rows, of those that hold parts of their columns.
 
     Parameters
@@ -443,10 +446,10 @@ def joined_columns(infos: Sequence[BlockInfo], n_parts: int) -> list[BlockInfo]:
         Parts of the same rows have different numbers of them.
     """
     n_blocks = len(infos) // n_parts
-    return [_joined(infos[at::n_blocks]) for at in range(n_blocks)]
+    return [_join_infos(infos[at::n_blocks]) for at in range(n_blocks)]
 
 
-def _joined(parts: Sequence[BlockInfo]) -> BlockInfo:
+def _join_infos(parts: Sequence[BlockInfo]) -> BlockInfo:
     first = parts[0]
     if len({part.n_rows for part in parts}) > 1:
         raise InvalidDataError(
@@ -464,12 +467,12 @@ def _joined(parts: Sequence[BlockInfo]) -> BlockInfo:
     )
 
 
-def _label_facts(y: NDArray[Any], block: Block) -> dict[str, Any]:
+def _summarize_labels(y: NDArray[Any], block: Block) -> dict[str, Any]:
     weights = block.sample_weight
     several = y.ndim == 2
     try:
         columns = [
-            _count_numbers(of, weights) or _count_any(of, weights)
+            _count_small_integers(of, weights) or _count_labels_by_sorting(of, weights)
             for of in (y.T if several else [y])
         ]
         labels = columns[0][0]
@@ -491,7 +494,7 @@ def _label_facts(y: NDArray[Any], block: Block) -> dict[str, Any]:
     }
 
 
-def _count_any(y: NDArray[Any], weights: NDArray[Any] | None) -> _Counts:
+def _count_labels_by_sorting(y: NDArray[Any], weights: NDArray[Any] | None) -> _LabelCounts:
     """Labels, rows and sums of weights of each, by sorting."""
     if weights is None:
         labels, counts = np.unique(y, return_counts=True)
@@ -500,12 +503,12 @@ def _count_any(y: NDArray[Any], weights: NDArray[Any] | None) -> _Counts:
     return labels, counts, np.bincount(inverse, weights, minlength=len(labels))
 
 
-def _count_numbers(y: NDArray[Any], weights: NDArray[Any] | None) -> _Counts | None:
-    """As `_count_any`, without sorting; None unless labels are few whole numbers in a row."""
+def _count_small_integers(y: NDArray[Any], weights: NDArray[Any] | None) -> _LabelCounts | None:
+    """Return the same by counting; None unless the labels are a few neighbouring whole numbers."""
     if y.dtype.kind not in "biuf" or not len(y):
         return None
     low, high = y.min().item(), y.max().item()
-    if high - low >= _FEW or low != round(low) or abs(low) > _LARGEST:
+    if high - low >= _MAX_COUNTED_LABELS or low != round(low) or abs(low) > _LARGEST_EXACT_LABEL:
         return None
     labels = np.arange(int(low), int(high) + 1)
     masks = (y == label for label in labels)
@@ -521,19 +524,21 @@ def _count_numbers(y: NDArray[Any], weights: NDArray[Any] | None) -> _Counts | N
     return labels[there].astype(y.dtype), counts[there], sums[there]
 
 
-def _target_facts(y: NDArray[Any], weights: NDArray[Any] | None) -> dict[str, Any]:
+def _summarize_targets(y: NDArray[Any], weights: NDArray[Any] | None) -> dict[str, Any]:
     return {
         "y_min": float(y.min()) if len(y) else None,
         "y_max": float(y.max()) if len(y) else None,
-        "targets": Spread.of(y, weights),
-        "y_sample": _sample(y, weights),
+        "targets": WeightedMoments.of(y, weights),
+        "y_sample": _sample_targets(y, weights),
         "n_targets": y.shape[1] if y.ndim == 2 else None,
     }
 
 
-def _sample(y: NDArray[Any], weights: NDArray[Any] | None) -> NDArray[np.float64]:
+def _sample_targets(y: NDArray[Any], weights: NDArray[Any] | None) -> NDArray[np.float64]:
     columns = y if y.ndim == 2 else y[:, None]
-    n = min(len(y), _SAMPLE, max(_SAMPLE * _FEW // max(columns.shape[1], 1), 1))
+    n = min(
+        len(y), _SAMPLE_ROWS, max(_SAMPLE_ROWS * _MAX_COUNTED_LABELS // max(columns.shape[1], 1), 1)
+    )
     at = np.linspace(0, len(y) - 1, n).round().astype(int)
     weight = np.ones(len(at)) if weights is None else weights[at]
     return np.vstack([columns[at].T, weight]).astype(float)

@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from daskml_dist.data.block_errors import cannot_be_read
+from daskml_dist.data.block_errors import make_reading_error
 from daskml_dist.data.blocks import Block, BlockInfo, inspect_block
 from daskml_dist.errors import DaskMLDistError
 
-__all__ = ["Bundle", "bundled", "make_bundle", "unbundled"]
+__all__ = ["Bundle", "group_into_bundles", "make_bundle", "unpack_bundles"]
 
 #: Bytes from which on a bundle takes no more blocks: it moves, spills and is made again as one.
-_FULL = 2**24
+_MAX_BUNDLE_BYTES = 2**24
 #: Bundles of a thread at least, where nobody knows the bytes of a block.
-_UNKNOWN = 8
+_BUNDLES_PER_THREAD = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,11 +64,11 @@ def make_bundle(
         except DaskMLDistError:
             raise
         except Exception as error:
-            raise cannot_be_read(f"Block {number}", error) from error
+            raise make_reading_error(f"Block {number}", error) from error
     return Bundle(blocks, {number: inspect_block(block) for number, block in blocks.items()})
 
 
-def bundled(
+def group_into_bundles(
     homes: Sequence[str | None], threads: Mapping[str, int], nbytes: Sequence[float] | None
 ) -> list[tuple[int, ...]]:
     """Blocks that are made together: small ones that one worker holds, in their order.
@@ -92,13 +92,13 @@ def bundled(
         held.setdefault(home, []).append(number)
     bundles: list[tuple[int, ...]] = []
     for home, numbers in held.items():
-        shares = threads.get(home or "", 0) * (1 if nbytes is not None else _UNKNOWN)
+        shares = threads.get(home or "", 0) * (1 if nbytes is not None else _BUNDLES_PER_THREAD)
         most = len(numbers) // shares if shares else 1
-        bundles += _filled(numbers, max(1, most), nbytes)
+        bundles += _split_by_size(numbers, max(1, most), nbytes)
     return sorted(bundles)
 
 
-def _filled(
+def _split_by_size(
     numbers: Sequence[int], most: int, nbytes: Sequence[float] | None
 ) -> Iterable[tuple[int, ...]]:
     """Numbers, up to so many together, or as many as fill a bundle."""
@@ -106,7 +106,7 @@ def _filled(
     size = 0.0
     for number in numbers:
         more = 0.0 if nbytes is None else nbytes[number]
-        if open_ and (len(open_) == most or size + more > _FULL):
+        if open_ and (len(open_) == most or size + more > _MAX_BUNDLE_BYTES):
             yield tuple(open_)
             open_, size = [], 0.0
         open_.append(number)
@@ -115,6 +115,6 @@ def _filled(
         yield tuple(open_)
 
 
-def unbundled(bundles: Iterable[Bundle]) -> dict[int, Block]:
+def unpack_bundles(bundles: Iterable[Bundle]) -> dict[int, Block]:
     """All blocks of some bundles."""
     return {number: block for bundle in bundles for number, block in bundle.blocks.items()}

@@ -20,18 +20,22 @@ from dask.delayed import delayed
 from dask.utils import is_dataframe_like, is_series_like
 from numpy.typing import NDArray
 
-from daskml_dist.data.block_errors import ToldNumbers, call_as_told, told_numbers
+from daskml_dist.data.block_errors import (
+    DeclaredNumbers,
+    call_on_declared_blocks,
+    find_declared_numbers,
+)
 from daskml_dist.data.blocks import Block, make_block
-from daskml_dist.data.computing import tried
-from daskml_dist.data.containers import check_unique_names, column_names_of, convert_foreign
-from daskml_dist.data.conversion import as_column, target_is_column, to_host
+from daskml_dist.data.computing import compute_with_retries
+from daskml_dist.data.containers import check_unique_names, convert_foreign, get_column_names
+from daskml_dist.data.conversion import as_column, copy_to_host, describe_target_column
 from daskml_dist.data.lazy import (
     is_dask,
     is_dask_frame,
     join_column_chunks,
     join_delayed,
 )
-from daskml_dist.data.lowering import aligned_pieces
+from daskml_dist.data.lowering import align_partitions
 from daskml_dist.data.parquet import read_columns
 from daskml_dist.data.row_checks import (
     RowShape,
@@ -39,16 +43,16 @@ from daskml_dist.data.row_checks import (
     check_holds_values,
     check_rows,
     check_weight_shape,
-    row_shape,
-    unsupported,
+    find_row_shape,
+    make_unsupported_error,
 )
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.nearest import nearest
 
-__all__ = ["Collection", "as_collection", "in_columns", "take_columns"]
+__all__ = ["Collection", "as_collection", "cut_by_columns", "take_named_columns"]
 
 #: Hint for frames without columns: `dask.dataframe.read_parquet` raises nothing for them.
-_NO_FILES = (
+_NO_FILES_HINT = (
     " Where it is read from files, no file may have matched the path: check the path and its "
     "pattern."
 )
@@ -65,7 +69,7 @@ class Collection:
     parts : list of (X, y, sample_weight)
         In-memory objects or `dask.delayed.Delayed`, each as `make_block` takes it; None where
         absent. The kind "memory" has one part, of all rows.
-    row_shape : tuple of int, or None
+    find_row_shape : tuple of int, or None
         Shape of a row of X; None where Dask does not know.
     feature_names : ndarray of object, or None
         Column names of a dataframe, where they are strings.
@@ -156,12 +160,12 @@ class Collection:
             tensors=self.tensors,
             row_shape=self.row_shape if told else None,
         )
-        return partial(_make_as_told, self.told_numbers, make) if told else make
+        return partial(_make_declared_block, self.told_numbers, make) if told else make
 
     @property
-    def told_numbers(self) -> tuple[ToldNumbers | None, ...]:
+    def told_numbers(self) -> tuple[DeclaredNumbers | None, ...]:
         """Numbers that Dask was told of X, y and sample_weight, by its meta; None where of none."""
-        return tuple(map(told_numbers, self.inputs, self.names))
+        return tuple(map(find_declared_numbers, self.inputs, self.names))
 
     def delayed_blocks(self, dtype: str | None = None) -> list[Any]:
         """Make lazy blocks, one for each part.
@@ -183,13 +187,15 @@ class Collection:
         return [make(index, *part, dtype=dtype) for index, part in enumerate(parts)]
 
 
-def _make_as_told(
-    told: tuple[ToldNumbers | None, ...], make: Callable[..., Block], index: int, X: Any,
+def _make_declared_block(
+    told: tuple[DeclaredNumbers | None, ...], make: Callable[..., Block], index: int, X: Any,
     y: Any = None, sample_weight: Any = None, **options: Any,
 ) -> Block:  # fmt: skip
     """Make a block; where that fails, tell of parts that are not what Dask was told."""
     parts = (X, y, sample_weight)
-    block: Block = call_as_told(told, parts, index, partial(make, index, *parts, **options))
+    block: Block = call_on_declared_blocks(
+        told, parts, index, partial(make, index, *parts, **options)
+    )
     return block
 
 
@@ -214,7 +220,7 @@ def as_collection(
         NumPy or scipy.sparse (or of CuPy) and of unknown sizes; several column chunks are joined.
         A list of `dask.delayed.Delayed` holds one block of rows each.
     y : array-like, pandas.Series, dask Array or dask Series, of shape (n_rows,), or None
-        Or a list of `Delayed`. For the name of a column of X see :func:`take_columns`.
+        Or a list of `Delayed`. For the name of a column of X see :func:`take_named_columns`.
     sample_weight : like `y`, or a float for all rows, or None
     numeric : bool, default=True
         Check that X holds numbers; False lets strings, categories and dates through.
@@ -244,7 +250,7 @@ def as_collection(
     try:
         X = check_rows(X, numeric=numeric, tensors=tensors, any_shape=any_shape)
     except InvalidDataError as error:
-        error.args = (f"{error}{target_is_column(X, y)}",)
+        error.args = (f"{error}{describe_target_column(X, y)}",)
         raise
     if any_shape and multi_output and y is not None:
         y = join_column_chunks(check_rows(y, numeric=False, any_shape=True))
@@ -255,11 +261,11 @@ def as_collection(
         "y": y,
         "sample_weight": _check_column(sample_weight, "sample_weight"),
     }
-    n_rows = check_lengths(inputs)
-    shape = row_shape(X) if not any_shape else None
+    n_rows = check_equal_lengths(inputs)
+    shape = find_row_shape(X) if not any_shape else None
     _check_not_empty(n_rows, shape)
     if any(map(is_dask, inputs.values())):
-        row_counts, parts = cut(inputs)
+        row_counts, parts = cut_into_blocks(inputs)
         _check_not_empty(len(parts), shape)
         kind: Literal["memory", "dask"] = "dask"
     else:
@@ -268,7 +274,7 @@ def as_collection(
         kind=kind,
         parts=parts,
         row_shape=shape,
-        feature_names=None if any_shape else _feature_names(X),
+        feature_names=None if any_shape else _find_feature_names(X),
         row_counts=row_counts,
         multi_output=multi_output,
         classification=classification,
@@ -277,7 +283,7 @@ def as_collection(
     )
 
 
-def take_columns(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
+def take_named_columns(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
     """Take the target and the weights out of a dataframe, where they are given by name.
 
     Parameters
@@ -307,7 +313,7 @@ def take_columns(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
     named = {name: column for name, column in given.items() if isinstance(column, str)}
     for name, column in named.items():
         if not is_dataframe_like(X) or column not in X.columns:
-            _check_some_columns(X, f"{name}={column!r}")
+            _check_has_columns(X, f"{name}={column!r}")
             has = (
                 f"its columns are {list(X.columns)}. The steps of a pipeline may see some of them "
                 "alone"
@@ -325,22 +331,24 @@ def take_columns(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
             )
         given[name] = X[column]
     taken = set(named.values())
-    if _are_names(y, X):
+    if _names_columns(y, X):
         given["y"], taken = X[list(y)], taken | set(y)
     if taken:
         X = X[[column for column in X.columns if column not in taken]]
     return X, given["y"], given["sample_weight"]
 
 
-def _check_some_columns(X: Any, named: str) -> None:
+def _check_has_columns(X: Any, named: str) -> None:
     """Raise `InvalidDataError` for a frame without columns, of which Dask makes one of no files."""
     if is_dataframe_like(X) and not len(X.columns):
-        raise InvalidDataError(f"{named} names no column of X, which has none at all.{_NO_FILES}")
+        raise InvalidDataError(
+            f"{named} names no column of X, which has none at all.{_NO_FILES_HINT}"
+        )
 
 
 def _check_not_swapped(X: Any, y: Any) -> None:
     """Check that X and y are not passed in the order (y, X), as their dimensions tell it."""
-    if _n_dimensions(X) != 1 or _n_dimensions(y) != 2:
+    if _count_dimensions(X) != 1 or _count_dimensions(y) != 2:
         return
     raise InvalidDataError(
         "Expected 2D array, got 1D array instead for X, and a 2D array for y: they are swapped. "
@@ -348,7 +356,7 @@ def _check_not_swapped(X: Any, y: Any) -> None:
     )
 
 
-def _n_dimensions(values: Any) -> int | None:
+def _count_dimensions(values: Any) -> int | None:
     """Return the dimensions of numbers, told by the first entry of a list; None of texts."""
     if isinstance(values, list | tuple):
         first = values[0] if values else ""
@@ -357,13 +365,13 @@ def _n_dimensions(values: Any) -> int | None:
     return getattr(values, "ndim", None) if kind in "biuf" else None
 
 
-def _are_names(y: Any, X: Any) -> bool:
+def _names_columns(y: Any, X: Any) -> bool:
     """Whether y names columns of a frame; as many labels as rows in memory are no names."""
     if not (isinstance(y, list | tuple) and y and all(isinstance(name, str) for name in y)):
         return False
     if not is_dataframe_like(X) or (not is_dask(X) and len(X) == len(y)):
         return False
-    _check_some_columns(X, f"y={list(y)!r}")
+    _check_has_columns(X, f"y={list(y)!r}")
     unknown = [name for name in y if name not in X.columns]
     if unknown and len(unknown) < len(y):
         raise InvalidDataError(
@@ -373,9 +381,9 @@ def _are_names(y: Any, X: Any) -> bool:
     return not unknown
 
 
-def _feature_names(X: Any) -> NDArray[Any] | None:
+def _find_feature_names(X: Any) -> NDArray[Any] | None:
     if not is_dataframe_like(X):
-        return column_names_of(X)
+        return get_column_names(X)
     names = list(X.columns)
     are_strings = [isinstance(name, str) for name in names]
     if any(are_strings) and not all(are_strings):
@@ -423,7 +431,7 @@ def _check_dask_column(values: Any, name: str, several: bool) -> Any:
         if values.ndim == 2 and shape[1] == 1:
             return values[:, 0]
     else:
-        raise unsupported(values, name)
+        raise make_unsupported_error(values, name)
     raise InvalidDataError(
         f"{name} should be a 1d array, got an array of shape {shape} instead. Pass one column, "
         f"for example {name}[:, 0]."
@@ -440,25 +448,25 @@ def _check_not_empty(n_rows: int | None, of_row: RowShape) -> None:
     if of_row is not None and 0 in of_row:
         raise InvalidDataError(
             f"Found array with 0 feature(s) (shape={shape}) while a minimum of 1 is required. "
-            f"Select at least one column of X.{_NO_FILES}"
+            f"Select at least one column of X.{_NO_FILES_HINT}"
         )
 
 
-def _length(value: Any) -> int | None:
+def _find_length(value: Any) -> int | None:
     """Rows of an input, None where it has none or Dask does not know."""
     if value is None or isinstance(value, float) or is_dask_frame(value):
         return None
     return None if np.isnan(value.shape[0]) else int(value.shape[0])
 
 
-def check_lengths(inputs: dict[str, Any]) -> int | None:
+def check_equal_lengths(inputs: dict[str, Any]) -> int | None:
     """Number of rows, where any input knows it."""
-    known = {name: n for name, value in inputs.items() if (n := _length(value)) is not None}
-    _check_alike(known)
+    known = {name: n for name, value in inputs.items() if (n := _find_length(value)) is not None}
+    _check_same_length(known)
     return next(iter(known.values()), None)
 
 
-def _check_alike(lengths: dict[str, int]) -> None:
+def _check_same_length(lengths: dict[str, int]) -> None:
     if len(set(lengths.values())) > 1:
         told = ", ".join(f"{name} has {n}" for name, n in lengths.items())
         raise InvalidDataError(
@@ -467,75 +475,77 @@ def _check_alike(lengths: dict[str, int]) -> None:
         )
 
 
-def _known_chunks(value: Any) -> tuple[int, ...] | None:
+def _find_known_chunks(value: Any) -> tuple[int, ...] | None:
     """Row chunks of a Dask Array, None where it does not know them."""
     chunks: tuple[int, ...] | None = value.chunks[0] if isinstance(value, da.Array) else None
     return None if chunks is None or np.isnan(chunks).any() else chunks
 
 
-def _n_blocks(value: Any) -> int:
+def _count_blocks(value: Any) -> int:
     return int(value.npartitions if is_dask_frame(value) else value.numblocks[0])
 
 
-def _row_counts(inputs: dict[str, Any]) -> list[int] | None:
+def _find_row_counts(inputs: dict[str, Any]) -> list[int] | None:
     """Rows of the blocks of the first lazy input, where an input with as many knows them."""
     lazy = [value for value in inputs.values() if is_dask(value)]
-    known = [chunks for value in lazy if (chunks := _known_chunks(value)) is not None]
-    n_blocks = _n_blocks(lazy[0])
+    known = [chunks for value in lazy if (chunks := _find_known_chunks(value)) is not None]
+    n_blocks = _count_blocks(lazy[0])
     return next(([*map(int, c)] for c in known if len(c) == n_blocks), None)
 
 
-def cut(inputs: dict[str, Any]) -> tuple[list[int] | None, list[tuple[Any, Any, Any]]]:
+def cut_into_blocks(inputs: dict[str, Any]) -> tuple[list[int] | None, list[tuple[Any, Any, Any]]]:
     """Cut inputs into blocks: lazy pieces of Dask collections, slices of the rest.
 
     Where there is something to slice, blocks of unknown sizes are counted, in one pass.
     """
-    row_counts = _row_counts(inputs)
+    row_counts = _find_row_counts(inputs)
     lazy = {name: value for name, value in inputs.items() if is_dask(value)}
     if row_counts is not None:
-        lazy = {name: _rechunk(value, tuple(row_counts)) for name, value in lazy.items()}
+        lazy = {name: _rechunk_rows(value, tuple(row_counts)) for name, value in lazy.items()}
     scalars = [name for name, v in inputs.items() if v is None or isinstance(v, float)]
     here = [name for name in inputs if name not in lazy and name not in scalars]
-    pieces: dict[str, list[Any]] = dict(aligned_pieces(lazy, here))
+    pieces: dict[str, list[Any]] = dict(align_partitions(lazy, here))
     first = next(iter(pieces))
     if here and row_counts is None:
-        row_counts = _counted(pieces[first])
-        _check_alike({first: sum(row_counts), **{name: _count(inputs[name]) for name in here}})
+        row_counts = _count_rows_of_pieces(pieces[first])
+        _check_same_length(
+            {first: sum(row_counts), **{name: _count_rows(inputs[name]) for name in here}}
+        )
     pieces.update({name: [inputs[name]] * len(pieces[first]) for name in scalars})
-    pieces.update({name: _slices(inputs[name], row_counts or []) for name in here})
+    pieces.update({name: _slice_rows(inputs[name], row_counts or []) for name in here})
     return row_counts, list(zip(*(pieces[name] for name in inputs), strict=True))
 
 
-def _counted(pieces: list[Any]) -> list[int]:
+def _count_rows_of_pieces(pieces: list[Any]) -> list[int]:
     """Rows of each piece."""
-    count = delayed(_count, pure=False)
-    found: list[int] = tried(
+    count = delayed(_count_rows, pure=False)
+    found: list[int] = compute_with_retries(
         lambda _: delayed(list, pure=False)([count(piece) for piece in pieces])
     )
     return found
 
 
-def _count(rows: Any) -> int:
+def _count_rows(rows: Any) -> int:
     return int(rows.shape[0]) if hasattr(rows, "shape") else len(rows)
 
 
-def _rechunk(value: Any, row_counts: tuple[int, ...]) -> Any:
-    chunks = _known_chunks(value)
+def _rechunk_rows(value: Any, row_counts: tuple[int, ...]) -> Any:
+    chunks = _find_known_chunks(value)
     return value if chunks is None or chunks == row_counts else value.rechunk({0: row_counts})
 
 
-def _slices(value: Any, row_counts: list[int]) -> list[Any]:
-    value = to_host(value)  # which goes to the workers
+def _slice_rows(value: Any, row_counts: list[int]) -> list[Any]:
+    value = copy_to_host(value)  # which goes to the workers
     rows = value.iloc if hasattr(value, "iloc") else value
     stops = list(accumulate(row_counts))
     return [rows[stop - n : stop] for n, stop in zip(row_counts, stops, strict=True)]
 
 
 #: A cut moves to the edge of a chunk that is nearer than this share of a part.
-_SNAP = 0.25
+_SNAP_SHARE = 0.25
 
 
-def in_columns(collection: Collection, n_parts: int) -> Collection:
+def cut_by_columns(collection: Collection, n_parts: int) -> Collection:
     """Cut rows along their columns; y and the weights go with each part.
 
     Chunks of a Dask Array which hold what a part is to hold stay as they are, and where they are.
@@ -558,16 +568,16 @@ def in_columns(collection: Collection, n_parts: int) -> Collection:
         X, y or sample_weight is a Dask dataframe, or X has an unknown number of columns.
     """
     X, y, weight = collection.inputs
-    n_features = _width(collection)
+    n_features = _find_column_count(collection)
     if n_parts > n_features:
         raise InvalidParameterError(
             f'shard="features" with {n_parts} lanes, and X has {n_features} columns. Use '
             f'Run(n_lanes={n_features}) at most, or shard="rows".'
         )
-    bounds = _bounds(X, n_features, n_parts)
+    bounds = _choose_column_bounds(X, n_features, n_parts)
     parts = [
         as_collection(
-            _between(X, start, stop),
+            _take_column_range(X, start, stop),
             y,
             weight,
             multi_output=collection.multi_output,
@@ -578,7 +588,7 @@ def in_columns(collection: Collection, n_parts: int) -> Collection:
     return replace(collection, parts=[part for same in parts for part in same], columns=bounds)
 
 
-def _width(collection: Collection) -> int:
+def _find_column_count(collection: Collection) -> int:
     """Columns of X."""
     if any(map(is_dask_frame, collection.inputs)):
         raise InvalidDataError(
@@ -596,20 +606,20 @@ def _width(collection: Collection) -> int:
     return n_features
 
 
-def _bounds(X: Any, n_features: int, n_parts: int) -> tuple[int, ...]:
+def _choose_column_bounds(X: Any, n_features: int, n_parts: int) -> tuple[int, ...]:
     """First column of each part, and the number of columns; at edges of chunks that are near."""
     even = [n_features * part // n_parts for part in range(n_parts + 1)]
     if not isinstance(X, da.Array):
         return tuple(even)
     edges = np.cumsum([0, *X.chunks[1]])
     near = [int(edges[np.abs(edges - cut).argmin()]) for cut in even]
-    most = _SNAP * n_features / n_parts
+    most = _SNAP_SHARE * n_features / n_parts
     return tuple(
         edge if abs(edge - cut) <= most else cut for cut, edge in zip(even, near, strict=True)
     )
 
 
-def _between(X: Any, start: int, stop: int) -> Any:
+def _take_column_range(X: Any, start: int, stop: int) -> Any:
     """Some neighbouring columns of X."""
     if is_dataframe_like(X):
         return X.iloc[:, start:stop]

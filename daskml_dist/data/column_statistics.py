@@ -15,21 +15,21 @@ from daskml_dist.data.containers import load_pandas
 from daskml_dist.errors import InvalidDataError
 
 __all__ = [
-    "Spread",
+    "WeightedMoments",
     "check_no_infinity",
-    "column_moments",
-    "column_ranges",
-    "count_whole",
-    "distinct_rows",
+    "compute_column_moments",
+    "compute_column_ranges",
+    "count_whole_numbers",
+    "find_distinct_rows",
 ]
 
 Numbers = NDArray[np.float64]
 
 #: Values of a column, and columns, that are worked on together and stay in the cache.
-_VALUES, _BYTES, _COLUMNS = 8192, 2**19, 256
+_TILE_VALUES, _TILE_BYTES, _TILE_COLUMNS = 8192, 2**19, 256
 
 
-def column_ranges(rows: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+def compute_column_ranges(rows: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     """Least and greatest value of each column; NaN counts as missing.
 
     Parameters
@@ -48,7 +48,7 @@ def column_ranges(rows: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
         For infinity.
     """
     low, high = np.full((2, rows.shape[1]), np.nan, dtype=rows.dtype)
-    for at, tile in _tiles(rows, rows.dtype):
+    for at, tile in _iterate_tiles(rows, rows.dtype):
         np.fmin(low[at], np.fmin.reduce(tile, axis=1), out=low[at])
         np.fmax(high[at], np.fmax.reduce(tile, axis=1), out=high[at])
     check_no_infinity(low)
@@ -56,7 +56,7 @@ def column_ranges(rows: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     return low, high
 
 
-def column_moments(rows: NDArray[Any]) -> tuple[Numbers, Numbers, Numbers]:
+def compute_column_moments(rows: NDArray[Any]) -> tuple[Numbers, Numbers, Numbers]:
     """Number of values of each column, their mean and their variance; NaN counts as missing.
 
     Those of a few values at a time, in two steps (their mean, then the deviations from it), are
@@ -78,8 +78,8 @@ def column_moments(rows: NDArray[Any]) -> tuple[Numbers, Numbers, Numbers]:
         For infinity.
     """
     count, mean, squares = np.zeros((3, rows.shape[1]))
-    for at, tile in _tiles(rows, np.float64):
-        n, m, s = _moments(tile)
+    for at, tile in _iterate_tiles(rows, np.float64):
+        n, m, s = _compute_moments(tile)
         together = count[at] + n
         share = n / np.maximum(together, 1)
         apart = m - mean[at]
@@ -104,15 +104,15 @@ def check_no_infinity(values: NDArray[Any]) -> None:
         )
 
 
-def _tiles(rows: NDArray[Any], dtype: DTypeLike) -> Iterator[tuple[slice, NDArray[Any]]]:
+def _iterate_tiles(rows: NDArray[Any], dtype: DTypeLike) -> Iterator[tuple[slice, NDArray[Any]]]:
     """Some columns, and some values of each, of shape (n_columns, n_values); not to be changed."""
     n_rows, n_columns = rows.shape
     itemsize = np.dtype(dtype).itemsize
     # Columns that lie so already are read in their place.
     ready = rows.dtype == dtype and rows.flags.f_contiguous and rows.flags.aligned
-    for at in row_slices(n_columns, _COLUMNS):
+    for at in row_slices(n_columns, _TILE_COLUMNS):
         columns = rows[:, at].T
-        size = min(_VALUES, _BYTES // (itemsize * len(columns)), n_rows)
+        size = min(_TILE_VALUES, _TILE_BYTES // (itemsize * len(columns)), n_rows)
         place = None if ready else np.empty((len(columns), size), dtype)
         for some in row_slices(n_rows, size):
             tile = columns[:, some]
@@ -123,7 +123,7 @@ def _tiles(rows: NDArray[Any], dtype: DTypeLike) -> Iterator[tuple[slice, NDArra
             yield at, tile
 
 
-def _moments(tile: Numbers) -> tuple[Any, Numbers, Numbers]:
+def _compute_moments(tile: Numbers) -> tuple[Any, Numbers, Numbers]:
     """Number of values of each column, mean, and sum of squared deviations from it."""
     n: Any = tile.shape[1]
     with np.errstate(invalid="ignore", over="ignore"):
@@ -142,7 +142,7 @@ def _moments(tile: Numbers) -> tuple[Any, Numbers, Numbers]:
 
 
 @dataclass(frozen=True, eq=False)
-class Spread:
+class WeightedMoments:
     """Weight, mean and spread of numbers, of one column or several; parts are added.
 
     Parameters
@@ -182,24 +182,24 @@ class Spread:
         origin = columns[0 if given is None else int(given.argmax())].copy()
         with np.errstate(over="ignore", invalid="ignore"):  # whoever asks for the spread sees it
             distances = columns - origin
-            offset = _summed(distances, given) / weight
+            offset = _sum_weighted(distances, given) / weight
             distances -= offset
             distances *= distances
-            return cls(weight, origin, offset, _summed(distances, given))
+            return cls(weight, origin, offset, _sum_weighted(distances, given))
 
-    def __add__(self, other: Spread) -> Spread:
+    def __add__(self, other: WeightedMoments) -> WeightedMoments:
         if not self.weight > 0 or not other.weight > 0:
             return other if other.weight > 0 else self
         weight = self.weight + other.weight
         distance = (other.origin - self.origin) + (other.offset - self.offset)
         share = other.weight / weight
         squares = self.squares + other.squares + self.weight * share * distance**2
-        return Spread(weight, self.origin, self.offset + share * distance, squares)
+        return WeightedMoments(weight, self.origin, self.offset + share * distance, squares)
 
-    def of_column(self, column: int) -> Spread:
+    def of_column(self, column: int) -> WeightedMoments:
         """Of one of the columns alone."""
         at = slice(column, column + 1)
-        return Spread(self.weight, self.origin[at], self.offset[at], self.squares[at])
+        return WeightedMoments(self.weight, self.origin[at], self.offset[at], self.squares[at])
 
     @property
     def mean(self) -> Numbers:
@@ -212,17 +212,17 @@ class Spread:
         return np.sqrt(self.squares / (self.weight or 1.0))
 
 
-def _summed(values: Numbers, weights: Numbers | None) -> Numbers:
+def _sum_weighted(values: Numbers, weights: Numbers | None) -> Numbers:
     return np.asarray(values.sum(axis=0) if weights is None else weights @ values)
 
 
 Places: TypeAlias = NDArray[np.integer[Any]]
 
 #: Whole numbers no further apart than this, or than there are rows, are counted, not sorted.
-_NEAR = 1024
+_MAX_COUNTED_RANGE = 1024
 
 
-def distinct_rows(X: Any) -> tuple[Any, list[Places]]:
+def find_distinct_rows(X: Any) -> tuple[Any, list[Places]]:
     """A few rows with every value of each column, and the place of each row's value there.
 
     What a column's dtype knows of its values is used: codes of categories, a dictionary of Arrow's
@@ -241,7 +241,7 @@ def distinct_rows(X: Any) -> tuple[Any, list[Places]]:
         One a column: rows of `few`.
     """
     if is_dataframe_like(X):
-        columns = [_of_series(X.iloc[:, j]) for j in range(X.shape[1])]
+        columns = [_find_distinct_in_series(X.iloc[:, j]) for j in range(X.shape[1])]
         longest = max(len(values) for values, _ in columns)
         few = load_pandas().DataFrame(
             {
@@ -251,7 +251,7 @@ def distinct_rows(X: Any) -> tuple[Any, list[Places]]:
         )
         few.columns = X.columns
     elif isinstance(X, np.ndarray):
-        columns = [_of_array(X[:, j]) for j in range(X.shape[1])]
+        columns = [_find_distinct_in_array(X[:, j]) for j in range(X.shape[1])]
         longest = max(len(values) for values, _ in columns)
         few = np.stack([np.resize(values, longest) for values, _ in columns], axis=1)
     else:
@@ -259,11 +259,11 @@ def distinct_rows(X: Any) -> tuple[Any, list[Places]]:
     return few, [places for _, places in columns]
 
 
-def _of_series(column: Any) -> tuple[Any, Places]:
+def _find_distinct_in_series(column: Any) -> tuple[Any, Places]:
     """Distinct values of a column, of its dtype, and the place of each row's."""
     pandas, dtype = load_pandas(), column.dtype
     if isinstance(dtype, pandas.CategoricalDtype):
-        codes, places = _present(column.cat.codes.to_numpy(), len(dtype.categories))
+        codes, places = _find_present_codes(column.cat.codes.to_numpy(), len(dtype.categories))
         return pandas.Series(pandas.Categorical.from_codes(codes, dtype=dtype)), places
     if not isinstance(dtype, np.dtype):
         places, values = column.array.factorize()
@@ -272,20 +272,20 @@ def _of_series(column: Any) -> tuple[Any, Places]:
             missing = column.iloc[[int(places.argmin())]]
             values, places = pandas.concat([missing, values]), places + 1
         return values, places
-    values, places = _of_array(column.to_numpy())
+    values, places = _find_distinct_in_array(column.to_numpy())
     return pandas.Series(values, dtype=dtype), places
 
 
-def _of_array(values: NDArray[Any]) -> tuple[NDArray[Any], Places]:
+def _find_distinct_in_array(values: NDArray[Any]) -> tuple[NDArray[Any], Places]:
     if values.dtype.kind == "O":
-        return _of_objects(values)
-    if (counted := _count_numbers(values)) is not None:
+        return _find_distinct_objects(values)
+    if (counted := _count_whole_floats(values)) is not None:
         return counted
     found, places = np.unique(values, return_inverse=True)
     return found, places
 
 
-def _of_objects(values: NDArray[Any]) -> tuple[NDArray[Any], Places]:
+def _find_distinct_objects(values: NDArray[Any]) -> tuple[NDArray[Any], Places]:
     rows = values.tolist()
     try:
         place = {value: i for i, value in enumerate(dict.fromkeys(rows))}
@@ -296,17 +296,17 @@ def _of_objects(values: NDArray[Any]) -> tuple[NDArray[Any], Places]:
     return found, np.fromiter(map(place.__getitem__, rows), np.intp, len(rows))
 
 
-def _count_numbers(values: NDArray[Any]) -> tuple[NDArray[Any], Places] | None:
-    """As `count_whole`; of floats that are whole numbers too."""
+def _count_whole_floats(values: NDArray[Any]) -> tuple[NDArray[Any], Places] | None:
+    """As `count_whole_numbers`; of floats that are whole numbers too."""
     if values.dtype.kind != "f":
-        return count_whole(values)
+        return count_whole_numbers(values)
     with np.errstate(invalid="ignore"):
         whole = values.astype(np.int64)
-    counted = count_whole(whole) if (whole == values).all() else None
+    counted = count_whole_numbers(whole) if (whole == values).all() else None
     return None if counted is None else (counted[0].astype(values.dtype), counted[1])
 
 
-def _present(codes: NDArray[Any], n: int) -> tuple[NDArray[np.intp], Places]:
+def _find_present_codes(codes: NDArray[Any], n: int) -> tuple[NDArray[np.intp], Places]:
     """Codes that are there, -1 for missing values among them, and the place of each row's."""
     if len(codes) and codes.min() >= 0:
         there = np.bincount(codes, minlength=n) > 0
@@ -318,7 +318,7 @@ def _present(codes: NDArray[Any], n: int) -> tuple[NDArray[np.intp], Places]:
     return np.flatnonzero(there) - 1, (np.cumsum(there) - 1)[after]
 
 
-def count_whole(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]] | None:
+def count_whole_numbers(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]] | None:
     """Distinct values, sorted, and the place of each among them, by counting.
 
     None where `values` are no integers that lie together.
@@ -326,7 +326,7 @@ def count_whole(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]] |
     if values.dtype.kind not in "iu" or not len(values):
         return None
     low, high = int(values.min()), int(values.max())
-    if high - low > max(_NEAR, len(values)) or high > np.iinfo(np.intp).max:
+    if high - low > max(_MAX_COUNTED_RANGE, len(values)) or high > np.iinfo(np.intp).max:
         return None
     at = values.astype(np.intp)
     at -= low

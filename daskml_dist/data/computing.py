@@ -18,7 +18,7 @@ from uuid import uuid4
 import dask
 from dask.base import compute, get_scheduler
 
-from daskml_dist.data.task_graphs import OR_NEVER_THERE
+from daskml_dist.data.task_graphs import MISSING_TASKS_HINT
 from daskml_dist.errors import (
     DataLostError,
     InvalidParameterError,
@@ -28,32 +28,32 @@ from daskml_dist.errors import (
 )
 
 __all__ = [
-    "BEGINS",
-    "TELL_OF_BEGINS",
+    "ACCEPTING_STATUSES",
+    "FIRST_TASK_NOTICE_SECONDS",
     "Deadline",
     "check_client",
     "check_synchronous",
-    "computing_by",
-    "computing_client",
-    "heard",
-    "scattered",
-    "tell_releases",
-    "tried",
+    "compute_with_retries",
+    "flush_releases",
+    "get_computing_client",
+    "report_progress_to",
+    "scatter_values",
+    "use_client",
     "wait_for_workers",
 ]
 
 #: Times that a value is computed where Dask gives up.
-_TRIES = 4
+_MAX_ATTEMPTS = 4
 #: States of tasks that are not done.
-_TO_DO = ("waiting", "queued", "no-worker", "processing")
+_UNFINISHED_STATES = ("waiting", "queued", "no-worker", "processing")
 
-Listener = Callable[[int, int], None]
+ProgressListener = Callable[[int, int], None]
 
-_listener: ContextVar[Listener | None] = ContextVar("daskml_dist_listener", default=None)
+_listener: ContextVar[ProgressListener | None] = ContextVar("daskml_dist_listener", default=None)
 
 
 @contextmanager
-def heard(listener: Listener) -> Iterator[None]:
+def report_progress_to(listener: ProgressListener) -> Iterator[None]:
     """While blocks are read on a cluster, a listener hears about each second how many are done.
 
     Parameters
@@ -69,7 +69,7 @@ def heard(listener: Listener) -> Iterator[None]:
         _listener.reset(token)
 
 
-def tried(make: Callable[[str], Any], n_parts: int = 0) -> Any:
+def compute_with_retries(make: Callable[[str], Any], n_parts: int = 0) -> Any:
     """A value that Dask computes; where workers are lost again and again, from the start.
 
     Parameters
@@ -79,10 +79,10 @@ def tried(make: Callable[[str], Any], n_parts: int = 0) -> Any:
     n_parts : int, default=0
         Tasks that are counted for who listens; their keys are (name, 0), (name, 1), ...
     """
-    for left in reversed(range(_TRIES)):
+    for left in reversed(range(_MAX_ATTEMPTS)):
         try:
             name = f"block-{uuid4().hex}"
-            return _computed(make(name), name, n_parts)
+            return _compute_on_client(make(name), name, n_parts)
         except Exception as error:
             name = type(error).__name__
             # The second is said where the client that held rows is closed.
@@ -91,7 +91,7 @@ def tried(make: Callable[[str], Any], n_parts: int = 0) -> Any:
                     "Rows are not there any more. Nothing can make again what was scattered, and "
                     "what was persisted is held by the collection that persist() returned, not by "
                     "parts of it, for as long as its client is open: keep that, or read the rows "
-                    f"from storage. {OR_NEVER_THERE} ({error})"
+                    f"from storage. {MISSING_TASKS_HINT} ({error})"
                 ) from error
             # Dask gives a task up while whose work workers died again and again; by any cause.
             if not left or name != "KilledWorker":
@@ -99,12 +99,12 @@ def tried(make: Callable[[str], Any], n_parts: int = 0) -> Any:
     raise AssertionError
 
 
-def _computed(lazy: Any, name: str, n_parts: int) -> Any:
+def _compute_on_client(lazy: Any, name: str, n_parts: int) -> Any:
     """A value that Dask computes, by a client's cluster where there is a client.
 
     Dask itself would wait for workers for ever, and say nothing.
     """
-    client = computing_client()
+    client = get_computing_client()
     if client is None:
         return compute(lazy)[0]
 
@@ -114,13 +114,15 @@ def _computed(lazy: Any, name: str, n_parts: int) -> Any:
     timeout = float(dask.config.get("daskml_dist.timeout", 300.0))
     wait_for_workers(client, workers, timeout)
     try:
-        with watched(client, workers, timeout, lazy.key, _teller(client, name, n_parts)):
+        with watch_workers(
+            client, workers, timeout, lazy.key, _make_progress_look(client, name, n_parts)
+        ):
             return compute(lazy, scheduler=client)[0]
     finally:
-        tell_releases(client)
+        flush_releases(client)
 
 
-def _teller(client: Any, name: str, n_parts: int) -> Callable[[], None] | None:
+def _make_progress_look(client: Any, name: str, n_parts: int) -> Callable[[], None] | None:
     """A function that tells the listener, where there is one, how many blocks are done."""
     listener = _listener.get()
     if listener is None or not n_parts:
@@ -130,19 +132,19 @@ def _teller(client: Any, name: str, n_parts: int) -> Callable[[], None] | None:
         group = dask_scheduler.task_groups.get(name)
         return n_parts if group is None else sum(group.states.get(state, 0) for state in to_do)
 
-    to_do = _TO_DO  # the function travels whole, as a scheduler may lack the package
+    to_do = _UNFINISHED_STATES  # the function travels whole, as a scheduler may lack the package
     return lambda: listener(n_parts - client.run_on_scheduler(left), n_parts)
 
 
-_given: ContextVar[Any] = ContextVar("daskml_dist_client", default=None)
+_chosen_client: ContextVar[Any] = ContextVar("daskml_dist_client", default=None)
 
-_CHOICES = (
+_CLIENT_CHOICES = (
     "'inline' to use this process for rows in memory, 'auto' for whichever is sooner, or None for "
     "the current client"
 )
 
 
-def check_client(client: Any, what: str = "fit", choices: str = _CHOICES) -> Any:
+def check_client(client: Any, what: str = "fit", choices: str = _CLIENT_CHOICES) -> Any:
     """Return a client that work can be given to.
 
     Parameters
@@ -163,7 +165,8 @@ def check_client(client: Any, what: str = "fit", choices: str = _CHOICES) -> Any
     distributed = sys.modules.get("distributed")
     if distributed is None or not isinstance(client, distributed.Client):
         raise InvalidParameterError(
-            f"client={client!r}: {_remedy(client)} Other values of client: {choices}."
+            f"client={client!r}: {_describe_wrong_client(client)} Other values of client: "
+            f"{choices}."
         )
     if client.status in ("closing", "closed"):
         raise InvalidParameterError(
@@ -182,10 +185,10 @@ def check_synchronous(client: Any, what: str) -> None:
     InvalidParameterError
     """
     if getattr(client, "asynchronous", False):
-        raise _asynchronous(what)
+        raise _make_asynchronous_error(what)
 
 
-def _asynchronous(what: str) -> InvalidParameterError:
+def _make_asynchronous_error(what: str) -> InvalidParameterError:
     return InvalidParameterError(
         f"{what} needs a synchronous Client, outside of its event loop. Create one with "
         "Client(..., asynchronous=False); a task that fits is a plain function, not async."
@@ -193,7 +196,7 @@ def _asynchronous(what: str) -> InvalidParameterError:
 
 
 @contextmanager
-def computing_by(client: Any) -> Iterator[None]:
+def use_client(client: Any) -> Iterator[None]:
     """Let a client be the current one, and the one that computes reductions of rows, in a thread.
 
     Parameters
@@ -212,15 +215,15 @@ def computing_by(client: Any) -> Iterator[None]:
         return
     check_client(client)
     # Dask itself asks for the current client only where one is its default.
-    token = _given.set(client)
+    token = _chosen_client.set(client)
     try:
         with client.as_current():
             yield
     finally:
-        _given.reset(token)
+        _chosen_client.reset(token)
 
 
-def computing_client(what: str = "this call") -> Any:
+def get_computing_client(what: str = "this call") -> Any:
     """Return the client that computes reductions of rows now; None without one.
 
     Raises
@@ -229,14 +232,14 @@ def computing_client(what: str = "this call") -> Any:
         It belongs to an event loop.
     """
     try:
-        client = _given.get() or getattr(get_scheduler(), "__self__", None)
+        client = _chosen_client.get() or getattr(get_scheduler(), "__self__", None)
     except RuntimeError as error:  # newer versions of Dask refuse such a client themselves
-        raise _asynchronous(what) from error
+        raise _make_asynchronous_error(what) from error
     check_synchronous(client, what)
     return client if getattr(client, "status", "") == "running" else None  # else Dask says so
 
 
-def _remedy(client: Any) -> str:
+def _describe_wrong_client(client: Any) -> str:
     """Return what to pass in place of something that is no client."""
     if isinstance(client, str):
         return (
@@ -251,16 +254,16 @@ def _remedy(client: Any) -> str:
 
 
 #: Status of workers that begin tasks.
-BEGINS = {"init", "running", "undefined", None}
+ACCEPTING_STATUSES = {"init", "running", "undefined", None}
 
 #: Seconds after which a wait tells of itself.
-_TELL = 1.5
+_NOTICE_SECONDS = 1.5
 #: Seconds for which a cluster must be without anybody to start workers before this counts: a call
 #: of `scale` takes a moment to begin them.
-_GIVEN_UP = 3.0
+_GIVE_UP_SECONDS = 3.0
 #: Seconds after which a wait for workers to begin tells of itself: a worker's first fit imports the
 #: package and compiles loops, which takes some ten seconds though all is well.
-TELL_OF_BEGINS = 20.0
+FIRST_TASK_NOTICE_SECONDS = 20.0
 
 logger = logging.getLogger("daskml_dist")
 
@@ -285,10 +288,10 @@ class Deadline:
     """
 
     def __init__(
-        self, what: str, timeout: float, remedy: str = "", *, tell_after: float = _TELL
+        self, what: str, timeout: float, remedy: str = "", *, tell_after: float = _NOTICE_SECONDS
     ) -> None:
         self._what = what
-        self._tell_after = max(_TELL, min(tell_after, timeout / 2))
+        self._tell_after = max(_NOTICE_SECONDS, min(tell_after, timeout / 2))
         self._timeout = timeout
         self._remedy = remedy
         self._since = time.monotonic()
@@ -342,29 +345,29 @@ def wait_for_workers(
     TrainingError
         None came.
     """
-    if _some_begins(statuses := _statuses(workers)):
+    if _any_accepts_work(statuses := _get_statuses(workers)):
         return
     if on_wait is not None:
         on_wait()
-    patience = Deadline("workers", timeout, _SCALE)
-    places = _Places(client)
+    patience = Deadline("workers", timeout, _SCALE_REMEDY)
+    places = _WorkerPlaces(client)
     task = client.submit(bool, pure=False)
     try:
-        while not _some_begins(statuses):
+        while not _any_accepts_work(statuses):
             given_up = not statuses and places.are_given_up()
-            if given_up or not patience.lasts(_tell(statuses)):
+            if given_up or not patience.lasts(_describe_statuses(statuses)):
                 cause = why() if why is not None else ""
                 if given_up:
-                    raise _no_place(places.number, cause)
-                raise _no_worker(timeout, statuses, cause)
+                    raise _make_no_place_error(places.number, cause)
+                raise _make_no_worker_error(timeout, statuses, cause)
             time.sleep(0.05)
-            statuses = _statuses(workers)
+            statuses = _get_statuses(workers)
     finally:
         task.release()
 
 
 @contextmanager
-def watched(
+def watch_workers(
     client: Any,
     workers: Callable[[], Iterable[Mapping[str, Any]]],
     timeout: float,
@@ -393,19 +396,19 @@ def watched(
 
     def watch() -> None:
         patience: Deadline | None = None
-        places = _Places(client)
-        while not ended.wait(_TELL):
+        places = _WorkerPlaces(client)
+        while not ended.wait(_NOTICE_SECONDS):
             with suppress(Exception):  # of a scheduler that is gone Dask tells
-                if _some_begins(statuses := _statuses(workers)):
-                    patience, places = None, _Places(client)
+                if _any_accepts_work(statuses := _get_statuses(workers)):
+                    patience, places = None, _WorkerPlaces(client)
                     if look is not None:
                         look()
                     continue
-                patience = patience or Deadline("workers", timeout, _SCALE)
+                patience = patience or Deadline("workers", timeout, _SCALE_REMEDY)
                 if not statuses and places.are_given_up():
-                    gave_up.append(_no_place(places.number))
-                elif not patience.lasts(_tell(statuses)):
-                    gave_up.append(_no_worker(timeout, statuses))
+                    gave_up.append(_make_no_place_error(places.number))
+                elif not patience.lasts(_describe_statuses(statuses)):
+                    gave_up.append(_make_no_worker_error(timeout, statuses))
                 if gave_up:
                     client.cancel([Future(key, client)], force=True)
                     return
@@ -423,7 +426,7 @@ def watched(
         ended.set()
 
 
-def tell_releases(client: Any) -> None:
+def flush_releases(client: Any) -> None:
     """Send the scheduler what was released before anything else is sent.
 
     A release takes two turns of the client's loop, and a graph one. Were the user to compute what
@@ -433,7 +436,7 @@ def tell_releases(client: Any) -> None:
         client.sync(asyncio.sleep, 0)
 
 
-class _Places:
+class _WorkerPlaces:
     """Places for workers of the cluster object that a client belongs to, as `LocalCluster` is one.
 
     Such a cluster of Dask's closes the nanny of a worker that is missing `lost-worker-timeout`
@@ -461,40 +464,44 @@ class _Places:
             self._since = None
             return False
         self._since = self._since or time.monotonic()
-        return time.monotonic() - self._since >= _GIVEN_UP
+        return time.monotonic() - self._since >= _GIVE_UP_SECONDS
 
 
-_SCALE = "Scale the cluster up, or give its workers more memory."
-_THEN = "Then fit again; with Checkpoint(path, resume=True) it goes on from the last checkpoint."
+_SCALE_REMEDY = "Scale the cluster up, or give its workers more memory."
+_REFIT_REMEDY = (
+    "Then fit again; with Checkpoint(path, resume=True) it goes on from the last checkpoint."
+)
 
 
-def _statuses(workers: Callable[[], Iterable[Mapping[str, Any]]]) -> list[Any]:
+def _get_statuses(workers: Callable[[], Iterable[Mapping[str, Any]]]) -> list[Any]:
     return [worker.get("status") for worker in workers()]
 
 
-def _some_begins(statuses: list[Any]) -> bool:
-    return bool(BEGINS.intersection(statuses))
+def _any_accepts_work(statuses: list[Any]) -> bool:
+    return bool(ACCEPTING_STATUSES.intersection(statuses))
 
 
-def _no_worker(timeout: float, statuses: list[Any], why: str = "") -> TrainingError:
+def _make_no_worker_error(timeout: float, statuses: list[Any], why: str = "") -> TrainingError:
     return TrainingError(
-        f"No worker that takes work was there within {timeout:g} s ({_tell(statuses)}).{why} "
-        f"{_SCALE} {_THEN} daskml_dist.timeout in Dask's configuration is the time."
+        f"No worker that takes work was there within {timeout:g} s "
+        f"({_describe_statuses(statuses)}).{why} "
+        f"{_SCALE_REMEDY} {_REFIT_REMEDY} daskml_dist.timeout in Dask's configuration is the time."
     )
 
 
-def _no_place(n_places: int, why: str = "") -> TrainingError:
+def _make_no_place_error(n_places: int, why: str = "") -> TrainingError:
     return TrainingError(
         f"All workers are lost, and the cluster starts no others: it has given up the places of "
         f"its {n_places} workers, which Dask does with one that is lost once more within "
         f"distributed.deploy.lost-worker-timeout (15 s) of a loss.{why} Ask for them again, "
         f"client.cluster.scale({n_places}), and look why they ended: do they run out of memory? "
-        f'{_THEN} dask.config.set({{"distributed.deploy.lost-worker-timeout": "1h"}}) before the '
+        f'{_REFIT_REMEDY} dask.config.set({{"distributed.deploy.lost-worker-timeout": "1h"}}) '
+        "before the "
         "cluster is made keeps their places."
     )
 
 
-def _tell(statuses: list[Any]) -> str:
+def _describe_statuses(statuses: list[Any]) -> str:
     if not statuses:
         return "0"
     counts = Counter("at their memory limit" if s == "paused" else str(s) for s in statuses)
@@ -503,10 +510,10 @@ def _tell(statuses: list[Any]) -> str:
 
 
 #: Seconds for which another worker is tried, and between two trials.
-_PATIENCE, _PAUSE = 30.0, 0.1
+_SCATTER_SECONDS, _SCATTER_PAUSE_SECONDS = 30.0, 0.1
 
 
-def scattered(client: Any, value: Any, *, everywhere: bool = False) -> Any:
+def scatter_values(client: Any, value: Any, *, everywhere: bool = False) -> Any:
     """Futures of values on the workers, as ``client.scatter`` gives them.
 
     Dask sends a value to a worker that has just died as long as the scheduler has not noticed.
@@ -527,7 +534,7 @@ def scattered(client: Any, value: Any, *, everywhere: bool = False) -> Any:
     WorkerLostError
         Workers were lost again and again.
     """
-    end = time.monotonic() + _PATIENCE
+    end = time.monotonic() + _SCATTER_SECONDS
     while True:
         try:
             return client.scatter(value, hash=False, broadcast=everywhere)
@@ -541,7 +548,7 @@ def scattered(client: Any, value: Any, *, everywhere: bool = False) -> Any:
                 ) from error
             if time.monotonic() > end:
                 raise WorkerLostError(
-                    f"No worker took {_PATIENCE:g} s long what was sent to it ({error}). Look at "
-                    "the workers' logs: do they run out of memory?"
+                    f"No worker took {_SCATTER_SECONDS:g} s long what was sent to it ({error}). "
+                    "Look at the workers' logs: do they run out of memory?"
                 ) from error
-            time.sleep(_PAUSE)
+            time.sleep(_SCATTER_PAUSE_SECONDS)

@@ -20,18 +20,18 @@ from daskml_dist.errors import InvalidDataError, InvalidTypeError
 __all__ = [
     "NamedColumns",
     "check_unique_names",
-    "column_names_of",
     "convert_foreign",
+    "convert_frame_to_csr",
+    "convert_named_columns",
+    "convert_pydata_sparse",
+    "convert_sparse_bools",
     "copy_other_gpu_to_host",
     "densify_columns",
-    "frame_as_csr",
+    "get_column_names",
     "is_sparse_frame",
     "load_pandas",
-    "named_blocks",
     "other_gpu_library",
-    "pydata_as_scipy",
-    "sparse_bools_as_floats",
-    "with_sizes_of",
+    "restore_chunk_sizes",
 ]
 
 #: How rows are made of an object that has none itself, by its package and class.
@@ -49,7 +49,7 @@ class NamedColumns(da.Array):
     """A Dask Array whose columns have names: the data of an xarray.DataArray.
 
     What Dask makes of it is a plain Dask Array, so names are checked before rows go anywhere, and
-    blocks have none. Steps that ask each block for names take :func:`named_blocks`.
+    blocks have none. Steps that ask each block for names take :func:`convert_named_columns`.
     """
 
     column_names: NDArray[Any]
@@ -76,22 +76,22 @@ def convert_foreign(*values: Any) -> Any:
     InvalidTypeError
         A query of Polars or DuckDB that is not yet run, or an xarray.Dataset; names the remedy.
     """
-    converted = tuple(map(_converted, values))
+    converted = tuple(map(_convert_container, values))
     return converted[0] if len(converted) == 1 else converted
 
 
-def _converted(value: Any) -> Any:
+def _convert_container(value: Any) -> Any:
     if isinstance(value, da.Array):
-        if not _is_pydata(value._meta):
+        if not _is_pydata_sparse(value._meta):
             return value
-        meta = pydata_as_scipy(value._meta)
-        return da.map_blocks(pydata_as_scipy, value, dtype=value.dtype, meta=meta)
+        meta = convert_pydata_sparse(value._meta)
+        return da.map_blocks(convert_pydata_sparse, value, dtype=value.dtype, meta=meta)
     package = type(value).__module__.partition(".")[0].lstrip("_")
     if package == "sparse":
-        return pydata_as_scipy(value)
+        return convert_pydata_sparse(value)
     kind = type(value).__name__
     if package == "xarray" and kind == "DataArray":
-        return _data_of(value)
+        return _extract_xarray_data(value)
     if remedy := _REMEDIES.get((package, kind)):
         raise InvalidTypeError(f"{package}.{kind} {remedy}.")
     return copy_other_gpu_to_host(value)
@@ -126,12 +126,12 @@ _HOST_COPIES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def column_names_of(values: Any) -> NDArray[Any] | None:
+def get_column_names(values: Any) -> NDArray[Any] | None:
     """Return the names of the columns of a :class:`NamedColumns`; None for anything else."""
     return values.column_names if isinstance(values, NamedColumns) else None
 
 
-def named_blocks(X: Any, *beside: Any) -> Any:
+def convert_named_columns(X: Any, *beside: Any) -> Any:
     """Return a :class:`NamedColumns` as a dask DataFrame, whose blocks have the names.
 
     Parameters
@@ -146,34 +146,34 @@ def named_blocks(X: Any, *beside: Any) -> Any:
         One for one, else as many.
     """
     found: tuple[Any, ...] = (X, *beside)
-    if (names := column_names_of(X)) is not None:
+    if (names := get_column_names(X)) is not None:
         import dask.dataframe as dd
 
         whole, rows = X.rechunk({1: -1}), {0: X.chunks[0]}
         found = (
-            dd.from_dask_array(_plain_array(whole, whole.chunks), columns=list(names)),
+            dd.from_dask_array(_rebuild_array(whole, whole.chunks), columns=list(names)),
             *(value.rechunk(rows) if isinstance(value, da.Array) else value for value in beside),
         )
     return found if beside else found[0]
 
 
-def with_sizes_of(answers: Any, X: Any) -> Any:
-    """Return lazy answers to :func:`named_blocks` of X with the known sizes of the chunks of X."""
-    if column_names_of(X) is None or not isinstance(answers, da.Array):
+def restore_chunk_sizes(answers: Any, X: Any) -> Any:
+    """Return answers to :func:`convert_named_columns` of X with the chunk sizes known of X."""
+    if get_column_names(X) is None or not isinstance(answers, da.Array):
         return answers
-    return _plain_array(answers, (X.chunks[0], *answers.chunks[1:]))
+    return _rebuild_array(answers, (X.chunks[0], *answers.chunks[1:]))
 
 
-def _plain_array(array: da.Array, chunks: Any) -> da.Array:
+def _rebuild_array(array: da.Array, chunks: Any) -> da.Array:
     return da.Array(array.dask, array.name, chunks, meta=array._meta)
 
 
 # --- xarray ----------------------------------------------------------------------------------
 
 
-def _data_of(array: Any) -> Any:
+def _extract_xarray_data(array: Any) -> Any:
     """Return the data of an xarray.DataArray, which is read where it lies in a file."""
-    data = _converted(array.data)
+    data = _convert_container(array.data)
     names = array.indexes.get(array.dims[1]) if array.ndim == 2 else None
     if names is None or not all(isinstance(name, str) for name in names):
         return data
@@ -190,17 +190,17 @@ def _data_of(array: Any) -> Any:
 # --- pydata/sparse ---------------------------------------------------------------------------
 
 
-def _is_pydata(value: Any) -> bool:
+def _is_pydata_sparse(value: Any) -> bool:
     return type(value).__module__.startswith("sparse.")
 
 
-def pydata_as_scipy(value: Any) -> Any:
+def convert_pydata_sparse(value: Any) -> Any:
     """Convert an array of pydata/sparse to a CSR array of SciPy; all else stays as it is.
 
     An array of another number of dimensions than two, or whose fill value is not zero, for which
     SciPy has no format, becomes dense.
     """
-    if not _is_pydata(value):
+    if not _is_pydata_sparse(value):
         return value
     value = value.tocoo() if hasattr(value, "tocoo") else value
     if value.ndim == 2 and value.fill_value == 0:
@@ -211,7 +211,7 @@ def pydata_as_scipy(value: Any) -> Any:
 # --- sparse columns of pandas ----------------------------------------------------------------
 
 
-def frame_as_csr(frame: Any) -> Any:
+def convert_frame_to_csr(frame: Any) -> Any:
     """Return the CSR matrix of a frame all of whose columns are sparse with zeros left out.
 
     Returns
@@ -225,10 +225,10 @@ def frame_as_csr(frame: Any) -> Any:
 def is_sparse_frame(frame: Any) -> bool:
     """Tell whether all columns of a frame are sparse numbers, of which zeros are left out."""
     kinds = set(frame.dtypes)
-    return bool(kinds) and all(map(_leaves_out_zeros, kinds))
+    return bool(kinds) and all(map(_omits_zeros, kinds))
 
 
-def _leaves_out_zeros(dtype: Any) -> bool:
+def _omits_zeros(dtype: Any) -> bool:
     return hasattr(dtype, "fill_value") and dtype.kind in "biuf" and bool(dtype.fill_value == 0)
 
 
@@ -244,7 +244,7 @@ def densify_columns(frame: Any) -> Any:
     return frame.astype(wide) if wide else frame
 
 
-def sparse_bools_as_floats(frame: Any) -> Any:
+def convert_sparse_bools(frame: Any) -> Any:
     """Return a frame whose sparse columns of bool are float64, as arithmetic wants them."""
     if not hasattr(frame, "dtypes") or not is_dataframe_like(frame):
         return frame

@@ -16,12 +16,12 @@ from daskml_dist.backends.devices import gpu_problem
 from daskml_dist.data.containers import (
     check_unique_names,
     convert_foreign,
+    convert_frame_to_csr,
+    convert_pydata_sparse,
     copy_other_gpu_to_host,
     densify_columns,
-    frame_as_csr,
     is_sparse_frame,
     other_gpu_library,
-    pydata_as_scipy,
 )
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import DeviceUnavailableError, InvalidDataError, InvalidTypeError
@@ -30,25 +30,25 @@ from daskml_dist.errors.outside import outside
 __all__ = [
     "as_array_block",
     "as_column",
-    "as_numbers",
     "as_rows",
-    "check_2d",
-    "check_columns",
-    "check_dtype",
+    "check_dimensions",
     "check_no_missing",
-    "check_real",
+    "check_not_complex",
+    "check_numeric_columns",
+    "check_numeric_dtype",
+    "choose_float_dtype",
+    "choose_tensor_dtype",
+    "convert_missing_to_nan",
+    "convert_object_columns",
+    "convert_object_values",
     "convert_to_host",
-    "device_of",
-    "float_dtype",
-    "numbers_of_objects",
-    "own_dtype",
-    "plain_objects",
-    "plain_rows",
-    "rows_at",
-    "target_is_column",
-    "to_host",
-    "warn_of_target",
-    "where",
+    "convert_to_numbers",
+    "copy_to_host",
+    "describe_block",
+    "describe_target_column",
+    "find_device",
+    "take_rows",
+    "warn_of_target_column",
 ]
 
 # An ndarray, or a CSR matrix or array of SciPy, which has no types.
@@ -74,7 +74,8 @@ def as_rows(
         A frame of sparse columns alone is read as a CSR matrix, one of some sparse columns as
         dense, as scikit-learn does. Of tensors: an array of shape (n_rows, ...) too.
     dtype : dtype, optional
-        By default float32 stays and all other numbers become float64; of tensors: `own_dtype`.
+        By default float32 stays and all other numbers become float64; of tensors:
+        `choose_tensor_dtype`.
     index : int, optional
         Block to name in errors.
     on_device : bool, default=False
@@ -97,20 +98,20 @@ def as_rows(
     DeviceUnavailableError
         Rows of CuPy are to stay on a GPU, and this process can use none.
     """
-    if on_device and device_of(X) == "gpu":
-        return _rows_on_device(X, index, tensors)
-    X = to_host(X)
-    kept = own_dtype if tensors else float_dtype
+    if on_device and find_device(X) == "gpu":
+        return _check_device_rows(X, index, tensors)
+    X = copy_to_host(X)
+    kept = choose_tensor_dtype if tensors else choose_float_dtype
     if is_dataframe_like(X):
-        if (entries := frame_as_csr(X)) is None:
-            return _frame_to_numpy(X, dtype, index, kept, any_order)
+        if (entries := convert_frame_to_csr(X)) is None:
+            return _convert_frame(X, dtype, index, kept, any_order)
         X = entries
-    rows = X.tocsr() if hasattr(X, "tocsr") else _as_array(X, "X", index)
-    check_2d(rows, index, tensors=tensors, given=X)
+    rows = X.tocsr() if hasattr(X, "tocsr") else _convert_to_array(X, "X", index)
+    check_dimensions(rows, index, tensors=tensors, given=X)
     wanted = dtype or kept(rows.dtype)
     if sparse.issparse(rows):
-        return _tidy_csr(rows, wanted, index)
-    return as_numbers(rows, wanted, "X", index, any_order)
+        return _canonicalize_csr(rows, wanted, index)
+    return convert_to_numbers(rows, wanted, "X", index, any_order)
 
 
 def as_column(
@@ -139,25 +140,29 @@ def as_column(
     InvalidDataError
         There is more than one column.
     """
-    values = to_host(values)
+    values = copy_to_host(values)
     if several and is_dataframe_like(values):
-        return _frame_to_numpy(values, None, index, float_dtype)
+        return _convert_frame(values, None, index, choose_float_dtype)
     if is_dataframe_like(values) and len(values.columns) == 1:
         values = values.iloc[:, 0]
-    array = _series_to_numpy(values) if is_series_like(values) else _as_array(values, name, index)
+    array = (
+        _convert_series(values)
+        if is_series_like(values)
+        else _convert_to_array(values, name, index)
+    )
     if several and array.ndim == 2:
         return array
     if array.ndim == 2 and array.shape[1] == 1:
         array = array.reshape(-1)
     if array.ndim != 1:
         raise InvalidDataError(
-            f"{where(index)}{name} should be a 1d array, got an array of shape {array.shape} "
-            f"instead. Pass one column, for example {name}[:, 0]."
+            f"{describe_block(index)}{name} should be a 1d array, got an array of shape "
+            f"{array.shape} instead. Pass one column, for example {name}[:, 0]."
         )
-    return plain_objects(array)
+    return convert_object_values(array)
 
 
-def device_of(values: Any) -> str:
+def find_device(values: Any) -> str:
     """Device of an array's memory: "gpu" for arrays and sparse matrices of CuPy, else "cpu"."""
     if other_gpu_library(values):
         return "cpu"  # such arrays have CuPy's interface, and none of its methods: they are copied
@@ -165,11 +170,11 @@ def device_of(values: Any) -> str:
     return "gpu" if hasattr(data, "__cuda_array_interface__") else "cpu"
 
 
-def to_host(values: Any) -> Any:
+def copy_to_host(values: Any) -> Any:
     """Copy rows on a GPU to the host, make an array of pydata/sparse SciPy's; keep all else."""
-    if device_of(values) == "gpu":
+    if find_device(values) == "gpu":
         return values.get()
-    return pydata_as_scipy(copy_other_gpu_to_host(values))
+    return convert_pydata_sparse(copy_other_gpu_to_host(values))
 
 
 def convert_to_host(*values: Any) -> Any:
@@ -184,8 +189,8 @@ def convert_to_host(*values: Any) -> Any:
         One for one, else as many.
     """
     if len(values) == 1:
-        return to_host(convert_foreign(values[0]))
-    return tuple(map(to_host, convert_foreign(*values)))
+        return copy_to_host(convert_foreign(values[0]))
+    return tuple(map(copy_to_host, convert_foreign(*values)))
 
 
 def as_array_block(values: Any, name: str, index: int | None) -> Any:
@@ -200,28 +205,28 @@ def as_array_block(values: Any, name: str, index: int | None) -> Any:
     """
     if not isinstance(values, list | tuple):
         return values
-    array = _as_array(values, name, index)
+    array = _convert_to_array(values, name, index)
     return np.asarray(values, dtype=object) if array.dtype.kind in "US" else array
 
 
-def rows_at(rows: Any, at: Any) -> Any:
+def take_rows(rows: Any, at: Any) -> Any:
     """Return rows of a block by their positions, of a frame, array, sparse matrix or lists."""
     rows = as_array_block(rows, "X", None)
     return rows.iloc[at] if hasattr(rows, "iloc") else rows[at]
 
 
-def float_dtype(dtype: Any) -> str:
+def choose_float_dtype(dtype: Any) -> str:
     """The dtype of the maths for rows of a dtype: float32 stays, all others become float64."""
     return "float32" if dtype == np.float32 else "float64"
 
 
-def own_dtype(dtype: Any) -> str:
+def choose_tensor_dtype(dtype: Any) -> str:
     """The dtype that tensors of a dtype keep: their own, which for objects is float64."""
     dtype = np.dtype(dtype)
     return dtype.name if dtype.kind in "biuf" and dtype.itemsize <= 8 else "float64"
 
 
-def check_columns(dtypes: Iterable[tuple[Any, Any]]) -> None:
+def check_numeric_columns(dtypes: Iterable[tuple[Any, Any]]) -> None:
     """Check that the columns of a dataframe are real numbers.
 
     Raises
@@ -231,16 +236,18 @@ def check_columns(dtypes: Iterable[tuple[Any, Any]]) -> None:
     """
     wrong = {name: dtype for name, dtype in dtypes if dtype.kind not in "biuf"}
     for dtype in wrong.values():
-        check_real(dtype, "X")
+        check_not_complex(dtype, "X")
     if not wrong:
         return
     raise InvalidDataError(
         f"Columns {list(wrong)} of X are not numeric ({', '.join(map(str, wrong.values()))}). "
-        f"{columns_remedy(wrong)}"
+        f"{describe_columns_remedy(wrong)}"
     )
 
 
-def check_2d(X: Any, index: int | None = None, *, tensors: bool = False, given: Any = None) -> None:
+def check_dimensions(
+    X: Any, index: int | None = None, *, tensors: bool = False, given: Any = None
+) -> None:
     """Check that X, which has `ndim` and `shape`, has two dimensions; of tensors, at least two.
 
     `given` is X as the user passed it, by which the remedy goes.
@@ -254,13 +261,13 @@ def check_2d(X: Any, index: int | None = None, *, tensors: bool = False, given: 
         # The length of a Dask Series is a task.
         shape = tuple(n if isinstance(n, Real) else "n_rows" for n in X.shape)
         raise InvalidDataError(
-            f"{where(index)}Expected 2D array, got {X.ndim}D array instead: shape "
+            f"{describe_block(index)}Expected 2D array, got {X.ndim}D array instead: shape "
             f"({', '.join(map(str, shape))}{',' * (len(shape) == 1)}). "
-            f"{shape_remedy(X if given is None else given)}"
+            f"{describe_shape_remedy(X if given is None else given)}"
         )
 
 
-def check_dtype(dtype: Any, name: str, index: int | None = None) -> None:
+def check_numeric_dtype(dtype: Any, name: str, index: int | None = None) -> None:
     """Check that a dtype holds real numbers, or objects that may turn out to be.
 
     Raises
@@ -268,12 +275,12 @@ def check_dtype(dtype: Any, name: str, index: int | None = None) -> None:
     InvalidDataError
         It is complex, a string, a date or another such dtype.
     """
-    check_real(dtype, name, index)
+    check_not_complex(dtype, name, index)
     if dtype.kind not in "biufO":
-        raise InvalidDataError(_not_numeric(dtype, name, index))
+        raise InvalidDataError(_describe_not_numeric(dtype, name, index))
 
 
-def check_real(dtype: Any, name: str, index: int | None = None) -> None:
+def check_not_complex(dtype: Any, name: str, index: int | None = None) -> None:
     """Check that a dtype is not complex.
 
     Raises
@@ -283,12 +290,12 @@ def check_real(dtype: Any, name: str, index: int | None = None) -> None:
     """
     if dtype.kind == "c":
         raise InvalidDataError(
-            f"{where(index)}Complex data not supported: {name} is complex. Pass {name}.real and "
-            f"{name}.imag instead."
+            f"{describe_block(index)}Complex data not supported: {name} is complex. Pass "
+            f"{name}.real and {name}.imag instead."
         )
 
 
-def plain_rows(X: Any) -> Any:
+def convert_missing_to_nan(X: Any) -> Any:
     """Rows whose missing values are NaN, as scikit-learn wants them.
 
     Dask makes Arrow-backed columns of strings, whose missing values are pandas.NA, also in the
@@ -301,7 +308,9 @@ def plain_rows(X: Any) -> Any:
     if isinstance(X, np.ndarray) and X.dtype.kind == "O":
         if not any(kind.__name__ == "NAType" for kind in set(map(type, X.ravel().tolist()))):
             return X
-        is_na = np.fromiter((_is_na(value) for value in X.flat), bool, X.size).reshape(X.shape)
+        is_na = np.fromiter((_is_pandas_na(value) for value in X.flat), bool, X.size).reshape(
+            X.shape
+        )
         return np.where(is_na, np.nan, X)
     if not hasattr(X, "dtypes") or not is_dataframe_like(X):
         return X
@@ -310,7 +319,7 @@ def plain_rows(X: Any) -> Any:
     X = X if is_sparse_frame(X) else densify_columns(X)
     changed = {}
     for name, dtype in zip(X.columns, X.dtypes, strict=True):
-        if isinstance(dtype, np.dtype) or not _has_na(dtype):
+        if isinstance(dtype, np.dtype) or not _has_pandas_na(dtype):
             continue
         column = X[name]
         if dtype.kind in "biuf" and not column.isna().any():
@@ -326,7 +335,7 @@ def plain_rows(X: Any) -> Any:
     return X
 
 
-def numbers_of_objects(frame: Any) -> Any:
+def convert_object_columns(frame: Any) -> Any:
     """Return a dataframe whose columns of objects that are all numbers have a dtype of numbers.
 
     Parameters
@@ -335,7 +344,7 @@ def numbers_of_objects(frame: Any) -> Any:
         The frame itself is returned where it has no column of objects.
     """
     objects = [name for name, dtype in frame.dtypes.items() if dtype == np.dtype(object)]
-    found = {name: _number_column(frame[name]) for name in objects}
+    found = {name: _convert_object_column(frame[name]) for name in objects}
     changed = {name: column for name, column in found.items() if column is not None}
     if changed:
         frame = frame.copy(deep=False)
@@ -344,7 +353,7 @@ def numbers_of_objects(frame: Any) -> Any:
     return frame
 
 
-def _number_column(column: Any) -> Any:
+def _convert_object_column(column: Any) -> Any:
     """Return a column of objects as one of numbers; None where it holds anything else."""
     known = column.dropna()
     types = set(map(type, known))
@@ -359,7 +368,7 @@ def _number_column(column: Any) -> Any:
     return column.where(column.notna(), np.nan).astype("float64")
 
 
-def plain_objects(values: NDArray[Any]) -> NDArray[Any]:
+def convert_object_values(values: NDArray[Any]) -> NDArray[Any]:
     """Objects that are all bools, or all numbers, as such; all else as it is."""
     if values.dtype.kind != "O" or not len(values):
         return values
@@ -371,34 +380,35 @@ def plain_objects(values: NDArray[Any]) -> NDArray[Any]:
     return values if len(are_bools) > 1 or plain.dtype.kind not in "biuf" else plain
 
 
-def _has_na(dtype: Any) -> bool:
-    return _is_na(getattr(dtype, "na_value", None))
+def _has_pandas_na(dtype: Any) -> bool:
+    return _is_pandas_na(getattr(dtype, "na_value", None))
 
 
-def _is_na(value: Any) -> bool:
+def _is_pandas_na(value: Any) -> bool:
     return type(value).__name__ == "NAType"
 
 
 # --- conversions -----------------------------------------------------------------------------
 
 
-def where(index: int | None) -> str:
+def describe_block(index: int | None) -> str:
     """Beginning of an error's message: the block, where one is known."""
     return "" if index is None else f"Block {index}: "
 
 
-def _not_numeric(dtype: Any, name: str, index: int | None) -> str:
-    return f"{where(index)}{name} is not numeric (dtype {dtype}). {values_remedy(dtype, name)}"
+def _describe_not_numeric(dtype: Any, name: str, index: int | None) -> str:
+    remedy = describe_values_remedy(dtype, name)
+    return f"{describe_block(index)}{name} is not numeric (dtype {dtype}). {remedy}"
 
 
-def _rows_on_device(X: Any, index: int | None, tensors: bool) -> Rows:
+def _check_device_rows(X: Any, index: int | None, tensors: bool) -> Rows:
     if problem := gpu_problem():
         raise DeviceUnavailableError(
-            f"{where(index)}X is of CuPy, and here no GPU can be used: {problem} Give every worker "
-            "a GPU, or read the rows into NumPy's arrays."
+            f"{describe_block(index)}X is of CuPy, and here no GPU can be used: {problem} Give "
+            "every worker a GPU, or read the rows into NumPy's arrays."
         )
-    check_2d(X, index, tensors=tensors)
-    check_dtype(X.dtype, "X", index)
+    check_dimensions(X, index, tensors=tensors)
+    check_numeric_dtype(X.dtype, "X", index)
     if not hasattr(X, "tocsr"):
         return X
     rows = X.tocsr()
@@ -406,16 +416,16 @@ def _rows_on_device(X: Any, index: int | None, tensors: bool) -> Rows:
     return rows if rows.has_canonical_format else rows.copy()
 
 
-def _as_array(values: Any, name: str, index: int | None) -> NDArray[Any]:
+def _convert_to_array(values: Any, name: str, index: int | None) -> NDArray[Any]:
     try:
         return np.asarray(values)
     except ValueError as error:
         raise InvalidDataError(
-            f"{where(index)}{name} is not an array: {error}. Pass rows of equal length."
+            f"{describe_block(index)}{name} is not an array: {error}. Pass rows of equal length."
         ) from error
 
 
-def as_numbers(
+def convert_to_numbers(
     values: NDArray[Any], dtype: DTypeLike, name: str, index: int | None, any_order: bool = False
 ) -> NDArray[Any]:
     """Make an array real numbers of a dtype; no copy where they are so already.
@@ -429,23 +439,23 @@ def as_numbers(
     InvalidTypeError
         They are objects that are not even strings.
     """
-    check_dtype(values.dtype, name, index)
+    check_numeric_dtype(values.dtype, name, index)
     try:
         # What is too large for the dtype becomes infinite, which the finite checks find.
         with np.errstate(over="ignore"):
             make = np.asarray if any_order else np.ascontiguousarray
-            return make(plain_rows(values), dtype=dtype)
+            return make(convert_missing_to_nan(values), dtype=dtype)
     except ValueError as error:
-        raise InvalidDataError(_not_numeric(values.dtype, name, index)) from error
+        raise InvalidDataError(_describe_not_numeric(values.dtype, name, index)) from error
     except TypeError as error:
         raise InvalidTypeError(
-            f"{where(index)}{name} holds objects that are no numbers: {error}. Take the number out "
-            "of each first."
+            f"{describe_block(index)}{name} holds objects that are no numbers: {error}. Take the "
+            "number out of each first."
         ) from error
 
 
-def _tidy_csr(rows: Any, dtype: str, index: int | None) -> Any:
-    check_dtype(rows.dtype, "X", index)
+def _canonicalize_csr(rows: Any, dtype: str, index: int | None) -> Any:
+    check_numeric_dtype(rows.dtype, "X", index)
     if not rows.has_canonical_format:
         rows = rows.copy()  # the user's matrix is left alone
         rows.sum_duplicates()
@@ -458,12 +468,12 @@ def _tidy_csr(rows: Any, dtype: str, index: int | None) -> Any:
     return rows
 
 
-def _numpy_dtype(dtype: Any) -> Any:
+def _get_numpy_dtype(dtype: Any) -> Any:
     """The NumPy dtype behind a nullable or Arrow dtype of pandas."""
     return getattr(dtype, "numpy_dtype", dtype)
 
 
-def _frame_to_numpy(
+def _convert_frame(
     frame: Any,
     dtype: str | None,
     index: int | None,
@@ -471,30 +481,32 @@ def _frame_to_numpy(
     any_order: bool = False,
 ) -> NDArray[Any]:
     frame = densify_columns(frame)
-    frame = numbers_of_objects(plain_rows(frame) if kept is own_dtype else frame)
+    frame = convert_object_columns(
+        convert_missing_to_nan(frame) if kept is choose_tensor_dtype else frame
+    )
     dtypes = list(frame.dtypes)
-    check_columns(zip(frame.columns, dtypes, strict=True))
+    check_numeric_columns(zip(frame.columns, dtypes, strict=True))
     if dtype is None:
-        found = {kept(_numpy_dtype(d)) for d in dtypes} or {"float64"}
+        found = {kept(_get_numpy_dtype(d)) for d in dtypes} or {"float64"}
         dtype = str(np.result_type(*found))
     if all(isinstance(d, np.dtype) for d in dtypes):
         values = frame.to_numpy()
     else:
         values = frame.to_numpy(dtype=dtype, na_value=np.nan)
-    return as_numbers(values, dtype, "X", index, any_order)
+    return convert_to_numbers(values, dtype, "X", index, any_order)
 
 
-def _series_to_numpy(series: Any) -> NDArray[Any]:
+def _convert_series(series: Any) -> NDArray[Any]:
     series = densify_columns(series)
     dtype = series.dtype
     if isinstance(dtype, np.dtype) or dtype.kind not in "biuf":
         return np.asarray(series)
     if series.hasnans:
         return np.asarray(series.to_numpy(dtype="float64", na_value=np.nan))
-    return np.asarray(series.to_numpy(dtype=_numpy_dtype(dtype)))
+    return np.asarray(series.to_numpy(dtype=_get_numpy_dtype(dtype)))
 
 
-def columns_remedy(wrong: Mapping[Any, Any]) -> str:
+def describe_columns_remedy(wrong: Mapping[Any, Any]) -> str:
     """Return what to do about columns of a dataframe that are not numeric.
 
     Parameters
@@ -503,13 +515,13 @@ def columns_remedy(wrong: Mapping[Any, Any]) -> str:
     """
     of_kind: dict[str, list[Any]] = {}
     for name, dtype in wrong.items():
-        of_kind.setdefault(_kind_of(dtype), []).append(name)
-    return "\n".join(_COLUMNS[kind].format(names=names) for kind, names in of_kind.items())
+        of_kind.setdefault(_classify_dtype(dtype), []).append(name)
+    return "\n".join(_COLUMN_REMEDIES[kind].format(names=names) for kind, names in of_kind.items())
 
 
-def values_remedy(dtype: Any, name: str) -> str:
+def describe_values_remedy(dtype: Any, name: str) -> str:
     """Return what to do about an array, a target or weights that are not numeric."""
-    kind = _kind_of(dtype)
+    kind = _classify_dtype(dtype)
     if kind == "dates":
         return (
             f"Pass numbers in place of dates, such as the seconds since 1970, {name} = "
@@ -534,7 +546,7 @@ def values_remedy(dtype: Any, name: str) -> str:
     return f"{first}; where it holds numbers, {name} = {name}.astype('float64')."
 
 
-def shape_remedy(X: Any) -> str:
+def describe_shape_remedy(X: Any) -> str:
     """Return what to do about rows that have not two dimensions.
 
     Parameters
@@ -568,7 +580,7 @@ def shape_remedy(X: Any) -> str:
     )
 
 
-def target_is_column(X: Any, y: Any) -> str:
+def describe_target_column(X: Any, y: Any) -> str:
     """Return what to do where a Series that is the target bears the name of a column of X."""
     name = getattr(y, "name", None)
     if not is_series_like(y) or name is None or name not in getattr(X, "columns", ()):
@@ -579,7 +591,7 @@ def target_is_column(X: Any, y: Any) -> str:
     )
 
 
-def warn_of_target(X: Any, y: Any) -> None:
+def warn_of_target_column(X: Any, y: Any) -> None:
     """Warn where the target is a column of X, from which a model would read it.
 
     Of Dask collections by what they are made of: nothing is computed.
@@ -588,7 +600,7 @@ def warn_of_target(X: Any, y: Any) -> None:
     -----
     UserWarning
     """
-    remedy = target_is_column(X, y)
+    remedy = describe_target_column(X, y)
     if not remedy or is_dask(X) != is_dask(y):
         return
     column = X[y.name]
@@ -601,14 +613,14 @@ def warn_of_target(X: Any, y: Any) -> None:
         )
 
 
-def _kind_of(dtype: Any) -> str:
+def _classify_dtype(dtype: Any) -> str:
     if str(dtype).startswith("period"):
         return "periods"
     return {"M": "dates", "m": "spans of time"}.get(getattr(dtype, "kind", "O"), "words")
 
 
 #: What to do about columns of each kind.
-_COLUMNS = {
+_COLUMN_REMEDIES = {
     "dates": (
         "Take numbers out of the dates {names}, such as X[name].dt.hour, .dt.dayofweek or "
         ".dt.dayofyear, or the seconds since one, (X[name] - start).dt.total_seconds(), and drop "
@@ -665,7 +677,8 @@ def check_no_missing(values: NDArray[Any], name: str, index: int | None = None) 
         row = int(np.argwhere(missing)[0, 0])
         whose = "" if index is None else " of the block"
         raise InvalidDataError(
-            f"{where(index)}Input {name} contains NaN, a missing value (row {row}{whose}). Drop "
+            f"{describe_block(index)}Input {name} contains NaN, a missing value (row "
+            f"{row}{whose}). Drop "
             f"such rows first: keep = ~{name}.isna() of a Series, and take [keep] of all inputs."
         )
 

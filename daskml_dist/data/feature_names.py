@@ -10,18 +10,18 @@ from sklearn.utils.validation import _check_feature_names
 
 from daskml_dist.data.containers import (
     check_unique_names,
-    column_names_of,
     convert_foreign,
+    get_column_names,
     load_pandas,
 )
-from daskml_dist.data.few_plain import RowsToCome, plain_frame
+from daskml_dist.data.few_plain import RowsPlaceholder, is_small_frame
 from daskml_dist.data.lazy import is_dask_frame
 from daskml_dist.errors import InvalidDataError
 
-__all__ = ["check_feature_names", "known_to_match", "remember_dtypes", "without_names"]
+__all__ = ["check_feature_names", "drop_feature_names", "names_surely_match", "remember_dtypes"]
 
 #: Kinds of rows that have no names.
-_NAMELESS = (np.ndarray, list)
+_NAMELESS_TYPES = (np.ndarray, list)
 
 
 def check_feature_names(estimator: Any, X: Any, *, reset: bool) -> None:
@@ -46,13 +46,13 @@ def check_feature_names(estimator: Any, X: Any, *, reset: bool) -> None:
     """
     if reset:
         remember_dtypes(estimator, X)
-    elif known_to_match(X, getattr(estimator, "feature_names_in_", None)):
+    elif names_surely_match(X, getattr(estimator, "feature_names_in_", None)):
         return  # the usual cases, in which scikit-learn looks for kinds of dataframes one by one
-    if isinstance(X, RowsToCome):
+    if isinstance(X, RowsPlaceholder):
         return
     X = convert_foreign(X)
     check_unique_names(X)
-    if (names := column_names_of(X)) is not None:
+    if (names := get_column_names(X)) is not None:
         shown = load_pandas().DataFrame(columns=names)
     else:
         shown = X._meta if is_dask_frame(X) else X
@@ -65,11 +65,11 @@ def check_feature_names(estimator: Any, X: Any, *, reset: bool) -> None:
         ) from error
 
 
-def known_to_match(X: Any, names: NDArray[Any] | None) -> bool:
+def names_surely_match(X: Any, names: NDArray[Any] | None) -> bool:
     """Whether columns are at a glance as those of the fit: have its names, or none as it."""
-    if type(X) in _NAMELESS:
+    if type(X) in _NAMELESS_TYPES:
         return names is None
-    if not plain_frame(X):
+    if not is_small_frame(X):
         return False
     columns = X.columns
     if names is None:
@@ -77,7 +77,7 @@ def known_to_match(X: Any, names: NDArray[Any] | None) -> bool:
     return len(columns) == len(names) and bool(columns.tolist() == names.tolist())
 
 
-def without_names(estimator: Any) -> Any:
+def drop_feature_names(estimator: Any) -> Any:
     """The estimator, with the same attributes, for rows whose names are known to be right."""
     if "feature_names_in_" not in vars(estimator):
         return estimator

@@ -12,11 +12,11 @@ from scipy import sparse
 from daskml_dist.data.blocks import Block
 from daskml_dist.errors import DivergedError
 
-__all__ = ["Scales", "block_scales", "joined_scales", "merge_scales"]
+__all__ = ["FeatureScales", "compute_block_scales", "join_scales", "merge_scales"]
 
 
 @dataclass(frozen=True, eq=False)
-class Scales:
+class FeatureScales:
     """Scales of the features, from one pass.
 
     Parameters
@@ -30,9 +30,9 @@ class Scales:
     largest: NDArray[np.float64]
     squares: NDArray[np.float64]
 
-    def with_intercept(self) -> Scales:
+    def with_intercept(self) -> FeatureScales:
         """With one more feature, which is 1 in every row."""
-        return Scales(
+        return FeatureScales(
             self.n_rows, np.append(self.largest, 1.0), np.append(self.squares, self.n_rows)
         )
 
@@ -47,34 +47,34 @@ class Scales:
         return float((self.squares / largest**2).sum() / max(self.n_rows, 1))
 
 
-def block_scales(block: Block) -> Scales:
+def compute_block_scales(block: Block) -> FeatureScales:
     """Scales of the rows of a block."""
     X = block.X
     if block.n_rows == 0:
         nothing = np.zeros(X.shape[1])
-        return Scales(0, nothing, nothing)
+        return FeatureScales(0, nothing, nothing)
     if sparse.issparse(X):
         squares = np.bincount(X.indices, X.data.astype(np.float64) ** 2, X.shape[1]).astype(float)
         largest = np.asarray(abs(X).max(axis=0).todense()).ravel()
     else:
         squares = np.einsum("ij,ij->j", X, X, dtype=np.float64)
         largest = np.maximum(X.max(axis=0), -X.min(axis=0))
-    return Scales(block.n_rows, largest.astype(np.float64), squares)
+    return FeatureScales(block.n_rows, largest.astype(np.float64), squares)
 
 
-def merge_scales(scales: list[Scales]) -> Scales:
+def merge_scales(scales: list[FeatureScales]) -> FeatureScales:
     """Scales of all rows."""
     return reduce(
-        lambda a, b: Scales(
+        lambda a, b: FeatureScales(
             a.n_rows + b.n_rows, np.maximum(a.largest, b.largest), a.squares + b.squares
         ),
         scales,
     )
 
 
-def joined_scales(parts: list[Scales]) -> Scales:
+def join_scales(parts: list[FeatureScales]) -> FeatureScales:
     """Scales of all features, of those of parts of the columns."""
     largest, squares = (
         np.concatenate([getattr(part, name) for part in parts]) for name in ("largest", "squares")
     )
-    return Scales(parts[0].n_rows, largest, squares)
+    return FeatureScales(parts[0].n_rows, largest, squares)

@@ -12,22 +12,22 @@ from numpy.typing import NDArray
 from daskml_dist.data.row_checks import RowShape
 
 __all__ = [
-    "FEW",
-    "FLOATS",
-    "RowsToCome",
-    "are_few",
-    "few_plain",
-    "frame_values",
-    "frame_words",
-    "plain_frame",
+    "FLOAT_DTYPES",
+    "MAX_FEW_ROWS",
+    "RowsPlaceholder",
+    "convert_few_rows",
+    "extract_frame_floats",
+    "extract_frame_words",
+    "has_few_rows",
+    "is_small_frame",
 ]
 
 #: Rows up to which they are few: never cut into pieces.
-FEW = 256
-FLOATS = (np.dtype(np.float64), np.dtype(np.float32))
+MAX_FEW_ROWS = 256
+FLOAT_DTYPES = (np.dtype(np.float64), np.dtype(np.float32))
 
 
-def few_plain(X: Any, row_shape: RowShape) -> NDArray[Any] | None:
+def convert_few_rows(X: Any, row_shape: RowShape) -> NDArray[Any] | None:
     """Few rows as one array; None where they are many, or another look at them is needed.
 
     Parameters
@@ -45,40 +45,40 @@ def few_plain(X: Any, row_shape: RowShape) -> NDArray[Any] | None:
     kind = type(X)
     if kind is not np.ndarray:
         if kind is list:
-            X = _of_lists(X)
+            X = _convert_lists(X)
         else:
-            X = frame_values(X) if plain_frame(X) else None
+            X = extract_frame_floats(X) if is_small_frame(X) else None
         if X is None:
             return None
-    if X.dtype not in FLOATS:
+    if X.dtype not in FLOAT_DTYPES:
         return None
-    if are_few(X, row_shape):
+    if has_few_rows(X, row_shape):
         rows: NDArray[Any] = X
         return rows
-    if X.ndim == 2 and X.shape[1:] == row_shape and 0 < len(X) <= FEW:
+    if X.ndim == 2 and X.shape[1:] == row_shape and 0 < len(X) <= MAX_FEW_ROWS:
         return np.array(X, order="C")
     return None
 
 
-def are_few(X: NDArray[Any], row_shape: RowShape) -> bool:
+def has_few_rows(X: NDArray[Any], row_shape: RowShape) -> bool:
     """Whether rows are of the fit's shape, and few, as they should lie in memory."""
     flags = X.flags
     return (
         X.ndim == 2
         and X.shape[1:] == row_shape
-        and 0 < len(X) <= FEW
+        and 0 < len(X) <= MAX_FEW_ROWS
         and flags.c_contiguous
         and flags.aligned
     )
 
 
-def plain_frame(X: Any) -> bool:
+def is_small_frame(X: Any) -> bool:
     """Whether X is a pandas.DataFrame of few rows; of no class derived from it."""
     pandas = sys.modules.get("pandas")  # which is not loaded for this
-    return pandas is not None and type(X) is pandas.DataFrame and len(X) <= FEW
+    return pandas is not None and type(X) is pandas.DataFrame and len(X) <= MAX_FEW_ROWS
 
 
-def frame_values(frame: Any) -> NDArray[Any] | None:
+def extract_frame_floats(frame: Any) -> NDArray[Any] | None:
     """Values of a frame whose columns are numbers of NumPy's, together float64, or all of float32.
 
     Other mixtures have other dtypes in pandas than in a fit.
@@ -94,7 +94,7 @@ def frame_values(frame: Any) -> NDArray[Any] | None:
     return None
 
 
-def frame_words(frame: Any) -> NDArray[Any] | None:
+def extract_frame_words(frame: Any) -> NDArray[Any] | None:
     """Values of a frame whose columns are all objects or strings, missing ones of which are NaN."""
     if all(str(dtype) in ("object", "str") for dtype in set(frame.dtypes)):
         values: NDArray[Any] = frame.to_numpy()
@@ -102,9 +102,9 @@ def frame_words(frame: Any) -> NDArray[Any] | None:
     return None
 
 
-def _of_lists(rows: list[Any]) -> NDArray[Any] | None:
+def _convert_lists(rows: list[Any]) -> NDArray[Any] | None:
     """An array of lists of floats; what else they hold is looked at elsewhere."""
-    if not (0 < len(rows) <= FEW and type(rows[0]) is list and rows[0]):
+    if not (0 < len(rows) <= MAX_FEW_ROWS and type(rows[0]) is list and rows[0]):
         return None
     if type(rows[0][0]) is not float:
         return None
@@ -115,7 +115,7 @@ def _of_lists(rows: list[Any]) -> NDArray[Any] | None:
 
 
 @dataclass(frozen=True)
-class RowsToCome:
+class RowsPlaceholder:
     """Rows in memory of a dtype that nobody has yet, without names.
 
     A method of rows that maps a function over them returns this function instead of answers (see

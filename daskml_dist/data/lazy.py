@@ -17,12 +17,12 @@ from scipy import sparse
 
 from daskml_dist.errors import InvalidDataError
 
-__all__ = ["is_dask", "is_dask_frame", "is_of_delayed", "join_column_chunks", "join_delayed"]
+__all__ = ["is_dask", "is_dask_frame", "is_from_delayed", "join_column_chunks", "join_delayed"]
 
 logger = logging.getLogger(__name__)
 
 #: Beginning of the name of an array that `join_delayed` made.
-_OF_DELAYED = "blocks-of-delayed-"
+_DELAYED_PREFIX = "blocks-of-delayed-"
 
 
 def is_dask(value: Any) -> bool:
@@ -77,7 +77,7 @@ def join_delayed(values: Any, ndim: int, n_columns: float = np.nan) -> Any:
         raise InvalidDataError(
             "A list of blocks holds delayed and other objects. Wrap each in dask.delayed(...)."
         )
-    name = f"{_OF_DELAYED}{uuid.uuid4().hex}"
+    name = f"{_DELAYED_PREFIX}{uuid.uuid4().hex}"
     inner = (0,) * (ndim - 1)
     graph: dict[Any, Any] = {
         (name, i, *inner): Alias((name, i, *inner), block.key) for i, block in enumerate(blocks)
@@ -88,9 +88,9 @@ def join_delayed(values: Any, ndim: int, n_columns: float = np.nan) -> Any:
     return da.Array(layers, name, chunks, meta=np.empty((0,) * ndim))
 
 
-def is_of_delayed(array: da.Array) -> bool:
+def is_from_delayed(array: da.Array) -> bool:
     """Return whether `join_delayed` made an array, whose dtype is a guess that no user told."""
-    return str(array.name).startswith(_OF_DELAYED)
+    return str(array.name).startswith(_DELAYED_PREFIX)
 
 
 def join_column_chunks(X: Any) -> Any:
@@ -114,10 +114,10 @@ def join_column_chunks(X: Any) -> Any:
         X.numblocks[1],
     )
     if X.ndim > 2:
-        return _whole_rows(X)
+        return _rechunk_whole_rows(X)
     # rechunk() cannot concatenate sparse chunks.
     joined: da.Array = da.blockwise(
-        _join_columns,
+        _concatenate_columns,
         "ik",
         X,
         "ij",
@@ -129,7 +129,7 @@ def join_column_chunks(X: Any) -> Any:
     return joined
 
 
-def _whole_rows(X: da.Array) -> da.Array:
+def _rechunk_whole_rows(X: da.Array) -> da.Array:
     try:
         whole: da.Array = X.rechunk(dict.fromkeys(range(1, X.ndim), -1))
     except ValueError as error:
@@ -140,7 +140,7 @@ def _whole_rows(X: da.Array) -> da.Array:
     return whole
 
 
-def _join_columns(chunks: list[Any]) -> Any:
+def _concatenate_columns(chunks: list[Any]) -> Any:
     if any(sparse.issparse(chunk) for chunk in chunks):
         return sparse.hstack(chunks, format="csr")
     return np.hstack(chunks)

@@ -19,16 +19,16 @@ from dask.highlevelgraph import HighLevelGraph
 from dask.tokenize import tokenize
 
 from daskml_dist.data.lazy import is_dask_frame
-from daskml_dist.data.row_order import shuffles_of
+from daskml_dist.data.row_order import find_shuffles
 from daskml_dist.errors import InvalidDataError
 
-__all__ = ["aligned_pieces", "frame_of_tasks", "frame_pieces", "has_one_order"]
+__all__ = ["align_partitions", "has_fixed_row_order", "lower_partitions", "make_frame_from_tasks"]
 
 #: Expressions, once lowered, that give rows in the order in which these happen to arrive.
-_UNORDERED = {"DiskShuffle", "P2PShuffle", "HashJoinP2P"}
+_UNORDERED_SHUFFLES = {"DiskShuffle", "P2PShuffle", "HashJoinP2P"}
 
 
-def aligned_pieces(
+def align_partitions(
     inputs: dict[str, Any], in_memory: Sequence[str] = ()
 ) -> dict[str, list[Delayed]]:
     """Cut lazy collections so that their blocks hold the same rows in the same order.
@@ -53,25 +53,25 @@ def aligned_pieces(
         not come in one order.
     """
     frames = {name: value for name, value in inputs.items() if is_dask_frame(value)}
-    pieces = {name: _chunks(value) for name, value in inputs.items() if name not in frames}
-    orders = {name: _order(found) for name, found in pieces.items()}
+    pieces = {name: _split_chunks(value) for name, value in inputs.items() if name not in frames}
+    orders = {name: _find_row_order(found) for name, found in pieces.items()}
     orders.update({name: frozenset() for name in in_memory})
-    for lower in (_together, _each_alone, _as_shown):
+    for lower in (_lower_together, _lower_separately, _lower_all_partitions):
         exprs = [frame.expr for frame in frames.values()]
-        made = _cut(_lowered(lower, exprs)) if frames else []
+        made = _split_partitions(_lower_or_fall_back(lower, exprs)) if frames else []
         pieces.update(zip(frames, made, strict=True))
-        orders.update({name: _order(pieces[name]) for name in frames})
+        orders.update({name: _find_row_order(pieces[name]) for name in frames})
         counts = {name: len(pieces[name]) for name in inputs}
         if len(set(counts.values())) == len(set(orders.values())) == 1:
             return pieces
         if not frames:
             break
     if len(set(counts.values())) > 1:
-        raise _other_blocks(counts)
-    raise _other_order([name for name in inputs if orders[name]])
+        raise _make_block_count_error(counts)
+    raise _make_row_order_error([name for name in inputs if orders[name]])
 
 
-def frame_pieces(frame: Any) -> list[Delayed]:
+def lower_partitions(frame: Any) -> list[Delayed]:
     """Cut a frame that is lowered alone, with its shuffles as whatever else has them.
 
     Projections of columns and filters are pushed down into reads, though not through a shuffle;
@@ -86,15 +86,17 @@ def frame_pieces(frame: Any) -> list[Delayed]:
     list of Delayed
         One for each partition.
     """
-    return _cut(_lowered(_each_alone, [frame.expr]))[0]
+    return _split_partitions(_lower_or_fall_back(_lower_separately, [frame.expr]))[0]
 
 
-def has_one_order(value: Any) -> bool:
+def has_fixed_row_order(value: Any) -> bool:
     """Whether the rows of a dask Array, DataFrame or Series come in one order, however often."""
-    return not _order(frame_pieces(value) if is_dask_frame(value) else _chunks(value))
+    return not _find_row_order(
+        lower_partitions(value) if is_dask_frame(value) else _split_chunks(value)
+    )
 
 
-def frame_of_tasks(graph: HighLevelGraph, keys: list[Any], meta: Any, name: str) -> Any:
+def make_frame_from_tasks(graph: HighLevelGraph, keys: list[Any], meta: Any, name: str) -> Any:
     """Make a frame of tasks.
 
     Parameters
@@ -114,13 +116,15 @@ def frame_of_tasks(graph: HighLevelGraph, keys: list[Any], meta: Any, name: str)
     """
     from dask._collections import new_collection
 
-    return new_collection(_opaque(dict(graph), keys, meta, (None,) * (len(keys) + 1), name))
+    return new_collection(_wrap_tasks(dict(graph), keys, meta, (None,) * (len(keys) + 1), name))
 
 
 # --- three ways to lower ---------------------------------------------------------------------
 
 
-def _lowered(lower: Callable[[list[Expr]], Sequence[Expr]], exprs: list[Expr]) -> Sequence[Expr]:
+def _lower_or_fall_back(
+    lower: Callable[[list[Expr]], Sequence[Expr]], exprs: list[Expr]
+) -> Sequence[Expr]:
     """Expressions lowered in one way, or as Dask itself does it where that way fails.
 
     Dask counts the partitions of a repartitioned read wrongly before it has tuned the read.
@@ -131,25 +135,25 @@ def _lowered(lower: Callable[[list[Expr]], Sequence[Expr]], exprs: list[Expr]) -
         return [optimize_until(expr, "physical") for expr in exprs]
 
 
-def _together(exprs: list[Expr]) -> Sequence[Expr]:
+def _lower_together(exprs: list[Expr]) -> Sequence[Expr]:
     """Lower expressions as one: what they share is once, with the columns that any needs."""
     lowered: list[Expr] = _ExprSequence(*exprs).simplify().lower_completely().operands
     return lowered
 
 
-def _each_alone(exprs: list[Expr]) -> Sequence[Expr]:
+def _lower_separately(exprs: list[Expr]) -> Sequence[Expr]:
     """Lower each for itself; shuffles keep all columns, whatever is made of them."""
     known: dict[str, Expr] = {}
-    return [_settle(expr, known).simplify().lower_completely() for expr in exprs]
+    return [_lower_shuffles(expr, known).simplify().lower_completely() for expr in exprs]
 
 
-def _as_shown(exprs: list[Expr]) -> Sequence[Expr]:
+def _lower_all_partitions(exprs: list[Expr]) -> Sequence[Expr]:
     """Lower to all partitions that the expressions show, none left out."""
     known: dict[str, Expr] = {}
-    return [_settle(expr, known).lower_completely() for expr in exprs]
+    return [_lower_shuffles(expr, known).lower_completely() for expr in exprs]
 
 
-def _settle(expr: Expr, known: dict[str, Expr]) -> Expr:
+def _lower_shuffles(expr: Expr, known: dict[str, Expr]) -> Expr:
     """Lower the shuffles in an expression, from the bottom up, each by itself."""
     from dask.dataframe.dask_expr._expr import Blockwise, Fused
 
@@ -157,20 +161,24 @@ def _settle(expr: Expr, known: dict[str, Expr]) -> Expr:
         return known[expr._name]
     if isinstance(expr, Fused):  # by the user's df.optimize(): all in it is lowered already
         return expr
-    operands = [_settle(o, known) if isinstance(o, Expr) else o for o in expr.operands]
+    operands = [_lower_shuffles(o, known) if isinstance(o, Expr) else o for o in expr.operands]
     settled = expr
     if any(new is not old for new, old in zip(operands, expr.operands, strict=True)):
         settled = type(expr)(*operands)
     if not isinstance(expr, Blockwise):
         lowered = settled.simplify().lower_completely()
-        if any(type(node).__name__ in _UNORDERED for node in lowered.walk()):
+        if any(type(node).__name__ in _UNORDERED_SHUFFLES for node in lowered.walk()):
             keys, token = lowered.__dask_keys__(), tokenize(lowered._name)
-            settled = _opaque(_graph(lowered), keys, lowered._meta, lowered.divisions, token)
+            settled = _wrap_tasks(
+                _build_graph(lowered), keys, lowered._meta, lowered.divisions, token
+            )
     known[expr._name] = settled
     return settled
 
 
-def _opaque(graph: dict[Any, Any], keys: list[Any], meta: Any, divisions: Any, name: str) -> Expr:
+def _wrap_tasks(
+    graph: dict[Any, Any], keys: list[Any], meta: Any, divisions: Any, name: str
+) -> Expr:
     """An expression of tasks, which Dask leaves as they are."""
     from dask.dataframe.dask_expr.io.io import FromGraph
 
@@ -182,19 +190,19 @@ def _opaque(graph: dict[Any, Any], keys: list[Any], meta: Any, divisions: Any, n
 # --- graphs ----------------------------------------------------------------------------------
 
 
-def _cut(lowered: Sequence[Expr]) -> list[list[Delayed]]:
+def _split_partitions(lowered: Sequence[Expr]) -> list[list[Delayed]]:
     """Partitions of lowered expressions, in one graph."""
     together = _ExprSequence(*lowered)
     layer = f"lowered-{together._name}"
-    tasks = _graph(*lowered)
+    tasks = _build_graph(*lowered)
     graph = HighLevelGraph.from_collections(layer, tasks, dependencies=())
     return [
-        [Delayed(key, graph, layer=layer) for key in _targets(e.__dask_keys__(), tasks)]
+        [Delayed(key, graph, layer=layer) for key in _resolve_aliases(e.__dask_keys__(), tasks)]
         for e in lowered
     ]
 
 
-def _targets(keys: list[Any], tasks: dict[Any, Any]) -> list[Any]:
+def _resolve_aliases(keys: list[Any], tasks: dict[Any, Any]) -> list[Any]:
     """Keys behind aliases, which are tasks of their own: those of persisted partitions."""
     found = []
     for key in keys:
@@ -204,7 +212,7 @@ def _targets(keys: list[Any], tasks: dict[Any, Any]) -> list[Any]:
     return found if len(set(found)) == len(keys) else keys
 
 
-def _graph(*lowered: Expr) -> dict[Any, Any]:
+def _build_graph(*lowered: Expr) -> dict[Any, Any]:
     """Tasks of lowered expressions; what these share is made once."""
     graph: dict[Any, Any] = {}
     seen: set[str] = set()
@@ -220,18 +228,18 @@ def _graph(*lowered: Expr) -> dict[Any, Any]:
     return graph
 
 
-def _chunks(array: Any) -> list[Delayed]:
+def _split_chunks(array: Any) -> list[Delayed]:
     return list(array.to_delayed(optimize_graph=False).ravel())
 
 
-def _order(pieces: list[Delayed]) -> frozenset[Any]:
-    return shuffles_of(pieces[0].dask, [piece.key for piece in pieces])
+def _find_row_order(pieces: list[Delayed]) -> frozenset[Any]:
+    return find_shuffles(pieces[0].dask, [piece.key for piece in pieces])
 
 
 # --- errors ----------------------------------------------------------------------------------
 
 
-def _other_blocks(counts: dict[str, int]) -> InvalidDataError:
+def _make_block_count_error(counts: dict[str, int]) -> InvalidDataError:
     found = ", ".join(f"{name} has {n} blocks" for name, n in counts.items())
     return InvalidDataError(
         f"The rows cannot be aligned: {found}, of unknown chunk sizes. Call .compute_chunk_sizes() "
@@ -239,7 +247,7 @@ def _other_blocks(counts: dict[str, int]) -> InvalidDataError:
     )
 
 
-def _other_order(names: list[str]) -> InvalidDataError:
+def _make_row_order_error(names: list[str]) -> InvalidDataError:
     return InvalidDataError(
         f"The rows cannot be aligned: {' and '.join(names)} come out of a shuffle (shuffle, merge, "
         "sort_values, set_index...) that the other input does not share, and a shuffle gives rows "

@@ -21,18 +21,18 @@ from dask.delayed import Delayed
 from dask.highlevelgraph import HighLevelGraph
 from numpy.typing import NDArray
 
-from daskml_dist.data.conversion import float_dtype
+from daskml_dist.data.conversion import choose_float_dtype
 
-__all__ = ["ColumnRead", "Wanted", "read_columns"]
+__all__ = ["ColumnRead", "WantedColumns", "read_columns"]
 
 #: Rows decoded together: a few megabytes of columns.
-_AT_ONCE = 1 << 16
+_ROWS_PER_BATCH = 1 << 16
 #: Columns to be made rows of, or a single one.
-Wanted = tuple[str, ...] | str
+WantedColumns = tuple[str, ...] | str
 #: Options of Dask's reader that change no number.
-_HARMLESS = {"schema", "convert_string", "dtype_backend"}
+_HARMLESS_OPTIONS = {"schema", "convert_string", "dtype_backend"}
 #: Types of plain numbers, as Arrow writes them, and as NumPy does.
-_NUMBERS = {"float": "f4", "double": "f8", "bool": "?"} | {
+_ARROW_DTYPES = {"float": "f4", "double": "f8", "bool": "?"} | {
     name: name
     for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 }
@@ -51,11 +51,11 @@ class ColumnRead:
     """
 
     read: Any
-    wanted: tuple[Wanted, ...]
+    wanted: tuple[WantedColumns, ...]
 
     def __call__(self, part: Any) -> list[Any]:
         """Arrays, one for each that is wanted; parts of Dask's frame where they are no numbers."""
-        found = self._arrays(part) if _is_plain(self.read, self._names) else None
+        found = self._arrays(part) if _reads_plain_columns(self.read, self._names) else None
         if found is not None:
             return found
         frame = self.read(part)
@@ -69,7 +69,7 @@ class ColumnRead:
         import pyarrow as pa
         from pyarrow.parquet import ParquetFile
 
-        pieces = [_piece(one) for one in (part if isinstance(part, list) else [part])]
+        pieces = [_parse_piece(one) for one in (part if isinstance(part, list) else [part])]
         try:
             files = [p and (ParquetFile(p[0], pre_buffer=False), p[1]) for p in pieces]
             return self._read(files)
@@ -80,23 +80,25 @@ class ColumnRead:
         if None in files:
             return None
         names = list(dict.fromkeys(self._names))
-        dtypes, *others = [_dtypes(file.schema_arrow, names) for file, _ in files]
+        dtypes, *others = [_find_dtypes(file.schema_arrow, names) for file, _ in files]
         if dtypes is None or any(one != dtypes for one in others):
             return None
         files = [(f, range(f.num_row_groups) if of is None else of) for f, of in files]
         n_rows = sum(file.metadata.row_group(i).num_rows for file, of in files for i in of)
-        filled = _Filled(self.wanted, dtypes, n_rows)
+        filled = _ArrayFiller(self.wanted, dtypes, n_rows)
         for file, of in files:
-            for batch in file.iter_batches(_AT_ONCE, list(of), names, use_threads=False):
+            for batch in file.iter_batches(_ROWS_PER_BATCH, list(of), names, use_threads=False):
                 if not filled.add(batch):
                     return None
         return filled.arrays if filled.n_rows == n_rows else None
 
 
-class _Filled:
+class _ArrayFiller:
     """Arrays that batches of columns fill, one after the other."""
 
-    def __init__(self, wanted: tuple[Wanted, ...], dtypes: Mapping[str, Any], n_rows: int) -> None:
+    def __init__(
+        self, wanted: tuple[WantedColumns, ...], dtypes: Mapping[str, Any], n_rows: int
+    ) -> None:
         self._wanted = wanted
         self.n_rows = 0
         self.arrays: list[NDArray[Any]] = []
@@ -104,7 +106,7 @@ class _Filled:
             if isinstance(one, str):
                 self.arrays.append(np.empty(n_rows, dtypes[one]))
             else:
-                dtype = np.result_type(*{float_dtype(dtypes[name]) for name in one})
+                dtype = np.result_type(*{choose_float_dtype(dtypes[name]) for name in one})
                 self.arrays.append(np.empty((n_rows, len(one)), dtype))
 
     def add(self, batch: Any) -> bool:
@@ -128,14 +130,14 @@ class _Filled:
         return True
 
 
-def _is_plain(read: Any, names: Sequence[str]) -> bool:
+def _reads_plain_columns(read: Any, names: Sequence[str]) -> bool:
     """Whether Dask's reader reads columns of local files as they are: no filter, no option."""
     from dask.dataframe.io.parquet.arrow import ArrowDatasetEngine
     from dask.dataframe.io.parquet.core import ParquetFunctionWrapper
 
     if type(read) is not ParquetFunctionWrapper or read.engine is not ArrowDatasetEngine:
         return False
-    options = {k: v for k, v in read.common_kwargs.items() if v and k not in _HARMLESS}
+    options = {k: v for k, v in read.common_kwargs.items() if v and k not in _HARMLESS_OPTIONS}
     if set(options.pop("categories", ())) & set(names):
         return False
     # Of datasets and files, what Dask itself sets: neither changes what stands in a file.
@@ -146,7 +148,7 @@ def _is_plain(read: Any, names: Sequence[str]) -> bool:
     return usual and not files and not options and type(read.fs).__name__ == "LocalFileSystem"
 
 
-def _piece(one: Any) -> tuple[str, Sequence[int] | None] | None:
+def _parse_piece(one: Any) -> tuple[str, Sequence[int] | None] | None:
     """Path and row groups (None: all) of a partition's description."""
     if not isinstance(one, dict) or set(one) - {"piece", "kwargs"} or one.get("kwargs"):
         return None
@@ -158,13 +160,13 @@ def _piece(one: Any) -> tuple[str, Sequence[int] | None] | None:
     return None
 
 
-def _dtypes(schema: Any, names: Sequence[str]) -> dict[str, Any] | None:
+def _find_dtypes(schema: Any, names: Sequence[str]) -> dict[str, Any] | None:
     """The dtype of each column; None unless all are there once, and are plain numbers."""
     found = {}
     for name in names:
         if len(schema.get_all_field_indices(name)) != 1:
             return None
-        dtype = _NUMBERS.get(str(schema.field(name).type))
+        dtype = _ARROW_DTYPES.get(str(schema.field(name).type))
         if dtype is None:
             return None
         found[name] = np.dtype(dtype)
@@ -172,7 +174,7 @@ def _dtypes(schema: Any, names: Sequence[str]) -> dict[str, Any] | None:
 
 
 #: Names that a task goes by at most.
-_MOST = 8
+_MAX_ALIASES = 8
 _Parts = list[tuple[Any, Any, Any]]
 
 
@@ -192,10 +194,12 @@ def read_columns(parts: _Parts) -> _Parts:
         The same pieces of the same rows, as `make_block` takes them.
     """
     name = f"columns-{uuid.uuid4().hex}"
-    found = [[_read_of(piece, place) for place, piece in enumerate(part)] for part in parts]
+    found = [
+        [_find_parquet_read(piece, place) for place, piece in enumerate(part)] for part in parts
+    ]
     graph: dict[Any, Any] = {}
     for i, reads in enumerate(found):
-        graph.update(_tasks(name, i, reads))
+        graph.update(_build_read_tasks(name, i, reads))
     if not graph:
         return parts
     layers = HighLevelGraph.from_collections(name, graph, dependencies=())
@@ -209,7 +213,9 @@ def read_columns(parts: _Parts) -> _Parts:
     return cast(_Parts, made)
 
 
-def _tasks(name: str, block: int, reads: Sequence[tuple[Task, Wanted] | None]) -> dict[Any, Any]:
+def _build_read_tasks(
+    name: str, block: int, reads: Sequence[tuple[Task, WantedColumns] | None]
+) -> dict[Any, Any]:
     """Tasks of the pieces of a block; what they share of a file is read once."""
     shared: dict[Any, list[int]] = {}
     for place, read in enumerate(reads):
@@ -227,39 +233,39 @@ def _tasks(name: str, block: int, reads: Sequence[tuple[Task, Wanted] | None]) -
     return tasks
 
 
-def _read_of(piece: Any, place: int) -> tuple[Task, Wanted] | None:
+def _find_parquet_read(piece: Any, place: int) -> tuple[Task, WantedColumns] | None:
     """Task that reads a piece from Parquet, and the columns that are taken; None of all else."""
     if not isinstance(piece, Delayed) or len(piece.dask.layers) != 1:
         return None
     layer: Any = next(iter(piece.dask.layers.values()))
-    task, taken = _follow(layer, layer.get(piece.key)), []
+    task, taken = _resolve_reference(layer, layer.get(piece.key)), []
     while isinstance(task, Task) and task.func is operator.getitem and len(task.args) == 2:
         taken.append(task.args[1])
-        task = _follow(layer, task.args[0])
+        task = _resolve_reference(layer, task.args[0])
     if not isinstance(task, Task) or type(task.func).__name__ != "ParquetFunctionWrapper":
         return None
     read: Any = task.func
     if len(task.args) != 1 or task.kwargs:
         return None
-    wanted = _wanted(read.columns, taken[::-1])
+    wanted = _find_wanted_columns(read.columns, taken[::-1])
     # Rows of one column are a frame's; a target or a weight that is one keeps its dtype.
     return None if wanted is None or isinstance(wanted, str) == (place == 0) else (task, wanted)
 
 
-def _follow(layer: dict[Any, Any], task: Any) -> Any:
+def _resolve_reference(layer: dict[Any, Any], task: Any) -> Any:
     """The task behind references; None where they lead nowhere, or in a circle."""
-    for _ in range(_MOST):
+    for _ in range(_MAX_ALIASES):
         if not isinstance(task, TaskRef | Alias):
             return task
-        task = layer.get(task.key if isinstance(task, TaskRef) else _key(task.target))
+        task = layer.get(task.key if isinstance(task, TaskRef) else _get_key(task.target))
     return None
 
 
-def _key(target: Any) -> Any:
+def _get_key(target: Any) -> Any:
     return target.key if isinstance(target, TaskRef) else target
 
 
-def _wanted(columns: Any, taken: list[Any]) -> Wanted | None:
+def _find_wanted_columns(columns: Any, taken: list[Any]) -> WantedColumns | None:
     """Columns that are left after some were taken, again and again; None where it is not clear."""
     left: Any = columns
     for names in [columns, *taken]:

@@ -8,10 +8,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Draw", "Permutation", "hashed"]
+__all__ = ["Permutation", "PermutedRows", "hash_numbers"]
 
 Numbers = NDArray[np.int64]
-_ROUNDS = 10
+_FEISTEL_ROUNDS = 10
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,11 @@ class Permutation:
 
     @cached_property
     def _keys(self) -> NDArray[np.uint64]:
-        return np.random.SeedSequence(self.seeds).generate_state(_ROUNDS, np.uint64).astype("u8")
+        return (
+            np.random.SeedSequence(self.seeds)
+            .generate_state(_FEISTEL_ROUNDS, np.uint64)
+            .astype("u8")
+        )
 
     @property
     def _half(self) -> int:
@@ -63,13 +67,13 @@ class Permutation:
         high, low = numbers >> half, numbers & mask
         for key in self._keys[::-1] if back else self._keys:
             if back:
-                high, low = low ^ (hashed(high, key) & mask), high
+                high, low = low ^ (hash_numbers(high, key) & mask), high
             else:
-                high, low = low, high ^ (hashed(low, key) & mask)
+                high, low = low, high ^ (hash_numbers(low, key) & mask)
         return (high << half) | low
 
 
-def hashed(values: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint64]:
+def hash_numbers(values: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint64]:
     """Hashes of numbers: the finalizer of SplitMix64 (Steele, Lea and Flood 2014)."""
     with np.errstate(over="ignore"):
         mixed = (values + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + key
@@ -79,7 +83,7 @@ def hashed(values: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint64]:
 
 
 @dataclass(frozen=True, eq=False)
-class Draw:
+class PermutedRows:
     """Rows of a repeat, and the rows whose values they are given.
 
     Parameters

@@ -11,11 +11,21 @@ import numpy as np
 from daskml_dist.data.batches import LaneSpec, Segment
 from daskml_dist.data.blocks import BlockInfo
 
-__all__ = ["Move", "Placement", "column_lanes", "even_lanes", "place", "place_columns",
-           "place_whole", "reassign", "split_rows", "whole_lanes"]  # fmt: skip
+__all__ = [
+    "Placement",
+    "PlacementGain",
+    "make_column_lanes",
+    "make_even_lanes",
+    "make_whole_lanes",
+    "place_column_lanes",
+    "place_lanes",
+    "place_whole_blocks",
+    "reassign_lanes",
+    "split_rows",
+]  # fmt: skip
 
 #: A lane's boundary moves to a block's boundary that is nearer than this share of a lane.
-_SNAP = 0.25
+_SNAP_SHARE = 0.25
 
 
 @dataclass(frozen=True)
@@ -42,7 +52,7 @@ class Placement:
 
 
 @dataclass(frozen=True)
-class Move:
+class PlacementGain:
     """Gain of an even placement over another, and what it would move.
 
     Parameters
@@ -66,7 +76,7 @@ class Move:
         even: Placement,
         holders: Mapping[int, Sequence[str]],
         infos: Sequence[BlockInfo],
-    ) -> Move:
+    ) -> PlacementGain:
         """Compare two placements of the same blocks."""
         full, fair = (max(lane.n_rows for lane in p.lanes) for p in (uneven, even))
         sizes = {info.index: info.nbytes for info in infos}
@@ -139,7 +149,7 @@ def split_rows(
     return lanes
 
 
-def even_lanes(rows: Mapping[int, int], n_lanes: int, *, snap: float = 0.0) -> list[LaneSpec]:
+def make_even_lanes(rows: Mapping[int, int], n_lanes: int, *, snap: float = 0.0) -> list[LaneSpec]:
     """Lanes of nearly equal numbers of rows: `n_lanes` of them, or one a row where these are fewer.
 
     Parameters
@@ -155,7 +165,7 @@ def even_lanes(rows: Mapping[int, int], n_lanes: int, *, snap: float = 0.0) -> l
     return [LaneSpec(i, s) for i, s in enumerate(segments)]
 
 
-def place(
+def place_lanes(
     rows: Mapping[int, int],
     holders: Mapping[int, Sequence[str]],
     threads: Mapping[str, int],
@@ -180,11 +190,11 @@ def place(
     """
     if n_lanes is None:
         return _place_where_rows_lie(rows, holders, threads)
-    lanes = even_lanes(rows, n_lanes, snap=_SNAP)
-    return Placement(lanes, _workers_for(lanes, holders, threads))
+    lanes = make_even_lanes(rows, n_lanes, snap=_SNAP_SHARE)
+    return Placement(lanes, _choose_workers(lanes, holders, threads))
 
 
-def column_lanes(rows: Mapping[int, int], n_parts: int) -> list[LaneSpec]:
+def make_column_lanes(rows: Mapping[int, int], n_parts: int) -> list[LaneSpec]:
     """Lanes of all rows, each of one part of the columns.
 
     Parameters
@@ -207,18 +217,18 @@ def column_lanes(rows: Mapping[int, int], n_parts: int) -> list[LaneSpec]:
     ]
 
 
-def place_columns(
+def place_column_lanes(
     rows: Mapping[int, int],
     holders: Mapping[int, Sequence[str]],
     threads: Mapping[str, int],
     n_parts: int,
 ) -> Placement:
-    """Place lanes of columns, evenly, where most of their blocks are; as :func:`place`."""
-    lanes = column_lanes(rows, n_parts)
-    return Placement(lanes, _workers_for(lanes, holders, threads))
+    """Place lanes of columns, evenly, where most of their blocks are; as :func:`place_lanes`."""
+    lanes = make_column_lanes(rows, n_parts)
+    return Placement(lanes, _choose_workers(lanes, holders, threads))
 
 
-def whole_lanes(rows: Mapping[int, int], n_lanes: int) -> list[LaneSpec]:
+def make_whole_lanes(rows: Mapping[int, int], n_lanes: int) -> list[LaneSpec]:
     """Lanes of whole blocks: as many of the first as of the next, and so on.
 
     Parameters
@@ -233,18 +243,18 @@ def whole_lanes(rows: Mapping[int, int], n_lanes: int) -> list[LaneSpec]:
     ]
 
 
-def place_whole(
+def place_whole_blocks(
     rows: Mapping[int, int],
     holders: Mapping[int, Sequence[str]],
     threads: Mapping[str, int],
     n_lanes: int,
 ) -> Placement:
-    """Place lanes of whole blocks, evenly, where most of their blocks are; as :func:`place`."""
-    lanes = whole_lanes(rows, n_lanes)
-    return Placement(lanes, _workers_for(lanes, holders, threads))
+    """Place lanes of whole blocks, evenly, where most of their blocks are; as `place_lanes`."""
+    lanes = make_whole_lanes(rows, n_lanes)
+    return Placement(lanes, _choose_workers(lanes, holders, threads))
 
 
-def reassign(
+def reassign_lanes(
     lanes: Sequence[LaneSpec],
     current: Mapping[int, str],
     holders: Mapping[int, Sequence[str]],
@@ -269,7 +279,7 @@ def reassign(
     -------
     dict of lane to worker
     """
-    loads = _Loads(current, capacity)
+    loads = _WorkerLoads(current, capacity)
 
     def local(lane: LaneSpec, worker: str) -> int:
         return sum(len(s) for s in lane.segments if worker in holders.get(s.block, ()))
@@ -288,7 +298,7 @@ def reassign(
     return loads.given
 
 
-class _Loads:
+class _WorkerLoads:
     """Lanes of each worker, beside its capacity."""
 
     def __init__(self, current: Mapping[int, str], capacity: Mapping[str, float]) -> None:
@@ -332,7 +342,7 @@ def _place_where_rows_lie(
     return Placement([LaneSpec(i, s) for i, s in enumerate(segments)], workers)
 
 
-def _workers_for(
+def _choose_workers(
     lanes: list[LaneSpec], holders: Mapping[int, Sequence[str]], threads: Mapping[str, int]
 ) -> list[str]:
     """Give each lane to the worker that holds most of it, evenly over the workers."""

@@ -10,11 +10,11 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
 __all__ = [
-    "METHODS",
+    "QUANTILE_METHODS",
     "SKETCH_SIZE",
     "ColumnSketch",
+    "compute_rank_error",
     "merge_sketches",
-    "rank_error",
     "sketch_column",
     "sketch_columns",
 ]
@@ -23,7 +23,7 @@ __all__ = [
 SKETCH_SIZE = 8192
 #: Parameters alpha and beta of the continuous quantiles of Hyndman and Fan (1996), which lie at
 #: ``n * q + alpha + q * (1 - alpha - beta) - 1`` among n values, the first of which is at 0.
-METHODS = {
+QUANTILE_METHODS = {
     "interpolated_inverted_cdf": (0.0, 1.0),
     "hazen": (0.5, 0.5),
     "weibull": (0.0, 0.0),
@@ -80,7 +80,7 @@ class ColumnSketch:
         float or ndarray of float64
             NaN for a column without values.
         """
-        position = _positions(np.asarray(q, dtype=np.float64), self.n_rows, method)
+        position = _compute_positions(np.asarray(q, dtype=np.float64), self.n_rows, method)
         if not len(self.values):
             return np.full(position.shape, np.nan)[()]
         # The rows at both sides of each position, between which NumPy interpolates.
@@ -118,12 +118,12 @@ class ColumnSketch:
         return np.where(exact, (found + self.values[np.minimum(at + 1, last)]) / 2, found)
 
 
-def _positions(q: NDArray[np.float64], n: float, method: str) -> NDArray[np.float64]:
+def _compute_positions(q: NDArray[np.float64], n: float, method: str) -> NDArray[np.float64]:
     """Positions of quantiles among n sorted rows, half of one where two are averaged."""
     if method == "linear":  # without the rounding of the other methods
         return (n - 1) * q
-    if method in METHODS:
-        alpha, beta = METHODS[method]
+    if method in QUANTILE_METHODS:
+        alpha, beta = QUANTILE_METHODS[method]
         return n * q + (alpha + q * (1 - alpha - beta)) - 1
     position = n * q - 1
     if method == "closest_observation":
@@ -138,7 +138,7 @@ def _positions(q: NDArray[np.float64], n: float, method: str) -> NDArray[np.floa
     raise ValueError(f"no quantile is called {method!r}")
 
 
-def rank_error(sketches: list[ColumnSketch]) -> float:
+def compute_rank_error(sketches: list[ColumnSketch]) -> float:
     """Largest error of a rank in columns, as a share of their rows."""
     return max(sketch.error / max(sketch.n_rows, 1) for sketch in sketches)
 
@@ -174,11 +174,11 @@ def sketch_column(column: NDArray[Any], weight: NDArray[Any] | None = None) -> C
     if weight is None:
         values = np.sort(column)  # NaN comes last
         values = values[: np.searchsorted(values, np.nan)].astype(np.float64, copy=False)
-        return _shorten(ColumnSketch(values, np.ones(len(values))))
+        return _shorten_sketch(ColumnSketch(values, np.ones(len(values))))
     counts = (weight > 0) & ~np.isnan(column)
     column, weight = column[counts].astype(np.float64), weight[counts].astype(np.float64)
     order = np.argsort(column, kind="stable")
-    return _shorten(ColumnSketch(column[order], weight[order]))
+    return _shorten_sketch(ColumnSketch(column[order], weight[order]))
 
 
 def merge_sketches(sketches: list[ColumnSketch]) -> ColumnSketch:
@@ -187,10 +187,10 @@ def merge_sketches(sketches: list[ColumnSketch]) -> ColumnSketch:
     weights = np.concatenate([s.weights for s in sketches])
     order = np.argsort(values, kind="stable")
     error = sum(s.error for s in sketches)
-    return _shorten(ColumnSketch(values[order], weights[order], error))
+    return _shorten_sketch(ColumnSketch(values[order], weights[order], error))
 
 
-def _shorten(sketch: ColumnSketch) -> ColumnSketch:
+def _shorten_sketch(sketch: ColumnSketch) -> ColumnSketch:
     """Keep the middle row of each of `SKETCH_SIZE` runs of equal weight.
 
     Nothing is left out where no more values than that are distinct.

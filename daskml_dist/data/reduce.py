@@ -18,22 +18,33 @@ from dask._task_spec import GraphNode, Task, TaskRef  # canaries in tests/data/t
 from dask.delayed import Delayed, delayed
 from dask.highlevelgraph import HighLevelGraph
 
-from daskml_dist.data.block_errors import ToldNumbers, call_as_told, marking_own, naming_blocks
+from daskml_dist.data.block_errors import (
+    DeclaredNumbers,
+    call_on_declared_blocks,
+    mark_own_errors,
+    name_blocks_in_errors,
+)
 from daskml_dist.data.collection import Collection
-from daskml_dist.data.computing import tried
+from daskml_dist.data.computing import compute_with_retries
 from daskml_dist.data.conversion import as_array_block
-from daskml_dist.data.task_graphs import as_tasks, find_futures, layers_of, needed_keys, tasks_for
+from daskml_dist.data.task_graphs import (
+    collect_dependencies,
+    collect_layers,
+    convert_to_tasks,
+    find_futures,
+    select_tasks,
+)
 
 __all__ = [
-    "Pass",
-    "Passes",
+    "PassGenerator",
+    "ReductionPass",
+    "compute_passes",
     "fold_parts",
     "fuse_by_block",
-    "in_lock_step",
-    "lazily_reduced",
-    "make_passes",
+    "reduce_lazily",
     "reduce_parts",
-    "run_passes",
+    "run_computation",
+    "run_in_lock_step",
 ]
 
 S = TypeVar("S")
@@ -72,12 +83,12 @@ def reduce_parts(
     InvalidDataError
         Names the block that cannot be read.
     """
-    result: S = make_passes([Pass(collection, summarise, merge, shared)])[0]
+    result: S = compute_passes([ReductionPass(collection, summarise, merge, shared)])[0]
     return result
 
 
 @dataclass(frozen=True, eq=False)
-class Pass:
+class ReductionPass:
     """One pass over a collection, which is made alone or together with others.
 
     Parameters
@@ -94,10 +105,10 @@ class Pass:
 
 #: A computation over rows that yields the passes that it needs next, all of which can be made at
 #: once, is sent their summaries, and returns a result.
-Passes = Generator[list[Pass], list[Any], S]
+PassGenerator = Generator[list[ReductionPass], list[Any], S]
 
 
-def make_passes(passes: Sequence[Pass]) -> list[Any]:
+def compute_passes(passes: Sequence[ReductionPass]) -> list[Any]:
     """Return the summary of each pass; those over Dask collections read each block once for all.
 
     Raises
@@ -106,7 +117,7 @@ def make_passes(passes: Sequence[Pass]) -> list[Any]:
         Names the block that cannot be read.
     """
     lazy = [one for one in passes if one.collection.kind != "memory"]
-    found = iter(_made_on_blocks(lazy) if lazy else [])
+    found = iter(_compute_on_blocks(lazy) if lazy else [])
     return [
         next(found)
         if one.collection.kind != "memory"
@@ -117,18 +128,18 @@ def make_passes(passes: Sequence[Pass]) -> list[Any]:
     ]
 
 
-def run_passes(work: Passes[S]) -> S:
+def run_computation(work: PassGenerator[S]) -> S:
     """Run a computation that asks for passes, and return its result."""
     try:
         asked = next(work)
         while True:
-            asked = work.send(make_passes(asked))
+            asked = work.send(compute_passes(asked))
     except StopIteration as end:
         result: S = end.value
         return result
 
 
-def in_lock_step(works: Iterable[Passes[S]]) -> Passes[list[S]]:
+def run_in_lock_step(works: Iterable[PassGenerator[S]]) -> PassGenerator[list[S]]:
     """Run computations side by side: the next passes of all of them are made at once.
 
     Returns
@@ -141,7 +152,7 @@ def in_lock_step(works: Iterable[Passes[S]]) -> Passes[list[S]]:
     #: Summaries that each computation waits for; None begins one.
     answers: dict[int, Any] = dict.fromkeys(range(len(every)))
     while answers:
-        asked: dict[int, list[Pass]] = {}
+        asked: dict[int, list[ReductionPass]] = {}
         for i, summaries in answers.items():
             try:
                 asked[i] = every[i].send(summaries)
@@ -155,7 +166,7 @@ def in_lock_step(works: Iterable[Passes[S]]) -> Passes[list[S]]:
     return [results[i] for i in range(len(every))]
 
 
-def lazily_reduced(
+def reduce_lazily(
     collection: Collection,
     summarise: Callable[..., S],
     merge: Callable[[list[S]], S],
@@ -168,12 +179,12 @@ def lazily_reduced(
     """
     name = f"block-{uuid4().hex}"
     # Not fused: values that are computed together share the tasks that read a block.
-    whole = _merged(name, [Pass(collection, summarise, merge)], list_by_block)
-    result: Delayed = _task(partial(_finish_one, finish))(whole)
+    whole = _build_merge_tree(name, [ReductionPass(collection, summarise, merge)], collect_by_block)
+    result: Delayed = _make_task(partial(_finish_summary, finish))(whole)
     return result
 
 
-def _finish_one(finish: Callable[[Any], Any], summaries: dict[int, Any]) -> Any:
+def _finish_summary(finish: Callable[[Any], Any], summaries: dict[int, Any]) -> Any:
     return finish(summaries[0])
 
 
@@ -211,37 +222,39 @@ def fold_parts(
         for i in numbers:
             state = step(state, i, *collection.parts[i])
         return state
-    with naming_blocks(collection.parts):
-        result: S = tried(
-            lambda name: _folded(name, collection, step, state, numbers), len(collection.parts)
+    with name_blocks_in_errors(collection.parts):
+        result: S = compute_with_retries(
+            lambda name: _build_fold(name, collection, step, state, numbers), len(collection.parts)
         )
     return result
 
 
-def _folded(
+def _build_fold(
     name: str, collection: Collection, step: Any, state: Any, numbers: Iterable[int]
 ) -> Any:
     """The last state, lazy."""
-    one, last = _task(_on_blocks(step, collection, first=2)), delayed(state, pure=False)
+    one, last = _make_task(_wrap_for_blocks(step, collection, first=2)), delayed(state, pure=False)
     for i in numbers:
         last = one(last, i, *collection.parts[i], dask_key_name=(name, i))
     return last
 
 
-def _made_on_blocks(passes: list[Pass]) -> list[Any]:
+def _compute_on_blocks(passes: list[ReductionPass]) -> list[Any]:
     """Return the summary of each of some passes over Dask collections."""
     blocks = [
         tuple(value for one in passes for value in one.collection.parts[i : i + 1])
         for i in range(max(len(one.collection.parts) for one in passes))
     ]
-    with naming_blocks([tuple(v for part in parts for v in part) for parts in blocks]):
-        found = tried(lambda name: _merged(name, passes, fuse_by_block), len(blocks))
+    with name_blocks_in_errors([tuple(v for part in parts for v in part) for parts in blocks]):
+        found = compute_with_retries(
+            lambda name: _build_merge_tree(name, passes, fuse_by_block), len(blocks)
+        )
     return [found[number] for number in range(len(passes))]
 
 
-def _merged(
+def _build_merge_tree(
     name: str,
-    passes: Sequence[Pass],
+    passes: Sequence[ReductionPass],
     by_block: Callable[[str, list[list[Delayed]]], list[Delayed]],
 ) -> Delayed:
     """Return the summaries of all parts, lazy: a dict with one for each pass, by its number.
@@ -251,14 +264,14 @@ def _merged(
     groups: list[list[Delayed]] = []
     numbers: list[list[int]] = []
     for number, one in enumerate(passes):
-        summarise = _task(_on_blocks(one.summarise, one.collection, first=1))
+        summarise = _make_task(_wrap_for_blocks(one.summarise, one.collection, first=1))
         for i, part in enumerate(one.collection.parts):
             if i == len(groups):
                 groups.append([])
                 numbers.append([])
             groups[i].append(summarise(i, *part, *one.shared))
             numbers[i].append(number)
-    join = _task(partial(_merge_each, [one.merge for one in passes]))
+    join = _make_task(partial(_merge_by_pass, [one.merge for one in passes]))
     level: list[Any] = [
         (numbers[i], summaries) for i, summaries in enumerate(by_block(name, groups))
     ]
@@ -271,7 +284,7 @@ def _merged(
             return result
 
 
-def _merge_each(merges: list[Callable[[list[Any]], Any]], parts: list[Any]) -> dict[int, Any]:
+def _merge_by_pass(merges: list[Callable[[list[Any]], Any]], parts: list[Any]) -> dict[int, Any]:
     """Merge the summaries of each pass.
 
     Parameters
@@ -294,14 +307,16 @@ def _are_arrays(collection: Collection) -> tuple[bool, ...]:
     return tuple(isinstance(values, da.Array) for values in collection.inputs)
 
 
-def _on_blocks(function: Callable[..., Any], collection: Collection, first: int) -> _OfBlocks:
+def _wrap_for_blocks(
+    function: Callable[..., Any], collection: Collection, first: int
+) -> _DeclaredBlockFunction:
     """Return a function of a part as one of a part of a collection on Dask."""
     told, names = collection.told_numbers, collection.names
-    return _OfBlocks(function, _are_arrays(collection), told, names, first)
+    return _DeclaredBlockFunction(function, _are_arrays(collection), told, names, first)
 
 
 @dataclass(frozen=True)
-class _OfBlocks:
+class _DeclaredBlockFunction:
     """Function of a part that Dask made, which need not be what Dask was told of it.
 
     Chunks of Dask Arrays are given a shape, though the user's are lists; where the function fails,
@@ -312,7 +327,7 @@ class _OfBlocks:
     function : callable
     are_arrays : tuple of bool
         For X, y and sample_weight.
-    told : tuple of ToldNumbers or None
+    told : tuple of DeclaredNumbers or None
     names : tuple of str
         Names of the three in errors.
     first : int
@@ -321,7 +336,7 @@ class _OfBlocks:
 
     function: Callable[..., Any]
     are_arrays: tuple[bool, ...]
-    told: tuple[ToldNumbers | None, ...]
+    told: tuple[DeclaredNumbers | None, ...]
     names: tuple[str, ...]
     first: int
 
@@ -331,11 +346,11 @@ class _OfBlocks:
         kinds = zip(args[self.first : end], self.names, self.are_arrays, strict=True)
         part = [as_array_block(v, name, index) if is_array else v for v, name, is_array in kinds]
         call = partial(self.function, *args[: self.first], *part, *args[end:])
-        return call_as_told(self.told, part, index, call)
+        return call_on_declared_blocks(self.told, part, index, call)
 
 
-def _task(function: Callable[..., Any]) -> Any:
-    return delayed(partial(marking_own, function), pure=False)
+def _make_task(function: Callable[..., Any]) -> Any:
+    return delayed(partial(mark_own_errors, function), pure=False)
 
 
 def fuse_by_block(name: str, groups: Sequence[Sequence[Delayed]]) -> list[Delayed]:
@@ -351,23 +366,23 @@ def fuse_by_block(name: str, groups: Sequence[Sequence[Delayed]]) -> list[Delaye
     groups : sequence of sequence of Delayed
         What is made of each block.
     """
-    layers = layers_of(chain.from_iterable(groups))
+    layers = collect_layers(chain.from_iterable(groups))
     if any(getattr(layer, "annotations", None) for layer in layers.values()):
         # The user tells where tasks of these layers run, which a fused task would forget.
-        return list_by_block(name, groups)
+        return collect_by_block(name, groups)
     futures = find_futures(layers.values())
-    tasks = as_tasks(layers.values(), futures)
-    cones = [tasks_for(tasks, [value.key for value in group]) for group in groups]
+    tasks = convert_to_tasks(layers.values(), futures)
+    cones = [select_tasks(tasks, [value.key for value in group]) for group in groups]
     n_owners = Counter(chain.from_iterable(cones))
     # Dask resolves futures in the arguments of a task, though not in those of an inner one.
     apart = [k for k, n in n_owners.items() if n > 1 or find_futures([{k: tasks[k]}])]
-    graph: dict[Any, Any] = tasks_for(tasks, apart)
+    graph: dict[Any, Any] = select_tasks(tasks, apart)
     inner = [{k: task for k, task in cone.items() if k not in graph} for cone in cones]
-    needed = needed_keys(graph)
+    needed = collect_dependencies(graph)
     for i, (group, own) in enumerate(zip(groups, inner, strict=True)):
         outputs = [value.key for value in group]
-        given = list(needed_keys(own).union(outputs).difference(own))
-        work = _BlockWork(_in_order(own, outputs), outputs, given)
+        given = list(collect_dependencies(own).union(outputs).difference(own))
+        work = _FusedBlockTask(_sort_depth_first(own, outputs), outputs, given)
         graph[name, i] = Task((name, i), work, *map(TaskRef, given))
         needed.update(given)
     graph.update({key: futures[key] for key in needed.intersection(futures)})
@@ -375,14 +390,14 @@ def fuse_by_block(name: str, groups: Sequence[Sequence[Delayed]]) -> list[Delaye
     return [Delayed((name, i), whole, layer=name) for i in range(len(groups))]
 
 
-def list_by_block(name: str, groups: Sequence[Sequence[Delayed]]) -> list[Delayed]:
+def collect_by_block(name: str, groups: Sequence[Sequence[Delayed]]) -> list[Delayed]:
     """Return the same as :func:`fuse_by_block`, of tasks as they are."""
-    as_list = delayed(_as_list, pure=False)
+    as_list = delayed(_collect_values, pure=False)
     return [as_list(*group, dask_key_name=(name, i)) for i, group in enumerate(groups)]
 
 
 @dataclass(frozen=True, eq=False)
-class _BlockWork:
+class _FusedBlockTask:
     """Function that runs all tasks of one block, and lets go of each result after its last use.
 
     Parameters
@@ -413,7 +428,9 @@ class _BlockWork:
         return [values[key] for key in self.outputs]
 
 
-def _in_order(tasks: Mapping[Any, GraphNode], outputs: list[Any]) -> list[tuple[Any, GraphNode]]:
+def _sort_depth_first(
+    tasks: Mapping[Any, GraphNode], outputs: list[Any]
+) -> list[tuple[Any, GraphNode]]:
     """Return tasks depth first, output after output, so that few results are held at a time."""
     found: dict[Any, GraphNode] = {}
     stack = [(key, False) for key in reversed(outputs)]
@@ -429,5 +446,5 @@ def _in_order(tasks: Mapping[Any, GraphNode], outputs: list[Any]) -> list[tuple[
     return list(found.items())
 
 
-def _as_list(*values: Any) -> list[Any]:
+def _collect_values(*values: Any) -> list[Any]:
     return list(values)

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from daskml_dist.data.containers import check_unique_names, convert_foreign
 from daskml_dist.data.conversion import (
-    check_2d,
-    check_columns,
-    check_dtype,
-    device_of,
-    numbers_of_objects,
-    where,
+    check_dimensions,
+    check_numeric_columns,
+    check_numeric_dtype,
+    convert_object_columns,
+    describe_block,
+    find_device,
 )
 from daskml_dist.data.lazy import is_dask, is_dask_frame, join_delayed
 from daskml_dist.data.task_graphs import is_future
@@ -31,21 +31,21 @@ from daskml_dist.errors import DaskMLDistError, InvalidDataError, InvalidTypeErr
 
 __all__ = [
     "RowShape",
-    "bad_value",
+    "check_declared_shape",
     "check_holds_rows",
     "check_holds_values",
     "check_no_times",
     "check_row_shape",
     "check_rows",
-    "check_told_shape",
     "check_weight_shape",
-    "explain_rows",
+    "explain_row_errors",
+    "find_row_shape",
     "holds_times",
-    "name_column",
-    "naming_columns",
-    "row_shape",
-    "telling_columns",
-    "unsupported",
+    "make_bad_value_error",
+    "make_unsupported_error",
+    "name_column_in_error",
+    "name_columns_in_errors",
+    "raise_row_error",
 ]
 
 #: Shape of a row: ``(n_features,)``, or more dimensions of tensors; None where it is not known.
@@ -83,27 +83,27 @@ def check_rows(
     check_holds_rows(X)
     X = join_delayed(X, 2)
     if is_dask(X) and not isinstance(X, da.Array) and not is_dask_frame(X):
-        raise unsupported(X, "X")
+        raise make_unsupported_error(X, "X")
     if is_dataframe_like(X):
         if numeric:
-            X = X if is_dask(X) else numbers_of_objects(X)
-            check_columns(zip(X.columns, X.dtypes, strict=True))
+            X = X if is_dask(X) else convert_object_columns(X)
+            check_numeric_columns(zip(X.columns, X.dtypes, strict=True))
         return X
     if any_shape and is_series_like(X):
         return X
     given = X
     if hasattr(X, "tocsr"):
         X = X.tocsr()  # the one format that is cut by rows
-    elif not is_dask(X) and device_of(X) == "cpu":
-        X = _as_array(X)
+    elif not is_dask(X) and find_device(X) == "cpu":
+        X = _convert_to_array(X)
     if not (any_shape and X.ndim):
-        check_2d(X, tensors=tensors, given=given)
+        check_dimensions(X, tensors=tensors, given=given)
     if numeric:
-        check_dtype(X.dtype, "X")
+        check_numeric_dtype(X.dtype, "X")
     return X
 
 
-def row_shape(X: Any) -> RowShape:
+def find_row_shape(X: Any) -> RowShape:
     """Shape of a row of what `check_rows` returned; None where Dask does not know."""
     shape = (len(X.columns),) if is_dataframe_like(X) else X.shape[1:]
     return None if np.isnan(shape).any() else tuple(map(int, shape))
@@ -123,17 +123,17 @@ def check_row_shape(
         return
     if len(found) == len(expected) == 1:
         raise InvalidDataError(
-            f"{where(index)}X has {found[0]} features, but {name} is expecting {expected[0]} "
-            "features as input. Select the columns that it was fitted on."
+            f"{describe_block(index)}X has {found[0]} features, but {name} is expecting "
+            f"{expected[0]} features as input. Select the columns that it was fitted on."
         )
     raise InvalidDataError(
-        f"{where(index)}X has rows of shape {found}, but {name} is expecting rows of shape "
-        f"{expected}. Bring them to the shape that it was fitted on: X.reshape(-1, "
+        f"{describe_block(index)}X has rows of shape {found}, but {name} is expecting rows of "
+        f"shape {expected}. Bring them to the shape that it was fitted on: X.reshape(-1, "
         f"{', '.join(map(str, expected))}), if no more has changed."
     )
 
 
-def check_told_shape(found: tuple[int, ...], told: RowShape, index: int | None = None) -> None:
+def check_declared_shape(found: tuple[int, ...], told: RowShape, index: int | None = None) -> None:
     """Check that a block has the columns that its collection tells, by which all else goes.
 
     Raises
@@ -143,13 +143,13 @@ def check_told_shape(found: tuple[int, ...], told: RowShape, index: int | None =
     """
     if told is not None and found != told:
         raise InvalidDataError(
-            f"{where(index)}X has rows of shape {found}, and its collection says {told}. Tell Dask "
-            f"what a function makes of its blocks, such as "
+            f"{describe_block(index)}X has rows of shape {found}, and its collection says {told}. "
+            f"Tell Dask what a function makes of its blocks, such as "
             f"X.map_blocks(f, chunks=(X.chunks[0], {found})), or let it keep their columns."
         )
 
 
-def unsupported(value: Any, name: str) -> InvalidDataError:
+def make_unsupported_error(value: Any, name: str) -> InvalidDataError:
     """Error of an input whose rows nobody knows."""
     return InvalidDataError(
         f"{name} is a {type(value).__module__}.{type(value).__name__}, which has no rows that Dask "
@@ -158,7 +158,7 @@ def unsupported(value: Any, name: str) -> InvalidDataError:
     )
 
 
-def _as_array(X: Any) -> NDArray[Any]:
+def _convert_to_array(X: Any) -> NDArray[Any]:
     try:
         return np.asarray(X)
     except ValueError as error:
@@ -210,7 +210,7 @@ def check_holds_rows(X: Any, name: str = "X") -> None:
             f"{name} = dask.dataframe.read_parquet({os.fspath(X)!r})."
         )
     check_holds_values(X, name, single=True)  # whose dimensions are looked at later
-    if isinstance(X, tuple | list) and X and _several(X):
+    if isinstance(X, tuple | list) and X and _holds_collections(X):
         raise InvalidTypeError(
             f"{name} is a {type(X).__name__} of {len(X)} collections. Where they are X and y, pass "
             "these apart, fit(X, y); where all are rows, join them: dask.array.concatenate(...) "
@@ -270,7 +270,7 @@ def check_holds_values(values: Any, name: str, *, single: bool = False) -> None:
         )
 
 
-def _several(X: tuple[Any, ...] | list[Any]) -> bool:
+def _holds_collections(X: tuple[Any, ...] | list[Any]) -> bool:
     """Whether all are collections or tables of their own, and none a row or a block."""
     return all(
         not isinstance(one, Delayed) and (is_dask_collection(one) or getattr(one, "ndim", 0) == 2)
@@ -286,7 +286,7 @@ def _is_function(values: Any) -> bool:
     return callable(values) and not hasattr(values, "shape") and not is_dask_collection(values)
 
 
-def bad_value(message: str, column: int) -> InvalidDataError:
+def make_bad_value_error(message: str, column: int) -> InvalidDataError:
     """An error about a value of a column; the rows are arrays here, whose columns have no names.
 
     Parameters
@@ -300,13 +300,15 @@ def bad_value(message: str, column: int) -> InvalidDataError:
     return error
 
 
-def name_column(error: BaseException | None, names: Sequence[Any] | NDArray[Any] | None) -> None:
+def name_column_in_error(
+    error: BaseException | None, names: Sequence[Any] | NDArray[Any] | None
+) -> None:
     """Put a column's name into the message of an error about one of its values.
 
     Parameters
     ----------
     error : BaseException or None
-        Any other than that of `bad_value` stays as it is.
+        Any other than that of `make_bad_value_error` stays as it is.
     names : sequence of str, or None
         Of all columns.
     """
@@ -320,18 +322,18 @@ def name_column(error: BaseException | None, names: Sequence[Any] | NDArray[Any]
 
 
 @contextmanager
-def naming_columns(X: Any) -> Iterator[None]:
+def name_columns_in_errors(X: Any) -> Iterator[None]:
     """Name the column in errors about a value of a dataframe."""
     try:
         yield
     except InvalidDataError as error:
         columns = getattr(X, "columns", None)
-        name_column(error, None if columns is None else list(columns))
+        name_column_in_error(error, None if columns is None else list(columns))
         raise
 
 
 @contextmanager
-def telling_columns(X: Any, numeric: bool = True, rows: bool = True) -> Iterator[None]:
+def explain_row_errors(X: Any, numeric: bool = True, rows: bool = True) -> Iterator[None]:
     """Tell what is wrong with rows that a transformer of scikit-learn could not take.
 
     Parameters
@@ -350,7 +352,7 @@ def telling_columns(X: Any, numeric: bool = True, rows: bool = True) -> Iterator
     except (ValueError, TypeError) as error:
         # scikit-learn's errors may come translated, out of a method that it calls in turn.
         if rows and not (isinstance(error, DaskMLDistError) and error.__cause__ is None):
-            explain_rows(X, numeric)
+            raise_row_error(X, numeric)
         raise
 
 
@@ -365,9 +367,9 @@ def check_no_times(X: Any) -> None:
     """
     if is_dataframe_like(X):
         if holds_times(X):
-            check_columns(zip(X.columns, X.dtypes, strict=True))
+            check_numeric_columns(zip(X.columns, X.dtypes, strict=True))
     elif holds_times(X):
-        check_dtype(X.dtype, "X")
+        check_numeric_dtype(X.dtype, "X")
 
 
 def holds_times(values: Any) -> bool:
@@ -376,7 +378,7 @@ def holds_times(values: Any) -> bool:
     return any(getattr(dtype, "kind", "") in ("m", "M") for dtype in dtypes)
 
 
-def explain_rows(X: Any, numeric: bool) -> None:
+def raise_row_error(X: Any, numeric: bool) -> None:
     """Raise the package's own error of rows in memory that are refused, where it has one.
 
     Raises
@@ -387,11 +389,11 @@ def explain_rows(X: Any, numeric: bool) -> None:
     check_holds_rows(X)
     if is_dataframe_like(X):
         if numeric:
-            X = numbers_of_objects(X)
-            check_columns(zip(X.columns, X.dtypes, strict=True))
+            X = convert_object_columns(X)
+            check_numeric_columns(zip(X.columns, X.dtypes, strict=True))
     elif not hasattr(X, "tocsr"):
         try:
             rows = X if hasattr(X, "ndim") else np.asarray(X)
         except ValueError:  # of unequal length, which scikit-learn tells
             return
-        check_2d(rows, given=X)
+        check_dimensions(rows, given=X)

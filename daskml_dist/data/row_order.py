@@ -13,12 +13,12 @@ from typing import Any
 from dask._task_spec import GraphNode, convert_legacy_task  # a canary fails when they move
 from dask.blockwise import Blockwise
 
-__all__ = ["is_shuffle", "shuffles_of"]
+__all__ = ["find_shuffles", "is_unordered_shuffle"]
 
-_DISK = "dask.dataframe.shuffle"
+_DISK_SHUFFLE_MODULE = "dask.dataframe.shuffle"
 
 
-def shuffles_of(graph: Any, keys: Iterable[Any]) -> frozenset[Any]:
+def find_shuffles(graph: Any, keys: Iterable[Any]) -> frozenset[Any]:
     """Find the shuffles whose order of rows some keys of a graph have.
 
     Parameters
@@ -31,8 +31,8 @@ def shuffles_of(graph: Any, keys: Iterable[Any]) -> frozenset[Any]:
     frozenset
         A name for each; empty where the rows always come in one order.
     """
-    tasks = {key: task for part in _parts(graph) for key, task in part.items()}
-    if not any(is_shuffle(task) for task in tasks.values()):
+    tasks = {key: task for part in _iterate_layers(graph) for key, task in part.items()}
+    if not any(is_unordered_shuffle(task) for task in tasks.values()):
         return frozenset()
     tasks = {**dict(graph), **tasks}
     found, seen, stack = set(), set(), list(keys)
@@ -42,30 +42,35 @@ def shuffles_of(graph: Any, keys: Iterable[Any]) -> frozenset[Any]:
             continue
         seen.add(key)
         task = convert_legacy_task(key, tasks[key], tasks)
-        if not is_shuffle(task):
+        if not is_unordered_shuffle(task):
             stack.extend(getattr(task, "dependencies", ()))  # a literal has none
         else:
             # What is read from disk has a name of its own; keys in between are drawn at random.
-            found.add(key[0] if _function(task) == (_DISK, "collect") else key)
+            found.add(
+                key[0] if _get_function_name(task) == (_DISK_SHUFFLE_MODULE, "collect") else key
+            )
     return frozenset(found)
 
 
-def _parts(graph: Any) -> Iterator[Mapping[Any, Any]]:
+def _iterate_layers(graph: Any) -> Iterator[Mapping[Any, Any]]:
     """Tasks of a graph, but for layers that only map blocks and need not be made for this."""
     for layer in graph.layers.values():
         if not isinstance(layer, Blockwise):
             yield layer
 
 
-def is_shuffle(task: Any) -> bool:
+def is_unordered_shuffle(task: Any) -> bool:
     """Whether a task of a graph is a step of a shuffle that gives rows as they arrive."""
     if type(task).__name__ == "P2PBarrierTask":
         # Arrays are shuffled too when they are rechunked; their blocks know their places.
         return type(task.spec).__name__ == "DataFrameShuffleSpec"
-    return _function(task) in ((_DISK, "collect"), (_DISK, "barrier"))
+    return _get_function_name(task) in (
+        (_DISK_SHUFFLE_MODULE, "collect"),
+        (_DISK_SHUFFLE_MODULE, "barrier"),
+    )
 
 
-def _function(task: Any) -> tuple[str, str]:
+def _get_function_name(task: Any) -> tuple[str, str]:
     """Module and name of the function that a task calls; told without importing dask.dataframe."""
     if isinstance(task, GraphNode):
         function = getattr(task, "func", None)

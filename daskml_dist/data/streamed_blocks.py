@@ -14,23 +14,23 @@ import cloudpickle
 
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.bundles import Bundle
-from daskml_dist.data.row_order import is_shuffle
+from daskml_dist.data.row_order import is_unordered_shuffle
 from daskml_dist.data.task_graphs import (
-    as_tasks,
+    collect_dependencies,
+    collect_layers,
+    convert_to_tasks,
     describe_task,
     find_futures,
-    layers_of,
-    needed_keys,
     run_tasks,
-    tasks_for,
+    select_tasks,
 )
 from daskml_dist.errors import DaskMLDistError, InvalidDataError
 
-__all__ = ["BlockStream", "Recipes", "make_recipes"]
+__all__ = ["BlockRecipes", "BlockStream", "make_recipes"]
 
 
 @dataclass(frozen=True, eq=False)
-class Recipes:
+class BlockRecipes:
     """Graphs of blocks, which depend on nothing but storage and data that workers hold.
 
     Parameters
@@ -50,29 +50,29 @@ class Recipes:
     held: frozenset[Any]
     rows: dict[int, int] = field(default_factory=dict)
 
-    def of_rows(self, rows: dict[int, int]) -> Recipes:
+    def of_rows(self, rows: dict[int, int]) -> BlockRecipes:
         """The same recipes, of blocks that are known to have so many rows."""
         return replace(self, rows=rows)
 
     def pack(self, blocks: Sequence[int]) -> bytes:
         """Pickle the recipes of some blocks."""
         targets = {i: self.targets[i] for i in blocks}
-        graph = tasks_for(self.graph, targets.values())
+        graph = select_tasks(self.graph, targets.values())
         held = self._held_in(graph, targets)
-        return bytes(cloudpickle.dumps(Recipes(targets, graph, held, self.rows)))
+        return bytes(cloudpickle.dumps(BlockRecipes(targets, graph, held, self.rows)))
 
     def held_by(self, block: int) -> frozenset[Any]:
         """Keys of data on workers that a block is made of."""
         target = {block: self.targets[block]}
-        return self._held_in(tasks_for(self.graph, target.values()), target)
+        return self._held_in(select_tasks(self.graph, target.values()), target)
 
     def _held_in(self, graph: dict[Any, Any], targets: dict[int, Any]) -> frozenset[Any]:
-        return self.held.intersection([*targets.values(), *needed_keys(graph)])
+        return self.held.intersection([*targets.values(), *collect_dependencies(graph)])
 
     @staticmethod
-    def unpack(packed: bytes) -> Recipes:
+    def unpack(packed: bytes) -> BlockRecipes:
         """Undo :meth:`pack`."""
-        recipes: Recipes = cloudpickle.loads(packed)
+        recipes: BlockRecipes = cloudpickle.loads(packed)
         return recipes
 
     def make(self, number: int, fetch: Callable[[Any], Any]) -> Block:
@@ -118,8 +118,8 @@ class Recipes:
         return "" if self.held else ", or call .persist() on the collection first"
 
     def _run(self, key: Any, fetch: Callable[[Any], Any], begun: list[Any]) -> Any:
-        tasks = tasks_for(self.graph, [key])
-        data = {name: fetch(name) for name in self.held.intersection(needed_keys(tasks))}
+        tasks = select_tasks(self.graph, [key])
+        data = {name: fetch(name) for name in self.held.intersection(collect_dependencies(tasks))}
         return run_tasks(tasks, data, key, begun)
 
     @property
@@ -128,9 +128,9 @@ class Recipes:
 
         Infinite where Dask's scheduler takes part in them, as in a shuffle between workers.
         """
-        if any(map(is_shuffle, self.graph.values())):
+        if any(map(is_unordered_shuffle, self.graph.values())):
             return math.inf
-        alone = sum(len(tasks_for(self.graph, [key])) for key in self.targets.values())
+        alone = sum(len(select_tasks(self.graph, [key])) for key in self.targets.values())
         return alone / max(len(self.graph), 1)
 
     @property
@@ -139,7 +139,7 @@ class Recipes:
         return len(self.pack(list(self.targets)))
 
 
-def make_recipes(lazy: Sequence[Any]) -> Recipes:
+def make_recipes(lazy: Sequence[Any]) -> BlockRecipes:
     """Make recipes of lazy blocks.
 
     Parameters
@@ -147,19 +147,19 @@ def make_recipes(lazy: Sequence[Any]) -> Recipes:
     lazy : sequence of dask.delayed.Delayed
         Of one block each.
     """
-    layers = layers_of(lazy).values()
+    layers = collect_layers(lazy).values()
     targets = {i: block.key for i, block in enumerate(lazy)}
-    tasks = tasks_for(as_tasks(layers, find_futures(layers)), targets.values())
+    tasks = select_tasks(convert_to_tasks(layers, find_futures(layers)), targets.values())
     # Whatever no task makes is on the workers. That is more than the futures found: delayed parts
     # of a persisted collection name its keys without holding its futures.
-    held = needed_keys(tasks).union(targets.values()).difference(tasks)
-    return Recipes(targets, tasks, frozenset(held))
+    held = collect_dependencies(tasks).union(targets.values()).difference(tasks)
+    return BlockRecipes(targets, tasks, frozenset(held))
 
 
 T = TypeVar("T")
 
 #: Seconds between two looks at whether a read is still worth waiting for.
-_SLICE = 0.2
+_WAIT_SLICE_SECONDS = 0.2
 
 
 class BlockStream(Generic[T]):
@@ -257,7 +257,7 @@ class BlockStream(Generic[T]):
         since = time.monotonic()
         while True:
             try:
-                return read.result(timeout=_SLICE)
+                return read.result(timeout=_WAIT_SLICE_SECONDS)
             except TimeoutError:
                 if read.done():
                     raise

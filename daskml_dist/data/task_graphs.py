@@ -17,22 +17,22 @@ from dask.local import get_sync
 from dask.utils import funcname
 
 __all__ = [
-    "OR_NEVER_THERE",
-    "as_tasks",
+    "MISSING_TASKS_HINT",
+    "collect_dependencies",
+    "collect_layers",
+    "convert_to_tasks",
     "describe_task",
     "find_futures",
     "is_future",
-    "layers_of",
-    "needed_keys",
     "run_tasks",
-    "tasks_for",
+    "select_tasks",
 ]
 
 _CONTAINERS = (list, tuple, set, frozenset)
 
 #: What else than a loss leaves a graph with a key that nothing makes, and the remedy. Dask lowers
 #: a shuffled frame after the tasks of an assigned array have named its index.
-OR_NEVER_THERE = (
+MISSING_TASKS_HINT = (
     "Or a Dask Array, such as predictions, was assigned to a dataframe that comes out of a shuffle "
     "(df.assign(p=array)), for which Dask makes a graph that lacks tasks: call df = df.persist() "
     "before, or assign block by block, df.map_partitions(lambda part: part.assign(p=...))."
@@ -48,7 +48,7 @@ def is_future(value: Any) -> bool:
     return isinstance(value, Future)
 
 
-def layers_of(lazy: Iterable[Any]) -> dict[str, Mapping[Any, Any]]:
+def collect_layers(lazy: Iterable[Any]) -> dict[str, Mapping[Any, Any]]:
     """Return the layers of the graphs of some Delayed objects, by name.
 
     Objects made of one collection share their layers: to merge whole graphs would take quadratic
@@ -82,7 +82,9 @@ def find_futures(graphs: Iterable[Mapping[Any, Any]]) -> dict[Any, Any]:
     return found
 
 
-def as_tasks(graphs: Iterable[Mapping[Any, Any]], futures: Mapping[Any, Any]) -> dict[Any, Any]:
+def convert_to_tasks(
+    graphs: Iterable[Mapping[Any, Any]], futures: Mapping[Any, Any]
+) -> dict[Any, Any]:
     """Return the tasks of some graphs as nodes of `dask._task_spec`.
 
     Parameters
@@ -102,12 +104,12 @@ def as_tasks(graphs: Iterable[Mapping[Any, Any]], futures: Mapping[Any, Any]) ->
     return {key: task for key, task in tasks.items() if key not in futures}
 
 
-def needed_keys(tasks: Mapping[Any, GraphNode]) -> set[Any]:
+def collect_dependencies(tasks: Mapping[Any, GraphNode]) -> set[Any]:
     """Return the keys that some tasks depend on."""
     return set().union(*(task.dependencies for task in tasks.values()))
 
 
-def tasks_for(tasks: Mapping[Any, GraphNode], keys: Iterable[Any]) -> dict[Any, GraphNode]:
+def select_tasks(tasks: Mapping[Any, GraphNode], keys: Iterable[Any]) -> dict[Any, GraphNode]:
     """Return the tasks that are needed to make some keys; data on workers has none."""
     found: dict[Any, GraphNode] = {}
     stack = list(keys)

@@ -12,7 +12,7 @@ from sklearn import decomposition
 from sklearn.utils import gen_batches
 
 from daskml_dist.data.blocks import check_finite_rows
-from daskml_dist.data.collection import Collection, as_collection, take_columns
+from daskml_dist.data.collection import Collection, as_collection, take_named_columns
 from daskml_dist.data.conversion import as_rows, convert_to_host
 from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.data.lazy import is_dask
@@ -107,7 +107,7 @@ noise_variance_, n_components_, n_samples_seen_, batch_size_
     def _fit_on(self, X: Any, begun: IncrementalPCA) -> Self:
         """Go on from an estimator with all batches of a collection."""
         self._check_parameters()
-        collection = as_collection(*take_columns(X, None, None), numeric=self._numeric)
+        collection = as_collection(*take_named_columns(X, None, None), numeric=self._numeric)
         with reading(type(self).__name__):
             course = fold_parts(collection, _step, _Course(begun)).ended()
         if not course.n_rows:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from sklearn.utils import check_random_state
 
 from daskml_dist.backends import get_backend
-from daskml_dist.data.collection import take_columns
+from daskml_dist.data.collection import take_named_columns
 from daskml_dist.decomposition._base import Array, Components
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.outside import outside
@@ -209,7 +209,7 @@ class NMF(Components):
 
     def _taken(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
         # Weights to begin with belong to rows as targets do.
-        return take_columns(X, y, sample_weight)
+        return take_named_columns(X, y, sample_weight)
 
     def _set_n_iter(self, solution: Solution) -> None:
         self.n_iter_ = solution.n_iter

@@ -10,7 +10,7 @@ from typing import Any
 
 import dask
 
-from daskml_dist.data.computing import heard
+from daskml_dist.data.computing import report_progress_to
 from daskml_dist.diagnostics.display import Display, open_display
 from daskml_dist.diagnostics.live.search_feed import SearchFeed
 from daskml_dist.diagnostics.status import Status
@@ -112,11 +112,11 @@ def reading(name: str, verbose: Any = None) -> Iterator[None]:
         As of :func:`doing`.
     """
     if (work := _now.get()) is not None:
-        with heard(work.read):
+        with report_progress_to(work.read):
             yield
         return
     work = _Work(name, _level(verbose), at_once=False)
-    with _during(work), heard(work.read):
+    with _during(work), report_progress_to(work.read):
         yield
 
 

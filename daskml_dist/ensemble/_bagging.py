@@ -18,7 +18,7 @@ from sklearn.utils.random import sample_without_replacement
 from sklearn.utils.validation import has_fit_parameter
 
 from daskml_dist.data.collection import Collection, as_collection
-from daskml_dist.data.containers import named_blocks
+from daskml_dist.data.containers import convert_named_columns
 from daskml_dist.data.conversion import as_column, convert_to_host
 from daskml_dist.data.feature_names import check_feature_names, remember_dtypes
 from daskml_dist.data.lazy import is_dask
@@ -156,7 +156,7 @@ class Bagging(OnBlocks):
         InvalidParameterError, InvalidDataError
         """
         self._drawn_rows = None
-        X, y, sample_weight = named_blocks(*convert_to_host(X, y, sample_weight))
+        X, y, sample_weight = convert_named_columns(*convert_to_host(X, y, sample_weight))
         if not is_dask(X):
             X, y, given = here(
                 X, y, {**fit_params, "sample_weight": sample_weight}, labels=is_classifier(self)

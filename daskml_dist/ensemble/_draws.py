@@ -12,7 +12,7 @@ from dask.delayed import delayed
 from numpy.typing import NDArray
 from scipy import stats
 
-from daskml_dist.data.permutations import Permutation, hashed
+from daskml_dist.data.permutations import Permutation, hash_numbers
 
 __all__ = ["DrawnRows", "Draws", "weights_of"]
 
@@ -67,7 +67,7 @@ class Draws:
                 return np.ones(n, np.int64)
             return (Permutation(self.n_rows, (seed,))(rows) < self.n_drawn).astype(np.int64)
         key = np.random.SeedSequence(seed).generate_state(2, np.uint64)
-        chance = hashed(hashed(rows.astype(np.uint64), key[0]), key[1]) >> _BITS
+        chance = hash_numbers(hash_numbers(rows.astype(np.uint64), key[0]), key[1]) >> _BITS
         uniform = chance.astype(np.float64) * 2.0**-53
         if weights is None or self.weight is None:
             chances = stats.poisson.cdf(np.arange(_MOST), self.n_drawn / self.n_rows)

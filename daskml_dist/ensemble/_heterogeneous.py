@@ -9,7 +9,7 @@ from sklearn.base import is_classifier
 from sklearn.preprocessing import LabelEncoder
 from sklearn.utils import Bunch
 
-from daskml_dist.data.containers import named_blocks
+from daskml_dist.data.containers import convert_named_columns
 from daskml_dist.data.conversion import convert_to_host
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.works import doing
@@ -61,7 +61,7 @@ class Named(OnBlocks):
         InvalidParameterError, InvalidDataError
         """
         self._check_named()
-        X, y = named_blocks(*convert_to_host(X, y))
+        X, y = convert_named_columns(*convert_to_host(X, y))
         if not is_dask(X):
             X, y, fit_params = here(X, y, fit_params, labels=is_classifier(self))
             found: Self = super().fit(X, y, **fit_params)  # type: ignore[misc]

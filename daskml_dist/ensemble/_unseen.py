@@ -11,7 +11,7 @@ from dask.delayed import Delayed, delayed
 from numpy.typing import NDArray
 from scipy import sparse
 
-from daskml_dist.data.column_statistics import Spread
+from daskml_dist.data.column_statistics import WeightedMoments
 from daskml_dist.data.conversion import as_column
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.ensemble._draws import weights_of
@@ -90,7 +90,7 @@ def _sums(n_classes: int | None, index: int, answers: Any, y: Any, weight: Any) 
         return np.array([len(y), without, (found.argmax(axis=1) == y).sum()])
     predicted = found / np.maximum(n_members, 1)
     values = y.astype(np.float64)
-    return Spread.of(values, np.ones(len(y))), np.array(
+    return WeightedMoments.of(values, np.ones(len(y))), np.array(
         [without, ((values - predicted) ** 2).sum()]
     )
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 
 from daskml_dist.data.blocks import Block
-from daskml_dist.data.collection import Collection, as_collection, take_columns
-from daskml_dist.data.conversion import warn_of_target
+from daskml_dist.data.collection import Collection, as_collection, take_named_columns
+from daskml_dist.data.conversion import warn_of_target_column
 from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.data.row_checks import check_row_shape
@@ -194,7 +194,7 @@ class BaseOnRows(TranslatesSklearnErrors, Planned, Exported, BaseEstimator):
 
     def _taken(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
         """The inputs with columns for their names; without a target, since none is asked for."""
-        return take_columns(X, None, sample_weight)
+        return take_named_columns(X, None, sample_weight)
 
     def _check_target(self, y: Any) -> None:
         """Check what can be told of a target at once."""
@@ -205,7 +205,7 @@ class BaseOnRows(TranslatesSklearnErrors, Planned, Exported, BaseEstimator):
         self._check_target(inputs[1])
         collection = self._aligned(*inputs)
         if reset:
-            warn_of_target(*inputs[:2])
+            warn_of_target_column(*inputs[:2])
         check_feature_names(self, inputs[0], reset=reset)
         if not reset:
             self._check_width(collection)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 
-from daskml_dist.data.conversion import check_no_missing, plain_objects
+from daskml_dist.data.conversion import check_no_missing, convert_object_values
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.estimators.supervised import Supervised
@@ -212,7 +212,7 @@ def _hits(
 
 
 def _check_labels(y: Any) -> None:
-    labels = plain_objects(np.asarray(y))
+    labels = convert_object_values(np.asarray(y))
     if labels.ndim == 0:  # who takes its rows tells of its shape
         return
     # Blocks are checked too; scikit-learn sorts all labels, which takes longer than many a fit.

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import RegressorMixin
 
-from daskml_dist.data.column_statistics import Spread
+from daskml_dist.data.column_statistics import WeightedMoments
 from daskml_dist.estimators.supervised import Supervised
 from daskml_dist.parameters.checks import check_some_weight
 
@@ -51,7 +51,7 @@ class BaseRegressor(RegressorMixin, Supervised):
 class _Fit:
     """Sums that R^2 is made from: of targets, and of their weighted squared errors."""
 
-    targets: Spread
+    targets: WeightedMoments
     errors: NDArray[np.float64]
 
     def __add__(self, other: _Fit) -> _Fit:
@@ -67,4 +67,4 @@ class _Residuals:
     def __call__(self, y: NDArray[Any], raw: NDArray[Any], weight: NDArray[np.float64]) -> _Fit:
         predicted = self._inverse_link(raw).reshape(y.shape)
         residual = np.subtract(y, predicted, dtype=np.float64)
-        return _Fit(Spread.of(y, weight), np.atleast_1d(weight @ residual**2))
+        return _Fit(WeightedMoments.of(y, weight), np.atleast_1d(weight @ residual**2))

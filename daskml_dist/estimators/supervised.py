@@ -8,8 +8,8 @@ import numpy as np
 from dask.utils import is_dataframe_like
 from sklearn.utils.validation import column_or_1d
 
-from daskml_dist.data.collection import take_columns
-from daskml_dist.data.conversion import to_host
+from daskml_dist.data.collection import take_named_columns
+from daskml_dist.data.conversion import copy_to_host
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.estimators.base import BaseOnRows
@@ -35,7 +35,7 @@ class Supervised(BaseOnRows):
                 f"{type(self).__name__} requires y to be passed, but the target y is None. "
                 "Pass y as well."
             )
-        X, y, sample_weight = take_columns(X, y, sample_weight)
+        X, y, sample_weight = take_named_columns(X, y, sample_weight)
         if not is_dask(y) and not self._multi_output:
             y = as_column(y)
         return X, y, sample_weight
@@ -73,7 +73,7 @@ def _check_not_sparse(y: Any) -> None:
 def as_column(y: Any) -> Any:
     """Targets in memory as one column, with scikit-learn's warning for a matrix of one."""
     _check_not_sparse(y)
-    y = to_host(y)
+    y = copy_to_host(y)
     if is_dataframe_like(y) and len(y.columns) == 1:
         column_or_1d(np.empty((1, 1)), warn=True)
         return y.iloc[:, 0]  # with its dtype, which may be one of pandas alone

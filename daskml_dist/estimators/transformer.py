@@ -15,26 +15,26 @@ from sklearn.pipeline import Pipeline
 from sklearn.utils._set_output import _get_output_config
 from sklearn.utils.metaestimators import available_if
 
-from daskml_dist.data.collection import Collection, as_collection, take_columns
+from daskml_dist.data.collection import Collection, as_collection, take_named_columns
 from daskml_dist.data.containers import (
-    column_names_of,
-    named_blocks,
-    sparse_bools_as_floats,
-    with_sizes_of,
+    convert_named_columns,
+    convert_sparse_bools,
+    get_column_names,
+    restore_chunk_sizes,
 )
-from daskml_dist.data.conversion import convert_to_host, plain_rows, to_host
+from daskml_dist.data.conversion import convert_missing_to_nan, convert_to_host, copy_to_host
 from daskml_dist.data.feature_names import (
     check_feature_names,
+    drop_feature_names,
     remember_dtypes,
-    without_names,
 )
 from daskml_dist.data.lazy import is_dask, is_dask_frame, join_delayed
-from daskml_dist.data.reduce import Pass, Passes, run_passes
+from daskml_dist.data.reduce import PassGenerator, ReductionPass, run_computation
 from daskml_dist.data.row_checks import (
+    check_declared_shape,
     check_no_times,
-    check_told_shape,
-    explain_rows,
-    telling_columns,
+    explain_row_errors,
+    raise_row_error,
 )
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import (
@@ -91,8 +91,8 @@ class BlockTransformer(TranslatesSklearnErrors, NamedParameters, Exported, BaseE
 
     def _plain(self, X: Any) -> Any:
         """Return rows in memory as scikit-learn's method takes them."""
-        rows = plain_rows(X)
-        return sparse_bools_as_floats(rows) if self._numeric else rows
+        rows = convert_missing_to_nan(X)
+        return convert_sparse_bools(rows) if self._numeric else rows
 
     def _rows_to_transform(self, X: Any) -> Any:
         """Return rows in memory as scikit-learn's ``transform`` takes them."""
@@ -141,7 +141,7 @@ class BlockTransformer(TranslatesSklearnErrors, NamedParameters, Exported, BaseE
         """
         X, y = convert_to_host(X, y)
         if not (is_dask(X) or is_dask(y)):
-            with telling_columns(X, self._numeric, self._of_rows):
+            with explain_row_errors(X, self._numeric, self._of_rows):
                 super().fit(self._plain(X), y)
             self._keep(X)
             return self
@@ -149,15 +149,15 @@ class BlockTransformer(TranslatesSklearnErrors, NamedParameters, Exported, BaseE
 
     def _fit_lazy(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         with reading(type(self).__name__):
-            run_passes(self._passes(X, y, sample_weight))
+            run_computation(self._passes(X, y, sample_weight))
         return self
 
-    def _passes(self, X: Any, y: Any = None, sample_weight: Any = None) -> Passes[None]:
+    def _passes(self, X: Any, y: Any = None, sample_weight: Any = None) -> PassGenerator[None]:
         """Fit to a Dask collection, which others may read at the same time."""
         self._check_parameters()
         refuse_sklearns_callbacks(self)
         # What is learned of rows alone needs no target, which may have to be read for it.
-        X_only, _, weight = take_columns(X, y, sample_weight)
+        X_only, _, weight = take_named_columns(X, y, sample_weight)
         collection = as_collection(X_only, None, weight, numeric=self._numeric)
         found = yield from self._summary_of(collection)
         self._set_features(found, collection)
@@ -167,11 +167,13 @@ class BlockTransformer(TranslatesSklearnErrors, NamedParameters, Exported, BaseE
         with checked_as_theirs():
             self._validate_params()
 
-    def _summary_of(self, collection: Collection) -> Passes[tuple[int, Any]]:
+    def _summary_of(self, collection: Collection) -> PassGenerator[tuple[int, Any]]:
         """Return the number of columns and the summary of all rows, of one pass."""
         plain = clone(self)
         found: tuple[int, Any] | None
-        (found,) = yield [Pass(collection, partial(_summary_of, plain), partial(_merged, plain))]
+        (found,) = yield [
+            ReductionPass(collection, partial(_summary_of, plain), partial(_merged, plain))
+        ]
         if found is None:
             raise InvalidDataError(
                 "X holds 0 sample(s) in all its blocks, while a minimum of 1 is required. Check "
@@ -180,7 +182,7 @@ class BlockTransformer(TranslatesSklearnErrors, NamedParameters, Exported, BaseE
         return found
 
     def _set_features(self, found: tuple[int, Any], collection: Collection) -> None:
-        check_told_shape((found[0],), collection.row_shape)
+        check_declared_shape((found[0],), collection.row_shape)
         self.n_features_in_, summary = found
         self.__dict__.pop("feature_names_in_", None)
         if collection.feature_names is not None:
@@ -197,11 +199,11 @@ class BlockTransformer(TranslatesSklearnErrors, NamedParameters, Exported, BaseE
         if not hasattr(self, "n_features_in_"):
             return self._fit_lazy(X, None, sample_weight)
         check_feature_names(self, X, reset=False)
-        inputs = take_columns(X, None, sample_weight)
+        inputs = take_named_columns(X, None, sample_weight)
         collection = as_collection(*inputs, numeric=self._numeric)
         before = self.n_features_in_, self._summary()
         with reading(type(self).__name__):
-            found = run_passes(self._summary_of(collection))
+            found = run_computation(self._summary_of(collection))
         together = _merged(clone(self), [before, found])
         assert together is not None
         self._set_features(together, collection)
@@ -234,7 +236,7 @@ class BlockTransformer(TranslatesSklearnErrors, NamedParameters, Exported, BaseE
         if type(X) is np.ndarray and X.dtype.kind not in "OmM":
             pass  # the usual case
         elif (values := few_of_frame(self, X, options)) is not None:
-            rows, at = values, without_names(self)
+            rows, at = values, drop_feature_names(self)
         elif is_dask(X := convert_to_host(X)):
             return self._map("transform", X)
         else:
@@ -250,7 +252,7 @@ class BlockTransformer(TranslatesSklearnErrors, NamedParameters, Exported, BaseE
             return super(BlockTransformer, at).transform(rows, **options)
         except (ValueError, TypeError) as error:
             if self._of_rows and not isinstance(error, SklearnNotFittedError):
-                explain_rows(X, self._numeric)
+                raise_row_error(X, self._numeric)
             raise
 
     @available_if(  # type: ignore[untyped-decorator]
@@ -294,7 +296,7 @@ class BlockTransformer(TranslatesSklearnErrors, NamedParameters, Exported, BaseE
         """
         X, y = convert_to_host(X, y)
         if not (is_dask(X) or is_dask(y)):
-            with telling_columns(X, self._numeric, self._of_rows):
+            with explain_row_errors(X, self._numeric, self._of_rows):
                 result = super().fit_transform(self._plain(X), y, **params)
             self._keep(X)
             return result
@@ -304,8 +306,8 @@ class BlockTransformer(TranslatesSklearnErrors, NamedParameters, Exported, BaseE
         check_fitted(self)
         is_forward = method == "transform"
         X = join_delayed(X, 2, getattr(self, "n_features_in_", np.nan))
-        if column_names_of(X) is not None and _makes_frames(self):
-            X = named_blocks(X)  # so that scikit-learn finds the names in each block
+        if get_column_names(X) is not None and _makes_frames(self):
+            X = convert_named_columns(X)  # so that scikit-learn finds the names in each block
         try:
             for_blocks = self._match_names(X) if is_forward else copy.copy(self)
             function = partial(_call, for_blocks, method)
@@ -323,12 +325,12 @@ class BlockTransformer(TranslatesSklearnErrors, NamedParameters, Exported, BaseE
         estimator = copy.copy(self)
         # What was warned of here is not warned of again for each block.
         if not _makes_frames(self):
-            nameless = column_names_of(X) is not None
+            nameless = get_column_names(X) is not None
             check_feature_names(estimator, X[:0] if nameless else X, reset=True)
         return estimator
 
 
-def fit_in_passes(estimator: Any, X: Any, y: Any = None) -> Passes[Any]:
+def fit_in_passes(estimator: Any, X: Any, y: Any = None) -> PassGenerator[Any]:
     """Fit a transformer, or a pipeline of transformers, in passes that others may share.
 
     Where it has a way of its own to read the rows, it does so while its turn lasts.
@@ -479,7 +481,7 @@ def answer_lazily(estimator: Any, name: str, X: Any, params: dict[str, Any]) -> 
     """
     check_fitted(estimator)
     check_feature_names(estimator, X, reset=False)
-    rows = named_blocks(join_delayed(X, 2, getattr(estimator, "n_features_in_", np.nan)))
+    rows = convert_named_columns(join_delayed(X, 2, getattr(estimator, "n_features_in_", np.nan)))
     # A later fit must not change what is lazy now, and a task starts no processes.
     kept = copy.copy(estimator)
     if hasattr(kept, "n_jobs"):
@@ -489,7 +491,7 @@ def answer_lazily(estimator: Any, name: str, X: Any, params: dict[str, Any]) -> 
         meta = function(sample_rows(rows))
     except (ValueError, TypeError) as error:
         raise as_ours(error) from error
-    return with_sizes_of(map_blocks(function, rows, meta=meta), X)
+    return restore_chunk_sizes(map_blocks(function, rows, meta=meta), X)
 
 
 def _answer(estimator: Any, name: str, params: dict[str, Any], X: Any) -> Any:
@@ -511,7 +513,7 @@ def _summary_of(
     """Number of columns and summary of a block, None for an empty one."""
     if X.shape[0] == 0:
         return None
-    X, y, sample_weight = map(to_host, (X, y, sample_weight))
+    X, y, sample_weight = map(copy_to_host, (X, y, sample_weight))
     if isinstance(sample_weight, float):
         sample_weight = np.full(X.shape[0], sample_weight)
     elif sample_weight is not None:  # without the labels of a Series

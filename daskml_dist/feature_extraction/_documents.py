@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from sklearn.base import clone
 
 from daskml_dist.data.collection import Collection
-from daskml_dist.data.conversion import to_host
+from daskml_dist.data.conversion import copy_to_host
 from daskml_dist.data.lazy import is_dask, join_delayed
-from daskml_dist.data.lowering import frame_pieces
+from daskml_dist.data.lowering import lower_partitions
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, as_ours
@@ -291,7 +291,7 @@ def _document_blocks(X: Any) -> list[tuple[Any, None, None]]:
     if isinstance(X, db.Bag):
         pieces = X.to_delayed()
     elif is_series_like(X):
-        pieces = frame_pieces(X)
+        pieces = lower_partitions(X)
     elif isinstance(X, da.Array) and X.ndim == 1:
         pieces = X.to_delayed().tolist()
     else:
@@ -307,7 +307,7 @@ def _counted(
 ) -> TermCounts:
     """Counts of the terms of a block."""
     own = clone(plain)
-    documents = list(to_host(X))
+    documents = list(copy_to_host(X))
     try:
         own._validate_vocabulary()
         return _count(own.build_analyzer(), documents, own)

@@ -14,8 +14,8 @@ from dask.utils import is_dataframe_like
 from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 
-from daskml_dist.data.baskets import baskets_of_frame, mark_known
-from daskml_dist.data.containers import column_names_of, convert_foreign, load_pandas
+from daskml_dist.data.baskets import make_baskets, mark_known
+from daskml_dist.data.containers import convert_foreign, get_column_names, load_pandas
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.arguments import telling_arguments
 from daskml_dist.errors.outside import outside
@@ -137,7 +137,7 @@ def frequent_itemsets(
             "is in each basket, and the rest is known not to be. Leave null_values out."
         )
     else:
-        X, items = baskets_of_frame(X, basket, item, client)
+        X, items = make_baskets(X, basket, item, client)
         names = _objects(items.tolist())
     found = _Itemsets(min_support, max_length, max_candidates, null_values, run, callbacks)
     with _telling_of_nulls(null_values):
@@ -206,7 +206,7 @@ class _Itemsets(BaseRounds):
 def _names(X: Any) -> NDArray[Any] | None:
     """Names of a frame's columns; None for what has none."""
     if not is_dataframe_like(X):
-        return column_names_of(X)
+        return get_column_names(X)
     names = _objects(list(X.columns))
     if twice := [name for name, n in Counter(names.tolist()).items() if n > 1]:
         raise InvalidDataError(

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 
 from daskml_dist.data.containers import load_pandas
-from daskml_dist.data.keyed.collection import Columns, entries_of_frame
-from daskml_dist.data.keyed.ids import as_ids
+from daskml_dist.data.keyed.collection import EntryColumns, read_frame_entries
+from daskml_dist.data.keyed.ids import convert_ids
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.errors.outside import outside
 from daskml_dist.parameters.checks import check_run
@@ -55,11 +55,11 @@ def edges_fit(
         As a `CallbackList` takes them, who is told of the phases.
     """
     source, target, weight = names
-    columns = Columns(source, target, weight, least=0.0, shared=True)
+    columns = EntryColumns(source, target, weight, least=0.0, shared=True)
     settings = check_run(run, "cpu", name=name, used=_USED)
-    more = None if vertices is None else as_ids(vertices, "vertices")
+    more = None if vertices is None else convert_ids(vertices, "vertices")
     told = CallbackList(callbacks)
-    return KeyedFit(entries_of_frame(edges, columns, sides, more), settings, client, told)
+    return KeyedFit(read_frame_entries(edges, columns, sides, more), settings, client, told)
 
 
 def find_chosen(fit: KeyedFit, side: str, given: Any, name: str) -> Chosen | None:
@@ -78,7 +78,7 @@ def find_chosen(fit: KeyedFit, side: str, given: Any, name: str) -> Chosen | Non
                 f"{name}={given!r}: give a dict from vertex to share, or a pandas Series."
             )
         given = given.to_dict()
-    ids = as_ids(_column(list(given)), name)
+    ids = convert_ids(_column(list(given)), name)
     shares = _shares(list(given.values()), name)
     numbers = fit.numbers(side, ids)
     if (numbers < 0).any():

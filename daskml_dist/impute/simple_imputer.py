@@ -12,7 +12,7 @@ from scipy import sparse
 from sklearn import impute
 from sklearn.utils._missing import is_scalar_nan
 
-from daskml_dist.data.column_statistics import column_moments
+from daskml_dist.data.column_statistics import compute_column_moments
 from daskml_dist.data.containers import densify_columns, load_pandas
 from daskml_dist.data.conversion import as_rows
 from daskml_dist.data.quantiles import merge_sketches, sketch_column
@@ -87,7 +87,7 @@ class SimpleImputer(BlockTransformer, impute.SimpleImputer):
         if self.strategy == "median":
             sketches = [sketch_column(column) for column in rows.T]
             return sketches, np.array([s.n_rows < len(rows) for s in sketches])
-        count, mean, _ = column_moments(rows)
+        count, mean, _ = compute_column_moments(rows)
         known = np.where(count > 0, mean, 0.0)
         return list(zip(count.astype(int), known, strict=True)), count < len(rows)
 

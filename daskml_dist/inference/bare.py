@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.data.few_plain import RowsToCome, few_plain
+from daskml_dist.data.few_plain import RowsPlaceholder, convert_few_rows
 from daskml_dist.inference.bare_scalers import bare_scaler
 from daskml_dist.inference.each_row import lane_of_each_row, rows_are_apart
 from daskml_dist.inference.few_rows import AppliedToRows, Lane
@@ -61,7 +61,7 @@ def bare_functions(model: Any, method: str, dtype: np.dtype[Any]) -> Bare | None
     if not hasattr(model, "_applied"):
         return None
     try:
-        asked = getattr(model, method)(RowsToCome(dtype))
+        asked = getattr(model, method)(RowsPlaceholder(dtype))
     except (AttributeError, TypeError, ValueError):
         return None  # it looks into the rows itself
     if not isinstance(asked, AppliedToRows):
@@ -91,7 +91,7 @@ def _after(scalers: list[tuple[Any, Any]], last: Lane | None) -> Lane:
 
     def answer(X: NDArray[Any]) -> NDArray[Any] | None:
         # What scaling would hide (clipped infinity) is seen before it.
-        rows = few_plain(X, row_shape)
+        rows = convert_few_rows(X, row_shape)
         if rows is None or not np.isfinite(rows).all():
             return None
         for scaled in steps:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sklearn import preprocessing
 from sklearn.utils._set_output import _get_output_config
 
-from daskml_dist.data.few_plain import FLOATS, few_plain
+from daskml_dist.data.few_plain import FLOAT_DTYPES, convert_few_rows
 
 __all__ = ["bare_scaler", "restored_few", "scaled_few"]
 
@@ -76,7 +76,7 @@ def _finite(scaler: Any, X: NDArray[Any]) -> NDArray[Any] | None:
     known = vars(scaler)
     if "n_features_in_" not in known or not known["copy"]:
         return None
-    rows = few_plain(X, (known["n_features_in_"],))
+    rows = convert_few_rows(X, (known["n_features_in_"],))
     return rows if rows is not None and np.isfinite(rows).all() else None
 
 
@@ -113,7 +113,7 @@ def _as_installed(kind: Any) -> bool:
     return all(
         np.array_equal(_bare(kind, scaler, dtype)(X), scaler.transform(X))
         and np.array_equal(_restored(kind, scaler, X), scaler.inverse_transform(X))
-        for dtype in FLOATS
+        for dtype in FLOAT_DTYPES
         for X in [rows.astype(dtype)]
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.data.few_plain import few_plain
+from daskml_dist.data.few_plain import convert_few_rows
 from daskml_dist.data.row_checks import RowShape
 
 __all__ = ["AppliedToRows", "Lane", "few_answers"]
@@ -55,7 +55,7 @@ class AppliedToRows:
         shape = self.row_shape
 
         def answer(X: NDArray[Any]) -> NDArray[Any] | None:
-            rows = few_plain(X, shape)
+            rows = convert_few_rows(X, shape)
             if rows is None:
                 return None
             return _answered(rows, made, shows, then, of_results, n_outputs)
@@ -84,7 +84,7 @@ def few_answers(
     ndarray or None
         To the bit what ``map_rows`` makes of them, which looks into all others and tells of them.
     """
-    rows = few_plain(X, row_shape)
+    rows = convert_few_rows(X, row_shape)
     if rows is None:
         return None
     shows = getattr(function, "shows_not_finite", False)

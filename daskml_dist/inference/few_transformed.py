@@ -9,8 +9,8 @@ from typing import Any
 from numpy.typing import NDArray
 from sklearn.utils import _set_output
 
-from daskml_dist.data.feature_names import known_to_match
-from daskml_dist.data.few_plain import frame_values, frame_words, plain_frame
+from daskml_dist.data.feature_names import names_surely_match
+from daskml_dist.data.few_plain import extract_frame_floats, extract_frame_words, is_small_frame
 
 __all__ = ["few_of_frame", "gives_arrays", "is_wrapped", "theirs"]
 
@@ -30,16 +30,16 @@ def few_of_frame(transformer: Any, X: Any, options: dict[str, Any]) -> NDArray[A
     ndarray or None
     """
     if (
-        not plain_frame(X)
+        not is_small_frame(X)
         or not transformer._by_place
         or options.get("copy") is False
         or not getattr(transformer, "copy", True)
-        or not known_to_match(X, getattr(transformer, "feature_names_in_", None))
+        or not names_surely_match(X, getattr(transformer, "feature_names_in_", None))
         or not gives_arrays(transformer)
     ):
         return None
-    values = frame_values(X)
-    return values if values is not None or transformer._numeric else frame_words(X)
+    values = extract_frame_floats(X)
+    return values if values is not None or transformer._numeric else extract_frame_words(X)
 
 
 def gives_arrays(transformer: Any) -> bool:

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from daskml_dist.backends import get_backend
 from daskml_dist.backends.device_memory import device_memory
 from daskml_dist.backends.row_slices import row_slices
-from daskml_dist.data.blocks import check_finite_rows, first_not_finite
-from daskml_dist.data.conversion import float_dtype, to_host, where
+from daskml_dist.data.blocks import check_finite_rows, find_first_nonfinite
+from daskml_dist.data.conversion import choose_float_dtype, copy_to_host, describe_block
 
 __all__ = ["results_on_device"]
 
@@ -50,14 +50,14 @@ def results_on_device(
     DeviceMemoryError
         What is made of the rows does not fit on the device.
     """
-    dtype = np.dtype(float_dtype(rows.dtype))
+    dtype = np.dtype(choose_float_dtype(rows.dtype))
     with _memory(index):
         apply = function.on_device(get_backend("gpu"), dtype)
     for at, piece in _pieces(rows):
         with _memory(index), np.errstate(invalid="ignore", over="ignore"):
             result = apply(piece.astype(dtype, copy=False))
-        if first_not_finite(result) is not None:
-            check_finite_rows(to_host(piece), index, at.start)
+        if find_first_nonfinite(result) is not None:
+            check_finite_rows(copy_to_host(piece), index, at.start)
         yield at, result
 
 
@@ -73,7 +73,7 @@ def _pieces(rows: Any) -> Iterator[tuple[slice, Any]]:
 
 def _memory(index: int | None) -> AbstractContextManager[None]:
     return device_memory(
-        f"{where(index)}What is made of rows of X",
+        f"{describe_block(index)}What is made of rows of X",
         "Keep fewer blocks there, make X of the dtype of the fit, which needs no copy, or make it "
         "NumPy.",
     )

@@ -11,12 +11,17 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from daskml_dist.backends.row_slices import row_slices
-from daskml_dist.data.blocks import check_finite_rows, first_not_finite
-from daskml_dist.data.conversion import as_rows, device_of
-from daskml_dist.data.few_plain import FEW, RowsToCome
+from daskml_dist.data.blocks import check_finite_rows, find_first_nonfinite
+from daskml_dist.data.conversion import as_rows, find_device
+from daskml_dist.data.few_plain import MAX_FEW_ROWS, RowsPlaceholder
 from daskml_dist.data.lazy import is_dask
-from daskml_dist.data.row_checks import RowShape, check_row_shape, check_rows, naming_columns
-from daskml_dist.data.row_checks import row_shape as shape_of_rows
+from daskml_dist.data.row_checks import (
+    RowShape,
+    check_row_shape,
+    check_rows,
+    name_columns_in_errors,
+)
+from daskml_dist.data.row_checks import find_row_shape as shape_of_rows
 from daskml_dist.inference.few_rows import AppliedToRows, few_answers
 from daskml_dist.inference.on_device import results_on_device
 from daskml_dist.inference.transform import map_pieces
@@ -27,7 +32,7 @@ __all__ = ["map_rows", "results_of_rows", "written"]
 #: between, or once, or are copied to be aligned; and how many rows that is, so that what is made of
 #: them stays there too.
 _READ_TWICE, _READ_ONCE, _COPIED = 2**18, 2**23, 2**20
-_FEWEST_ROWS, _MOST_ROWS = FEW, 15_000
+_FEWEST_ROWS, _MOST_ROWS = MAX_FEW_ROWS, 15_000
 
 
 def map_rows(
@@ -72,7 +77,7 @@ def map_rows(
     -------
     ndarray or dask Array of shape (n_rows,) or (n_rows, n_outputs)
         Lazy where `X` is, with the row chunks of `X` (of unknown sizes for a dataframe). Of
-        `RowsToCome`: an `AppliedToRows`.
+        `RowsPlaceholder`: an `AppliedToRows`.
 
     Raises
     ------
@@ -83,7 +88,7 @@ def map_rows(
         Rows of CuPy are where no GPU can be used, or what is made of them does not fit on it.
     """
     dtype = np.dtype(dtype)
-    if isinstance(X, RowsToCome):
+    if isinstance(X, RowsPlaceholder):
         return AppliedToRows(function, then, dtype, n_outputs, row_shape)
     few = few_answers(X, function, then, dtype, n_outputs, row_shape)
     if few is not None:
@@ -159,7 +164,7 @@ def _apply(
 
 def _named(results: Iterator[Any], X: Any) -> Iterator[Any]:
     """Results of rows, and errors that name the columns of a dataframe."""
-    with naming_columns(X):
+    with name_columns_in_errors(X):
         yield from results
 
 
@@ -190,7 +195,7 @@ def results_of_rows(
     InvalidDataError
         For NaN and infinity.
     """
-    if device_of(rows) == "gpu":
+    if find_device(rows) == "gpu":
         yield from results_on_device(function, rows, index)
         return
     if not getattr(function, "shows_not_finite", False):
@@ -202,7 +207,7 @@ def results_of_rows(
     for at, piece in _pieces(rows, _READ_ONCE):
         with np.errstate(invalid="ignore", over="ignore"):
             result = function(piece, result)
-        if first_not_finite(result) is not None:
+        if find_first_nonfinite(result) is not None:
             check_finite_rows(piece, index, at.start)
         yield at, result
 

@@ -9,7 +9,7 @@ from typing import Any
 import cloudpickle
 from dask.delayed import delayed
 
-from daskml_dist.data.computing import scattered
+from daskml_dist.data.computing import scatter_values
 
 __all__ = ["current_client", "shared"]
 
@@ -36,7 +36,7 @@ def shared(function: Callable[..., Any]) -> Any:
     if client is None:
         return delayed(function, pure=False)
     # The graph keeps the future, and the future the copies, which a lost worker leaves to others.
-    (future,) = scattered(client, [function], everywhere=True)
+    (future,) = scatter_values(client, [function], everywhere=True)
     return delayed(future)
 
 

@@ -17,11 +17,15 @@ from dask.layers import ArrayBlockIdDep
 from dask.utils import is_dataframe_like, is_series_like
 from scipy import sparse
 
-from daskml_dist.data.block_errors import ToldNumbers, call_as_told, told_numbers
+from daskml_dist.data.block_errors import (
+    DeclaredNumbers,
+    call_on_declared_blocks,
+    find_declared_numbers,
+)
 from daskml_dist.data.containers import convert_foreign
-from daskml_dist.data.conversion import as_array_block, to_host
+from daskml_dist.data.conversion import as_array_block, copy_to_host
 from daskml_dist.data.lazy import join_column_chunks, join_delayed
-from daskml_dist.data.lowering import frame_of_tasks, frame_pieces
+from daskml_dist.data.lowering import lower_partitions, make_frame_from_tasks
 from daskml_dist.errors import DaskMLDistError, InvalidDataError, as_ours
 from daskml_dist.inference.share import shared
 
@@ -75,7 +79,7 @@ def map_pieces(apply: Callable[..., Any], function: Any, X: Any, empty: Any) -> 
     """
     name = f"{getattr(function, '__name__', 'transform')}-{uuid.uuid4().hex}"
     once, X = shared(function), join_delayed(convert_foreign(X), 2)
-    if (told := told_numbers(X, "X")) is not None:
+    if (told := find_declared_numbers(X, "X")) is not None:
         apply = partial(_apply_as_told, told, apply)
     if isinstance(X, da.Array) and not is_dataframe_like(empty):
         return _map_chunks(apply, once, X if X.ndim < 2 else join_column_chunks(X), empty, name)
@@ -95,15 +99,15 @@ def map_pieces(apply: Callable[..., Any], function: Any, X: Any, empty: Any) -> 
     }
     layers = HighLevelGraph.from_collections(name, graph, dependencies=dependencies)
     if is_frame:
-        return frame_of_tasks(layers, made, empty, name)
+        return make_frame_from_tasks(layers, made, empty, name)
     return da.Array(layers, name, (sizes, *((n,) for n in empty.shape[1:])), meta=empty)
 
 
 def _apply_as_told(
-    told: ToldNumbers, apply: Callable[..., Any], rows: Any, function: Any, number: int
+    told: DeclaredNumbers, apply: Callable[..., Any], rows: Any, function: Any, number: int
 ) -> Any:
     """Return ``apply(rows, function, number)``; a failure tells of rows that Dask was not told."""
-    return call_as_told([told], [rows], number, partial(apply, rows, function, number))
+    return call_on_declared_blocks([told], [rows], number, partial(apply, rows, function, number))
 
 
 def _map_chunks(
@@ -144,7 +148,7 @@ def _apply_to_array(apply: Callable[..., Any], rows: Any, function: Any, number:
 def _blocks_of(X: Any) -> tuple[Any, list[Any], tuple[Any, ...]]:
     """A collection whose graph makes blocks of rows, their keys, and their sizes."""
     if is_dataframe_like(X) or is_series_like(X):
-        pieces = frame_pieces(X)
+        pieces = lower_partitions(X)
         return pieces[0], [piece.key for piece in pieces], (np.nan,) * len(pieces)
     if isinstance(X, da.Array) and X.ndim >= 2:
         X = join_column_chunks(X)
@@ -159,7 +163,7 @@ def _apply(rows: Any, function: Callable[[Any], Any], number: int, *, empty: Any
     if (rows.shape[0] if hasattr(rows, "shape") else len(rows)) == 0:
         return empty
     try:
-        return function(to_host(rows))
+        return function(copy_to_host(rows))
     except DaskMLDistError:
         raise
     except (ValueError, TypeError) as error:

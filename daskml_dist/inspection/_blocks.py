@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from daskml_dist.data.containers import densify_columns
-from daskml_dist.data.conversion import as_column, to_host, where
+from daskml_dist.data.conversion import as_column, copy_to_host, describe_block
 from daskml_dist.errors import InvalidDataError
 
 __all__ = ["column_of", "read_rows", "weights_of"]
@@ -25,11 +25,11 @@ def read_rows(X: Any, index: int | None) -> Any:
     InvalidDataError
         They are sparse.
     """
-    rows = to_host(X)
+    rows = copy_to_host(X)
     if sparse.issparse(rows):
         raise InvalidDataError(
-            f"{where(index)}X is sparse, and its columns cannot be changed as such. Convert it: "
-            "X.map_blocks(lambda b: b.toarray())."
+            f"{describe_block(index)}X is sparse, and its columns cannot be changed as such. "
+            "Convert it: X.map_blocks(lambda b: b.toarray())."
         )
     return densify_columns(rows) if is_dataframe_like(rows) else np.asarray(rows)
 
@@ -45,8 +45,8 @@ def column_of(values: Any, name: str, index: int, n: int) -> NDArray[Any]:
     found = as_column(values, name=name, index=index)
     if len(found) != n:
         raise InvalidDataError(
-            f"{where(index)}X has {n} rows and {name} {len(found)}. Pass the same rows in each; "
-            "where chunk sizes are unknown, call .compute_chunk_sizes() on each."
+            f"{describe_block(index)}X has {n} rows and {name} {len(found)}. Pass the same rows in "
+            "each; where chunk sizes are unknown, call .compute_chunk_sizes() on each."
         )
     return found
 

@@ -12,7 +12,7 @@ from dask.utils import is_dataframe_like
 from numpy.typing import NDArray
 
 from daskml_dist.data.collection import Collection
-from daskml_dist.data.conversion import where
+from daskml_dist.data.conversion import describe_block
 from daskml_dist.data.quantiles import ColumnSketch, merge_sketches, sketch_column
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
@@ -139,8 +139,8 @@ def _look(asked: dict[int, float], index: int, X: Any, y: Any, w: Any) -> Any:
             own = np.unique(values)
         except TypeError as error:
             raise InvalidDataError(
-                f"{where(index)}Column #{j} contains mixed data types ({error}), so its categories "
-                "cannot be sorted. Fill missing ones with a category of their own."
+                f"{describe_block(index)}Column #{j} contains mixed data types ({error}), so its "
+                "categories cannot be sorted. Fill missing ones with a category of their own."
             ) from error
         is_number = values.dtype.kind in "biuf"
         found[j] = _few(_Seen(own, sketch_column(values) if is_number else None), j, most)

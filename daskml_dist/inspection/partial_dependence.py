@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from sklearn.utils import Bunch
 
 from daskml_dist.data.collection import as_collection
-from daskml_dist.data.containers import convert_foreign, named_blocks
+from daskml_dist.data.containers import convert_foreign, convert_named_columns
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import ExportError, InvalidParameterError
@@ -132,7 +132,7 @@ def partial_dependence(
     if kind == "average" and sample_weight is None:
         trees = _of_trees(estimator, method)
     method = "brute" if trees is None and method == "auto" else method
-    X, sample_weight = named_blocks(*convert_foreign(X, sample_weight))
+    X, sample_weight = convert_named_columns(*convert_foreign(X, sample_weight))
     collection = as_collection(X, None, sample_weight, numeric=False)
     if collection.kind == "memory":
         if is_dataframe_like(X) or hasattr(X, "tocsr"):

@@ -12,9 +12,9 @@ from dask.utils import is_dataframe_like, parse_bytes
 from numpy.typing import NDArray
 from sklearn.utils import Bunch
 
-from daskml_dist.data.collection import Collection, as_collection, take_columns
-from daskml_dist.data.containers import named_blocks
-from daskml_dist.data.permutations import Draw
+from daskml_dist.data.collection import Collection, as_collection, take_named_columns
+from daskml_dist.data.containers import convert_named_columns
+from daskml_dist.data.permutations import PermutedRows
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
@@ -118,7 +118,7 @@ def permutation_importance(
     check_value("permutation_importance", "n_jobs", n_jobs)
     named = _by_name(scoring)
     scores = {name: score_of(estimator, one) for name, one in named.items()}
-    X, y, sample_weight = named_blocks(*take_columns(X, y, sample_weight))
+    X, y, sample_weight = convert_named_columns(*take_named_columns(X, y, sample_weight))
     if y is None:
         raise InvalidDataError("permutation_importance scores predictions of y. Pass y as well.")
     collection = as_collection(X, y, sample_weight, numeric=False)
@@ -134,8 +134,8 @@ def permutation_importance(
     seed, m = seed_of(random_state), _drawn(max_samples, n)
     target = Target(facts.centre, getattr(estimator, "classes_", None))
     work = _Work(
-        estimator, tuple(plain.values()), target,
-        np.cumsum(np.append(0, facts.counts[:-1])), [Draw(n, m, seed, r) for r in range(n_repeats)],
+        estimator, tuple(plain.values()), target, np.cumsum(np.append(0, facts.counts[:-1])),
+        [PermutedRows(n, m, seed, r) for r in range(n_repeats)],
     )  # fmt: skip
     baseline, parts = np.zeros(0), list[NDArray[np.float64]]()
     for group in _groups(facts, budget):
@@ -322,7 +322,7 @@ class _Work:
     target : Target
     starts : ndarray of int of shape (n_blocks,)
         Number of each block's first row.
-    draws : list of Draw
+    draws : list of PermutedRows
         One a repeat.
     """
 
@@ -330,7 +330,7 @@ class _Work:
     scores: tuple[Score, ...]
     target: Target
     starts: NDArray[np.int64]
-    draws: list[Draw]
+    draws: list[PermutedRows]
 
     def sums(self, rows: Any, y: NDArray[Any], w: NDArray[Any]) -> NDArray[np.float64]:
         """Sums of some rows for each score, of shape (n_scores, _N_SUMS)."""

@@ -12,8 +12,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.data.computing import computing_by
-from daskml_dist.data.conversion import plain_objects
+from daskml_dist.data.computing import use_client
+from daskml_dist.data.conversion import convert_object_values
 from daskml_dist.data.feature_names import check_feature_names
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidParameterError
@@ -73,7 +73,7 @@ class CrossValidated(BaseLinear):
             When the fit cannot go on.
         """
         self._check_params()
-        with computing_by(client):
+        with use_client(client):
             self._fit_splits(X, y, sample_weight, groups, client)
         return self
 
@@ -83,7 +83,7 @@ class CrossValidated(BaseLinear):
 
         X, y, weight = self._taken(*map(_with_shape, (X, y, sample_weight)))
         self._check_target(y)
-        y = plain_objects(y) if isinstance(y, np.ndarray) and y.dtype.kind == "O" else y
+        y = convert_object_values(y) if isinstance(y, np.ndarray) and y.dtype.kind == "O" else y
         check_feature_names(self, X, reset=True)
         given = {} if weight is None else {"sample_weight": weight}
         X, y, groups, given = beside(X, y, groups, given)

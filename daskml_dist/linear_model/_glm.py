@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.data.column_statistics import Spread
+from daskml_dist.data.column_statistics import WeightedMoments
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.estimators.linear.regressor import LinearRegressor
 from daskml_dist.estimators.solver_rounds import BaseRounds
@@ -154,7 +154,7 @@ def _deviances(
     loss.check_target(y)
     y = y.astype(np.float64)
     total = float(weight.sum())
-    mean = float(Spread.of(y, weight).mean[0])
+    mean = float(WeightedMoments.of(y, weight).mean[0])
     predicted = loss.inverse_link(raw.astype(np.float64))
     nothing = mean == 0 and loss.power >= 1  # all targets are 0
     about = 0.0 if nothing else float(weight @ loss.half_deviance(y, np.array(mean)))

@@ -7,7 +7,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.data.collection import take_columns
+from daskml_dist.data.collection import take_named_columns
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.estimators.linear.regressor import SeveralTargets
 from daskml_dist.estimators.solver_rounds import BaseRounds
@@ -102,7 +102,7 @@ class HuberRegressor(SeveralTargets, BaseRounds):
         self.callbacks = callbacks
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None, *, client: Any = None) -> Self:
-        X, y, sample_weight = take_columns(X, y, sample_weight)
+        X, y, sample_weight = take_named_columns(X, y, sample_weight)
         self._fit(X, y, sample_weight, client)
         self.outliers_ = self._outliers(X, y)
         return self

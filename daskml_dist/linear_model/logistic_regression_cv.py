@@ -12,7 +12,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import metadata_routing
 from sklearn.utils.metadata_routing import MetadataRouter, MethodMapping
 
-from daskml_dist.data.computing import computing_by
+from daskml_dist.data.computing import use_client
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.outside import outside
 from daskml_dist.estimators.batched_fits.solver_rounds import BatchedModels
@@ -203,7 +203,7 @@ class LogisticRegressionCV(CrossValidated, LinearClassifier, SparseCoef):
         route = routed(self, "fit", given, params)
         groups = route.splitter.split.get("groups")
         weigh = sample_weight is None or "sample_weight" in route.scorer.score
-        with computing_by(client):
+        with use_client(client):
             self._fit_splits(X, y, sample_weight, groups, client, weigh)
         return self
 

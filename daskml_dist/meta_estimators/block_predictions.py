@@ -9,9 +9,9 @@ import numpy as np
 from sklearn.base import is_classifier
 from sklearn.utils.metaestimators import available_if
 
-from daskml_dist.data.collection import take_columns
+from daskml_dist.data.collection import take_named_columns
 from daskml_dist.data.containers import check_unique_names, convert_foreign
-from daskml_dist.data.conversion import plain_objects, to_host
+from daskml_dist.data.conversion import convert_object_values, copy_to_host
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.errors.names import NamedParameters
@@ -40,10 +40,10 @@ class OnBlocks(TranslatesSklearnErrors, NamedParameters, Exported):
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Mean accuracy of a classifier, R^2 of a regressor; arguments are those of :meth:`fit`."""
         check_fitted(self)
-        X, y, sample_weight = take_columns(X, y, sample_weight)
+        X, y, sample_weight = take_named_columns(X, y, sample_weight)
         name = "accuracy" if is_classifier(self) else "r2"
         if name == "accuracy" and isinstance(y, np.ndarray) and y.ndim == 1:
-            y = plain_objects(y)
+            y = convert_object_values(y)
         return float(get_scorer(name)(self, X, y, sample_weight=sample_weight))
 
 
@@ -87,7 +87,7 @@ def _method(name: str, summary: str, shape: str) -> Any:
         if is_dask(X := convert_foreign(X)):
             return answer_lazily(self, name, X, params)
         if self._reads_rows:
-            X = to_host(X)
+            X = copy_to_host(X)
         check_unique_names(X)
         if name != "transform":
             _check_some_rows(self, X)

@@ -24,12 +24,12 @@ from sklearn.utils._metadata_requests import _routing_enabled
 from sklearn.utils.metadata_routing import process_routing
 from sklearn.utils.validation import has_fit_parameter
 
-from daskml_dist.data.block_errors import marking_own, naming_blocks
-from daskml_dist.data.collection import Collection, as_collection, take_columns
-from daskml_dist.data.computing import tried
+from daskml_dist.data.block_errors import mark_own_errors, name_blocks_in_errors
+from daskml_dist.data.collection import Collection, as_collection, take_named_columns
+from daskml_dist.data.computing import compute_with_retries
 from daskml_dist.data.containers import check_unique_names
 from daskml_dist.data.conversion import as_column as column_of
-from daskml_dist.data.conversion import plain_objects, rows_at
+from daskml_dist.data.conversion import convert_object_values, take_rows
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.diagnostics.works import tell
 from daskml_dist.errors import (
@@ -88,7 +88,7 @@ def here(
     check_unique_names(X)
     check_given(y)
     if isinstance(y, str):
-        X, y, _ = take_columns(X, y, None)
+        X, y, _ = take_named_columns(X, y, None)
     if any(map(is_dask, (y, *params.values()))):
         y, params = compute(y, params)
     return X, (plain_labels(y) if labels else y), params
@@ -110,12 +110,12 @@ def plain_labels(y: Any) -> Any:
         return y
     if y.dtype.kind == "f" and not np.isfinite(np.asarray(y)).all():
         raise InvalidDataError("Input y contains NaN or infinity. Drop these rows.")
-    return plain_objects(y) if isinstance(y, np.ndarray) and y.ndim == 1 else y
+    return convert_object_values(y) if isinstance(y, np.ndarray) and y.ndim == 1 else y
 
 
 def taken(X: Any, y: Any, params: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
     """Inputs of a fit, with columns for the names of these; weights that are None are left out."""
-    X, y, weight = take_columns(X, y, params.get("sample_weight"))
+    X, y, weight = take_named_columns(X, y, params.get("sample_weight"))
     check_given(y)
     params = {name: value for name, value in params.items() if name != "sample_weight"}
     return X, y, params if weight is None else {**params, "sample_weight": weight}
@@ -232,8 +232,8 @@ def fit_members(
 
 def _computed(tasks: list[Delayed], blocks: list[tuple[Any, ...]]) -> list[Any]:
     """Return what tasks fit, and repeat their warnings; errors name the block that has none."""
-    with naming_blocks(blocks):
-        made = tried(lambda _: delayed(list, pure=False)(tasks))
+    with name_blocks_in_errors(blocks):
+        made = compute_with_retries(lambda _: delayed(list, pure=False)(tasks))
     for text, category in dict.fromkeys(one for _, found in made for one in found):
         warnings.warn(text, category, stacklevel=outside())
     return [fitted for fitted, _ in made]
@@ -268,10 +268,10 @@ def _fit_recorded(
     """Return a fitted clone, and the warnings of its fit, which the caller's process repeats."""
     if not knows_dask(member):
         # Such fits are not short, and a worker's threads make several at once.
-        return marking_own(fitted_on, member, X, y, params), []
+        return mark_own_errors(fitted_on, member, X, y, params), []
     with _recording_warnings, warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
-        fitted = marking_own(fitted_on, member, X, y, params)
+        fitted = mark_own_errors(fitted_on, member, X, y, params)
     return fitted, [(str(one.message), one.category) for one in found]
 
 
@@ -362,7 +362,7 @@ def _out_of_fold(roles: Any, both: Any, X: Any, codes: NDArray[np.int64]) -> Any
         for at, fitted in zip(played, fits, strict=True):
             if not at.any():
                 continue
-            rows = rows_at(X, np.flatnonzero(at))
+            rows = take_rows(X, np.flatnonzero(at))
             answers = _in_order(fitted, method, rows, own.n_classes)
             several = answers if isinstance(answers, list) else [answers]
             if out is None:

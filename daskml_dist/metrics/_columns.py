@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from daskml_dist.data.collection import Collection, as_collection
 from daskml_dist.data.containers import convert_foreign
-from daskml_dist.data.conversion import as_column, to_host, where
+from daskml_dist.data.conversion import as_column, copy_to_host, describe_block
 from daskml_dist.data.lazy import is_dask
-from daskml_dist.data.reduce import lazily_reduced, reduce_parts
+from daskml_dist.data.reduce import reduce_lazily, reduce_parts
 from daskml_dist.data.row_checks import holds_times
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, InvalidTypeError
@@ -122,7 +122,7 @@ class Columns:
             In place of scikit-learn's own.
         """
         given = convert_foreign(y_true, y_pred, sample_weight)
-        y_true, y_pred, weight = map(to_host, given)
+        y_true, y_pred, weight = map(copy_to_host, given)
         try:
             rows = self.read(None, y_pred, y_true, weight)
         except InvalidDataError as own:
@@ -200,7 +200,7 @@ class Columns:
         own, join = partial(_summarise, self, summarise), partial(_merge, merge)
         end = partial(_finished, finish, self.pred_name)
         if not compute:
-            return lazily_reduced(collection, own, join, end)
+            return reduce_lazily(collection, own, join, end)
         with reading("scoring"):
             summary: S | None = reduce_parts(collection, own, join)
         return end(summary)
@@ -261,14 +261,15 @@ class Columns:
         if len(set(lengths.values())) > 1:
             found = ", ".join(f"{name} has {n} rows" for name, n in lengths.items())
             raise InvalidDataError(
-                f"{where(index)}Found input variables with inconsistent numbers of samples: "
+                f"{describe_block(index)}Found input variables with inconsistent numbers of "
+                "samples: "
                 f"{found}. Pass the same rows in each; where chunk sizes are unknown, call "
                 ".compute_chunk_sizes() on each, and the chunks are matched."
             )
         widths = [1 if a.ndim == 1 else a.shape[1] for a in (truth, prediction)]
         if self.several and widths[0] != widths[1]:
             raise InvalidDataError(
-                f"{where(index)}y_true and y_pred have different number of output "
+                f"{describe_block(index)}y_true and y_pred have different number of output "
                 f"({widths[0]}!={widths[1]}). Pass one column of each for every target."
             )
         return ScoredRows(truth, prediction, weight)

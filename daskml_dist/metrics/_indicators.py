@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.data.conversion import as_column, as_numbers, where
+from daskml_dist.data.conversion import as_column, convert_to_numbers, describe_block
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.metrics._columns import Columns, ScoredRows, called, check_total
 from daskml_dist.metrics._readers import check_finite
@@ -73,14 +73,15 @@ def read_indicators(values: Any, name: str, index: int | None) -> NDArray[np.boo
     """
     if hasattr(values, "toarray"):
         values = values.toarray()
-    table = as_numbers(
+    table = convert_to_numbers(
         as_column(values, name=name, index=index, several=True), "float64", name, index
     )
     check_finite(table, name, index)
     found: NDArray[np.bool_] = table != 0
     if table.ndim != 2 or (found != table).any():
         raise InvalidDataError(
-            f"{where(index)}{name} is of several columns that are no indicators of labels, of "
+            f"{describe_block(index)}{name} is of several columns that are no indicators of "
+            "labels, of "
             "which each is 0 or 1. Pass one column of labels, or one of 0 and 1 for each label."
         )
     return found

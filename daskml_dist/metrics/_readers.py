@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.data.blocks import first_not_finite
-from daskml_dist.data.column_statistics import count_whole
+from daskml_dist.data.blocks import find_first_nonfinite
+from daskml_dist.data.column_statistics import count_whole_numbers
 from daskml_dist.data.conversion import (
     as_column,
-    as_numbers,
     as_rows,
     check_no_missing,
-    check_real,
-    where,
+    check_not_complex,
+    convert_to_numbers,
+    describe_block,
 )
 from daskml_dist.data.row_checks import check_weight_shape
 from daskml_dist.errors import InvalidDataError
@@ -66,13 +66,13 @@ def read_labels(values: Any, name: str, index: int | None) -> NDArray[Any]:
     _check_no_missing(labels, name, index)
     if labels.dtype.kind == "O":
         return labels
-    check_real(labels.dtype, name, index)
+    check_not_complex(labels.dtype, name, index)
     if labels.dtype.kind == "f":
         check_finite(labels, name, index)
         if (labels != np.trunc(labels)).any():
             raise InvalidDataError(
-                f"{where(index)}{name} holds continuous values, not labels. Pass labels, for "
-                "example what predict() returns instead of predict_proba()."
+                f"{describe_block(index)}{name} holds continuous values, not labels. Pass labels, "
+                "for example what predict() returns instead of predict_proba()."
             )
     return labels
 
@@ -130,7 +130,7 @@ def read_scores(values: Any, name: str, index: int | None) -> NDArray[Any]:
     scores: NDArray[Any] = as_rows(values, index=index)
     if not isinstance(scores, np.ndarray):
         raise InvalidDataError(
-            f"{where(index)}{name} is sparse. Pass {name}.toarray(), or of a Dask Array "
+            f"{describe_block(index)}{name} is sparse. Pass {name}.toarray(), or of a Dask Array "
             f"{name}.map_blocks(lambda block: block.toarray())."
         )
     check_finite(scores, name, index)
@@ -164,7 +164,7 @@ def read_weights(values: Any, n_rows: int, index: int | None) -> NDArray[Any] | 
     _check_no_missing(weights, "sample_weight", index)
     # Whole weights stay so, because a confusion matrix has their dtype.
     dtype = "int64" if weights.dtype.kind in "biu" else "float64"
-    weights = as_numbers(weights, dtype, "sample_weight", index)
+    weights = convert_to_numbers(weights, dtype, "sample_weight", index)
     check_finite(weights, "sample_weight", index)
     return weights
 
@@ -195,7 +195,7 @@ def unique_labels(labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]]
     InvalidDataError
         The labels are of types that cannot be sorted.
     """
-    if (counted := count_whole(labels)) is not None:
+    if (counted := count_whole_numbers(labels)) is not None:
         return counted
     try:
         found, at = np.unique(labels, return_inverse=True)
@@ -245,7 +245,7 @@ def _is_text(labels: NDArray[Any]) -> bool:
 
 def _finite_numbers(values: NDArray[Any], name: str, index: int | None) -> NDArray[Any]:
     dtype = "float32" if values.dtype == np.float32 else "float64"
-    numbers = as_numbers(values, dtype, name, index)
+    numbers = convert_to_numbers(values, dtype, name, index)
     check_finite(numbers, name, index)
     return numbers
 
@@ -265,7 +265,7 @@ def check_finite(values: NDArray[Any], name: str, index: int | None) -> None:
     MissingValues
         One is.
     """
-    position = first_not_finite(values)
+    position = find_first_nonfinite(values)
     if position is not None:
         row = position // math.prod(values.shape[1:])
         raise _unusable(row, "NaN or infinity", name, index)
@@ -273,6 +273,6 @@ def check_finite(values: NDArray[Any], name: str, index: int | None) -> None:
 
 def _unusable(row: int, what: str, name: str, index: int | None) -> MissingValues:
     return MissingValues(
-        f"{where(index)}Input {name} contains {what} (row {row} of the block). Drop such rows "
-        "from y_true, the predictions and sample_weight."
+        f"{describe_block(index)}Input {name} contains {what} (row {row} of the block). Drop such "
+        "rows from y_true, the predictions and sample_weight."
     )

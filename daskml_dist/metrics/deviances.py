@@ -13,7 +13,7 @@ import sklearn.metrics as theirs
 from numpy.typing import NDArray
 from scipy.special import xlogy
 
-from daskml_dist.data.column_statistics import Spread
+from daskml_dist.data.column_statistics import WeightedMoments
 from daskml_dist.metrics._columns import ScoredRows, called, check_total
 from daskml_dist.metrics._faces import face
 from daskml_dist.metrics._means import add, block_sums, mean_of_blocks
@@ -39,7 +39,7 @@ def _tweedie(y_true: Any, y_pred: Any, sample_weight: Any, *, power: float = 0) 
 class _Deviance(NamedTuple):
     n_rows: int
     sums: NDArray[np.float64]  # of weights, of deviances and of the potential of y_true
-    targets: Spread
+    targets: WeightedMoments
 
 
 def _d2(y_true: Any, y_pred: Any, sample_weight: Any, *, power: float = 0) -> Any:
@@ -64,7 +64,7 @@ def _deviance(rows: ScoredRows, power: float) -> _Deviance:
     check_not_negative(weights)
     sums = block_sums(partial(theirs.mean_tweedie_deviance, power=power), rows)
     potential = weights @ _potential(rows.y_true.astype("float64", copy=False), power)
-    return _Deviance(len(weights), np.r_[sums, potential], Spread.of(rows.y_true, weights))
+    return _Deviance(len(weights), np.r_[sums, potential], WeightedMoments.of(rows.y_true, weights))
 
 
 def _merge(parts: list[_Deviance]) -> _Deviance:

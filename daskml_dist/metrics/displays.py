@@ -11,7 +11,7 @@ import numpy as np
 import sklearn.metrics as theirs
 from numpy.typing import NDArray
 
-from daskml_dist.data.collection import take_columns
+from daskml_dist.data.collection import take_named_columns
 from daskml_dist.errors import DaskMLDistError, InvalidParameterError
 from daskml_dist.errors.sklearn_errors import check_fitted
 from daskml_dist.metrics._columns import is_lazy
@@ -125,7 +125,7 @@ class _OfRuns:
         """
         check_matplotlib(cls.__name__)
         check_fitted(estimator)
-        X, y, sample_weight = take_columns(X, y, sample_weight)
+        X, y, sample_weight = take_named_columns(X, y, sample_weight)
         if not is_lazy(X, y, sample_weight):
             given = {"sample_weight": sample_weight, "response_method": response_method}
             shown: Self = super().from_estimator(  # type: ignore[misc]
@@ -310,7 +310,7 @@ class ConfusionMatrixDisplay(theirs.ConfusionMatrixDisplay):
             matplotlib is not installed.
         """
         check_fitted(estimator)
-        X, y, sample_weight = take_columns(X, y, sample_weight)
+        X, y, sample_weight = take_named_columns(X, y, sample_weight)
         scorer = make_scorer(theirs.accuracy_score)
         predicted = scorer._predicted(estimator, X)
         return cls.from_predictions(y, predicted, sample_weight=sample_weight, **options)

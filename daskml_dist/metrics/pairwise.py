@@ -12,7 +12,7 @@ import sklearn.metrics.pairwise as theirs
 from dask.layers import ArrayBlockIdDep
 from numpy.typing import NDArray
 
-from daskml_dist.data.conversion import plain_rows
+from daskml_dist.data.conversion import convert_missing_to_nan
 from daskml_dist.data.lazy import is_dask, is_dask_frame, join_column_chunks, join_delayed
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, as_ours
 from daskml_dist.inference.transform import map_blocks
@@ -215,7 +215,9 @@ def pairwise_distances_argmin_min(
 
 def _nearest(Y: Any, options: dict[str, Any], X: Any) -> NDArray[np.float64]:
     """Return the number of each row's nearest, and its distance, as two columns."""
-    return np.column_stack(theirs.pairwise_distances_argmin_min(plain_rows(X), Y, **options))
+    return np.column_stack(
+        theirs.pairwise_distances_argmin_min(convert_missing_to_nan(X), Y, **options)
+    )
 
 
 # --- blocks of rows by blocks of rows --------------------------------------------------------

@@ -11,7 +11,7 @@ import numpy as np
 import sklearn.metrics as theirs
 from numpy.typing import NDArray
 
-from daskml_dist.data.column_statistics import Spread
+from daskml_dist.data.column_statistics import WeightedMoments
 from daskml_dist.errors.arguments import telling_arguments
 from daskml_dist.metrics._columns import Columns, ScoredRows, called, check_total, is_lazy
 from daskml_dist.metrics._faces import face
@@ -275,8 +275,8 @@ def _sizes(y_true: NDArray[Any], y_pred: NDArray[Any]) -> NDArray[np.float64]:
 
 class _Moments(NamedTuple):
     n_rows: int
-    targets: Spread
-    errors: Spread
+    targets: WeightedMoments
+    errors: WeightedMoments
     squares: NDArray[np.float64]  # weighted sums of squared errors
 
 
@@ -310,8 +310,8 @@ def _moments(rows: ScoredRows) -> _Moments:
     check_not_negative(weights)
     errors = np.subtract(rows.y_true, rows.y_pred, dtype="float64")
     squares = np.atleast_1d(weights @ errors**2)
-    targets = Spread.of(rows.y_true, weights)
-    return _Moments(len(errors), targets, Spread.of(errors, weights), squares)
+    targets = WeightedMoments.of(rows.y_true, weights)
+    return _Moments(len(errors), targets, WeightedMoments.of(errors, weights), squares)
 
 
 def _merge_moments(parts: list[_Moments]) -> _Moments:

@@ -17,7 +17,7 @@ from dask.base import tokenize
 from sklearn.base import clone
 from sklearn.pipeline import Pipeline
 
-from daskml_dist.data.reduce import Passes, in_lock_step, run_passes
+from daskml_dist.data.reduce import PassGenerator, run_computation, run_in_lock_step
 from daskml_dist.diagnostics.works import reading, tell
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.estimators.transformer import fit_in_passes
@@ -144,7 +144,9 @@ def _fitted_heads(
     """
     tell(f"fits of the transformers of {splits.n_splits} splits")
     heads = [[clone(Pipeline(p.steps[:-1])) for _ in range(splits.n_splits)] for p in pipelines]
-    works: list[Passes[Any]] = [splits.count_trained(pipelines[0].steps[-1][1]._classification)]
+    works: list[PassGenerator[Any]] = [
+        splits.count_trained(pipelines[0].steps[-1][1]._classification)
+    ]
     for split in range(splits.n_splits):
         X, y, _ = splits.side(split, TRAIN)
         for of_splits in heads:
@@ -153,7 +155,7 @@ def _fitted_heads(
             else:
                 of_splits[split].fit(X, y)
     with reading("transformers"):
-        trained, *_ = run_passes(in_lock_step(works))
+        trained, *_ = run_computation(run_in_lock_step(works))
     counted = copy.copy(splits)
     counted.trained = trained
     return heads, counted

@@ -14,12 +14,12 @@ from dask.utils import is_dataframe_like, is_series_like
 from numpy.typing import NDArray
 from scipy import sparse
 
-from daskml_dist.data.block_errors import unread
+from daskml_dist.data.block_errors import make_unread_error
 from daskml_dist.data.blocks import check_length
 from daskml_dist.data.collection import Collection, as_collection
-from daskml_dist.data.conversion import rows_at
+from daskml_dist.data.conversion import take_rows
 from daskml_dist.data.lazy import is_dask, is_dask_frame
-from daskml_dist.data.reduce import Pass, Passes, reduce_parts
+from daskml_dist.data.reduce import PassGenerator, ReductionPass, reduce_parts
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.model_selection._codes import Thinned
 from daskml_dist.model_selection._roles import (
@@ -121,7 +121,7 @@ class RowsOfSplits:
     def unread(self, error: Exception) -> InvalidDataError:
         """Error of rows that could not be gathered: it names the block."""
         pieces = [self._pieces(value) for value in self.inputs if value is not None]
-        return unread(zip(*pieces, strict=True), error)
+        return make_unread_error(zip(*pieces, strict=True), error)
 
     def mask(self, split: int, role: int) -> Any:
         """Rows that play a role in a split: lazy bool, chunked as X is.
@@ -228,7 +228,7 @@ def _indexed(mask: NDArray[np.bool_], rows: Any) -> Any:
 
 def _take(roles: FoldAssignment, split: int, role: int, rows: Any, codes: Ints) -> Any:
     at = np.flatnonzero(roles.played(codes, split) == role)
-    return rows_at(rows, at)
+    return take_rows(rows, at)
 
 
 def _gathered(
@@ -306,11 +306,11 @@ def count_trained(
     parts: list[tuple[Any, Any]],
     roles: FoldAssignment,
     classification: bool,
-) -> Passes[TrainedRows]:
+) -> PassGenerator[TrainedRows]:
     """Count the training rows of each split in one pass over blocks of targets and codes."""
     blocks = Collection(kind, [(*part, None) for part in parts], None, None, None)
     count = partial(_count_trained, roles, classification)
-    (found,) = yield [Pass(blocks, count, _add_by_label)]
+    (found,) = yield [ReductionPass(blocks, count, _add_by_label)]
     labels = np.unique(list(found)) if classification else None
     names = [None] if labels is None else labels.tolist()
     # A missing label is equal to none, and refused where blocks are made.

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sklearn import model_selection
 from sklearn.utils import check_random_state
 
-from daskml_dist.data.collection import Collection, as_collection, take_columns
+from daskml_dist.data.collection import Collection, as_collection, take_named_columns
 from daskml_dist.data.containers import convert_foreign
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
@@ -80,7 +80,7 @@ class OnDask(TranslatesSklearnErrors, NamedParameters):
         X, y, groups = convert_foreign(X, y, groups)
         rows_of_X = X
         if isinstance(y, str):
-            rows_of_X, y, _ = take_columns(X, y, None)
+            rows_of_X, y, _ = take_named_columns(X, y, None)
         if not any(map(is_dask, (X, y, groups))):
             with telling_errors():
                 yield from super().split(X, y, groups)  # type: ignore[misc]

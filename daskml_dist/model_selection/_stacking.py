@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from sklearn.exceptions import FitFailedWarning
 
 from daskml_dist.data.collection import Collection, as_collection
-from daskml_dist.data.conversion import check_dtype
+from daskml_dist.data.conversion import check_numeric_dtype
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import tell
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
@@ -409,5 +409,5 @@ def _joined(classes: NDArray[Any] | None, targets: Any, codes: Ints) -> NDArray[
     values = np.asarray(targets)
     if classes is not None:
         values = np.searchsorted(classes, values)
-    check_dtype(values.dtype, "y")
+    check_numeric_dtype(values.dtype, "y")
     return np.column_stack([values, codes + 1]).astype(np.float64, copy=False)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from sklearn import model_selection
 
-from daskml_dist.data.collection import as_collection, take_columns
+from daskml_dist.data.collection import as_collection, take_named_columns
 from daskml_dist.data.containers import convert_foreign
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidParameterError
@@ -74,7 +74,7 @@ def train_test_split(
     """
     arrays, stratify = tuple(map(convert_foreign, arrays)), convert_foreign(stratify)
     if isinstance(stratify, str) and arrays:
-        _, stratify, _ = take_columns(arrays[0], stratify, None)
+        _, stratify, _ = take_named_columns(arrays[0], stratify, None)
     if not any(map(is_dask, (*arrays, stratify))):
         found: list[Any] = model_selection.train_test_split(
             *arrays, test_size=test_size, train_size=train_size, random_state=random_state,

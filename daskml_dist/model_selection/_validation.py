@@ -18,11 +18,11 @@ from dask.sizeof import sizeof
 from sklearn.base import clone
 from sklearn.utils import _safe_indexing
 
-from daskml_dist.data.collection import Collection, take_columns
-from daskml_dist.data.computing import computing_client, tell_releases
+from daskml_dist.data.collection import Collection, take_named_columns
+from daskml_dist.data.computing import flush_releases, get_computing_client
 from daskml_dist.data.containers import convert_foreign
 from daskml_dist.data.lazy import is_dask
-from daskml_dist.data.reduce import Passes, reduce_parts
+from daskml_dist.data.reduce import PassGenerator, reduce_parts
 from daskml_dist.diagnostics.works import reading, tell
 from daskml_dist.errors import TrainingError
 from daskml_dist.inference.share import current_client
@@ -122,7 +122,7 @@ class Splits:
     def __init__(
         self, estimator: Any, X: Any, y: Any, groups: Any, fit_params: dict[str, Any], cv: Any
     ) -> None:
-        X, y, weight = take_columns(X, y, fit_params.get("sample_weight"))
+        X, y, weight = take_named_columns(X, y, fit_params.get("sample_weight"))
         given = {**fit_params, "sample_weight": weight} if weight is not None else dict(fit_params)
         names = [name for name, value in given.items() if _is_of_rows(name, value, X)]
         names.sort(key="sample_weight".__ne__)
@@ -135,7 +135,7 @@ class Splits:
         self._rows: RowsOfSplits | None = None
         self.codes: Any = None
         if any(map(is_dask, (*self.inputs, groups))):
-            computing_client("cross-validation")  # one of an event loop is told
+            get_computing_client("cross-validation")  # one of an event loop is told
             self._rows = rows_of(splitter, self.inputs, y, groups)
             self.roles: FoldAssignment = self._rows.roles
         else:
@@ -179,7 +179,7 @@ class Splits:
         """Arguments of ``fit``, of the values of those that are cut."""
         return with_cut(self.plain, self.cut, cut)
 
-    def count_trained(self, classification: bool) -> Passes[TrainedRows]:
+    def count_trained(self, classification: bool) -> PassGenerator[TrainedRows]:
         """Count the training rows of each split, of a classifier by their labels."""
         y = self.inputs[1]
         if self._rows is None:
@@ -234,7 +234,7 @@ class Splits:
             # At once, since Python may collect what the search leaves behind much later.
             for future in futures:
                 future.release()
-            tell_releases(client)
+            flush_releases(client)
         yield self
 
     def of_split(self, split: int, X: Any) -> Splits:
@@ -319,7 +319,7 @@ def beside(
     if is_dask(X):
         return X, y, groups, found
     if isinstance(y, str):
-        X, y, _ = take_columns(X, y, None)
+        X, y, _ = take_named_columns(X, y, None)
     return X, _here(y), _here(groups), {name: _here(value) for name, value in found.items()}
 
 

@@ -16,7 +16,7 @@ from sklearn.utils import check_random_state
 
 from daskml_dist.backends.devices import DEVICES, STORED
 from daskml_dist.compression import get_compressor
-from daskml_dist.data.computing import check_client, computing_by
+from daskml_dist.data.computing import check_client, use_client
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.names import check_names as check_names_of
 from daskml_dist.errors.names import names_of
@@ -60,7 +60,7 @@ def taking_client(fit: _Fit) -> _Fit:
         if client is None:
             return fit(self, *args, **params)
         check_client(client, "fit", "None for the current client")
-        with computing_by(client):
+        with use_client(client):
             return fit(self, *args, **params)
 
     signature = inspect.signature(fit)

@@ -13,7 +13,7 @@ import dask.array as da
 import numpy as np
 from sklearn.base import clone
 
-from daskml_dist.data.conversion import to_host
+from daskml_dist.data.conversion import copy_to_host
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.planning.costs import Costs, Equation, Work, fitted_values
 from daskml_dist.planning.families import Family, Probe
@@ -173,7 +173,7 @@ def _drawn(rows: RowsShape, n: int) -> tuple[Any, Any]:
     assert rows.collection is not None
     X, y, _ = rows.collection.inputs
     chosen = np.sort(rng.choice(rows.n_rows, n, replace=False))
-    labels = np.asarray(to_host(y)) if y is not None else rng.integers(0, 2, rows.n_rows)
+    labels = np.asarray(copy_to_host(y)) if y is not None else rng.integers(0, 2, rows.n_rows)
     return X.tocsr()[chosen], labels[chosen]
 
 

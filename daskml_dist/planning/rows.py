@@ -11,7 +11,7 @@ import numpy as np
 from dask.base import compute, is_dask_collection
 
 from daskml_dist.data.collection import Collection
-from daskml_dist.data.conversion import to_host
+from daskml_dist.data.conversion import copy_to_host
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 
@@ -159,7 +159,7 @@ def _total(counts: list[int]) -> int:
 def _classes(y: Any, collection: Collection, persisted: bool, looked: int) -> tuple[int, list[str]]:
     """Number of labels, of some of them."""
     if collection.kind == "memory":
-        labels = to_host(y)
+        labels = copy_to_host(y)
     elif persisted:
         parts = collection.parts
         some = {0, len(parts) // 2, len(parts) - 1}

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from sklearn.base import clone
 from sklearn.preprocessing import OrdinalEncoder
 
-from daskml_dist.data.column_statistics import distinct_rows
+from daskml_dist.data.column_statistics import find_distinct_rows
 from daskml_dist.data.containers import load_pandas
-from daskml_dist.data.conversion import plain_rows
+from daskml_dist.data.conversion import convert_missing_to_nan
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.estimators.transformer import BlockTransformer
 from daskml_dist.inference.transform import sample_rows
@@ -35,8 +35,8 @@ class CategoryTransformer(BlockTransformer):
 
     def _summarise(self, X: Any, y: Any, sample_weight: Any) -> Any:
         """Categories of each column, their rows, and the number of rows."""
-        few, places = distinct_rows(X)
-        few = plain_rows(few)
+        few, places = find_distinct_rows(X)
+        few = convert_missing_to_nan(few)
         # Given categories are checked against the rows; found ones are collected.
         given = self.categories
         if not isinstance(given, str):
@@ -113,8 +113,8 @@ class CategoryTransformer(BlockTransformer):
         if np.shape(X)[0] < _MANY_ROWS or not (is_dataframe_like(X) or isinstance(X, np.ndarray)):
             known = super()._transform(X, *args, **options)
             return known[0], known[1]
-        few, places = distinct_rows(X)
-        codes, are_known = super()._transform(plain_rows(few), *args, **options)
+        few, places = find_distinct_rows(X)
+        codes, are_known = super()._transform(convert_missing_to_nan(few), *args, **options)
         at = np.stack(places, axis=1), np.arange(len(places))
         return codes[at], are_known[at]
 

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn import preprocessing
 
-from daskml_dist.data.column_statistics import count_whole, distinct_rows
-from daskml_dist.data.conversion import plain_rows
+from daskml_dist.data.column_statistics import count_whole_numbers, find_distinct_rows
+from daskml_dist.data.conversion import convert_missing_to_nan
 
 __all__ = ["TargetSums", "merge_sums", "places_in", "target_sums"]
 
@@ -40,11 +40,11 @@ def target_sums(categories: Any, target_type: str, X: Any, y: NDArray[Any]) -> T
         unknown_value=-1,
         encoded_missing_value=-2,
     )
-    few, places = distinct_rows(X)
-    codes = encoder.fit_transform(plain_rows(few)).astype(np.int64)
+    few, places = find_distinct_rows(X)
+    codes = encoder.fit_transform(convert_missing_to_nan(few)).astype(np.int64)
     labels: NDArray[Any] | None = None
     if _is_discrete(target_type, y):
-        labels, numbers = count_whole(y) or np.unique(y, return_inverse=True)
+        labels, numbers = count_whole_numbers(y) or np.unique(y, return_inverse=True)
     else:
         numbers = y.astype(float)
     tables = []

@@ -12,11 +12,16 @@ from scipy import sparse
 from sklearn import preprocessing
 from sklearn.utils import assert_all_finite
 
-from daskml_dist.data.blocks import as_weights
+from daskml_dist.data.blocks import convert_weights
 from daskml_dist.data.conversion import as_rows, convert_to_host
 from daskml_dist.data.lazy import is_dask
-from daskml_dist.data.quantiles import ColumnSketch, merge_sketches, rank_error, sketch_columns
-from daskml_dist.data.reduce import Passes
+from daskml_dist.data.quantiles import (
+    ColumnSketch,
+    compute_rank_error,
+    merge_sketches,
+    sketch_columns,
+)
+from daskml_dist.data.reduce import PassGenerator
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.outside import outside
 from daskml_dist.estimators.transformer import BlockTransformer
@@ -105,7 +110,7 @@ class KBinsDiscretizer(BlockTransformer, preprocessing.KBinsDiscretizer):
             one._encoder = copy.copy(self._encoder)
         return super(KBinsDiscretizer, one)._transformed(X, **options)
 
-    def _passes(self, X: Any, y: Any = None, sample_weight: Any = None) -> Passes[None]:
+    def _passes(self, X: Any, y: Any = None, sample_weight: Any = None) -> PassGenerator[None]:
         weighted = sample_weight is not None
         if weighted and self.strategy == "quantile" and self.quantile_method not in _WEIGHTED:
             raise InvalidParameterError(
@@ -125,7 +130,7 @@ class KBinsDiscretizer(BlockTransformer, preprocessing.KBinsDiscretizer):
         assert_all_finite(rows, input_name="X")
         weighted = sample_weight is not None
         if weighted:
-            sample_weight = as_weights(np.asarray(sample_weight), np.float64, None)
+            sample_weight = convert_weights(np.asarray(sample_weight), np.float64, None)
         if self.strategy == "uniform":
             some = rows[sample_weight > 0] if weighted else rows
             if len(some):
@@ -147,7 +152,7 @@ class KBinsDiscretizer(BlockTransformer, preprocessing.KBinsDiscretizer):
         for j, sketch in enumerate(sketches):
             edges[j] = self._edges(j, sketch, int(n_bins[j]), weighted)
             n_bins[j] = len(edges[j]) - 1
-        self.rank_error_ = rank_error(sketches)
+        self.rank_error_ = compute_rank_error(sketches)
         self.bin_edges_, self.n_bins_ = edges, n_bins
         self.__dict__.pop("_encoder", None)
         if self.encode != "ordinal":

@@ -13,8 +13,13 @@ from numpy.typing import NDArray
 from sklearn import preprocessing
 
 from daskml_dist.data.collection import as_collection
-from daskml_dist.data.column_statistics import distinct_rows
-from daskml_dist.data.conversion import as_column, convert_to_host, plain_rows, to_host
+from daskml_dist.data.column_statistics import find_distinct_rows
+from daskml_dist.data.conversion import (
+    as_column,
+    convert_missing_to_nan,
+    convert_to_host,
+    copy_to_host,
+)
 from daskml_dist.data.lazy import is_dask, join_delayed
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import reading
@@ -151,7 +156,7 @@ def _labels_of(index: int, X: Any, y: Any, sample_weight: Any) -> NDArray[Any] |
     if X.shape[0] == 0:
         return None
     try:
-        few = plain_rows(distinct_rows(to_host(X))[0])
+        few = convert_missing_to_nan(find_distinct_rows(copy_to_host(X))[0])
         return _sorted(as_column(few, name="y", index=index))
     except (ValueError, TypeError) as error:
         raise as_ours(error, f"Block {index} of y: ") from error
@@ -174,8 +179,8 @@ def _sorted(labels: NDArray[Any]) -> NDArray[Any]:
 
 
 def _apply(encoder: preprocessing.LabelEncoder, method: str, y: Any) -> NDArray[Any]:
-    few, (places,) = distinct_rows(y.to_frame() if is_series_like(y) else y[:, None])
-    values = as_column(plain_rows(few), name="y")
+    few, (places,) = find_distinct_rows(y.to_frame() if is_series_like(y) else y[:, None])
+    values = as_column(convert_missing_to_nan(few), name="y")
     try:
         found: NDArray[Any] = getattr(preprocessing.LabelEncoder, method)(encoder, values)
     except ValueError as error:

@@ -9,7 +9,7 @@ from scipy import sparse
 from sklearn import preprocessing
 from sklearn.utils.sparsefuncs import min_max_axis
 
-from daskml_dist.data.column_statistics import check_no_infinity, column_ranges
+from daskml_dist.data.column_statistics import check_no_infinity, compute_column_ranges
 from daskml_dist.data.conversion import as_rows, convert_to_host
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.estimators.transformer import BlockTransformer
@@ -60,7 +60,7 @@ class MaxAbsScaler(BlockTransformer, preprocessing.MaxAbsScaler):
             check_no_infinity(rows.data)
             low, high = min_max_axis(rows, axis=0, ignore_nan=True)
         else:
-            low, high = column_ranges(rows)
+            low, high = compute_column_ranges(rows)
         return np.fmax(np.abs(low), np.abs(high)), rows.shape[0]
 
     def _merge(self, summaries: list[Any]) -> Any:

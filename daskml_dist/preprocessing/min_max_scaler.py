@@ -8,7 +8,7 @@ import numpy as np
 from scipy import sparse
 from sklearn import preprocessing
 
-from daskml_dist.data.column_statistics import column_ranges
+from daskml_dist.data.column_statistics import compute_column_ranges
 from daskml_dist.data.conversion import as_rows, convert_to_host
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError
@@ -61,7 +61,7 @@ class MinMaxScaler(BlockTransformer, preprocessing.MinMaxScaler):
                 "MinMaxScaler does not support sparse input. Use MaxAbsScaler instead."
             )
         # scikit-learn warns of a feature that is missing in all rows; here it may be in one block.
-        return *column_ranges(rows), len(rows)
+        return *compute_column_ranges(rows), len(rows)
 
     def _merge(self, summaries: list[Any]) -> Any:
         low, high, n = zip(*summaries, strict=True)

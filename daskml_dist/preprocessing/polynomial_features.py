@@ -8,7 +8,7 @@ import numpy as np
 from sklearn import preprocessing
 
 from daskml_dist.data.collection import Collection
-from daskml_dist.data.reduce import Passes
+from daskml_dist.data.reduce import PassGenerator
 from daskml_dist.estimators.transformer import BlockTransformer
 
 __all__ = ["PolynomialFeatures"]
@@ -44,7 +44,7 @@ class PolynomialFeatures(BlockTransformer, preprocessing.PolynomialFeatures):
 
     _remedy = "Fill missing values first (SimpleImputer)."
 
-    def _summary_of(self, collection: Collection) -> Passes[tuple[int, Any]]:
+    def _summary_of(self, collection: Collection) -> PassGenerator[tuple[int, Any]]:
         if collection.n_features is not None:
             return collection.n_features, None
         return (yield from super()._summary_of(collection))

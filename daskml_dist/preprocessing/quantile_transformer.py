@@ -11,7 +11,7 @@ from sklearn import preprocessing
 
 from daskml_dist.data.column_statistics import check_no_infinity
 from daskml_dist.data.conversion import as_rows
-from daskml_dist.data.quantiles import merge_sketches, rank_error, sketch_columns
+from daskml_dist.data.quantiles import compute_rank_error, merge_sketches, sketch_columns
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.outside import outside
 from daskml_dist.estimators.transformer import BlockTransformer
@@ -98,7 +98,7 @@ class QuantileTransformer(BlockTransformer, preprocessing.QuantileTransformer):
             )
         self.n_quantiles_ = max(1, min(self.n_quantiles, n_rows))
         self.references_ = np.linspace(0, 1, self.n_quantiles_, endpoint=True)
-        self.rank_error_ = rank_error(sketches)
+        self.rank_error_ = compute_rank_error(sketches)
         # scikit-learn asks for percentiles: the last digit decides what is equal to a quantile.
         shares = self.references_ * 100 / 100
         quantiles = [sketch.quantile(shares) for sketch in sketches]

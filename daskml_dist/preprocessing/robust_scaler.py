@@ -10,7 +10,12 @@ from sklearn import preprocessing
 from sklearn.preprocessing._data import _handle_zeros_in_scale
 
 from daskml_dist.data.conversion import as_rows
-from daskml_dist.data.quantiles import ColumnSketch, merge_sketches, rank_error, sketch_columns
+from daskml_dist.data.quantiles import (
+    ColumnSketch,
+    compute_rank_error,
+    merge_sketches,
+    sketch_columns,
+)
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.estimators.transformer import BlockTransformer
 
@@ -61,7 +66,7 @@ class RobustScaler(BlockTransformer, preprocessing.RobustScaler):
         return [merge_sketches(list(column)) for column in zip(*summaries, strict=True)]
 
     def _finish(self, summary: list[ColumnSketch]) -> None:
-        self.rank_error_ = rank_error(summary)
+        self.rank_error_ = compute_rank_error(summary)
         self.center_ = self.scale_ = None
         if self.with_centering:
             self.center_ = np.array([s.quantile(0.5) for s in summary])

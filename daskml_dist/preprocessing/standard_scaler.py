@@ -9,10 +9,10 @@ from scipy import sparse
 from sklearn import preprocessing
 from sklearn.preprocessing._data import _handle_zeros_in_scale, _is_constant_feature
 
-from daskml_dist.data.column_statistics import column_moments
+from daskml_dist.data.column_statistics import compute_column_moments
 from daskml_dist.data.conversion import as_rows, convert_to_host
 from daskml_dist.data.lazy import is_dask
-from daskml_dist.data.row_checks import telling_columns
+from daskml_dist.data.row_checks import explain_row_errors
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.estimators.transformer import CopyingTransformer
 
@@ -64,7 +64,7 @@ class StandardScaler(CopyingTransformer, preprocessing.StandardScaler):
         """
         X, sample_weight = convert_to_host(X, sample_weight)
         if not (is_dask(X) or is_dask(sample_weight)):
-            with telling_columns(X):
+            with explain_row_errors(X):
                 preprocessing.StandardScaler.fit(self, self._plain(X), y, sample_weight)
             self._keep(X)
             return self
@@ -75,7 +75,7 @@ class StandardScaler(CopyingTransformer, preprocessing.StandardScaler):
         X, sample_weight = convert_to_host(X, sample_weight)
         if is_dask(X) or is_dask(sample_weight):
             return self._fit_more(X, sample_weight)
-        with telling_columns(X):
+        with explain_row_errors(X):
             preprocessing.StandardScaler.partial_fit(self, self._plain(X), y, sample_weight)
         return self
 
@@ -92,7 +92,7 @@ class StandardScaler(CopyingTransformer, preprocessing.StandardScaler):
         if sample_weight is not None or sparse.issparse(X):
             preprocessing.StandardScaler.fit(self, X, sample_weight=sample_weight)
             return self.mean_, self.var_, np.asarray(self.n_samples_seen_)
-        count, mean, var = column_moments(X)
+        count, mean, var = compute_column_moments(X)
         if not (self.with_mean or self.with_std):
             return None, None, count.astype(np.int64)
         return mean, var if self.with_std else None, count

@@ -14,11 +14,16 @@ from sklearn.base import clone
 from sklearn.utils import assert_all_finite, check_random_state
 from sklearn.utils.multiclass import type_of_target
 
-from daskml_dist.data.collection import as_collection, take_columns
-from daskml_dist.data.conversion import as_column, convert_to_host, plain_rows, to_host
+from daskml_dist.data.collection import as_collection, take_named_columns
+from daskml_dist.data.conversion import (
+    as_column,
+    convert_missing_to_nan,
+    convert_to_host,
+    copy_to_host,
+)
 from daskml_dist.data.lazy import is_dask
-from daskml_dist.data.lowering import has_one_order
-from daskml_dist.data.reduce import Pass, Passes, run_passes
+from daskml_dist.data.lowering import has_fixed_row_order
+from daskml_dist.data.reduce import PassGenerator, ReductionPass, run_computation
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.outside import outside
@@ -105,7 +110,7 @@ class TargetEncoder(CategoryTransformer, preprocessing.TargetEncoder):
             return self
         return self._fit_lazy(X, y)
 
-    def _passes(self, X: Any, y: Any = None, sample_weight: Any = None) -> Passes[None]:
+    def _passes(self, X: Any, y: Any = None, sample_weight: Any = None) -> PassGenerator[None]:
         yield from self._fit_folds(X, y, n_folds=1)
 
     def fit_transform(self, X: Any, y: Any = None, **params: Any) -> Any:
@@ -134,14 +139,14 @@ class TargetEncoder(CategoryTransformer, preprocessing.TargetEncoder):
             return found
         if not isinstance(self.cv, Integral) or self.cv < 2:
             raise InvalidParameterError(f"cv={self.cv!r}: use a number of folds, 2 or more.")
-        if is_dask(X) and not has_one_order(X):
+        if is_dask(X) and not has_fixed_row_order(X):
             raise InvalidDataError(
                 "A row's fold follows from its place, and X comes out of a shuffle (shuffle, "
                 "merge, sort_values...) that gives its rows in another order at each reading. "
                 "Call df = df.persist() first."
             )
         with reading(type(self).__name__):
-            seed, folds = run_passes(self._fit_folds(X, y, n_folds=int(self.cv)))
+            seed, folds = run_computation(self._fit_folds(X, y, n_folds=int(self.cv)))
         encoders = []
         for left_out in range(len(folds)):
             encoder = clone(self)
@@ -152,16 +157,16 @@ class TargetEncoder(CategoryTransformer, preprocessing.TargetEncoder):
         apply = partial(_encode_folds, seed=seed, width=width)
         return map_pieces(apply, encoders, X, np.empty((0, width)))
 
-    def _fit_folds(self, X: Any, y: Any, n_folds: int) -> Passes[tuple[int, list[Any]]]:
+    def _fit_folds(self, X: Any, y: Any, n_folds: int) -> PassGenerator[tuple[int, list[Any]]]:
         """Fit to all rows; return the seed that folds are drawn by, and the sums of each fold."""
         self._check_parameters()
         _check_given(y)
         # Newer versions of scikit-learn have no seed here but a splitter; 0 is as good as any.
         given = 0 if isinstance(self.random_state, str) else self.random_state
         seed = int(check_random_state(given).randint(2**31 - 1))
-        collection = as_collection(*take_columns(X, y, None), numeric=False)
+        collection = as_collection(*take_named_columns(X, y, None), numeric=False)
         summarise = partial(_summarise, clone(self), n_folds, seed)
-        (folds,) = yield [Pass(collection, summarise, _merge_each)]
+        (folds,) = yield [ReductionPass(collection, summarise, _merge_each)]
         whole = merge_sums(folds)
         if whole is None:
             raise InvalidDataError("X holds 0 sample(s) in all its blocks. Check its filter.")
@@ -181,7 +186,7 @@ class TargetEncoder(CategoryTransformer, preprocessing.TargetEncoder):
         if self.target_type == "auto" and target.dtype.kind in "iuf":
             if type_of_target(target) == "multiclass":
                 _warn_of_many(np.unique(target))
-        return plain_rows(X), target
+        return convert_missing_to_nan(X), target
 
     def _set(self, found: TargetSums | None, whole: Any) -> None:
         """Set the fitted attributes from sums; a fold takes what is known of all from `whole`."""
@@ -236,7 +241,7 @@ def _summarise(
 ) -> list[TargetSums | None]:
     if X.shape[0] == 0:
         return [None] * n_folds
-    rows, target = to_host(X), as_column(y, name="y", index=number)
+    rows, target = copy_to_host(X), as_column(y, name="y", index=number)
     fold = _folds_of(len(target), n_folds, seed, number)
     try:
         assert_all_finite(target, input_name="y")
@@ -340,7 +345,7 @@ def _encode(n: Any, mean: Any, squares: Any, target: float, variance: float, smo
 def _encode_folds(
     X: Any, encoders: list[TargetEncoder], number: int, *, seed: int, width: int
 ) -> NDArray[np.float64]:
-    rows = plain_rows(to_host(X))
+    rows = convert_missing_to_nan(copy_to_host(X))
     out = np.empty((rows.shape[0], width))
     if rows.shape[0]:
         fold = _folds_of(len(out), len(encoders), seed, number)

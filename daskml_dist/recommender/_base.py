@@ -15,8 +15,8 @@ from sklearn.base import BaseEstimator
 
 from daskml_dist.data.containers import load_pandas
 from daskml_dist.data.keyed import KeyedCollection
-from daskml_dist.data.keyed.collection import Columns, entries_of_frame, entries_of_matrix
-from daskml_dist.data.keyed.cut import Numbered
+from daskml_dist.data.keyed.collection import EntryColumns, read_frame_entries, read_matrix_entries
+from daskml_dist.data.keyed.cut import NumberedEntries
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import InvalidDataError, NotFittedError
@@ -70,11 +70,15 @@ class BaseRecommender(NamedParameters, Exported, BaseEstimator):
         """Ratings of a frame, or of a sparse matrix; without `rated` their pairs alone."""
         least = 0.0 if self.implicit else None
         if not is_dataframe_like(X):
-            return entries_of_matrix(X, SIDES, least)
+            return read_matrix_entries(X, SIDES, least)
         value = self.rating_col if rated else None
-        return entries_of_frame(X, Columns(self.user_col, self.item_col, value, least), SIDES)
+        return read_frame_entries(
+            X, EntryColumns(self.user_col, self.item_col, value, least), SIDES
+        )
 
-    def _reduced(self, function: Callable[[Numbered], Any], X: Any, rated: bool = True) -> Any:
+    def _reduced(
+        self, function: Callable[[NumberedEntries], Any], X: Any, rated: bool = True
+    ) -> Any:
         """Arrays that a function of entries makes of all parts of X, joined."""
         entries = self._entries(X, rated)
         parts: list[Any] = [(source, None, None) for source in entries.sources]
@@ -355,7 +359,7 @@ def _recommended(
 
 
 def _of_part(
-    function: Callable[[Numbered], Any], numbers: Any, index: int, part: Any, *_: Any
+    function: Callable[[NumberedEntries], Any], numbers: Any, index: int, part: Any, *_: Any
 ) -> Any:
     return function(numbers(part))
 
@@ -364,12 +368,15 @@ def _joined(parts: list[tuple[Any, ...]]) -> tuple[NDArray[Any], ...]:
     return tuple(np.concatenate(arrays) for arrays in zip(*parts, strict=True))
 
 
-def _pairs(entries: Numbered) -> tuple[NDArray[Any], NDArray[Any]]:
+def _pairs(entries: NumberedEntries) -> tuple[NDArray[Any], NDArray[Any]]:
     return entries.ids[0][entries.codes[0]], entries.ids[1][entries.codes[1]]
 
 
 def _positions(
-    user_ids: NDArray[Any], item_ids: NDArray[Any], wanted: NDArray[np.bool_], entries: Numbered
+    user_ids: NDArray[Any],
+    item_ids: NDArray[Any],
+    wanted: NDArray[np.bool_],
+    entries: NumberedEntries,
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Positions of the pairs of some users, both of which the fit has seen."""
     users = find_ids(user_ids, entries.ids[0], "user")[entries.codes[0]]
@@ -379,7 +386,7 @@ def _positions(
 
 
 def scored(
-    fitted: Fitted, names: tuple[Any, Any], entries: Numbered
+    fitted: Fitted, names: tuple[Any, Any], entries: NumberedEntries
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Some ratings, and the scores of their pairs."""
     users, items = (
@@ -393,7 +400,7 @@ def scored(
 
 
 def _squares(
-    fitted: Fitted, names: tuple[Any, Any], entries: Numbered
+    fitted: Fitted, names: tuple[Any, Any], entries: NumberedEntries
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Sum of the squared errors of some ratings, and their number."""
     values, scores = scored(fitted, names, entries)

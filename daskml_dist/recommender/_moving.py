@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.data.keyed.ids import positions
+from daskml_dist.data.keyed.ids import find_positions
 from daskml_dist.ps.shard_state import ShardState
 
 __all__ = ["moved"]
@@ -32,7 +32,7 @@ def moved(
     """
     first, start = 0, 0
     for old, new in zip(before, now, strict=True):
-        at = positions(old, new)
+        at = find_positions(old, new)
         known = np.flatnonzero(at >= 0)
         fresh.w[first + known] = state.w[start + at[known]]
         for name, array in fresh.opt_state.items():

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends.row_slices import row_slices
-from daskml_dist.data.keyed.ids import as_ids, positions
+from daskml_dist.data.keyed.ids import convert_ids, find_positions
 from daskml_dist.errors import InvalidDataError
 
 __all__ = ["Fitted", "Seen", "find_ids", "first_items", "highest"]
@@ -29,13 +29,13 @@ def find_ids(table: NDArray[Any], ids: Any, name: str) -> Positions:
     InvalidDataError
         An id is missing, or they are of another type than those of the fit.
     """
-    given = as_ids(ids, name)
+    given = convert_ids(ids, name)
     if len(given) and _kind(given) != _kind(table):
         raise InvalidDataError(
             f"Column {name!r} holds ids of type {_kind(given)}, and those of the fit are of type "
             f"{_kind(table)}. Convert them: frame[{name!r}].astype({table.dtype.name!r})."
         )
-    return positions(table, given)
+    return find_positions(table, given)
 
 
 def _kind(ids: NDArray[Any]) -> str:

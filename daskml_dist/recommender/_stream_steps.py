@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.data.keyed.cut import Numbered
+from daskml_dist.data.keyed.cut import NumberedEntries
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.rated_pairs import RatedPairs
 from daskml_dist.ps.shard import Shard
@@ -30,7 +30,7 @@ _ROOM = 1024
 class Ratings:
     """Ratings of a call, with ids that nobody has numbered yet."""
 
-    entries: Numbered
+    entries: NumberedEntries
 
     @property
     def n_rows(self) -> int:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.als import LeastSquares, Regressors
 from daskml_dist.data.containers import load_pandas
-from daskml_dist.data.keyed.cut import Numbered
+from daskml_dist.data.keyed.cut import NumberedEntries
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 from daskml_dist.estimators.callback_list import callback_list
 from daskml_dist.models.factors import Factors
@@ -397,7 +397,7 @@ class ALS(Planned, BaseRecommender):
             self.user_biases_, self.item_biases_ = users[:, rank].copy(), items[:, rank].copy()
 
 
-def _triples(entries: Numbered) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+def _triples(entries: NumberedEntries) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Return the user, the item and the value of each rating."""
     (users, items), (own, others) = entries.ids, entries.codes
     values = np.ones(len(own)) if entries.values is None else entries.values

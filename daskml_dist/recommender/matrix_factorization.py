@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.keyed.collection import NumberedPairs, PairCollection
-from daskml_dist.data.keyed.cut import Numbered
+from daskml_dist.data.keyed.cut import NumberedEntries
 from daskml_dist.errors import DivergedError, InvalidParameterError
 from daskml_dist.estimators.gradient_steps import BaseSteps
 from daskml_dist.losses import LOSSES, Loss, get_loss
@@ -387,7 +387,7 @@ class MatrixFactorization(StreamedPairs, BaseRecommender, BaseSteps):
         return partial(predictions, self._fitted(), self._names)
 
 
-def _right(fitted: Fitted, names: tuple[Any, Any], entries: Numbered) -> tuple[Any, Any]:
+def _right(fitted: Fitted, names: tuple[Any, Any], entries: NumberedEntries) -> tuple[Any, Any]:
     """Ratings on whose side of 0 their scores are, and all of them."""
     values, scores = scored(fitted, names, entries)
     return np.array([((values > 0) == (scores > 0)).sum()]), np.array([len(values)])

@@ -14,7 +14,7 @@ from daskml_dist.backends import get_backend
 from daskml_dist.backends.denormals import arithmetic
 from daskml_dist.backends.namespace import scalar
 from daskml_dist.data.blocks import Block
-from daskml_dist.data.feature_scales import block_scales
+from daskml_dist.data.feature_scales import compute_block_scales
 from daskml_dist.models.base import BatchRows
 from daskml_dist.optimizers import NAG
 from daskml_dist.ps.rule import UpdateRule
@@ -190,7 +190,7 @@ class Steps:
         has_scales, self._has_scales = self._has_scales, False
         if self._scaled is None or has_scales or self._model.linear is None:
             return None
-        scales = block_scales(block)
+        scales = compute_block_scales(block)
         if self._model.linear.fit_intercept:
             scales = scales.with_intercept()
         return scales.largest, scales.norm

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.data.blocks import BlockInfo
-from daskml_dist.data.column_statistics import Spread
+from daskml_dist.data.column_statistics import WeightedMoments
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 
 __all__ = ["DEVICE_ENTRIES", "DataSummary", "TargetSurvey"]
@@ -175,7 +175,7 @@ class DataSummary:
         return np.array(ends, dtype=np.float64)
 
     @cached_property
-    def targets(self) -> Spread:
+    def targets(self) -> WeightedMoments:
         """Weighted mean and spread of each column of the targets."""
         return reduce(add, [info.targets for info in self.infos if info.targets is not None])
 
@@ -271,7 +271,7 @@ class TargetSurvey(DataSummary):
         return self.n_columns
 
     @property
-    def targets(self) -> Spread:
+    def targets(self) -> WeightedMoments:
         """Of all columns but the codes'."""
         both, n = DataSummary(self.infos).targets, self.n_columns or 1
         return replace(

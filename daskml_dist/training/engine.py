@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.blocks import Block, BlockInfo
 from daskml_dist.data.collection import Collection
-from daskml_dist.data.feature_scales import Scales
-from daskml_dist.data.row_checks import name_column
+from daskml_dist.data.feature_scales import FeatureScales
+from daskml_dist.data.row_checks import name_column_in_error
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.shard_state import ShardState
@@ -229,7 +229,7 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def scales(self) -> Scales:
+    def scales(self) -> FeatureScales:
         """Scales of all features, in one pass."""
 
     @property
@@ -274,7 +274,7 @@ class Engine(ABC):
         trace: TracebackType | None,
     ) -> None:
         if self.columns is None:  # else numbers of columns are those of a part of them
-            name_column(error, self.feature_names)
+            name_column_in_error(error, self.feature_names)
         try:
             with self.interrupts.held():
                 self.close()

@@ -13,11 +13,16 @@ from daskml_dist.comm.base import Endpoint, Wait
 from daskml_dist.comm.listener import Credentials
 from daskml_dist.comm.local import publish_server
 from daskml_dist.data.batches import LaneSpec
-from daskml_dist.data.blocks import Block, BlockInfo, inspect_block, joined_columns
-from daskml_dist.data.collection import Collection, in_columns
-from daskml_dist.data.feature_scales import Scales, block_scales, joined_scales, merge_scales
+from daskml_dist.data.blocks import Block, BlockInfo, inspect_block, join_column_infos
+from daskml_dist.data.collection import Collection, cut_by_columns
+from daskml_dist.data.feature_scales import (
+    FeatureScales,
+    compute_block_scales,
+    join_scales,
+    merge_scales,
+)
 from daskml_dist.data.keyed import KeyedCollection
-from daskml_dist.data.placement import column_lanes, even_lanes, whole_lanes
+from daskml_dist.data.placement import make_column_lanes, make_even_lanes, make_whole_lanes
 from daskml_dist.ps.server import ParameterServer
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.engine import Engine, FitResult, RunView
@@ -53,7 +58,7 @@ class InProcessEngine(Engine):
 
     def cut_columns(self, n_lanes: int | None) -> None:
         """Let each lane hold some columns of all rows; one lane by default."""
-        self._collection = in_columns(self._collection, n_lanes or 1)
+        self._collection = cut_by_columns(self._collection, n_lanes or 1)
 
     def cut_keys(self, n_lanes: int | None) -> Collection:
         """Cut the entries by ranges of keys; by default for a lane a core, where that pays."""
@@ -81,7 +86,7 @@ class InProcessEngine(Engine):
         infos = [inspect_block(block) for block in self._blocks.values()]
         if self.columns is None:
             return infos
-        return joined_columns(infos, len(self.columns) - 1)
+        return join_column_infos(infos, len(self.columns) - 1)
 
     def lanes(
         self, n_lanes: int | None, *, share: int | None, passes: int, device: str = "cpu"
@@ -89,10 +94,10 @@ class InProcessEngine(Engine):
         """One lane by default; where threads are worth it, up to one for each core of a CPU."""
         rows = {i: block.n_rows for i, block in self._blocks.items()}
         if isinstance(self._collection, KeyedCollection):
-            self._lanes = whole_lanes(rows, self._collection.lanes or 1)
+            self._lanes = make_whole_lanes(rows, self._collection.lanes or 1)
             return self._lanes
         if self.columns is not None:
-            self._lanes = column_lanes(rows, len(self.columns) - 1)
+            self._lanes = make_column_lanes(rows, len(self.columns) - 1)
             return self._lanes
         if n_lanes is None:
             worth = 0 if share is None else sum(b.nbytes for b in self._blocks.values()) // share
@@ -100,13 +105,13 @@ class InProcessEngine(Engine):
             if worth and get_backend(device).device == "gpu":
                 worth = 0
             n_lanes = max(1, min(_n_cores(), sum(rows.values()), 1 + worth))
-        self._lanes = even_lanes(rows, n_lanes)
+        self._lanes = make_even_lanes(rows, n_lanes)
         return self._lanes
 
-    def scales(self) -> Scales:
+    def scales(self) -> FeatureScales:
         """Scales of all features."""
-        scales = [block_scales(block) for block in self._blocks.values()]
-        return merge_scales(scales) if self.columns is None else joined_scales(scales)
+        scales = [compute_block_scales(block) for block in self._blocks.values()]
+        return merge_scales(scales) if self.columns is None else join_scales(scales)
 
     def train(self, fit: FitSpec, callbacks: CallbackList) -> FitResult:
         """Run the fit in the calling thread (and its compute threads, for shared memory)."""

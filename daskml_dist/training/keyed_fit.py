@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.data.blocks import BlockInfo
 from daskml_dist.data.keyed import KeyedBlock, KeyedCollection
-from daskml_dist.data.keyed.ids import positions
+from daskml_dist.data.keyed.ids import find_positions
 from daskml_dist.models.unlabelled import Unlabelled
 from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.solvers.keyed import KeyedSolution, KeyedSolver
@@ -144,4 +144,4 @@ class _Positions:
         self._ids = ids
 
     def __call__(self, block: KeyedBlock) -> tuple[NDArray[np.int64], int]:
-        return positions(block.ids, self._ids), len(block.ids)
+        return find_positions(block.ids, self._ids), len(block.ids)

@@ -13,7 +13,7 @@ from daskml_dist.backends import get_backend
 from daskml_dist.backends.devices import stored_dtype
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.blocks import Block
-from daskml_dist.data.feature_scales import block_scales
+from daskml_dist.data.feature_scales import compute_block_scales
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.optimizers import NAG, Adagrad, Optimizer
 from daskml_dist.ps.rule import UpdateRule
@@ -457,7 +457,7 @@ def _opt_state(optimizer: Optimizer, w: Any, block: Block, model: LinearModel) -
     """State of an optimizer before its first step."""
     if not isinstance(optimizer, NAG):
         return optimizer.init(w)
-    scales = block_scales(block)
+    scales = compute_block_scales(block)
     if model.fit_intercept:
         scales = scales.with_intercept()
     return optimizer.init_scaled(w, scales.largest, scales.norm)

@@ -10,8 +10,8 @@ import dask
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.data.batches import LaneSpec, held_out_rows, pass_steps
-from daskml_dist.data.feature_scales import Scales
+from daskml_dist.data.batches import LaneSpec, count_held_out_rows, count_pass_steps
+from daskml_dist.data.feature_scales import FeatureScales
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 from daskml_dist.losses import Loss
 from daskml_dist.models.base import Model, StepModel
@@ -66,7 +66,7 @@ def make_fit(
     lanes: list[LaneSpec],
     initial: ShardState | None,
     streaming: Streaming | None = None,
-    scales: Scales | None = None,
+    scales: FeatureScales | None = None,
     on_one_host: bool = False,
     columns: tuple[int, ...] | None = None,
 ) -> FitSpec:
@@ -82,7 +82,7 @@ def make_fit(
         Where to go on from.
     streaming : Streaming or None
         How to read blocks that are not kept.
-    scales : Scales or None
+    scales : FeatureScales or None
         Of the features, where the optimizer uses them.
     on_one_host : bool
         Whether the lanes' workers share memory.
@@ -97,7 +97,7 @@ def make_fit(
     batch_size = batch_rows(settings.batch_size, lanes, streaming, most_batch_rows(model))
     if single_rows and not settings.policy.average_every:
         batch_size = _rows_at_a_time(lanes)
-    steps = pass_steps(lanes, batch_size, fraction)
+    steps = count_pass_steps(lanes, batch_size, fraction)
     dtype = settings.dtype_of(survey)
     # Streamed full batches are never in memory as a whole, so nobody knows what they touch.
     in_memory = not (streaming and steps == 1)
@@ -242,7 +242,7 @@ def _scaled(
     settings: Settings,
     model: StepModel,
     dtype: str,
-    scales: Scales | None,
+    scales: FeatureScales | None,
 ) -> ShardState | None:
     """The state to start from, with the scales of the features where the optimizer uses them."""
     optimizer, linear = settings.optimizer, model.linear
@@ -259,7 +259,9 @@ def _scaled(
 
 
 def _check_held_out(lanes: list[LaneSpec], fraction: float) -> None:
-    if fraction and not any(held_out_rows(s, fraction) for lane in lanes for s in lane.segments):
+    if fraction and not any(
+        count_held_out_rows(s, fraction) for lane in lanes for s in lane.segments
+    ):
         raise InvalidDataError(
             "The validation set is too small: early_stopping holds out no row, since "
             f"validation_fraction={fraction:g} of each block is less than one. Raise it, or use "

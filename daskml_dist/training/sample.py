@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from daskml_dist.backends.namespace import namespace
-from daskml_dist.data.batches import LaneRows, LaneSpec, Segment, held_out_rows
+from daskml_dist.data.batches import LaneRows, LaneSpec, Segment, count_held_out_rows
 from daskml_dist.data.blocks import Block
-from daskml_dist.data.conversion import to_host
+from daskml_dist.data.conversion import copy_to_host
 from daskml_dist.training.engine import Engine
 
 __all__ = ["sample_rows"]
@@ -37,7 +37,7 @@ class _Taken:
         if sparse.issparse(rows):
             return Block(block.index, rows[at], y, weight)
         xp = namespace(rows)
-        return Block(block.index, to_host(xp.take(rows, xp.asarray(at), axis=0)), y, weight)
+        return Block(block.index, copy_to_host(xp.take(rows, xp.asarray(at), axis=0)), y, weight)
 
 
 def sample_rows(
@@ -98,7 +98,7 @@ class _Segments:
 
     @property
     def _sizes(self) -> list[int]:
-        return [len(s) - held_out_rows(s, self._held_out) for s in self._all]
+        return [len(s) - count_held_out_rows(s, self._held_out) for s in self._all]
 
     @property
     def n_rows(self) -> int:
@@ -124,7 +124,7 @@ class _Segments:
         return {number: np.concatenate(rows) for number, rows in found.items()}
 
     def _rows(self, segment: Segment, at: NDArray[np.intp]) -> NDArray[np.intp]:
-        if not held_out_rows(segment, self._held_out):
+        if not count_held_out_rows(segment, self._held_out):
             return at + segment.start
         lane = LaneRows(LaneSpec(0, (segment,)), 1, self._seed, True, self._held_out)
         ((_, held),) = lane.held_out

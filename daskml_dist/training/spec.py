@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.comm.base import Endpoint
 from daskml_dist.comm.bounds import Bounds
-from daskml_dist.data.batches import LaneSpec, held_out_rows
+from daskml_dist.data.batches import LaneSpec, count_held_out_rows
 from daskml_dist.data.blocks import Block
 from daskml_dist.ps.shard_state import ShardState, StateParts
 from daskml_dist.solvers import Solution
@@ -108,7 +108,9 @@ class RowsSpec:
 
 def training_rows(lanes: Sequence[LaneSpec], held_out: float = 0.0) -> tuple[int, ...]:
     """Rows of each lane, but for the share that is held out of each block."""
-    return tuple(sum(len(s) - held_out_rows(s, held_out) for s in lane.segments) for lane in lanes)
+    return tuple(
+        sum(len(s) - count_held_out_rows(s, held_out) for s in lane.segments) for lane in lanes
+    )
 
 
 @dataclass(frozen=True)

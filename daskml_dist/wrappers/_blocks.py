@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from daskml_dist.data.conversion import plain_rows, to_host
+from daskml_dist.data.conversion import convert_missing_to_nan, copy_to_host
 from daskml_dist.errors import as_ours
 from daskml_dist.meta_estimators.members import plain_labels, weights_of_rows
 
@@ -30,10 +30,12 @@ def teach_block(
         The estimator refuses the rows.
     """
     n_rows, params = X.shape[0], dict(params)
-    X, y, weight = map(to_host, (X, y, weight))
+    X, y, weight = map(copy_to_host, (X, y, weight))
     if weight is not None:
         params["sample_weight"] = np.asarray(weights_of_rows(weight, n_rows))
-    rows = (plain_rows(X),) if y is None else (plain_rows(X), plain_labels(y))
+    rows = (
+        (convert_missing_to_nan(X),) if y is None else (convert_missing_to_nan(X), plain_labels(y))
+    )
     try:
         learn(*rows, **params)
     except (ValueError, TypeError) as error:

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, MetaEstimatorMixin, RegressorMixin, clone
 from sklearn.utils.metaestimators import available_if
 
-from daskml_dist.data.collection import as_collection, take_columns
+from daskml_dist.data.collection import as_collection, take_named_columns
 from daskml_dist.data.containers import check_unique_names
-from daskml_dist.data.conversion import plain_rows
+from daskml_dist.data.conversion import convert_missing_to_nan
 from daskml_dist.data.feature_names import remember_dtypes
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import reading
@@ -57,7 +57,7 @@ class _BlockVotes(MetaEstimatorMixin, BaseEstimator):
         """
         check_given(y)
         check_unique_names(X)
-        X, y, sample_weight = take_columns(X, y, sample_weight)
+        X, y, sample_weight = take_named_columns(X, y, sample_weight)
         params = {} if sample_weight is None else {"sample_weight": sample_weight}
         check_weighable([("estimator", self.estimator)], params)
         self._check(y)
@@ -82,7 +82,7 @@ class _BlockVotes(MetaEstimatorMixin, BaseEstimator):
 
     def _answers(self, method: str, X: Any) -> list[NDArray[Any]]:
         """Return what each of the estimators says of rows in memory."""
-        rows = plain_rows(X)
+        rows = convert_missing_to_nan(X)
         return [np.asarray(getattr(one, method)(rows)) for one in self.estimators_]
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from sklearn.base import clone
 from sklearn.utils import check_random_state
 
-from daskml_dist.data.collection import as_collection, take_columns
+from daskml_dist.data.collection import as_collection, take_named_columns
 from daskml_dist.data.containers import check_unique_names
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.reduce import fold_parts
@@ -132,7 +132,7 @@ class Incremental(ParallelPostFit):
                 f"{type(estimator).__name__} has no partial_fit, so it cannot learn block by block."
                 " Use ParallelPostFit, or fit it to rows in memory."
             )
-        X, y, weight = take_columns(X, y, params.pop("sample_weight", None))
+        X, y, weight = take_named_columns(X, y, params.pop("sample_weight", None))
         params |= self._missing_classes(estimator, y, params)
         if not any(map(is_dask, (X, y, weight))):
             check_unique_names(X)

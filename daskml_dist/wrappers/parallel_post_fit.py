@@ -9,9 +9,9 @@ from sklearn.base import BaseEstimator, MetaEstimatorMixin, clone, is_classifier
 from sklearn.utils import get_tags
 from sklearn.utils.metaestimators import available_if
 
-from daskml_dist.data.collection import take_columns
+from daskml_dist.data.collection import take_named_columns
 from daskml_dist.data.containers import check_unique_names
-from daskml_dist.data.conversion import plain_rows
+from daskml_dist.data.conversion import convert_missing_to_nan
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.sklearn_errors import check_fitted
@@ -28,7 +28,7 @@ def _answer_of(name: str) -> Any:
     """Make the method of rows in memory that calls the wrapped estimator's own."""
 
     def method(self: Any, X: Any, **params: Any) -> Any:
-        return getattr(self._fitted, name)(plain_rows(X), **params)
+        return getattr(self._fitted, name)(convert_missing_to_nan(X), **params)
 
     def has_method(self: Any) -> bool:
         getattr(self._fitted, name)  # its own error tells why there is none
@@ -154,13 +154,13 @@ class ParallelPostFit(OnBlocks, _Wrapped):
         """
         self._check_target(y)
         if any(map(is_dask, (X, y, params.get("sample_weight")))):
-            X, y, weight = take_columns(X, y, params.pop("sample_weight", None))
+            X, y, weight = take_named_columns(X, y, params.pop("sample_weight", None))
             if weight is not None:
                 params["sample_weight"] = weight
             (self.estimator_,) = fit_members([(self.estimator, X, y, params)])
         else:
             check_unique_names(X)
-            given = (plain_rows(X),) if y is None else (plain_rows(X), y)
+            given = (convert_missing_to_nan(X),) if y is None else (convert_missing_to_nan(X), y)
             self.estimator_ = clone(self.estimator).fit(*given, **params)
         return self
 
@@ -186,7 +186,7 @@ class ParallelPostFit(OnBlocks, _Wrapped):
         check_fitted(self)
         weights = {} if sample_weight is None else {"sample_weight": sample_weight}
         if self.scoring is not None:
-            X, y, _ = take_columns(X, y, None)
+            X, y, _ = take_named_columns(X, y, None)
             return float(get_scorer(self.scoring)(self, X, y, **weights))
         if is_classifier(self) or is_regressor(self):
             return super().score(X, y, sample_weight)

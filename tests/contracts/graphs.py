@@ -24,7 +24,7 @@ from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph
 from numpy.typing import NDArray
 
-from daskml_dist.data.lowering import frame_of_tasks
+from daskml_dist.data.lowering import make_frame_from_tasks
 from daskml_dist.inference.transform import map_blocks
 
 __all__ = [
@@ -224,7 +224,7 @@ def _in_tuples(frame: Any, context: Context) -> Any:
     keys, name = frame.__dask_keys__(), f"tuples-{uuid.uuid4().hex}"
     graph = {(name, i): (_innermost, [[key]]) for i, key in enumerate(keys)}
     layers = HighLevelGraph.from_collections(name, {**dict(frame.dask), **graph}, dependencies=())
-    return frame_of_tasks(layers, list(graph), frame._meta, name)
+    return make_frame_from_tasks(layers, list(graph), frame._meta, name)
 
 
 def _fused(frame: Any, context: Context) -> Any:

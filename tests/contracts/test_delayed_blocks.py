@@ -11,7 +11,7 @@ import pytest
 from distributed import Client
 from scipy import sparse
 
-from daskml_dist.data.collection import take_columns
+from daskml_dist.data.collection import take_named_columns
 from daskml_dist.ensemble import HistGradientBoostingClassifier
 from daskml_dist.errors import InvalidParameterError
 from tests.contracts.compare import Refusal, attempt
@@ -65,7 +65,7 @@ def test_fits_of_delayed_blocks(name: str, client: Client) -> None:
 
 def test_targets_of_delayed_blocks_have_a_shape() -> None:
     X, y = da.zeros((4, 2), chunks=2), da.zeros(4, chunks=2)
-    taken = take_columns(*(list(values.to_delayed().ravel()) for values in (X, y, y)))
+    taken = take_named_columns(*(list(values.to_delayed().ravel()) for values in (X, y, y)))
     assert [values.ndim for values in taken] == [2, 1, 1]
 
 

@@ -10,20 +10,20 @@ import pytest
 
 from daskml_dist.data import batches
 from daskml_dist.data.batches import (
-    GROUP,
+    SHUFFLED_BLOCKS,
     LaneRows,
     LaneSpec,
-    Runs,
+    RowRuns,
     Segment,
-    held_out_rows,
-    pass_steps,
+    count_held_out_rows,
+    count_pass_steps,
 )
 from daskml_dist.data.placement import split_rows
 
 BLOCKS = {
     "one": [23],
     "few": [5, 1, 0, 12, 7],
-    "many": [3] * (2 * GROUP + 3),
+    "many": [3] * (2 * SHUFFLED_BLOCKS + 3),
     "uneven": [1, 40, 2, 0, 9, 30, 1, 1, 5, 17, 2],
     "empty": [0, 0],
 }
@@ -39,7 +39,7 @@ def _lanes(name: str, n_lanes: int) -> list[LaneSpec]:
 def _rows(block: int, rows: Any) -> Step:
     if isinstance(rows, slice):
         return [(block, row) for row in range(rows.start, rows.stop)]
-    at = rows.numbers if isinstance(rows, Runs) else rows
+    at = rows.numbers if isinstance(rows, RowRuns) else rows
     assert len(at) == len(rows)
     return [(block, row) for row in at.tolist()]
 
@@ -94,13 +94,13 @@ def test_runs_are_the_same_rows_in_the_same_order(
     blocks: str, n_steps: int, shuffle: bool, fraction: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (spec,) = _lanes(blocks, 1)
-    monkeypatch.setattr(batches, "RUNS", 2)
+    monkeypatch.setattr(batches, "RUNS_PER_BATCH", 2)
     found = []
     for long in (1, 1000):
-        monkeypatch.setattr(batches, "_LONG", long)
+        monkeypatch.setattr(batches, "_LONG_RUN_ROWS", long)
         rows = LaneRows(spec, n_steps, 0, shuffle, fraction)
         given = {type(at) for step in rows.batches(1) for _, at in step}
-        assert not given or (Runs in given) is (long == 1 and not all(rows._held))
+        assert not given or (RowRuns in given) is (long == 1 and not all(rows._held))
         found.append(_steps(rows))
     assert found[0] == found[1]
 
@@ -173,22 +173,22 @@ def test_one_piece_a_block() -> None:
 
 def test_sorted_blocks_give_mixed_batches() -> None:
     """One label a block: every batch still holds about as many rows of each."""
-    segments = tuple(Segment(block, 0, 100) for block in range(GROUP))
+    segments = tuple(Segment(block, 0, 100) for block in range(SHUFFLED_BLOCKS))
     for step in _steps(LaneRows(LaneSpec(0, segments), 10, 0, True)):
         counts = Counter(block for block, _ in step)
-        assert len(counts) == GROUP
+        assert len(counts) == SHUFFLED_BLOCKS
         assert max(counts.values()) <= 25
 
 
 def test_only_one_group_of_blocks_is_visited_at_a_time() -> None:
-    segments = tuple(Segment(block, 0, 10) for block in range(3 * GROUP))
+    segments = tuple(Segment(block, 0, 10) for block in range(3 * SHUFFLED_BLOCKS))
     rows = LaneRows(LaneSpec(0, segments), 12, 0, True)
     visits = []
     for pass_ in (1, 2):
         flat = _flat(_steps(rows, pass_))
-        cut = 10 * GROUP
+        cut = 10 * SHUFFLED_BLOCKS
         groups = [{b for b, _ in flat[i : i + cut]} for i in range(0, len(flat), cut)]
-        assert [len(group) for group in groups] == [GROUP] * 3
+        assert [len(group) for group in groups] == [SHUFFLED_BLOCKS] * 3
         visits.append(groups)
     assert visits[0] != visits[1]  # another grouping at each pass
 
@@ -202,7 +202,7 @@ def test_held_out_rows_are_never_trained_on(n_steps: int, shuffle: bool) -> None
     (spec,) = _lanes("uneven", 1)
     rows = LaneRows(spec, n_steps, 0, shuffle, 0.25)
     held = set(_held_out(rows))
-    assert len(held) == sum(held_out_rows(s, 0.25) for s in spec.segments) > 20
+    assert len(held) == sum(count_held_out_rows(s, 0.25) for s in spec.segments) > 20
     for pass_ in range(1, 6):
         assert not held & set(_flat(_steps(rows, pass_)))
 
@@ -223,7 +223,7 @@ def test_held_out_rows_depend_on_the_seed_and_the_segment() -> None:
 )
 def test_number_of_held_out_rows(size: int, fraction: float, expected: int) -> None:
     """A row is left to train on."""
-    assert held_out_rows(Segment(0, 7, 7 + size), fraction) == expected
+    assert count_held_out_rows(Segment(0, 7, 7 + size), fraction) == expected
 
 
 # --- steps of a pass -------------------------------------------------------------------------
@@ -239,17 +239,17 @@ def test_steps_of_a_pass(batch_size: int | None, fraction: float, expected: int)
         LaneSpec(0, (Segment(0, 0, 10),)),
         LaneSpec(1, (Segment(0, 10, 40), Segment(1, 0, 20))),
     ]
-    assert pass_steps(lanes, batch_size, fraction) == expected
+    assert count_pass_steps(lanes, batch_size, fraction) == expected
 
 
 def test_steps_of_lanes_without_rows() -> None:
-    assert pass_steps([LaneSpec(0, ())], 10) == 1
+    assert count_pass_steps([LaneSpec(0, ())], 10) == 1
 
 
 def test_batches_are_no_larger_than_asked_for() -> None:
     for batch_size in (1, 4, 9, 1000):
         lanes = _lanes("uneven", 3)
-        n_steps = pass_steps(lanes, batch_size, 0.1)
+        n_steps = count_pass_steps(lanes, batch_size, 0.1)
         for spec in lanes:
             steps = _steps(LaneRows(spec, n_steps, 0, True, 0.1))
             assert max(map(len, steps)) <= batch_size

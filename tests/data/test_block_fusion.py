@@ -16,7 +16,7 @@ from dask.highlevelgraph import HighLevelGraph
 from distributed import Client
 
 from daskml_dist.data.collection import as_collection
-from daskml_dist.data.reduce import Pass, fuse_by_block, make_passes
+from daskml_dist.data.reduce import ReductionPass, compute_passes, fuse_by_block
 
 
 def _graph(*tasks: Any) -> Any:
@@ -100,14 +100,14 @@ def test_passes_of_collections_with_other_blocks_are_made_at_once(lazily: bool) 
         return as_collection(da.from_array(X, chunks=(n, 2)) if lazily else X)
 
     passes = [
-        Pass(
+        ReductionPass(
             rows(2),
             lambda i, X, y, w: [i, *X[:, 0]],
             _chained,
         ),
-        Pass(rows(3), lambda i, X, y, w: float(X.sum()), sum),
-        Pass(as_collection(X), lambda i, X, y, w, more: len(X) + more, max, (1,)),
+        ReductionPass(rows(3), lambda i, X, y, w: float(X.sum()), sum),
+        ReductionPass(as_collection(X), lambda i, X, y, w, more: len(X) + more, max, (1,)),
     ]
-    found = make_passes(passes)
+    found = compute_passes(passes)
     assert found[1:] == [66.0, 7]
     assert found[0] == ([0, 0, 2, 1, 4, 6, 2, 8, 10] if lazily else [0, *X[:, 0]])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from daskml_dist.data.bundles import bundled, make_bundle, unbundled
+from daskml_dist.data.bundles import group_into_bundles, make_bundle, unpack_bundles
 from daskml_dist.data.collection import as_collection
 from daskml_dist.errors import InvalidDataError
 from tests.data.rows import X
@@ -27,13 +27,13 @@ THREADS = {"a": 1, "b": 2}
 def test_small_blocks_of_a_worker_are_made_together(
     homes: list[str | None], nbytes: list[float] | None, expected: list[tuple[int, ...]]
 ) -> None:
-    assert bundled(homes, THREADS, nbytes) == expected
+    assert group_into_bundles(homes, THREADS, nbytes) == expected
 
 
 def test_a_bundle_holds_its_blocks_and_what_was_found() -> None:
     make = as_collection(X).block_maker
     bundle = make_bundle(make, (3, 5), [[X, None, None], [X[:1], None, None]])
-    assert {i: block.n_rows for i, block in unbundled([bundle]).items()} == {3: len(X), 5: 1}
+    assert {i: block.n_rows for i, block in unpack_bundles([bundle]).items()} == {3: len(X), 5: 1}
     assert {i: info.n_rows for i, info in bundle.infos.items()} == {3: len(X), 5: 1}
 
 

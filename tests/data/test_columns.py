@@ -10,7 +10,11 @@ import pandas as pd
 import pytest
 from numpy.typing import NDArray
 
-from daskml_dist.data.column_statistics import column_moments, column_ranges, distinct_rows
+from daskml_dist.data.column_statistics import (
+    compute_column_moments,
+    compute_column_ranges,
+    find_distinct_rows,
+)
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.models.labels import label_codes
 
@@ -40,8 +44,8 @@ def test_statistics_are_those_of_numpy(
     rows[0] = 1e4
     rows[:, 0] = np.nan if missing else 3.0
     given = lay(rows)
-    count, mean, var = column_moments(given)
-    low, high = column_ranges(given)
+    count, mean, var = compute_column_moments(given)
+    low, high = compute_column_ranges(given)
     there = np.isfinite(rows).any(axis=0)
     np.testing.assert_array_equal(count, np.isfinite(rows).sum(axis=0))
     assert np.isnan(mean[~there]).all()
@@ -58,7 +62,7 @@ def test_statistics_are_those_of_numpy(
 
 
 @LAYOUTS
-@pytest.mark.parametrize("statistic", [column_moments, column_ranges])
+@pytest.mark.parametrize("statistic", [compute_column_moments, compute_column_ranges])
 def test_infinity_is_refused(lay: Callable[[Any], Any], statistic: Callable[[Any], Any]) -> None:
     rows = np.zeros((10, 2))
     rows[3] = np.nan
@@ -89,7 +93,7 @@ COLUMNS = {
 @pytest.mark.parametrize("name", COLUMNS)
 def test_places_lead_to_the_values_of_the_rows(name: str) -> None:
     frame = pd.DataFrame({"other": np.arange(6), name: pd.Series(COLUMNS[name])})
-    few, places = distinct_rows(frame)
+    few, places = find_distinct_rows(frame)
     assert list(few.columns) == list(frame.columns)
     assert list(few.dtypes) == list(frame.dtypes)
     for j in range(2):
@@ -102,7 +106,7 @@ def test_places_lead_to_the_values_of_the_rows(name: str) -> None:
 @pytest.mark.parametrize("name", [n for n, v in COLUMNS.items() if isinstance(v, np.ndarray)])
 def test_places_in_arrays(name: str) -> None:
     column = np.asarray(COLUMNS[name])
-    few, places = distinct_rows(np.stack([column, column[::-1]], axis=1))
+    few, places = find_distinct_rows(np.stack([column, column[::-1]], axis=1))
     assert few.dtype == column.dtype
     for j, rows in enumerate([column, column[::-1]]):
         pd.testing.assert_series_equal(pd.Series(few[places[j], j]), pd.Series(rows))

@@ -13,7 +13,7 @@ from dask.delayed import Delayed, delayed
 
 from daskml_dist.comm.ids import pack_ids, unpack_ids
 from daskml_dist.data.keyed import KeyedBlock, KeyedCollection
-from daskml_dist.data.keyed.collection import Columns
+from daskml_dist.data.keyed.collection import EntryColumns
 from daskml_dist.solvers.als import SIDES
 from tests.quick import quick
 
@@ -48,7 +48,7 @@ def blocks_of(collection: KeyedCollection) -> list[KeyedBlock]:
 
 @pytest.mark.parametrize("n_groups", quick([1, 3, 19], 3), ids="{} groups".format)
 def test_blocks_are_the_same_whatever_way_parcels_go(n_groups: int) -> None:
-    columns = Columns("user", "item", "rating")
+    columns = EntryColumns("user", "item", "rating")
     here = KeyedCollection.of("memory", PARTS, columns, SIDES).cut(19)
     lazy = KeyedCollection.of("dask", [delayed(part) for part in PARTS], columns, SIDES)
     cut = lazy.cut(19, n_groups, Here)
@@ -61,7 +61,7 @@ def test_blocks_are_the_same_whatever_way_parcels_go(n_groups: int) -> None:
 
 
 def test_blocks_hold_all_entries_of_their_keys() -> None:
-    columns = Columns("user", "item", "rating")
+    columns = EntryColumns("user", "item", "rating")
     cut = KeyedCollection.of("memory", PARTS, columns, SIDES).cut(4)
     for at, (own, other) in enumerate((("user", "item"), ("item", "user"))):
         found = []

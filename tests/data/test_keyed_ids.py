@@ -9,8 +9,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from daskml_dist.data.keyed.collection import checked_values
-from daskml_dist.data.keyed.ids import as_ids, check_one_kind, factorised, merged, positions
+from daskml_dist.data.keyed.collection import convert_values
+from daskml_dist.data.keyed.ids import (
+    check_one_kind,
+    convert_ids,
+    factorize_columns,
+    find_positions,
+    merge_ids,
+)
 from daskml_dist.errors import InvalidDataError
 
 NOON = pd.Timestamp("2020-06-01 12:00")
@@ -35,20 +41,20 @@ BAD = {
 @pytest.mark.parametrize("name", GOOD)
 def test_ids_are_numbered_in_order(name: str) -> None:
     given, kind = GOOD[name]
-    ids = as_ids(given, "user")
+    ids = convert_ids(given, "user")
     assert ids.dtype.kind == kind
-    distinct, (codes,) = factorised([ids])
+    distinct, (codes,) = factorize_columns([ids])
     assert (distinct[codes] == ids).all()
     assert distinct.tolist() == sorted(set(ids.tolist()))
-    np.testing.assert_array_equal(merged([distinct, distinct]), distinct)
-    np.testing.assert_array_equal(positions(distinct, distinct), np.arange(len(distinct)))
+    np.testing.assert_array_equal(merge_ids([distinct, distinct]), distinct)
+    np.testing.assert_array_equal(find_positions(distinct, distinct), np.arange(len(distinct)))
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_ids_without_order_are_refused(name: str) -> None:
     given, match = BAD[name]
     with pytest.raises(InvalidDataError, match=match):
-        as_ids(given, "user")
+        convert_ids(given, "user")
 
 
 @pytest.mark.parametrize("others", [np.array([0.5]), np.array([2**63 + 1], np.uint64)], ids=repr)
@@ -61,4 +67,4 @@ def test_integers_that_a_common_type_does_not_hold_are_refused(others: Any) -> N
 @pytest.mark.parametrize("values", [np.ones(2) * 1j, np.array(["2020"], "M8[D]")], ids=repr)
 def test_values_that_are_no_real_numbers_are_refused(values: Any) -> None:
     with pytest.raises(InvalidDataError, match="what is no number"):
-        checked_values(values, "rating", None)
+        convert_values(values, "rating", None)

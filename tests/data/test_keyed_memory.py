@@ -26,7 +26,7 @@ def peak(function: Callable[[], Any]) -> tuple[Any, int]:
         tracemalloc.stop()
 
 
-def parts() -> list[cut.Numbered]:
+def parts() -> list[cut.NumberedEntries]:
     codes = RANDOM.integers(0, 1000, (N_PARTS, 2, N))
     return [cut.number_part(a, b, RANDOM.integers(1, 6, N) / 2, False) for a, b in codes]
 
@@ -35,15 +35,15 @@ def test_blocks_are_made_beside_one_more_copy_of_their_entries() -> None:
     given = parts()
     assert given[0].values is not None
     assert given[0].values.dtype == np.float32
-    cuts = cut.cuts_of([cut.sample_of(part, SIDES) for part in given], 1)
+    cuts = cut.choose_cuts([cut.sample_ids(part, SIDES) for part in given], 1)
     (whole,), taken = peak(
-        lambda: cut.parcels_of(range(N_PARTS), given, SIDES[0], cuts["user"], [range(1)])
+        lambda: cut.make_parcels(range(N_PARTS), given, SIDES[0], cuts["user"], [range(1)])
     )
     # Of each entry two codes, its value being the part's; and what one part takes meanwhile.
     assert taken < 1.2 * 8 * N_PARTS * N
     make = [0, [whole], SIDES, cuts]
-    cut.block_of(*make)  # type: ignore[arg-type]  # loads the loops
-    block, taken = peak(lambda: cut.block_of(*make))  # type: ignore[arg-type]
+    cut.build_block(*make)  # type: ignore[arg-type]  # loads the loops
+    block, taken = peak(lambda: cut.build_block(*make))  # type: ignore[arg-type]
     assert block.n_rows == N_PARTS * N
     assert block.values.dtype == np.float32
     # The block's indices and values, and those in another order.
@@ -52,8 +52,8 @@ def test_blocks_are_made_beside_one_more_copy_of_their_entries() -> None:
 
 def test_pieces_hold_no_ids_of_other_ranges() -> None:
     given = parts()[:1]
-    cuts = cut.cuts_of([cut.sample_of(part, SIDES) for part in given], 10)
-    for parcel in cut.parcels_of([0], given, SIDES[0], cuts["user"], [range(1), range(1, 10)]):
+    cuts = cut.choose_cuts([cut.sample_ids(part, SIDES) for part in given], 10)
+    for parcel in cut.make_parcels([0], given, SIDES[0], cuts["user"], [range(1), range(1, 10)]):
         for ((_, piece),) in parcel.pieces.values():
             assert piece.row_ids.base is None
             assert len(piece.row_ids) < 200

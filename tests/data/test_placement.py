@@ -9,7 +9,13 @@ import pytest
 
 from daskml_dist.data.batches import LaneSpec, Segment
 from daskml_dist.data.blocks import BlockInfo
-from daskml_dist.data.placement import Move, Placement, even_lanes, place, split_rows
+from daskml_dist.data.placement import (
+    Placement,
+    PlacementGain,
+    make_even_lanes,
+    place_lanes,
+    split_rows,
+)
 
 
 def _random_sizes(seed: int) -> dict[int, int]:
@@ -86,11 +92,11 @@ def test_fewer_rows_than_lanes() -> None:
 )
 def test_a_lane_has_a_row_at_least(sizes: list[int], n_lanes: int, rows: list[int]) -> None:
     blocks = dict(enumerate(sizes))
-    lanes = even_lanes(blocks, n_lanes)
+    lanes = make_even_lanes(blocks, n_lanes)
     assert [lane.lane for lane in lanes] == list(range(len(rows)))
     assert _n_rows([lane.segments for lane in lanes]) == rows
     holders = {block: ["w"] for block in blocks}
-    assert len(place(blocks, holders, {"w": 1}, n_lanes).lanes) == len(rows)
+    assert len(place_lanes(blocks, holders, {"w": 1}, n_lanes).lanes) == len(rows)
 
 
 # --- lanes where the rows lie ----------------------------------------------------------------
@@ -109,7 +115,7 @@ def _random_cluster(
 def test_no_block_moves(seed: int) -> None:
     sizes = _random_sizes(seed)
     holders, threads = _random_cluster(seed, sizes)
-    placement = place(sizes, holders, threads, None)
+    placement = place_lanes(sizes, holders, threads, None)
     _assert_exactly_once([lane.segments for lane in placement.lanes], sizes)
     assert [lane.lane for lane in placement.lanes] == list(range(len(placement.lanes)))
     owner: dict[int, str] = {}
@@ -124,18 +130,18 @@ def test_no_block_moves(seed: int) -> None:
         rows = [lane.n_rows for lane in lanes]
         assert max(rows) - min(rows) <= 1
         assert len(lanes) == min(threads[worker], sum(rows))
-    assert place(sizes, holders, threads, None) == placement
+    assert place_lanes(sizes, holders, threads, None) == placement
 
 
 def test_replicas_are_spread_evenly() -> None:
     sizes = dict.fromkeys(range(6), 10)
     holders = {key: ["a", "b", "c"] for key in sizes}
-    placement = place(sizes, holders, {"a": 1, "b": 1, "c": 1}, None)
+    placement = place_lanes(sizes, holders, {"a": 1, "b": 1, "c": 1}, None)
     assert [lane.n_rows for lane in placement.lanes] == [20, 20, 20]
 
 
 def test_worker_without_rows_gets_no_lane() -> None:
-    placement = place({0: 10, 1: 0}, {0: ["a"], 1: ["b"]}, {"a": 2, "b": 2, "c": 2}, None)
+    placement = place_lanes({0: 10, 1: 0}, {0: ["a"], 1: ["b"]}, {"a": 2, "b": 2, "c": 2}, None)
     assert placement.workers == ["a", "a"]
 
 
@@ -149,7 +155,7 @@ def test_given_lanes_do_not_depend_on_the_workers(seed: int, n_lanes: int) -> No
     found = []
     for cluster in range(5):
         holders, threads = _random_cluster(cluster, sizes)
-        placement = place(sizes, holders, threads, n_lanes)
+        placement = place_lanes(sizes, holders, threads, n_lanes)
         found.append(placement.lanes)
         # Work is spread evenly over the workers.
         counts = Counter(placement.workers)
@@ -160,17 +166,17 @@ def test_given_lanes_do_not_depend_on_the_workers(seed: int, n_lanes: int) -> No
     assert all(lanes == found[0] for lanes in found)
     _assert_exactly_once([lane.segments for lane in found[0]], sizes)
     # Nor on the order in which blocks were listed.
-    again = place(dict(reversed(sizes.items())), holders, threads, n_lanes)
+    again = place_lanes(dict(reversed(sizes.items())), holders, threads, n_lanes)
     assert again.lanes == found[0]
 
 
 def test_given_lanes_go_to_the_workers_that_hold_them() -> None:
     sizes = dict.fromkeys(range(4), 10)
     holders = {0: ["b"], 1: ["b"], 2: ["a"], 3: ["a"]}
-    assert place(sizes, holders, {"a": 1, "b": 1}, 4).workers == ["b", "b", "a", "a"]
+    assert place_lanes(sizes, holders, {"a": 1, "b": 1}, 4).workers == ["b", "b", "a", "a"]
     # Too few lanes for all workers: those with rows take them.
     threads = {"a": 1, "b": 1, "0": 8, "1": 8}
-    assert place(sizes, holders, threads, 2).workers == ["b", "a"]
+    assert place_lanes(sizes, holders, threads, 2).workers == ["b", "a"]
 
 
 def test_lanes_of_each_worker() -> None:
@@ -191,8 +197,8 @@ def test_what_a_move_gains_and_costs() -> None:
     rows = {0: 100, 1: 100, 2: 100, 3: 100}
     holders = {i: ["a"] for i in rows}
     threads = {"a": 1, "b": 1}
-    uneven, even = place(rows, holders, threads, None), place(rows, holders, threads, 2)
-    move = Move.between(uneven, even, holders, [_info(i, n) for i, n in rows.items()])
-    assert move == Move(skew=2.0, rows=200, nbytes=2 * 800)
+    uneven, even = place_lanes(rows, holders, threads, None), place_lanes(rows, holders, threads, 2)
+    move = PlacementGain.between(uneven, even, holders, [_info(i, n) for i, n in rows.items()])
+    assert move == PlacementGain(skew=2.0, rows=200, nbytes=2 * 800)
     assert move.pays(passes=10, seconds_a_row=1e-6, bandwidth=1e6)
     assert not move.pays(passes=1, seconds_a_row=1e-9, bandwidth=1e6)

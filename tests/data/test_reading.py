@@ -212,7 +212,7 @@ def test_a_fit_waits_while_all_workers_are_paused(
     told: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(computing, "_TELL", 0.1)
+    monkeypatch.setattr(computing, "_NOTICE_SECONDS", 0.1)
     crew_client.run(_pause, 1e-9)
     try:
         _until(lambda: _paused(crew_client) == 3)
@@ -252,7 +252,7 @@ def test_a_fit_makes_an_adaptive_cluster_grow(kind: str, tmp_path: Path) -> None
 def test_who_waits_for_workers_is_told_once(
     told: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(computing, "_TELL", 0.1)
+    monkeypatch.setattr(computing, "_NOTICE_SECONDS", 0.1)
     with (
         LocalCluster(n_workers=0, processes=False, dashboard_address=":0") as cluster,
         Client(cluster),
@@ -269,7 +269,7 @@ def test_who_waits_for_workers_is_told_once(
 
 def test_a_cluster_that_has_given_up_its_workers_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dask brings no worker back that is lost again soon; nobody waits minutes for one."""
-    monkeypatch.setattr(computing, "_GIVEN_UP", 0.1)
+    monkeypatch.setattr(computing, "_GIVE_UP_SECONDS", 0.1)
     with (
         dask.config.set({"distributed.deploy.lost-worker-timeout": "1ms"}),
         LocalCluster(n_workers=2, processes=False, dashboard_address=":0") as cluster,
@@ -327,11 +327,11 @@ def test_who_computes_when_the_workers_go_is_told(
 def test_a_watch_ends_what_no_worker_does(
     client: Client, monkeypatch: pytest.MonkeyPatch, told: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(computing, "_TELL", 0.02)
+    monkeypatch.setattr(computing, "_NOTICE_SECONDS", 0.02)
     nowhere = client.submit(bool, workers=["tcp://127.0.0.1:1"], pure=False)
     gone = pytest.raises(TrainingError, match=r"No worker that takes work .* within 0.1 s \(0\)")
-    with gone, computing.watched(client, list, 0.1, nowhere.key):
+    with gone, computing.watch_workers(client, list, 0.1, nowhere.key):
         nowhere.result(timeout=200)
     assert any(m.startswith("waiting for workers (0; 0.1 s)") for m in told.messages)
-    with computing.watched(client, lambda: [{"status": "running"}], 0.1, nowhere.key):
+    with computing.watch_workers(client, lambda: [{"status": "running"}], 0.1, nowhere.key):
         time.sleep(0.3)  # nothing is ended while there is a worker

@@ -19,8 +19,8 @@ from sklearn.pipeline import make_pipeline
 
 from daskml_dist import Run
 from daskml_dist.data import as_collection, lowering
-from daskml_dist.data.collection import take_columns
-from daskml_dist.data.lowering import _as_shown, _together, has_one_order
+from daskml_dist.data.collection import take_named_columns
+from daskml_dist.data.lowering import _lower_all_partitions, _lower_together, has_fixed_row_order
 from daskml_dist.data.streamed_blocks import make_recipes
 from daskml_dist.errors import DataLostError, InvalidDataError
 from daskml_dist.linear_model import LinearRegression, LogisticRegression, SGDClassifier
@@ -94,7 +94,7 @@ def test_columns_of_one_frame(name: str) -> None:
     f = _frame(name)
     n_rows = len(f)
     assert _assert_aligned(as_collection(f[X], f["y"], f["w"])) == n_rows
-    assert _assert_aligned(as_collection(*take_columns(f[[*X, "y"]], "y", f["w"]))) == n_rows
+    assert _assert_aligned(as_collection(*take_named_columns(f[[*X, "y"]], "y", f["w"]))) == n_rows
     whole = f[[*X, "y"]].to_dask_array()
     assert _assert_aligned(as_collection(whole[:, :2], whole[:, 2])) == n_rows
 
@@ -126,7 +126,7 @@ def test_arrays_made_apart_are_refused(name: str) -> None:
 def test_the_remedy_helps() -> None:
     f = _frame("shuffle").persist()
     assert _assert_aligned(as_collection(f[X].to_dask_array(), f["y"].to_dask_array())) == N
-    assert has_one_order(f)
+    assert has_fixed_row_order(f)
 
 
 def test_two_shuffles_are_refused() -> None:
@@ -164,7 +164,7 @@ def test_parquet(parquet: str, how: str, filesystem: str) -> None:
     assert mean_squared_error(f["y"], model.predict(f[X])) < 1e-12
     read = {
         column
-        for expr in _together([f[X].expr, f["y"].expr])
+        for expr in _lower_together([f[X].expr, f["y"].expr])
         for node in expr.walk()
         if "ReadParquet" in type(node).__name__
         for column in node.columns
@@ -268,19 +268,19 @@ def test_shuffles_of_dask_are_known(method: str) -> None:
     with dask.config.set({"dataframe.shuffle.method": method}):
         for name in ("shuffle", "merge"):
             f = _frame(name)
-            assert has_one_order(f) == (method == "tasks")
-            assert has_one_order(f[X].to_dask_array()) == (method == "tasks")
+            assert has_fixed_row_order(f) == (method == "tasks")
+            assert has_fixed_row_order(f[X].to_dask_array()) == (method == "tasks")
             assert _assert_aligned(as_collection(f[X], f["y"])) == N
 
 
 def test_shuffles_between_workers_are_known(client: Client) -> None:
     for name in ("shuffle", "merge", "ties sorted", "set_index"):
         f = _frame(name)
-        assert not has_one_order(f)
-        assert not has_one_order(f[X].to_dask_array())
+        assert not has_fixed_row_order(f)
+        assert not has_fixed_row_order(f[X].to_dask_array())
     array = da.ones((100, 4), chunks=(10, 4)).rechunk((100, 1), method="p2p")
     assert any("p2p" in str(key) for key in dict(array.dask))
-    assert has_one_order(array)
+    assert has_fixed_row_order(array)
 
 
 def test_a_lowering_that_leaves_partitions_out_is_not_taken(
@@ -289,10 +289,10 @@ def test_a_lowering_that_leaves_partitions_out_is_not_taken(
     f = _frame("plain")
 
     def shortened(exprs: list[Any]) -> list[Any]:
-        return _as_shown([f.partitions[[0, 1]][X].expr, *exprs[1:]])
+        return _lower_all_partitions([f.partitions[[0, 1]][X].expr, *exprs[1:]])
 
-    monkeypatch.setattr(lowering, "_together", shortened)
-    monkeypatch.setattr(lowering, "_each_alone", shortened)
+    monkeypatch.setattr(lowering, "_lower_together", shortened)
+    monkeypatch.setattr(lowering, "_lower_separately", shortened)
     assert _assert_aligned(as_collection(f[X], f["y"])) == N
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from daskml_dist.data import computing as module
-from daskml_dist.data.computing import scattered
+from daskml_dist.data.computing import scatter_values
 from daskml_dist.errors import SchedulerLostError, WorkerLostError
 
 
@@ -24,9 +24,9 @@ class Client:
 
 
 def test_another_worker_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_PAUSE", 0.0)
+    monkeypatch.setattr(module, "_SCATTER_PAUSE_SECONDS", 0.0)
     client = Client([OSError("Stream is closed")] * 3)
-    found = scattered(client, [1], everywhere=True)
+    found = scatter_values(client, [1], everywhere=True)
     assert found == ([1], {"hash": False, "broadcast": True})
 
 
@@ -42,6 +42,6 @@ def test_another_worker_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_does_not_end_by_itself_is_told(
     error: Exception, status: str, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_PATIENCE", 0.0)
+    monkeypatch.setattr(module, "_SCATTER_SECONDS", 0.0)
     with pytest.raises(kind):
-        scattered(Client([error] * 3, status), 1)
+        scatter_values(Client([error] * 3, status), 1)

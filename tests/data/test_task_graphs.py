@@ -14,8 +14,8 @@ from dask.highlevelgraph import HighLevelGraph
 from distributed import Client
 
 from daskml_dist.data.blocks import make_block
-from daskml_dist.data.streamed_blocks import Recipes, make_recipes
-from daskml_dist.data.task_graphs import as_tasks, find_futures, run_tasks, tasks_for
+from daskml_dist.data.streamed_blocks import BlockRecipes, make_recipes
+from daskml_dist.data.task_graphs import convert_to_tasks, find_futures, run_tasks, select_tasks
 from daskml_dist.errors import InvalidDataError
 
 
@@ -72,9 +72,9 @@ def test_every_reference_to_a_future_is_found(how: str, client: Client) -> None:
     recipes = make_recipes([Delayed("out", HighLevelGraph.from_collections("out", graph))])
     assert recipes.held == {future.key}
     assert future.key not in recipes.graph
-    recipes = Recipes.unpack(recipes.pack([0]))
+    recipes = BlockRecipes.unpack(recipes.pack([0]))
     assert recipes.held == {future.key}
-    tasks = tasks_for(recipes.graph, ["out"])
+    tasks = select_tasks(recipes.graph, ["out"])
     if tasks:
         assert run_tasks(tasks, {future.key: 7}, "out", []) == 7
 
@@ -86,7 +86,7 @@ def test_every_reference_of_a_collection_is_found(client: Client) -> None:
     lazy = dask.delayed(_first)([{"part": [future]}]) + kept + dask.delayed(future)
     recipes = make_recipes([lazy])
     assert recipes.held == {future.key, kept.key}
-    tasks = tasks_for(recipes.graph, [lazy.key])
+    tasks = select_tasks(recipes.graph, [lazy.key])
     data = {future.key: 7, kept.key: -3}
     assert run_tasks(tasks, data, lazy.key, []) == lazy.compute() == 11
 
@@ -104,7 +104,7 @@ def _same(value: Any) -> Any:
 
 
 def test_data_in_a_graph_is_no_task() -> None:
-    tasks = as_tasks([{"rows": [1, 2], "out": (sum, "rows")}], {})
+    tasks = convert_to_tasks([{"rows": [1, 2], "out": (sum, "rows")}], {})
     assert isinstance(tasks["rows"], DataNode)
     assert run_tasks(tasks, {}, "out", []) == 3
 
@@ -114,7 +114,7 @@ def test_a_task_that_fails_is_named(held: bool) -> None:
     """The remedy is not to persist where that is done already."""
     rows = Task(("read", 0), operator.getitem, TaskRef("table") if held else {}, "a")
     block = Task("block", make_block, 0, TaskRef(("read", 0)), None)
-    recipes = Recipes(
+    recipes = BlockRecipes(
         {0: "block"},
         {rows.key: rows, "block": block},
         frozenset({"table"} if held else ()),

@@ -15,7 +15,7 @@ from distributed import Client
 
 from daskml_dist import metrics
 from daskml_dist.cluster import KMeans
-from daskml_dist.data.block_errors import told_numbers
+from daskml_dist.data.block_errors import find_declared_numbers
 from daskml_dist.data.lazy import join_delayed
 from daskml_dist.decomposition import PCA
 from daskml_dist.ensemble import HistGradientBoostingRegressor
@@ -146,7 +146,7 @@ def test_where_dask_was_told_words_or_nothing(client: Client) -> None:
         with pytest.raises(InvalidDataError, match="Encode it first") as found:
             SGDClassifier(max_iter=1, tol=None).fit(rows, y)
         assert "meta" not in str(found.value)
-    assert told_numbers(join_delayed(blocks, 2), "X") is None
+    assert find_declared_numbers(join_delayed(blocks, 2), "X") is None
 
 
 def test_numbers_in_blocks_of_objects_are_taken(client: Client) -> None:

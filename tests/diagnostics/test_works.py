@@ -172,7 +172,7 @@ def test_blocks_of_a_long_fit_are_told(
     columns = ColumnTransformer([("a", StandardScaler(), [0]), ("b", "passthrough", [1])])
     columns.fit(rows)
     assert not found.all()  # of a short one nothing is told
-    monkeypatch.setattr(computing, "_TELL", 0.01)
+    monkeypatch.setattr(computing, "_NOTICE_SECONDS", 0.01)
     columns.fit(rows.map_blocks(hold, dtype=float, meta=np.empty((0, 3))))
     gate.clear()
     (fit,) = found.all()
@@ -193,11 +193,11 @@ def test_blocks_are_counted_by_their_states_on_the_scheduler() -> None:
     scheduler = SimpleNamespace(task_groups={"block-a": SimpleNamespace(states=states)})
     client = SimpleNamespace(run_on_scheduler=lambda function: function(scheduler))
     told: list[tuple[int, int]] = []
-    assert computing._teller(client, "block-a", 8) is None  # nobody listens
-    with computing.heard(lambda done, total: told.append((done, total))):
+    assert computing._make_progress_look(client, "block-a", 8) is None  # nobody listens
+    with computing.report_progress_to(lambda done, total: told.append((done, total))):
         for name in ("block-a", "not there yet"):
-            look = computing._teller(client, name, 8)
+            look = computing._make_progress_look(client, name, 8)
             assert look is not None
             look()
-        assert computing._teller(client, "block-a", 0) is None
+        assert computing._make_progress_look(client, "block-a", 0) is None
     assert told == [(5, 8), (0, 8)]

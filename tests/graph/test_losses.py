@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from distributed import Client, LocalCluster
 
-from daskml_dist.data.keyed.collection import Columns, entries_of_frame
+from daskml_dist.data.keyed.collection import EntryColumns, read_frame_entries
 from daskml_dist.solvers.pagerank import PageRankSolver
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.keyed_fit import KeyedFit
@@ -64,13 +64,13 @@ def test_a_kill_in_mid_iteration_changes_nothing(
     crew: LocalCluster, tmp_path: Path, at: list[int]
 ) -> None:
     edges = dd.from_pandas(EDGES, npartitions=4)
-    columns = Columns("source", "target", shared=True)
+    columns = EntryColumns("source", "target", shared=True)
     calm = PageRankSolver(**SETTINGS)
     found = []
     with Client(crew) as client:
         client.wait_for_workers(3)
         for solver in (calm, killing(tmp_path, at)):
-            entries = entries_of_frame(edges, columns, solver.sides)
+            entries = read_frame_entries(edges, columns, solver.sides)
             with KeyedFit(entries, RunSettings(n_lanes=3), client) as fit:
                 solution, result, _ = fit.solve(solver, CallbackList([]))
                 found.append((solution, result))

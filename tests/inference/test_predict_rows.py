@@ -15,7 +15,7 @@ from dask._task_spec import Alias
 from numpy.typing import NDArray
 from scipy import sparse
 
-from daskml_dist.data.lowering import frame_pieces
+from daskml_dist.data.lowering import lower_partitions
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.inference import map_rows
 from daskml_dist.linear_model import SGDClassifier
@@ -249,6 +249,6 @@ def test_what_follows_is_made_in_the_tasks_of_the_predictions() -> None:
 
 def test_partitions_that_are_persisted_need_no_task_of_their_own() -> None:
     frame = dd.from_pandas(FRAME, npartitions=2).persist()
-    graph = frame_pieces(frame)[0].dask
-    for piece in frame_pieces(frame):
+    graph = lower_partitions(frame)[0].dask
+    for piece in lower_partitions(frame):
         assert not isinstance(graph[piece.key], Alias)

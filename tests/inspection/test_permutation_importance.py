@@ -18,7 +18,7 @@ from sklearn.linear_model import LinearRegression as TheirLinearRegression
 from sklearn.metrics import get_scorer
 
 from daskml_dist.cluster import KMeans
-from daskml_dist.data.permutations import Draw, Permutation
+from daskml_dist.data.permutations import Permutation, PermutedRows
 from daskml_dist.ensemble import HistGradientBoostingClassifier
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, NotFittedError
 from daskml_dist.inspection import permutation_importance
@@ -62,16 +62,16 @@ def test_permutations_are_uniform() -> None:
 
 @pytest.mark.parametrize("m", [N, 50])
 def test_draws_permute_the_rows_that_they_draw(m: int) -> None:
-    at, source = Draw(N, m, 0, 0).of(np.arange(N))
+    at, source = PermutedRows(N, m, 0, 0).of(np.arange(N))
     assert len(at) == m
     assert_array_equal(np.sort(source), at)
-    other = Draw(N, m, 0, 1).of(np.arange(N))
+    other = PermutedRows(N, m, 0, 1).of(np.arange(N))
     assert not np.array_equal(other[1], source)
 
 
 def _directly(model: Any, y: Any, name: str, repeats: int, m: int, weight: Any) -> Any:
     """The same by scikit-learn's scorers, of the same permutations."""
-    scorer, draws = get_scorer(name), [Draw(N, m, seed_of(3), r) for r in range(repeats)]
+    scorer, draws = get_scorer(name), [PermutedRows(N, m, seed_of(3), r) for r in range(repeats)]
     found = np.empty((3, repeats))
     for r, draw in enumerate(draws):
         at, source = draw.of(np.arange(N))

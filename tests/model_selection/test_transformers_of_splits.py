@@ -96,13 +96,13 @@ def _dense(values: Any) -> Any:
 
 def test_a_pass_is_made_for_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
-    on_blocks = reduce._made_on_blocks
+    on_blocks = reduce._compute_on_blocks
 
     def counted(passes: Any) -> Any:
         made.append(len(passes))
         return on_blocks(passes)
 
-    monkeypatch.setattr(reduce, "_made_on_blocks", counted)
+    monkeypatch.setattr(reduce, "_compute_on_blocks", counted)
     step, rows = STEPS["columns"]
     frame = dd.from_pandas(rows.assign(y=FRAME["y"]), npartitions=3)
     pipeline = make_pipeline(step, LogisticRegression())

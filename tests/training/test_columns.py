@@ -16,7 +16,7 @@ from sklearn.base import RegressorMixin
 
 from daskml_dist import Run
 from daskml_dist.base import BaseSteps, Supervised
-from daskml_dist.data.collection import as_collection, in_columns
+from daskml_dist.data.collection import as_collection, cut_by_columns
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.linear_model import LogisticRegression, SGDClassifier, SGDRegressor
 from daskml_dist.losses import get_loss
@@ -291,7 +291,7 @@ def test_a_killed_trainer_of_a_first_layer(crew: LocalCluster) -> None:
 
 def test_chunks_of_a_part_stay_as_they_are() -> None:
     X = da.zeros((600, 24), chunks=(200, 8))
-    cut = in_columns(as_collection(X, da.zeros(600, chunks=200)), 3)
+    cut = cut_by_columns(as_collection(X, da.zeros(600, chunks=200)), 3)
     assert cut.columns == (0, 8, 16, 24)
     assert [value.shape for part in cut.parts for value in (part[0].compute(),)] == [(200, 8)] * 9
     for part in cut.parts:
@@ -301,9 +301,9 @@ def test_chunks_of_a_part_stay_as_they_are() -> None:
 
 def test_cuts_are_near_the_edges_of_chunks() -> None:
     X = da.zeros((600, 100), chunks=(300, (49, 51)))
-    assert in_columns(as_collection(X), 2).columns == (0, 49, 100)
-    assert in_columns(as_collection(X), 3).columns == (0, 33, 66, 100)
-    parts = in_columns(as_collection(X), 3).parts
+    assert cut_by_columns(as_collection(X), 2).columns == (0, 49, 100)
+    assert cut_by_columns(as_collection(X), 3).columns == (0, 33, 66, 100)
+    parts = cut_by_columns(as_collection(X), 3).parts
     assert [part[0].compute().shape for part in parts] == [(300, 33)] * 4 + [(300, 34)] * 2
 
 
@@ -389,4 +389,4 @@ def test_rows_without_columns_say_so() -> None:
     frame = from_pandas(pd.DataFrame(rows()), npartitions=2)
     for X in (frame, [delayed(rows())]):
         with pytest.raises(InvalidDataError, match='shard="features"'):
-            in_columns(as_collection(X), 2)
+            cut_by_columns(as_collection(X), 2)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from daskml_dist.data.batches import LaneSpec, Segment
-from daskml_dist.data.placement import reassign
+from daskml_dist.data.placement import reassign_lanes
 from daskml_dist.optimizers import OPTIMIZERS, get_optimizer
 from daskml_dist.penalties import Penalty
 from daskml_dist.policies import POLICIES, Asynchronous, Hogwild, Synchronous, get_policy
@@ -373,7 +373,7 @@ def _lanes(n: int) -> list[LaneSpec]:
 def test_lanes_of_a_lost_worker_go_to_the_freest_that_holds_their_rows() -> None:
     current = {0: "a", 1: "a", 2: "b", 3: "c", 4: "c"}
     held = {3: ["a", "b"], 4: ["b"]}
-    given = reassign(_lanes(5), current, held, {"a": 1, "b": 1})
+    given = reassign_lanes(_lanes(5), current, held, {"a": 1, "b": 1})
     assert given == {0: "a", 1: "a", 2: "b", 3: "b", 4: "b"}
 
 
@@ -384,7 +384,7 @@ def test_evening_out_never_leaves_a_better_move(seed: int) -> None:
     capacity = {w: rng.choice([0.3, 1, 1, 2]) for w in workers}
     lanes = _lanes(rng.randint(1, 12))
     current = {lane.lane: rng.choice([*workers, "gone"]) for lane in lanes}
-    given = reassign(lanes, current, {}, capacity, even=True)
+    given = reassign_lanes(lanes, current, {}, capacity, even=True)
     load = {w: sum(at == w for at in given.values()) for w in workers}
     assert set(given) == {lane.lane for lane in lanes}
     fullest = max(load[w] / capacity[w] for w in workers)

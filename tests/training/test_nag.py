@@ -12,7 +12,7 @@ from distributed import Client
 from scipy import sparse
 
 from daskml_dist.data.blocks import make_block
-from daskml_dist.data.feature_scales import block_scales, merge_scales
+from daskml_dist.data.feature_scales import compute_block_scales, merge_scales
 from daskml_dist.linear_model import SGDClassifier, SGDRegressor
 from daskml_dist.optimizers import NAG
 from daskml_dist.policies import POLICIES
@@ -37,7 +37,7 @@ def test_scales_of_blocks_are_merged(kind: str) -> None:
     make: Any = sparse.csr_array if kind == "sparse" else np.asarray
     parts = [X[:100], X[100:100], X[100:]]
     blocks = [make_block(i, make(part), classification=False) for i, part in enumerate(parts)]
-    scales = merge_scales([block_scales(block) for block in blocks])
+    scales = merge_scales([compute_block_scales(block) for block in blocks])
     assert scales.n_rows == 600
     np.testing.assert_allclose(scales.largest, np.abs(X).max(axis=0))
     np.testing.assert_allclose(scales.squares, (X**2).sum(axis=0))

@@ -20,7 +20,7 @@ from scipy import sparse
 
 from daskml_dist import Run
 from daskml_dist.data.collection import as_collection
-from daskml_dist.data.streamed_blocks import BlockStream, Recipes, make_recipes
+from daskml_dist.data.streamed_blocks import BlockRecipes, BlockStream, make_recipes
 from daskml_dist.ensemble import RandomForestClassifier
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.linear_model import SGDClassifier, SGDRegressor
@@ -333,7 +333,7 @@ def test_a_recipe_makes_the_block_again(parquet: str) -> None:
     recipes = make_recipes(lazy).of_rows({b.index: b.n_rows for b in expected})
     assert recipes.repeated_work < 2
     assert not recipes.held
-    packed = Recipes.unpack(recipes.pack([1, 3]))
+    packed = BlockRecipes.unpack(recipes.pack([1, 3]))
     assert set(packed.targets) == {1, 3}
     for i in (1, 3):
         block = packed.make(i, lambda key: pytest.fail("nothing is held"))

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from daskml_dist.data import computing
-from daskml_dist.data.computing import TELL_OF_BEGINS, Deadline
+from daskml_dist.data.computing import FIRST_TASK_NOTICE_SECONDS, Deadline
 from daskml_dist.training.client.cluster_run import GenerationEvent
 
 
 @pytest.mark.parametrize(
     ("options", "told_at"),
-    [({}, 2.0), ({"tell_after": TELL_OF_BEGINS}, 21.0), ({"tell_after": 60.0}, 51.0)],
+    [({}, 2.0), ({"tell_after": FIRST_TASK_NOTICE_SECONDS}, 21.0), ({"tell_after": 60.0}, 51.0)],
 )
 def test_a_start_that_compiles_is_no_warning(
     options: dict[str, Any],

@@ -12,7 +12,7 @@ import pytest
 import sklearn.preprocessing
 from scipy import sparse
 
-from daskml_dist.data.quantiles import METHODS, SKETCH_SIZE, merge_sketches, sketch_column
+from daskml_dist.data.quantiles import QUANTILE_METHODS, SKETCH_SIZE, merge_sketches, sketch_column
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.preprocessing import (
     KBinsDiscretizer,
@@ -24,7 +24,7 @@ from daskml_dist.preprocessing import (
 RNG = np.random.default_rng(0)
 X = np.column_stack([RNG.normal(size=500), RNG.integers(0, 6, 500), RNG.random(500) * 1e3])
 WEIGHT = RNG.integers(0, 4, 500).astype(float)
-EVERY_METHOD = [*METHODS, "inverted_cdf", "averaged_inverted_cdf", "closest_observation"]
+EVERY_METHOD = [*QUANTILE_METHODS, "inverted_cdf", "averaged_inverted_cdf", "closest_observation"]
 
 
 def _lazy(rows: Any = X) -> da.Array:

@@ -20,36 +20,36 @@ from numpy.typing import NDArray
 
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.keyed import cut
-from daskml_dist.data.keyed.cut import KeyedBlock, KeyTable, Numbered, number_part
-from daskml_dist.data.keyed.ids import Places, as_ids
+from daskml_dist.data.keyed.cut import KeyedBlock, KeyTable, NumberedEntries, number_part
+from daskml_dist.data.keyed.ids import IdLookup, convert_ids
 from daskml_dist.data.lazy import is_dask_frame
-from daskml_dist.data.lowering import frame_pieces
+from daskml_dist.data.lowering import lower_partitions
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.solvers.keyed import Side
 
 __all__ = [
-    "Columns",
-    "Held",
-    "Holder",
+    "EntryColumns",
+    "HeldParts",
     "KeyedCollection",
     "NumberedPairs",
     "PairCollection",
-    "Tasks",
-    "checked_values",
-    "entries_of_frame",
-    "entries_of_matrix",
-    "item",
+    "PartHolder",
+    "TaskBuilder",
+    "convert_values",
+    "get_item",
+    "read_frame_entries",
+    "read_matrix_entries",
 ]
 
 #: Groups of ranges from which on parcels go by way of others: a part has few of them then.
-_MANY = 16
+_MAX_DIRECT_GROUPS = 16
 #: Entries that a task cuts at most, but those of one part.
-_BATCH = 1 << 20
+_MAX_TASK_ENTRIES = 1 << 20
 #: Entries from which blocks of one side are made after those of the other.
-_WAVES = 1 << 22
+_MIN_WAVE_ENTRIES = 1 << 22
 
 
-class Held(Protocol):
+class HeldParts(Protocol):
     """Parts of a lazy collection that workers hold."""
 
     parts: list[Delayed]
@@ -62,7 +62,7 @@ class Held(Protocol):
 
 
 #: Makes parts of a lazy collection, and holds them.
-Holder = Callable[[list[Delayed]], Held]
+PartHolder = Callable[[list[Delayed]], HeldParts]
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +79,7 @@ class KeyedCollection(Collection):
     sources : tuple
         Parts of the frame.
     numbers : callable
-        Numbers one of them (`Numbered`). Picklable.
+        Numbers one of them (`NumberedEntries`). Picklable.
     lanes : int or None
         Lanes that it has been cut for.
     cuts : dict of str to ndarray
@@ -92,7 +92,7 @@ class KeyedCollection(Collection):
 
     sides: tuple[Side, ...] = ()
     sources: tuple[Any, ...] = ()
-    numbers: Callable[[Any], Numbered] | None = None
+    numbers: Callable[[Any], NumberedEntries] | None = None
     lanes: int | None = None
     cuts: dict[str, Any] = field(default_factory=dict)
     groups: tuple[range, ...] = ()
@@ -134,7 +134,7 @@ class KeyedCollection(Collection):
     @property
     def wave(self) -> int | None:
         """Those of one side, where the parcels of both would fill the workers."""
-        return len(self.groups) if self.n_cut >= _WAVES else None
+        return len(self.groups) if self.n_cut >= _MIN_WAVE_ENTRIES else None
 
     def share(self, number: int) -> tuple[int, int] | None:
         """Position of the group of a block's lane: one worker makes the blocks of all its sides."""
@@ -144,9 +144,13 @@ class KeyedCollection(Collection):
     @property
     def block_maker(self) -> Callable[..., KeyedBlock]:
         """Makes a block of the parcels of its lane's group; in memory they are blocks."""
-        return _as_it_is if self.kind == "memory" else partial(_made, self.sides, self.cuts)
+        return (
+            _return_block
+            if self.kind == "memory"
+            else partial(_make_keyed_block, self.sides, self.cuts)
+        )
 
-    def cut(self, n_lanes: int, n_groups: int = 1, hold: Holder | None = None) -> Collection:
+    def cut(self, n_lanes: int, n_groups: int = 1, hold: PartHolder | None = None) -> Collection:
         """Cut the entries by ranges of keys.
 
         Parameters
@@ -164,54 +168,54 @@ class KeyedCollection(Collection):
         n_cut = 0
         if self.kind == "memory":
             parts = [self.numbers(source) for source in self.sources]
-            cuts = cut.cuts_of([cut.sample_of(part, self.sides) for part in parts], n_lanes)
+            cuts = cut.choose_cuts([cut.sample_ids(part, self.sides) for part in parts], n_lanes)
             made: list[Any] = [None] * (n_lanes * len(self.sides))
             for at, side in enumerate(self.sides):
                 own = cuts[side.rows]
-                whole = cut.parcels_of(range(len(parts)), parts, side, own, [range(n_lanes)])
+                whole = cut.make_parcels(range(len(parts)), parts, side, own, [range(n_lanes)])
                 for i in range(at, len(made), len(self.sides)):
-                    made[i] = cut.block_of(i, whole, self.sides, cuts)
+                    made[i] = cut.build_block(i, whole, self.sides, cuts)
         else:
             held, sizes, cuts = self.numbered(n_lanes, hold)
-            parcels, n_cut = _parcels(held, sizes, self.sides, cuts, groups), sum(sizes)
+            parcels, n_cut = _build_parcels(held, sizes, self.sides, cuts, groups), sum(sizes)
             made = [some[g] for g, lanes in enumerate(groups) for _ in lanes for some in parcels]
         found = [(one, None, None) for one in made]
         return replace(self, parts=found, lanes=n_lanes, cuts=cuts, groups=groups, n_cut=n_cut)
 
     def numbered(
-        self, n_ranges: int, hold: Holder | None
-    ) -> tuple[Held, list[int], dict[str, Any]]:
+        self, n_ranges: int, hold: PartHolder | None
+    ) -> tuple[HeldParts, list[int], dict[str, Any]]:
         """Lazy parts as `numbers` numbers them; entries of each; where ranges of keys are cut."""
         assert self.numbers is not None
         assert hold is not None
-        tasks = Tasks(self.sources)
+        tasks = TaskBuilder(self.sources)
         held = hold(tasks.lazy([tasks(self.numbers, source.key) for source in self.sources]))
-        told = held.ask(_Sample(self.sides))
-        return held, [n for n, _ in told], cut.cuts_of([some for _, some in told], n_ranges)
+        told = held.ask(_SampleIds(self.sides))
+        return held, [n for n, _ in told], cut.choose_cuts([some for _, some in told], n_ranges)
 
 
 @dataclass(frozen=True)
-class _Sample:
+class _SampleIds:
     """Entries of a part, and `sample_of` for some sides."""
 
     sides: tuple[Side, ...]
 
-    def __call__(self, part: Numbered) -> tuple[int, Any]:
-        return len(part), cut.sample_of(part, self.sides)
+    def __call__(self, part: NumberedEntries) -> tuple[int, Any]:
+        return len(part), cut.sample_ids(part, self.sides)
 
 
-def _made(
+def _make_keyed_block(
     sides: Sequence[Side], cuts: dict[str, Any], index: int, parcels: Any, *_: Any, **__: Any
 ) -> KeyedBlock:
-    return cut.block_of(index, parcels, sides, cuts)
+    return cut.build_block(index, parcels, sides, cuts)
 
 
-def _as_it_is(index: int, block: KeyedBlock, *_: Any, **__: Any) -> KeyedBlock:
+def _return_block(index: int, block: KeyedBlock, *_: Any, **__: Any) -> KeyedBlock:
     return block
 
 
-def _parcels(
-    held: Held, sizes: Sequence[int], sides: Sequence[Side], cuts: dict[str, Any],
+def _build_parcels(
+    held: HeldParts, sizes: Sequence[int], sides: Sequence[Side], cuts: dict[str, Any],
     groups: Sequence[range],
 ) -> list[list[list[Delayed]]]:  # fmt: skip
     """The parcels of each group, by side: of some parts that a worker holds each.
@@ -219,61 +223,63 @@ def _parcels(
     Tasks grow with the holders times the groups; where these are many, parcels go by way of as
     many tasks as there are holders, each of which sorts for some of the groups.
     """
-    tasks = Tasks(held.parts)
-    together = [some for own in held.together() for some in _batches(own, sizes)]
-    found = [_of_side(tasks, held, together, side, cuts[side.rows], groups) for side in sides]
+    tasks = TaskBuilder(held.parts)
+    together = [some for own in held.together() for some in _batch_parts(own, sizes)]
+    found = [
+        _build_side_parcels(tasks, held, together, side, cuts[side.rows], groups) for side in sides
+    ]
     lazy = iter(tasks.lazy([key for by in found for some in by for key in some]))
     return [[[next(lazy) for _ in some] for some in by] for by in found]
 
 
-def _batches(own: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
+def _batch_parts(own: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
     """Some parts, in lists of few entries each."""
     found: list[list[int]] = []
     room = 0
     for i in own:
         if not found or sizes[i] > room:
             found.append([])
-            room = _BATCH
+            room = _MAX_TASK_ENTRIES
         found[-1].append(i)
         room -= sizes[i]
     return found
 
 
-def _of_side(
-    tasks: Tasks, held: Held, together: Sequence[list[int]], side: Side, cuts: Any,
+def _build_side_parcels(
+    tasks: TaskBuilder, held: HeldParts, together: Sequence[list[int]], side: Side, cuts: Any,
     groups: Sequence[range],
 ) -> list[list[Any]]:  # fmt: skip
     """Keys of the parcels of each group."""
-    step = math.isqrt(len(groups) - 1) + 1 if len(groups) > _MANY else 1
-    joint = [range(some[0].start, some[-1].stop) for some in _in_steps(groups, step)]
+    step = math.isqrt(len(groups) - 1) + 1 if len(groups) > _MAX_DIRECT_GROUPS else 1
+    joint = [range(some[0].start, some[-1].stop) for some in _split_in_steps(groups, step)]
     found: list[list[Any]] = [[] for _ in joint]
     for numbers in together:
         keys = [held.parts[i].key for i in numbers]
-        made = tasks(cut.parcels_of, numbers, keys, side, cuts, joint)
+        made = tasks(cut.make_parcels, numbers, keys, side, cuts, joint)
         for at, some in enumerate(found):
-            some.append(tasks(item, made, at))
+            some.append(tasks(get_item, made, at))
     if step == 1:
         return found
     return [
         ways
-        for some, parcels in zip(_in_steps(groups, step), found, strict=True)
-        for ways in _sorted_out(tasks, parcels, some, step)
+        for some, parcels in zip(_split_in_steps(groups, step), found, strict=True)
+        for ways in _build_sorted_parcels(tasks, parcels, some, step)
     ]
 
 
-def _sorted_out(
-    tasks: Tasks, parcels: list[Any], groups: Sequence[range], step: int
+def _build_sorted_parcels(
+    tasks: TaskBuilder, parcels: list[Any], groups: Sequence[range], step: int
 ) -> list[list[Any]]:
     """Parcels for several groups, sorted by tasks for some holders' each."""
-    sorted_ = [tasks(cut.sorted_out, some, groups) for some in _in_steps(parcels, step)]
-    return [[tasks(item, made, at) for made in sorted_] for at in range(len(groups))]
+    sorted_ = [tasks(cut.sort_parcels, some, groups) for some in _split_in_steps(parcels, step)]
+    return [[tasks(get_item, made, at) for made in sorted_] for at in range(len(groups))]
 
 
-def _in_steps(things: Sequence[Any], step: int) -> list[Any]:
+def _split_in_steps(things: Sequence[Any], step: int) -> list[Any]:
     return [things[at : at + step] for at in range(0, len(things), step)]
 
 
-class Tasks:
+class TaskBuilder:
     """Makes tasks of calls; a result is known by its key.
 
     Parameters
@@ -301,13 +307,13 @@ class Tasks:
         return [Delayed(key, graph, layer=self._name) for key in keys]
 
 
-def item(things: Sequence[Any], at: int) -> Any:
+def get_item(things: Sequence[Any], at: int) -> Any:
     """One of some things."""
     return things[at]
 
 
 @dataclass(frozen=True, eq=False)
-class Alone:
+class LoneKeys:
     """Keys that there are, whether they have entries or not."""
 
     ids: NDArray[Any]
@@ -317,7 +323,7 @@ class Alone:
 
 
 @dataclass(frozen=True)
-class Columns:
+class EntryColumns:
     """Columns of a frame of entries.
 
     Parameters
@@ -338,21 +344,21 @@ class Columns:
     least: float | None = None
     shared: bool = False
 
-    def __call__(self, part: Any) -> Numbered:
+    def __call__(self, part: Any) -> NumberedEntries:
         """Number a part of the frame, or keys without entries."""
-        if isinstance(part, Alone):
+        if isinstance(part, LoneKeys):
             numbered = number_part(part.ids, part.ids[:0], None, shared=True)
             empty = np.empty(0, np.int32)
             none = None if self.value is None else np.empty(0, np.float32)
-            return Numbered(numbered.ids, (empty, empty), none)
-        first, second = (as_ids(part[name], str(name)) for name in (self.first, self.second))
+            return NumberedEntries(numbered.ids, (empty, empty), none)
+        first, second = (convert_ids(part[name], str(name)) for name in (self.first, self.second))
         values = None
         if self.value is not None:
-            values = checked_values(part[self.value], str(self.value), self.least)
+            values = convert_values(part[self.value], str(self.value), self.least)
         return number_part(first, second, values, self.shared)
 
 
-def checked_values(values: Any, name: str, least: float | None) -> NDArray[np.float64]:
+def convert_values(values: Any, name: str, least: float | None) -> NDArray[np.float64]:
     """Values of entries as numbers.
 
     Raises
@@ -384,15 +390,15 @@ def checked_values(values: Any, name: str, least: float | None) -> NDArray[np.fl
     return found
 
 
-def entries_of_frame(
-    frame: Any, columns: Columns, sides: Sequence[Side], more: NDArray[Any] | None = None
+def read_frame_entries(
+    frame: Any, columns: EntryColumns, sides: Sequence[Side], more: NDArray[Any] | None = None
 ) -> KeyedCollection:
     """Entries of a pandas or Dask dataframe.
 
     Parameters
     ----------
     frame : pandas.DataFrame or dask DataFrame
-    columns : Columns
+    columns : EntryColumns
     sides : sequence of Side
     more : ndarray, optional
         Keys, of both columns' one space, that there are besides.
@@ -413,9 +419,9 @@ def entries_of_frame(
             f"The frame has no column {' and '.join(map(repr, missing))}; it has "
             f"{list(frame.columns)}. Name the columns that hold the keys and the value."
         )
-    alone = [] if more is None else [Alone(more)]
+    alone = [] if more is None else [LoneKeys(more)]
     if is_dask_frame(frame):
-        sources = [*frame_pieces(frame[names]), *(delayed(part, pure=False) for part in alone)]
+        sources = [*lower_partitions(frame[names]), *(delayed(part, pure=False) for part in alone)]
         return KeyedCollection.of("dask", sources, columns, sides)
     if not len(frame) and not alone:
         raise InvalidDataError("The frame has no rows. Look at the file or the filter it is from.")
@@ -423,22 +429,22 @@ def entries_of_frame(
 
 
 @dataclass(frozen=True)
-class _Cells:
+class _MatrixCells:
     """Stored cells of some rows of a sparse matrix: keys are positions."""
 
     shape: tuple[int, int]
     least: float | None
 
-    def __call__(self, part: tuple[int, Any]) -> Numbered:
+    def __call__(self, part: tuple[int, Any]) -> NumberedEntries:
         start, matrix = part
         _check_sparse(matrix)
         cells = matrix.tocoo()
-        values = checked_values(cells.data, "value", self.least)
+        values = convert_values(cells.data, "value", self.least)
         rows, columns = (cells.row + start).astype(np.int64), cells.col.astype(np.int64)
         return number_part(rows, columns, values, shared=False)
 
 
-def entries_of_matrix(
+def read_matrix_entries(
     matrix: Any, sides: Sequence[Side], least: float | None = None
 ) -> KeyedCollection:
     """Stored cells of a scipy.sparse matrix, or of a dask Array with such chunks.
@@ -458,12 +464,12 @@ def entries_of_matrix(
             )
         whole = matrix.rechunk({1: -1}) if matrix.numblocks[1] > 1 else matrix
         starts = np.cumsum([0, *whole.chunks[0][:-1]]).tolist()
-        pair = delayed(_pair, pure=False)
+        pair = delayed(_make_pair, pure=False)
         chunks = whole.to_delayed().ravel().tolist()
         sources = [pair(start, chunk) for start, chunk in zip(starts, chunks, strict=True)]
-        return KeyedCollection.of("dask", sources, _Cells(matrix.shape, least), sides)
+        return KeyedCollection.of("dask", sources, _MatrixCells(matrix.shape, least), sides)
     _check_sparse(matrix)
-    return KeyedCollection.of("memory", [(0, matrix)], _Cells(matrix.shape, least), sides)
+    return KeyedCollection.of("memory", [(0, matrix)], _MatrixCells(matrix.shape, least), sides)
 
 
 def _check_sparse(matrix: Any) -> None:
@@ -475,7 +481,7 @@ def _check_sparse(matrix: Any) -> None:
         )
 
 
-def _pair(start: int, chunk: Any) -> tuple[int, Any]:
+def _make_pair(start: int, chunk: Any) -> tuple[int, Any]:
     return start, chunk
 
 
@@ -499,7 +505,7 @@ class NumberedPairs(Collection):
 class PairCollection(KeyedCollection):
     """Entries whose keys are numbered where they lie; its sides are those of the two keys."""
 
-    def cut(self, n_lanes: int, n_groups: int = 1, hold: Holder | None = None) -> NumberedPairs:
+    def cut(self, n_lanes: int, n_groups: int = 1, hold: PartHolder | None = None) -> NumberedPairs:
         """Number the keys, of which a part's worker has those of its own entries alone.
 
         Parameters
@@ -507,7 +513,7 @@ class PairCollection(KeyedCollection):
         n_lanes : int
         n_groups : int, default=1
             Ranges of keys that are numbered apart.
-        hold : Holder
+        hold : PartHolder
             Of lazy parts.
         """
         assert self.numbers is not None
@@ -515,77 +521,88 @@ class PairCollection(KeyedCollection):
             (source,) = self.sources
             part = self.numbers(source)
             # Refuses a part without entries, in the words for all of them.
-            cut.cuts_of([cut.sample_of(part, self.sides)], 1)
+            cut.choose_cuts([cut.sample_ids(part, self.sides)], 1)
             n, m = (len(ids) for ids in part.ids)
-            rows = _rows_of(part, [np.arange(n)], [np.arange(m)], n, m)
-            return _collection("memory", [rows], [len(rows[0])], part.ids)
+            rows = _number_rows(part, [np.arange(n)], [np.arange(m)], n, m)
+            return _make_pair_collection("memory", [rows], [len(rows[0])], part.ids)
         assert hold is not None
         given, _, cuts = self.numbered(min(n_groups, n_lanes), hold)
         held = given.parts
         by = [(at, cuts[side.rows]) for at, side in enumerate(self.sides)]
-        tasks = Tasks(held)
-        made = [_tables(tasks, held, *one) for one in by]
+        tasks = TaskBuilder(held)
+        made = [_build_table_tasks(tasks, held, *one) for one in by]
         kept = hold(tasks.lazy(list(chain.from_iterable(made))))
-        tables, found = kept.parts, kept.ask(_ids)
+        tables, found = kept.parts, kept.ask(_get_ids)
         n = len(tables) // 2
-        tasks = Tasks([*held, *tables])
+        tasks = TaskBuilder([*held, *tables])
         ids, numbers = [], []
         for at, own in by:
             some = found[at * n : (at + 1) * n]
             ids.append(np.concatenate([part for part in some if len(part)]))
-            numbers.append(_numbers(tasks, held, at, own, tables[at * n : (at + 1) * n], some))
+            numbers.append(
+                _build_number_tasks(tasks, held, at, own, tables[at * n : (at + 1) * n], some)
+            )
         lazy = []
         for part, first, second in zip(held, *numbers, strict=True):
-            rows = tasks(_rows_of, part.key, first, second, len(ids[0]), len(ids[1]))
-            lazy += [tasks(item, rows, 0), tasks(item, rows, 1)]
+            rows = tasks(_number_rows, part.key, first, second, len(ids[0]), len(ids[1]))
+            lazy += [tasks(get_item, rows, 0), tasks(get_item, rows, 1)]
         columns = tasks.lazy(lazy)
         pairs = list(zip(columns[::2], columns[1::2], strict=True))
-        return _collection("dask", pairs, None, (ids[0], ids[1]))
+        return _make_pair_collection("dask", pairs, None, (ids[0], ids[1]))
 
 
-def _collection(
+def _make_pair_collection(
     kind: Any, pairs: Sequence[Any], row_counts: list[int] | None, ids: tuple[Array, Array]
 ) -> NumberedPairs:
     parts = [(X, y, None) for X, y in pairs]
     return NumberedPairs(kind, parts, (2,), None, row_counts, tensors=True, ids=ids)
 
 
-def _keys(tasks: Tasks, held: Sequence[Delayed], by: int, cuts: Array) -> list[list[Any]]:
+def _build_key_tasks(
+    tasks: TaskBuilder, held: Sequence[Delayed], by: int, cuts: Array
+) -> list[list[Any]]:
     """Each part's own first or second ids, by range."""
-    found = [tasks(cut.keys_of, part.key, by, cuts) for part in held]
-    return [[tasks(item, key, r) for r in range(len(cuts) + 1)] for key in found]
+    found = [tasks(cut.split_keys, part.key, by, cuts) for part in held]
+    return [[tasks(get_item, key, r) for r in range(len(cuts) + 1)] for key in found]
 
 
-def _tables(tasks: Tasks, held: Sequence[Delayed], by: int, cuts: Array) -> list[Any]:
+def _build_table_tasks(
+    tasks: TaskBuilder, held: Sequence[Delayed], by: int, cuts: Array
+) -> list[Any]:
     """The first or second ids of all parts, by range."""
     return [
-        tasks(cut.table_of, list(own)) for own in zip(*_keys(tasks, held, by, cuts), strict=True)
+        tasks(cut.merge_key_tables, list(own))
+        for own in zip(*_build_key_tasks(tasks, held, by, cuts), strict=True)
     ]
 
 
-def _numbers(
-    tasks: Tasks, held: Sequence[Delayed], by: int, cuts: Array, tables: Sequence[Delayed],
+def _build_number_tasks(
+    tasks: TaskBuilder, held: Sequence[Delayed], by: int, cuts: Array, tables: Sequence[Delayed],
     ids: Sequence[Array],
 ) -> list[list[Any]]:  # fmt: skip
     """Numbers of each part's own first or second ids, by range."""
     first = [0, *accumulate(map(len, ids))]
     return [
-        [tasks(_numbers_in, first[r], tables[r].key, key) for r, key in enumerate(own)]
-        for own in _keys(tasks, held, by, cuts)
+        [tasks(_number_ids, first[r], tables[r].key, key) for r, key in enumerate(own)]
+        for own in _build_key_tasks(tasks, held, by, cuts)
     ]
 
 
-def _ids(table: KeyTable) -> Array:
+def _get_ids(table: KeyTable) -> Array:
     return table.ids
 
 
-def _numbers_in(first: int, table: KeyTable, own: KeyTable) -> NDArray[np.int64]:
+def _number_ids(first: int, table: KeyTable, own: KeyTable) -> NDArray[np.int64]:
     """Numbers of ids of a range, whose first one has the number `first`."""
-    return Places(table.ids)(own.ids).astype(np.int64) + first
+    return IdLookup(table.ids)(own.ids).astype(np.int64) + first
 
 
-def _rows_of(
-    part: Numbered, first: Sequence[Array], second: Sequence[Array], n_first: int, n_second: int
+def _number_rows(
+    part: NumberedEntries,
+    first: Sequence[Array],
+    second: Sequence[Array],
+    n_first: int,
+    n_second: int,
 ) -> tuple[Array, Array]:
     """Numbers of the keys of a part's entries, and the values; `first` are those of its own ids."""
     kind = np.int32 if n_first + n_second < 2**31 else np.int64

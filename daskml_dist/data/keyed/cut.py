@@ -1,9 +1,9 @@
 """Entries cut into ranges of their keys: what tasks make of the parts of a frame, step by step.
 
-A part's ids become numbers of its own (`Numbered`). Some ids of each part, with how many entries
-they have, tell where ranges of keys are cut so that they have as many entries each. Then every part
-is split by the ranges of its row keys (`Parcel`); and of the pieces of a range, from all parts,
-come its ids and its entries. Nobody holds all ids, or all entries.
+A part's ids become numbers of its own (`NumberedEntries`). Some ids of each part, with how many
+entries they have, tell where ranges of keys are cut so that they have as many entries each. Then
+every part is split by the ranges of its row keys (`EntryParcel`); and of the pieces of a range,
+from all parts, come its ids and its entries. Nobody holds all ids, or all entries.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.data.blocks import Block
-from daskml_dist.data.keyed.ids import Places, check_one_kind, factorised, merged
+from daskml_dist.data.keyed.ids import IdLookup, check_one_kind, factorize_columns, merge_ids
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.solvers.keyed import Side
 
 __all__ = [
+    "EntryParcel",
+    "EntryPiece",
     "KeyTable",
     "KeyedBlock",
-    "Numbered",
-    "Parcel",
-    "Piece",
-    "block_of",
-    "by_use",
-    "cuts_of",
-    "keys_of",
+    "NumberedEntries",
+    "build_block",
+    "choose_cuts",
+    "make_parcels",
+    "merge_key_tables",
     "number_part",
-    "parcels_of",
-    "sample_of",
-    "sorted_out",
-    "table_of",
+    "rank_by_use",
+    "sample_ids",
+    "sort_parcels",
+    "split_keys",
 ]
 
 Array = NDArray[Any]
 
 #: Ids of a part by which ranges are cut.
-_SAMPLE = 1024
+_SAMPLE_IDS = 1024
 
 
 @dataclass(frozen=True, eq=False)
-class Numbered:
+class NumberedEntries:
     """A part's entries, with ids as positions among its own.
 
     Parameters
@@ -67,15 +67,15 @@ class Numbered:
 
     def __sizeof__(self) -> int:
         # Dask asks this when it budgets a worker's memory.
-        return _nbytes([*self.ids, *self.codes, self.values])
+        return _count_bytes([*self.ids, *self.codes, self.values])
 
     def sums(self, by: int) -> NDArray[np.float64]:
         """Sum of the values of the entries of each of `ids[by]`, whose first or second it is."""
-        return _sums(self.codes[by], self.values, len(self.ids[by]))
+        return _sum_values(self.codes[by], self.values, len(self.ids[by]))
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
+class EntryPiece:
     """Entries of a part whose row keys are in one range.
 
     Parameters
@@ -102,7 +102,7 @@ class Piece:
         strengths = self.strengths
         if strengths is None:
             strengths = np.zeros((2, len(self.row_ids)))
-            strengths[self.by] = _sums(self.rows, self.values, len(self.row_ids))
+            strengths[self.by] = _sum_values(self.rows, self.values, len(self.row_ids))
         return KeyTable(self.row_ids, strengths)
 
 
@@ -115,11 +115,11 @@ class KeyTable:
 
     def __sizeof__(self) -> int:
         # Dask asks this when it budgets a worker's memory.
-        return _nbytes([self.ids, self.strengths])
+        return _count_bytes([self.ids, self.strengths])
 
 
 @dataclass(frozen=True, eq=False)
-class Parcel:
+class EntryParcel:
     """Share that some ranges have in some parts, on one side.
 
     Parameters
@@ -127,40 +127,40 @@ class Parcel:
     pieces : dict of range to list of (part, Piece)
     """
 
-    pieces: dict[int, list[tuple[int, Piece]]]
+    pieces: dict[int, list[tuple[int, EntryPiece]]]
 
     def __sizeof__(self) -> int:
         # Dask asks this when it budgets a worker's memory.
         pieces = (piece for some in self.pieces.values() for _, piece in some)
         return sum(
-            _nbytes([p.rows, p.columns, p.row_ids, p.column_ids, p.values, p.strengths])
+            _count_bytes([p.rows, p.columns, p.row_ids, p.column_ids, p.values, p.strengths])
             for p in pieces
         )
 
-    def of(self, ranges: range) -> Parcel:
+    def of(self, ranges: range) -> EntryParcel:
         """Share of some of the ranges."""
-        return Parcel({at: some for at, some in self.pieces.items() if at in ranges})
+        return EntryParcel({at: some for at, some in self.pieces.items() if at in ranges})
 
 
-def _nbytes(arrays: Sequence[Array | None]) -> int:
+def _count_bytes(arrays: Sequence[Array | None]) -> int:
     return sum(array.nbytes for array in arrays if array is not None)
 
 
-def _sums(codes: Array, values: Array | None, n: int) -> NDArray[np.float64]:
+def _sum_values(codes: Array, values: Array | None, n: int) -> NDArray[np.float64]:
     return np.bincount(codes, values, n).astype(np.float64)
 
 
-def number_part(first: Array, second: Array, values: Any, shared: bool) -> Numbered:
+def number_part(first: Array, second: Array, values: Any, shared: bool) -> NumberedEntries:
     """Number a part's ids; `shared`: both columns are of one space."""
-    values = None if values is None else _narrowed(values)
+    values = None if values is None else _narrow_values(values)
     if shared:
-        ids, (a, b) = factorised([first, second])
-        return Numbered((ids, ids), (a, b), values)
-    (one, (a,)), (other, (b,)) = factorised([first]), factorised([second])
-    return Numbered((one, other), (a, b), values)
+        ids, (a, b) = factorize_columns([first, second])
+        return NumberedEntries((ids, ids), (a, b), values)
+    (one, (a,)), (other, (b,)) = factorize_columns([first]), factorize_columns([second])
+    return NumberedEntries((one, other), (a, b), values)
 
 
-def _narrowed(values: NDArray[np.float64]) -> Array:
+def _narrow_values(values: NDArray[np.float64]) -> Array:
     """The same numbers, of float32 where that holds all of them."""
     with np.errstate(over="ignore"):
         small = values.astype(np.float32)
@@ -170,7 +170,7 @@ def _narrowed(values: NDArray[np.float64]) -> Array:
 # -- where ranges are cut --------------------------------------------------------------------------
 
 
-def sample_of(part: Numbered, sides: Sequence[Side]) -> dict[str, tuple[Array, Array]]:
+def sample_ids(part: NumberedEntries, sides: Sequence[Side]) -> dict[str, tuple[Array, Array]]:
     """Some ids of each space, and how many entries each stands for."""
     found = {}
     for space in dict.fromkeys(side.rows for side in sides):
@@ -184,13 +184,15 @@ def sample_of(part: Numbered, sides: Sequence[Side]) -> dict[str, tuple[Array, A
         if not len(total):
             found[space] = ids, total
             continue
-        wanted = np.linspace(0, total[-1], min(_SAMPLE, len(total)) + 1)[1:]
+        wanted = np.linspace(0, total[-1], min(_SAMPLE_IDS, len(total)) + 1)[1:]
         at = np.unique(np.searchsorted(total, wanted).clip(max=len(total) - 1))
         found[space] = ids[at], np.diff(total[at], prepend=0.0)
     return found
 
 
-def cuts_of(samples: Sequence[dict[str, tuple[Array, Array]]], n_ranges: int) -> dict[str, Array]:
+def choose_cuts(
+    samples: Sequence[dict[str, tuple[Array, Array]]], n_ranges: int
+) -> dict[str, Array]:
     """First id of each range but the first, by space."""
     cuts = {}
     for space in samples[0]:
@@ -210,7 +212,7 @@ def cuts_of(samples: Sequence[dict[str, tuple[Array, Array]]], n_ranges: int) ->
     return cuts
 
 
-def _edges(ids: Array, cuts: Array) -> list[int]:
+def _find_range_edges(ids: Array, cuts: Array) -> list[int]:
     """Positions among sorted ids at which ranges begin, and their number."""
     inner = np.searchsorted(ids, cuts, side="right") if len(ids) else np.zeros(len(cuts), int)
     return [0, *inner.tolist(), len(ids)]
@@ -219,16 +221,16 @@ def _edges(ids: Array, cuts: Array) -> list[int]:
 # -- pieces of a part ------------------------------------------------------------------------------
 
 
-def _pieces_of(part: Numbered, side: Side, cuts: Array) -> list[Piece]:
+def _split_into_pieces(part: NumberedEntries, side: Side, cuts: Array) -> list[EntryPiece]:
     """A part's entries by the range of their row keys."""
     row_ids, column_ids = part.ids[side.by], part.ids[1 - side.by]
     rows, columns, values = part.codes[side.by], part.codes[1 - side.by], part.values
-    edges = _edges(row_ids, cuts)
+    edges = _find_range_edges(row_ids, cuts)
     # Of a key that may be an entry's row or column, one piece does not have all entries.
     shared = side.rows == side.columns
     sums = np.stack([part.sums(0), part.sums(1)]) if shared else None
     if len(edges) == 2:
-        return [_piece(rows, columns, row_ids, column_ids, values, side.by, sums)]
+        return [_make_piece(rows, columns, row_ids, column_ids, values, side.by, sums)]
     range_of = np.repeat(np.arange(len(edges) - 1, dtype=np.uint16), np.diff(edges))[rows]
     order = np.argsort(range_of, kind="stable")
     ends = np.cumsum(np.bincount(range_of, minlength=len(edges) - 1))
@@ -239,71 +241,71 @@ def _pieces_of(part: Numbered, side: Side, cuts: Array) -> list[Piece]:
         own = None if sums is None else sums[:, a:b]
         # What is sent on does not hold all ids of the part.
         given = rows[some] - np.int32(a), columns[some], row_ids[a:b].copy(), column_ids, its
-        pieces.append(_piece(*given, side.by, own))
+        pieces.append(_make_piece(*given, side.by, own))
     return pieces
 
 
-def _piece(
+def _make_piece(
     rows: Array, columns: Array, row_ids: Array, column_ids: Array, values: Any, by: int,
     strengths: Any,
-) -> Piece:  # fmt: skip
+) -> EntryPiece:  # fmt: skip
     """A piece that has the ids of its own columns alone."""
     used = np.zeros(len(column_ids), np.bool_)
     used[columns] = True
     place = np.cumsum(used, dtype=np.int32) - np.int32(1)
-    return Piece(rows, place[columns], row_ids, column_ids[used], values, by, strengths)
+    return EntryPiece(rows, place[columns], row_ids, column_ids[used], values, by, strengths)
 
 
-def keys_of(part: Numbered, by: int, cuts: Array) -> list[KeyTable]:
+def split_keys(part: NumberedEntries, by: int, cuts: Array) -> list[KeyTable]:
     """A part's first or second ids, by range, with the sums of their entries."""
     ids = part.ids[by]
     sums = np.zeros((2, len(ids)))
     sums[by] = part.sums(by)
-    return [KeyTable(ids[a:b], sums[:, a:b]) for a, b in pairwise(_edges(ids, cuts))]
+    return [KeyTable(ids[a:b], sums[:, a:b]) for a, b in pairwise(_find_range_edges(ids, cuts))]
 
 
-def parcels_of(
-    numbers: Sequence[int], parts: Sequence[Numbered], side: Side, cuts: Array,
+def make_parcels(
+    numbers: Sequence[int], parts: Sequence[NumberedEntries], side: Side, cuts: Array,
     groups: Sequence[range],
-) -> list[Parcel]:  # fmt: skip
+) -> list[EntryParcel]:  # fmt: skip
     """Parcels of some parts, one for each group of ranges; `numbers` are those of the parts."""
-    whole: dict[int, list[tuple[int, Piece]]] = {}
+    whole: dict[int, list[tuple[int, EntryPiece]]] = {}
     for number, part in zip(numbers, parts, strict=True):
-        for r, piece in enumerate(_pieces_of(part, side, cuts)):
+        for r, piece in enumerate(_split_into_pieces(part, side, cuts)):
             whole.setdefault(r, []).append((number, piece))
-    return [Parcel(whole).of(group) for group in groups]
+    return [EntryParcel(whole).of(group) for group in groups]
 
 
-def sorted_out(parcels: Sequence[Parcel], groups: Sequence[range]) -> list[Parcel]:
+def sort_parcels(parcels: Sequence[EntryParcel], groups: Sequence[range]) -> list[EntryParcel]:
     """Several parcels as one for each group of ranges."""
-    whole: dict[int, list[tuple[int, Piece]]] = {}
+    whole: dict[int, list[tuple[int, EntryPiece]]] = {}
     for parcel in parcels:
         for at, pieces in parcel.pieces.items():
             whole.setdefault(at, []).extend(pieces)
-    return [Parcel(whole).of(group) for group in groups]
+    return [EntryParcel(whole).of(group) for group in groups]
 
 
 # -- ranges, of the pieces of all parts ------------------------------------------------------------
 
 
-def table_of(parts: Sequence[KeyTable]) -> KeyTable:
+def merge_key_tables(parts: Sequence[KeyTable]) -> KeyTable:
     """Ids of a range, of those of all parts."""
-    return _joined([part.ids for part in parts], parts)
+    return _join_tables([part.ids for part in parts], parts)
 
 
-def _joined(some: Sequence[Array], parts: Iterable[KeyTable]) -> KeyTable:
+def _join_tables(some: Sequence[Array], parts: Iterable[KeyTable]) -> KeyTable:
     """Tables of some ids as one, made one after the other."""
     if len(some) == 1:
         return next(iter(parts))
-    ids = merged(some)
-    strengths, places = np.zeros((2, len(ids))), Places(ids)
+    ids = merge_ids(some)
+    strengths, places = np.zeros((2, len(ids))), IdLookup(ids)
     for part in parts:
         strengths[:, places(part.ids)] += part.strengths
     return KeyTable(ids, strengths)
 
 
-def block_of(
-    index: int, parcels: Sequence[Parcel], sides: Sequence[Side], cuts: dict[str, Array]
+def build_block(
+    index: int, parcels: Sequence[EntryParcel], sides: Sequence[Side], cuts: dict[str, Array]
 ) -> KeyedBlock:
     """The block of a range and a side, of all parcels of this: all sides of a range, then next."""
     from daskml_dist.backends.csr_order import MANY, Entries, in_rows, uses_of
@@ -313,16 +315,16 @@ def block_of(
     found = [pair for parcel in parcels for pair in parcel.pieces[lane]]
     # In the order of the parts, whichever way they came.
     pieces = [piece for _, piece in sorted(found, key=lambda pair: pair[0])]
-    table = _joined([piece.row_ids for piece in pieces], (piece.table for piece in pieces))
-    touched = merged([piece.column_ids for piece in pieces])
-    row_of, column_of = Places(table.ids), Places(touched)
+    table = _join_tables([piece.row_ids for piece in pieces], (piece.table for piece in pieces))
+    touched = merge_ids([piece.column_ids for piece in pieces])
+    row_of, column_of = IdLookup(table.ids), IdLookup(touched)
 
     def some() -> Iterator[Entries]:
         for p in pieces:
             yield Entries(p.rows, p.columns, p.values, row_of(p.row_ids), column_of(p.column_ids))
 
     uses = uses_of(some, len(touched))
-    place, dtype = by_use(uses), None
+    place, dtype = rank_by_use(uses), None
     if pieces[0].values is not None:
         n = sum(len(piece.rows) for piece in pieces)
         # Of few, float32 saves little, and loops would be compiled for it too.
@@ -403,7 +405,7 @@ class KeyedBlock(Block):
         return replace(self, **found)
 
 
-def by_use(uses: NDArray[np.int64]) -> NDArray[np.int32]:
+def rank_by_use(uses: NDArray[np.int64]) -> NDArray[np.int32]:
     """Place of each in the order of their uses, most first."""
     order = np.argsort(-uses, kind="stable")
     place = np.empty(len(order), np.int32)

@@ -12,21 +12,28 @@ from numpy.typing import NDArray
 from daskml_dist.data.containers import load_pandas
 from daskml_dist.errors import InvalidDataError
 
-__all__ = ["Places", "as_ids", "check_one_kind", "factorised", "merged", "positions"]
+__all__ = [
+    "IdLookup",
+    "check_one_kind",
+    "convert_ids",
+    "factorize_columns",
+    "find_positions",
+    "merge_ids",
+]
 
 Array = NDArray[Any]
 
 #: Integers in a range of at most so many times as many numbers are looked up in a table.
-_SPREAD = 8
+_MAX_TABLE_RATIO = 8
 #: Kinds of objects that can be sorted.
-_SORTED = ("string", "integer", "bytes", "boolean", "empty")
+_SORTABLE_KINDS = ("string", "integer", "bytes", "boolean", "empty")
 #: And of those that are times.
-_TIMES = ("datetime", "datetime64", "date")
+_TIME_KINDS = ("datetime", "datetime64", "date")
 #: Integers up to which float64 holds all.
-_EXACT = 2**53
+_LARGEST_EXACT_FLOAT = 2**53
 
 
-def as_ids(values: Any, name: str) -> Array:
+def convert_ids(values: Any, name: str) -> Array:
     """A column of ids as an array.
 
     Raises
@@ -52,10 +59,10 @@ def as_ids(values: Any, name: str) -> Array:
         raise InvalidDataError(f"Column {name!r} holds an infinite id. Drop such rows.")
     if array.dtype.kind == "O":
         kind = pandas.api.types.infer_dtype(array, skipna=False)
-        if kind in _TIMES:
+        if kind in _TIME_KINDS:
             # Those of a zone are told from others' by what time it is in Greenwich.
             return np.asarray(pandas.to_datetime(array, utc=True).tz_localize(None))
-        if kind not in _SORTED:
+        if kind not in _SORTABLE_KINDS:
             raise InvalidDataError(
                 f"Column {name!r} holds ids of several types ({kind}), which have no order. Make "
                 f"them one type: frame[{name!r}].astype(str)."
@@ -63,11 +70,11 @@ def as_ids(values: Any, name: str) -> Array:
         if kind == "boolean":
             return array.astype(np.uint8)
         if kind == "integer":
-            return _integers(array, name)
+            return _convert_integers(array, name)
     return array
 
 
-def _integers(array: Array, name: str) -> Array:
+def _convert_integers(array: Array, name: str) -> Array:
     """Objects that are integers, as such of 64 bits."""
     for kind in (np.int64, np.uint64):
         with suppress(OverflowError):
@@ -78,14 +85,14 @@ def _integers(array: Array, name: str) -> Array:
     )
 
 
-def factorised(columns: Sequence[Array]) -> tuple[Array, list[NDArray[np.int32]]]:
+def factorize_columns(columns: Sequence[Array]) -> tuple[Array, list[NDArray[np.int32]]]:
     """Sorted distinct ids of some columns together, and the position of each entry's among them."""
     given = [column for column in columns if len(column)]
     if not given:
         return columns[0][:0], [np.empty(0, np.int32) for _ in columns]
     check_one_kind(given)
-    if (found := _narrow(given)) is not None:
-        return _by_table(columns, *found)
+    if (found := _find_narrow_range(given)) is not None:
+        return _factorize_by_table(columns, *found)
     pandas = load_pandas()
     whole = np.concatenate(given)
     codes, ids = pandas.factorize(whole, sort=True)
@@ -93,7 +100,7 @@ def factorised(columns: Sequence[Array]) -> tuple[Array, list[NDArray[np.int32]]
     return np.asarray(ids), [part.astype(np.int32) for part in np.split(codes, ends)]
 
 
-def _narrow(parts: Sequence[Array]) -> tuple[int, int] | None:
+def _find_narrow_range(parts: Sequence[Array]) -> tuple[int, int] | None:
     """The smallest of some integers, and how many there are up to the largest, where few."""
     if not all(part.dtype.kind in "iu" for part in parts):
         return None
@@ -102,20 +109,20 @@ def _narrow(parts: Sequence[Array]) -> tuple[int, int] | None:
     if high >= 2**63:
         return None
     width = high - low + 1
-    return (low, width) if width <= _SPREAD * sum(map(len, parts)) + 2**16 else None
+    return (low, width) if width <= _MAX_TABLE_RATIO * sum(map(len, parts)) + 2**16 else None
 
 
-def _seen(parts: Sequence[Array], low: int, width: int) -> NDArray[np.bool_]:
+def _mark_seen(parts: Sequence[Array], low: int, width: int) -> NDArray[np.bool_]:
     seen = np.zeros(width, np.bool_)
     for part in parts:
         seen[part - low] = True
     return seen
 
 
-def _by_table(
+def _factorize_by_table(
     columns: Sequence[Array], low: int, width: int
 ) -> tuple[Array, list[NDArray[np.int32]]]:
-    seen = _seen(columns, low, width)
+    seen = _mark_seen(columns, low, width)
     ids = np.flatnonzero(seen) + low
     position = np.cumsum(seen, dtype=np.int32)
     position -= 1
@@ -123,15 +130,15 @@ def _by_table(
     return ids.astype(dtype), [position[column - low] for column in columns]
 
 
-def merged(parts: Sequence[Array]) -> Array:
+def merge_ids(parts: Sequence[Array]) -> Array:
     """Sorted distinct ids of all parts, each of which is so itself."""
     filled = [part for part in parts if len(part)]
     if len(filled) < 2:
         return filled[0] if filled else parts[0]
     check_one_kind(filled)
-    if (found := _narrow(filled)) is not None:
+    if (found := _find_narrow_range(filled)) is not None:
         low = found[0]
-        return (np.flatnonzero(_seen(filled, *found)) + low).astype(np.result_type(*filled))
+        return (np.flatnonzero(_mark_seen(filled, *found)) + low).astype(np.result_type(*filled))
     whole = np.concatenate(filled)
     if whole.dtype.kind != "O":
         return np.unique(whole)
@@ -146,7 +153,7 @@ def check_one_kind(parts: Sequence[Array]) -> None:
     InvalidDataError
         Some are numbers, others text; or numbers of several types, which no one type holds.
     """
-    kinds = {"number" if part.dtype.kind in "iuf" else _kind(part) for part in parts}
+    kinds = {"number" if part.dtype.kind in "iuf" else _describe_kind(part) for part in parts}
     if len(kinds) > 1:
         raise InvalidDataError(
             f"Ids are of several types ({', '.join(sorted(kinds))}), which have no order. Make "
@@ -154,7 +161,10 @@ def check_one_kind(parts: Sequence[Array]) -> None:
         )
     whole = [part for part in parts if part.dtype.kind in "iu" and len(part)]
     if kinds == {"number"} and np.result_type(*parts).kind == "f":
-        if any(int(part.max()) > _EXACT or int(part.min()) < -_EXACT for part in whole):
+        if any(
+            int(part.max()) > _LARGEST_EXACT_FLOAT or int(part.min()) < -_LARGEST_EXACT_FLOAT
+            for part in whole
+        ):
             raise InvalidDataError(
                 "Some ids are integers above 2**53, and others are of another type of numbers: "
                 "different ones would become the same. Make all of one type, such as "
@@ -162,13 +172,13 @@ def check_one_kind(parts: Sequence[Array]) -> None:
             )
 
 
-def _kind(part: Array) -> str:
+def _describe_kind(part: Array) -> str:
     if part.dtype.kind != "O":
         return {"S": "bytes", "U": "str", "M": "datetime"}.get(part.dtype.kind, part.dtype.name)
     return type(part[0]).__name__
 
 
-class Places:
+class IdLookup:
     """Positions in a table of sorted distinct ids, of one set of ids after another.
 
     Parameters
@@ -180,7 +190,7 @@ class Places:
         self._table = table
         self._low = 0
         self._place: NDArray[np.int32] | None = None
-        if len(table) and (found := _narrow([table])) is not None and len(table) < 2**31:
+        if len(table) and (found := _find_narrow_range([table])) is not None and len(table) < 2**31:
             self._low, width = found
             self._place = np.full(width, -1, np.int32)
             self._place[table - self._low] = np.arange(len(table), dtype=np.int32)
@@ -190,10 +200,10 @@ class Places:
         if self._place is not None and ids.dtype.kind in "iu":
             found: NDArray[np.int32] = self._place[ids - self._low]
             return found
-        return positions(self._table, ids).astype(np.int32)
+        return find_positions(self._table, ids).astype(np.int32)
 
 
-def positions(table: Array, ids: Array) -> NDArray[np.int64]:
+def find_positions(table: Array, ids: Array) -> NDArray[np.int64]:
     """Position of each id in a table of sorted distinct ids; -1 where it holds none such."""
     if not len(table) or not len(ids):
         return np.full(len(ids), -1)

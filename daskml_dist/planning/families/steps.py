@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import fmean, median
 from typing import Any, ClassVar
 
-from daskml_dist.data.batches import LaneSpec, Segment, pass_steps
+from daskml_dist.data.batches import LaneSpec, Segment, count_pass_steps
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.planning.costs import Costs, Equation, Work
@@ -87,7 +87,7 @@ class LinearSteps(Family):
         lane = _lane(rows, place)
         batch = batch_rows(settings.batch_size, lane, None, most_batch_rows(model))
         size = min(batch or lane[0].n_rows, lane[0].n_rows)
-        steps = pass_steps(lane, batch, settings.validation_fraction)
+        steps = count_pass_steps(lane, batch, settings.validation_fraction)
         piloted = settings.auto_rate and settings.calibrates
         sample = sample_size(rows.n_rows, model, 1.0) if piloted else 0
         share, d, width = rows.n_rows / place.trainers, rows.row_entries, model.width

@@ -12,7 +12,7 @@ from distributed import Client
 
 from daskml_dist.comm.base import SLICE, Endpoint
 from daskml_dist.data.batches import LaneSpec
-from daskml_dist.data.computing import TELL_OF_BEGINS, Deadline
+from daskml_dist.data.computing import FIRST_TASK_NOTICE_SECONDS, Deadline
 from daskml_dist.errors import DaskMLDistError, is_consequence
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.streaming.cluster.calls import Call
@@ -148,7 +148,9 @@ class StreamActors:
         """Wait until actors are there."""
         for member in members:
             what = f"worker {member.address} to begin its part"
-            patience = Deadline(what, self._fit.run.timeout, BUSY, tell_after=TELL_OF_BEGINS)
+            patience = Deadline(
+                what, self._fit.run.timeout, BUSY, tell_after=FIRST_TASK_NOTICE_SECONDS
+            )
             while member.proxy is None:
                 with suppress(TimeoutError):
                     member.proxy = self._proxy(member)

@@ -18,10 +18,15 @@ from distributed import Client, futures_of
 from daskml_dist.data.blocks import Block, BlockInfo, inspect_block
 from daskml_dist.data.bundles import Bundle
 from daskml_dist.data.collection import Collection
-from daskml_dist.data.conversion import to_host
-from daskml_dist.data.feature_scales import Scales, block_scales, joined_scales, merge_scales
+from daskml_dist.data.conversion import copy_to_host
+from daskml_dist.data.feature_scales import (
+    FeatureScales,
+    compute_block_scales,
+    join_scales,
+    merge_scales,
+)
 from daskml_dist.data.lazy import is_dask_frame
-from daskml_dist.data.streamed_blocks import Recipes
+from daskml_dist.data.streamed_blocks import BlockRecipes
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.errors.outside import outside
 from daskml_dist.training.client.gathering import Gathering
@@ -93,7 +98,7 @@ class ClusterRows:
         )  # fmt: skip
         #: Workers that use the GPU of each one, once they have been asked.
         self._gpu_sharers: dict[str, int] = {}
-        self._recipes: Recipes | None = None
+        self._recipes: BlockRecipes | None = None
         self._keeps = True
         self.infos: list[BlockInfo] = []
         #: What blocks of keys are made of.
@@ -304,9 +309,9 @@ class ClusterRows:
 
         return start
 
-    def scales(self) -> Scales:
+    def scales(self) -> FeatureScales:
         """Scales of all features, merged on the workers."""
-        numbers, look = [info.index for info in self.infos], self._lookers(block_scales)
+        numbers, look = [info.index for info in self.infos], self._lookers(compute_block_scales)
         n_parts = len(self._collection.columns or (0, 0)) - 1
         of_part = np.array_split(np.array(numbers), n_parts)
 
@@ -315,7 +320,7 @@ class ClusterRows:
 
         def merged_part(numbers: list[int]) -> Any:
             if n_parts > 1:
-                level = list(self._askers(block_scales)(numbers).values())
+                level = list(self._askers(compute_block_scales)(numbers).values())
             elif self._keeps:
                 futures = {future.key: future for future in self._held.make(numbers).values()}
                 submit = partial(self._client.submit, bundle_scales, pure=False)
@@ -329,7 +334,7 @@ class ClusterRows:
 
         what = "the scales of the features"
         found = self._gathering.results(merged, list(range(n_parts)), what)
-        return joined_scales([found[part] for part in range(n_parts)])
+        return join_scales([found[part] for part in range(n_parts)])
 
     def ask(self, function: Callable[[Any], Any]) -> list[Any]:
         """Results of a function of each block, made where it lies."""
@@ -404,7 +409,7 @@ class ClusterRows:
         if self._keeps:
             keys = {i: futures[i].key for i in numbers}
             rows = self._recipes.rows
-            return Recipes(keys, {}, frozenset(keys.values()), rows).pack(numbers)
+            return BlockRecipes(keys, {}, frozenset(keys.values()), rows).pack(numbers)
         return self._recipes.pack(numbers)
 
     def seconds_a_row(self) -> float:
@@ -436,14 +441,14 @@ def of_block(bundle: Bundle, number: int, function: Callable[..., Any], *args: A
     return function(bundle.blocks[number], *args)
 
 
-def bundle_scales(bundle: Bundle) -> Scales:
+def bundle_scales(bundle: Bundle) -> FeatureScales:
     """Scales of the blocks of a bundle."""
-    return merge_scales([block_scales(block) for block in bundle.blocks.values()])
+    return merge_scales([compute_block_scales(block) for block in bundle.blocks.values()])
 
 
 def seconds_a_row(block: Block) -> float:
     """Time of two products, which a gradient takes, with up to 65,536 rows."""
-    X = to_host(block.rows[: 2**16])
+    X = copy_to_host(block.rows[: 2**16])
     if isinstance(X, np.ndarray) and (X.ndim > 2 or X.dtype.kind != "f"):
         X = X[: max(1, 2**24 // math.prod(X.shape[1:]))]
         X = X.reshape(len(X), -1).astype(np.float32)

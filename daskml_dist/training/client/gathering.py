@@ -11,7 +11,7 @@ from typing import Any
 
 from distributed import CancelledError, Client, wait
 
-from daskml_dist.data.block_errors import cannot_be_read
+from daskml_dist.data.block_errors import make_reading_error
 from daskml_dist.data.computing import Deadline
 from daskml_dist.errors import DaskMLDistError, DataLostError, WorkerLostError
 from daskml_dist.training.client.membership import Membership
@@ -262,7 +262,7 @@ class Gathering:
             else:
                 failed = failed_task(self._client, future.key)
                 task = "" if failed is None else f"the task {failed!r}"
-                raise cannot_be_read(f"Block {number}", error, task) from error
+                raise make_reading_error(f"Block {number}", error, task) from error
 
     def _go_on(self, futures: dict[int, Any], ours: bool) -> bool:
         """Return whether somebody works on anything; free what waits for workers that are gone."""

@@ -14,12 +14,12 @@ from dask.delayed import Delayed, delayed
 from distributed import Client, Future
 
 from daskml_dist.data.blocks import BlockInfo
-from daskml_dist.data.bundles import bundled, make_bundle
+from daskml_dist.data.bundles import group_into_bundles, make_bundle
 from daskml_dist.data.collection import Collection
-from daskml_dist.data.computing import scattered, tell_releases
+from daskml_dist.data.computing import flush_releases, scatter_values
 from daskml_dist.data.keyed import KeyedCollection
-from daskml_dist.data.streamed_blocks import Recipes, make_recipes
-from daskml_dist.data.task_graphs import OR_NEVER_THERE, find_futures, layers_of
+from daskml_dist.data.streamed_blocks import BlockRecipes, make_recipes
+from daskml_dist.data.task_graphs import MISSING_TASKS_HINT, collect_layers, find_futures
 from daskml_dist.errors import DataLostError, InvalidDataError
 from daskml_dist.training.client.gathering import MOST_KILLED
 from daskml_dist.training.client.membership import Membership
@@ -90,7 +90,7 @@ class HeldBlocks:
         return self.lazy()
 
     @cached_property
-    def recipes(self) -> Recipes:
+    def recipes(self) -> BlockRecipes:
         """Recipes of all blocks."""
         return make_recipes(self.first)
 
@@ -114,12 +114,12 @@ class HeldBlocks:
         self._sources = futures_in(self._client, self._collection.parts)
         if self.is_direct:
             nbytes = self._collection.nbytes
-            self.bundles = bundled(self.homes, self._membership.threads, nbytes)
+            self.bundles = group_into_bundles(self.homes, self._membership.threads, nbytes)
             return
         self.bundles = self._collection.bundles
         self._hold_sources(self.recipes)
 
-    def _hold_sources(self, recipes: Recipes) -> None:
+    def _hold_sources(self, recipes: BlockRecipes) -> None:
         """Take hold of data on workers that blocks are made of."""
         for key in recipes.held.difference(self._sources):
             if key not in self._client.futures:
@@ -127,7 +127,7 @@ class HeldBlocks:
                     f"X, y or sample_weight is made of {key}, which no task makes and nobody "
                     "holds. Perhaps it was persisted: the parts of a persisted collection hold "
                     "nothing by themselves. Keep the collection that persist() returned until the "
-                    f"fit is over, or pass it instead of its parts. {OR_NEVER_THERE}"
+                    f"fit is over, or pass it instead of its parts. {MISSING_TASKS_HINT}"
                 )
             self._sources[key] = Future(key, self._client)
 
@@ -221,7 +221,7 @@ class HeldBlocks:
     def _scatter(self, numbers: list[int]) -> dict[int, Any]:
         assert self._here is not None
         make, parts = self._collection.block_maker, self._here.parts(numbers)
-        rows = scattered(self._client, parts) if parts else []
+        rows = scatter_values(self._client, parts) if parts else []
         return {
             i: self._client.submit(make_bundle, make, (i,), [part], pure=False)
             for i, part in zip(numbers, rows, strict=True)
@@ -375,7 +375,7 @@ class HeldBlocks:
         """Let go of the blocks, and of what they are made of."""
         self.release()
         self._sources = {}
-        tell_releases(self._client)
+        flush_releases(self._client)
 
 
 def tell_lost(causes: dict[int, str]) -> str:
@@ -398,7 +398,7 @@ def futures_in(client: Client, parts: list[tuple[Any, ...]]) -> dict[Any, Any]:
         Another cluster than the client's holds some of them.
     """
     parts_of_graphs = (value for part in parts for value in part if isinstance(value, Delayed))
-    futures = find_futures(layers_of(parts_of_graphs).values())
+    futures = find_futures(collect_layers(parts_of_graphs).values())
     _check_here(client, futures.values())
     # Those that came to a task with its function belong to no client.
     return {k: f if f.client is not None else ask_for(client, k) for k, f in futures.items()}

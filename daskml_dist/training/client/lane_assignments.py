@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from daskml_dist.data.batches import LaneSpec
-from daskml_dist.data.placement import Placement, reassign
+from daskml_dist.data.placement import Placement, reassign_lanes
 from daskml_dist.training.client.cluster_rows import ClusterRows
 from daskml_dist.training.client.membership import Membership
 from daskml_dist.training.client.run_actors import TrainerTask, WorkerUnreachableError
@@ -103,7 +103,7 @@ class LaneAssignments:
     def would_even_out(self) -> bool:
         """Whether lanes would move if they were spread evenly over the workers that stay."""
         known = self._known(self.capacity())
-        return reassign(self.lanes, self.workers, {}, known, even=True) != self.workers
+        return reassign_lanes(self.lanes, self.workers, {}, known, even=True) != self.workers
 
     def _known(self, capacity: dict[str, float]) -> dict[str, float]:
         """Those that are known to be ready, where these can be given work; else all."""
@@ -150,7 +150,7 @@ class LaneAssignments:
         }
         if even or len(given) < len(self.workers) or not set(given.values()) <= capacity.keys():
             holders, known = self._rows.holders_now(), self._known(capacity)
-            self.workers = reassign(self.lanes, given, holders, known, even=even)
+            self.workers = reassign_lanes(self.lanes, given, holders, known, even=even)
 
 
 class SeatLog:

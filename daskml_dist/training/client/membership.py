@@ -8,7 +8,7 @@ from typing import Any
 
 import dask
 
-from daskml_dist.data.computing import BEGINS, wait_for_workers
+from daskml_dist.data.computing import ACCEPTING_STATUSES, wait_for_workers
 from daskml_dist.training.client.calls import call_workers
 from daskml_dist.training.dask_internals import evict, list_workers
 
@@ -79,7 +79,9 @@ class Membership:
         self._outcast &= set(workers)
         self._announced &= set(workers)
         self._workers = workers
-        closing = {a for a, w in workers.items() if w.get("status") not in {*BEGINS, "paused"}}
+        closing = {
+            a for a, w in workers.items() if w.get("status") not in {*ACCEPTING_STATUSES, "paused"}
+        }
         paused = {a for a, w in workers.items() if w.get("status") == "paused"}
         self.paused = {a: self.paused.get(a, now) for a in paused}
         self.leaving = closing | self._announced
@@ -98,7 +100,11 @@ class Membership:
     @property
     def ready(self) -> dict[str, int]:
         """Threads of each worker that new work can be given to; of one that leaves if need be."""
-        begins = {a: n for a, n in self.threads.items() if self.facts(a).get("status") in BEGINS}
+        begins = {
+            a: n
+            for a, n in self.threads.items()
+            if self.facts(a).get("status") in ACCEPTING_STATUSES
+        }
         return {a: n for a, n in begins.items() if a not in self.leaving} or begins
 
     def is_leaving(self, address: str) -> bool:

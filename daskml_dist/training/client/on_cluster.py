@@ -14,12 +14,18 @@ import dask
 from distributed import Client, LocalCluster
 from distributed.comm.addressing import get_address_host
 
-from daskml_dist.data.batches import GROUP, LaneSpec
-from daskml_dist.data.blocks import Block, BlockInfo, joined_columns
-from daskml_dist.data.collection import Collection, in_columns
-from daskml_dist.data.feature_scales import Scales
+from daskml_dist.data.batches import SHUFFLED_BLOCKS, LaneSpec
+from daskml_dist.data.blocks import Block, BlockInfo, join_column_infos
+from daskml_dist.data.collection import Collection, cut_by_columns
+from daskml_dist.data.feature_scales import FeatureScales
 from daskml_dist.data.keyed import KeyedCollection
-from daskml_dist.data.placement import Move, Placement, place, place_columns, place_whole
+from daskml_dist.data.placement import (
+    Placement,
+    PlacementGain,
+    place_column_lanes,
+    place_lanes,
+    place_whole_blocks,
+)
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.client.cluster_rows import ClusterRows
 from daskml_dist.training.client.cluster_run import TrainingRun
@@ -74,7 +80,7 @@ class ClusterEngine(Engine):
         #: Workers that had a part in a run which ended well.
         self._visited: set[str] = set()
         self._placement: Placement | None = None
-        self._moved: Move | None = None
+        self._moved: PlacementGain | None = None
         self._log = SeatLog()
 
     @classmethod
@@ -110,7 +116,7 @@ class ClusterEngine(Engine):
         if n_lanes is None:
             most = self._collection.n_features or sum(threads.values())
             n_lanes = max(len(threads), min(sum(threads.values()), most))
-        self._collection = in_columns(self._collection, n_lanes)
+        self._collection = cut_by_columns(self._collection, n_lanes)
         self._rows.take(self._collection)
 
     def cut_keys(self, n_lanes: int | None) -> Collection:
@@ -150,7 +156,7 @@ class ClusterEngine(Engine):
             if self._collection.kind == "dask" and n_lanes is None:
                 self._rows.warn_of_few()
             return infos
-        return joined_columns(infos, len(self.columns) - 1)
+        return join_column_infos(infos, len(self.columns) - 1)
 
     def lanes(
         self, n_lanes: int | None, *, share: int | None, passes: int, device: str = "cpu"
@@ -166,21 +172,21 @@ class ClusterEngine(Engine):
         threads = self._rows.threads()
         if self.columns is not None:
             n_parts = len(self.columns) - 1
-            self._placement = place_columns(rows, self._rows.holders(), threads, n_parts)
+            self._placement = place_column_lanes(rows, self._rows.holders(), threads, n_parts)
             return self._placement.lanes
         if isinstance(self._collection, KeyedCollection):
             n_lanes = self._collection.lanes or 1
-            self._placement = place_whole(rows, self._rows.holders(), threads, n_lanes)
+            self._placement = place_whole_blocks(rows, self._rows.holders(), threads, n_lanes)
             return self._placement.lanes
         if n_lanes is None and not self._rows.homes:
             n_lanes = max(1, min(sum(threads.values()), sum(rows.values())))
         holders = self._rows.holders()
-        self._placement = place(rows, holders, threads, n_lanes)
+        self._placement = place_lanes(rows, holders, threads, n_lanes)
         if n_lanes is None and not self._rows.streamed:
-            even = place(
+            even = place_lanes(
                 rows, holders, threads, max(1, min(sum(threads.values()), sum(rows.values())))
             )
-            move = Move.between(self._placement, even, holders, self._rows.infos)
+            move = PlacementGain.between(self._placement, even, holders, self._rows.infos)
             if move.skew > _UNEVEN:
                 seconds = self._rows.seconds_a_row()
                 if move.pays(passes, seconds, self._rows.bandwidth()):
@@ -214,7 +220,7 @@ class ClusterEngine(Engine):
         shares = bool(dask.config.get("daskml_dist.shared_memory", True))
         return len(hosts) == 1 < len(workers) and shares and hasattr(os, "memfd_create")
 
-    def scales(self) -> Scales:
+    def scales(self) -> FeatureScales:
         """Scales of all features, in one pass."""
         return self._rows.scales()
 
@@ -225,10 +231,10 @@ class ClusterEngine(Engine):
             return None
         together = max(len(lanes) for lanes in self._placement.by_worker().values())
         blocks = self._rows.blocks_per_lane(together)
-        group = min(blocks // 2, GROUP)
+        group = min(blocks // 2, SHUFFLED_BLOCKS)
         states = int(dask.config.get("daskml_dist.row_states", Streaming.states))
         dense = not any(info.sparse for info in self._rows.infos)
-        return Streaming(group, min(blocks - group, GROUP), states, dense)
+        return Streaming(group, min(blocks - group, SHUFFLED_BLOCKS), states, dense)
 
     def train(self, fit: FitSpec, callbacks: CallbackList) -> FitResult:
         """Run the fit."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from distributed.client import Future
 
-from daskml_dist.data.computing import TELL_OF_BEGINS, Deadline
+from daskml_dist.data.computing import FIRST_TASK_NOTICE_SECONDS, Deadline
 from daskml_dist.errors import WaitTimeoutError, is_consequence
 from daskml_dist.training.client.cluster_rows import ClusterRows
 from daskml_dist.training.client.generations import Generations
@@ -64,7 +64,10 @@ class Reasons:
         #: The last message without a meaning that was told of.
         self._garbled = ""
         self._starts = Deadline(
-            "workers to begin their parts", fit.run.timeout, BUSY, tell_after=TELL_OF_BEGINS
+            "workers to begin their parts",
+            fit.run.timeout,
+            BUSY,
+            tell_after=FIRST_TASK_NOTICE_SECONDS,
         )
         self._pace = Pace(fit.rows.lane_rows)
         self._newcomers = Newcomers(membership, fleet)

@@ -19,7 +19,7 @@ from daskml_dist.comm.base import SLICE, Endpoint
 from daskml_dist.comm.handshake import Secret
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.blocks import BlockInfo
-from daskml_dist.data.computing import TELL_OF_BEGINS, Deadline, scattered
+from daskml_dist.data.computing import FIRST_TASK_NOTICE_SECONDS, Deadline, scatter_values
 from daskml_dist.errors import DaskMLDistError
 from daskml_dist.training.dask_internals import proxy_at, proxy_of, submit_all
 from daskml_dist.training.spec import FitSpec, TrainerSpec
@@ -141,7 +141,7 @@ class RunActors:
             return self._fit
         if self._fit_future is None or self._fit_future.status != "finished":
             try:
-                self._fit_future = scattered(self._client, self._fit)
+                self._fit_future = scatter_values(self._client, self._fit)
             except TimeoutError as error:
                 raise WorkerUnreachableError("of the cluster", "none is there") from error
         return self._fit_future
@@ -193,7 +193,7 @@ class RunActors:
 
     def _await(self, host: Host) -> None:
         what = f"worker {host.address} to begin its part"
-        patience = Deadline(what, self._fit.run.timeout, BUSY, tell_after=TELL_OF_BEGINS)
+        patience = Deadline(what, self._fit.run.timeout, BUSY, tell_after=FIRST_TASK_NOTICE_SECONDS)
         while host.proxy is None:
             with suppress(TimeoutError):
                 host.proxy = self._proxy(host, SLICE)

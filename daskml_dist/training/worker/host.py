@@ -27,8 +27,8 @@ from daskml_dist.comm.local import publish_server
 from daskml_dist.comm.reach import reach
 from daskml_dist.comm.remote import serve
 from daskml_dist.data.blocks import Block
-from daskml_dist.data.bundles import Bundle, unbundled
-from daskml_dist.data.streamed_blocks import Recipes
+from daskml_dist.data.bundles import Bundle, unpack_bundles
+from daskml_dist.data.streamed_blocks import BlockRecipes
 from daskml_dist.errors import CommunicationError, MessageError, TrainingError, is_consequence
 from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.server import ParameterServer
@@ -370,8 +370,8 @@ def _source(
     blocks: list[Bundle] | bytes, worker: Any, wait: Wait
 ) -> dict[int, Block] | Callable[[int], Block]:
     if not isinstance(blocks, bytes):
-        return unbundled(blocks)
-    recipes = Recipes.unpack(blocks)
+        return unpack_bundles(blocks)
+    recipes = BlockRecipes.unpack(blocks)
     fetch = _Fetch(worker, wait) if recipes.held else _nothing_held
     return lambda number: recipes.make(number, fetch)
 

@@ -16,7 +16,7 @@ from daskml_dist.backends import Backend
 from daskml_dist.backends.base import SparseRows
 from daskml_dist.backends.draws import Draw
 from daskml_dist.backends.namespace import namespace
-from daskml_dist.data.batches import LaneRows, Runs
+from daskml_dist.data.batches import LaneRows, RowRuns
 from daskml_dist.data.streamed_blocks import BlockStream
 from daskml_dist.models.base import BatchRows, LinearForm
 from daskml_dist.training.spec import FitSpec
@@ -261,14 +261,14 @@ class Reader:
 def _runs(drawn: Drawn) -> Draw:
     """Rows of a batch, as runs of neighbours."""
     return [
-        (number, at.starts, at.counts) if isinstance(at, Runs) else (number, at, None)
+        (number, at.starts, at.counts) if isinstance(at, RowRuns) else (number, at, None)
         for number, at in drawn
     ]
 
 
 def _numbers(drawn: Drawn) -> Drawn:
     """Rows of a batch by their numbers, or as slices."""
-    return [(number, at.numbers if isinstance(at, Runs) else at) for number, at in drawn]
+    return [(number, at.numbers if isinstance(at, RowRuns) else at) for number, at in drawn]
 
 
 def _in_turn(drawn: Drawn) -> RowsInTurn:

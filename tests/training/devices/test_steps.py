@@ -148,7 +148,7 @@ def test_rows_of_several_blocks(
     kernels: None, policy: str, runs: int, held_out: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Chosen where they lie: runs of neighbours, row by row, or from what is not held out."""
-    monkeypatch.setattr(batches, "RUNS", runs)
+    monkeypatch.setattr(batches, "RUNS_PER_BATCH", runs)
     steps = {**STEPS, "max_iter": 4}
     rows = da.from_array(X, chunks=((100, 7, 133), 5))
     y = da.from_array(TARGETS["two"], chunks=((100, 7, 133),))

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from daskml_dist.comm.base import Communicator
 from daskml_dist.comm.ids import pack_ids, unpack_ids
-from daskml_dist.data.keyed.cut import KeyedBlock, by_use
-from daskml_dist.data.keyed.ids import Places, merged
+from daskml_dist.data.keyed.cut import KeyedBlock, rank_by_use
+from daskml_dist.data.keyed.ids import IdLookup, merge_ids
 from daskml_dist.solvers.keyed import KeyedRows, KeyRange
 
 __all__ = ["Halo", "Owners", "Part", "Slice", "arranged", "parts_of", "slices_of", "taken"]
@@ -131,8 +131,8 @@ def parts_of(
     piece : int or None
         As of `slices_of`.
     """
-    wanted = merged([block.touched for block in blocks])
-    numbers, at = owners.numbers(wanted, blocks[0].column_cuts), Places(wanted)
+    wanted = merge_ids([block.touched for block in blocks])
+    numbers, at = owners.numbers(wanted, blocks[0].column_cuts), IdLookup(wanted)
     lanes = []
     for block, own in zip(blocks, ranges, strict=True):
         its = np.empty(len(block.touched), np.int64)
@@ -259,7 +259,7 @@ class Owners:
     def _numbered(self, ids: list[Array]) -> NDArray[np.int64]:
         """Numbers of ids of each own lane, one lane after the other."""
         found = [
-            Places(own.ids)(some).astype(np.int64) + own.first
+            IdLookup(own.ids)(some).astype(np.int64) + own.first
             for own, some in zip(sorted(self._own, key=lambda at: at.lane), ids, strict=True)
         ]
         return np.concatenate([np.empty(0, np.int64), *found])
@@ -389,8 +389,8 @@ def arranged(blocks: Sequence[KeyedBlock]) -> tuple[Array, list[Array], NDArray[
     """
     if len(blocks) == 1:
         return blocks[0].touched, [blocks[0].indices], blocks[0].place
-    wanted = merged([block.touched for block in blocks])
-    at = Places(wanted)
+    wanted = merge_ids([block.touched for block in blocks])
+    at = IdLookup(wanted)
     #: Of each block's values, which of all touched keys they are of.
     of_value = []
     uses = np.zeros(len(wanted), np.int64)
@@ -399,7 +399,7 @@ def arranged(blocks: Sequence[KeyedBlock]) -> tuple[Array, list[Array], NDArray[
         which[block.place] = at(block.touched)
         uses[which] += np.bincount(block.indices, minlength=len(which))
         of_value.append(which)
-    place = by_use(uses)
+    place = rank_by_use(uses)
     return (
         wanted,
         [place[which][block.indices] for block, which in zip(blocks, of_value, strict=True)],
