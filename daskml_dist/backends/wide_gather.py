@@ -212,7 +212,7 @@ class WideSteps:
         n_columns, dtype = w.shape[1], gather.dtype
         counts = np.array([step.rows for step in steps], np.float64)
         rates = optimizer.rates_of([step.lr for step in steps]).astype(dtype)
-        numbers = np.array([optimizer.each.numbers(step.number) for step in steps], dtype)
+        numbers = np.array([optimizer.each.coefficients(step.number) for step in steps], dtype)
         numbers = numbers.reshape(len(steps), -1)
         parts, found = gather.parts(batches), np.zeros((len(steps), n_columns))
 
