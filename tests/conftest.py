@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gc
 import logging
 import os
 import sys
 
+# Python 3.11's cached properties hold a lock of all objects of a class, 3.12's none. Dask computes
+# in such properties (divisions of a sorted frame) while its scheduler, which a LocalCluster has in
+# the client's process, waits for the same lock. Properties that are made from here on hold none.
+if sys.version_info < (3, 12):
+    functools.RLock = contextlib.nullcontext  # type: ignore[attr-defined]
 # Processes side by side, each with threads for all cores, mostly wait for each other. Libraries
 # read this where they are loaded, so it comes before them.
 if "PYTEST_XDIST_WORKER" in os.environ:

@@ -257,6 +257,8 @@ def _kept(side: tuple[Any, Any, dict[str, Any]]) -> tuple[Any, Any, dict[str, An
         return side
     from dask.base import persist
 
-    kept = iter(persist(*lazy))
+    # Unoptimised: fused tasks would bear keys that the blocks of fits and scores have unfused, and
+    # the scheduler keeps tasks of a key that comes with two graphs.
+    kept = iter(persist(*lazy, optimize_graph=False))
     take = [next(kept) if is_dask(value) else value for value in (X, y, *params.values())]
     return take[0], take[1], dict(zip(params, take[2:], strict=True))

@@ -332,8 +332,9 @@ class Task:
 
     def stacks(self, fits: Sequence[FitSpec]) -> bool:
         """Whether pilots of all fits can be columns, with this one's."""
-        # A minimum of few rows is found to more digits.
-        if self.whole and self.pilot.n_rows <= SHARED_ROWS:
+        # Two minimisers end at points that differ by their tolerance. A pilot of few rows is cheap,
+        # be they all rows or those of a few streamed blocks: then columns equal their own fits.
+        if self.pilot.n_rows <= SHARED_ROWS:
             return False
         rules = [fit.steps.rule.only for fit in fits]
         if any(rule.optimizer != rules[0].optimizer for rule in rules):

@@ -8,6 +8,7 @@ import signal
 import threading
 from typing import Any
 
+import dask
 import dask.array as da
 import numpy as np
 import pytest
@@ -137,8 +138,15 @@ def test_other_candidates_are_trained_on_by_partial_fit() -> None:
     assert len(calls) == 2 * passes + refit
 
 
+def _delayed_blocks(values: Any) -> da.Array:
+    """Rows whose blocks are a chain of tasks, which Dask fuses to tasks of other names."""
+    halves = [(values[at], dask.delayed(np.array)(values[at])) for at in np.split(np.arange(N), 2)]
+    return da.concatenate([da.from_delayed(d, v.shape, dtype=v.dtype) for v, d in halves])
+
+
 def test_networks_on_dask_collections(client: Any) -> None:
-    rows, labels = da.from_array(X, chunks=(200, 5)), da.from_array(LABELS, chunks=200)
+    """Nothing is left on the scheduler, which keeps tasks of a key that comes with two graphs."""
+    rows, labels = _delayed_blocks(X), _delayed_blocks(LABELS)
     network = MLPClassifier(hidden_layer_sizes=(4,), random_state=0)
     values = {"alpha": [1e-4, 1e-2]}
     half = [(np.arange(N // 2), np.arange(N // 2, N))]

@@ -238,8 +238,7 @@ def test_a_killed_worker_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
             np.testing.assert_array_equal(found[name], expected[name])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [SGDClassifier, SGDRegressor])
+@pytest.mark.parametrize("kind", quick([SGDClassifier, SGDRegressor], SGDRegressor))
 def test_streamed_rows_give_the_columns_of_their_own_fits(kind: Any, client: Any) -> None:
     y = BINARY if kind is SGDClassifier else NUMBERS
     rows, labels = da.from_array(X, chunks=(50, 5)), da.from_array(y, chunks=50)
