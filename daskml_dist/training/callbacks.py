@@ -115,9 +115,9 @@ class CallbackList:
     """
 
     def __init__(self, callbacks: object = None) -> None:
-        self._callbacks = _as_tuple(callbacks)
+        self._callbacks = _list_callbacks(callbacks)
         for callback in self._callbacks:
-            _check(callback)
+            _check_callback(callback)
         self._begun: list[object] = []
         self._in_phase = False
         self._error: BaseException | None = None
@@ -132,12 +132,12 @@ class CallbackList:
 
     @property
     def of_steps(self) -> tuple[Any, ...]:
-        """Those that are told of steps, where these are made."""
+        """Return the callbacks with ``on_step_end``, which run where steps are made."""
         return tuple(c for c in self._callbacks if callable(getattr(c, STEP_HOOK, None)))
 
     @property
     def need_parameters(self) -> bool:
-        """Whether one of them is to see the parameters after each pass."""
+        """Return whether some callback is to see the parameters after each pass."""
         return any(getattr(c, "needs_parameters", False) for c in self._callbacks)
 
     def on_phase(self, phase: str, done: int = 0, total: int | None = None) -> None:
@@ -157,7 +157,7 @@ class CallbackList:
         """
         self._in_phase = True
         for callback in self._callbacks:
-            self._call(callback, "on_phase", phase, done, total)
+            self._call_hook(callback, "on_phase", phase, done, total)
 
     def end(self, error: BaseException | None = None) -> None:
         """Tell every callback that the last phase ended; nothing where none has begun.
@@ -173,7 +173,7 @@ class CallbackList:
             What a callback raised, unless there is an `error`.
         """
         told, self._in_phase = self._callbacks if self._in_phase else (), False
-        self._tell_all(told, error, "on_phase", "end", 0, None)
+        self._call_at_end(told, error, "on_phase", "end", 0, None)
 
     def on_fit_begin(self, run: Any) -> None:
         """Tell every callback that the fit begins.
@@ -193,7 +193,7 @@ class CallbackList:
             for callback in self._callbacks:
                 # Noted before the call, so that one interrupted half way can clean up too.
                 self._begun.append(callback)
-                self._call(callback, "on_fit_begin", run)
+                self._call_hook(callback, "on_fit_begin", run)
         except BaseException as error:
             self.on_fit_end(run, error)
             raise
@@ -214,7 +214,7 @@ class CallbackList:
             What a callback raised; the later ones are not told.
         """
         for callback in self._callbacks:
-            self._call(callback, "on_pass_end", run, record)
+            self._call_hook(callback, "on_pass_end", run, record)
 
     def on_pass_redone(self, run: Any, record: dict[str, Any]) -> None:
         """Tell every callback that a pass which they were told of has been made again.
@@ -232,7 +232,7 @@ class CallbackList:
             What a callback raised; the later ones are not told.
         """
         for callback in self._callbacks:
-            self._call(callback, "on_pass_redone", run, record)
+            self._call_hook(callback, "on_pass_redone", run, record)
 
     def on_generation(self, run: Any, event: Any) -> None:
         """Tell every callback that the membership of the fit changed.
@@ -250,7 +250,7 @@ class CallbackList:
             What a callback raised; the later ones are not told.
         """
         for callback in self._callbacks:
-            self._call(callback, "on_generation", run, event)
+            self._call_hook(callback, "on_generation", run, event)
 
     def on_fit_end(self, run: Any, error: BaseException | None = None) -> None:
         """Tell every callback that saw the beginning that the fit ended.
@@ -277,19 +277,19 @@ class CallbackList:
         if told:
             run.error = first
         try:
-            self._tell_all(begun, first, "on_fit_end", run)
+            self._call_at_end(begun, first, "on_fit_end", run)
         finally:
             if told:
                 run.error = None
 
-    def _tell_all(
+    def _call_at_end(
         self, callbacks: Sequence[object], first: BaseException | None, hook: str, *args: Any
     ) -> None:
-        """Tell all of them of an end, whatever they raise; the first error gets the later ones."""
+        """Call an ending hook of all callbacks, whatever they raise; later errors become notes."""
         raised: BaseException | None = None
         for callback in callbacks:
             try:
-                self._call(callback, hook, *args)
+                self._call_hook(callback, hook, *args)
             except BaseException as later:
                 if first is None or _outranks(later, first):
                     first = raised = later
@@ -300,7 +300,8 @@ class CallbackList:
         if raised is not None:
             raise raised
 
-    def _call(self, callback: object, hook: str, *args: Any) -> None:
+    def _call_hook(self, callback: object, hook: str, *args: Any) -> None:
+        """Call one hook of a callback where it has it, and note the callback's name on an error."""
         method = getattr(callback, hook, None)
         if not callable(method):
             return
@@ -308,39 +309,46 @@ class CallbackList:
             method(*args)
         except BaseException as error:
             note = f"raised by the callback {type(callback).__name__}.{hook}"
-            # Ctrl-C comes wherever it comes.
+            # A Ctrl-C may arrive in any frame; naming the callback would blame it wrongly.
             if isinstance(error, Exception) and note not in getattr(error, "__notes__", ()):
                 error.add_note(note)
             self._error = self._error or error
             raise
 
     def has_raised(self, error: BaseException) -> bool:
-        """Whether an error is the one that a callback of this fit raised first."""
+        """Return whether an error is the one that a callback of this fit raised first."""
         return error is self._error
 
 
-def _as_tuple(callbacks: object) -> tuple[object, ...]:
+def _list_callbacks(callbacks: object) -> tuple[object, ...]:
+    """Return callbacks given as None, one object, a sequence or a `CallbackList` as a tuple."""
     if callbacks is None:
         return ()
     if isinstance(callbacks, CallbackList):
         return tuple(callbacks)
     # An object with a hook is a callback, even if it happens to be a sequence as well.
-    if isinstance(callbacks, Sequence) and not isinstance(callbacks, str) and not _hooks(callbacks):
+    if (
+        isinstance(callbacks, Sequence)
+        and not isinstance(callbacks, str)
+        and not _find_hooks(callbacks)
+    ):
         return tuple(callbacks)
     return (callbacks,)
 
 
-def _hooks(callback: object) -> list[str]:
+def _find_hooks(callback: object) -> list[str]:
+    """Return the names of the hooks that an object has."""
     return [hook for hook in (*HOOKS, STEP_HOOK) if callable(getattr(callback, hook, None))]
 
 
-def _check(callback: object) -> None:
+def _check_callback(callback: object) -> None:
+    """Raise `InvalidParameterError` for a class, or an object without any hook."""
     if isinstance(callback, type):
         name = callback.__name__
         raise InvalidParameterError(
             f"callback {name} is a class; pass an object of it, as in callbacks=[{name}()]"
         )
-    if not _hooks(callback):
+    if not _find_hooks(callback):
         raise InvalidParameterError(
             f"callback {callback!r} has no method that a fit calls; give it one or more of "
             f"{', '.join((*HOOKS, STEP_HOOK))}"
@@ -348,5 +356,5 @@ def _check(callback: object) -> None:
 
 
 def _outranks(later: BaseException, first: BaseException) -> bool:
-    """Whether `later` must not be swallowed: an interrupt after an ordinary error."""
+    """Return whether `later` must be raised instead: an interrupt after an ordinary error."""
     return isinstance(first, Exception) and not isinstance(later, Exception)

@@ -1,4 +1,8 @@
-"""Survey of the blocks of a fit, read together."""
+"""Summary of all blocks of a fit, combined from what a first look at each block found.
+
+`DataSummary` gives the shape, dtype, labels and target statistics of all rows; `TargetSurvey` is
+the same for targets that carry codes of rows beside them (batched fits).
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ DEVICE_ENTRIES = 1 << 20
 
 @dataclass(frozen=True)
 class DataSummary:
-    """Facts of the blocks, read together.
+    """Facts about all blocks of a fit, combined.
 
     Parameters
     ----------
@@ -36,12 +40,12 @@ class DataSummary:
 
     @property
     def n_rows(self) -> int:
-        """Rows of all blocks."""
+        """Return the number of rows of all blocks."""
         return sum(info.n_rows for info in self.infos)
 
     @property
     def n_entries(self) -> int:
-        """Entries of all rows; of sparse ones, the stored entries."""
+        """Return the number of entries of all rows; of sparse rows, the stored ones."""
         return sum(
             info.n_rows * prod(info.row_shape) if info.nnz is None else info.nnz
             for info in self.infos
@@ -49,7 +53,7 @@ class DataSummary:
 
     @property
     def row_shape(self) -> tuple[int, ...]:
-        """Shape of a row; the same in every block.
+        """Return the shape of a row, which is the same in every block.
 
         Raises
         ------
@@ -71,22 +75,24 @@ class DataSummary:
 
     @property
     def n_features(self) -> int:
-        """Columns; of tensors, the first dimension of a row, as scikit-learn counts them."""
+        """Return the number of columns; of tensors, the first dimension of a row."""
         return self.row_shape[0]
 
     @property
     def any_sparse(self) -> bool:
-        """Whether rows of some block are sparse."""
+        """Return whether some block is sparse."""
         return any(info.sparse for info in self.infos)
 
     def check_devices(self) -> None:
-        """Check that all rows lie on GPUs, or none.
+        """Raise unless all rows lie on GPUs, or none.
 
         Raises
         ------
         InvalidDataError
             Names a block of either kind.
         """
+        # Later blocks are overwritten by earlier ones, so the error names the first block of each
+        # kind.
         first = {info.device: info.index for info in reversed(self.infos) if info.n_rows}
         if len(first) > 1:
             raise InvalidDataError(
@@ -96,7 +102,7 @@ class DataSummary:
             )
 
     def device(self, asked: str, deterministic: bool) -> str:
-        """Device that a fit is made on, of what was asked for.
+        """Choose the device of a fit from the one asked for.
 
         "auto" is the CPU for few rows in host memory, and for sparse rows whose sums are to be
         deterministic.
@@ -120,18 +126,19 @@ class DataSummary:
 
     @property
     def rows_dtype(self) -> str:
-        """The dtype that holds the rows of every block."""
+        """Return the dtype that holds the rows of every block."""
+        # An empty partition often has another dtype; it counts only where all are empty.
         filled = [info for info in self.infos if info.n_rows] or self.infos
         return str(np.result_type(*{info.dtype for info in filled}))
 
     @property
     def dtype(self) -> str:
-        """The dtype of the maths: float64 where the rows are, else float32."""
+        """Return the dtype of the parameters: float64 where the rows are float64, else float32."""
         return "float64" if self.rows_dtype == "float64" else "float32"
 
     @property
     def classes(self) -> NDArray[Any]:
-        """Sorted labels of all blocks."""
+        """Return the sorted labels of all blocks."""
         labels = [i.labels for i in self.infos if i.labels is not None and len(i.labels)]
         if not labels:
             raise InvalidDataError("y holds no labels. Give at least two classes.")
@@ -143,7 +150,7 @@ class DataSummary:
             ) from error
 
     def label_weights(self, classes: NDArray[Any]) -> NDArray[np.float64]:
-        """Sum of the weights of each class; its rows where these have none."""
+        """Return the sum of the weights of each class; its number of rows without weights."""
         sums = np.zeros(len(classes))
         for info in self.infos:
             if info.labels is not None and info.label_weights is not None:
@@ -152,7 +159,9 @@ class DataSummary:
 
     @property
     def label_columns(self) -> list[tuple[NDArray[Any], NDArray[np.float64]]]:
-        """Sorted labels of each of several columns of y, and the sums of their weights."""
+        """Return for each column of y its sorted labels and the sums of their weights."""
+        # Each block's sample stands for the block's whole weight, then the weighted quantiles are
+        # read off the cumulative weights.
         parts = [info.columns for info in self.infos if info.columns is not None and info.n_rows]
         found = []
         for column in zip(*parts, strict=True):
@@ -165,33 +174,33 @@ class DataSummary:
 
     @property
     def weight_sum(self) -> float:
-        """Sum of the users' weights; 1 where they are all zero, so that it divides."""
+        """Return the sum of the users' weights; 1 where all are zero, so that it can divide."""
         return sum(info.weight_sum for info in self.infos) or 1.0
 
     @property
     def target_range(self) -> NDArray[np.float64]:
-        """Smallest and largest target of each block that has rows."""
+        """Return the smallest and largest target of each block that has rows."""
         ends = [end for i in self.infos for end in (i.y_min, i.y_max) if end is not None]
         return np.array(ends, dtype=np.float64)
 
     @cached_property
     def targets(self) -> WeightedMoments:
-        """Weighted mean and spread of each column of the targets."""
+        """Return the weighted mean and spread of each column of the targets."""
         return reduce(add, [info.targets for info in self.infos if info.targets is not None])
 
     @property
     def target_mean(self) -> np.float64:
-        """Weighted mean of the targets of one dimension."""
+        """Return the weighted mean of one-dimensional targets."""
         return np.float64(self.targets.mean[0])
 
     @property
     def target_spread(self) -> float:
-        """Standard deviation of the targets; 1 where they are all the same."""
+        """Return the standard deviation of the targets; 1 where all are the same."""
         return float(self.targets.deviation[0]) or 1.0
 
     @cached_property
     def target_quartiles(self) -> NDArray[np.float64]:
-        """Rough quartiles of the targets (the first column), of a sample of each block."""
+        """Return approximate quartiles of the first target, from a sample of each block."""
         parts = [
             (info.y_sample[0], info.y_sample[-1] * (info.weight_sum / info.y_sample[-1].sum()))
             for info in self.infos
@@ -207,7 +216,7 @@ class DataSummary:
 
     @property
     def n_targets(self) -> int | None:
-        """Columns of the targets; None for targets of one dimension.
+        """Return the number of columns of the targets; None for one-dimensional targets.
 
         Raises
         ------
@@ -223,23 +232,23 @@ class DataSummary:
         return found.pop()
 
     def of_target(self, target: int) -> DataSummary:
-        """The survey where one of several targets is all; its range is that of all."""
+        """Return the summary for one of several targets; its range is that of all."""
         return DataSummary([info.of_target(target) for info in self.infos])
 
     @property
     def of_each_target(self) -> list[DataSummary]:
-        """Surveys of each target; of one dimension, this one alone."""
+        """Return one summary a target; for one-dimensional targets this one alone."""
         n_targets = self.n_targets
         return [self] if n_targets is None else [self.of_target(k) for k in range(n_targets)]
 
     @property
     def target_means(self) -> NDArray[np.float64]:
-        """Weighted mean of each column of the targets."""
+        """Return the weighted mean of each column of the targets."""
         return self.targets.mean
 
     @property
     def nonzeros_per_row(self) -> float | None:
-        """Mean stored entries of a row; None where a block is dense."""
+        """Return the mean number of stored entries of a row; None where a block is dense."""
         if not all(info.sparse for info in self.infos):
             return None
         return sum(info.nnz or 0 for info in self.infos) / max(self.n_rows, 1)
@@ -247,7 +256,7 @@ class DataSummary:
 
 @dataclass(frozen=True)
 class TargetSurvey(DataSummary):
-    """A survey of targets alone, without the codes beside them.
+    """Summary of targets alone, without the codes of rows that lie in columns beside them.
 
     Parameters
     ----------
@@ -262,17 +271,17 @@ class TargetSurvey(DataSummary):
 
     @property
     def n_rows(self) -> Any:
-        """Rows, or their weight in a split."""
+        """Return the number of rows, or their total weight in a split."""
         return sum(i.n_rows for i in self.infos) if self.weight is None else self.weight
 
     @property
     def n_targets(self) -> int | None:
-        """Columns of the targets; None for targets of one dimension."""
+        """Return the number of columns of the targets; None for one-dimensional targets."""
         return self.n_columns
 
     @property
     def targets(self) -> WeightedMoments:
-        """Of all columns but the codes'."""
+        """Return the spread of all columns but the codes."""
         both, n = DataSummary(self.infos).targets, self.n_columns or 1
         return replace(
             both, origin=both.origin[:n], offset=both.offset[:n], squares=both.squares[:n]

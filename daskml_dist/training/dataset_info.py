@@ -1,4 +1,8 @@
-"""Facts of all rows of a fit: their survey, their classes and their weights."""
+"""Facts about all rows of a fit: the summary of their blocks, their classes and their weights.
+
+`DatasetInfo.of` turns ``class_weight="balanced"`` or a dict into one weight a class; `RowsSpec`
+carries these to the trainers.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ __all__ = ["DatasetInfo", "balanced_weights", "named_weights"]
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """Facts of the rows of a fit, as models and objectives must know them.
+    """Facts about the rows of a fit that models and objectives need.
 
     Parameters
     ----------
@@ -42,9 +46,9 @@ class DatasetInfo:
         class_weight: Any,
         weighted: bool,
     ) -> DatasetInfo:
-        """Put them together; `class_weight` is as the user gave it."""
-        of_class = _class_weight(class_weight, survey, classes)
-        scale = _weight_scale(survey, classes, of_class, weighted)
+        """Combine a summary with the classes and the `class_weight` that the user gave."""
+        of_class = resolve_class_weights(class_weight, survey, classes)
+        scale = compute_weight_scale(survey, classes, of_class, weighted)
         return cls(survey, classes, of_class, scale)
 
     def spec(
@@ -55,7 +59,7 @@ class DatasetInfo:
         validation_fraction: float,
         compute_dtype: str | None,
     ) -> RowsSpec:
-        """Facts of the rows that trainers must know."""
+        """Return the specification of the rows that trainers get."""
         return RowsSpec(
             dtype,
             self.survey.rows_dtype,
@@ -70,25 +74,27 @@ class DatasetInfo:
 
     @property
     def weight_sum(self) -> float:
-        """Sum of the weights of all rows, with those of their classes."""
+        """Return the sum of the weights of all rows, class weights included."""
         n_rows = self.survey.n_rows
         return float(n_rows) if self.weight_scale is None else n_rows / self.weight_scale
 
 
-def _class_weight(
+def resolve_class_weights(
     class_weight: Any, survey: DataSummary, classes: NDArray[Any] | None
 ) -> NDArray[np.float64] | None:
-    """Weight of each class, of what the user gave: "balanced", a dict or None."""
+    """Return one weight a class from "balanced", a dict of labels, or None."""
     if class_weight is None or classes is None:
         return None
     if isinstance(class_weight, str):
-        # A weight of two is as good as a row twice, here too.
+        # Classes are counted by the weights of their rows, so that a weight of 2 equals a repeated
+        # row.
         return balanced_weights(survey.label_weights(classes))
     return named_weights(class_weight, classes)
 
 
 def balanced_weights(sums: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Weights of classes that make the weights of their rows alike; 0 for a class without rows.
+    """Return class weights ``total / (n_classes * weight of the class)``; 0 for a class without
+    rows.
 
     Parameters
     ----------
@@ -102,7 +108,7 @@ def balanced_weights(sums: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def named_weights(given: dict[Any, float], classes: NDArray[Any]) -> NDArray[np.float64]:
-    """Weight of each class, of a dict from labels.
+    """Return one weight a class from a dict of labels; 1 for classes that it leaves out.
 
     Labels that no row has may be among them, as in a fold that holds none: but where others are
     missing, names are mistaken.
@@ -112,6 +118,8 @@ def named_weights(given: dict[Any, float], classes: NDArray[Any]) -> NDArray[np.
     InvalidParameterError
         They are.
     """
+    # A fold may lack a class that the dict names. Unknown names are an error only where classes are
+    # left out too: then the user has probably misspelled one.
     known = classes.tolist()
     unknown = [label for label in given if label not in known]
     missing = [label for label in known if label not in given]
@@ -123,15 +131,16 @@ def named_weights(given: dict[Any, float], classes: NDArray[Any]) -> NDArray[np.
     return np.array([float(given.get(label, 1.0)) for label in known])
 
 
-def _weight_scale(
+def compute_weight_scale(
     survey: DataSummary,
     classes: NDArray[Any] | None,
     class_weight: NDArray[np.float64] | None,
     weighted: bool,
 ) -> float | None:
-    """Factor that makes the mean weight of all rows 1; None where rows have no weights."""
+    """Return the factor that makes the mean weight of all rows 1; None without weights."""
     if class_weight is None and not weighted:
         return None
+    # Sums of the weights by class suffice, so the rows need not be read again.
     if class_weight is not None and classes is not None:
         total = float(class_weight @ survey.label_weights(classes))
     else:

@@ -1,4 +1,8 @@
-"""Engines: where a fit runs. Both make the same trainer run the same maths."""
+"""Interface of the engines that run a fit, and the result and view of a running fit.
+
+`InProcessEngine` trains in the calling process, `ClusterEngine` on Dask workers; both run the same
+`Trainer`, so they make the same digits.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +66,7 @@ class FitResult:
 
 
 class RunView:
-    """A running fit, as callbacks see it.
+    """View of a running fit that callbacks get as `run`.
 
     Attributes
     ----------
@@ -111,12 +115,12 @@ class RunView:
         self.ending: NDArray[Any] | None = None
 
     def stop(self) -> None:
-        """End the fit with the pass that is open; it counts as a whole fit."""
+        """End the fit with the current pass; the result counts as a whole fit."""
         self.stopped = True
         self._stop()
 
     def parameters(self) -> NDArray[Any]:
-        """Parameters after the last pass, as the model has them; a copy.
+        """Return a copy of the parameters after the last pass, as the model holds them.
 
         Raises
         ------
@@ -132,7 +136,7 @@ class RunView:
         return np.copy(self._state.final)
 
     def estimator(self) -> Any:
-        """A copy of the estimator, fitted with the parameters after the last pass.
+        """Return a copy of the estimator, fitted with the parameters after the last pass.
 
         Raises
         ------
@@ -145,21 +149,22 @@ class RunView:
         return self._fitted(self._state.ending_with(w))
 
     def end_with(self, w: NDArray[Any]) -> None:
-        """Have the fit end with other parameters than the last; in ``on_fit_end``."""
+        """Replace the parameters that the fit ends with; to be called in ``on_fit_end``."""
         self.ending = w
 
     def paused(self, state: ShardState, fitted: Callable[[ShardState], Any] | None) -> None:
-        """Note that a part of the fit has ended, with such a state."""
+        """Take the state at the end of a part of the fit."""
         self._state, self._fitted = state, fitted
-        self._stop = _nothing  # the next part is not begun
+        self._stop = _do_nothing  # the next part is not begun
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
+    """Do nothing, in place of a `stop` that has nothing to stop."""
     pass
 
 
 class Engine(ABC):
-    """Holder of the rows of one fit, which runs it. Use it as a context manager.
+    """Base class of engines: holds the rows of one fit and runs it. Use it as a context manager.
 
     Attributes
     ----------
@@ -176,17 +181,17 @@ class Engine(ABC):
         self.feature_names: NDArray[Any] | None = None
 
     def tell(self, phase: str, done: int = 0, total: int | None = None) -> None:
-        """Tell the callbacks what the fit does now."""
+        """Tell the callbacks which phase the fit is in."""
         self.callbacks.on_phase(phase, done, total)
 
     @property
     @abstractmethod
     def columns(self) -> tuple[int, ...] | None:
-        """First column of each lane, and their number, where lanes hold columns; else None."""
+        """Return the first column of each lane, and their number; None where lanes hold rows."""
 
     @abstractmethod
     def cut_columns(self, n_lanes: int | None) -> None:
-        """Let each lane hold some columns of all rows, before these are looked at.
+        """Assign some columns of all rows to each lane; to be called before the survey.
 
         Raises
         ------
@@ -196,24 +201,24 @@ class Engine(ABC):
 
     @abstractmethod
     def cut_keys(self, n_lanes: int | None) -> Collection:
-        """Cut the entries of a `KeyedCollection` by ranges of keys, one a lane; what came of it."""
+        """Cut the entries of a `KeyedCollection` by ranges of keys, one a lane."""
 
     @property
     def room(self) -> int | None:
-        """Bytes that a trainer may take for values of others' keys; None: nothing limits them."""
+        """Return the most bytes that a trainer may take for values of others' keys, or None."""
         return None
 
     @abstractmethod
     def ask(self, function: Callable[[Block], Any]) -> list[Any]:
-        """Results of a function of each block, of those that are kept; it is picklable."""
+        """Return the results of a picklable function of each block that is kept."""
 
     @abstractmethod
     def look(self, function: Callable[[Block], Any], numbers: list[int]) -> list[Any]:
-        """Results of a function of some blocks, which are read anew where they are not kept."""
+        """Return the results of a function of some blocks, which are read again if not kept."""
 
     @abstractmethod
     def survey(self, n_lanes: int | None = None) -> list[BlockInfo]:
-        """Make the blocks where the rows lie and return what the client must know of each.
+        """Make the blocks where the rows lie and return the facts of each.
 
         Rows in memory may be cut for `n_lanes`, where the user gives it.
         """
@@ -222,7 +227,7 @@ class Engine(ABC):
     def lanes(
         self, n_lanes: int | None, *, share: int | None, passes: int, device: str = "cpu"
     ) -> list[LaneSpec]:
-        """Choose the lanes for a fit of at most so many passes.
+        """Choose the lanes, for a fit of at most `passes` passes.
 
         In one process another lane is worth a thread for each `share` bytes; None: never. Where
         `device`, the name of the fit's, is a GPU there, one lane's kernels fill it.
@@ -230,29 +235,29 @@ class Engine(ABC):
 
     @abstractmethod
     def scales(self) -> FeatureScales:
-        """Scales of all features, in one pass."""
+        """Return the scales of all features, in one pass over the rows."""
 
     @property
     def streaming(self) -> Streaming | None:
-        """Reading of the blocks in each pass, known with the lanes; None where they are kept."""
+        """Return how blocks are read in each pass; None where they are kept."""
         return None
 
     def leave(self, share: float) -> None:  # noqa: B027 (all are held without a cluster)
-        """Leave a share of the budget to what trainers make of blocks; before the survey."""
+        """Reserve a share of the memory budget for what trainers make of blocks."""
 
     @property
     def budget(self) -> float:
-        """Bytes of blocks that are held, and of what is made of rows, on one worker."""
+        """Return the bytes on one worker for blocks that are held and for what is made of rows."""
         return float("inf")
 
     @property
     def on_one_host(self) -> bool:
-        """Whether the workers of the lanes are several, and may share memory."""
+        """Return whether the lanes have several workers, all on one host, that may share memory."""
         return False
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Facts of the data's way, for the history."""
+        """Return facts about how the data was placed and moved, for the history."""
         return {}
 
     @abstractmethod
@@ -261,7 +266,7 @@ class Engine(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of everything."""
+        """Release the rows and everything that the engine opened."""
 
     def __enter__(self) -> Self:
         self.interrupts.__enter__()
@@ -276,6 +281,8 @@ class Engine(ABC):
         if self.columns is None:  # else numbers of columns are those of a part of them
             name_column_in_error(error, self.feature_names)
         try:
+            # A Ctrl-C during the clean-up waits until it is done, and the callbacks hear of the end
+            # whatever happens.
             with self.interrupts.held():
                 self.close()
         finally:

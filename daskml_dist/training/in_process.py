@@ -1,4 +1,4 @@
-"""The engine without a cluster: the same trainer and servers in the calling process."""
+"""Engine without a cluster: one trainer and its servers in the calling process."""
 
 from __future__ import annotations
 
@@ -32,12 +32,13 @@ from daskml_dist.training.worker.trainer import Trainer
 
 __all__ = ["InProcessEngine"]
 
-#: Entries from which another lane of keys is worth a thread.
-_ENTRIES = 1 << 19
+#: Entries from which another lane of keys is worth a thread: below, starting and meeting takes
+#: longer than the sums.
+ENTRIES_PER_KEY_LANE = 1 << 19
 
 
 class InProcessEngine(Engine):
-    """Trains rows that are in memory, with no scheduler.
+    """Engine that trains rows in the memory of this process.
 
     Parameters
     ----------
@@ -53,31 +54,31 @@ class InProcessEngine(Engine):
 
     @property
     def columns(self) -> tuple[int, ...] | None:
-        """First column of each lane, and their number, where lanes hold columns; else None."""
+        """Return the first column of each lane, and their number; None where lanes hold rows."""
         return self._collection.columns
 
     def cut_columns(self, n_lanes: int | None) -> None:
-        """Let each lane hold some columns of all rows; one lane by default."""
+        """Assign some columns of all rows to each lane; one lane by default."""
         self._collection = cut_by_columns(self._collection, n_lanes or 1)
 
     def cut_keys(self, n_lanes: int | None) -> Collection:
-        """Cut the entries by ranges of keys; by default for a lane a core, where that pays."""
+        """Cut the entries by ranges of keys; by default one lane a core where that pays."""
         assert isinstance(self._collection, KeyedCollection)
         if n_lanes is None:
-            n_lanes = min(_n_cores(), 1 + self._collection.n_entries // _ENTRIES)
+            n_lanes = min(count_cores(), 1 + self._collection.n_entries // ENTRIES_PER_KEY_LANE)
         self._collection = self._collection.cut(n_lanes)
         return self._collection
 
     def ask(self, function: Callable[[Block], Any]) -> list[Any]:
-        """Results of a function of each block."""
+        """Return the results of a function of each block."""
         return [function(block) for block in self._blocks.values()]
 
     def look(self, function: Callable[[Block], Any], numbers: list[int]) -> list[Any]:
-        """Results of a function of some blocks."""
+        """Return the results of a function of some blocks."""
         return [function(self._blocks[i]) for i in numbers]
 
     def survey(self, n_lanes: int | None = None) -> list[BlockInfo]:
-        """Make the blocks."""
+        """Make the blocks and return the facts of each."""
         make, parts = self._collection.block_maker, self._collection.parts
         for i, part in enumerate(parts):
             self.tell("reading", i, len(parts))
@@ -91,7 +92,7 @@ class InProcessEngine(Engine):
     def lanes(
         self, n_lanes: int | None, *, share: int | None, passes: int, device: str = "cpu"
     ) -> list[LaneSpec]:
-        """One lane by default; where threads are worth it, up to one for each core of a CPU."""
+        """Choose one lane by default; up to one a core where threads pay."""
         rows = {i: block.n_rows for i, block in self._blocks.items()}
         if isinstance(self._collection, KeyedCollection):
             self._lanes = make_whole_lanes(rows, self._collection.lanes or 1)
@@ -104,19 +105,20 @@ class InProcessEngine(Engine):
             # Several lanes of one GPU launch kernels on parts of the rows, one after the other.
             if worth and get_backend(device).device == "gpu":
                 worth = 0
-            n_lanes = max(1, min(_n_cores(), sum(rows.values()), 1 + worth))
+            n_lanes = max(1, min(count_cores(), sum(rows.values()), 1 + worth))
         self._lanes = make_even_lanes(rows, n_lanes)
         return self._lanes
 
     def scales(self) -> FeatureScales:
-        """Scales of all features."""
+        """Return the scales of all features."""
         scales = [compute_block_scales(block) for block in self._blocks.values()]
         return merge_scales(scales) if self.columns is None else join_scales(scales)
 
     def train(self, fit: FitSpec, callbacks: CallbackList) -> FitResult:
-        """Run the fit in the calling thread (and its compute threads, for shared memory)."""
+        """Run the fit in the calling thread, and its compute threads where lanes share memory."""
         run_id = uuid.uuid4().hex
         records: list[dict[str, Any]] = []
+        # The same servers as on a cluster, reached by a direct call (`comm.local`).
         servers = [
             make_server(fit, s, n_trainers=1, on_record=records.append)
             for s in range(n_servers(fit))
@@ -124,9 +126,11 @@ class InProcessEngine(Engine):
         endpoints = tuple(Endpoint(f"{run_id}-{s}") for s in range(len(servers)))
         for endpoint, server in zip(endpoints, servers, strict=True):
             publish_server(endpoint.key, server)
-        threads = _n_cores() if fit.work.uses_threads else 1
+        threads = count_cores() if fit.work.uses_threads else 1
         lanes = tuple(self._lanes)
         clocks = (fit.work.first_clock,) * len(lanes)
+        # One trainer of rank 0 in generation 0; no secret and no snapshots, since nobody else takes
+        # part.
         spec = TrainerSpec(
             run_id, 0, 0, 1, 0, lanes, clocks, threads, endpoints, b"", 0, fit.rows.lane_rows
         )
@@ -134,6 +138,7 @@ class InProcessEngine(Engine):
         told = 0
 
         def tell() -> None:
+            """Tell the callbacks of passes recorded since the last call."""
             nonlocal told
             while told < len(records):
                 told += 1
@@ -148,42 +153,47 @@ class InProcessEngine(Engine):
         try:
             callbacks.on_fit_begin(view)
             callbacks.on_phase("training")
-            result = self._run(trainer, fit)
+            result = self._run_trainer(trainer, fit)
             tell()
         except BaseException as error:
             with self.interrupts.held():
+                # The state can be kept if no step was cut in two: the interrupt came between steps,
+                # or from a callback. Solvers keep whole points in any case.
                 is_whole = callbacks.has_raised(error) or self.interrupts.came_at_rest(error)
                 kept = None
                 if isinstance(error, KeyboardInterrupt) and (is_whole or fit.work.replays):
-                    kept = _kept(fit, servers, trainer.interrupted(), error)
+                    kept = _keep_interrupted(fit, servers, trainer.interrupted(), error)
             callbacks.on_fit_end(view, error)
             if kept is None:
                 raise
             return kept
         callbacks.on_fit_end(view)
-        return _result(fit, servers, result)
+        return _make_result(fit, servers, result)
 
-    def _run(self, trainer: Trainer, fit: FitSpec) -> TrainerResult:
-        # A step must not be cut in two; a solver keeps whole points.
+    def _run_trainer(self, trainer: Trainer, fit: FitSpec) -> TrainerResult:
+        """Run the trainer; a Ctrl-C waits for the end of a step."""
+        # Between steps only: half a step would leave parameters that no fit has. Solvers keep their
+        # last whole point, so they may be interrupted anywhere.
         with nullcontext() if fit.work.replays else self.interrupts.between_steps():
             return trainer.run(self._blocks)
 
     def close(self) -> None:
-        """Let go of the blocks."""
+        """Release the blocks."""
         self._blocks = {}
 
 
-def _result(fit: FitSpec, servers: list[ParameterServer], result: TrainerResult) -> FitResult:
+def _make_result(fit: FitSpec, servers: list[ParameterServer], result: TrainerResult) -> FitResult:
+    """Return the result of a fit that came to its end."""
     ledger = servers[0].ledger
     assert ledger is not None
     state = joined_state(fit, [server.state() for server in servers], [result])
     return FitResult(state, ledger.records, ledger.rule, ledger.partial_rows)
 
 
-def _kept(
+def _keep_interrupted(
     fit: FitSpec, servers: list[ParameterServer], result: TrainerResult, error: KeyboardInterrupt
 ) -> FitResult | None:
-    """Result of an interrupted fit as far as it came."""
+    """Return the result of an interrupted fit as far as it came; None before the first step."""
     ledger = servers[0].ledger
     assert ledger is not None
     left = joined_left(fit, [server.state() for server in servers], [result])
@@ -193,5 +203,6 @@ def _kept(
     return FitResult(left.state, ledger.records, ledger.rule, partial, interrupted=error)
 
 
-def _n_cores() -> int:
+def count_cores() -> int:
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1

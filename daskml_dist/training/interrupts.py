@@ -1,4 +1,8 @@
-"""Ctrl-C while a fit runs: it ends the fit once, and in a place where that does no harm."""
+"""Handling of Ctrl-C while a fit runs: it ends the fit once, between two steps.
+
+`Interrupts` is the handler in the client's process. `shield` and `unshield` keep workers, nannies
+and schedulers of the client's own process group alive, which a terminal interrupts too.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ _ended_shields: deque[str] = deque(maxlen=256)
 
 
 class Interrupts:
-    """The handler of Ctrl-C for as long as a fit has its rows. A context manager.
+    """Handler of Ctrl-C for as long as a fit has its rows. Use it as a context manager.
 
     The first Ctrl-C raises ``KeyboardInterrupt`` as it always does. Later ones are swallowed, so
     that none cuts the clean-up short. In a thread of its own a fit sees no Ctrl-C, and this does
@@ -49,20 +53,23 @@ class Interrupts:
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         if self._before is None:
             return
+        # A Ctrl-C that was held back to the very end is delivered to the user's own handler.
         signal.signal(signal.SIGINT, self._before)
         if self._pending and kind is None:
             signal.raise_signal(signal.SIGINT)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        """Hold back, swallow or pass on one Ctrl-C."""
         if self._raised:
             return
         # A second one, where the first still waits for the end of a step, waits no more.
         if self._held or (self._waits and not self._pending):
             self._pending = True
             return
-        self._raise(number, frame)
+        self._call_previous_handler(number, frame)
 
-    def _raise(self, number: int, frame: FrameType | None) -> None:
+    def _call_previous_handler(self, number: int, frame: FrameType | None) -> None:
+        """Call the handler that was set before, which usually raises `KeyboardInterrupt`."""
         self._pending = False
         try:
             self._before(number, frame)
@@ -72,7 +79,7 @@ class Interrupts:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """While something must not be cut short; what came meanwhile is raised with the end."""
+        """Hold back Ctrl-C while a block must not be cut short; it is raised afterwards."""
         self._held += 1
         try:
             yield
@@ -81,18 +88,19 @@ class Interrupts:
 
     @contextmanager
     def between_steps(self) -> Iterator[None]:
-        """Until the end, a first Ctrl-C waits for the next call of :meth:`rest`."""
-        with self._waiting(self._before is signal.default_int_handler):
+        """Let a first Ctrl-C wait for the next call of :meth:`rest`, until the block ends."""
+        with self._set_waiting(self._before is signal.default_int_handler):
             yield
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """In the midst of :meth:`between_steps`, while a user's own code runs."""
-        with self._waiting(False):
+        """Let Ctrl-C through at once inside :meth:`between_steps`, for the user's own code."""
+        with self._set_waiting(False):
             yield
 
     @contextmanager
-    def _waiting(self, waits: bool) -> Iterator[None]:
+    def _set_waiting(self, waits: bool) -> Iterator[None]:
+        """Set whether a first Ctrl-C waits, and restore it afterwards."""
         before, self._waits = self._waits, waits
         try:
             yield
@@ -113,12 +121,12 @@ class Interrupts:
             raise error
 
     def came_at_rest(self, error: BaseException) -> bool:
-        """Whether an interrupt was raised by :meth:`rest`, so that no step was cut short."""
+        """Return whether an interrupt was raised by :meth:`rest`, so that no step was cut short."""
         return any(error is known for known in self._at_rest)
 
 
 def raise_interrupt(error: KeyboardInterrupt, passes: int) -> NoReturn:
-    """Raise what interrupted a fit, once the estimator has what the fit had come to."""
+    """Raise the interrupt of a fit, once the estimator holds what the fit came to."""
     error.add_note(
         f"The estimator keeps what the fit had come to, {passes} passes and what followed; a fit "
         "with warm_start=True goes on from there."
@@ -128,7 +136,7 @@ def raise_interrupt(error: KeyboardInterrupt, passes: int) -> NoReturn:
 
 
 def process_group() -> tuple[Any, ...] | None:
-    """Mark that tells the process group of this process from all others; None: there is none.
+    """Return a mark that tells this process group from all others; None where there are none.
 
     A terminal, and JupyterLab's button, send Ctrl-C to all processes of a group.
     """
@@ -141,7 +149,7 @@ def process_group() -> tuple[Any, ...] | None:
 
 
 def shield(name: str, pid: int, group: tuple[Any, ...]) -> bool:
-    """Let this process ignore Ctrl-C for as long as a fit of a client of its process group runs.
+    """Ignore Ctrl-C in this process for as long as a fit of a client of its process group runs.
 
     Dask's workers, nannies and schedulers would end for good; the client decides what ends. To be
     called in the event loop, which a process that is one of these runs in its main thread.
@@ -178,8 +186,10 @@ def unshield(name: str) -> None:
 
 
 def _on_sigint(*_: Any) -> None:
+    """Drop the shields of clients that are gone; with none left, handle Ctrl-C as before."""
     for name, pid in list(_shields.items()):
         try:
+            # Signal 0 only asks whether the process exists.
             os.kill(pid, 0)
         except ProcessLookupError:
             unshield(name)

@@ -1,4 +1,9 @@
-"""Choosing where a fit runs."""
+"""Choice of where a fit runs: in this process, on a given or current client, or on a cluster of its
+own.
+
+`open_engine` returns the `Engine` for a collection; estimators use it as a context manager around
+the whole fit.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +33,7 @@ def open_engine(
     device: str = "cpu",
     callbacks: CallbackList | None = None,
 ) -> Engine:
-    """Open the engine for a collection.
+    """Open the engine on which a collection is trained.
 
     Parameters
     ----------
@@ -47,27 +52,30 @@ def open_engine(
     callbacks : CallbackList or None
         Who is told of the phases of the fit.
     """
-    engine = _opened(collection, client, memory_budget, device)
+    engine = _choose_engine(collection, client, memory_budget, device)
     engine.feature_names = getattr(collection, "feature_names", None)  # keyed ones have none
     if callbacks is not None:
         engine.callbacks = callbacks
     return engine
 
 
-def _opened(
+def _choose_engine(
     collection: Collection, client: Any | None, memory_budget: int | None, device: str
 ) -> Engine:
+    """Return the engine for a client, for the current one, or for none."""
     if isinstance(client, str) and client == INLINE:
-        return _inline(collection)
+        return _open_inline_engine(collection)
     if isinstance(client, str) and client == AUTO:
         client = None
     if client is not None:
         check_client(client)
-    in_task = _in_task()
+    in_task = _is_in_dask_task()
     if client is None:
         client = _current_client(in_task, collection.kind)
     # Engines load what trainers need; who only imports an estimator, or predicts, does without.
     if client is None and collection.kind == "memory":
+        # Engines import the trainers and the transports; importing an estimator, or predicting,
+        # does not.
         from daskml_dist.training.in_process import InProcessEngine
 
         return InProcessEngine(collection)
@@ -77,21 +85,23 @@ def _opened(
         return ClusterEngine.on_own_cluster(collection, memory_budget, device)
     with ExitStack() as stack:
         if in_task:
-            client = _step_aside(stack, client)
+            client = _leave_worker_pool(stack, client)
         assert client is not None
         check_synchronous(client, "fit")
+        # The stack moves to the engine only once this succeeds: on an error the thread rejoins the
+        # pool.
         engine = ClusterEngine(collection, client, memory_budget, device)
         engine.closes(stack.pop_all())
     return engine
 
 
 def client_of(collection: Collection) -> Any | None:
-    """The client that a fit takes which was given none; None where there is none at all."""
-    return _current_client(_in_task(), collection.kind)
+    """Return the client that a fit without `client=` would use; None where there is none."""
+    return _current_client(_is_in_dask_task(), collection.kind)
 
 
-def _inline(collection: Collection) -> Engine:
-    """The engine of this process, whatever client there is."""
+def _open_inline_engine(collection: Collection) -> Engine:
+    """Return the engine of this process, whatever client there is."""
     if collection.kind != "memory":
         raise InvalidParameterError(
             'client="inline" trains rows that are in the memory of this process, and these are a '
@@ -102,8 +112,8 @@ def _inline(collection: Collection) -> Engine:
     return InProcessEngine(collection)
 
 
-def _in_task() -> bool:
-    """Whether the calling thread runs a Dask task."""
+def _is_in_dask_task() -> bool:
+    """Return whether the calling thread runs a Dask task."""
     # Without distributed loaded there is neither a task nor a client, and no need to load it.
     if "distributed" not in sys.modules:
         return False
@@ -115,8 +125,8 @@ def _in_task() -> bool:
     return False
 
 
-def _step_aside(stack: ExitStack, client: Any | None) -> Any:
-    """Leave the worker's thread pool until the stack closes; a client of the cluster.
+def _leave_worker_pool(stack: ExitStack, client: Any | None) -> Any:
+    """Leave the worker's thread pool until the stack closes; return a client of the cluster.
 
     Else the fit would wait for tasks that wait for the slot of the task that calls it.
     """
@@ -127,7 +137,7 @@ def _step_aside(stack: ExitStack, client: Any | None) -> Any:
 
 
 def _current_client(in_task: bool, kind: str) -> Any | None:
-    """The client that a fit takes which was given none."""
+    """Return the current client for a fit that was given none; None where it is not to be used."""
     if in_task or "distributed" not in sys.modules:
         return None
     from distributed import Client

@@ -1,4 +1,8 @@
-"""Settings of a fit by gradient steps, as the user asked for them."""
+"""Checked settings of a fit, as the user asked for them; nothing in them depends on the data.
+
+`RunSettings` are those of every fit (device, lanes, servers), `Settings` those of a fit by gradient
+steps.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ __all__ = ["RunSettings", "Settings"]
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings that the user asked for, checked; nothing in them depends on the data."""
+    """Checked settings of a fit by gradient steps."""
 
     penalty: Penalty
     optimizer: Optimizer
@@ -47,18 +51,18 @@ class Settings:
 
     @property
     def state_names(self) -> set[str]:
-        """Names of the optimizers' state."""
+        """Return the names of the optimizers' state arrays."""
         own = [o.optimizer for o in (self.groups or {}).values() if o.optimizer is not None]
         return {name for optimizer in (self.optimizer, *own) for name in optimizer.state_names}
 
     def dtype_of(self, survey: DataSummary) -> str:
-        """The dtype of the parameters of a fit to some rows."""
+        """Return the dtype of the parameters of a fit to the rows of a summary."""
         return "float32" if self.run.compute_dtype else self.dtype or survey.dtype
 
 
 @dataclass(frozen=True)
 class RunSettings:
-    """Layout of a fit as the user asked for it, checked; nothing in it depends on the data.
+    """Checked settings of how a fit runs.
 
     Parameters
     ----------

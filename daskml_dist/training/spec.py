@@ -1,4 +1,9 @@
-"""Specification of a fit (`FitSpec`), and of one trainer's part of it (`TrainerSpec`)."""
+"""Specification of a fit, as the client sends it to all trainers.
+
+A `FitSpec` holds the rows (`RowsSpec`), the work (`daskml_dist.training.work`) and the settings of
+the run (`RunSpec`); nothing in it depends on workers. A `TrainerSpec` adds what one trainer needs
+in one generation: its lanes, its rank, and the addresses of the servers.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +39,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Streaming:
-    """Reading, in each pass, of blocks that do not fit in memory together.
+    """Buffer sizes for blocks that do not fit in memory together and are read again in each pass.
 
     Parameters
     ----------
@@ -57,7 +62,7 @@ class Streaming:
 
 @dataclass(frozen=True)
 class RowsSpec:
-    """The rows of a fit, as each trainer is to prepare them.
+    """Facts about the rows of a fit, by which each trainer prepares its blocks.
 
     Parameters
     ----------
@@ -91,9 +96,10 @@ class RowsSpec:
     compute_dtype: str | None = None
 
     def weights(self, block: Block) -> NDArray[Any] | None:
-        """Weights of a block's rows, those of their classes among them; None where all are 1."""
+        """Return the weights of a block's rows, class weights included; None where all are 1."""
         if self.weight_scale is None:
             return None
+        # The weights multiply: the factor that makes their mean 1, the row's own, and its class's.
         weight = np.full(block.n_rows, self.weight_scale)
         if block.sample_weight is not None:
             weight *= block.sample_weight
@@ -102,12 +108,12 @@ class RowsSpec:
         return weight.astype(self.dtype)
 
     def of_lanes(self, lanes: Sequence[LaneSpec]) -> tuple[int, ...]:
-        """Training rows of each lane."""
+        """Return the number of training rows of each lane."""
         return training_rows(lanes, self.validation_fraction)
 
 
 def training_rows(lanes: Sequence[LaneSpec], held_out: float = 0.0) -> tuple[int, ...]:
-    """Rows of each lane, but for the share that is held out of each block."""
+    """Return the number of rows of each lane, without the share held out of each block."""
     return tuple(
         sum(len(s) - count_held_out_rows(s, held_out) for s in lane.segments) for lane in lanes
     )
@@ -140,7 +146,7 @@ class RunSpec:
 
     @classmethod
     def of(cls, settings: RunSettings, survey: DataSummary) -> RunSpec:
-        """Settings that the user asked for, on the device that the rows allow.
+        """Combine the user's settings with the device on which these rows may be trained.
 
         Raises
         ------
@@ -159,7 +165,7 @@ class RunSpec:
 
 @dataclass(frozen=True)
 class FitSpec:
-    """A fit: its rows, what is done with them, and how; nothing here depends on workers.
+    """Specification of a fit: its rows, the work on them, and how it runs; independent of workers.
 
     Parameters
     ----------
@@ -174,41 +180,43 @@ class FitSpec:
 
     @property
     def steps(self) -> StepWork:
-        """The work of a fit by steps; its loops alone ask."""
+        """Return the work of a fit by gradient steps; used by the loops of steps only."""
         return cast(StepWork, self.work)
 
     @property
     def rounds(self) -> RoundWork:
-        """The work of a fit by a round solver; its loops alone ask."""
+        """Return the work of a fit by a round solver; used by the loops of rounds only."""
         return cast(RoundWork, self.work)
 
     @property
     def keyed(self) -> KeyedWork:
-        """The work of a fit over keys; its loop alone asks."""
+        """Return the work of a fit over keys; used by the loop over keys only."""
         return cast(KeyedWork, self.work)
 
     @property
     def own_rows(self) -> OwnRowsWork:
-        """The work of a fit by trainers on their own rows; its loop alone asks."""
+        """Return the work of a solver that trainers run on their own rows."""
         return cast(OwnRowsWork, self.work)
 
     def start_state(self, rows: slice = slice(None)) -> ShardState:
-        """Fresh state of some rows of the parameters of a fit by steps."""
+        """Return the state that a range of rows of the parameters begins with."""
         return self.steps.start_state(self.rows.dtype, rows)
 
     def of_lane(self, lane: int) -> FitSpec:
-        """The fit as a lane sees it."""
+        """Return the fit as one lane sees it: with that lane's columns where lanes hold columns."""
         work = self.work.of_lane(lane)
+        # Most work is the same for every lane; then no copy is made.
         return self if work is self.work else replace(self, work=work)
 
     def working(self, **changes: Any) -> FitSpec:
-        """The fit with some of its work's fields changed."""
+        """Return a copy of the fit with some fields of its work replaced."""
         return replace(self, work=replace(cast(Any, self.work), **changes))
 
     def bounds(self, server: int) -> Bounds:
-        """Bounds of the frames to and from a server."""
+        """Return the largest sizes that frames to and from a server may announce."""
         layout = self.work.layout
         n_rows, width = layout.n_rows, layout.width
+        # Without shards a server keeps the ledger alone, and frames hold no parameters.
         if self.work.uses_shards:
             rows = layout.slices()[server]
             n_rows = rows.stop - rows.start
@@ -217,7 +225,7 @@ class FitSpec:
 
 @dataclass(frozen=True)
 class TrainerSpec:
-    """One trainer's part of a fit.
+    """Part of one trainer in one generation of a fit.
 
     Parameters
     ----------
@@ -253,13 +261,13 @@ class TrainerSpec:
     lane_rows: tuple[int, ...]
 
     def peer_key(self, rank: int) -> str:
-        """Name of the listener of a trainer of this generation."""
+        """Return the name of the listener of the trainer of a rank in this generation."""
         return f"{self.run_id}-trainer-{rank}-{self.generation}"
 
 
 @dataclass(frozen=True)
 class Left:
-    """State that a trainer leaves behind whose fit was interrupted.
+    """State that a trainer leaves behind when its fit is interrupted.
 
     Parameters
     ----------

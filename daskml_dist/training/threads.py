@@ -1,4 +1,4 @@
-"""The threads of the process's BLAS libraries."""
+"""Limits on the threads of the process's BLAS libraries."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ __all__ = ["OneThread", "blas"]
 
 @cache
 def blas() -> ThreadpoolController:
-    """The process's BLAS libraries; looking for them takes milliseconds."""
+    """Return the controller of the process's BLAS libraries; it takes milliseconds to find them."""
     return ThreadpoolController()
 
 
 @cache
-def _libraries() -> list[Any]:
+def _find_blas_libraries() -> list[Any]:
+    """Return the loaded BLAS libraries."""
     return list(blas().select(user_api="blas").lib_controllers)
 
 
@@ -31,7 +32,7 @@ class OneThread:
         self._before: list[tuple[Any, int]] = []
 
     def __enter__(self) -> None:
-        for library in _libraries():
+        for library in _find_blas_libraries():
             if (n := library.get_num_threads()) is not None and n != 1:
                 self._before.append((library, n))
                 library.set_num_threads(1)

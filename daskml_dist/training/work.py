@@ -1,7 +1,7 @@
-"""Work of a fit, and gradient steps of a model under a policy.
+"""Work of a fit: gradient steps of a model under a policy, or a solver's passes over the rows.
 
-The machinery of a run (servers, generations, recovery, reports) asks of either what `Work` says,
-and the loop that it names knows which of the two it is.
+Servers, generations, recovery and reports ask the work what `Work` declares, and nothing else. The
+loop that `Work.loop` names (`daskml_dist.training.worker.loops`) knows which subclass it is given.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from daskml_dist.solvers.own_rows import RowSolver
 __all__ = ["KeyedWork", "OwnRowsWork", "RoundWork", "StepWork", "Work"]
 
 
-#: Steps of a pass from which on the last push of every pass is not compressed.
-_MANY_STEPS = 32
+#: Steps in a pass from which every pass ends with an uncompressed push; a shorter pass would hardly
+#: be compressed at all.
+COMPRESSED_PASS_STEPS = 32
 
 
 class Work(ABC):
-    """Base class of what the lanes of a fit do.
+    """Base class of the work that the lanes of a fit do.
 
     Attributes
     ----------
@@ -77,97 +78,99 @@ class Work(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """Name that the history calls it by."""
+        """Return the name of the work in the history."""
 
     @property
     @abstractmethod
     def loop(self) -> str:
-        """Name of the loop that runs it."""
+        """Return the name of the loop that runs the work, a key of `LOOPS`."""
 
     @property
     def coordinates(self) -> bool:
+        """Return whether a step reads and changes few rows of the parameters."""
         return False
 
     @property
     def reads(self) -> int:
-        """Passes over streamed blocks that may follow each other."""
+        """Return how many passes over streamed blocks may follow each other, to read ahead."""
         return self.stopping.max_iter
 
     @property
     def planned(self) -> int | None:
-        """Passes that the user asked for, at most; None where their bound is but a solver's."""
+        """Return the most passes that the user asked for; None where only a solver bounds them."""
         return self.stopping.max_iter
 
     @property
     def in_turn(self) -> bool:
-        """Whether each row is a step of its own."""
+        """Return whether each single row is a step."""
         return False
 
     @property
     def linear(self) -> LinearForm | None:
-        """Form of a linear model, for kernels of steps; None: there are none."""
+        """Return the form of a linear model, for compiled steps; None for other models."""
         return None
 
     @property
     def lockstep(self) -> bool:
-        """Whether all lanes are at the same clock at each end of a pass."""
+        """Return whether all lanes are at the same clock at the end of each pass."""
         return True
 
     @property
     def uses_shards(self) -> bool:
-        """Whether the parameters live in server shards."""
+        """Return whether the parameters live in server shards."""
         return False
 
     @property
     def uses_threads(self) -> bool:
-        """Whether a lane a thread is wanted in one process too."""
+        """Return whether each compute thread of a single process is to have a lane."""
         return True
 
     @property
     def in_pairs(self) -> bool:
-        """Whether a trainer sends to another one what is for that one alone."""
+        """Return whether trainers exchange messages in pairs, as pipelines do."""
         return False
 
     @property
     def replays(self) -> bool:
-        """Whether trainers remember what is needed to go on, so that any one of them can."""
+        """Return whether each trainer remembers enough to continue the fit alone."""
         return False
 
     @property
     @abstractmethod
     def carried(self) -> int:
-        """Bytes of the parameters that it begins with, which travel with it."""
+        """Return the bytes of the initial parameters that travel with the specification."""
 
     def of_lane(self, lane: int) -> Work:
-        """Work of a lane, by its number."""
+        """Return the work of a lane, by its number."""
         return self
 
     def gate(self, lanes: Iterable[int], clock: int = 0) -> Gate:
-        """State machine of the pass reports."""
+        """Return the state machine that decides when a pass of all lanes is complete."""
         return ArrivalGate(lanes, clock)
 
     @property
     def score_names(self) -> tuple[str, ...]:
-        """Keys of the scores that a loop reports its passes with."""
+        """Return the keys of the scores that a loop reports with its passes."""
         return ()
 
     @property
     def first_clock(self) -> int:
-        """Clock at which every lane starts."""
+        """Return the clock (steps of a lane) at which every lane starts."""
         return self.first_pass * self.n_steps
 
     def passes(self, clock: int) -> range:
-        """Numbers of the passes to make at most, from a clock on.
+        """Return the numbers of the passes still to make, from a clock on.
 
         One that ends at the clock is among them: it may not have been reported yet.
         """
+        # ceil(clock / n_steps): a pass that ends exactly at the clock is included.
         first = max(self.first_pass + 1, -(-clock // self.n_steps))
         return range(first, self.stopping.max_iter + 1)
 
 
 @dataclass(frozen=True)
 class StepWork(Work):
-    """Gradient steps of a model.
+    """Gradient steps of a model under a policy.
 
     Parameters
     ----------
@@ -253,7 +256,7 @@ class StepWork(Work):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Shape of the parameters."""
+        """Return the shape of the parameter matrix."""
         return self.model.parameters.shape
 
     @property
@@ -261,14 +264,14 @@ class StepWork(Work):
         return 0 if self.initial is None else self.initial.w.nbytes
 
     def rows_of(self, lane: int) -> slice:
-        """Rows of the parameters that belong to a lane's columns."""
+        """Return the rows of the parameters that belong to a lane's columns."""
         assert self.columns is not None
         model: Any = self.model
         found: slice = model.rows_of_columns(*self.columns[lane : lane + 2])
         return found
 
     def of_lane(self, lane: int) -> StepWork:
-        """Work of a lane: of its own columns where it has some of them alone."""
+        """Return the work of a lane: restricted to its columns where lanes hold columns."""
         if self.columns is None:
             return self
         model: Any = self.model
@@ -279,23 +282,27 @@ class StepWork(Work):
         return replace(self, model=part, initial=initial, step_callbacks=told)
 
     def pushes_whole(self, clock: int) -> bool:
-        """Whether the push that ends a lane's step `clock` goes without compression.
+        """Return whether the push that ends a lane's step `clock` is sent without compression.
 
         It takes along all that was left out before: at the end of each pass, or, where a pass has
         few steps, of the last one.
         """
+        # Compressors keep what they leave out (error feedback); an uncompressed push delivers all
+        # of it.
         passes, rest = divmod(clock, self.n_steps)
-        return rest == 0 and (self.n_steps >= _MANY_STEPS or passes >= self.stopping.max_iter)
+        return rest == 0 and (
+            self.n_steps >= COMPRESSED_PASS_STEPS or passes >= self.stopping.max_iter
+        )
 
     def start_state(self, dtype: str, rows: slice = slice(None)) -> ShardState:
-        """Fresh state of some rows of the parameters."""
+        """Return the state that some rows of the parameters begin with."""
         if self.initial is not None:
             return self.initial.part(rows)
         return ShardState(self.model.init_rows(rows, self.seed, dtype), {})
 
 
 class SolverWork(Work):
-    """Base class of a solver's work: servers keep the passes alone, and there are no steps."""
+    """Base class of a solver's work: servers keep only the ledger, and there are no steps."""
 
     #: Servers keep the passes alone.
     layout: ClassVar[Layout] = Layout(0, 0, 1)  # type: ignore[misc]
@@ -307,7 +314,7 @@ class SolverWork(Work):
 
     @property
     def planned(self) -> int | None:
-        """None: the bound counts every line search that could fail, and is never met."""
+        """Return None: the solver's bound counts failed line searches, and is hardly ever met."""
         return None
 
     @property
@@ -321,7 +328,7 @@ class SolverWork(Work):
 
 @dataclass(frozen=True, kw_only=True)
 class ResumableWork(SolverWork):
-    """Base class of a solver's work that can pause, be written to a checkpoint, and go on.
+    """Base class of a solver's work that can pause, be written to a checkpoint, and continue.
 
     Parameters
     ----------
@@ -347,7 +354,7 @@ class ResumableWork(SolverWork):
 
 @dataclass(frozen=True)
 class RoundWork(ResumableWork):
-    """Sums over all rows, asked for by a solver.
+    """Rounds of a solver: each asks for a sum over all rows.
 
     Parameters
     ----------
@@ -387,7 +394,7 @@ class RoundWork(ResumableWork):
         return super().carried + (0 if self.start is None else self.start.nbytes)
 
     def first(self) -> NDArray[np.float64] | None:
-        """Parameters to start from, in an array of their own; None where there are none."""
+        """Return a new array of the initial parameters; None for solvers without parameters."""
         if self.start is not None:
             return self.start.astype(np.float64)
         return None if self.shape is None else np.zeros(self.shape)
@@ -395,7 +402,7 @@ class RoundWork(ResumableWork):
 
 @dataclass(frozen=True)
 class OwnRowsWork(ResumableWork):
-    """Solver that trainers run on their own rows, together.
+    """Iterations of a solver that all trainers run together, each on its own rows.
 
     Parameters
     ----------
@@ -423,12 +430,12 @@ class OwnRowsWork(ResumableWork):
 
     @property
     def planned(self) -> int:
-        """A tree each, or an iteration."""
+        """Return the most iterations (trees, for boosting) of the solver."""
         return self.solver.max_passes
 
     @property
     def reads(self) -> int:
-        """Whoever reads the rows again begins anew."""
+        """Return 1: the solver reads the rows again by seeking to their beginning."""
         return 1
 
     @property
@@ -449,7 +456,7 @@ class OwnRowsWork(ResumableWork):
 
 @dataclass(frozen=True)
 class KeyedWork(SolverWork):
-    """Values of keys, found by a solver on all trainers together.
+    """Iterations of a solver over values of keys, which all trainers run together.
 
     Parameters
     ----------

@@ -60,7 +60,7 @@ def test_auto_is_the_gpu_where_there_is_one_and_rows_are_many(
 @pytest.mark.parametrize("model", [LinearRegression(), RidgeCV(cv=2)], ids=["fit", "stack"])
 def test_one_lane_fills_a_gpu(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     plug_in(CountedMoves, monkeypatch)
-    monkeypatch.setattr(in_process, "_n_cores", lambda: 4)
+    monkeypatch.setattr(in_process, "count_cores", lambda: 4)
     for rounds in (solver_rounds, batched_rounds):
         monkeypatch.setattr(rounds, "_SHARE", 1)
     cut, made = in_process.even_lanes, []
