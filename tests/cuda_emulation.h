@@ -267,6 +267,25 @@ inline long long __double_as_longlong(double value) {
     return bits;
 }
 
+// mma.m16n8k16 of bfloat16: sum (16, 8) += a (16, 16) @ b (16, 8), laid on lanes as PTX describes.
+inline void multiply_bfloat16(float (&sum)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    const unsigned group = emulation::thread_number() % 32 / 4, place = emulation::thread_number() % 4;
+    const auto entry = [](unsigned word, int upper) {
+        return __uint_as_float(upper ? word & 0xffff0000u : word << 16);
+    };
+    for (int lane = 0; lane < 4; ++lane)
+        for (int right = 0; right < 2; ++right) {  // columns 2 lane + 8 right, and the next
+            unsigned rows[2], columns[2];
+            for (int i = 0; i < 2; ++i) {
+                rows[i] = __shfl_sync(0xffffffffu, a[i + 2 * right], group * 4 + lane);
+                columns[i] = __shfl_sync(0xffffffffu, b[right], (2 * place + i) * 4 + lane);
+            }
+            for (int i = 0; i < 4; ++i)
+                for (int upper = 0; upper < 2; ++upper)
+                    sum[i] += entry(rows[i / 2], upper) * entry(columns[i % 2], upper);
+        }
+}
+
 inline float half_to_float(unsigned short bits) {
     const int exponent = bits >> 10 & 31, digits = bits & 1023;
     const float size = exponent == 31 ? (digits ? NAN : INFINITY)

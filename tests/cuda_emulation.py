@@ -115,6 +115,7 @@ class _Device:
 
     id = 0
     attributes: ClassVar = {"MultiProcessorCount": 2}
+    compute_capability = "80"
     #: Bytes that are free, and all.
     mem_info = 1 << 30, 1 << 31
 

@@ -337,10 +337,14 @@ class CupyBackend(Backend):
             return super().assign(X, shift, centres, weight, out)
         k, d = centres.shape
         sums, counts, inertia = (self._cp.zeros(shape) for shape in ((k, d), k, ()))
-        for at in row_slices(X.shape[0], self.entries_at_once // max(d, 1)):
-            near = cast(X[at], centres.dtype) - shift
-            some = None if weight is None else weight[at]
-            self.calls.kmeans(near, centres, some, sums, counts, inertia)()
+        found = sums, counts, inertia
+        if self.calls.has_kmeans_tiles(X, centres):
+            self.calls.kmeans(X, shift, centres, weight, *found)()
+        else:
+            for at in row_slices(X.shape[0], self.entries_at_once // max(d, 1)):
+                near = cast(X[at], centres.dtype) - shift
+                some = None if weight is None else weight[at]
+                self.calls.kmeans(near, None, centres, some, *found)()
         out += self._cp.hstack([counts[:, None], sums])
         return inertia
 

@@ -106,6 +106,10 @@ class Calls:
     def _n_sms(self) -> int:
         return int(self.cupy.cuda.Device().attributes["MultiProcessorCount"])
 
+    @functools.cached_property
+    def _capability(self) -> int:
+        return int(self.cupy.cuda.Device().compute_capability)
+
     def alignment(self, *arrays: Any) -> int:
         """Power of two, at most 16, that divides the addresses of all arrays."""
         bits = functools.reduce(int.__or__, map(self.address, arrays), 16)
@@ -131,7 +135,10 @@ class Calls:
     def _launch(self, function: str, rows: DenseRows | CsrRows) -> kernels.Launch | None:
         alignment = rows.alignment if isinstance(rows, DenseRows) else 1
         n, d = rows.n, rows.d
-        return kernels.launch(function, n, d, rows.dtype, self._n_sms, alignment=alignment)
+        return kernels.launch(
+            function, n, d, rows.dtype, self._n_sms,
+            alignment=alignment, capability=self._capability,
+        )  # fmt: skip
 
     def gradient(
         self,
@@ -171,7 +178,12 @@ class Calls:
             return self._csr_gradient(kernel, parameter, rows, w, out, loss, add, count)
         at = self._launch("linear_gradient", rows)
         assert at is not None
-        chosen = {"loss": kernel, "result": out.dtype, "alignment": rows.alignment}
+        chosen = {
+            "loss": kernel,
+            "result": out.dtype,
+            "alignment": rows.alignment,
+            "capability": self._capability,
+        }
 
         def make(function: str, at: kernels.Launch | None, *arguments: Any) -> KernelCall:
             source = "linear_gradient"
@@ -229,15 +241,35 @@ class Calls:
         arrays = raw, y, weight, losses
         return self._call("softmax_gradient", raw.dtype, "softmax_gradient", at, *arrays, n, k, k=k)
 
+    def has_kmeans_tiles(self, X: Any, centres: Any) -> bool:
+        """Whether tensor cores can find the nearest centres of such rows."""
+        k, d = centres.shape
+        return bool(X.flags.c_contiguous and X.dtype == centres.dtype) and kernels.has_kmeans_tiles(
+            d, k, X.dtype, alignment=self.alignment(X), capability=self._capability
+        )
+
     def kmeans(
-        self, X: Any, centres: Any, weight: Any | None, sums: Any, counts: Any, inertia: Any
+        self,
+        X: Any,
+        shift: Any | None,
+        centres: Any,
+        weight: Any | None,
+        sums: Any,
+        counts: Any,
+        inertia: Any,
     ) -> KernelCall:
-        """Rows, their weights and their squared distances are added to their nearest centre's."""
+        """Rows, their weights and their squared distances are added to their nearest centre's.
+
+        A shift, which is taken from each row first, goes to tensor cores: see
+        :meth:`has_kmeans_tiles`.
+        """
         (n, d), k = X.shape, centres.shape[0]
-        at = kernels.launch("kmeans", n, d, X.dtype, self._n_sms, k=k)
+        source = "kmeans" if shift is None else "kmeans_tiles"
+        at = kernels.launch(source, n, d, X.dtype, self._n_sms, k=k)
         labels = self.cupy.empty(n, np.int32)
-        arrays = X, centres, weight, labels, sums, counts, inertia
-        return self._call("kmeans", X.dtype, "kmeans", at, *arrays, n, d, k, d=d, k=k)
+        rows = (X,) if shift is None else (X, shift)
+        arrays = *rows, centres, weight, labels, sums, counts, inertia
+        return self._call(source, X.dtype, source, at, *arrays, n, d, k, d=d, k=k)
 
     def update(
         self, optimizer: Any, step: Step, opt_state: list[Any], numbers: Any = None
@@ -319,7 +351,10 @@ class Calls:
 
 @functools.cache
 def _function(cupy: Any, device: int, source: str, options: tuple[str, ...], name: str) -> Any:
-    return _module(cupy, source, options).get_function(name)
+    function = _module(cupy, source, options).get_function(name)
+    if name == "kmeans_tiles":  # a block has 48 KiB without being asked for
+        function.max_dynamic_shared_size_bytes = kernels.LARGEST_SHARED
+    return function
 
 
 @functools.cache

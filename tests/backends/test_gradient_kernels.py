@@ -185,11 +185,58 @@ def test_kmeans(n, d, k, dtype, weighted, guarded):
     sums, counts, inertia = (guarded(np.zeros(s)) for s in ((k, d), k, 1))
     arrays = guarded(X), guarded(centres), guarded(weight) if weighted else None
     run(library, "kmeans", launch, *arrays, labels, sums, counts, inertia, n, d, k)
+    found = labels, sums, counts, inertia
+    _check_clusters(found, values, centres, weight, RTOL[dtype])
+
+
+def _check_clusters(found, values, centres, weight, rtol):
+    """Labels and sums of k-means against their definition."""
+    (labels, sums, counts, inertia), (n, k) = found, (len(values), len(centres))
     squares = ((values[:, None] - centres) ** 2).sum(axis=2)
     np.testing.assert_array_equal(labels, squares.argmin(axis=1))
     weight = np.ones(n) if weight is None else weight.astype(float)
     member = (labels[:, None] == np.arange(k)) * weight[:, None]
-    rtol = 20 * RTOL[dtype]
+    rtol *= 20
     np.testing.assert_allclose(counts, member.sum(axis=0), rtol=rtol)
     np.testing.assert_allclose(sums, member.T @ values, rtol=rtol, atol=rtol)
     assert inertia[0] == pytest.approx((squares.min(axis=1) * weight).sum() if n else 0, rel=rtol)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("n", "d", "k"),
+    [(0, 4, 1), (211, 20, 10),
+     *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+         (193, 100, 33), (500, 132, 8), (60, 4, 64)))],
+)  # fmt: skip
+@pytest.mark.parametrize("weighted", [True, False])
+def test_kmeans_on_tensor_cores(n, d, k, weighted, guarded):
+    """Rows far from the origin, as near as float32 tells them apart."""
+    rng = np.random.default_rng(0)
+    X, shift = (rng.normal(size=shape).astype(np.float32) + 50 for shape in ((n, d), d))
+    centres = rng.normal(size=(k, d)).astype(np.float32)
+    centres[-1] = centres[0]  # the first of them counts
+    weight = rng.random(n).astype(np.float32) if weighted else None
+    assert kernels.has_kmeans_tiles(d, k, X.dtype)
+    library = build("kmeans_tiles", kernels.options("kmeans_tiles", X.dtype, d=d, k=k))
+    launch = replace(kernels.launch("kmeans_tiles", n, d, X.dtype, 1, k=k), grid=2)
+    labels = guarded.unset(n, np.int32)
+    sums, counts, inertia = (guarded(np.zeros(s)) for s in ((k, d), k, 1))
+    arrays = *map(guarded, (X, shift, centres)), guarded(weight) if weighted else None
+    run(library, "kmeans_tiles", launch, *arrays, labels, sums, counts, inertia, n, d, k)
+    found = labels, sums, counts, inertia
+    _check_clusters(found, (X - shift).astype(float), centres, weight, RTOL["float32"])
+
+
+def test_tensor_cores_take_rows_that_they_can_lay_out():
+    assert kernels.has_kmeans_tiles(100, 64, "float32")
+    for d, k, dtype, more in (
+        (100, 64, "float64", {}),
+        (100, 64, "float16", {}),
+        (101, 64, "float32", {}),
+        (100, 65, "float32", {}),
+        (400, 64, "float32", {}),  # more than a block's shared memory
+        (100, 64, "float32", {"alignment": 4}),
+        (100, 64, "float32", {"capability": 75}),
+    ):
+        assert not kernels.has_kmeans_tiles(d, k, dtype, **more)

@@ -47,7 +47,8 @@ def test_unknown_names_are_refused():
 
 
 def _assert_no_local_memory(name, architecture, dtype, **chosen):
-    options = kernels.options(name, dtype, **chosen)
+    capability = int(architecture.removeprefix("sm_"))
+    options = kernels.options(name, dtype, capability=capability, **chosen)
     found = usage(name, options, architecture)
     assert found.keys() == set(kernels.FUNCTIONS[name])
     for function, used in found.items():
@@ -69,6 +70,8 @@ def test_kernels_compile_without_spills(architecture):
     check("csr_gradient", dtype="float64", loss="log_loss", result="float64")
     check("csr_adagrad", dtype="float32", result="float32")
     check("kmeans", dtype="float32", d=100, k=64)
+    if architecture != "sm_75":
+        check("kmeans_tiles", dtype="float32", d=100, k=64)
     for name in (n for n in kernels.FUNCTIONS if n.startswith(("tree_", "forest_"))):
         check(name, dtype="float32")
 
@@ -104,3 +107,5 @@ def test_everything_else_compiles_without_spills(architecture):
             check("optimizer_updates", dtype=dtype, optimizer=optimizer)
     for dtype, d, k in itertools.product(DTYPES, (100, 2000), (1, 64, 96, 1000)):
         check("kmeans", dtype=dtype, d=d, k=k)
+    for k in (8, 16, 32) if architecture != "sm_75" else ():
+        check("kmeans_tiles", dtype="float32", k=k)

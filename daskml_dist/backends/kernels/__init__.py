@@ -20,10 +20,12 @@ import numpy as np
 
 __all__ = [
     "FUNCTIONS",
+    "LARGEST_SHARED",
     "LOSSES",
     "NUMBERS",
     "TREE_LOSSES",
     "Launch",
+    "has_kmeans_tiles",
     "launch",
     "optimizer_numbers",
     "options",
@@ -39,6 +41,7 @@ FUNCTIONS = {
     "csr_gradient": ("csr_gradient", "csr_clear"),
     "csr_adagrad": ("csr_adagrad",),
     "kmeans": ("kmeans",),
+    "kmeans_tiles": ("kmeans_tiles",),
     "tree_gradients": ("tree_gradients", "tree_quantise"),
     "tree_histograms": ("tree_histograms",),
     "tree_partition": ("tree_count", "tree_scan", "tree_part", "tree_back", "tree_answer"),
@@ -76,9 +79,23 @@ _CHUNKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 #: Bytes of sums that a lane keeps in registers at most; its row can take as much again.
 _SUM_BYTES = 256
 #: Rows in flight: bytes that a lane loads before it uses the first.
-_LOADED_BYTES = 64
+_LOADED_BYTES = 128
+#: Registers of a multiprocessor for each thread of a block that has it alone.
+_BLOCK_REGISTERS = 65536 // _THREADS
+#: Blocks of `linear_gradient` on a multiprocessor at most: more leave too few registers for rows.
+_MOST_BLOCKS = 4
 #: Shared memory that a block has on every device without being asked for.
 _SHARED_BYTES = 48 * 1024
+#: Shared memory that a block can ask for, on every device from compute capability 8.0 on.
+LARGEST_SHARED = 99 * 1024
+#: Compute capability from which on tensor cores take bfloat16.
+_TILES_FROM = 80
+#: Warps of a block of `kmeans_tiles`, whose 168 registers a thread let two blocks fit; rows of its
+#: tile, columns of a step, and parts of a number; as in the source.
+_TILE_WARPS, _TILE_STEP, _TILE_PARTS = 6, 16, 3
+_TILE = 32 * _TILE_WARPS
+#: Centres of `kmeans_tiles` at most: their products with 32 rows fill half of a warp's registers.
+_TILE_CENTRES = 64
 #: Rows of X that a warp of `kmeans` takes.
 _KMEANS_ROWS = 8
 #: Of kernels of trees: what a block takes of n, its shared memory, blocks a multiprocessor.
@@ -172,6 +189,7 @@ def options(
     result: Any = "float64",
     index: Any = "int32",
     alignment: int = 16,
+    capability: int = 90,
 ) -> tuple[str, ...]:
     """Options for NVRTC, beside the architecture's.
 
@@ -191,6 +209,8 @@ def options(
         int32 or int64: of the indices of a CSR block.
     alignment : int, default=16
         Power of two that divides the address of X.
+    capability : int, default=90
+        Compute capability of the device, times ten.
     """
     stored = _name(dtype)
     arithmetic = _arithmetic(stored)
@@ -202,7 +222,7 @@ def options(
     }
     more: tuple[str, ...] = ("--std=c++17",)
     if name == "linear_gradient":
-        teams = _teams(d, stored, alignment)
+        teams = _teams(d, stored, alignment, capability)
         if teams is None:
             raise ValueError(f"no kernel for rows of {d} features in {stored}")
         found |= {key.upper(): str(value) for key, value in vars(teams).items()}
@@ -216,6 +236,8 @@ def options(
     elif name == "kmeans":
         found["CENTRES"] = str(_centres(k))
         found["SHARED"] = str(int(_kmeans_shared(d, k, arithmetic)[1]))
+    elif name == "kmeans_tiles":
+        found["EIGHTS"] = str(_eights(k))
     if "gradient" in name and name not in ("softmax_gradient", "tree_gradients"):
         if loss not in LOSSES:
             raise ValueError(f"loss={loss!r}: use one of {LOSSES}")
@@ -233,6 +255,7 @@ def launch(
     *,
     k: int = 1,
     alignment: int = 16,
+    capability: int = 90,
 ) -> Launch | None:
     """Launch of a kernel; None where there is no version for such rows.
 
@@ -250,14 +273,14 @@ def launch(
         Of X.
     n_sms : int
         Multiprocessors of the device.
-    alignment : int, default=16
+    alignment, capability : int
         As for :func:`options`.
     """
     stored = _name(dtype)
     arithmetic = _arithmetic(stored)
     threads, shared, most = (_THREADS, 1), 0, 8 * n_sms
     if function == "linear_gradient":
-        teams = _teams(d, stored, alignment)
+        teams = _teams(d, stored, alignment, capability)
         if teams is None:
             return None
         columns = teams.lanes * teams.chunks * teams.vector
@@ -277,6 +300,9 @@ def launch(
     elif function == "kmeans":
         shared, _ = _kmeans_shared(d, k, arithmetic)
         rows, most = _WARPS * _KMEANS_ROWS, 2 * n_sms
+    elif function == "kmeans_tiles":
+        threads, shared = (32 * _TILE_WARPS, 1), _tiles_shared(d, k)
+        rows, most = _TILE, 2 * n_sms
     elif function in _TREES:
         rows, shared, blocks = _TREES[function]
         most = blocks * n_sms
@@ -285,6 +311,27 @@ def launch(
     else:
         raise ValueError(f"function={function!r}: use one of {FUNCTIONS}")
     return Launch(max(1, min(most, -(-n // rows))), threads, shared)
+
+
+def has_kmeans_tiles(
+    d: int, k: int, dtype: Any, *, alignment: int = 16, capability: int = _TILES_FROM
+) -> bool:
+    """Return whether `kmeans_tiles` takes such rows; `kmeans` takes the others.
+
+    Parameters
+    ----------
+    d, k : int
+        Features and centres.
+    dtype : dtype or "bfloat16"
+        Of X.
+    alignment : int, default=16
+        As for :func:`options`.
+    capability : int, default=80
+        Compute capability of the device, times ten.
+    """
+    is_laid_out = _name(dtype) == "float32" and d % 4 == 0 and alignment >= 16
+    fits = k <= _TILE_CENTRES and _tiles_shared(d, k) <= LARGEST_SHARED
+    return is_laid_out and fits and capability >= _TILES_FROM
 
 
 def optimizer_numbers(optimizer: Any, rows: float, lr: float, step: int) -> tuple[float, ...]:
@@ -323,7 +370,7 @@ def _power_of_two(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-def _teams(d: int, stored: str, alignment: int) -> _Teams | None:
+def _teams(d: int, stored: str, alignment: int, capability: int = 90) -> _Teams | None:
     itemsize, sum_size = _itemsize(stored), np.dtype(_arithmetic(stored)).itemsize
     vector = max(1, min(16, alignment) // itemsize)
     while d % vector:
@@ -336,11 +383,12 @@ def _teams(d: int, stored: str, alignment: int) -> _Teams | None:
     loaded = chunks * vector * itemsize
     rows = min(8, lanes, max(1, _LOADED_BYTES // loaded))
     rows = 1 << (rows.bit_length() - 1)
-    # An estimate that keeps every version from spilling; tests/backends/test_kernels.py counts.
-    entries = chunks * vector
-    registers = (2 * entries * sum_size + rows * entries * max(itemsize, 4)) // 4
-    registers += 24 if sum_size == 4 else 40
-    blocks = next((b for b, most in ((4, 48), (3, 72), (2, 120)) if registers <= most), 1)
+    # Sums and rows stay in registers; of the rest this is an estimate that keeps every version from
+    # spilling, as tests/backends/test_kernels.py counts.
+    registers = (1 + rows) * chunks * vector * sum_size // 4 + (28 if sum_size == 4 else 40)
+    if capability >= 100:  # its compiler takes two fifths more
+        registers += registers * 2 // 5
+    blocks = max(1, min(_MOST_BLOCKS, _BLOCK_REGISTERS // registers))
     return _Teams(vector, lanes, chunks, rows, blocks)
 
 
@@ -358,3 +406,17 @@ def _kmeans_shared(d: int, k: int, arithmetic: str) -> tuple[int, bool]:
     tile = 32 * (32 * _centres(k) + 1) * size
     sums = k * (d + 1) * size
     return (tile + sums, True) if tile + sums <= _SHARED_BYTES else (tile, False)
+
+
+def _eights(k: int) -> int:
+    """Groups of 8 centres of `kmeans_tiles`: one of few numbers, to compile few versions."""
+    return _power_of_two(-(-k // 8))
+
+
+def _tiles_shared(d: int, k: int) -> int:
+    """Bytes of shared memory of `kmeans_tiles`, array by array as in the source."""
+    steps, eights = -(-d // _TILE_STEP), _eights(k)
+    shift, halves_and_counts, sums = 4 * steps * _TILE_STEP, 2 * 4 * 8 * eights, 4 * k * d
+    labels, lists = 4 * _TILE, _TILE_WARPS * _TILE
+    factor = 8 * _TILE_PARTS * steps * eights * 32
+    return shift + halves_and_counts + sums + labels + lists + factor

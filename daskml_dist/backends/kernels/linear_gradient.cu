@@ -52,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) linear_gradient(
     const long long stride = step * WARPS * gridDim.x;
     long long first = step * (static_cast<long long>(blockIdx.x) * WARPS + warp);
     for (; first < n; first += stride) {  // the same for all lanes of a warp
-        Vector<T, VECTOR> x[ROWS][CHUNKS];
+        Loaded<T, VECTOR> x[ROWS][CHUNKS];
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) {
             const long long i = first + r * TEAMS + team;
@@ -62,9 +62,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) linear_gradient(
 #pragma unroll
             for (int c = 0; c < CHUNKS; ++c) {
                 const int j = (c * LANES + lane) * VECTOR;
-                x[r][c] = Vector<T, VECTOR>{};
+                x[r][c] = Loaded<T, VECTOR>{};
                 if (inside && j < width)
-                    x[r][c] = *reinterpret_cast<const Vector<T, VECTOR> *>(row + j);
+                    x[r][c] = *reinterpret_cast<const Loaded<T, VECTOR> *>(row + j);
             }
         }
         A dots[ROWS] = {};
@@ -76,16 +76,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) linear_gradient(
             for (int r = 0; r < ROWS; ++r)
 #pragma unroll
                 for (int v = 0; v < VECTOR; ++v)
-                    dots[r] += static_cast<A>(number(x[r][c].at[v])) * at.at[v];
+                    dots[r] += static_cast<A>(entry(x[r][c], v)) * at.at[v];
         }
         // Each lane takes the loss of one row, so that exponentials are not computed ROWS times.
         const int mine = lane % ROWS;
-        A raw = 0;
+        // Lanes exchange halves of the rows they hold, until each holds the one of its own number:
+        // ROWS - 1 shuffles and those over the lanes with the same row.
 #pragma unroll
-        for (int r = 0; r < ROWS; ++r) {
-            const A dot = team_sum<LANES>(dots[r]);
-            raw = mine == r ? dot : raw;
+        for (int half = ROWS / 2; half > 0; half /= 2) {
+            const bool upper = lane & half;
+#pragma unroll
+            for (int r = 0; r < half; ++r) {
+                const A kept = upper ? dots[r + half] : dots[r];
+                const A given = upper ? dots[r] : dots[r + half];
+                dots[r] = kept + __shfl_xor_sync(ALL_LANES, given, half);
+            }
         }
+        A raw = dots[0];
+#pragma unroll
+        for (int offset = ROWS; offset < LANES; offset *= 2)
+            raw += __shfl_xor_sync(ALL_LANES, raw, offset);
         A slope = 0;
         const long long i = first + mine * TEAMS + team;
         if (i < n) {
@@ -107,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) linear_gradient(
             for (int c = 0; c < CHUNKS; ++c)
 #pragma unroll
                 for (int v = 0; v < VECTOR; ++v)
-                    sums[c].at[v] += g * static_cast<A>(number(x[r][c].at[v]));
+                    sums[c].at[v] += g * static_cast<A>(entry(x[r][c], v));
         }
     }
 

@@ -116,6 +116,7 @@ _ROWS = (
     ("kmeans", "float32", 100, 16),
     ("kmeans", "float32", 100, 64),
     ("kmeans", "float32", 100, 128),
+    ("kmeans_tiles", "float32", 100, 64),
     ("tree_gradients", "float32", 1, 1),
     ("tree_histograms", "float32", 1, 1),
     ("tree_partition", "float32", 1, 1),
@@ -128,12 +129,25 @@ def _main() -> None:
     heads = ("kernel", "X", "d", "k", "shared bytes", *ARCHITECTURES)
     print(f"| {' | '.join(heads)} |\n{'|---' * len(heads)}|")
     for name, dtype, d, k in _ROWS:
-        options = kernels.options(name, dtype, d=d, k=k, loss="log_loss", optimizer="adam")
-        found = [usage(name, options, architecture) for architecture in ARCHITECTURES]
+        chosen = {"d": d, "k": k, "loss": "log_loss", "optimizer": "adam"}
+        found = {}
+        for architecture in ARCHITECTURES:
+            capability = int(architecture.removeprefix("sm_"))
+            if name == "kmeans_tiles" and not kernels.has_kmeans_tiles(
+                d, k, dtype, capability=capability
+            ):
+                continue
+            options = kernels.options(name, dtype, capability=capability, **chosen)
+            found[architecture] = usage(name, options, architecture)
         for function in kernels.FUNCTIONS[name]:
             launch = kernels.launch(function, 1 << 20, d, dtype, 132, k=k)
             assert launch is not None  # the rows above have versions
-            cells = [f"{each[function].registers} / {each[function].spills}" for each in found]
+            cells = [
+                f"{found[each][function].registers} / {found[each][function].spills}"
+                if each in found
+                else "none"
+                for each in ARCHITECTURES
+            ]
             row = (f"`{function}`", dtype, str(d), str(k), str(launch.shared), *cells)
             print(f"| {' | '.join(row)} |")
 
