@@ -63,13 +63,14 @@ def test_one_lane_fills_a_gpu(model: Any, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(in_process, "count_cores", lambda: 4)
     for rounds in (solver_rounds, batched_rounds):
         monkeypatch.setattr(rounds, "_SHARE", 1)
-    cut, made = in_process.even_lanes, []
+    lanes, made = in_process.InProcessEngine.lanes, []
 
-    def noted(rows: dict[int, int], n_lanes: int) -> Any:
-        made.append(n_lanes)
-        return cut(rows, n_lanes)
+    def noted(self: Any, *given: Any, **named: Any) -> Any:
+        found = lanes(self, *given, **named)
+        made.append(len(found))
+        return found
 
-    monkeypatch.setattr(in_process, "even_lanes", noted)
+    monkeypatch.setattr(in_process.InProcessEngine, "lanes", noted)
     for device in ("gpu", "cpu", "auto"):
         clone(model).set_params(device=device).fit(X, TARGETS["numbers"])
     monkeypatch.setattr(data_summary, "DEVICE_ENTRIES", X.size)
