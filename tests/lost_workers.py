@@ -8,7 +8,7 @@ import time
 from distributed import Client
 from distributed.comm import get_address_host_port
 
-from daskml_dist.training.dask_internals import list_workers
+from daskml_dist.dask_internals.cluster import list_workers
 
 __all__ = ["wait_for_three"]
 

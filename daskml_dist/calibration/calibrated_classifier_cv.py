@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from sklearn import calibration
 from sklearn.frozen import FrozenEstimator
 from sklearn.model_selection import LeaveOneOut
-from sklearn.utils._metadata_requests import _routing_enabled
 from sklearn.utils.metadata_routing import process_routing
 from sklearn.utils.validation import has_fit_parameter
 
@@ -35,6 +34,7 @@ from daskml_dist.meta_estimators.lazy_labels import counted_labels, encoded
 from daskml_dist.meta_estimators.members import fit_folds, fit_members, has_few_entries, here, taken
 from daskml_dist.model_selection._validation import Splits
 from daskml_dist.parameters.checks import taking_client
+from daskml_dist.sklearn_internals import is_metadata_routing_enabled
 from daskml_dist.svm import LinearSVC
 
 __all__ = ["CalibratedClassifierCV"]
@@ -100,7 +100,7 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
         if self.estimator is not None:
             return self.estimator
         found = LinearSVC()
-        if _routing_enabled():
+        if is_metadata_routing_enabled():
             found.set_fit_request(sample_weight=True)
         return found
 
@@ -212,7 +212,7 @@ class CalibratedClassifierCV(OnBlocks, calibration.CalibratedClassifierCV):
                 f"{lazy} cannot be cut into folds; of the arguments of fit sample_weight can. "
                 "Leave them out."
             )
-        if _routing_enabled():
+        if is_metadata_routing_enabled():
             with checked_as_theirs():
                 given = {"sample_weight": weighted.get("sample_weight"), **more}
                 routed = process_routing(self, "fit", **given)

@@ -13,11 +13,11 @@ from dask.utils import is_dataframe_like
 from numpy.typing import NDArray
 from scipy import sparse
 
+from daskml_dist.dask_internals.expressions import lower_partitions
 from daskml_dist.data.collection import as_collection
 from daskml_dist.data.containers import load_pandas
 from daskml_dist.data.keyed.ids import convert_ids, factorize_columns, find_positions, merge_ids
 from daskml_dist.data.lazy import is_dask, is_dask_frame
-from daskml_dist.data.lowering import lower_partitions
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 

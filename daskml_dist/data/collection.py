@@ -30,12 +30,12 @@ from daskml_dist.data.computing import compute_with_retries
 from daskml_dist.data.containers import check_unique_names, convert_foreign, get_column_names
 from daskml_dist.data.conversion import as_column, copy_to_host, describe_target_column
 from daskml_dist.data.lazy import (
+    align_partitions,
     is_dask,
     is_dask_frame,
     join_column_chunks,
     join_delayed,
 )
-from daskml_dist.data.lowering import align_partitions
 from daskml_dist.data.parquet import read_columns
 from daskml_dist.data.row_checks import (
     RowShape,

@@ -18,7 +18,7 @@ from uuid import uuid4
 import dask
 from dask.base import compute, get_scheduler
 
-from daskml_dist.data.task_graphs import MISSING_TASKS_HINT
+from daskml_dist.dask_internals.task_graphs import MISSING_TASKS_HINT
 from daskml_dist.errors import (
     DataLostError,
     InvalidParameterError,

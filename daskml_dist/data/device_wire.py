@@ -8,9 +8,12 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from distributed.protocol.cuda import cuda_deserialize, cuda_serialize
-from distributed.protocol.serialize import deserialize, serialize
-
+from daskml_dist.dask_internals.serialization import (
+    cuda_deserialize,
+    cuda_serialize,
+    deserialize,
+    serialize,
+)
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.bundles import Bundle
 

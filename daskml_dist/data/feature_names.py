@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.utils.validation import _check_feature_names
 
 from daskml_dist.data.containers import (
     check_unique_names,
@@ -17,6 +16,7 @@ from daskml_dist.data.containers import (
 from daskml_dist.data.few_plain import RowsPlaceholder, is_small_frame
 from daskml_dist.data.lazy import is_dask_frame
 from daskml_dist.errors import InvalidDataError
+from daskml_dist.sklearn_internals import compare_feature_names
 
 __all__ = ["check_feature_names", "drop_feature_names", "names_surely_match", "remember_dtypes"]
 
@@ -57,7 +57,7 @@ def check_feature_names(estimator: Any, X: Any, *, reset: bool) -> None:
     else:
         shown = X._meta if is_dask_frame(X) else X
     try:
-        _check_feature_names(estimator, shown, reset=reset)
+        compare_feature_names(estimator, shown, reset=reset)
     except ValueError as error:
         raise InvalidDataError(
             f"{str(error).rstrip()}\nPass the columns of the fit, in their order: "

@@ -1,23 +1,44 @@
-"""Dask collections before they are cut: what they are, and how their blocks are kept apart."""
+"""Dask collections before they become blocks: their kinds, their chunks, the order of their rows.
+
+`align_partitions` cuts several collections so that their blocks hold the same rows in the same
+order, or says why that cannot be done.
+"""
 
 from __future__ import annotations
 
 import logging
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
 import dask.array as da
 import numpy as np
-from dask._task_spec import Alias
 from dask.base import is_dask_collection
 from dask.delayed import Delayed
 from dask.highlevelgraph import HighLevelGraph
 from dask.utils import is_dataframe_like, is_series_like
 from scipy import sparse
 
+from daskml_dist.dask_internals.expressions import (
+    lower_all_partitions,
+    lower_or_fall_back,
+    lower_partitions,
+    lower_separately,
+    lower_together,
+    split_partitions,
+)
+from daskml_dist.dask_internals.task_graphs import Alias, find_shuffles
 from daskml_dist.errors import InvalidDataError
 
-__all__ = ["is_dask", "is_dask_frame", "is_from_delayed", "join_column_chunks", "join_delayed"]
+__all__ = [
+    "align_partitions",
+    "has_fixed_row_order",
+    "is_dask",
+    "is_dask_frame",
+    "is_from_delayed",
+    "join_column_chunks",
+    "join_delayed",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -144,3 +165,82 @@ def _concatenate_columns(chunks: list[Any]) -> Any:
     if any(sparse.issparse(chunk) for chunk in chunks):
         return sparse.hstack(chunks, format="csr")
     return np.hstack(chunks)
+
+
+# --- alignment -------------------------------------------------------------------------------
+
+
+def align_partitions(
+    inputs: dict[str, Any], in_memory: Sequence[str] = ()
+) -> dict[str, list[Delayed]]:
+    """Cut lazy collections so that their blocks hold the same rows in the same order.
+
+    Parameters
+    ----------
+    inputs : dict of str to dask Array, DataFrame or Series
+        At least one, by the names that errors give them.
+    in_memory : sequence of str
+        Names of inputs of the same rows that are no Dask collections.
+
+    Returns
+    -------
+    dict of str to list of Delayed
+        Equally many blocks of each; perhaps fewer than a frame shows, since a filter that is pushed
+        down into a read may leave out partitions.
+
+    Raises
+    ------
+    InvalidDataError
+        The collections have different numbers of blocks, or shuffles of their own, whose rows do
+        not come in one order.
+    """
+    frames = {name: value for name, value in inputs.items() if is_dask_frame(value)}
+    pieces = {name: _split_chunks(value) for name, value in inputs.items() if name not in frames}
+    orders = {name: _find_row_order(found) for name, found in pieces.items()}
+    orders.update({name: frozenset() for name in in_memory})
+    # The first way reads least; each further one forgoes something that may set frames apart.
+    for lower in (lower_together, lower_separately, lower_all_partitions):
+        exprs = [frame.expr for frame in frames.values()]
+        made = split_partitions(lower_or_fall_back(lower, exprs)) if frames else []
+        pieces.update(zip(frames, made, strict=True))
+        orders.update({name: _find_row_order(pieces[name]) for name in frames})
+        counts = {name: len(pieces[name]) for name in inputs}
+        if len(set(counts.values())) == len(set(orders.values())) == 1:
+            return pieces
+        if not frames:
+            break
+    if len(set(counts.values())) > 1:
+        raise _make_block_count_error(counts)
+    raise _make_row_order_error([name for name in inputs if orders[name]])
+
+
+def has_fixed_row_order(value: Any) -> bool:
+    """Return whether a dask Array, DataFrame or Series gives its rows in one order every time."""
+    pieces = lower_partitions(value) if is_dask_frame(value) else _split_chunks(value)
+    return not _find_row_order(pieces)
+
+
+def _split_chunks(array: Any) -> list[Delayed]:
+    return list(array.to_delayed(optimize_graph=False).ravel())
+
+
+def _find_row_order(pieces: list[Delayed]) -> frozenset[Any]:
+    """Return the shuffles that decide the order of rows; empty where it is always the same."""
+    return find_shuffles(pieces[0].dask, [piece.key for piece in pieces])
+
+
+def _make_block_count_error(counts: dict[str, int]) -> InvalidDataError:
+    found = ", ".join(f"{name} has {n} blocks" for name, n in counts.items())
+    return InvalidDataError(
+        f"The rows cannot be aligned: {found}, of unknown chunk sizes. Call .compute_chunk_sizes() "
+        "on the Dask Array first, or make one of a dataframe with .to_dask_array(lengths=True)."
+    )
+
+
+def _make_row_order_error(names: list[str]) -> InvalidDataError:
+    return InvalidDataError(
+        f"The rows cannot be aligned: {' and '.join(names)} come out of a shuffle (shuffle, merge, "
+        "sort_values, set_index...) that the other input does not share, and a shuffle gives rows "
+        "in the order in which they arrive. Pass columns of one Dask DataFrame, or call "
+        "df = df.persist() before you take arrays, columns or predictions from it."
+    )

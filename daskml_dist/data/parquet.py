@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
-from dask._task_spec import Alias, Task, TaskRef  # a test fails when these move
 from dask.delayed import Delayed
 from dask.highlevelgraph import HighLevelGraph
 from numpy.typing import NDArray
 
+from daskml_dist.dask_internals.parquet_reads import is_parquet_read, is_plain_read, parse_piece
+from daskml_dist.dask_internals.task_graphs import Alias, Task, TaskRef
 from daskml_dist.data.conversion import choose_float_dtype
 
 __all__ = ["ColumnRead", "WantedColumns", "read_columns"]
@@ -29,8 +30,6 @@ __all__ = ["ColumnRead", "WantedColumns", "read_columns"]
 _ROWS_PER_BATCH = 1 << 16
 #: Columns to be made rows of, or a single one.
 WantedColumns = tuple[str, ...] | str
-#: Options of Dask's reader that change no number.
-_HARMLESS_OPTIONS = {"schema", "convert_string", "dtype_backend"}
 #: Types of plain numbers, as Arrow writes them, and as NumPy does.
 _ARROW_DTYPES = {"float": "f4", "double": "f8", "bool": "?"} | {
     name: name
@@ -55,7 +54,7 @@ class ColumnRead:
 
     def __call__(self, part: Any) -> list[Any]:
         """Arrays, one for each that is wanted; parts of Dask's frame where they are no numbers."""
-        found = self._arrays(part) if _reads_plain_columns(self.read, self._names) else None
+        found = self._arrays(part) if is_plain_read(self.read, self._names) else None
         if found is not None:
             return found
         frame = self.read(part)
@@ -69,7 +68,7 @@ class ColumnRead:
         import pyarrow as pa
         from pyarrow.parquet import ParquetFile
 
-        pieces = [_parse_piece(one) for one in (part if isinstance(part, list) else [part])]
+        pieces = [parse_piece(one) for one in (part if isinstance(part, list) else [part])]
         try:
             files = [p and (ParquetFile(p[0], pre_buffer=False), p[1]) for p in pieces]
             return self._read(files)
@@ -128,36 +127,6 @@ class _ArrayFiller:
                 array[first:stop] = beside.T
         self.n_rows = stop
         return True
-
-
-def _reads_plain_columns(read: Any, names: Sequence[str]) -> bool:
-    """Whether Dask's reader reads columns of local files as they are: no filter, no option."""
-    from dask.dataframe.io.parquet.arrow import ArrowDatasetEngine
-    from dask.dataframe.io.parquet.core import ParquetFunctionWrapper
-
-    if type(read) is not ParquetFunctionWrapper or read.engine is not ArrowDatasetEngine:
-        return False
-    options = {k: v for k, v in read.common_kwargs.items() if v and k not in _HARMLESS_OPTIONS}
-    if set(options.pop("categories", ())) & set(names):
-        return False
-    # Of datasets and files, what Dask itself sets: neither changes what stands in a file.
-    dataset = dict(options.pop("dataset", {}))
-    dataset.pop("format", None)
-    files = {k: v for k, v in options.pop("read", {}).items() if v}
-    usual = dataset in ({}, {"partitioning": "hive"})
-    return usual and not files and not options and type(read.fs).__name__ == "LocalFileSystem"
-
-
-def _parse_piece(one: Any) -> tuple[str, Sequence[int] | None] | None:
-    """Path and row groups (None: all) of a partition's description."""
-    if not isinstance(one, dict) or set(one) - {"piece", "kwargs"} or one.get("kwargs"):
-        return None
-    path, groups, keys = one["piece"] if isinstance(one["piece"], tuple) else (None, None, None)
-    if not isinstance(path, str) or keys:
-        return None
-    if groups is None or (isinstance(groups, list | tuple) and all(type(i) is int for i in groups)):
-        return path, groups
-    return None
 
 
 def _find_dtypes(schema: Any, names: Sequence[str]) -> dict[str, Any] | None:
@@ -242,7 +211,7 @@ def _find_parquet_read(piece: Any, place: int) -> tuple[Task, WantedColumns] | N
     while isinstance(task, Task) and task.func is operator.getitem and len(task.args) == 2:
         taken.append(task.args[1])
         task = _resolve_reference(layer, task.args[0])
-    if not isinstance(task, Task) or type(task.func).__name__ != "ParquetFunctionWrapper":
+    if not isinstance(task, Task) or not is_parquet_read(task.func):
         return None
     read: Any = task.func
     if len(task.args) != 1 or task.kwargs:

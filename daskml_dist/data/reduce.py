@@ -14,10 +14,19 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 import dask.array as da
-from dask._task_spec import GraphNode, Task, TaskRef  # canaries in tests/data/test_task_graphs.py
 from dask.delayed import Delayed, delayed
 from dask.highlevelgraph import HighLevelGraph
 
+from daskml_dist.dask_internals.task_graphs import (
+    GraphNode,
+    Task,
+    TaskRef,
+    collect_dependencies,
+    collect_layers,
+    convert_to_tasks,
+    find_futures,
+    select_tasks,
+)
 from daskml_dist.data.block_errors import (
     DeclaredNumbers,
     call_on_declared_blocks,
@@ -27,13 +36,6 @@ from daskml_dist.data.block_errors import (
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.computing import compute_with_retries
 from daskml_dist.data.conversion import as_array_block
-from daskml_dist.data.task_graphs import (
-    collect_dependencies,
-    collect_layers,
-    convert_to_tasks,
-    find_futures,
-    select_tasks,
-)
 
 __all__ = [
     "PassGenerator",

@@ -16,6 +16,7 @@ from dask.delayed import Delayed
 from dask.utils import is_dataframe_like, is_series_like
 from numpy.typing import NDArray
 
+from daskml_dist.dask_internals.task_graphs import is_future
 from daskml_dist.data.containers import check_unique_names, convert_foreign
 from daskml_dist.data.conversion import (
     check_dimensions,
@@ -26,7 +27,6 @@ from daskml_dist.data.conversion import (
     find_device,
 )
 from daskml_dist.data.lazy import is_dask, is_dask_frame, join_delayed
-from daskml_dist.data.task_graphs import is_future
 from daskml_dist.errors import DaskMLDistError, InvalidDataError, InvalidTypeError
 
 __all__ = [

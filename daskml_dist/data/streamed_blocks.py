@@ -12,18 +12,18 @@ from typing import Any, Generic, TypeVar
 
 import cloudpickle
 
-from daskml_dist.data.blocks import Block
-from daskml_dist.data.bundles import Bundle
-from daskml_dist.data.row_order import is_unordered_shuffle
-from daskml_dist.data.task_graphs import (
+from daskml_dist.dask_internals.task_graphs import (
     collect_dependencies,
     collect_layers,
     convert_to_tasks,
     describe_task,
     find_futures,
+    is_unordered_shuffle,
     run_tasks,
     select_tasks,
 )
+from daskml_dist.data.blocks import Block
+from daskml_dist.data.bundles import Bundle
 from daskml_dist.errors import DaskMLDistError, InvalidDataError
 
 __all__ = ["BlockRecipes", "BlockStream", "make_recipes"]

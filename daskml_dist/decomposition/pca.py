@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg
-from sklearn.decomposition._pca import _infer_dimension
 
 from daskml_dist.decomposition._base import Array, Components, Projected
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
@@ -22,6 +21,7 @@ from daskml_dist.parameters.checks import (
     seed_of,
 )
 from daskml_dist.parameters.run import Run
+from daskml_dist.sklearn_internals import infer_dimension
 from daskml_dist.solvers import Solution, Solver
 from daskml_dist.solvers.components import CovarianceEigen
 from daskml_dist.solvers.power import PowerIterations
@@ -248,7 +248,7 @@ shape (n_components,)
         if self.n_components is None:
             return most
         if self.n_components == "mle":
-            return int(_infer_dimension(variance, weight))
+            return int(infer_dimension(variance, weight))
         if self._count is not None:
             return self._count
         enough = np.searchsorted(np.cumsum(ratio), self.n_components, side="right") + 1

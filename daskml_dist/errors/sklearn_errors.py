@@ -11,7 +11,6 @@ from typing import Any
 from numpy.exceptions import DTypePromotionError
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError as SklearnNotFittedError
-from sklearn.utils._param_validation import InvalidParameterError as SklearnParameterError
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
@@ -25,6 +24,7 @@ from daskml_dist.errors import (
 from daskml_dist.errors.arguments import is_of_the_call, wrong_arguments
 from daskml_dist.errors.names import names_of
 from daskml_dist.errors.remedies import with_remedy
+from daskml_dist.sklearn_internals import SklearnParameterError
 
 __all__ = [
     "TranslatesSklearnErrors",

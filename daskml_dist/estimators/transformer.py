@@ -12,7 +12,6 @@ import numpy as np
 from sklearn.base import BaseEstimator, TransformerMixin, clone
 from sklearn.exceptions import NotFittedError as SklearnNotFittedError
 from sklearn.pipeline import Pipeline
-from sklearn.utils._set_output import _get_output_config
 from sklearn.utils.metaestimators import available_if
 
 from daskml_dist.data.collection import Collection, as_collection, take_named_columns
@@ -52,6 +51,7 @@ from daskml_dist.inference.bare_scalers import restored_few, scaled_few
 from daskml_dist.inference.few_transformed import few_of_frame, gives_arrays, is_wrapped, theirs
 from daskml_dist.inference.transform import map_blocks, sample_rows
 from daskml_dist.parameters.checks import refuse_sklearns_callbacks
+from daskml_dist.sklearn_internals import get_output_config
 
 __all__ = [
     "BlockTransformer",
@@ -431,7 +431,7 @@ def _keep_lazy(name: str, method: Any, plain: Callable[..., Any]) -> Callable[..
 
 def _makes_frames(transformer: Any) -> bool:
     """Tell whether ``set_output`` asks a transformer for dataframes."""
-    return bool(_get_output_config("transform", transformer)["dense"] != "default")
+    return bool(get_output_config("transform", transformer)["dense"] != "default")
 
 
 class CopyingTransformer(BlockTransformer):

@@ -18,10 +18,10 @@ from dask.utils import is_dataframe_like, is_series_like
 from numpy.typing import NDArray
 from sklearn.base import clone
 
+from daskml_dist.dask_internals.expressions import lower_partitions
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.conversion import copy_to_host
 from daskml_dist.data.lazy import is_dask, join_delayed
-from daskml_dist.data.lowering import lower_partitions
 from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, as_ours

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sklearn import preprocessing
-from sklearn.utils._set_output import _get_output_config
 
 from daskml_dist.data.few_plain import FLOAT_DTYPES, convert_few_rows
+from daskml_dist.sklearn_internals import get_output_config
 
 __all__ = ["bare_scaler", "restored_few", "scaled_few"]
 
@@ -52,7 +52,7 @@ def scaled_few(scaler: Any, X: Any) -> NDArray[Any] | None:
     if kind is None or type(X) is not np.ndarray or "feature_names_in_" in vars(scaler):
         return None
     rows = _finite(scaler, X)
-    if rows is None or _get_output_config("transform", scaler)["dense"] != "default":
+    if rows is None or get_output_config("transform", scaler)["dense"] != "default":
         return None
     if not _as_installed(kind):
         return None

@@ -7,10 +7,10 @@ from functools import cache
 from typing import Any
 
 from numpy.typing import NDArray
-from sklearn.utils import _set_output
 
 from daskml_dist.data.feature_names import names_surely_match
 from daskml_dist.data.few_plain import extract_frame_floats, extract_frame_words, is_small_frame
+from daskml_dist.sklearn_internals import get_output_config, set_output_module
 
 __all__ = ["few_of_frame", "gives_arrays", "is_wrapped", "theirs"]
 
@@ -44,7 +44,7 @@ def few_of_frame(transformer: Any, X: Any, options: dict[str, Any]) -> NDArray[A
 
 def gives_arrays(transformer: Any) -> bool:
     """Whether nobody asked for another container of what is transformed."""
-    return bool(_set_output._get_output_config("transform", transformer)["dense"] == "default")
+    return bool(get_output_config("transform", transformer)["dense"] == "default")
 
 
 @cache
@@ -57,4 +57,4 @@ def theirs(kind: Any, base: Any) -> Callable[..., Any]:
 
 def is_wrapped(method: Any) -> bool:
     """Return whether scikit-learn makes the containers that ``set_output`` names of a method."""
-    return getattr(method, "__globals__", None) is vars(_set_output)
+    return getattr(method, "__globals__", None) is vars(set_output_module)

@@ -9,14 +9,13 @@ from typing import Any
 
 import dask.array as da
 import numpy as np
-from dask._task_spec import Task, TaskRef  # canaries in tests/data/test_task_graphs.py
-from dask.core import flatten
 from dask.delayed import Delayed
 from dask.highlevelgraph import HighLevelGraph
-from dask.layers import ArrayBlockIdDep
 from dask.utils import is_dataframe_like, is_series_like
 from scipy import sparse
 
+from daskml_dist.dask_internals.expressions import lower_partitions, make_frame_from_tasks
+from daskml_dist.dask_internals.task_graphs import ArrayBlockIdDep, Task, TaskRef, flatten
 from daskml_dist.data.block_errors import (
     DeclaredNumbers,
     call_on_declared_blocks,
@@ -25,7 +24,6 @@ from daskml_dist.data.block_errors import (
 from daskml_dist.data.containers import convert_foreign
 from daskml_dist.data.conversion import as_array_block, copy_to_host
 from daskml_dist.data.lazy import join_column_chunks, join_delayed
-from daskml_dist.data.lowering import lower_partitions, make_frame_from_tasks
 from daskml_dist.errors import DaskMLDistError, InvalidDataError, as_ours
 from daskml_dist.inference.share import shared
 

@@ -262,8 +262,8 @@ class _Work:
     def __call__(self, rows: Any) -> Iterator[Array]:
         """Answers for some rows, of shape (n, n_outputs), at one point after the other."""
         from sklearn.base import is_regressor
-        from sklearn.utils._indexing import _safe_assign
-        from sklearn.utils._response import _get_response_values
+
+        from daskml_dist.sklearn_internals import assign_values, get_response_values
 
         method: Any = self.response_method
         if method == "auto":
@@ -272,8 +272,8 @@ class _Work:
         rows = rows.copy()
         for point in self.points:
             for column, value in zip(self.columns, point, strict=True):
-                _safe_assign(rows, value, column_indexer=column)
-            found, *_ = _get_response_values(self.estimator, rows, response_method=method)
+                assign_values(rows, value, column_indexer=column)
+            found, *_ = get_response_values(self.estimator, rows, response_method=method)
             yield np.asarray(found).reshape(len(rows), self.shape[0])
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from sklearn.exceptions import UnsetMetadataPassedError
 from sklearn.utils import Bunch
-from sklearn.utils._metadata_requests import _raise_for_params, _routing_enabled
 from sklearn.utils.metadata_routing import process_routing
 
 from daskml_dist.errors import InvalidParameterError, InvalidTypeError
+from daskml_dist.sklearn_internals import is_metadata_routing_enabled, raise_for_params
 
 __all__ = ["routed"]
 
@@ -39,8 +39,8 @@ def routed(estimator: Any, method: str, given: Mapping[str, Any], more: Mapping[
     """
     given = {name: value for name, value in given.items() if value is not None}
     try:
-        _raise_for_params(more, estimator, method)
-        if _routing_enabled():
+        raise_for_params(more, estimator, method)
+        if is_metadata_routing_enabled():
             found = process_routing(estimator, method, **given, **more)
             if strange := sorted(set(found.scorer.get("score", {})) - {"sample_weight"}):
                 raise InvalidParameterError(

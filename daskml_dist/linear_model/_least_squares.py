@@ -86,7 +86,7 @@ def gram_fits(n_features: int, n_problems: int = 1) -> bool:
     """Whether there is memory for the Gram matrices of so many problems."""
     if n_features**2 * n_problems <= _FEW_FEATURES**2:
         return True
-    from distributed.system import MEMORY_LIMIT
+    from daskml_dist.dask_internals.cluster import MEMORY_LIMIT
 
     return _needed(n_features, n_problems) <= int(MEMORY_LIMIT)
 
@@ -94,7 +94,7 @@ def gram_fits(n_features: int, n_problems: int = 1) -> bool:
 def check_memory(n_features: int, n_problems: int = 1) -> None:
     """Check that Gram matrices fit, before any worker tries."""
     if not gram_fits(n_features, n_problems):
-        from distributed.system import MEMORY_LIMIT
+        from daskml_dist.dask_internals.cluster import MEMORY_LIMIT
 
         needed = _needed(n_features, n_problems)
         raise InvalidDataError(

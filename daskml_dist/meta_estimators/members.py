@@ -20,7 +20,6 @@ from scipy import sparse
 from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
 from sklearn.pipeline import Pipeline
-from sklearn.utils._metadata_requests import _routing_enabled
 from sklearn.utils.metadata_routing import process_routing
 from sklearn.utils.validation import has_fit_parameter
 
@@ -50,6 +49,7 @@ from daskml_dist.model_selection._split_rows import (
 )
 from daskml_dist.model_selection._stacking import stacked_fits
 from daskml_dist.model_selection._validation import Splits, fitted_on, with_cut
+from daskml_dist.sklearn_internals import is_metadata_routing_enabled
 
 __all__ = [
     "OutOfFold",
@@ -136,7 +136,7 @@ def params_of(
     params : dict
         Arguments of the ensemble's ``fit``.
     """
-    if _routing_enabled():
+    if is_metadata_routing_enabled():
         with checked_as_theirs():
             routed = process_routing(ensemble, "fit", **params)
         return [dict(routed[name]["fit"]) for name, _ in named]

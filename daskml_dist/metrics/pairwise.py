@@ -9,9 +9,9 @@ from typing import Any
 import dask.array as da
 import numpy as np
 import sklearn.metrics.pairwise as theirs
-from dask.layers import ArrayBlockIdDep
 from numpy.typing import NDArray
 
+from daskml_dist.dask_internals.task_graphs import ArrayBlockIdDep
 from daskml_dist.data.conversion import convert_missing_to_nan
 from daskml_dist.data.lazy import is_dask, is_dask_frame, join_column_chunks, join_delayed
 from daskml_dist.errors import InvalidDataError, InvalidParameterError, as_ours

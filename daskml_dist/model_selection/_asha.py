@@ -16,13 +16,13 @@ from distributed import Client, Future, as_completed
 from numpy.typing import NDArray
 from sklearn.base import clone
 
+from daskml_dist.dask_internals.cluster import is_dasks
 from daskml_dist.diagnostics.works import tell, tell_rung
 from daskml_dist.errors import TrainingError
 from daskml_dist.model_selection._brackets import Bracket, best_of
 from daskml_dist.model_selection._failures import safe
 from daskml_dist.model_selection._resumed import Model, failed, pass_over
 from daskml_dist.model_selection._validation import Fitted, Splits, score_sides, with_cut
-from daskml_dist.training.dask_internals import is_dasks
 
 __all__ = ["Climb", "Ladder"]
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.utils import _safe_indexing, resample
+from sklearn.utils import resample
 
 from daskml_dist.data.collection import as_collection
 from daskml_dist.errors import DaskMLDistError
 from daskml_dist.model_selection._split_rows import count_rows, label_counts, n_rows_of, thinned
 from daskml_dist.model_selection._validation import Splits
 from daskml_dist.parameters.checks import seed_of
+from daskml_dist.sklearn_internals import take_rows_or_columns
 
 __all__ = ["count_of_rows", "labels_of", "thinned_splits"]
 
@@ -59,7 +60,7 @@ def thinned_splits(splits: Splits, fraction: float, random_state: Any) -> Splits
     used = np.unique(np.concatenate([side for split in some for side in split]))
     if 2 * len(used) <= count_of_rows(splits):
         found.inputs = tuple(
-            None if value is None else _safe_indexing(value, used) for value in splits.inputs
+            None if value is None else take_rows_or_columns(value, used) for value in splits.inputs
         )
         some = [tuple(np.searchsorted(used, side) for side in split) for split in some]
     found._splits = some

@@ -16,8 +16,8 @@ from dask.base import compute
 from dask.delayed import delayed
 from dask.sizeof import sizeof
 from sklearn.base import clone
-from sklearn.utils import _safe_indexing
 
+from daskml_dist.dask_internals.cluster import is_dasks, list_workers
 from daskml_dist.data.collection import Collection, take_named_columns
 from daskml_dist.data.computing import flush_releases, get_computing_client
 from daskml_dist.data.containers import convert_foreign
@@ -44,7 +44,7 @@ from daskml_dist.model_selection._split_rows import (
     n_rows_of,
 )
 from daskml_dist.models.stacked import OnlyOne
-from daskml_dist.training.dask_internals import is_dasks, list_workers
+from daskml_dist.sklearn_internals import take_rows_or_columns
 
 __all__ = [
     "Fitted",
@@ -171,7 +171,7 @@ class Splits:
         else:
             at = self._splits[split][0 if role == TRAIN else 1]
             X, y, *cut = (
-                None if value is None else _safe_indexing(value, at) for value in self.inputs
+                None if value is None else take_rows_or_columns(value, at) for value in self.inputs
             )
         return X, y, self.params(cut)
 
@@ -204,7 +204,7 @@ class Splits:
             yield self
             return
         # Whoever only imports a search does without distributed.
-        from distributed.client import futures_of
+        from distributed import futures_of
 
         if futures_of(self.inputs[0]):  # the user has persisted the rows
             yield self

@@ -79,7 +79,7 @@ def cluster_place(
 ) -> Place | None:
     """The workers of a client; None where there is none."""
     # It loads distributed, which whoever only imports an estimator does without.
-    from daskml_dist.training.dask_internals import list_workers
+    from daskml_dist.dask_internals.cluster import list_workers
 
     workers = list_workers(client)
     if not workers:

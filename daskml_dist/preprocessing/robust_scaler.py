@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from scipy import sparse, stats
 from sklearn import preprocessing
-from sklearn.preprocessing._data import _handle_zeros_in_scale
 
 from daskml_dist.data.conversion import as_rows
 from daskml_dist.data.quantiles import (
@@ -18,6 +17,7 @@ from daskml_dist.data.quantiles import (
 )
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.estimators.transformer import BlockTransformer
+from daskml_dist.sklearn_internals import replace_zero_scales
 
 __all__ = ["RobustScaler"]
 
@@ -78,6 +78,6 @@ class RobustScaler(BlockTransformer, preprocessing.RobustScaler):
                     "such as (25.0, 75.0)."
                 )
             scale = np.array([s.quantile(high / 100) - s.quantile(low / 100) for s in summary])
-            self.scale_ = _handle_zeros_in_scale(scale, copy=False)
+            self.scale_ = replace_zero_scales(scale, copy=False)
             if self.unit_variance:
                 self.scale_ /= stats.norm.ppf(high / 100) - stats.norm.ppf(low / 100)

@@ -7,7 +7,6 @@ from typing import Any, Self
 import numpy as np
 from scipy import sparse
 from sklearn import preprocessing
-from sklearn.preprocessing._data import _handle_zeros_in_scale, _is_constant_feature
 
 from daskml_dist.data.column_statistics import compute_column_moments
 from daskml_dist.data.conversion import as_rows, convert_to_host
@@ -15,6 +14,7 @@ from daskml_dist.data.lazy import is_dask
 from daskml_dist.data.row_checks import explain_row_errors
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.estimators.transformer import CopyingTransformer
+from daskml_dist.sklearn_internals import is_constant_feature, replace_zero_scales
 
 __all__ = ["StandardScaler"]
 
@@ -124,7 +124,7 @@ class StandardScaler(CopyingTransformer, preprocessing.StandardScaler):
         self.n_samples_seen_ = n[()] if np.ndim(n) == 0 or np.ptp(n) else n[0]
         self.scale_ = None
         if self.with_std:
-            constant = _is_constant_feature(self.var_, self.mean_, self.n_samples_seen_)
-            self.scale_ = _handle_zeros_in_scale(
+            constant = is_constant_feature(self.var_, self.mean_, self.n_samples_seen_)
+            self.scale_ = replace_zero_scales(
                 np.sqrt(self.var_), copy=False, constant_mask=constant
             )

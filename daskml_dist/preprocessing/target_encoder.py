@@ -21,8 +21,7 @@ from daskml_dist.data.conversion import (
     convert_to_host,
     copy_to_host,
 )
-from daskml_dist.data.lazy import is_dask
-from daskml_dist.data.lowering import has_fixed_row_order
+from daskml_dist.data.lazy import has_fixed_row_order, is_dask
 from daskml_dist.data.reduce import PassGenerator, ReductionPass, run_computation
 from daskml_dist.diagnostics.works import reading
 from daskml_dist.errors import InvalidDataError, InvalidParameterError

@@ -263,7 +263,7 @@ class Cluster:
         RequestError
             503: by the cluster.
         """
-        from distributed.scheduler import KilledWorker
+        from daskml_dist.dask_internals.cluster import is_killed_worker
 
         is_lost = held.status == "error"
         if is_lost:  # the next request puts the model there anew
@@ -273,7 +273,7 @@ class Cluster:
                 f"No worker of {self.address} answered within {self._within:g} s: ask again in a "
                 "while, send fewer rows at a time, or add workers."
             )
-        elif isinstance(error, KilledWorker):
+        elif is_killed_worker(error):
             said = (
                 f"Workers of {self.address} died over these rows ({error}): send fewer rows at a "
                 "time, or give workers more memory."

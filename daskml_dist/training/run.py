@@ -142,7 +142,7 @@ def _current_client(in_task: bool, kind: str) -> Any | None:
         return None
     from distributed import Client
 
-    from daskml_dist.training.dask_internals import is_workers_own
+    from daskml_dist.dask_internals.cluster import is_workers_own
 
     with suppress(ValueError):
         client = Client.current(allow_global=True)

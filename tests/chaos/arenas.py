@@ -14,7 +14,7 @@ from typing import Any
 import dask
 from distributed import Client, LocalCluster
 
-from daskml_dist.training.dask_internals import list_workers
+from daskml_dist.dask_internals.cluster import list_workers
 
 __all__ = ["Arena", "KilledArena", "NetworkArena", "ProcessArena", "network_problem"]
 

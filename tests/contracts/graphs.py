@@ -24,7 +24,7 @@ from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph
 from numpy.typing import NDArray
 
-from daskml_dist.data.lowering import make_frame_from_tasks
+from daskml_dist.dask_internals.expressions import make_frame_from_tasks
 from daskml_dist.inference.transform import map_blocks
 
 __all__ = [

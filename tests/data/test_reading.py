@@ -18,13 +18,13 @@ import pytest
 from distributed import Client, LocalCluster, wait
 
 from daskml_dist import Run
+from daskml_dist.dask_internals.cluster import list_workers
 from daskml_dist.data import computing
 from daskml_dist.data.collection import as_collection
 from daskml_dist.errors import DataLostError, InvalidDataError, TrainingError
 from daskml_dist.linear_model import LinearRegression, SGDClassifier
 from daskml_dist.preprocessing import StandardScaler
 from daskml_dist.training.client.cluster_rows import ClusterRows
-from daskml_dist.training.dask_internals import list_workers
 from daskml_dist.training.worker import control as orders
 
 N_ROWS = 3_000

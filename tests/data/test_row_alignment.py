@@ -18,9 +18,11 @@ from sklearn import linear_model
 from sklearn.pipeline import make_pipeline
 
 from daskml_dist import Run
-from daskml_dist.data import as_collection, lowering
+from daskml_dist.dask_internals.expressions import lower_all_partitions, lower_together
+from daskml_dist.data import as_collection
+from daskml_dist.data import lazy as lazy_module
 from daskml_dist.data.collection import take_named_columns
-from daskml_dist.data.lowering import _lower_all_partitions, _lower_together, has_fixed_row_order
+from daskml_dist.data.lazy import has_fixed_row_order
 from daskml_dist.data.streamed_blocks import make_recipes
 from daskml_dist.errors import DataLostError, InvalidDataError
 from daskml_dist.linear_model import LinearRegression, LogisticRegression, SGDClassifier
@@ -164,7 +166,7 @@ def test_parquet(parquet: str, how: str, filesystem: str) -> None:
     assert mean_squared_error(f["y"], model.predict(f[X])) < 1e-12
     read = {
         column
-        for expr in _lower_together([f[X].expr, f["y"].expr])
+        for expr in lower_together([f[X].expr, f["y"].expr])
         for node in expr.walk()
         if "ReadParquet" in type(node).__name__
         for column in node.columns
@@ -289,10 +291,10 @@ def test_a_lowering_that_leaves_partitions_out_is_not_taken(
     f = _frame("plain")
 
     def shortened(exprs: list[Any]) -> list[Any]:
-        return _lower_all_partitions([f.partitions[[0, 1]][X].expr, *exprs[1:]])
+        return lower_all_partitions([f.partitions[[0, 1]][X].expr, *exprs[1:]])
 
-    monkeypatch.setattr(lowering, "_lower_together", shortened)
-    monkeypatch.setattr(lowering, "_lower_separately", shortened)
+    monkeypatch.setattr(lazy_module, "lower_together", shortened)
+    monkeypatch.setattr(lazy_module, "lower_separately", shortened)
     assert _assert_aligned(as_collection(f[X], f["y"])) == N
 
 

@@ -15,7 +15,7 @@ from dask._task_spec import Alias
 from numpy.typing import NDArray
 from scipy import sparse
 
-from daskml_dist.data.lowering import lower_partitions
+from daskml_dist.dask_internals.expressions import lower_partitions
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.inference import map_rows
 from daskml_dist.linear_model import SGDClassifier

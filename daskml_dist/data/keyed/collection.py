@@ -12,18 +12,18 @@ from typing import Any, Protocol
 
 import dask.array as da
 import numpy as np
-from dask._task_spec import convert_legacy_graph
 from dask.delayed import Delayed, delayed
 from dask.highlevelgraph import HighLevelGraph
 from dask.utils import is_dataframe_like
 from numpy.typing import NDArray
 
+from daskml_dist.dask_internals.expressions import lower_partitions
+from daskml_dist.dask_internals.task_graphs import convert_legacy_graph
 from daskml_dist.data.collection import Collection
 from daskml_dist.data.keyed import cut
 from daskml_dist.data.keyed.cut import KeyedBlock, KeyTable, NumberedEntries, number_part
 from daskml_dist.data.keyed.ids import IdLookup, convert_ids
 from daskml_dist.data.lazy import is_dask_frame
-from daskml_dist.data.lowering import lower_partitions
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.solvers.keyed import Side
 

@@ -75,7 +75,8 @@ def show(fits: Fits, extra: dict[str, Any], document: Any) -> None:
     from bokeh.core.properties import without_property_validation
     from bokeh.layouts import column, gridplot
     from bokeh.models import ColumnDataSource, Div, Select
-    from distributed.dashboard.components.scheduler import BOKEH_THEME, env
+
+    from daskml_dist.dask_internals.dashboard import BOKEH_THEME, env
 
     sources = {name: ColumnDataSource(table(None), name=name) for name, table in _TABLES.items()}
     head, last = (Div(name=name, sizing_mode="stretch_width") for name in ("head", "fits"))

@@ -6,7 +6,7 @@ import logging
 import sys
 from typing import Any
 
-from distributed.diagnostics.plugin import SchedulerPlugin
+from distributed import SchedulerPlugin
 
 from daskml_dist.diagnostics.live.fits import HANDLER, Fits
 from daskml_dist.diagnostics.live.heartbeats import PULSES
@@ -96,10 +96,9 @@ def find_dashboard(scheduler: Any) -> Any:
 
 def add_tab(scheduler: Any, dashboard: Any, fits: Fits) -> None:
     """Serve the page beside the dashboard's own, and name it in their bar."""
-    from distributed.dashboard.core import BokehApplication
-    from distributed.dashboard.scheduler import template_variables
     from tornado.ioloop import IOLoop
 
+    from daskml_dist.dask_internals.dashboard import BokehApplication, template_variables
     from daskml_dist.diagnostics.live.page import show
 
     def serve(scheduler: Any, extra: dict[str, Any], document: Any) -> None:

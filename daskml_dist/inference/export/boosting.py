@@ -51,7 +51,7 @@ def _learn_categories(estimator: Any, twin: Any) -> NDArray[np.intp]:
     ndarray of int of shape (n_features,)
         Features in the order in which the twin's trees number them.
     """
-    from sklearn.ensemble._hist_gradient_boosting.binning import _BinMapper
+    from daskml_dist.sklearn_internals import BinMapper
 
     bins = estimator._trees.bins
     mask = bins.categorical
@@ -63,7 +63,7 @@ def _learn_categories(estimator: Any, twin: Any) -> NDArray[np.intp]:
     if names is not None:
         twin.feature_names_in_ = np.array(names)
     order = np.concatenate([np.flatnonzero(mask), np.flatnonzero(~mask)])
-    mapper = _BinMapper(n_bins=bins.max_bins + 1, is_categorical=mask[order])
+    mapper = BinMapper(n_bins=bins.max_bins + 1, is_categorical=mask[order])
     mapper.is_categorical_ = mask[order].astype(np.uint8)
     mapper.missing_values_bin_idx_ = bins.max_bins
     mapper.bin_thresholds_ = [
@@ -98,8 +98,7 @@ def _repeated(values: NDArray[Any], n: int) -> NDArray[Any]:
 
 def _predictor(tree: Tree, place: NDArray[np.intp]) -> Any:
     """A tree of scikit-learn's with the nodes of ours."""
-    from sklearn.ensemble._hist_gradient_boosting.common import PREDICTOR_RECORD_DTYPE
-    from sklearn.ensemble._hist_gradient_boosting.predictor import TreePredictor
+    from daskml_dist.sklearn_internals import PREDICTOR_RECORD_DTYPE, TreePredictor
 
     check_fields(PREDICTOR_RECORD_DTYPE, _FIELDS, "boosting")
     leaf = tree.feature < 0

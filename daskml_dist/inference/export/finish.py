@@ -85,21 +85,21 @@ OTHER_KINDS: dict[str, Callable[[Any], tuple[str, str] | None]] = {
 
 
 def _set_centres(estimator: Any, twin: Any) -> None:
-    from sklearn.utils._openmp_helpers import _openmp_effective_n_threads
+    from daskml_dist.sklearn_internals import count_openmp_threads
 
-    twin._n_threads = _openmp_effective_n_threads()
+    twin._n_threads = count_openmp_threads()
     if {*(getattr(estimator, "_feature_dtypes", None) or ())} == {"float32"}:
         # scikit-learn's take rows of the dtype of their centres alone: that of the fit.
         twin.cluster_centers_ = twin.cluster_centers_.astype(np.float32)
 
 
 def _set_bisecting(estimator: Any, twin: Any) -> None:
-    from sklearn.cluster._bisect_k_means import _BisectingTree
+    from daskml_dist.sklearn_internals import BisectingTree
 
     _set_centres(estimator, twin)
     leaves, labels = estimator._tree.leaves, estimator._tree.labels
     centre = None if len(leaves.centres) == 0 else leaves.centres[0].mean(axis=0)
-    nodes = [_BisectingTree(centre, None, 0.0) for _ in range(2 * len(leaves.split) + 1)]
+    nodes = [BisectingTree(centre, None, 0.0) for _ in range(2 * len(leaves.split) + 1)]
     for number, node in enumerate(leaves.split):
         parent, children = nodes[node], nodes[2 * number + 1 : 2 * number + 3]
         parent.left, parent.right = children
@@ -115,10 +115,10 @@ def _set_loss(estimator: Any, twin: Any) -> None:
 
 
 def _set_factors(estimator: Any, twin: Any) -> None:
-    from sklearn.decomposition._nmf import _beta_loss_to_float
+    from daskml_dist.sklearn_internals import convert_beta_loss
 
     twin._n_components = len(estimator.components_)
-    twin._beta_loss = _beta_loss_to_float(twin.beta_loss)
+    twin._beta_loss = convert_beta_loss(twin.beta_loss)
 
 
 def _set_labels(estimator: Any, twin: Any) -> None:

@@ -46,14 +46,14 @@ def set_forest(estimator: Any, twin: Any) -> None:
 
 def _tree_of(view: Any) -> Any:
     """The tree of scikit-learn's with the nodes of a view."""
-    from sklearn.tree import _tree
+    from daskml_dist.sklearn_internals import tree_module
 
-    dtype = _tree.NODE_DTYPE
+    dtype = tree_module.NODE_DTYPE
     check_fields(dtype, set(_FIELDS), "trees")
     nodes = np.zeros(view.node_count, dtype)
     for field, name in _FIELDS.items():
         nodes[field] = getattr(view, name)
-    tree = _tree.Tree(view.n_features, view.n_classes.astype(np.intp), view.n_outputs)
+    tree = tree_module.Tree(view.n_features, view.n_classes.astype(np.intp), view.n_outputs)
     state = {
         "max_depth": view.max_depth,
         "node_count": view.node_count,

@@ -230,10 +230,7 @@ def _kind(estimator: Any) -> type:
 
 def _takes(kind: type, name: str, value: Any) -> bool:
     """Whether a parameter of the twin's may have a value."""
-    from sklearn.utils._param_validation import (
-        InvalidParameterError,
-        validate_parameter_constraints,
-    )
+    from daskml_dist.sklearn_internals import SklearnParameterError, validate_parameter_constraints
 
     constraints = getattr(kind, "_parameter_constraints", {})
     if name not in constraints:
@@ -242,6 +239,6 @@ def _takes(kind: type, name: str, value: Any) -> bool:
         validate_parameter_constraints(
             {name: constraints[name]}, {name: value}, caller_name=kind.__name__
         )
-    except InvalidParameterError:
+    except SklearnParameterError:
         return False
     return True

@@ -11,6 +11,7 @@ from typing import Any
 from distributed import Client
 
 from daskml_dist.comm.base import SLICE, Endpoint
+from daskml_dist.dask_internals.cluster import proxy_of, submit_all
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.computing import FIRST_TASK_NOTICE_SECONDS, Deadline
 from daskml_dist.errors import DaskMLDistError, is_consequence
@@ -20,7 +21,6 @@ from daskml_dist.streaming.cluster.host import LaneHost
 from daskml_dist.streaming.cluster.together import mean_state
 from daskml_dist.training.client.membership import Membership
 from daskml_dist.training.client.run_actors import BUSY, Early, WorkerUnreachableError
-from daskml_dist.training.dask_internals import proxy_of, submit_all
 from daskml_dist.training.spec import FitSpec, TrainerSpec
 from daskml_dist.training.worker.host import Outcome, ServerHost
 from daskml_dist.training.worker.servers import n_servers

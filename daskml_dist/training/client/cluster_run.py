@@ -19,6 +19,7 @@ from typing import Any
 from distributed import Client
 from numpy.typing import NDArray
 
+from daskml_dist.dask_internals.cluster import retire
 from daskml_dist.data.computing import Deadline
 from daskml_dist.data.placement import Placement
 from daskml_dist.errors import (
@@ -43,7 +44,6 @@ from daskml_dist.training.client.membership import Membership
 from daskml_dist.training.client.reasons import Reasons
 from daskml_dist.training.client.recovery import RecoveryPoint
 from daskml_dist.training.client.run_actors import Early, Host, RunActors, WorkerUnreachableError
-from daskml_dist.training.dask_internals import retire
 from daskml_dist.training.engine import FitResult, RunView
 from daskml_dist.training.interrupts import Interrupts
 from daskml_dist.training.spec import FitSpec

@@ -11,17 +11,17 @@ from typing import Any
 
 from distributed import CancelledError, Client, wait
 
-from daskml_dist.data.block_errors import make_reading_error
-from daskml_dist.data.computing import Deadline
-from daskml_dist.errors import DaskMLDistError, DataLostError, WorkerLostError
-from daskml_dist.training.client.membership import Membership
-from daskml_dist.training.dask_internals import (
+from daskml_dist.dask_internals.cluster import (
     failed_task,
     free_tasks,
     is_dasks,
     is_killed_worker,
     send_now,
 )
+from daskml_dist.data.block_errors import make_reading_error
+from daskml_dist.data.computing import Deadline
+from daskml_dist.errors import DaskMLDistError, DataLostError, WorkerLostError
+from daskml_dist.training.client.membership import Membership
 
 __all__ = ["Gathering"]
 

@@ -23,6 +23,7 @@ import numpy as np
 from distributed import Client
 
 from daskml_dist.comm.base import Endpoint
+from daskml_dist.dask_internals.cluster import send_now
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.placement import Placement
 from daskml_dist.errors import DataLostError
@@ -40,7 +41,6 @@ from daskml_dist.training.client.run_actors import (
     TrainerTask,
     WorkerUnreachableError,
 )
-from daskml_dist.training.dask_internals import send_now
 from daskml_dist.training.spec import FitSpec, TrainerSpec
 from daskml_dist.training.worker.control import give_orders
 from daskml_dist.training.worker.servers import n_servers

@@ -8,9 +8,9 @@ from typing import Any
 
 import dask
 
+from daskml_dist.dask_internals.cluster import evict, list_workers
 from daskml_dist.data.computing import ACCEPTING_STATUSES, wait_for_workers
 from daskml_dist.training.client.calls import call_workers
-from daskml_dist.training.dask_internals import evict, list_workers
 
 __all__ = ["SETTLED", "Membership", "nothing"]
 

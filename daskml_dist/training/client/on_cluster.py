@@ -12,8 +12,12 @@ from typing import Any, Self
 
 import dask
 from distributed import Client, LocalCluster
-from distributed.comm.addressing import get_address_host
 
+from daskml_dist.dask_internals.cluster import (
+    end_quietly,
+    get_address_host,
+    shorten_lost_connections,
+)
 from daskml_dist.data.batches import SHUFFLED_BLOCKS, LaneSpec
 from daskml_dist.data.blocks import Block, BlockInfo, join_column_infos
 from daskml_dist.data.collection import Collection, cut_by_columns
@@ -32,7 +36,6 @@ from daskml_dist.training.client.cluster_run import TrainingRun
 from daskml_dist.training.client.lane_assignments import SeatLog
 from daskml_dist.training.client.run_actors import Early
 from daskml_dist.training.client.shielding import Shielding
-from daskml_dist.training.dask_internals import end_quietly, shorten_lost_connections
 from daskml_dist.training.engine import Engine, FitResult
 from daskml_dist.training.spec import FitSpec, Streaming
 

@@ -7,15 +7,15 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 
-from distributed.client import Future
+from distributed import Future
 
+from daskml_dist.dask_internals.cluster import is_dasks
 from daskml_dist.data.computing import FIRST_TASK_NOTICE_SECONDS, Deadline
 from daskml_dist.errors import WaitTimeoutError, is_consequence
 from daskml_dist.training.client.cluster_rows import ClusterRows
 from daskml_dist.training.client.generations import Generations
 from daskml_dist.training.client.membership import SETTLED, Membership
 from daskml_dist.training.client.run_actors import BUSY, RunActors
-from daskml_dist.training.dask_internals import is_dasks
 from daskml_dist.training.spec import FitSpec
 from daskml_dist.training.worker.control import Alarm
 

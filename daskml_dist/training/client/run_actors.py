@@ -12,16 +12,15 @@ from functools import partial
 from typing import Any
 
 import dask
-from distributed import Client
-from distributed.client import Future
+from distributed import Client, Future
 
 from daskml_dist.comm.base import SLICE, Endpoint
 from daskml_dist.comm.handshake import Secret
+from daskml_dist.dask_internals.cluster import proxy_at, proxy_of, submit_all
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.blocks import BlockInfo
 from daskml_dist.data.computing import FIRST_TASK_NOTICE_SECONDS, Deadline, scatter_values
 from daskml_dist.errors import DaskMLDistError
-from daskml_dist.training.dask_internals import proxy_at, proxy_of, submit_all
 from daskml_dist.training.spec import FitSpec, TrainerSpec
 from daskml_dist.training.worker.host import ServerHost, get_ready, packed, run_trainer
 from daskml_dist.training.worker.notifications import tell_bundles, tell_results

@@ -17,8 +17,8 @@ from typing import Any, cast
 from weakref import WeakSet
 
 from distributed import Client
-from distributed.comm.addressing import get_address_host
 
+from daskml_dist.dask_internals.cluster import get_address_host
 from daskml_dist.training.interrupts import process_group, shield, unshield
 
 __all__ = ["Shielding"]

@@ -19,8 +19,8 @@ from typing import Any
 
 from daskml_dist.comm.base import SLICE
 from daskml_dist.comm.local import count_servers
+from daskml_dist.dask_internals.cluster import count_actors, forget_closing
 from daskml_dist.errors import MessageError, RunAbortedError, TrainingError
-from daskml_dist.training.dask_internals import count_actors, forget_closing
 from daskml_dist.training.interrupts import unshield
 from daskml_dist.training.spec import TrainerSpec
 from daskml_dist.training.worker.notifications import note_end

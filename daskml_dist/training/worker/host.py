@@ -17,8 +17,6 @@ from functools import partial
 from typing import Any
 
 from distributed import get_client, get_worker, secede
-from distributed.comm.addressing import get_address_host
-from distributed.protocol import pickle
 
 from daskml_dist.comm.base import Endpoint, ServerConnection, Wait
 from daskml_dist.comm.bounds import Bounds
@@ -26,6 +24,14 @@ from daskml_dist.comm.listener import Channel, Credentials, Listener
 from daskml_dist.comm.local import publish_server
 from daskml_dist.comm.reach import reach
 from daskml_dist.comm.remote import serve
+from daskml_dist.dask_internals.cluster import (
+    ask_for,
+    before_closing,
+    get_address_host,
+    is_wanted,
+    shorten_lost_connections,
+)
+from daskml_dist.dask_internals.serialization import pickle
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.bundles import Bundle, unpack_bundles
 from daskml_dist.data.streamed_blocks import BlockRecipes
@@ -34,12 +40,6 @@ from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.server import ParameterServer
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.ps.snapshots import AvailableSnapshots, ServerSnapshot, standby_of
-from daskml_dist.training.dask_internals import (
-    ask_for,
-    before_closing,
-    is_wanted,
-    shorten_lost_connections,
-)
 from daskml_dist.training.spec import FitSpec, TrainerResult, TrainerSpec
 from daskml_dist.training.worker.control import (
     Line,

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from daskml_dist.comm.base import Endpoint
+from daskml_dist.dask_internals.cluster import actor_at, in_memory, memory_of, until_made
 from daskml_dist.data.blocks import BlockInfo
-from daskml_dist.training.dask_internals import actor_at, in_memory, memory_of, until_made
 
 __all__ = ["TrainerFacts", "note_end", "tell_bundles", "tell_results", "telling_facts"]
 

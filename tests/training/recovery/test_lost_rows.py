@@ -11,8 +11,8 @@ import pytest
 from distributed import Client, wait
 
 from daskml_dist import Run
+from daskml_dist.dask_internals.cluster import list_workers
 from daskml_dist.errors import DataLostError
-from daskml_dist.training.dask_internals import list_workers
 from tests.lost_workers import wait_for_three
 from tests.training.recovery.strikes import (
     N_ROWS,

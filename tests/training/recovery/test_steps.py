@@ -16,8 +16,8 @@ from distributed import Client, LocalCluster
 
 from daskml_dist import Run
 from daskml_dist.compression import TopK
+from daskml_dist.dask_internals.cluster import list_workers
 from daskml_dist.policies import POLICIES, LocalSGD
-from daskml_dist.training.dask_internals import list_workers
 from daskml_dist.training.worker.lane import Lane
 from tests.training.recovery.strikes import (
     EXACT,

@@ -13,9 +13,14 @@ from dask.delayed import Delayed
 from dask.highlevelgraph import HighLevelGraph
 from distributed import Client
 
+from daskml_dist.dask_internals.task_graphs import (
+    convert_to_tasks,
+    find_futures,
+    run_tasks,
+    select_tasks,
+)
 from daskml_dist.data.blocks import make_block
 from daskml_dist.data.streamed_blocks import BlockRecipes, make_recipes
-from daskml_dist.data.task_graphs import convert_to_tasks, find_futures, run_tasks, select_tasks
 from daskml_dist.errors import InvalidDataError
 
 

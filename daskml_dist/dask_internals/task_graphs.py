@@ -3,27 +3,51 @@
 A graph may hold tasks of three kinds: nodes of `dask._task_spec`, tuples ``(function, *args)`` of
 the older format, and futures of data that a client has persisted. All code that looks into a graph
 does so through this module, so that every part of the package sees the same dependencies.
+
+The shuffles that a graph holds decide whether rows come in one order: Dask's shuffles on disk and
+between workers give the rows of a partition in the order in which they happened to arrive. Rows
+that come out of two such shuffles do not belong together, even where both shuffle the same frame by
+the same column.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-# Canaries in tests/data/test_task_graphs.py fail when these move.
-from dask._task_spec import DataNode, GraphNode, Task, convert_legacy_graph
+from dask._task_spec import (
+    Alias,
+    DataNode,
+    GraphNode,
+    Task,
+    TaskRef,
+    convert_legacy_graph,
+    convert_legacy_task,
+)
+from dask.blockwise import Blockwise
+from dask.core import flatten
+from dask.layers import ArrayBlockIdDep
 from dask.local import get_sync
 from dask.utils import funcname
 
 __all__ = [
     "MISSING_TASKS_HINT",
+    "Alias",
+    "ArrayBlockIdDep",
+    "GraphNode",
+    "Task",
+    "TaskRef",
     "collect_dependencies",
     "collect_layers",
+    "convert_legacy_graph",
     "convert_to_tasks",
     "describe_task",
     "find_futures",
+    "find_shuffles",
+    "flatten",
     "is_future",
+    "is_unordered_shuffle",
     "run_tasks",
     "select_tasks",
 ]
@@ -147,3 +171,67 @@ def run_tasks(
     graph = {**tasks, **{name: DataNode(name, value) for name, value in data.items()}}
     # Callbacks that are passed replace those that the user has registered for all of Dask.
     return get_sync(graph, key, callbacks=[(None, None, lambda k, *_: begun.append(k), None, None)])
+
+
+_DISK_SHUFFLE_MODULE = "dask.dataframe.shuffle"
+
+
+def find_shuffles(graph: Any, keys: Iterable[Any]) -> frozenset[Any]:
+    """Find the shuffles whose order of rows some keys of a graph have.
+
+    Parameters
+    ----------
+    graph : HighLevelGraph
+    keys : iterable of key
+
+    Returns
+    -------
+    frozenset
+        A name for each; empty where the rows always come in one order.
+    """
+    tasks = {key: task for part in _iterate_layers(graph) for key, task in part.items()}
+    if not any(is_unordered_shuffle(task) for task in tasks.values()):
+        return frozenset()
+    tasks = {**dict(graph), **tasks}
+    found, seen, stack = set(), set(), list(keys)
+    while stack:
+        key = stack.pop()
+        if key in seen or key not in tasks:
+            continue
+        seen.add(key)
+        task = convert_legacy_task(key, tasks[key], tasks)
+        if not is_unordered_shuffle(task):
+            stack.extend(getattr(task, "dependencies", ()))  # a literal has none
+        else:
+            # What is read from disk has a name of its own; keys in between are drawn at random.
+            found.add(
+                key[0] if _get_function_name(task) == (_DISK_SHUFFLE_MODULE, "collect") else key
+            )
+    return frozenset(found)
+
+
+def _iterate_layers(graph: Any) -> Iterator[Mapping[Any, Any]]:
+    """Tasks of a graph, but for layers that only map blocks and need not be made for this."""
+    for layer in graph.layers.values():
+        if not isinstance(layer, Blockwise):
+            yield layer
+
+
+def is_unordered_shuffle(task: Any) -> bool:
+    """Whether a task of a graph is a step of a shuffle that gives rows as they arrive."""
+    if type(task).__name__ == "P2PBarrierTask":
+        # Arrays are shuffled too when they are rechunked; their blocks know their places.
+        return type(task.spec).__name__ == "DataFrameShuffleSpec"
+    return _get_function_name(task) in (
+        (_DISK_SHUFFLE_MODULE, "collect"),
+        (_DISK_SHUFFLE_MODULE, "barrier"),
+    )
+
+
+def _get_function_name(task: Any) -> tuple[str, str]:
+    """Module and name of the function that a task calls; told without importing dask.dataframe."""
+    if isinstance(task, GraphNode):
+        function = getattr(task, "func", None)
+    else:
+        function = task[0] if isinstance(task, tuple) and task else None
+    return getattr(function, "__module__", None) or "", getattr(function, "__name__", "")

@@ -23,9 +23,7 @@ import pytest
 from distributed import CancelledError, Client, Event, LocalCluster, get_client, get_worker
 from distributed.comm import CommClosedError
 
-from daskml_dist.data.collection import as_collection
-from daskml_dist.training.client.on_cluster import ClusterEngine
-from daskml_dist.training.dask_internals import (
+from daskml_dist.dask_internals.cluster import (
     HEARTBEAT_FAILED,
     ask_for,
     before_closing,
@@ -41,6 +39,8 @@ from daskml_dist.training.dask_internals import (
     retire,
     shorten_lost_connections,
 )
+from daskml_dist.data.collection import as_collection
+from daskml_dist.training.client.on_cluster import ClusterEngine
 from daskml_dist.training.interrupts import process_group, shield, unshield
 
 

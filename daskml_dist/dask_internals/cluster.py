@@ -1,4 +1,4 @@
-"""Everything that touches what `distributed` does not document, with a test that sees it move."""
+"""Clients, schedulers and workers of distributed, as far as their ways are not documented."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ from dask._expr import LLGExpr
 from dask._task_spec import Task, parse_input
 from dask.base import annotate
 from distributed import Actor, Future, Worker, WorkerPlugin, wait
+from distributed.comm.addressing import get_address_host
 from distributed.scheduler import KilledWorker
 from distributed.spans import SpanMetadata
+from distributed.system import MEMORY_LIMIT
 
 from daskml_dist.errors import SchedulerLostError
 
 __all__ = [
+    "MEMORY_LIMIT",
     "actor_at",
     "ask_for",
     "before_closing",
@@ -30,6 +33,7 @@ __all__ = [
     "failed_task",
     "forget_closing",
     "free_tasks",
+    "get_address_host",
     "in_memory",
     "is_dasks",
     "is_killed_worker",

@@ -1,0 +1,46 @@
+"""Reads of Parquet files, as Dask's dataframes hold them in their tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = ["is_parquet_read", "is_plain_read", "parse_piece"]
+
+#: Options of Dask's reader that change no number.
+_HARMLESS_OPTIONS = {"schema", "convert_string", "dtype_backend"}
+
+
+def is_parquet_read(function: Any) -> bool:
+    """Return whether a task's function reads Parquet; told without importing dask.dataframe."""
+    return type(function).__name__ == "ParquetFunctionWrapper"
+
+
+def is_plain_read(read: Any, names: Sequence[str]) -> bool:
+    """Return whether Dask's reader reads columns of local files unfiltered and unchanged."""
+    from dask.dataframe.io.parquet.arrow import ArrowDatasetEngine
+    from dask.dataframe.io.parquet.core import ParquetFunctionWrapper
+
+    if type(read) is not ParquetFunctionWrapper or read.engine is not ArrowDatasetEngine:
+        return False
+    options = {k: v for k, v in read.common_kwargs.items() if v and k not in _HARMLESS_OPTIONS}
+    if set(options.pop("categories", ())) & set(names):
+        return False
+    # Of datasets and files, what Dask itself sets: neither changes what stands in a file.
+    dataset = dict(options.pop("dataset", {}))
+    dataset.pop("format", None)
+    files = {k: v for k, v in options.pop("read", {}).items() if v}
+    usual = dataset in ({}, {"partitioning": "hive"})
+    return usual and not files and not options and type(read.fs).__name__ == "LocalFileSystem"
+
+
+def parse_piece(one: Any) -> tuple[str, Sequence[int] | None] | None:
+    """Return the path and row groups (None: all) of a partition's description; None if unclear."""
+    if not isinstance(one, dict) or set(one) - {"piece", "kwargs"} or one.get("kwargs"):
+        return None
+    path, groups, keys = one["piece"] if isinstance(one["piece"], tuple) else (None, None, None)
+    if not isinstance(path, str) or keys:
+        return None
+    if groups is None or (isinstance(groups, list | tuple) and all(type(i) is int for i in groups)):
+        return path, groups
+    return None

@@ -1,0 +1,9 @@
+"""Serializers of distributed, by which objects travel between workers."""
+
+from __future__ import annotations
+
+from distributed.protocol import pickle
+from distributed.protocol.cuda import cuda_deserialize, cuda_serialize
+from distributed.protocol.serialize import deserialize, serialize
+
+__all__ = ["cuda_deserialize", "cuda_serialize", "deserialize", "pickle", "serialize"]

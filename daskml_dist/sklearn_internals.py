@@ -1,0 +1,106 @@
+"""Private names of scikit-learn, each looked up when it is first imported from here.
+
+No other module of the package imports a private name of scikit-learn. Releases of scikit-learn may
+move one without notice: importing it from here then fails with an error that says what of the
+package needs it, and `tests/contracts/test_sklearn_internals.py` fails for it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import sklearn
+
+__all__ = ["PRIVATE_NAMES"]
+
+#: Module and name in scikit-learn of each name here, and what of the package needs it.
+PRIVATE_NAMES = {
+    "BinMapper": (
+        "sklearn.ensemble._hist_gradient_boosting.binning:_BinMapper",
+        "export of gradient boosting",
+    ),
+    "BisectingTree": (
+        "sklearn.cluster._bisect_k_means:_BisectingTree",
+        "export of BisectingKMeans",
+    ),
+    "PREDICTOR_RECORD_DTYPE": (
+        "sklearn.ensemble._hist_gradient_boosting.common:PREDICTOR_RECORD_DTYPE",
+        "export of gradient boosting",
+    ),
+    "SklearnParameterError": (
+        "sklearn.utils._param_validation:InvalidParameterError",
+        "translation of scikit-learn's errors",
+    ),
+    "TreePredictor": (
+        "sklearn.ensemble._hist_gradient_boosting.predictor:TreePredictor",
+        "export of gradient boosting",
+    ),
+    "assign_values": ("sklearn.utils._indexing:_safe_assign", "partial_dependence"),
+    "compare_feature_names": (
+        "sklearn.utils.validation:_check_feature_names",
+        "checks of column names",
+    ),
+    "convert_beta_loss": ("sklearn.decomposition._nmf:_beta_loss_to_float", "export of NMF"),
+    "count_openmp_threads": (
+        "sklearn.utils._openmp_helpers:_openmp_effective_n_threads",
+        "export of KMeans",
+    ),
+    "get_output_config": (
+        "sklearn.utils._set_output:_get_output_config",
+        "containers that set_output asks for",
+    ),
+    "get_response_values": ("sklearn.utils._response:_get_response_values", "partial_dependence"),
+    "infer_dimension": ("sklearn.decomposition._pca:_infer_dimension", "PCA(n_components='mle')"),
+    "is_constant_feature": (
+        "sklearn.preprocessing._data:_is_constant_feature",
+        "StandardScaler on constant columns",
+    ),
+    "is_metadata_routing_enabled": (
+        "sklearn.utils._metadata_requests:_routing_enabled",
+        "metadata routing",
+    ),
+    "is_scalar_nan": ("sklearn.utils._missing:is_scalar_nan", "SimpleImputer"),
+    "raise_for_params": (
+        "sklearn.utils._metadata_requests:_raise_for_params",
+        "parameters of fit without metadata routing",
+    ),
+    "replace_zero_scales": (
+        "sklearn.preprocessing._data:_handle_zeros_in_scale",
+        "scalers on constant columns",
+    ),
+    "set_output_module": ("sklearn.utils._set_output:", "transformers of few rows"),
+    "take_rows_or_columns": ("sklearn.utils:_safe_indexing", "splits of rows in memory"),
+    "tree_module": ("sklearn.tree._tree:", "export of trees and forests"),
+    "validate_parameter_constraints": (
+        "sklearn.utils._param_validation:validate_parameter_constraints",
+        "export of estimators",
+    ),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Return a private object of scikit-learn by its name here.
+
+    Raises
+    ------
+    AttributeError
+        No such name is listed.
+    ImportError
+        The installed scikit-learn has no such object.
+    """
+    if name not in PRIVATE_NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    place, use = PRIVATE_NAMES[name]
+    module, _, private = place.partition(":")
+    try:
+        found: Any = import_module(module)
+        found = getattr(found, private) if private else found
+    except (ImportError, AttributeError) as error:
+        raise ImportError(
+            f"scikit-learn {sklearn.__version__} has no {place.replace(':', '.').rstrip('.')}, "
+            f"which is needed for: {use}. Install a version of scikit-learn that this version of "
+            "daskml-dist is tested with (see its pyproject.toml), or a newer daskml-dist."
+        ) from error
+    globals()[name] = found  # the next look-up is a plain one
+    return found

@@ -1,0 +1,47 @@
+"""Canaries: each private name of scikit-learn that the package uses is where it was."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import daskml_dist
+from daskml_dist import sklearn_internals
+
+ROOT = Path(daskml_dist.__file__).parent
+
+
+@pytest.mark.parametrize("name", sklearn_internals.PRIVATE_NAMES)
+def test_a_private_name_is_there(name: str) -> None:
+    getattr(sklearn_internals, name)  # whose error says what needs it
+
+
+def test_a_name_that_has_moved_is_told_with_its_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    table: dict[str, Any] = {
+        "lost": ("sklearn.utils:_lost", "a test"),
+        "gone": ("sklearn._g:", "b"),
+    }
+    monkeypatch.setattr(sklearn_internals, "PRIVATE_NAMES", table)
+    for name, place, use in (
+        ("lost", "sklearn.utils._lost", "a test"),
+        ("gone", "sklearn._g", "b"),
+    ):
+        with pytest.raises(ImportError, match=rf"has no {place}, which is needed for: {use}\."):
+            getattr(sklearn_internals, name)
+    with pytest.raises(AttributeError, match="has no attribute 'unlisted'"):
+        sklearn_internals.unlisted  # noqa: B018
+
+
+def test_no_other_module_imports_a_private_name() -> None:
+    found = {
+        f"{path.relative_to(ROOT)}: {module}.{name}"
+        for path in ROOT.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and (module := node.module or "").startswith("sklearn")
+        for name in (alias.name for alias in node.names)
+        if any(part.startswith("_") for part in (*module.split("."), name))
+    }
+    assert not found
