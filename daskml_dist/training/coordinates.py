@@ -1,7 +1,9 @@
-"""Coordinates in which the columns of a sample have mean 0 and no correlation, or spread 1.
+"""Coordinates in which the columns of a sample are uncorrelated with mean 0, or at least have
+spread 1.
 
-Where rows are few and columns many, there is one for each direction that the rows span: a minimum
-with an l2 penalty lies there.
+A minimisation in them does not depend on the features' units and correlations. With few rows and
+many columns there is one coordinate for each direction that the rows span, where a minimum with an
+l2 penalty lies.
 """
 
 from __future__ import annotations
@@ -18,15 +20,18 @@ __all__ = ["FEW", "Coordinates"]
 
 Array = NDArray[Any]
 
-#: Columns, or rows, up to which correlations are taken out; the cost grows with their square.
+#: Most columns, or rows, whose correlations are removed: an eigendecomposition takes the cube of
+#: their number.
 FEW = 256
-#: Share of the largest variance below which a direction counts as this share.
+#: Share of the largest variance that every direction counts at least, so that none is divided by
+#: zero.
 _FLAT = 1e-10
-#: Standard deviations so many times as large are in other units; of constants they are rounding.
+#: Ratio of spreads from which units differ; share of a column's magnitude below which its spread is
+#: rounding.
 _FAR, _CONSTANT = 10.0, 1e-6
-#: Share of the largest variance below which no direction is spanned by few rows.
+#: Share of the largest variance below which few rows do not span a direction.
 _NOTHING = 1e-14
-#: Numbers that are worked on at once.
+#: Entries that are worked on at once: 512 KiB in float64, a share of the L2 cache.
 _CACHED = 1 << 16
 
 
@@ -50,7 +55,7 @@ class Coordinates:
     def of(
         cls, X: Any, weight: Array | None, *, centred: bool, turned: bool, least: float
     ) -> Coordinates:
-        """Coordinates for some rows; of sparse ones only the scale is changed.
+        """Compute the coordinates of some rows; of sparse rows only the scale is changed.
 
         Parameters
         ----------
@@ -77,7 +82,7 @@ class Coordinates:
     def several(
         cls, X: Any, weight: Array | None, *, centred: bool, turned: bool, leasts: Sequence[float]
     ) -> list[Coordinates]:
-        """Coordinates as of :meth:`of`, for each of some least variances; rows are read once."""
+        """Compute coordinates for each of several least variances, reading the rows once."""
         n, d = X.shape
         total = n if weight is None else weight.sum() or 1.0
         if sparse.issparse(X):
@@ -85,16 +90,17 @@ class Coordinates:
             if weight is not None:
                 each *= np.repeat(weight, np.diff(X.indptr))
             squares = np.bincount(X.indices, each, d) / total
-            return [cls(None, _scale(squares + least)) for least in leasts]
-        if turned and n <= FEW < d and min(leasts) > 0 and _alike(X):
-            return [_of_span(X, weight, centred, least) for least in leasts]
+            return [cls(None, _safe_scale(squares + least)) for least in leasts]
+        if turned and n <= FEW < d and min(leasts) > 0 and _have_like_units(X):
+            return [_span_coordinates(X, weight, centred, least) for least in leasts]
         turned = turned and d <= FEW
+        # Two passes: means first, then centred squares, which loses no digits to large means.
         mean, squares = np.zeros(d), np.zeros((d, d) if turned else d)
         if centred:
-            for rows, own in _parts(X, weight):
+            for rows, own in _iterate_tiles(X, weight):
                 mean += rows.sum(axis=0) if own is None else own @ rows
             mean /= total
-        for rows, own in _parts(X, weight):
+        for rows, own in _iterate_tiles(X, weight):
             rows -= mean
             left = rows if own is None else rows * own[:, None]
             squares += left.T @ rows if turned else np.einsum("ij,ij->j", left, rows)
@@ -104,13 +110,14 @@ class Coordinates:
         variance = np.where(variance <= (1e-12 * mean) ** 2, 0.0, variance)
         taken = mean if centred else None
         if not turned:
-            return [cls(taken, _scale(variance + least)) for least in leasts]
-        scale = _scale(variance)
+            return [cls(taken, _safe_scale(variance + least)) for least in leasts]
+        scale = _safe_scale(variance)
         squares /= np.outer(scale, scale)
         found = []
         for least in leasts:
             bent = squares.copy()
             bent.flat[:: d + 1] += least / scale**2 + _FLAT
+            # Whitening: rotate to the eigenvectors and divide by the standard deviations.
             values, vectors = np.linalg.eigh(bent)
             sizes = np.sqrt(np.maximum(values, _FLAT * max(values[-1], 1e-300)))
             found.append(cls(taken, scale, vectors / sizes, (vectors * sizes).T))
@@ -118,17 +125,17 @@ class Coordinates:
 
     @property
     def n_coordinates(self) -> int:
-        """Numbers of a row in these coordinates."""
+        """Return the number of coordinates of a row."""
         return len(self.scale) if self.turn is None else self.turn.shape[1]
 
     def rows(self, X: Any) -> Any:
-        """Rows in these coordinates, a new array of their dtype."""
+        """Return rows in these coordinates, in a new array of their dtype."""
         if sparse.issparse(X):
             return (X @ sparse.diags_array((1 / self.scale).astype(X.dtype))).tocsr()
         moved, at = np.empty((len(X), self.n_coordinates), X.dtype), 0
         turn = None if self.turn is None else self.turn / self.scale[:, None]
         # Once they are of one size, rows may be narrow; until then they are wide.
-        for rows, _ in _parts(X):
+        for rows, _ in _iterate_tiles(X):
             if self.mean is not None:
                 rows -= self.mean
             moved[at : at + len(rows)] = rows / self.scale if turn is None else rows @ turn
@@ -136,16 +143,16 @@ class Coordinates:
         return moved
 
     def coef(self, v: Array) -> Array:
-        """Coefficients for the rows as they were, of those in these coordinates."""
+        """Map coefficients in these coordinates to coefficients of the original columns."""
         return (v if self.turn is None else self.turn @ v) / self.scale[:, None]
 
     def transposed(self, gradient: Array) -> Array:
-        """The transpose of :meth:`coef`."""
+        """Apply the transpose of :meth:`coef` to a gradient."""
         gradient = gradient / self.scale[:, None]
         return gradient if self.turn is None else self.turn.T @ gradient
 
     def outside(self, v: Array) -> Array:
-        """Parameters, the intercepts last where there are any, for the rows as they were."""
+        """Map parameters, with intercepts last, to those of the original rows."""
         d, k = len(self.scale), self.n_coordinates
         w = np.vstack([self.coef(v[:k]), v[k:]])
         if self.mean is not None:
@@ -153,7 +160,7 @@ class Coordinates:
         return w
 
     def inside(self, w: Array) -> Array:
-        """Parameters in these coordinates."""
+        """Map parameters of the original rows to these coordinates."""
         d = len(self.scale)
         coef = w[:d] * self.scale[:, None]
         v = np.vstack([coef if self.back is None else self.back @ coef, w[d:]])
@@ -162,21 +169,22 @@ class Coordinates:
         return v
 
 
-def _alike(X: Array) -> bool:
-    """Whether columns are in like units; those that are constant are in any."""
+def _have_like_units(X: Array) -> bool:
+    """Return whether the columns that vary have spreads within a factor `_FAR`."""
     spread = X.std(axis=0, dtype=np.float64)
     spread = spread[spread > _CONSTANT * np.abs(X).max(axis=0)]
     return bool(len(spread)) and bool(spread.max() <= _FAR * spread.min())
 
 
-def _of_span(X: Array, weight: Array | None, centred: bool, least: float) -> Coordinates:
-    """Coordinates of the directions that few rows span, in the units of a penalty."""
+def _span_coordinates(X: Array, weight: Array | None, centred: bool, least: float) -> Coordinates:
+    """Return coordinates of the directions that few rows span, in the units of a penalty."""
     weight = np.ones(len(X)) if weight is None else weight.astype(np.float64)
     share = weight / (weight.sum() or 1.0)
     mean = share @ X if centred else None
     rows = X.astype(np.float64) if mean is None else X - mean
     rows *= np.sqrt(share)[:, None]
     # Products of rows are few. Where they round, coordinates are a little worse, and still ones.
+    # Eigenvectors of the small n x n Gram matrix give the spanned directions in column space.
     spans = rows.T @ np.linalg.eigh(rows @ rows.T)[1]
     squares = np.einsum("ij,ij->j", spans, spans)
     spans, squares = (a[..., squares > _NOTHING * squares.max()] for a in (spans, squares))
@@ -185,14 +193,15 @@ def _of_span(X: Array, weight: Array | None, centred: bool, least: float) -> Coo
     return Coordinates(mean, np.ones(X.shape[1]), spans / sizes, (spans * sizes).T)
 
 
-def _parts(X: Any, weight: Array | None = None) -> Iterator[tuple[Array, Array | None]]:
-    """Copies in float64 of some rows after others, so few that they stay in a cache."""
+def _iterate_tiles(X: Any, weight: Array | None = None) -> Iterator[tuple[Array, Array | None]]:
+    """Yield float64 copies of rows, few enough at a time to stay in a cache."""
     size = max(_CACHED // max(X.shape[1], 1), 1)
     for at in range(0, len(X), size):
         own = None if weight is None else weight[at : at + size].astype(np.float64)
         yield X[at : at + size].astype(np.float64), own
 
 
-def _scale(squares: Array) -> Array:
+def _safe_scale(squares: Array) -> Array:
+    """Return square roots, with 1 in place of 0."""
     scale: Array = np.sqrt(squares)
     return np.where(scale > 0, scale, 1.0)

@@ -168,7 +168,7 @@ class History:
         DaskMLDistError
             matplotlib is not installed.
         """
-        values = self._column(y)
+        values = self._values_of_key(y)
         try:
             from matplotlib import pyplot
             from matplotlib.ticker import MaxNLocator
@@ -185,7 +185,8 @@ class History:
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         return ax
 
-    def _column(self, key: str) -> list[float]:
+    def _values_of_key(self, key: str) -> list[float]:
+        """Return the values of one key over the passes."""
         if key == "rows_per_second":
             return self.rows_per_second
         if key not in RECORD_KEYS | EVAL_KEYS and not any(key in record for record in self):
@@ -201,7 +202,7 @@ class History:
 
 
 def history_html(records: Records, extra: dict[str, Any], interrupted: bool) -> str:
-    """Curves of a history's measures over its passes, and a table of its facts.
+    """Return a history's curves and a table of its facts as HTML.
 
     Parameters
     ----------
@@ -211,7 +212,7 @@ def history_html(records: Records, extra: dict[str, Any], interrupted: bool) -> 
     rows = "".join(
         f'<tr><th style="text-align:left">{escape(name)}</th><td style="text-align:left">'
         f"{escape(text)}</td></tr>"
-        for name, text in _facts(records, extra, interrupted)
+        for name, text in _list_history_facts(records, extra, interrupted)
     )
     return (
         '<div class="daskml-history" style="display:flex;flex-wrap:wrap;gap:1em;'
@@ -219,8 +220,10 @@ def history_html(records: Records, extra: dict[str, Any], interrupted: bool) -> 
     )
 
 
-def _facts(records: Records, extra: dict[str, Any], interrupted: bool) -> list[tuple[str, str]]:
-    """Names and words of what there is to say of a fit."""
+def _list_history_facts(
+    records: Records, extra: dict[str, Any], interrupted: bool
+) -> list[tuple[str, str]]:
+    """Return labels and texts of the facts of a fit."""
     seconds, rows = (sum(record[key] for record in records) for key in ("seconds", "rows"))
     passes = f"{len(records)}, in {seconds:.3g} s" + ", interrupted" * interrupted
     facts = [("passes", passes)]

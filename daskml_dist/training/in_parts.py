@@ -1,4 +1,9 @@
-"""A fit in parts, with its state in a file between them."""
+"""Fits by steps in parts: with a checkpoint between parts, pass by pass, or with a falling learning
+rate.
+
+Each part is a fit that starts from the state of the one before. `resumed` decides whether a
+checkpoint is of this fit; `OneFit` makes the parts look like one fit to callbacks.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +32,14 @@ __all__ = ["OneFit", "facts_of", "records_problem", "resumed", "train_adaptively
 
 
 _Path = str | os.PathLike[str]
-#: Bytes of the facts of any fit at most; those of one pass.
+#: Most bytes of the facts of any fit, and of the record of one pass.
 _FACTS, _PASS = 1 << 28, 1 << 12
-#: What the rate is divided by, and the rate from which on it is not, as in scikit-learn.
+#: Divisor of the rate, and the rate below which it falls no more, as in scikit-learn.
 _FACTOR, _LEAST = 5.0, 1e-6
 
 
 class OneFit(CallbackList):
-    """View of the parts of a fit as one fit, for the user's callbacks.
+    """Callbacks that see the parts of a fit as one fit.
 
     Parameters
     ----------
@@ -52,6 +57,7 @@ class OneFit(CallbackList):
 
     @property
     def stopped(self) -> bool:
+        """Return whether the user has stopped the fit."""
         return self.view is not None and self.view.stopped
 
     def on_fit_begin(self, run: Any) -> None:
@@ -71,7 +77,7 @@ class OneFit(CallbackList):
         return super().has_raised(error) or self._of.has_raised(error)
 
     def on_part_end(self, records: list[dict[str, Any]], state: ShardState) -> None:
-        """Tell of the passes of a part to whom is to see the parameters after them."""
+        """Tell callbacks that need parameters of the passes of a part."""
         if self._holds:
             self.view.paused(state, self.fitted)
             for record in records:
@@ -82,7 +88,7 @@ class OneFit(CallbackList):
             super().on_fit_end(run, error)
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Tell the end, once; a fit that never began has none."""
+        """Tell the callbacks once that the fit ended, if it began."""
         if self.view is not None:
             super().on_fit_end(self.view, error)
 
@@ -113,12 +119,13 @@ def train_in_parts(
         Before the first step, where the file cannot be written, is damaged or belongs to another
         fit; later, where a checkpoint cannot be saved.
     """
-    course = _Course.of(fit, checkpoint)
+    course = _PartsProgress.of(fit, checkpoint)
     watched = OneFit(callbacks)
     every = 1 if checkpoint is None else checkpoint.every
     length = 1 if callbacks.need_parameters else every
     began = course.fit.work.first_pass
     try:
+        # A part ends at the end of a pass, so its state is whole under every policy.
         while course.interrupted is None and not course.is_over(watched):
             result = engine.train(course.part(length), watched)
             state = course.add(result)
@@ -128,6 +135,7 @@ def train_in_parts(
             done = course.fit.work.first_pass
             if checkpoint is not None and (course.is_over(watched) or done % every == 0):
                 checkpoint.save(state, facts_of(course.fit, course.records))
+            # Some estimators stop by their own measure of convergence.
             if settled(state):
                 course.fit.work.stopping.converged = True
     except BaseException as error:
@@ -142,8 +150,8 @@ def train_in_parts(
 
 
 @dataclass
-class _Course:
-    """Course of a fit over its parts: what is left of it, and what has been done.
+class _PartsProgress:
+    """Progress of a fit over its parts: what was done, and the fit that remains.
 
     Parameters
     ----------
@@ -166,30 +174,34 @@ class _Course:
 
     @classmethod
     def of(cls, fit: FitSpec, checkpoint: Checkpoint | None) -> Self:
-        """The course of a fit, from its checkpoint on where there is one to go on from."""
+        """Return the progress at the beginning, or as the newest checkpoint holds it."""
         records: list[dict[str, Any]] = []
         if checkpoint is not None:
             checkpoint.check_writable()
-            if checkpoint.resume and (found := _newest(fit, checkpoint)) is not None:
+            if (
+                checkpoint.resume
+                and (found := _load_newest_checkpoint(fit, checkpoint)) is not None
+            ):
                 fit, records = resumed(fit, checkpoint.path, *found)
         return cls(fit, records, fit.start_state())
 
     def is_over(self, watched: OneFit) -> bool:
+        """Return whether no part is left to make."""
         work = self.fit.work
         done = work.first_pass >= work.stopping.max_iter
         return done or work.stopping.converged or watched.stopped
 
     def part(self, length: int) -> FitSpec:
-        """The next passes, so many at most."""
+        """Return the fit of the next `length` passes at most."""
         work = self.fit.work
         last = min(work.first_pass + length, work.stopping.max_iter)
         return self.fit.working(stopping=dataclasses.replace(work.stopping, max_iter=last))
 
     def add(self, result: FitResult) -> ShardState:
-        """Go on behind a part; the state that it came to."""
+        """Add the result of a part; return the state that it came to."""
         state, work = result.state, self.fit.work
         assert isinstance(state, ShardState)
-        _check_finite(state)
+        _check_finite_state(state)
         self.state = state
         self.records = self.records + result.records
         self.events = self.events + result.events
@@ -205,24 +217,29 @@ class _Course:
         return state
 
     def end_with(self, w: Any, checkpoint: Checkpoint | None) -> None:
-        """Take other parameters than those of the last pass; so does the file."""
+        """Replace the final parameters, in the checkpoint too."""
         self.state = self.state.ending_with(w)
         if checkpoint is not None and self.interrupted is None:
             checkpoint.save(self.state, facts_of(self.fit, self.records))
 
     def result(self) -> FitResult:
+        """Return the result of the whole fit."""
         return FitResult(
             self.state, self.records, self.fit.work.stopping, self.partial_rows, self.dropped,
             self.lost_rows, self.events, self.interrupted,
         )  # fmt: skip
 
 
-def _newest(fit: FitSpec, checkpoint: Checkpoint) -> tuple[ShardState, dict[str, Any]] | None:
+def _load_newest_checkpoint(
+    fit: FitSpec, checkpoint: Checkpoint
+) -> tuple[ShardState, dict[str, Any]] | None:
+    """Return the state and facts of the newest whole checkpoint, if any."""
     files = Files.of(os.fspath(checkpoint.path), checkpoint.keep)
     return files.newest(most_bytes(fit))
 
 
-def _check_finite(state: ShardState) -> None:
+def _check_finite_state(state: ShardState) -> None:
+    """Raise `DivergedError` before parameters that are not finite reach a checkpoint."""
     if not np.isfinite(state.w).all():
         raise DivergedError(
             "The parameters became NaN or infinite. Lower learning_rate, or scale the features "
@@ -231,12 +248,12 @@ def _check_finite(state: ShardState) -> None:
 
 
 def facts_of(fit: FitSpec, records: list[dict[str, Any]]) -> dict[str, Any]:
-    """Facts that go into a checkpoint beside the state, as JSON can hold them."""
-    return {**_identity(fit), **_progress(fit, records)}
+    """Return the facts that a checkpoint holds beside the state, as JSON can hold them."""
+    return {**_fit_identity(fit), **_fit_progress(fit, records)}
 
 
 def most_bytes(fit: FitSpec) -> int:
-    """Bytes of a checkpoint of this fit at most."""
+    """Return the most bytes that a checkpoint of this fit can have."""
     n_arrays = 2 + len(fit.steps.rule.state_names)
     size = int(np.prod(fit.steps.shape)) * np.dtype(fit.rows.dtype).itemsize
     return n_arrays * size + _FACTS + _PASS * fit.work.stopping.max_iter
@@ -245,20 +262,24 @@ def most_bytes(fit: FitSpec) -> int:
 def resumed(
     fit: FitSpec, path: _Path, state: ShardState, facts: dict[str, Any]
 ) -> tuple[FitSpec, list[dict[str, Any]]]:
-    """The fit that goes on from a state, and the records of its passes so far.
+    """Return the fit that continues from a state, and the records of its passes so far.
 
     Raises
     ------
     CheckpointError
         The checkpoint is of another fit, or says what cannot be true.
     """
-    if problem := _difference(fit, facts) or _unfit(fit, state) or _unlikely(state, facts):
+    if (
+        problem := _describe_difference(fit, facts)
+        or _describe_state_mismatch(fit, state)
+        or _describe_impossible_facts(state, facts)
+    ):
         raise CheckpointError(
             f"{path} {problem}. Name another file, or set resume=False to begin anew."
         )
     if fit.steps.rule.average_after is None:  # an old average would stand for the parameters
         state = dataclasses.replace(state, average=None, n_averaged=0)
-    state = _moved(state, facts.get("origin"), fit.steps.model, path)
+    state = _move_to_origin(state, facts.get("origin"), fit.steps.model, path)
     stopping = dataclasses.replace(
         fit.work.stopping, best=facts["best"], stale_passes=facts["stale_passes"]
     )
@@ -268,23 +289,25 @@ def resumed(
     return going_on, facts["records"]
 
 
-def _identity(fit: FitSpec) -> dict[str, Any]:
-    """Facts that must be the same for a fit to go on, as JSON gives them back."""
+def _fit_identity(fit: FitSpec) -> dict[str, Any]:
+    """Return the facts that must agree for a fit to continue, as JSON gives them back."""
     facts = {
         **fit.steps.model.identity(),
         "dtype": fit.rows.dtype,
-        "optimizer": _names(group.optimizer.name for group in fit.steps.rule.groups),
+        "optimizer": _join_distinct_names(group.optimizer.name for group in fit.steps.rule.groups),
         "classes": None if fit.rows.classes is None else fit.rows.classes.tolist(),
     }
     plain: dict[str, Any] = json.loads(json.dumps(facts, default=repr))
     return plain
 
 
-def _names(names: Iterable[str]) -> str:
+def _join_distinct_names(names: Iterable[str]) -> str:
+    """Join names without repetition, in order."""
     return " ".join(dict.fromkeys(names))
 
 
-def _progress(fit: FitSpec, records: list[dict[str, Any]]) -> dict[str, Any]:
+def _fit_progress(fit: FitSpec, records: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the facts of how far a fit has come."""
     rule = fit.work.stopping
     return {
         "passes": fit.work.first_pass,
@@ -296,9 +319,9 @@ def _progress(fit: FitSpec, records: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _difference(fit: FitSpec, facts: dict[str, Any]) -> str:
-    """Difference that tells another fit; empty for this one."""
-    for name, value in _identity(fit).items():
+def _describe_difference(fit: FitSpec, facts: dict[str, Any]) -> str:
+    """Return how a checkpoint's fit differs from this one, in words; empty where it does not."""
+    for name, value in _fit_identity(fit).items():
         if facts.get(name) != value:
             return (
                 f"is of another fit: its {name} is {reprlib.repr(facts.get(name))}, here it is "
@@ -307,8 +330,8 @@ def _difference(fit: FitSpec, facts: dict[str, Any]) -> str:
     return ""
 
 
-def _unfit(fit: FitSpec, state: ShardState) -> str:
-    """Reason that the fit cannot go on from a state; empty where it can."""
+def _describe_state_mismatch(fit: FitSpec, state: ShardState) -> str:
+    """Return why the fit cannot continue from a state; empty where it can."""
     if state.w.shape != fit.steps.shape or state.w.dtype != fit.rows.dtype:
         return f"holds parameters of shape {state.w.shape} and dtype {state.w.dtype}"
     wanted = fit.steps.rule.init(np.zeros_like(state.w))
@@ -322,8 +345,8 @@ def _unfit(fit: FitSpec, state: ShardState) -> str:
     return ""
 
 
-def _unlikely(state: ShardState, facts: dict[str, Any]) -> str:
-    """Reason that the facts of a fit's course cannot be true; empty where they can."""
+def _describe_impossible_facts(state: ShardState, facts: dict[str, Any]) -> str:
+    """Return which fact of the progress cannot be true; empty where all can."""
     for name in ("passes", "seed", "stale_passes"):
         if not is_count(facts.get(name)):
             return f"says {name}={reprlib.repr(facts.get(name))}"
@@ -340,23 +363,24 @@ def _unlikely(state: ShardState, facts: dict[str, Any]) -> str:
 
 
 def records_problem(records: Any) -> str:
-    """Reason that something is no list of records of a fit's first passes; empty where it is."""
-    if not (isinstance(records, list) and all(map(_is_record, records))):
+    """Return why something is not a list of records of the first passes; empty where it is."""
+    if not (isinstance(records, list) and all(map(_is_pass_record, records))):
         return "has no records of its passes"
     if [record["pass"] for record in records] != list(range(1, len(records) + 1)):
         return "has records of other passes than the first ones"
     return ""
 
 
-def _is_record(record: Any) -> bool:
+def _is_pass_record(record: Any) -> bool:
+    """Return whether something is the record of a pass."""
     return isinstance(record, dict) and all(
         type(record.get(key)) in (int, float) or (key == "val_score" and record.get(key) is None)
         for key in RECORD_KEYS
     )
 
 
-def _moved(state: ShardState, origin: Any, model: StepModel, path: _Path) -> ShardState:
-    """The state about the model's own origin, not a digit changed if it was so."""
+def _move_to_origin(state: ShardState, origin: Any, model: StepModel, path: _Path) -> ShardState:
+    """Return the state about the model's own origin; unchanged bits where it already is."""
     try:
         w, average = (
             None if values is None else model.moved(values, origin)
@@ -406,10 +430,11 @@ def train_adaptively(engine: Engine, fit: FitSpec, callbacks: CallbackList) -> F
             raise
         interrupted = error  # what the parts before have found stays
     watched.finish(interrupted)
-    return _joined(parts, interrupted)
+    return _join_part_results(parts, interrupted)
 
 
-def _joined(parts: list[FitResult], interrupted: KeyboardInterrupt | None) -> FitResult:
+def _join_part_results(parts: list[FitResult], interrupted: KeyboardInterrupt | None) -> FitResult:
+    """Return one result for all parts."""
     last = parts[-1]
     return FitResult(
         last.state,

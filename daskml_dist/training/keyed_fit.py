@@ -1,4 +1,4 @@
-"""A fit over keys: entries cut where they lie, and solvers run on them."""
+"""Fit over keys (edges of graphs, ratings): entries are cut by ranges of keys."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from daskml_dist.training.work import KeyedWork
 
 __all__ = ["KeyedFit"]
 
-#: Blocks of keys are kept: each of them takes part in every iteration.
-_ALL = 2**62
+#: Memory budget that keeps all blocks of keys: each takes part in every iteration.
+_KEEP_ALL_BYTES = 2**62
 
 
 class KeyedFit:
-    """Entries by ranges of keys, on the workers that hold them. Use it as a context manager.
+    """Entries cut by ranges of keys, on the workers that hold them.
 
     Parameters
     ----------
@@ -62,7 +62,9 @@ class KeyedFit:
         self.infos: list[BlockInfo] = []
 
     def __enter__(self) -> Self:
-        self.engine = open_engine(self._collection, self._client, _ALL, callbacks=self._callbacks)
+        self.engine = open_engine(
+            self._collection, self._client, _KEEP_ALL_BYTES, callbacks=self._callbacks
+        )
         self.engine.__enter__()
         try:
             self.engine.cut_keys(self._run.n_lanes)
@@ -82,22 +84,22 @@ class KeyedFit:
 
     @property
     def n_entries(self) -> int:
-        """Entries of all lanes."""
+        """Return the number of entries of all lanes."""
         n_sides = len(self._collection.sides)
         return sum(info.n_rows for info in self.infos[::n_sides])
 
     def ask(self, side: str, function: Callable[[KeyedBlock], Any]) -> list[Any]:
-        """Results of a picklable function of each lane's block of a side, in lane order."""
+        """Return the results of a picklable function of each lane's block of a side."""
         names = [s.name for s in self._collection.sides]
-        return self.engine.ask(_OfSide(names.index(side), len(names), function))[
+        return self.engine.ask(_ForOneSide(names.index(side), len(names), function))[
             names.index(side) :: len(names)
         ]
 
     def numbers(self, side: str, ids: NDArray[Any]) -> NDArray[np.int64]:
-        """Numbers of some row keys of a side; -1 for ids that are none."""
+        """Return the numbers of some row keys of a side; -1 for ids that are none."""
         found = np.full(len(ids), -1)
         first = 0
-        for at, n in self.ask(side, _Positions(ids)):
+        for at, n in self.ask(side, _FindPositions(ids)):
             found[at >= 0] = at[at >= 0] + first
             first += n
         return found
@@ -127,8 +129,8 @@ class KeyedFit:
         return result.state, result, fit
 
 
-class _OfSide:
-    """A function of the blocks of one side alone."""
+class _ForOneSide:
+    """Picklable function applied to the blocks of one side only."""
 
     def __init__(self, at: int, n_sides: int, function: Callable[[KeyedBlock], Any]) -> None:
         self._at, self._n_sides, self._function = at, n_sides, function
@@ -137,8 +139,8 @@ class _OfSide:
         return self._function(block) if block.index % self._n_sides == self._at else None
 
 
-class _Positions:
-    """Positions of some ids among those of a block, and how many it has."""
+class _FindPositions:
+    """Picklable function that returns the positions of ids in a block, and its number of ids."""
 
     def __init__(self, ids: NDArray[Any]) -> None:
         self._ids = ids

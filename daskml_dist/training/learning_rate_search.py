@@ -1,4 +1,9 @@
-"""A fit by steps of a linear model, with the start and the rates that a pilot on a sample found."""
+"""Search for the start and the rates of a linear model's steps (``learning_rate="auto"``).
+
+A pilot (`daskml_dist.training.pilot`) minimises the loss on a sample and tries rates; `calibrated`
+puts what it finds into the `initial` state and the schedule of the fit. `first_rate` is the rule
+where rows come one by one and no pilot is run.
+"""
 
 from __future__ import annotations
 
@@ -45,27 +50,29 @@ __all__ = [
 ]
 
 
-#: Work of a reading of the sample: about so many nanoseconds.
-_WORK = 1 << 22
+#: Entries that one reading of the sample may cost, about a nanosecond each: 4 ms.
+_SAMPLE_WORK = 1 << 22
 #: Share of the rows that a sample may have beyond that: some passes over it are a tenth of a fit.
 _SHARE = 1 / 8
-#: Rows of a sample at most, and its entries: they are brought to the client.
+#: Most rows, and most entries (64 MiB in float64), of a sample: the client brings it into its
+#: memory.
 _ROWS, _MOST = 1 << 16, 1 << 23
-#: Rows that are plenty, and for each parameter: what more would tell, the first steps do.
+#: Rows that are enough, at least and for each parameter: a larger sample would tell what the first
+#: steps tell anyhow.
 _PLENTY, _EACH = 1 << 14, 256
-#: Rows of a sample that any number of fits share at least.
+#: Least rows of a sample that many fits share.
 SHARED_ROWS = 1 << 11
-#: Parameters that a sample may touch at most.
-_PARAMETERS = 1 << 21
-#: Largest value of all features, or its inverse, from which their units count.
-_FAR = 10.0
-#: Steps of the quasi-Newton method at most.
+#: Most parameters that a sample may touch: a pilot's vectors are held by the client.
+_MOST_TOUCHED_PARAMETERS = 1 << 21
+#: Largest magnitude of all features, or its inverse, from which their units matter.
+_FAR_UNITS = 10.0
+#: Most iterations of the quasi-Newton method.
 ITERATIONS = 200
-#: Distance of the first step: of log-odds, and in spreads of the targets.
+#: Useful length of the first step: in log-odds, and in spreads of the targets.
 _MOVES = {"classification": 4.0, "regression": 2.0}
-#: Rate at most, of rows that are nearly empty.
+#: Largest rate, for rows that are nearly empty.
 _LARGEST_FIRST_RATE = 0.5
-#: Rows that are looked at.
+#: Rows whose size is averaged: enough for two digits.
 _FIRST_RATE_ROWS = 1000
 
 
@@ -76,7 +83,7 @@ def calibrated(
     engine: Engine,
     rarity: float = 1.0,
 ) -> FitSpec:
-    """The fit with a start, rates and a measure of progress that suit its rows.
+    """Return the fit with the start, the rates and the unit of progress that a pilot finds.
 
     Parameters
     ----------
@@ -88,6 +95,7 @@ def calibrated(
     rarity : float
         Rows of a label in the mean over those of the rarest one.
     """
+    # Callbacks hear of the phase; then one sample serves the start and all trials of rates.
     engine.tell("looking for a rate")
     sample = drawn_sample(fit, settings, lanes, engine, rarity)
     return calibrated_on(fit, sample, settings.seed)
@@ -101,7 +109,7 @@ def drawn_sample(
     rarity: float = 1.0,
     n_fits: int = 1,
 ) -> Block:
-    """Rows on which fits are calibrated, drawn once for all of them.
+    """Draw the sample of rows on which one or several fits are calibrated.
 
     Parameters
     ----------
@@ -121,7 +129,7 @@ def drawn_sample(
 
 
 def calibrated_on(fit: FitSpec, block: Block, seed: int) -> FitSpec:
-    """The fit with what a pilot on a sample of its rows finds.
+    """Return the fit as a pilot on a given sample calibrates it.
 
     Parameters
     ----------
@@ -134,11 +142,11 @@ def calibrated_on(fit: FitSpec, block: Block, seed: int) -> FitSpec:
     """
     # Products of few rows wait longer for threads than they take.
     with np.errstate(all="ignore"), OneThread():
-        return _calibrated(fit, block, seed)
+        return _calibrate_fit(fit, block, seed)
 
 
 def calibrated_together(fits: Sequence[FitSpec], block: Block, seed: int) -> list[FitSpec]:
-    """Fits of one model and optimizer with what pilots on the same rows find.
+    """Return fits of one model and optimizer, calibrated on one shared sample.
 
     Of few rows, or of models of other kinds, each has a pilot of its own.
 
@@ -152,7 +160,8 @@ def calibrated_together(fits: Sequence[FitSpec], block: Block, seed: int) -> lis
     with np.errstate(all="ignore"), OneThread():
         first = Task.of(fits[0], block, seed)
         if first is None or len(fits) == 1 or not first.stacks(fits):
-            return [_calibrated(fit, block, seed) for fit in fits]
+            return [_calibrate_fit(fit, block, seed) for fit in fits]
+        # All fits share rows and model, so their pilots run as columns of one matrix.
         found = StackedPilot(first.pilot, [fit.steps.rule.only.penalty.l2 for fit in fits])
         tasks = [replace(first, fit=fit, unit=abs(float(value))) for fit, value in zip(
             fits, found.values(np.repeat(first.begin, len(fits), axis=1)), strict=True
@@ -175,9 +184,10 @@ def calibrated_together(fits: Sequence[FitSpec], block: Block, seed: int) -> lis
         ]
 
 
-def _calibrated(fit: FitSpec, block: Block, seed: int) -> FitSpec:
+def _calibrate_fit(fit: FitSpec, block: Block, seed: int) -> FitSpec:
+    """Return the fit calibrated on a sample, or unchanged."""
     if linear_model(fit).n_targets is not None:
-        return _of_targets(fit, block, seed)
+        return _calibrate_each_target(fit, block, seed)
     task = Task.of(fit, block, seed)
     if task is None:
         return fit
@@ -185,21 +195,22 @@ def _calibrated(fit: FitSpec, block: Block, seed: int) -> FitSpec:
 
 
 def sample_size(n_rows: int, model: LinearModel, rarity: float) -> int:
-    """Rows of the sample of a fit: as many as a pilot can go through in a tenth of its time."""
+    """Return the rows of the sample: what a pilot reads in about a tenth of the fit's time."""
     d = model.n_features
+    # Estimate the time of one reading, and allow what a tenth of the fit pays for.
     entries = d if model.touches is None or d <= FEW else max(2 * model.touches, 1)
     work = entries * (1 + model.width / 8) + 10 * model.width
-    most = max(_WORK / work, n_rows * _SHARE)
+    most = max(_SAMPLE_WORK / work, n_rows * _SHARE)
     plenty = min(max(_PLENTY, _EACH * d * model.width) * rarity, _ROWS)
     # Of twice as many all are taken: their minimum is where the fit ends.
     plenty = n_rows if n_rows <= 2 * plenty else plenty
     return max(1, int(min(n_rows, most, max(_MOST / entries, 1024), plenty, _ROWS)))
 
 
-def _of_targets(fit: FitSpec, block: Block, seed: int) -> FitSpec:
-    """A fit of several targets with what pilots find of the fit of each alone."""
+def _calibrate_each_target(fit: FitSpec, block: Block, seed: int) -> FitSpec:
+    """Return a fit of several targets, each calibrated as a fit of its own."""
     model = linear_model(fit)
-    alone = [_alone(fit, k) for k in range(model.width)]
+    alone = [_select_target(fit, k) for k in range(model.width)]
     assert block.y is not None
     tasks = [
         Task.of(one, replace(block, y=block.y[:, k].copy()), seed) for k, one in enumerate(alone)
@@ -212,6 +223,7 @@ def _of_targets(fit: FitSpec, block: Block, seed: int) -> FitSpec:
     ]
     rates = [one.steps.rule.schedule(1, 0.0) for one in found]
     for k, (one, before) in enumerate(zip(found, alone, strict=True)):
+        # A pilot that told nothing left this target's fit as it was.
         if one is before:  # at the rate of its own, in the units of the others
             rates[k] *= told.base / told.fit.steps.rule.schedule(1, 0.0)
     if model.loss.in_target_units:
@@ -220,13 +232,15 @@ def _of_targets(fit: FitSpec, block: Block, seed: int) -> FitSpec:
     opt_state = [(told if task is None else task).opt_state for task in tasks]
     return fit.working(
         model=model,
-        initial=_side_by_side([one.steps.start_state(fit.rows.dtype) for one in found], opt_state),
+        initial=_join_target_states(
+            [one.steps.start_state(fit.rows.dtype) for one in found], opt_state
+        ),
         rule=told.rule.at_rates(rates),
     )
 
 
-def _side_by_side(states: list[ShardState], fresh: list[dict[str, Any]]) -> ShardState:
-    """One state of several; where one has optimizer state, the others begin with a fresh one."""
+def _join_target_states(states: list[ShardState], fresh: list[dict[str, Any]]) -> ShardState:
+    """Join the states of single targets as columns; missing optimizer state is fresh."""
     names = next((tuple(state.opt_state) for state in states if state.opt_state), ())
     opt_state = {
         name: np.hstack(
@@ -237,8 +251,8 @@ def _side_by_side(states: list[ShardState], fresh: list[dict[str, Any]]) -> Shar
     return ShardState(np.hstack([state.w for state in states]), opt_state)
 
 
-def _alone(fit: FitSpec, target: int) -> FitSpec:
-    """The fit of one of several targets."""
+def _select_target(fit: FitSpec, target: int) -> FitSpec:
+    """Return the fit of one of several targets."""
     state, at = fit.steps.start_state(fit.rows.dtype), slice(target, target + 1)
     opt_state = {name: array[:, at].copy() for name, array in state.opt_state.items()}
     return fit.working(
@@ -249,7 +263,7 @@ def _alone(fit: FitSpec, target: int) -> FitSpec:
 
 
 def linear_model(fit: FitSpec) -> LinearModel:
-    """The model of a fit."""
+    """Return the model of a fit, which must be linear."""
     model = fit.steps.model
     assert isinstance(model, LinearModel)
     return model
@@ -257,7 +271,7 @@ def linear_model(fit: FitSpec) -> LinearModel:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A fit and the pilot that it asks.
+    """Fit to be calibrated, with the pilot on its sample.
 
     `columns` are the rows of the parameters that the sample touches and `begin` these in the
     beginning; `opt_state` is the optimizer's state of all, `rule` is in units that suit the
@@ -275,17 +289,20 @@ class Task:
 
     @classmethod
     def of(cls, fit: FitSpec, block: Block, seed: int) -> Task | None:
-        """The task of a fit; None where its sample tells nothing."""
+        """Return the task of a fit; None where its sample tells nothing."""
         work, model = fit.steps, linear_model(fit)
         # Whoever trains on it says where it is.
         if block.n_rows == 0 or len(work.rule.groups) > 1:
             return None
-        largest = _largest(block.rows)
+        largest = _largest_magnitude(block.rows)
         if not largest * largest * block.rows.size < np.inf:
             return None
-        block = replace(block, rows=_stored(block.rows, fit))
-        columns = _touched(block.rows, model)
-        if not (columns < model.n_features).any() or len(columns) * model.width > _PARAMETERS:
+        block = replace(block, rows=_round_to_stored_dtype(block.rows, fit))
+        columns = _find_touched_rows(block.rows, model)
+        if (
+            not (columns < model.n_features).any()
+            or len(columns) * model.width > _MOST_TOUCHED_PARAMETERS
+        ):
             return None
         state = work.start_state(fit.rows.dtype)
         X = block.rows
@@ -303,35 +320,35 @@ class Task:
         # A loss that is nothing for nothing tells of no rate, and one that is infinite of no start.
         if not 0 < unit < np.inf:
             return None
-        rule = _in_units(work.rule, largest)
+        rule = _choose_unit_free_optimizer(work.rule, largest)
         opt_state = state.opt_state or _opt_state(rule.only.optimizer, state.w, block, model)
         whole = block.n_rows == sum(lane_rows(fit))
         return cls(fit, pilot, columns, opt_state, begin, rule, unit, whole)
 
     @property
     def optimizer(self) -> Optimizer:
-        """The optimizer, in units that suit the features."""
+        """Return the optimizer, in units that suit the features."""
         return self.rule.only.optimizer
 
     @property
     def batch(self) -> int:
-        """Rows of a step."""
+        """Return the rows of one step of the parameters."""
         return rows_of_a_step(self.fit)
 
     @property
     def base(self) -> float:
-        """The rate that factors are of."""
+        """Return the learning rate that factors multiply."""
         before = self.fit.steps.rule
         base = before.schedule(1, 0.0) * self.optimizer.default_learning_rate
         return base / before.only.optimizer.default_learning_rate
 
     @property
     def state_here(self) -> dict[str, Any]:
-        """State of the parameters that the sample touches."""
+        """Return the optimizer state of the parameters that the sample touches."""
         return {name: array[self.columns] for name, array in self.opt_state.items()}
 
     def stacks(self, fits: Sequence[FitSpec]) -> bool:
-        """Whether pilots of all fits can be columns, with this one's."""
+        """Return whether the pilots of all fits can run as columns of one matrix."""
         # Two minimisers end at points that differ by their tolerance. A pilot of few rows is cheap,
         # be they all rows or those of a few streamed blocks: then columns equal their own fits.
         if self.pilot.n_rows <= SHARED_ROWS:
@@ -344,15 +361,17 @@ class Task:
         return StackedPilot.serves(self.pilot, len(fits))
 
     def calibrated(self) -> FitSpec:
-        """The fit with what its own pilot finds."""
-        start = _Start(self.pilot, self.optimizer, self.batch, self.base)
+        """Return the fit as its own pilot calibrates it."""
+        start = _StartSearch(self.pilot, self.optimizer, self.batch, self.base)
         return self.found(*start.of(self.begin, self.state_here, self.whole))
 
     def found(self, w: Any, own: dict[str, Any], factor: float) -> FitSpec:
-        """The fit with what the pilot has found."""
+        """Return the fit that begins at `w` with state `own`, at a factor times the base rate."""
         fit, work, columns = self.fit, self.fit.steps, self.columns
         if not (np.isfinite(w).all() and all(np.isfinite(array).all() for array in own.values())):
             return fit
+        # Adagrad's accumulator has units of squared gradients: of batch means here, of single rows
+        # in the fit.
         if work.single_rows and "accumulator" in own:
             # Squares of the rows' own gradients, of those of their means.
             own["accumulator"] *= self.batch**2
@@ -373,7 +392,7 @@ class Task:
 
 
 def is_narrow(fit: FitSpec) -> bool:
-    """Whether a fit is of one output and of few, dense features, without an l1 penalty."""
+    """Return whether a fit has one output, few dense features, and no l1 penalty."""
     model, rules = linear_model(fit), fit.steps.rule.groups
     dense = model.touches is None and model.n_features <= FEW
     return (
@@ -384,34 +403,34 @@ def is_narrow(fit: FitSpec) -> bool:
     )
 
 
-def _stored(X: Any, fit: FitSpec) -> Any:
-    """Rows as a GPU is to store them."""
+def _round_to_stored_dtype(X: Any, fit: FitSpec) -> Any:
+    """Return the rows as a GPU will store them, rounded to its compute dtype."""
     kind = fit.rows.compute_dtype
     if kind is None or sparse.issparse(X) or get_backend(fit.run.device).device == "cpu":
         return X
     return X.astype(stored_dtype(kind)).astype(fit.rows.dtype)
 
 
-def _touched(X: Any, model: LinearModel) -> Any:
-    """Rows of the parameters that rows of data touch: of others nothing can be told."""
+def _find_touched_rows(X: Any, model: LinearModel) -> Any:
+    """Return the rows of the parameters that the sample touches; the others stay unknown."""
     if not sparse.issparse(X):
         return np.arange(model.shape[0])
     return np.append(np.unique(X.indices), np.arange(model.n_features, model.shape[0]))
 
 
-def _in_units(rule: UpdateRule, largest: float) -> UpdateRule:
-    """The rule, of Adagrad in the units of each feature where these are far apart."""
+def _choose_unit_free_optimizer(rule: UpdateRule, largest: float) -> UpdateRule:
+    """Return the rule with NAG in place of Adagrad where units are far apart."""
     if type(rule.only.optimizer) is not Adagrad:
         return rule
     # A small column among others matters little; a large one is all that matters.
-    if not largest or 1 / _FAR <= largest <= _FAR:
+    if not largest or 1 / _FAR_UNITS <= largest <= _FAR_UNITS:
         return rule
     return replace(rule, groups=(replace(rule.only, optimizer=NAG()),))
 
 
 @dataclass(frozen=True, eq=False)
-class _Start:
-    """The search for a start and a rate.
+class _StartSearch:
+    """Search for a start and a rate by one pilot.
 
     Parameters
     ----------
@@ -431,11 +450,14 @@ class _Start:
     def of(
         self, begin: Any, opt_state: dict[str, Any], whole: bool
     ) -> tuple[Any, dict[str, Any], float]:
-        """Parameters, the optimizer's state (empty: a fresh one), and the factor.
+        """Return parameters, the optimizer's state (empty: fresh) and the factor on the rate.
 
         `whole`: the sample is all rows, so that its minimum is where the fit ends.
         """
         pilot = self.pilot
+        # With all rows at hand the sample's minimum is the fit's end. With a part of them, minimise
+        # on one half until the other half stops improving (early stopping): a start that
+        # generalises.
         if whole:
             w, settled = pilot.minimum(begin, ITERATIONS)
             tried = w
@@ -444,10 +466,11 @@ class _Start:
             w, settled = pilot.minimum(begin, max(n_iter, 1))[0], False
         w, tried = w.astype(begin.dtype), tried.astype(begin.dtype)
         rate = pilot.calm_rate if settled else pilot.best_rate
-        own = self._warmed(w, opt_state)
+        own = self._warm_optimizer(w, opt_state)
         return w, own, rate(self.optimizer, tried, own or opt_state, self.base, self.batch)
 
-    def _warmed(self, w: Any, opt_state: dict[str, Any]) -> dict[str, Any]:
+    def _warm_optimizer(self, w: Any, opt_state: dict[str, Any]) -> dict[str, Any]:
+        """Return optimizer state that has seen the sample, where it can start from it."""
         # Sums of squares, but no moments, can be those of steps that never were.
         if not isinstance(self.optimizer, Adagrad | NAG):
             return {}
@@ -464,14 +487,14 @@ def _opt_state(optimizer: Optimizer, w: Any, block: Block, model: LinearModel) -
     return optimizer.init_scaled(w, scales.largest, scales.norm)
 
 
-def _largest(X: Any) -> float:
-    """The largest absolute value; NaN where there is one."""
+def _largest_magnitude(X: Any) -> float:
+    """Return the largest absolute value; NaN where there is one."""
     values = X.data if sparse.issparse(X) else X
     return max(float(values.max()), -float(values.min())) if values.size else 0.0
 
 
 def rows_of_a_step(fit: FitSpec) -> int:
-    """Rows of one step of the parameters."""
+    """Return the rows of one step of the parameters, over all lanes that step together."""
     rows_of_lanes, policy = lane_rows(fit), fit.steps.policy
     together = policy.lockstep and not policy.averages
     rows = sum(rows_of_lanes) if together else max(rows_of_lanes) * policy.push_every
@@ -479,12 +502,12 @@ def rows_of_a_step(fit: FitSpec) -> int:
 
 
 def lane_rows(fit: FitSpec) -> tuple[int, ...]:
-    """Rows of each lane; of lanes of columns, which have the same ones, of the first."""
+    """Return the rows of each lane; of the first lane where lanes hold columns of all rows."""
     return fit.rows.lane_rows if fit.steps.columns is None else fit.rows.lane_rows[:1]
 
 
 def row_size(engine: Engine, lanes: Sequence[LaneSpec], seed: int) -> float:
-    """Sum of the sizes of a row's entries, in the mean over a sample of the rows."""
+    """Return the mean over a sample of the sum of a row's absolute entries."""
     rows = sample_rows(engine, lanes, _FIRST_RATE_ROWS, seed, 0.0).rows
     entries = rows.data if sparse.issparse(rows) else rows
     total = np.abs(entries).sum(dtype=np.float64)
@@ -492,7 +515,7 @@ def row_size(engine: Engine, lanes: Sequence[LaneSpec], seed: int) -> float:
 
 
 def first_rate(model: LinearModel) -> float:
-    """Rate that suits rows of the size that the model knows, in spreads of the targets."""
+    """Return the rate for rows of the size that the model knows, in spreads of the targets."""
     assert model.row_size is not None
     distance = _MOVES[model.loss.kind]
     return distance / max(

@@ -1,10 +1,12 @@
-"""Pilot of a fit by steps: on a sample of the rows it finds where to start, and how fast to go.
+"""Pilot of a fit by steps: finds, on a sample of the rows, where to start and how large steps
+should be.
 
-A linear model's loss on some thousand rows is minimised in no time, by a quasi-Newton method in
-coordinates in which the units and the correlations of features do not matter. From there the steps
-need only go the way from the sample's minimum to that of all rows, which is short (Daneshmand,
-Lucchi and Hofmann 2016). How long they are to be is tried out: some rates go that way from the
-minimum of half of the sample to that of the sample (Bottou 2012 calibrates so).
+The loss on some thousand rows is minimised by a quasi-Newton method, in coordinates free of the
+features' units and correlations (`coordinates.py`). Steps of the fit then only cover the short way
+from the sample's minimum to that of all rows (Daneshmand, Lucchi and Hofmann 2016). Their rate is
+tried out between the minimum of half of the sample and that of the whole (Bottou 2012 calibrates
+so). `StackedPilot` runs pilots that differ in their l2 penalty as columns of one matrix; searches
+for a rate are generators, so that many run side by side.
 """
 
 from __future__ import annotations
@@ -45,41 +47,44 @@ __all__ = [
 
 
 Array = NDArray[Any]
-#: Steps that gain less than this share of the first loss; after so many the way ends.
+#: Steps that gain less than this share of the first loss are small; the minimisation ends after
+#: this many of them.
 _FTOL, _SMALL_STEPS = 1e-5, 1
-#: Inverse of the curvature of a loss, roughly, where a fit ends: the weight of a penalty.
+#: Assumed inverse curvature of a loss where a fit ends, which weighs a penalty against it: 4 for
+#: the logistic loss at its centre, ten times that at confident predictions.
 BENT = 40.0
-#: Batches of a trial at most, fewer of more parameters than these.
+#: Most batches of a trial; fewer for more parameters than `_SMALL`.
 _STEPS, _SMALL = 64, 1 << 17
-#: Gradients of this share of the first are none.
+#: Gradients below this share of the first count as zero.
 _GTOL = 1e-4
-#: Numbers whose reading costs nothing, and the share of these two down to which they are then read:
-#: where columns are more than rows, the last digits of the loss are those of the norm.
-_CHEAP, _FINE = 1 << 20, 0.1
-#: The same for so few that the minimum is found to nearly all digits: weights are repeated rows.
-_TINY, _FINEST = 1 << 14, 1e-6
-#: Rows for each parameter from which its minimum is taken for that of other rows.
+#: Entries up to which a finer minimum costs nothing, and the factor on both tolerances for it:
+#: where columns outnumber rows, the last digits of the loss are those of the norm.
+_CHEAP_ENTRIES, _FINE = 1 << 20, 0.1
+#: Entries so few that the minimum is found to nearly all digits: a weight of 2 then equals a
+#: repeated row.
+_TINY_ENTRIES, _FINEST = 1 << 14, 1e-6
+#: Rows a parameter from which the sample's minimum is taken for that of other rows.
 ENOUGH = 20
-#: Steps without a smaller loss of the other half, after which there is no smaller one.
+#: Steps without a smaller loss of the other half after which the descent ends.
 _PATIENCE = 5
 #: Half powers of ten: asked for, answered with losses, and the last of them returned.
 RateSearch = Generator[int, float, int]
-#: Half powers of ten by which a rate is multiplied: of the first trial, of the largest and of the
-#: least that is ever tried, and of the largest that may be called calm.
+#: In half powers of ten: the first factor tried, the largest, the least that is ever tried, and the
+#: largest that may be called calm.
 _FIRST, _MOST, _LEAST, _CALM = -1, 8, -40, -6
-#: Share of the loss that steps must gain, lest they had better be calm; and the share of the best
-#: gain for which a smaller rate is taken.
+#: Least share of the loss that steps must gain, else the calm rate is taken; share of the best gain
+#: for which a smaller rate is preferred.
 _GAIN, _MOST_OF_IT = 1e-3, 0.9
 #: Share of the loss by which calm steps may raise it.
 _STIR = 1e-4
-#: Rows whose raw predictions a cache holds, and those that one thread adds up.
-_TILE, _TOGETHER = 1 << 10, 1 << 12
-#: Entries of all columns' coordinates at most.
-_MAPS = 1 << 22
+#: Rows whose raw predictions stay in a cache, and rows that one thread adds up.
+_TILE_ROWS, _THREAD_ROWS = 1 << 10, 1 << 12
+#: Most entries of all columns' coordinate maps (32 MiB).
+_MOST_MAP_ENTRIES = 1 << 22
 
 
 class Pilot:
-    """The maths of a pilot, of rows in memory.
+    """Start and rate search on rows in memory.
 
     Parameters
     ----------
@@ -98,9 +103,10 @@ class Pilot:
     ) -> None:  # fmt: skip
         self.model = model
         self.penalty = penalty
-        self.backend = _Uncompiled() if X.size > _TINY else NumpyBackend()
+        self.backend = _UncompiledBackend() if X.size > _TINY_ENTRIES else NumpyBackend()
         if sparse.issparse(X) and X.shape[1] <= FEW:
             X = X.toarray()
+        # Shuffled once: the first half is minimised, the second half is watched and stepped over.
         order = np.random.default_rng((seed, 1)).permutation(len(y))
         self.X, self.y = X[order], y[order]
         self.weight = None if weight is None else weight[order]
@@ -117,19 +123,20 @@ class Pilot:
         converged : bool
             Whether it took fewer than `most` iterations.
         """
-        found = self._minimised(start, slice(0, self.n_rows), most, tol=self.tol)
+        found = self._minimise(start, slice(0, self.n_rows), most, tol=self.tol)
         return found.w, found.n_iter < most
 
     @property
     def tol(self) -> float:
-        """Factor on the tolerances of the minimum of all rows."""
-        size = self.n_rows * self._places.n_coordinates * self.model.width
-        if self._places.n_coordinates < self.X.shape[1]:
+        """Return the factor on the tolerances when all rows are minimised."""
+        size = self.n_rows * self._coordinates.n_coordinates * self.model.width
+        if self._coordinates.n_coordinates < self.X.shape[1]:
             return _FINEST
-        return _FINEST if size <= _TINY else _FINE if size <= _CHEAP else 1.0
+        return _FINEST if size <= _TINY_ENTRIES else _FINE if size <= _CHEAP_ENTRIES else 1.0
 
     def of_half(self, start: Array, most: int) -> tuple[Array, int]:
-        """Point of the way to the minimum of one half at which the loss of the other is smallest.
+        """Minimise on one half of the rows, and return the point where the other half's loss is
+        smallest.
 
         Where rows are many for the parameters, that is the minimum.
 
@@ -141,41 +148,45 @@ class Pilot:
         """
         half = -(-self.n_rows // 2)
         watched = slice(half, self.n_rows) if self.watches(start.size) else None
-        found = self._minimised(start, slice(0, half), most, watched)
+        found = self._minimise(start, slice(0, half), most, watched)
         return found.w, most if watched is None else found.n_iter
 
     def watches(self, n_parameters: int) -> bool:
-        """Whether the loss of the other half is watched on the way to the minimum of one."""
+        """Return whether the other half's loss is watched while one half is minimised."""
         # Rows enough are not overfitted, while a few wild ones can mislead who watches.
         return -(-self.n_rows // 2) < ENOUGH * n_parameters
 
-    def _minimised(
+    def _minimise(
         self, start: Array, at: slice, most: int, watched: slice | None = None, tol: float = 1.0
-    ) -> _Way:
-        places = self._places
-        here = _Objective(self, places, at)
-        there = None if watched is None else _Objective(self, places, watched)
+    ) -> _DescentPath:
+        """Minimise the mean loss of some rows, scaled by powers of two to values near 1."""
+        places = self._coordinates
+        here = _SampleObjective(self, places, at)
+        there = None if watched is None else _SampleObjective(self, places, watched)
         inside = places.inside(start.astype(np.float64))
         first = inside.ravel()
+        # Scale loss and steps to about 1 by powers of two, which do not round: tolerances are then
+        # shares.
         value, slope = here(first)
         # Deviances leave out what no parameter changes, and are below 0 too.
-        unit = _power(abs(value) or 1.0)
+        unit = _nearest_power_of_two(abs(value) or 1.0)
         # So long a step along the first gradient is worth about the loss itself.
-        step = _power(unit / (float(np.linalg.norm(slope)) or unit))
+        step = _nearest_power_of_two(unit / (float(np.linalg.norm(slope)) or unit))
         first /= step
-        way = _Way(first, None if there is None else there(first * step)[0], tol * _FTOL)
+        way = _DescentPath(first, None if there is None else there(first * step)[0], tol * _FTOL)
         tol *= _GTOL * (float(np.abs(slope).max()) * step / unit or 1.0)
-        l1 = self._l1(places, inside.shape) * (step / unit)
+        l1 = self._scaled_l1_strengths(places, inside.shape) * (step / unit)
 
         def scaled(v: Array) -> tuple[float, Array]:
             value, gradient = here(v * step)
             return value / unit, gradient * (step / unit)
 
         def is_over(v: Array, value: float) -> bool:
-            return way.to(v, value, None if there is None else there(v * step)[0])
+            return way.record_step(v, value, None if there is None else there(v * step)[0])
 
+        # OWL-QN (Andrew and Gao 2007) for an l1 penalty, L-BFGS-B otherwise.
         if l1.any():
-            last = _Last(scaled, l1)
+            last = _LastEvaluation(scaled, l1)
             orthant_wise(
                 last, first, l1, max_iter=most, tol=tol,
                 should_stop=lambda: is_over(last.v, last.value),
@@ -192,7 +203,8 @@ class Pilot:
         return way
 
     @cached_property
-    def _places(self) -> Coordinates:
+    def _coordinates(self) -> Coordinates:
+        """Return the coordinates of the sample's columns."""
         return Coordinates.of(
             self.X,
             self.weight,
@@ -202,18 +214,20 @@ class Pilot:
         )
 
     @cached_property
-    def _inside(self) -> Any:
-        return self.backend.to_device(self._places.rows(self.X))
+    def _transformed_rows(self) -> Any:
+        """Return the sample's rows in these coordinates."""
+        return self.backend.to_device(self._coordinates.rows(self.X))
 
-    def _l1(self, places: Coordinates, shape: tuple[int, ...]) -> Array:
+    def _scaled_l1_strengths(self, places: Coordinates, shape: tuple[int, ...]) -> Array:
+        """Return the l1 penalty of each coordinate."""
         strengths = np.zeros(shape)
         if self.penalty.l1:  # and places are those of the columns
             strengths[: self.model.n_penalised] = self.penalty.l1 / places.scale[:, None]
         return strengths.ravel()
 
     def value(self, w: Array) -> float:
-        """Penalised mean loss of all rows of the sample."""
-        rows = BatchRows(self._rows, self.y, self.weight)
+        """Return the penalised mean loss of all rows of the sample."""
+        rows = BatchRows(self._device_rows, self.y, self.weight)
         dtype = self.X.dtype
         with np.errstate(all="ignore"):
             loss = self.model.add_gradient(
@@ -227,59 +241,64 @@ class Pilot:
     def warmed(
         self, optimizer: Optimizer, w: Array, opt_state: dict[str, Array], batch: int
     ) -> dict[str, Array]:
-        """State of an optimizer that has seen the sample's batches at `w`."""
+        """Return the state of an optimizer that has seen the sample's batches at `w`."""
         own = {name: array.copy() for name, array in opt_state.items()}
-        return self._passed(optimizer, w.copy(), own, 0.0, batch)[1]
+        return self._step_through(optimizer, w.copy(), own, 0.0, batch)[1]
 
     def best_rate(
         self, optimizer: Optimizer, w: Array, opt_state: dict[str, Array], base: float, batch: int
     ) -> float:
-        """The factor on the `base` rate by which the other half's batches lead farthest down."""
+        """Return the factor on the base rate whose steps over one half reduce the loss most."""
         search = search_best_rate(self.value(w))
-        return self._rate(search, optimizer, w, opt_state, base, batch)
+        return self._search_rate(search, optimizer, w, opt_state, base, batch)
 
     def calm_rate(
         self, optimizer: Optimizer, w: Array, opt_state: dict[str, Array], base: float, batch: int
     ) -> float:
-        """A factor on the `base` rate, small enough that steps at a minimum stay there."""
+        """Return a factor small enough that steps at a minimum do not leave it."""
         search = search_calm_rate(self.value(w))
-        return self._rate(search, optimizer, w, opt_state, base, batch)
+        return self._search_rate(search, optimizer, w, opt_state, base, batch)
 
-    def _rate(
+    def _search_rate(
         self, search: RateSearch, optimizer: Optimizer, w: Array,
         opt_state: dict[str, Array], base: float, batch: int,
     ) -> float:  # fmt: skip
+        """Run one search for a factor."""
+
         def losses(_: list[int], asked: list[int]) -> list[float]:
             rates = [base * rate_factor(k) for k in asked]
-            return [self._value_after(optimizer, w, opt_state, rate, batch) for rate in rates]
+            return [self._loss_after_steps(optimizer, w, opt_state, rate, batch) for rate in rates]
 
         return run_rate_searches([search], losses)[0]
 
-    def _value_after(
+    def _loss_after_steps(
         self, optimizer: Optimizer, w: Array, opt_state: dict[str, Array], rate: float, batch: int
     ) -> float:
-        """The loss of all rows after batches of the other half; infinite where steps diverge."""
+        """Return the loss after steps over one half at a rate; infinite where they diverge."""
         own = {name: array.copy() for name, array in opt_state.items()}
-        moved, _ = self._passed(optimizer, w.copy(), own, rate, batch, self.n_rows // 2)
+        moved, _ = self._step_through(optimizer, w.copy(), own, rate, batch, self.n_rows // 2)
         value = self.value(moved) if np.isfinite(moved).all() else np.inf
         return value if np.isfinite(value) else np.inf
 
     @property
-    def _rows(self) -> Any:
+    def _device_rows(self) -> Any:
+        """Return the sample's rows as the backend reads them."""
         return self.backend.to_device(self.X)
 
-    def _passed(
+    def _step_through(
         self, optimizer: Optimizer, w: Array, opt_state: dict[str, Array], rate: float, batch: int,
         first: int = 0,
     ) -> tuple[Array, dict[str, Array]]:  # fmt: skip
-        """Parameters and optimizer state after the batches from a row on, or the first of these."""
-        X, k = self._rows, self.model.n_penalised
+        """Step through batches from a row on; return parameters and optimizer state."""
+        X, k = self._device_rows, self.model.n_penalised
         l1: Any = 0.0
         if self.penalty.l1 and rate:
             l1 = np.zeros((len(w), 1), w.dtype)
             l1[:k] = self.penalty.l1
         starts = trial_starts(first, self.n_rows, batch, w.size)
         with np.errstate(all="ignore"):
+            # The same steps that the fit would make: mean gradient, l2 penalty, the optimizer's
+            # update.
             for number, start in enumerate(starts, 1):
                 at = slice(start, min(start + batch, self.n_rows))
                 weight = None if self.weight is None else self.weight[at]
@@ -294,13 +313,13 @@ class Pilot:
 
 
 def trial_starts(first: int, n_rows: int, batch: int, n_parameters: int) -> range:
-    """First rows of the batches of a trial."""
+    """Return the first row of each batch of a trial."""
     most = max(_STEPS * _SMALL // max(n_parameters, _SMALL), 4)
     return range(first, n_rows, batch)[:most]
 
 
-class _Uncompiled(NumpyBackend):
-    """NumPy alone for dense rows.
+class _UncompiledBackend(NumpyBackend):
+    """NumPy backend that does not compile kernels for dense rows.
 
     A pilot is hardly faster with compiled loops, and a client that only waits for workers would
     load numba for it: a fourth of the time of its first fit.
@@ -310,14 +329,14 @@ class _Uncompiled(NumpyBackend):
         self, kernel: str | None, w: Array, X: Any, y: Array, weight: Array | None, out: Array,
         parameters: tuple[float, ...] = (),
     ) -> float | None:  # fmt: skip
-        """None of dense rows."""
+        """Return None for dense rows, so that NumPy computes them."""
         if isinstance(X, np.ndarray):
             return None
         return super().add_fused(kernel, w, X, y, weight, out, parameters)
 
 
-class _Way:
-    """The way of a minimisation: the best point on it, and the steps up to there.
+class _DescentPath:
+    """Course of a minimisation: its best point, and the number of steps to it.
 
     Parameters
     ----------
@@ -333,8 +352,8 @@ class _Way:
         self.w, self.n_iter, self.n_steps = w, 0, 0
         self._best, self._value, self._n_small, self._ftol = watched, np.inf, 0, ftol
 
-    def to(self, w: Array, value: float, watched: float | None) -> bool:
-        """Take a step to `w`; whether it is the last one."""
+    def record_step(self, w: Array, value: float, watched: float | None) -> bool:
+        """Record a step to `w`; return whether the minimisation should end."""
         self.n_steps += 1
         self._n_small = self._n_small + 1 if self._value - value < self._ftol else 0
         self._value = value
@@ -343,8 +362,8 @@ class _Way:
         return self._n_small == _SMALL_STEPS or self.n_steps - self.n_iter > _PATIENCE
 
 
-class _Last:
-    """A function that remembers its last point, and the value there with its l1 part."""
+class _LastEvaluation:
+    """Objective that remembers its last point, and the value there with its l1 part."""
 
     def __init__(self, function: Callable[[Array], tuple[float, Array]], l1: Array) -> None:
         self._function, self._strengths = function, l1
@@ -356,41 +375,45 @@ class _Last:
         return smooth, gradient
 
 
-class _Objective:
-    """Penalised mean loss of some rows of a pilot, and its gradient, in other coordinates."""
+class _SampleObjective:
+    """Penalised mean loss of some rows of a pilot, and its gradient, in the coordinates."""
 
     def __init__(self, pilot: Pilot, places: Coordinates, at: slice) -> None:
-        self._pilot, self._places = pilot, places
-        self._model = replace(pilot.model, n_features=places.n_coordinates)
-        Z, y = pilot._inside[at], pilot.y[at]
+        self._pilot, self._coordinates = pilot, places
+        self._wide_model = replace(pilot.model, n_features=places.n_coordinates)
+        Z, y = pilot._transformed_rows[at], pilot.y[at]
         self._dtype = Z.dtype
         self._weight = None if pilot.weight is None else pilot.weight[at].astype(Z.dtype)
         self._total = len(y) if self._weight is None else float(self._weight.sum()) or 1.0
-        self._rows = BatchRows(Z, y.astype(Z.dtype) if y.dtype.kind == "f" else y, self._weight)
+        self._device_rows = BatchRows(
+            Z, y.astype(Z.dtype) if y.dtype.kind == "f" else y, self._weight
+        )
 
     def __call__(self, flat: Array) -> tuple[float, Array]:
-        model, l2 = self._model, self._pilot.penalty.l2
+        model, l2 = self._wide_model, self._pilot.penalty.l2
         v, k = flat.reshape(model.shape), model.n_penalised
         gradient = np.zeros(model.shape)
         # A step that a line search tries may be far too long.
         with np.errstate(all="ignore"):
             w = v.astype(self._dtype)
-            loss = float(model.add_gradient(w, self._rows, gradient, self._pilot.backend))
+            loss = float(model.add_gradient(w, self._device_rows, gradient, self._pilot.backend))
         loss, gradient = loss / self._total, gradient / self._total
         if l2:
-            coef = self._places.coef(v[:k])
+            # The l2 penalty is of the coefficients for the original columns: its gradient is mapped
+            # back.
+            coef = self._coordinates.coef(v[:k])
             loss += l2 / 2 * float(np.vdot(coef, coef))
-            gradient[:k] += l2 * self._places.transposed(coef)
+            gradient[:k] += l2 * self._coordinates.transposed(coef)
         return loss, gradient.ravel()
 
 
-def _power(number: float) -> float:
-    """The nearest power of two, by which numbers are multiplied without rounding."""
+def _nearest_power_of_two(number: float) -> float:
+    """Return the nearest power of two, by which numbers can be multiplied without rounding."""
     return float(2.0 ** round(math.log2(number))) if 0 < number < math.inf else 1.0
 
 
 def search_best_rate(begin: float) -> RateSearch:
-    """The rate that leads farthest down from the loss in the beginning."""
+    """Search for the half power of ten whose steps lead farthest down from a loss."""
     known: dict[int, float] = {}
 
     def value(k: int) -> Generator[int, float, float]:
@@ -398,6 +421,7 @@ def search_best_rate(begin: float) -> RateSearch:
             known[k] = yield k
         return known[k]
 
+    # Climb by half powers of ten in the direction in which the loss falls.
     k = _FIRST
     below = yield from value(k - 1)
     way = -1 if below <= (yield from value(k)) else 1
@@ -413,7 +437,8 @@ def search_best_rate(begin: float) -> RateSearch:
 
 
 def search_calm_rate(begin: float) -> RateSearch:
-    """A rate small enough that steps at a minimum stay there."""
+    """Search for a half power of ten so small that steps at a minimum stay there."""
+    # Descend by powers of ten until the steps leave the minimum nearly as it is.
     most = begin + _STIR * abs(begin)
     for k in range(_CALM, _LEAST, -2):
         if (yield k) <= most:
@@ -422,14 +447,14 @@ def search_calm_rate(begin: float) -> RateSearch:
 
 
 def rate_factor(k: int) -> float:
-    """The factor that a number stands for."""
+    """Return the factor ``10 ** (k / 2)`` that a number of half powers stands for."""
     return float(10.0 ** (k / 2))
 
 
 def run_rate_searches(
     searches: Sequence[RateSearch], losses: Callable[[list[int], list[int]], Sequence[float]]
 ) -> list[float]:
-    """Factors that searches find.
+    """Run searches side by side; return the factor that each finds.
 
     Parameters
     ----------
@@ -451,7 +476,7 @@ def run_rate_searches(
 
 
 class StackedPilot:
-    """The maths of many pilots.
+    """Pilots that differ in their l2 penalty alone, as columns of one matrix.
 
     Parameters
     ----------
@@ -471,16 +496,16 @@ class StackedPilot:
 
     @staticmethod
     def serves(pilot: Pilot, n_columns: int) -> bool:
-        """Whether pilots like this one can be columns."""
+        """Return whether pilots like this one can be columns."""
         model, X = pilot.model, pilot.X
         if not isinstance(X, np.ndarray) or model.width > 1 or model.n_targets is not None:
             return False
         d = X.shape[1]
-        few = d <= FEW and n_columns * d * d <= _MAPS
+        few = d <= FEW and n_columns * d * d <= _MOST_MAP_ENTRIES
         return few and not pilot.penalty.l1 and not pilot.watches(model.shape[0])
 
     def starts(self, begin: Array, most: int, whole: bool) -> tuple[list[Array], list[Array]]:
-        """Minima of half of the sample's rows, and of all of them.
+        """Return the minima of one half of the sample's rows, and of all rows.
 
         Parameters
         ----------
@@ -491,14 +516,14 @@ class StackedPilot:
         whole : bool
             The sample is all rows: the minimum of these is returned twice.
         """
-        places, n = self._places, self.pilot.n_rows
+        places, n = self._coordinates, self.pilot.n_rows
         v = np.stack([p.inside(begin.astype(np.float64))[:, 0] for p in places])
-        every, share = self._objective(slice(0, n)), self.pilot.tol
+        every, share = self._make_objective(slice(0, n)), self.pilot.tol
         if whole:
             v, _ = minimised(every, v, most, share=share)
             half = v
         else:
-            half, tols = minimised(self._objective(slice(0, -(-n // 2))), v, most)
+            half, tols = minimised(self._make_objective(slice(0, -(-n // 2))), v, most)
             v, _ = minimised(every, half, most, tols, share)
 
         def outside(found: Array) -> list[Array]:
@@ -507,9 +532,9 @@ class StackedPilot:
         return outside(half), outside(v)
 
     def values(self, w: Array, at: Sequence[int] | None = None) -> Array:
-        """Penalised mean losses of some columns at parameters of shape (n_rows, n_columns)."""
+        """Return the penalised mean losses of some columns."""
         l2, k = self.l2 if at is None else self.l2[list(at)], self.pilot.model.n_penalised
-        losses, _ = self._sums(self.pilot.X, slice(0, self.pilot.n_rows), w)
+        losses, _ = self._sum_losses(self.pilot.X, slice(0, self.pilot.n_rows), w)
         with np.errstate(all="ignore"):
             total = float(self._weight.sum()) or 1.0
             bent: Array = l2 / 2 * (w[:k].astype(np.float64) ** 2).sum(axis=0)
@@ -518,22 +543,24 @@ class StackedPilot:
     def warmed(
         self, optimizer: Optimizer, w: Array, opt_state: dict[str, Array], batch: int
     ) -> dict[str, Array]:
-        """States of an optimizer that has seen the sample's batches at `w`."""
+        """Return states of an optimizer that has seen the sample's batches at `w`."""
         every = np.arange(len(self.l2))
-        return self._passed(optimizer, w, opt_state, np.zeros(len(every)), batch, 0, every)[1]
+        return self._step_through(optimizer, w, opt_state, np.zeros(len(every)), batch, 0, every)[1]
 
     def rates(
         self, optimizer: Optimizer, w: Array, opt_state: dict[str, Array], base: Sequence[float],
         batch: int, search: Callable[[float], RateSearch] = search_best_rate,
     ) -> list[float]:  # fmt: skip
-        """As :meth:`Pilot.best_rate` or, with another search, `calm_rate`, of each column."""
+        """Return the factor that a search finds for each column."""
         own = np.array(base)
 
         def losses(at: list[int], asked: list[int]) -> list[float]:
             rates = own[at] * np.array([rate_factor(k) for k in asked])
             some = {name: array[:, at] for name, array in opt_state.items()}
             first = self.pilot.n_rows // 2
-            moved, _ = self._passed(optimizer, w[:, at], some, rates, batch, first, np.array(at))
+            moved, _ = self._step_through(
+                optimizer, w[:, at], some, rates, batch, first, np.array(at)
+            )
             found = self.values(moved, at)
             finite = np.isfinite(found) & np.isfinite(moved).all(axis=0)
             return [float(value) for value in np.where(finite, found, np.inf)]
@@ -542,25 +569,26 @@ class StackedPilot:
 
     # -- sums over rows ------------------------------------------------------------------------
 
-    def _model(self, n_columns: int) -> WideLinear:
+    def _wide_model(self, n_columns: int) -> WideLinear:
+        """Return the linear model of several columns."""
         if n_columns not in self._models:
-            one = WideLinear(self.pilot.model, _OneSplit(), None, (0,) * n_columns, (1.0,))
+            one = WideLinear(self.pilot.model, _AllRowsAssignment(), None, (0,) * n_columns, (1.0,))
             self._models[n_columns] = one
         return self._models[n_columns]
 
-    def _sums(self, X: Array, at: slice, w: Array) -> tuple[Array, Array]:
-        """Summed losses of columns, and their gradients."""
-        model, wide = self._model(w.shape[1]), _with_row(w.astype(self._dtype))
+    def _sum_losses(self, X: Array, at: slice, w: Array) -> tuple[Array, Array]:
+        """Return the summed losses of columns, and their gradients."""
+        model, wide = self._wide_model(w.shape[1]), _append_loss_row(w.astype(self._dtype))
         # Sums of the same rows, whoever takes them, so that digits do not tell of the machine.
-        starts = range(at.start, at.stop, _TOGETHER)
+        starts = range(at.start, at.stop, _THREAD_ROWS)
         parts = np.zeros((len(starts), *wide.shape))
 
         def add(some: slice) -> None:
             with np.errstate(all="ignore"):
                 for part, first in zip(parts[some], starts[some], strict=True):
-                    last = min(first + _TOGETHER, at.stop)
-                    for start in range(first, last, _TILE):
-                        tile = slice(start, min(start + _TILE, last))
+                    last = min(first + _THREAD_ROWS, at.stop)
+                    for start in range(first, last, _TILE_ROWS):
+                        tile = slice(start, min(start + _TILE_ROWS, last))
                         rows = BatchRows(X[tile], self._y[tile], None)
                         model.add_gradient(wide, rows, part, self.pilot.backend)
 
@@ -569,19 +597,21 @@ class StackedPilot:
         return -out[-1], out[:-1]
 
     @cached_property
-    def _places(self) -> list[Coordinates]:
+    def _coordinates(self) -> list[Coordinates]:
         pilot = self.pilot
         leasts = (BENT * self.l2).tolist()
         return Coordinates.several(
             pilot.X, pilot.weight, centred=pilot.model.fit_intercept, turned=True, leasts=leasts
         )
 
-    def _objective(self, at: slice) -> Callable[[Array, Array], tuple[Array, Array]]:
-        """Penalised mean losses and gradients of columns, each in its own coordinates."""
-        places = self._places
+    def _make_objective(self, at: slice) -> Callable[[Array, Array], tuple[Array, Array]]:
+        """Return the function of losses and gradients of columns, each in its own coordinates."""
+        places = self._coordinates
         # Rows as the least penalised column has them: the others' are shorter in all directions.
         least = places[int(np.argmin(self.l2))]
         Z, d = least.rows(self.pilot.X), self.pilot.model.n_penalised
+        # Each column has its own rotation; rows are stored in the coordinates of the least
+        # penalised column, and a small matrix maps between the two.
         turns = np.stack([p.turn for p in places])  # type: ignore[misc]
         maps = least.back @ turns
         coefs = turns / least.scale[:, None]
@@ -590,7 +620,7 @@ class StackedPilot:
         def value(v: Array, columns: Array) -> tuple[Array, Array]:
             own, l2 = v[:, :d, None], self.l2[columns]
             w = np.concatenate([(maps[columns] @ own)[:, :, 0], v[:, d:]], axis=1).T
-            losses, gradient = self._sums(Z, at, np.ascontiguousarray(w))
+            losses, gradient = self._sum_losses(Z, at, np.ascontiguousarray(w))
             losses, gradient = losses / total, np.ascontiguousarray(gradient.T) / total
             coef = coefs[columns] @ own
             bent = np.swapaxes(maps[columns], 1, 2) @ gradient[:, :d, None]
@@ -600,7 +630,7 @@ class StackedPilot:
 
         return value
 
-    def _passed(
+    def _step_through(
         self, optimizer: Optimizer, w: Array, opt_state: dict[str, Array], rates: Array, batch: int,
         first: int, columns: Array,
     ) -> tuple[Array, dict[str, Array]]:  # fmt: skip
@@ -611,7 +641,7 @@ class StackedPilot:
         state = w, *map(opt_state.__getitem__, optimizer.state_names)
         move = of_arrays(type(optimizer).elementwise_update, np)
         starts = trial_starts(first, pilot.n_rows, batch, len(w))
-        model, wide = self._model(len(columns)), _with_row(w)
+        model, wide = self._wide_model(len(columns)), _append_loss_row(w)
         with np.errstate(all="ignore"):
             for number, start in enumerate(starts, 1):
                 at = slice(start, min(start + batch, pilot.n_rows))
@@ -625,16 +655,16 @@ class StackedPilot:
         return w, opt_state
 
 
-class _OneSplit(FoldAssignment):
-    """Roles of rows that are all trained on."""
+class _AllRowsAssignment(FoldAssignment):
+    """Assignment that trains on all rows."""
 
     n_splits = 1
 
     def played(self, codes: NDArray[np.int64], split: int) -> NDArray[np.int8]:
-        """Train."""
+        """Return the role "train" for every row."""
         return np.full(len(codes), TRAIN, np.int8)
 
 
-def _with_row(w: Array) -> Array:
-    """Parameters with a last row for losses."""
+def _append_loss_row(w: Array) -> Array:
+    """Return parameters with one more row, which receives the losses."""
     return np.concatenate([w, np.zeros_like(w[:1])])

@@ -1,4 +1,8 @@
-"""From settings and a survey of the blocks to the `FitSpec`, and from lanes to its steps."""
+"""From checked settings and a summary of the rows to the `FitSpec` of a fit.
+
+`make_fit` plans gradient steps: batch size, steps of a pass, learning rates, policy.
+`make_solver_fit` plans a fit by a solver. Both know the data by its `DatasetInfo` alone.
+"""
 
 from __future__ import annotations
 
@@ -44,18 +48,19 @@ __all__ = [
 ]
 
 
-#: Steps of a pass at most, with automatic batches; and where rows are streamed.
+#: Most steps of a pass with automatic batches, and with streamed rows: beyond these another step
+#: costs more than it gains, and trainers wait for each other rather than for rows.
 _MANY_STEPS, _STREAMED_STEPS = 4096, 2048
 #: Distance of the quartiles of a normal distribution, in standard deviations.
-_QUARTILES = 1.349
-#: Rows of an automatic batch at most; a sparse one is a message and little work, one whose rows
-#: touch a few rows of the parameters each still less.
+_NORMAL_QUARTILE_DISTANCE = 1.349
+#: Most rows of an automatic batch: of dense rows; of sparse rows, where a batch is one message and
+#: little work; and where each row touches a few rows of the parameters (pairs of factors).
 _DENSE_ROWS, _SPARSE_ROWS, _PAIRED_ROWS = 256, 512, 2048
-#: Rows of the parameters from which a batch may push and pull only those that it touches.
-_MANY = 2048
-#: ...if it touches at most this share of them.
+#: Rows of the parameters from which a batch pushes and pulls only those that it touches.
+_FEW_ROWS_FROM = 2048
+#: ...if it touches at most this share of them: above it, indices cost more than whole arrays.
 _FEW_TOUCHED = 0.25
-#: Parameters from which each trainer holds but a range of the solver's vectors.
+#: Parameters from which each trainer holds only a range of the solver's vectors (8 MiB each).
 _RANGES_FROM = 2**20
 
 
@@ -70,7 +75,7 @@ def make_fit(
     on_one_host: bool = False,
     columns: tuple[int, ...] | None = None,
 ) -> FitSpec:
-    """Put the maths of a fit together.
+    """Plan a fit by gradient steps.
 
     Parameters
     ----------
@@ -90,19 +95,22 @@ def make_fit(
         First column of each lane, and their number, where lanes hold columns.
     """
     survey, run, fraction = rows.survey, settings.run, settings.validation_fraction
-    _check_held_out(lanes, fraction)
+    _check_held_out_rows(lanes, fraction)
     if settings.batch_size == "auto" and _may_step_row_by_row(settings, survey, model):
         settings = replace(settings, policy=settings.policy.of_single_rows())
-    single_rows = _steps_row_by_row(settings, survey, model)
+    # 1. How rows become steps: single rows where these may be updates, else batches.
+    single_rows = _is_row_by_row(settings, survey, model)
     batch_size = batch_rows(settings.batch_size, lanes, streaming, most_batch_rows(model))
     if single_rows and not settings.policy.average_every:
-        batch_size = _rows_at_a_time(lanes)
+        batch_size = _count_rows_per_turn(lanes)
     steps = count_pass_steps(lanes, batch_size, fraction)
+    # 2. Whether steps read and change only the parameters that a batch touches.
     dtype = settings.dtype_of(survey)
     # Streamed full batches are never in memory as a whole, so nobody knows what they touch.
     in_memory = not (streaming and steps == 1)
-    few = _touches_few(model, batch_size) and in_memory
-    policy = _policy(settings, len(lanes), on_one_host)
+    few = _touches_few_parameters(model, batch_size) and in_memory
+    # 3. Who holds the parameters, and when lanes meet.
+    policy = _resolve_policy(settings, len(lanes), on_one_host)
     if settings.pipeline is not None:
         policy = policy_of_stages(settings, settings.pipeline.stages, model)
     if columns is not None:
@@ -110,13 +118,14 @@ def make_fit(
     work = StepWork(
         model=model,
         policy=policy,
-        rule=_rule(
+        rule=_make_update_rule(
             settings,
             model,
-            rates=_rates(settings, survey, model, single_rows, few),
+            rates=_automatic_learning_rates(settings, survey, model, single_rows, few),
             steps_per_pass=float(policy.applies_per_pass(steps, len(lanes))),
             coordinates=single_rows or few,
         ),
+        # The parameters are cut into one shard a server.
         layout=Layout(*model.parameters.shape, run.n_servers),
         stopping=StoppingRule(
             settings.max_iter, settings.tol, settings.n_iter_no_change, use_score=fraction > 0
@@ -124,7 +133,7 @@ def make_fit(
         n_steps=steps,
         seed=settings.seed,
         shuffle=settings.shuffle,
-        initial=_scaled(initial, settings, model, dtype, scales),
+        initial=_add_feature_scales(initial, settings, model, dtype, scales),
         single_rows=single_rows,
         compression=run.compression,
         micro_batch=settings.micro_batch,
@@ -136,7 +145,7 @@ def make_fit(
     return FitSpec(spec, work, RunSpec.of(run, survey))
 
 
-def _rule(
+def _make_update_rule(
     settings: Settings,
     model: StepModel,
     *,
@@ -144,13 +153,14 @@ def _rule(
     steps_per_pass: float,
     coordinates: bool,
 ) -> UpdateRule:
+    """Combine optimizer, penalty, schedule and parameter groups into the rule of the updates."""
     if settings.clip is not None and settings.run.n_servers > 1:
         raise InvalidParameterError(
             f"The norm of the whole gradient is known where one server holds all parameters, and "
             f"there are n_servers={settings.run.n_servers}. Use n_servers=1, or clip=None."
         )
     groups = make_groups(model.parameters, settings.optimizer, settings.penalty, settings.groups)
-    average, clip, outer = settings.average, settings.clip, _outer(settings.policy)
+    average, clip, outer = settings.average, settings.clip, _make_outer_step(settings.policy)
     rule = UpdateRule(
         groups,
         settings.schedule,
@@ -164,27 +174,29 @@ def _rule(
     return rule if rates is None else rule.at_rates(rates)
 
 
-def _outer(policy: Policy) -> OuterStep | None:
-    """Step that lanes make where they meet, unless they take the mean."""
+def _make_outer_step(policy: Policy) -> OuterStep | None:
+    """Return the step that lanes make where they meet; None where they take the mean."""
     if policy.outer_rate == 1 and policy.outer_momentum == 0:
         return None
     return OuterStep(float(policy.outer_rate), float(policy.outer_momentum))
 
 
-def _policy(settings: Settings, n_lanes: int, on_one_host: bool) -> Policy:
-    """The user's policy, or its equal for lanes that ask for nothing of a server."""
+def _resolve_policy(settings: Settings, n_lanes: int, on_one_host: bool) -> Policy:
+    """Return the user's policy, or its equivalent without a server where no server is needed."""
     asks = settings.run.n_servers > 1 or settings.run.compression is not None
     if asks or (n_lanes > 1 and not on_one_host):
         return settings.policy
     return settings.policy.of_one_host() if n_lanes > 1 else settings.policy.of_one_lane()
 
 
-def _default_rate(optimizer: Optimizer, single_rows: bool, few: bool) -> float:
-    """Learning rate where none is asked for.
+def _choose_default_rate(optimizer: Optimizer, single_rows: bool, few: bool) -> float:
+    """Return the learning rate of a fit that sets none.
 
     Where a step touches `few` of the parameters, each has few steps to reach its place in; those of
     batches are fewer than those of single rows.
     """
+    # Where a step touches few parameters, each parameter has few steps to reach its value, so the
+    # rate is larger.
     sparse, rows = optimizer.sparse_learning_rate, optimizer.row_learning_rate
     if single_rows and rows is not None:
         return rows
@@ -193,32 +205,33 @@ def _default_rate(optimizer: Optimizer, single_rows: bool, few: bool) -> float:
     return optimizer.default_learning_rate
 
 
-def _rates(
+def _automatic_learning_rates(
     settings: Settings, survey: DataSummary, model: StepModel, single_rows: bool, few: bool
 ) -> list[float] | None:
-    """Automatic rates of each target, in the units in which parameters must move; None: others."""
+    """Return the automatic rate of each target, in its units; None where a rate is set."""
     if not settings.auto_rate:
         return None
     loss = None if model.linear is None else model.linear.loss
-    default = settings.own_rate or _default_rate(settings.optimizer, single_rows, few)
+    default = settings.own_rate or _choose_default_rate(settings.optimizer, single_rows, few)
     if not (loss and loss.in_target_units and settings.optimizer.adaptive):
         return [default]
-    return [default * _unit(loss, one) for one in survey.of_each_target]
+    return [default * _measure_target_unit(loss, one) for one in survey.of_each_target]
 
 
-def _unit(loss: Loss, survey: DataSummary) -> float:
-    """Unit of the targets."""
+def _measure_target_unit(loss: Loss, survey: DataSummary) -> float:
+    """Return the unit of the targets: their standard deviation, or a robust estimate of it."""
+    # The standard deviation suits a squared loss; robust losses need a robust unit.
     spread = survey.target_spread
     if loss.center == "median":  # which a few targets far away do not move
         first, _, third = survey.target_quartiles
-        spread = float(third - first) / _QUARTILES or spread
+        spread = float(third - first) / _NORMAL_QUARTILE_DISTANCE or spread
     if not np.isfinite(spread):
         raise DivergedError("The squares of the targets overflow. Scale the targets.")
     return spread
 
 
 def lane_batch(batch: int, settings: Settings, lanes: list[LaneSpec]) -> int:
-    """Rows of a batch of the largest lane, for so many rows in a step of the parameters."""
+    """Return the batch rows of the largest lane for `batch` rows in one step of the parameters."""
     of_lanes = training_rows(lanes, settings.validation_fraction)
     n_rows, policy = sum(of_lanes), settings.policy
     if policy.lockstep:
@@ -229,7 +242,7 @@ def lane_batch(batch: int, settings: Settings, lanes: list[LaneSpec]) -> int:
 
 
 def make_target_shift(loss: Loss, fit_intercept: bool, survey: DataSummary) -> tuple[float, ...]:
-    """Shift that the model is to take from the targets; empty where the loss or it cannot."""
+    """Return the shift to subtract from each target; empty where the loss or the model cannot."""
     if not fit_intercept or loss.center is None:
         return ()
     if loss.center == "mean":
@@ -237,14 +250,14 @@ def make_target_shift(loss: Loss, fit_intercept: bool, survey: DataSummary) -> t
     return tuple(float(one.target_quartiles[1]) for one in survey.of_each_target)
 
 
-def _scaled(
+def _add_feature_scales(
     initial: ShardState | None,
     settings: Settings,
     model: StepModel,
     dtype: str,
     scales: FeatureScales | None,
 ) -> ShardState | None:
-    """The state to start from, with the scales of the features where the optimizer uses them."""
+    """Return the initial state with the scales of the features, for optimizers that use them."""
     optimizer, linear = settings.optimizer, model.linear
     if scales is None or linear is None or not isinstance(optimizer, NAG):
         return initial
@@ -253,12 +266,14 @@ def _scaled(
     if initial is None or not initial.opt_state:
         w = model.init(settings.seed, dtype) if initial is None else initial.w
         return ShardState(w, optimizer.init_scaled(w, scales.largest, scales.norm))
+    # Copy before the optimizer rescales its state in place.
     initial = initial.part(slice(None))  # the user's model is left alone
     optimizer.rescale(initial.w, initial.opt_state, scales.largest, scales.norm)
     return initial
 
 
-def _check_held_out(lanes: list[LaneSpec], fraction: float) -> None:
+def _check_held_out_rows(lanes: list[LaneSpec], fraction: float) -> None:
+    """Raise `InvalidDataError` where early stopping would hold out no row at all."""
     if fraction and not any(
         count_held_out_rows(s, fraction) for lane in lanes for s in lane.segments
     ):
@@ -275,7 +290,7 @@ def batch_rows(
     streaming: Streaming | None = None,
     widest: int = _DENSE_ROWS,
 ) -> int | None:
-    """Rows of a batch; the automatic choice makes about 100 steps a pass of 32 to `widest` rows.
+    """Return the rows of a batch; "auto" makes about 100 steps a pass, of 32 to `widest` rows.
 
     Lanes of more than a million rows take larger batches, so that a pass has 4096 steps at most:
     beyond that another step costs more than it gains; where rows are streamed, 2048, since trainers
@@ -283,6 +298,7 @@ def batch_rows(
     """
     if not isinstance(batch_size, str):
         return batch_size
+    # A power of two near 1% of the largest lane, so small fits still make about 100 steps a pass.
     rows = max(lane.n_rows for lane in lanes)
     few = int(np.clip(2 ** round(np.log2(max(rows, 1) / 100)), 32, widest))
     most = _MANY_STEPS if streaming is None else _STREAMED_STEPS
@@ -290,19 +306,19 @@ def batch_rows(
 
 
 def most_batch_rows(model: StepModel) -> int:
-    """Rows of an automatic batch at most."""
+    """Return the most rows of an automatic batch."""
     many = (_SPARSE_ROWS,) if model.linear is not None else (_PAIRED_ROWS, _SPARSE_ROWS)
-    return next((n for n in many if _touches_few(model, n)), _DENSE_ROWS)
+    return next((n for n in many if _touches_few_parameters(model, n)), _DENSE_ROWS)
 
 
-def _steps_row_by_row(settings: Settings, survey: DataSummary, model: StepModel) -> bool:
-    """Whether each row is an update of its own: where it may be, and lanes meet seldom."""
+def _is_row_by_row(settings: Settings, survey: DataSummary, model: StepModel) -> bool:
+    """Return whether each row is an update of its own: where it may be, and lanes meet seldom."""
     seldom = settings.policy.loop == "shared" or settings.policy.averages
     return seldom and _may_step_row_by_row(settings, survey, model)
 
 
 def _may_step_row_by_row(settings: Settings, survey: DataSummary, model: StepModel) -> bool:
-    """Whether each row could be an update of its own: sparse rows of many features."""
+    """Return whether each row could be an update of its own: sparse rows of many features."""
     return (
         model.linear is not None
         and model.linear.loss.at_row is not None
@@ -315,26 +331,26 @@ def _may_step_row_by_row(settings: Settings, survey: DataSummary, model: StepMod
         and settings.optimizer.elementwise_update is not None
         and settings.optimizer.single_rows
         and all(info.device == "cpu" for info in survey.infos)
-        and _touches_few(model, 1)
+        and _touches_few_parameters(model, 1)
     )
 
 
-def _rows_at_a_time(lanes: list[LaneSpec]) -> int:
-    """Rows that a thread takes at once where each is an update: about 32 times a pass."""
+def _count_rows_per_turn(lanes: list[LaneSpec]) -> int:
+    """Return the rows that a thread takes at once where each is an update: about 1/32 of a pass."""
     rows = max(lane.n_rows for lane in lanes)
     return int(np.clip(2 ** round(np.log2(max(rows, 1) / 32)), 32, 8192))
 
 
-def _touches_few(model: StepModel, batch_size: int | None) -> bool:
-    """Whether a batch touches few of many rows of the parameters."""
+def _touches_few_parameters(model: StepModel, batch_size: int | None) -> bool:
+    """Return whether a batch touches few of many rows of the parameters."""
     n_rows = model.parameters.shape[0]
-    if model.touches is None or batch_size is None or n_rows < _MANY:
+    if model.touches is None or batch_size is None or n_rows < _FEW_ROWS_FROM:
         return False
     return model.touches * batch_size <= _FEW_TOUCHED * n_rows
 
 
 def policy_of_stages(settings: Settings, stages: int, model: StepModel) -> Policy:
-    """Policy of a pipeline, whose stages sum gradients and hold the parameters.
+    """Return the policy of a pipeline, whose stages sum gradients and hold the parameters.
 
     Raises
     ------
@@ -366,7 +382,7 @@ def policy_of_stages(settings: Settings, stages: int, model: StepModel) -> Polic
 
 
 def check_columns(settings: Settings) -> None:
-    """Check settings of a fit whose lanes hold columns, as far as can be told before the fit.
+    """Raise for settings that ``shard="features"`` does not support, before the data is known.
 
     Raises
     ------
@@ -397,7 +413,7 @@ def check_columns(settings: Settings) -> None:
 
 
 def policy_of_columns(settings: Settings, model: StepModel, streaming: Streaming | None) -> Policy:
-    """Policy of lanes that hold columns: they step together, and hold the parameters.
+    """Return the policy of lanes that hold columns: they step together and hold the parameters.
 
     Raises
     ------
@@ -427,7 +443,7 @@ def make_solver_fit(
     seed: int = 0,
     budget: float = float("inf"),
 ) -> FitSpec:
-    """Put the maths of a fit by a round solver together.
+    """Plan a fit by a round solver, or by a solver that trainers run on their own rows.
 
     Parameters
     ----------
@@ -453,7 +469,7 @@ def make_solver_fit(
     dtype = "float32" if run.compute_dtype else rows.survey.dtype
     spec = rows.spec(dtype, training_rows(lanes), streaming, 0.0, run.compute_dtype)
     if isinstance(solver, RowSolver):
-        work = _on_own_rows(model, solver, rows, seed)
+        work = _plan_own_rows_work(model, solver, rows, seed)
         nbytes = 0 if streaming else sum(info.nbytes for info in rows.survey.infos)
         row_bytes = nbytes / max(rows.survey.n_rows, 1)
         work = replace(work, budget=budget, row_bytes=row_bytes)
@@ -475,8 +491,12 @@ def make_solver_fit(
     )
 
 
-def _on_own_rows(model: Model, solver: RowSolver, rows: DatasetInfo, seed: int) -> OwnRowsWork:
+def _plan_own_rows_work(
+    model: Model, solver: RowSolver, rows: DatasetInfo, seed: int
+) -> OwnRowsWork:
+    """Return the work of a solver on the trainers' own rows."""
     infos = sorted(rows.survey.infos, key=lambda info: info.index)
+    # Number of the first row of each block among all rows: exclusive cumulative sum of block sizes.
     first = np.zeros(infos[-1].index + 1, np.int64)
     for info in infos:
         first[info.index] = info.n_rows

@@ -1,4 +1,4 @@
-"""A fit by a round solver in parts, with what its trainers remember in a file between them."""
+"""Fits by solvers in parts: the log of the solver's course is saved between them."""
 
 from __future__ import annotations
 
@@ -65,18 +65,24 @@ def train_rounds_in_parts(
     log: Log | None = None
     lost = 0
     if checkpoint.resume:
-        log, records = _resumed(fit, checkpoint)
+        log, records = _load_saved_log(fit, checkpoint)
     watched = OneFit(callbacks, with_parameters=False)
     try:
         while True:
-            result = engine.train(_part(fit, log, len(records), checkpoint, watched), watched)
+            # A solver that pauses returns its log as the solution; without a log it has come to its
+            # end.
+            result = engine.train(
+                _make_next_part(fit, log, len(records), checkpoint, watched), watched
+            )
             records, events = records + result.records, events + result.events
             lost += result.lost_rows
             assert isinstance(result.state, Solution)
             log = result.state.extra.get("log")
             if log is None or result.interrupted is not None:
                 break
-            checkpoint.save(log, {**_identity(fit), "records": records, "drawn_seed": seed})
+            checkpoint.save(
+                log, {**_solver_fit_identity(fit), "records": records, "drawn_seed": seed}
+            )
     except BaseException as error:
         watched.finish(error)
         raise
@@ -100,9 +106,10 @@ def saved_seed(checkpoint: Checkpoint) -> int | None:
     return seed if is_count(seed) and seed < 2**32 else None
 
 
-def _part(
+def _make_next_part(
     fit: FitSpec, log: Log | None, n_passes: int, checkpoint: Checkpoint, watched: OneFit
 ) -> FitSpec:
+    """Return the fit that continues from a log and pauses after the next passes."""
     return fit.working(
         log=log,
         first_pass=n_passes,
@@ -111,10 +118,11 @@ def _part(
     )
 
 
-def _identity(fit: FitSpec) -> dict[str, Any]:
-    """Facts that must be the same for a fit to go on, as JSON gives them back."""
+def _solver_fit_identity(fit: FitSpec) -> dict[str, Any]:
+    """Return the facts that must agree for a fit to continue, as JSON gives them back."""
     rows = fit.rows
     start = fit.work.start if isinstance(fit.work, RoundWork) else None
+    # Addresses of objects differ between processes, and are no part of the identity.
     with np.printoptions(threshold=sys.maxsize):
         text = re.sub(" at 0x[0-9a-f]+", "", repr((fit.rounds.solver, fit.work.model)))
     facts = {
@@ -131,22 +139,24 @@ def _identity(fit: FitSpec) -> dict[str, Any]:
     return plain
 
 
-def _resumed(fit: FitSpec, checkpoint: Checkpoint) -> tuple[Log | None, list[dict[str, Any]]]:
-    """Log of the sums so far, and their records; nothing where there is no file."""
+def _load_saved_log(
+    fit: FitSpec, checkpoint: Checkpoint
+) -> tuple[Log | None, list[dict[str, Any]]]:
+    """Return the saved log and its records; nothing where there is no file."""
     found = Files.of(os.fspath(checkpoint.path), checkpoint.keep).newest_by(decode_log)
     if found is None:
         return None, []
     log, facts = found
-    if problem := _difference(fit, facts) or _unlikely(fit, log, facts):
+    if problem := _describe_fit_difference(fit, facts) or _describe_impossible_log(fit, log, facts):
         raise CheckpointError(
             f"{checkpoint.path} {problem}. Name another file, or set resume=False to begin anew."
         )
     return log, facts["records"]
 
 
-def _difference(fit: FitSpec, facts: dict[str, Any]) -> str:
-    """Difference that tells another fit; empty for this one."""
-    for name, value in _identity(fit).items():
+def _describe_fit_difference(fit: FitSpec, facts: dict[str, Any]) -> str:
+    """Return how the saved fit differs from this one, in words; empty where it does not."""
+    for name, value in _solver_fit_identity(fit).items():
         if (found := facts.get(name)) != value:
             if isinstance(found, str) and isinstance(value, str):
                 pairs = enumerate(zip(found, value, strict=False))
@@ -159,8 +169,8 @@ def _difference(fit: FitSpec, facts: dict[str, Any]) -> str:
     return ""
 
 
-def _unlikely(fit: FitSpec, log: Log, facts: dict[str, Any]) -> str:
-    """Reason that the facts of a fit's course cannot be true; empty where they can."""
+def _describe_impossible_log(fit: FitSpec, log: Log, facts: dict[str, Any]) -> str:
+    """Return why a saved log cannot be of this fit; empty where it can."""
     known: RowsLog | SumLog
     try:
         if isinstance(fit.work, OwnRowsWork):

@@ -1,4 +1,4 @@
-"""A sample of the rows that a fit trains on, brought to the client."""
+"""Sample of the rows that a fit trains on, drawn on the workers and brought to the client."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from daskml_dist.training.engine import Engine
 
 __all__ = ["sample_rows"]
 
-#: Blocks that are read anew for a sample, where rows are streamed.
-_BLOCKS = 8
-#: Rows from which that is so where some are held out, since which ones is found out block by block.
-_MANY = 1 << 22
+#: Blocks that are read again for a sample, where rows are streamed.
+_SAMPLED_BLOCKS = 8
+#: Rows from which a few blocks are taken too where some rows are held out, since these must be
+#: found block by block.
+_FEW_BLOCKS_FROM = 1 << 22
 
 
 @dataclass(frozen=True, eq=False)
-class _Taken:
-    """Picklable function that takes some rows of a block, by their places in it."""
+class _TakeRows:
+    """Picklable function that returns some rows of a block, by their positions in it."""
 
     places: dict[int, NDArray[np.intp]]
 
@@ -43,7 +44,7 @@ class _Taken:
 def sample_rows(
     engine: Engine, lanes: Sequence[LaneSpec], n_rows: int, seed: int, held_out: float
 ) -> Block:
-    """Draw rows without replacement, none of those held out; all where there are no more.
+    """Draw rows without replacement, none of them held out; all rows where there are no more.
 
     Which rows depends on the seed and the rows' places among all, never on who holds them. Of
     streamed rows those of a few blocks alone are drawn, so that not all are read again.
@@ -65,24 +66,25 @@ def sample_rows(
     """
     columns = engine.columns is not None
     # Lanes of columns have the same rows.
-    segments = _Segments(lanes[:1] if columns else lanes, seed, held_out)
+    segments = _TrainingRows(lanes[:1] if columns else lanes, seed, held_out)
     draw = np.random.default_rng((seed, n_rows))
-    many = held_out > 0 and segments.n_rows > _MANY
+    many = held_out > 0 and segments.n_rows > _FEW_BLOCKS_FROM
     if engine.streaming is not None or many:
-        segments.leave(_BLOCKS, draw)
+        segments.leave(_SAMPLED_BLOCKS, draw)
+    # Draw numbers among all rows, then find the block and position of each.
     total = segments.n_rows
     chosen = np.arange(total)
     if total > n_rows:
         chosen = np.sort(draw.choice(total, n_rows, replace=False, shuffle=False))
     places = segments.places(chosen)
     if not columns:
-        return _joined(engine.look(_Taken(places), sorted(places)))
-    parts_of = [_of_columns(engine, lane, places) for lane in lanes]
-    return replace(parts_of[0], rows=_beside([part.rows for part in parts_of]))
+        return _join_rows(engine.look(_TakeRows(places), sorted(places)))
+    parts_of = [_take_columns(engine, lane, places) for lane in lanes]
+    return replace(parts_of[0], rows=_join_columns([part.rows for part in parts_of]))
 
 
-class _Segments:
-    """Rows that lanes train on, in the order of the blocks; numbered without a list of them.
+class _TrainingRows:
+    """Numbering of the rows that lanes train on, in block order, without a list of them.
 
     Parameters
     ----------
@@ -97,33 +99,37 @@ class _Segments:
         self._all = sorted(every, key=lambda segment: (segment.drawn, segment.start))
 
     @property
-    def _sizes(self) -> list[int]:
+    def _segment_sizes(self) -> list[int]:
+        """Return the number of training rows of each segment."""
         return [len(s) - count_held_out_rows(s, self._held_out) for s in self._all]
 
     @property
     def n_rows(self) -> int:
-        """Rows of all."""
-        return sum(self._sizes)
+        """Return the number of rows."""
+        return sum(self._segment_sizes)
 
     def leave(self, n_blocks: int, draw: np.random.Generator) -> None:
-        """Keep the rows of some blocks alone."""
+        """Keep the rows of some randomly drawn blocks only."""
         numbers = sorted({segment.drawn for segment in self._all})
         if len(numbers) > n_blocks:
             kept = set(draw.choice(numbers, n_blocks, replace=False).tolist())
             self._all = [segment for segment in self._all if segment.drawn in kept]
 
     def places(self, chosen: NDArray[np.intp]) -> dict[int, NDArray[np.intp]]:
-        """Places in their blocks of the rows of some numbers, which are sorted."""
-        ends = np.cumsum(self._sizes)
+        """Return, by block, the positions of rows given by their sorted numbers."""
+        ends = np.cumsum(self._segment_sizes)
         parts = np.split(chosen, np.searchsorted(chosen, ends[:-1]))
         found: dict[int, list[NDArray[np.intp]]] = {}
-        for segment, part, end, size in zip(self._all, parts, ends, self._sizes, strict=True):
+        for segment, part, end, size in zip(
+            self._all, parts, ends, self._segment_sizes, strict=True
+        ):
             if len(part):
-                at = self._rows(segment, part - (end - size))
+                at = self._training_positions(segment, part - (end - size))
                 found.setdefault(segment.drawn, []).append(at)
         return {number: np.concatenate(rows) for number, rows in found.items()}
 
-    def _rows(self, segment: Segment, at: NDArray[np.intp]) -> NDArray[np.intp]:
+    def _training_positions(self, segment: Segment, at: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Return positions in the block of a segment's training rows."""
         if not count_held_out_rows(segment, self._held_out):
             return at + segment.start
         lane = LaneRows(LaneSpec(0, (segment,)), 1, self._seed, True, self._held_out)
@@ -132,26 +138,33 @@ class _Segments:
         return np.setdiff1d(rows, held, assume_unique=True)[at]
 
 
-def _of_columns(engine: Engine, lane: LaneSpec, places: dict[int, NDArray[np.intp]]) -> Block:
-    """The rows' columns that a lane has."""
+def _take_columns(engine: Engine, lane: LaneSpec, places: dict[int, NDArray[np.intp]]) -> Block:
+    """Return the columns that one lane holds, of the sampled rows."""
     own = {s.block: places[s.drawn] for s in lane.segments if s.drawn in places}
-    return _joined(engine.look(_Taken(own), sorted(own)))
+    return _join_rows(engine.look(_TakeRows(own), sorted(own)))
 
 
-def _beside(parts: list[Any]) -> Any:
+def _join_columns(parts: list[Any]) -> Any:
+    """Join columns of the same rows."""
     dense = not any(sparse.issparse(X) for X in parts)
     return np.hstack(parts) if dense else sparse.hstack(parts, format="csr")
 
 
-def _joined(parts: list[Block]) -> Block:
-    """The rows of blocks as one; no rows where there are no blocks."""
+def _join_rows(parts: list[Block]) -> Block:
+    """Join the rows of blocks into one block; an empty one where there are no blocks."""
     if not parts:
         return Block(0, np.empty((0, 0)))
     rows: list[Any] = [part.rows for part in parts]
     dense = not any(sparse.issparse(X) for X in rows)
     X = np.concatenate(rows) if dense else sparse.vstack(rows, format="csr")
-    return Block(0, X, _all_of([p.y for p in parts]), _all_of([p.sample_weight for p in parts]))
+    return Block(
+        0,
+        X,
+        _concatenate_or_none([p.y for p in parts]),
+        _concatenate_or_none([p.sample_weight for p in parts]),
+    )
 
 
-def _all_of(parts: list[Any]) -> Any:
+def _concatenate_or_none(parts: list[Any]) -> Any:
+    """Concatenate arrays; None where blocks have none."""
     return None if parts[0] is None else np.concatenate(parts)

@@ -199,7 +199,7 @@ def test_rates_that_diverge_are_dropped() -> None:
     pilot = Pilot(_model(0), PLAIN, y, None, Penalty(0.0, 0.0), 0)
     sgd, w = OPTIMIZERS["sgd"](), np.zeros((6, 1))
     factor = pilot.best_rate(sgd, w, {}, 10.0, 32)
-    assert np.isfinite(pilot._passed(sgd, w.copy(), {}, 10.0 * factor, 32)[0]).all()
+    assert np.isfinite(pilot._step_through(sgd, w.copy(), {}, 10.0 * factor, 32)[0]).all()
     assert factor < 0.1
 
 
@@ -228,7 +228,7 @@ def test_few_rows_of_many_columns_end_at_the_only_minimum() -> None:
     y, weight = X[:, :9].sum(axis=1), rng.random(100) * np.r_[0.0, np.ones(99)]
     exact = peers.Ridge(alpha=1e-4 * weight.sum(), solver="svd").fit(X, y, weight)
     pilot = Pilot(_model(0, 400), X, y, weight, Penalty(0.0, 1e-4), 0)
-    assert pilot._places.n_coordinates < 100
+    assert pilot._coordinates.n_coordinates < 100
     w, converged = pilot.minimum(np.zeros((401, 1)), 200)
     assert converged
     np.testing.assert_allclose(w[:400, 0], exact.coef_, atol=1e-4)
@@ -238,7 +238,7 @@ def test_few_rows_of_many_columns_end_at_the_only_minimum() -> None:
 def test_few_rows_in_units_far_apart_keep_their_columns() -> None:
     X = np.random.default_rng(0).normal(size=(20, 400)) * np.geomspace(1e-2, 1e2, 400)
     pilot = Pilot(_model(0, 400), X, X[:, 0].copy(), None, Penalty(0.0, 1e-4), 0)
-    assert pilot._places.n_coordinates == 400
+    assert pilot._coordinates.n_coordinates == 400
 
 
 @pytest.mark.parametrize("n_columns", [3, 400])
