@@ -70,9 +70,9 @@ def _lanes(on: Device, mode: int) -> tuple[int, Any, Any]:
     """Rows, and how they lie on the GPU and on the CPU."""
     n = _TINY if on.tiny else _MANY
     room, shape = _room(n, mode), (_D, 256, 2 if mode == CONSTANT else 3)
-    gpu = CupyTrees(on.backend).rows(room, shape)
+    (gpu,) = CupyTrees(on.backend).rows([room], shape)
     gpu._packed[...] = on.backend.to_device(room.extra["packed"])
-    return n, gpu, HostTrees().rows(room, shape)
+    return n, gpu, HostTrees().rows([room], shape)[0]
 
 
 def _gradients(on: Device) -> Measured:
@@ -130,7 +130,7 @@ def _splits(on: Device) -> Measured:
 
 def _boosting(device: str, tiny: bool) -> Any:
     return HistGradientBoostingClassifier(
-        max_iter=3 if tiny else 100, early_stopping=False, device=device
+        max_iter=3 if tiny else 100, early_stopping=False, random_state=0, device=device
     )
 
 

@@ -26,6 +26,8 @@ Array = NDArray[Any]
 _CONSTANT = 2
 #: Outputs whose largest gradients and hessians the shared memory of a block holds.
 _MOST_OUTPUTS = 6_144
+#: Rows at most: their numbers have 32 bits.
+_MOST_ROWS = 2**31 - 1
 #: Which rows of a leaf a histogram is of, beside those of a side.
 _ALL = 2
 #: Bytes of a number of a histogram.
@@ -45,10 +47,10 @@ class CupyTrees:
         self._calls = TreeCalls(backend.calls.cupy, backend.calls.address)
         self._facts: tuple[SplitFacts, slice, list[Any]] | None = None
 
-    def rows(self, room: Any, shape: tuple[int, int, int]) -> CupyRows:
-        """Rows of a lane."""
-        with self.memory(room.n):
-            return CupyRows(room, shape, self._backend, self._calls)
+    def rows(self, rooms: Sequence[Any], shape: tuple[int, int, int]) -> list[CupyRows]:
+        """Return the rows of all lanes as one."""
+        with self.memory(sum(room.n for room in rooms)):
+            return [CupyRows(rooms, shape, self._backend, self._calls)]
 
     def memory(self, n_rows: int) -> AbstractContextManager[None]:
         """Say what did not fit in the memory of the GPU."""
@@ -90,11 +92,12 @@ class CupyTrees:
 
 
 class CupyRows:
-    """Rows of a lane in the leaves of a tree, on a GPU.
+    """Rows of a trainer's lanes in the leaves of a tree, on a GPU.
 
     Parameters
     ----------
-    room : solvers.binned_rows.BinnedRows
+    rooms : sequence of solvers.binned_rows.BinnedRows
+        Of each lane, one at least.
     shape : tuple of int
         Of a histogram.
     backend : CupyBackend
@@ -103,28 +106,54 @@ class CupyRows:
     Raises
     ------
     InvalidDataError
-        There are too many classes.
+        There are too many classes, or rows.
     """
 
     def __init__(
-        self, room: Any, shape: tuple[int, int, int], backend: Any, calls: TreeCalls
+        self, rooms: Sequence[Any], shape: tuple[int, int, int], backend: Any, calls: TreeCalls
     ) -> None:
-        self._room, self._shape, self._backend, self._calls = room, shape, backend, calls
-        cp, to_device, k = calls.cupy, backend.to_device, len(room.extra["raw"])
+        self.rooms, self._shape, self._backend, self._calls = list(rooms), shape, backend, calls
+        ends = np.cumsum([room.n for room in rooms]).tolist()
+        self._places = [slice(end - room.n, end) for end, room in zip(ends, rooms, strict=True)]
+        self.n = n = int(ends[-1])
+        cp, k = calls.cupy, len(rooms[0].extra["raw"])
+        if n > _MOST_ROWS:
+            raise InvalidDataError(
+                f"A worker has {n:,} rows, and boosting on a GPU takes {_MOST_ROWS:,}. Use more "
+                'workers, or device="cpu", whose trees are the same.'
+            )
         if k > _MOST_OUTPUTS:
             raise InvalidDataError(
                 f"y has {k:,} classes, and boosting on a GPU takes {_MOST_OUTPUTS:,}. Use "
                 'device="cpu", whose trees are the same.'
             )
-        self._bins = to_device(np.ascontiguousarray(room.rows))
-        self._y, self._salt = to_device(room.y), to_device(room.salt)
-        self._weight = None if room.weight is None else to_device(room.weight)
-        self._raw = to_device(room.extra["raw"])
-        self._g = cp.empty((k, room.n), np.float32)
-        self._h = None if shape[2] == _CONSTANT else cp.empty((k, room.n), np.float32)
-        self._packed = cp.empty((k, room.n), np.int64)
-        self._first = cp.arange(room.n, dtype=np.int32)
+        self._bins = self._joined([room.rows for room in rooms])
+        self._y = self._joined([room.y for room in rooms])
+        self._salt = self._joined([room.salt for room in rooms])
+        # All rows have weights, or none; of a lane without rows nobody knows.
+        if all(room.weight is None for room in rooms):
+            self._weight = None
+        else:
+            weights = [room.y if room.weight is None else room.weight for room in rooms]
+            self._weight = self._joined(weights)
+        self._raw = cp.empty((k, n), np.float64)
+        for room, at in zip(rooms, self._places, strict=True):
+            self._raw[:, at] = backend.to_device(room.extra["raw"])
+        self._g = cp.empty((k, n), np.float32)
+        self._h = None if shape[2] == _CONSTANT else cp.empty((k, n), np.float32)
+        self._packed = cp.empty((k, n), np.int64)
+        self._first = cp.arange(n, dtype=np.int32)
         self._index, self._spare = cp.empty_like(self._first), cp.empty_like(self._first)
+
+    def _joined(self, parts: Sequence[Array]) -> Any:
+        """Copy the rows of all lanes to one array on the device, without a second copy of all."""
+        first, *others = parts
+        if not others:
+            return self._backend.to_device(np.ascontiguousarray(first))
+        out = self._calls.cupy.empty((self.n, *first.shape[1:]), first.dtype)
+        for part, at in zip(parts, self._places, strict=True):
+            out[at] = self._backend.to_device(np.ascontiguousarray(part))
+        return out
 
     def gradients(self, loss: Any, constant: bool) -> NDArray[np.float64]:
         """Make gradients and hessians in float32; the largest of each output."""
@@ -148,7 +177,7 @@ class CupyRows:
     def whole(self, mode: int, output: int) -> Any:
         """Put all rows in one leaf, and return its histogram."""
         self._index[...] = self._first
-        every = Part(0, np.zeros(256, np.uint8), slice(0, self._room.n), _ALL)
+        every = Part(0, np.zeros(256, np.uint8), slice(0, self.n), _ALL)
         return self._histograms(self._work([every], mode), output)
 
     def parted(self, parts: Sequence[Part], mode: int, output: int) -> tuple[Any, list[int]]:
@@ -178,16 +207,19 @@ class CupyRows:
         of_leaves = map(self._backend.to_device, (starts[order], values[order]))
         self._calls.answer(self._raw[output], self._index, *of_leaves)
         # Those of the host are behind: nobody may read them, and who goes on makes them anew.
-        self._room.extra.pop("raw", None)
+        for room in self.rooms:
+            room.extra.pop("raw", None)
 
     def bring_raw(self) -> None:
         """Bring raw predictions to the host."""
-        self._room.extra["raw"] = self._backend.to_numpy(self._raw)
+        raw = self._backend.to_numpy(self._raw)
+        for room, at in zip(self.rooms, self._places, strict=True):
+            room.extra["raw"] = raw[:, at]
 
-    def leaves(self, at: Sequence[slice]) -> NDArray[np.int64]:
-        """Number of the leaf of each row."""
+    def leaves(self, at: Sequence[slice]) -> list[NDArray[np.int64]]:
+        """Return, for each lane, the number of the leaf of each row."""
         index = self._backend.to_numpy(self._index)
-        found = np.zeros(self._room.n, np.int64)
+        found = np.zeros(self.n, np.int64)
         for number, of_leaf in enumerate(at):
             found[index[of_leaf]] = number
-        return found
+        return [found[place] for place in self._places]

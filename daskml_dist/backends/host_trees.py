@@ -28,9 +28,9 @@ _ALL_LEFT = np.ones(256, np.uint8)
 class HostTrees:
     """The CPU, as trees grow on it."""
 
-    def rows(self, room: Any, shape: tuple[int, int, int]) -> HostRows:
-        """Rows of a lane."""
-        return HostRows(room, shape)
+    def rows(self, rooms: Sequence[Any], shape: tuple[int, int, int]) -> list[HostRows]:
+        """Return the rows of each lane, for a thread each."""
+        return [HostRows(room, shape) for room in rooms]
 
     def memory(self, n_rows: int) -> AbstractContextManager[None]:
         """Nothing: the host's own error stays."""
@@ -72,6 +72,7 @@ class HostRows:
     def __init__(self, room: Any, shape: tuple[int, int, int]) -> None:
         d, _, channels = shape
         self._room, self._shape = room, shape
+        self.rooms, self.n = [room], int(room.n)
         self._one = np.zeros((d, 256), np.int64)
         self._two = np.zeros((d, 256, 2) if channels == 3 else (0, 0, 0), np.int64)
         self._out = np.empty(0, np.int64)
@@ -180,9 +181,9 @@ class HostRows:
     def bring_raw(self) -> None:
         """Nothing: raw predictions are in host memory."""
 
-    def leaves(self, at: Sequence[slice]) -> NDArray[np.int64]:
-        """Number of the leaf of each row."""
+    def leaves(self, at: Sequence[slice]) -> list[NDArray[np.int64]]:
+        """Return the number of the leaf of each row."""
         found = np.zeros(self._room.n, np.int64)
         for number, of_leaf in enumerate(at):
             found[self._room.extra["index"][of_leaf]] = number
-        return found
+        return [found]

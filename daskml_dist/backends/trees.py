@@ -95,7 +95,18 @@ class SplitFacts:
 
 
 class TreeRows(Protocol):
-    """The binned rows of a lane in the leaves of a growing tree."""
+    """Binned rows in the leaves of a growing tree.
+
+    Attributes
+    ----------
+    rooms : list of solvers.binned_rows.BinnedRows
+        The rows, those of one after those of another.
+    n : int
+        How many they are.
+    """
+
+    rooms: list[Any]
+    n: int
 
     def gradients(self, loss: Any, constant: bool) -> NDArray[np.float64]:
         """Make the gradients and hessians of all rows, in float32, and keep them.
@@ -165,22 +176,25 @@ class TreeRows(Protocol):
     def bring_raw(self) -> None:
         """Bring raw predictions to ``extra["raw"]`` in host memory."""
 
-    def leaves(self, at: Sequence[slice]) -> NDArray[np.int64]:
-        """Number of the leaf of each row."""
+    def leaves(self, at: Sequence[slice]) -> list[NDArray[np.int64]]:
+        """Return, for each of `rooms`, the number of the leaf of each row."""
 
 
 class TreeDevice(Protocol):
     """A device on which trees grow."""
 
-    def rows(self, room: Any, shape: tuple[int, int, int]) -> TreeRows:
-        """Rows of a lane.
+    def rows(self, rooms: Sequence[Any], shape: tuple[int, int, int]) -> Sequence[TreeRows]:
+        """Return the rows of a trainer's lanes in as many parts as the device works on at once.
+
+        A CPU's threads take a lane each. A GPU takes the rows of all lanes together: of each lane
+        apart it would take as many launches and answers again, which cost more than their work.
 
         Parameters
         ----------
-        room : solvers.binned_rows.BinnedRows
-            In ``extra["raw"]`` are raw predictions, in ``extra["packed"]``, ``extra["index"]`` and
-            ``extra["spare"]`` is room. A device takes ``extra["raw"]`` away once it has newer ones;
-            :meth:`TreeRows.bring_raw` brings them.
+        rooms : sequence of solvers.binned_rows.BinnedRows
+            Of each lane. In ``extra["raw"]`` are raw predictions, in ``extra["packed"]``,
+            ``extra["index"]`` and ``extra["spare"]`` is room. A device takes ``extra["raw"]`` away
+            once it has newer ones; :meth:`TreeRows.bring_raw` brings them.
         shape : tuple of int
             Of a histogram: features, bins, channels.
         """

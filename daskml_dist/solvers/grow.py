@@ -37,6 +37,9 @@ _TOLD = 12
 _BINS = np.arange(256)
 #: Leaves of a tree that has no bound on them.
 _UNBOUNDED = 2**31
+#: Leaves whose children are made at once where fewer than twice as many more may be split. A sum
+#: of all trainers, or an answer of a GPU, takes longer than the few rows that are parted in vain.
+_FEW = 4
 #: Leaves whose children are made at once at most, where a bound on leaves will leave some of them.
 _AT_ONCE = 8
 #: And where so many more may be split that most of these will be: their share of them.
@@ -63,8 +66,8 @@ class Grower:
 
     Attributes
     ----------
-    lanes : list of TreeRows
-        The rows of each own lane, in the leaves of the last tree.
+    lanes : sequence of TreeRows
+        The rows of the own lanes, as the device takes them, in the leaves of the last tree.
     """
 
     def __init__(
@@ -72,7 +75,7 @@ class Grower:
         missing: NDArray[np.uint8], constant: bool, device: TreeDevice,
     ) -> None:  # fmt: skip
         self._rows, self._bins, self._growth, self._device = rows, bins, growth, device
-        d, self._n = bins.n_features, [room.n for room in rooms]
+        d = bins.n_features
         self._own = rows.ranges(d)[rows.rank]
         #: Whether histograms stay where they were made.
         self._stay = rows.size == 1 or rows.sums_on_device
@@ -84,7 +87,7 @@ class Grower:
             growth.l2_regularization, growth.min_hessian, growth.min_samples_leaf,
         )  # fmt: skip
         shape = d, bins.n_bins, 2 if constant else 3
-        self.lanes = rows.map(lambda room: device.rows(room, shape), rooms)
+        self.lanes = device.rows(rooms, shape)
         self._all = np.ones(d, np.uint8)
         self._most_at_once = max(_AT_ONCE, _BYTES // (8 * math.prod(shape)))
 
@@ -104,7 +107,7 @@ class Grower:
             Of the features that are drawn at nodes.
         """
         self._packed, self._scales, self._seed = (mode, output), np.array(scales), seed
-        with self._device.memory(sum(self._n)):
+        with self._device.memory(sum(lane.n for lane in self.lanes)):
             return self._grown()
 
     def _grown(self) -> tuple[Tree, list[Leaf]]:
@@ -144,13 +147,14 @@ class Grower:
 
         What one sum tells of several leaves need not be waited for several times.
         """
-        most = min(max(1, left // 3), max(_AT_ONCE, left // _SHARE), self._most_at_once)
+        some_left = min(left, max(_FEW, left // 2))
+        most = min(some_left, max(_AT_ONCE, left // _SHARE), self._most_at_once)
         return heapq.nsmallest(most, (leaf for leaf in some if leaf.gain > 0 and not leaf.children))
 
     # -- nodes ---------------------------------------------------------------------------------
 
     def _root(self) -> Leaf:
-        at = [slice(0, n) for n in self._n]
+        at = [slice(0, lane.n) for lane in self.lanes]
         hist = self._added(self._rows.map(lambda lane: lane.whole(*self._packed), self.lanes))
         totals = self._rows.sum(self._device.to_host(hist[0, 0].sum(axis=0)))
         n, h = int(totals[-1]), int(totals[-1 if self._constant else 1])

@@ -56,7 +56,7 @@ class Leaf:
     ----------
     depth : int
     at : list of slice
-        Of the index of each own lane, where its rows are.
+        Of the index of each of `Grower.lanes`, where its rows are.
     totals : ndarray of int64 of shape (3,)
         Sums of gradients, hessians and rows.
     value, low, high : float

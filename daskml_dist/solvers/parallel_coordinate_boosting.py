@@ -216,13 +216,18 @@ class _Boosting:
     def _residuals(self, leaves: Sequence[Leaf]) -> NDArray[np.float64]:
         """The quantile of the residuals of each leaf's rows."""
 
-        def of_room(i: int) -> Given:
-            room = self._rooms[i]
-            self._grower.lanes[i].bring_raw()
-            groups = self._grower.lanes[i].leaves([leaf.at[i] for leaf in leaves])
-            return room.y - room.extra["raw"][0], groups, room.weight
+        lanes = self._grower.lanes
 
-        return self._quantiles(self._rows.map(of_room, range(len(self._rooms))), len(leaves))
+        def of_lane(i: int) -> list[Given]:
+            lanes[i].bring_raw()
+            groups = lanes[i].leaves([leaf.at[i] for leaf in leaves])
+            return [
+                (room.y - room.extra["raw"][0], of_room, room.weight)
+                for room, of_room in zip(lanes[i].rooms, groups, strict=True)
+            ]
+
+        given = self._rows.map(of_lane, range(len(lanes)))
+        return self._quantiles([part for parts in given for part in parts], len(leaves))
 
     # -- iterations ----------------------------------------------------------------------------
 
@@ -276,11 +281,13 @@ class _Boosting:
         values = tree.value[[leaf.number for leaf in leaves], 0]
 
         def add(i: int) -> None:
-            # Whoever goes on from an iteration before makes them anew.
-            self._rooms[i].extra["n_trees"] += 1
-            self._grower.lanes[i].answer(output, [leaf.at[i] for leaf in leaves], values)
+            lane = self._grower.lanes[i]
+            for room in lane.rooms:
+                # Whoever goes on from an iteration before makes them anew.
+                room.extra["n_trees"] += 1
+            lane.answer(output, [leaf.at[i] for leaf in leaves], values)
 
-        self._rows.map(add, range(len(self._rooms)))
+        self._rows.map(add, range(len(self._grower.lanes)))
 
     def _score(self) -> None:
         """Score the rows as they are predicted now."""

@@ -98,9 +98,9 @@ def _both(room, shape, backend):
     """The same rows on the CPU and on the GPU."""
     own = SimpleNamespace(**vars(room))
     own.extra = {name: array.copy() for name, array in room.extra.items()}
-    device = CupyTrees(backend).rows(own, shape)
+    (device,) = CupyTrees(backend).rows([own], shape)
     device._packed[:] = room.extra["packed"]
-    return HostTrees().rows(room, shape), device, own
+    return HostTrees().rows([room], shape)[0], device, own
 
 
 def _table(rng, share):
@@ -154,7 +154,8 @@ def test_histograms_of_all_sizes_around_unrolled_loops(mode, monkeypatch):
     for n, small in itertools.product(SIZES, (0, host_trees._SMALL)):
         monkeypatch.setattr(host_trees, "_SMALL", small)
         room, d = _room(n, 3, mode, seed=n, n_bins=5), 3
-        found = HostTrees().rows(room, (d, 5, 2 if mode == CONSTANT else 3)).whole(mode, 0)
+        (lane,) = HostTrees().rows([room], (d, 5, 2 if mode == CONSTANT else 3))
+        found = lane.whole(mode, 0)
         packed, expected = room.extra["packed"][0], np.zeros((d, 5, 3), np.int64)
         g_at, h_bits = {CONSTANT: (16, 0), EXACT: (32, 32), ROUNDED: (38, 25)}[mode]
         h = (packed >> (13 if mode == ROUNDED else 0)) & ((1 << h_bits) - 1)
@@ -232,7 +233,8 @@ def test_compiled_gradients_are_those_of_the_loss(name, weighted, monkeypatch):
     room = _room(n, 1, CONSTANT, weighted=weighted)
     room.y = np.arange(n) % 2.0
     room.extra["raw"][0] = 5 * np.random.default_rng(0).normal(size=n)
-    largest = HostTrees().rows(room, (1, 256, 3)).gradients(loss, False)
+    (lane,) = HostTrees().rows([room], (1, 256, 3))
+    largest = lane.gradients(loss, False)
     wanted = [
         part * (room.weight if weighted else 1.0)
         for part in loss.gradients(room.y, room.extra["raw"])

@@ -53,7 +53,11 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 CASES: dict[str, tuple[type, Any, dict[str, Any]]] = {
     "squares": (HistGradientBoostingRegressor, Y, {}),
-    "medians": (HistGradientBoostingRegressor, Y, {"loss": "absolute_error", "weighted": True}),
+    "medians": (
+        HistGradientBoostingRegressor,
+        Y,
+        {"loss": "absolute_error", "weighted": True, "run": Run(n_lanes=3)},
+    ),
     "categories": (
         HistGradientBoostingClassifier,
         THREE > 0,
@@ -86,6 +90,22 @@ def test_trees_are_the_cpus(case: str, launched: set[str], monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("kernels")
+def test_lanes_of_a_trainer_share_each_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    launches: list[list[str]] = []
+    launch = cupy_tree_calls.TreeCalls._tree
+
+    def noted(self: Any, source: str, function: str, *rest: Any, **named: Any) -> None:
+        launches[-1].append(function)
+        launch(self, source, function, *rest, **named)
+
+    monkeypatch.setattr(cupy_tree_calls.TreeCalls, "_tree", noted)
+    for n_lanes in (1, 3):
+        launches.append([])
+        HistGradientBoostingRegressor(device="gpu", run=Run(n_lanes=n_lanes), **SMALL).fit(X, Y)
+    assert launches[0] == launches[1]
+
+
+@pytest.mark.usefixtures("kernels")
 def test_a_fit_goes_on_where_another_device_began() -> None:
     models = [
         HistGradientBoostingRegressor(device=first, warm_start=True, **SMALL)
@@ -106,7 +126,7 @@ def test_who_goes_on_after_a_loss_makes_raw_predictions_anew(
 
     def noted(where: type) -> Any:
         rows = where.rows
-        return lambda self, room, shape: (rooms.append(room), rows(self, room, shape))[1]
+        return lambda self, given, shape: (rooms.extend(given), rows(self, given, shape))[1]
 
     for where in (CupyTrees, HostTrees):
         monkeypatch.setattr(where, "rows", noted(where))

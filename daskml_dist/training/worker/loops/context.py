@@ -107,11 +107,11 @@ class Context:
         return self._connect()
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
-        """Apply a function to items in the compute threads (in place where there is one)."""
-        if self.pool is None:
+        """Apply a function to items in the compute threads (in place where one has them all)."""
+        items = list(items)
+        if self.pool is None or len(items) == 1:
             return [function(item) for item in items]
         # A future takes longer than a sum over the few rows of one lane of very many.
-        items = list(items)
         size = max(1, len(items) // (_SHARES * self.n_threads))
         shares = [items[at : at + size] for at in range(0, len(items), size)]
         found = self.pool.map(lambda share: [function(item) for item in share], shares)
