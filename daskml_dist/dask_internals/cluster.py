@@ -62,12 +62,12 @@ _SHORTEST, _SHARE = 0.0003, 0.05
 
 
 def is_dasks(error: BaseException) -> bool:
-    """Whether an error is Dask's own: it tells of a lost worker or task."""
+    """Return whether an error is Dask's own, which tells of a lost worker or task."""
     return type(error).__module__.startswith("distributed")
 
 
 def is_killed_worker(error: BaseException | None) -> bool:
-    """Whether Dask gave a task up since several workers died while it was theirs.
+    """Return whether Dask gave a task up since several workers died while it was theirs.
 
     It need not have been the task that killed them.
     """
@@ -75,7 +75,7 @@ def is_killed_worker(error: BaseException | None) -> bool:
 
 
 def list_workers(client: Any) -> dict[str, dict[str, Any]]:
-    """Facts of each worker that the scheduler knows, by address.
+    """Return facts of each worker that the scheduler knows, by address.
 
     `Client.scheduler_info` says it too, but may return what a callback of the client's has asked
     for at the same time: a list without any worker.
@@ -127,7 +127,7 @@ def before_closing(worker: Any, name: str, prepare: Callable[[], Awaitable[None]
 
 
 def count_actors(worker: Any, run_id: str) -> int:
-    """Actors of a run on this worker."""
+    """Return the number of actors of a run on this worker."""
     actors = list(worker.state.actors.values())
     return sum(getattr(actor, "run_id", None) == run_id for actor in actors)
 
@@ -139,7 +139,7 @@ async def forget_closing(worker: Any, name: str) -> None:
 
 
 def is_wanted(worker: Any, key: Any) -> bool:
-    """Whether a task that runs on this worker is still to deliver its result.
+    """Return whether a task that runs on this worker is still to deliver its result.
 
     A running task cannot be stopped, but its client may have cancelled it, or gone.
     """
@@ -148,13 +148,13 @@ def is_wanted(worker: Any, key: Any) -> bool:
 
 
 def in_memory(worker: Any, keys: list[Any]) -> dict[Any, Any]:
-    """Data of some keys that a worker has in memory; what it lacks or has spilled is left out."""
+    """Return the data of some keys that a worker has in memory; others are left out."""
     data = getattr(worker.data, "fast", worker.data)
     return {key: data[key] for key in keys if key in data}
 
 
 def actor_at(worker: Any, key: Any) -> Any:
-    """The actor itself that a worker holds under a key; None where there is none."""
+    """Return the actor itself that a worker holds under a key; None where there is none."""
     return worker.state.actors.get(key)
 
 
@@ -172,12 +172,12 @@ async def until_made(worker: Any, keys: Collection[Any], seconds: float) -> None
 
 
 def is_workers_own(client: Any) -> bool:
-    """Whether a client is one that a worker of this process made for its tasks."""
+    """Return whether a worker of this process made a client, for its tasks."""
     return client in Worker._initialized_clients
 
 
 def ask_for(client: Any, key: Any) -> Any:
-    """A future of data that some worker holds, by its key.
+    """Return a future of data that some worker holds, by its key.
 
     `Future(key)` alone tells the scheduler nothing, and would wait for ever.
     """
@@ -187,7 +187,7 @@ def ask_for(client: Any, key: Any) -> Any:
 
 
 def proxy_of(client: Any, future: Any, cls: type, address: str, timeout: float) -> Any:
-    """The proxy of an actor that was submitted to a worker, once it is there.
+    """Return the proxy of an actor that was submitted to a worker, once it is there.
 
     Its future's result is the same, but takes two messages more.
 
@@ -204,7 +204,7 @@ def proxy_of(client: Any, future: Any, cls: type, address: str, timeout: float) 
 
 
 def proxy_at(client: Any, key: Any, cls: type, address: str) -> Any:
-    """The proxy of an actor that is known to be at a worker."""
+    """Return the proxy of an actor that is known to be at a worker."""
     with client.as_current():
         return Actor(cls, address, key)
 
@@ -412,7 +412,7 @@ def retire(client: Any, address: str) -> None:
 
 
 def memory_of(worker: Any) -> tuple[int, int]:
-    """Bytes that the process of a worker has in memory, and that Dask has put on its disk."""
+    """Return the bytes that a worker's process has in memory, and that Dask has put on its disk."""
     memory = worker.monitor.get_process_memory()
     spilled = getattr(getattr(worker.data, "spilled_total", None), "disk", 0)
     return int(memory), int(spilled)

@@ -177,7 +177,7 @@ _DISK_SHUFFLE_MODULE = "dask.dataframe.shuffle"
 
 
 def find_shuffles(graph: Any, keys: Iterable[Any]) -> frozenset[Any]:
-    """Find the shuffles whose order of rows some keys of a graph have.
+    """Return the shuffles that decide the order of rows of some keys of a graph.
 
     Parameters
     ----------
@@ -211,14 +211,14 @@ def find_shuffles(graph: Any, keys: Iterable[Any]) -> frozenset[Any]:
 
 
 def _iterate_layers(graph: Any) -> Iterator[Mapping[Any, Any]]:
-    """Tasks of a graph, but for layers that only map blocks and need not be made for this."""
+    """Yield the layers of a graph, but for those that only map blocks and need not be made here."""
     for layer in graph.layers.values():
         if not isinstance(layer, Blockwise):
             yield layer
 
 
 def is_unordered_shuffle(task: Any) -> bool:
-    """Whether a task of a graph is a step of a shuffle that gives rows as they arrive."""
+    """Return whether a task is a step of a shuffle that gives rows as they arrive."""
     if type(task).__name__ == "P2PBarrierTask":
         # Arrays are shuffled too when they are rechunked; their blocks know their places.
         return type(task.spec).__name__ == "DataFrameShuffleSpec"
@@ -229,7 +229,7 @@ def is_unordered_shuffle(task: Any) -> bool:
 
 
 def _get_function_name(task: Any) -> tuple[str, str]:
-    """Module and name of the function that a task calls; told without importing dask.dataframe."""
+    """Return module and name of the function that a task calls; dask.dataframe is not imported."""
     if isinstance(task, GraphNode):
         function = getattr(task, "func", None)
     else:

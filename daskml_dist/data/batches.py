@@ -58,7 +58,7 @@ class RowRuns:
 
     @property
     def numbers(self) -> NDArray[np.intp]:
-        """The number of each row."""
+        """Return the number of each row."""
         before = np.cumsum(self.counts) - self.counts
         return np.repeat(self.starts - before, self.counts) + np.arange(len(self))
 
@@ -108,17 +108,17 @@ class LaneSpec:
 
     @property
     def n_rows(self) -> int:
-        """Rows of the lane, held-out ones included."""
+        """Return the rows of the lane, held-out ones included."""
         return sum(map(len, self.segments))
 
 
 def count_held_out_rows(segment: Segment, fraction: float) -> int:
-    """Number of rows of a segment that are kept for validation."""
+    """Return how many rows of a segment are held out for validation; one is left to train on."""
     return min(round(len(segment) * fraction), max(len(segment) - 1, 0))
 
 
 def count_pass_steps(lanes: list[LaneSpec], batch_size: int | None, fraction: float = 0.0) -> int:
-    """Steps of a pass: all lanes make as many, lanes with fewer rows take smaller batches.
+    """Return the steps of a pass, which all lanes make; lanes of fewer rows take smaller batches.
 
     Parameters
     ----------
@@ -184,11 +184,11 @@ class LaneRows:
 
     @property
     def numbers(self) -> list[int]:
-        """Numbers of the blocks, those without rows too."""
+        """Return the numbers of the blocks, those without rows too."""
         return [segment.block for segment in self.segments]
 
     def _split(self, i: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Rows held out and rows to train on, of segment i."""
+        """Return the rows held out and the rows to train on, of segment i."""
         if i in self._splits:
             return self._splits[i]
         segment, count = self.segments[i], self._held[i]
@@ -200,19 +200,20 @@ class LaneRows:
 
     @property
     def held_out(self) -> Iterator[tuple[int, NDArray[np.intp]]]:
-        """Blocks and their rows for validation."""
+        """Yield each block that has rows for validation, with these rows."""
         for i, segment in enumerate(self.segments):
             if self._held[i]:
                 yield segment.block, self._split(i)[0]
 
     def _random(self, pass_: int, *segments: Segment) -> np.random.Generator:
+        """Return the random generator of a pass over segments, the same on whatever worker."""
         key = [self._seed, pass_]
         for segment in segments:
             key += [segment.drawn, segment.start]
         return np.random.default_rng(key)
 
     def _visit(self, pass_: int) -> list[list[int]]:
-        """Segments in the order of a pass, in groups that are shuffled together."""
+        """Return the segments in the order of a pass, in groups that are shuffled together."""
         visit = [i for i, segment in enumerate(self.segments) if len(segment)]
         if self._n_steps == 1:
             # A full batch needs no order; views of the blocks, one after the other, are enough.
@@ -223,18 +224,18 @@ class LaneRows:
         return [visit[i : i + self._size] for i in range(0, len(visit), self._size)]
 
     def blocks(self, pass_: int) -> list[list[int]]:
-        """Blocks in the order in which a pass needs them, in groups needed at the same time."""
+        """Return the blocks of a pass in order, in groups that are needed at the same time."""
         return [[self.segments[i].block for i in group] for group in self._visit(pass_)]
 
     def _whole(self, groups: list[list[int]]) -> Iterator[DrawnRows]:
-        """Each segment at once, in the order in which it lies."""
+        """Yield each segment at once, in the order in which it lies."""
         for (i,) in groups:
             segment = self.segments[i]
             whole = slice(segment.start, segment.stop)
             yield segment.block, self._split(i)[1] if self._held[i] else whole
 
     def batches(self, pass_: int, start: int = 0) -> Iterator[list[DrawnRows]]:
-        """Batches of a pass (from 1), from step `start` on: lists of (block, rows)."""
+        """Yield the batches of a pass (from 1), from step `start` on: lists of (block, rows)."""
         groups = self._visit(pass_)
         if self._n_steps == 1:
             if start == 0:
@@ -262,6 +263,7 @@ class LaneRows:
             yield []
 
     def _group(self, pass_: int, group: list[int]) -> tuple[int, _GroupOrder]:
+        """Return the rows that a group of segments trains on, and their shuffled order."""
         segments = [self.segments[i] for i in group]
         kept = [self._split(i)[1] if self._held[i] else None for i in group]
         sizes = [len(self.segments[i]) - self._held[i] for i in group]
@@ -318,7 +320,7 @@ class _GroupOrder:
         ]
 
     def in_turn(self, low: int, high: int) -> list[tuple[NDArray[np.intp], NDArray[np.intp]]]:
-        """Positions low to high in the order drawn: the block of each row, and the row."""
+        """Return positions low to high as drawn: the block of each row, and the row."""
         at = self._ahead_from
         if not at <= low <= high <= at + len(self._blocks_ahead):
             stop = min(max(high, low + _POSITIONS_AHEAD), int(self._offsets[-1]))
@@ -328,7 +330,7 @@ class _GroupOrder:
         return [(self._blocks_ahead[ahead], self._ahead[ahead])] if high > low else []
 
     def _each(self, at: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Block and row of each position."""
+        """Return the block and the row of each position."""
         member = np.searchsorted(self._offsets, at, "right") - 1
         segments = [segment for segment, _ in self._members]
         first = np.array([segment.start for segment in segments]) - self._offsets[:-1]
@@ -340,7 +342,7 @@ class _GroupOrder:
         return np.array([segment.block for segment in segments])[member], rows
 
     def _long(self, low: int, high: int) -> list[tuple[int, BlockRows]]:
-        """As runs, sorted too; one that reaches into the next block is cut there."""
+        """Return positions as sorted runs; one that reaches into the next block is cut there."""
         starts, stops = self._runs(low, high)
         if len(self._members) == 1:
             return [self._rows(0, RowRuns(starts, stops - starts))]
@@ -355,7 +357,7 @@ class _GroupOrder:
         return found
 
     def _next(self, low: int, high: int) -> NDArray[np.intp]:
-        """Positions low to high of the order; the caller's own."""
+        """Return positions low to high of the order, in an array that the caller may change."""
         at = self._ahead_from
         if not at <= low <= high <= at + len(self._ahead):
             stop = min(max(high, low + _POSITIONS_AHEAD), int(self._offsets[-1]))
@@ -364,7 +366,7 @@ class _GroupOrder:
         return self._ahead[low - at : high - at]
 
     def _positions(self, low: int, high: int) -> NDArray[np.intp]:
-        """Positions low to high of the order, each by itself."""
+        """Return positions low to high of the order, each by itself."""
         if self._order is None:
             return np.arange(low, high)
         run, whole = self._run, len(self._order) * self._run
@@ -375,7 +377,7 @@ class _GroupOrder:
         return at if high <= whole else np.append(at, np.arange(max(low, whole), high))
 
     def _runs(self, low: int, high: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Positions low to high of the order, as starts and stops of runs."""
+        """Return positions low to high of the order, as starts and stops of runs."""
         if self._order is None:
             return np.array([low]), np.array([high])
         run, whole = self._run, len(self._order) * self._run
@@ -390,6 +392,7 @@ class _GroupOrder:
         return starts, stops
 
     def _rows(self, member: int, at: NDArray[np.intp] | RowRuns) -> tuple[int, BlockRows]:
+        """Return positions among a segment's rows to train on as its block and rows of it."""
         segment, kept = self._members[member]
         if kept is not None:
             return segment.block, kept[at.numbers if isinstance(at, RowRuns) else at]

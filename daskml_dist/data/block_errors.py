@@ -1,4 +1,8 @@
-"""Blocks that cannot be read: which one it is."""
+"""Errors of blocks that cannot be read, or that are not what Dask was told of them.
+
+A block that cannot be read is named in the error. A block of words or dates where Dask was told
+numbers gets an error about the collection's meta, which is what the user must mend.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +44,7 @@ META_MISMATCH_REMEDY = (
 
 
 def make_unread_error(blocks: Iterable[tuple[Any, ...]], error: Exception) -> InvalidDataError:
-    """Error of rows that could not be read: it names the block.
+    """Return the error of rows that could not be read, which names the block.
 
     Blocks are read once more, one after the other, up to the one that cannot be.
 
@@ -89,7 +93,7 @@ def _touch_parts(*parts: Any) -> bool:
 
 @contextmanager
 def name_blocks_in_errors(blocks: Iterable[tuple[Any, ...]]) -> Iterator[None]:
-    """Context of a computation over blocks, whose errors of reading name the block.
+    """Let errors of reading rows name their block, while a computation over blocks runs.
 
     Errors of the package, of Dask, and those that :func:`mark_own_errors` has marked stay as they
     are.
@@ -107,7 +111,7 @@ def name_blocks_in_errors(blocks: Iterable[tuple[Any, ...]]) -> Iterator[None]:
 
 
 def mark_own_errors(function: Callable[..., Any], *args: Any) -> Any:
-    """Result of a function of parts that were read; an error of its own is marked as such."""
+    """Return a function's result; an error that it raises is marked as none of reading the rows."""
     try:
         return function(*args)
     except Exception as error:
@@ -154,7 +158,7 @@ class DeclaredNumbers:
 
 
 def find_declared_numbers(values: Any, name: str) -> DeclaredNumbers | None:
-    """Return what Dask was told of the numbers of a collection; None where it was told of none."""
+    """Return what Dask was told of a collection's numbers; None where it was told of none."""
     if not is_dask(values) or (isinstance(values, da.Array) and is_from_delayed(values)):
         return None
     if is_dataframe_like(values):
@@ -173,7 +177,7 @@ def call_on_declared_blocks(
     index: int | None,
     function: Callable[[], Any],
 ) -> Any:
-    """Return the result of a function of blocks; where it fails, tell of one that broke its meta.
+    """Return a function's result; where it fails, raise the error of a block that broke its meta.
 
     Only a failure looks at the blocks: words may be what the function takes, and a look has a cost.
     """

@@ -1,4 +1,9 @@
-"""Blocks: aligned rows of X, y and sample_weight as plain arrays, made where the data lies."""
+"""Blocks: aligned rows of X, y and sample_weight as plain arrays, made where the data lies.
+
+`make_block` makes a `Block` of a chunk, partition or array that a worker holds; `inspect_block`
+summarises it as a `BlockInfo`: sizes, labels and sums of targets, which is all that the client sees
+of it.
+"""
 
 from __future__ import annotations
 
@@ -82,22 +87,22 @@ class Block:
 
     @functools.cached_property
     def X(self) -> Rows:
-        """The rows in host memory; copied there when somebody first asks."""
+        """Return the rows in host memory; they are copied there at the first call."""
         return copy_to_host(self.rows)
 
     @property
     def on_device(self) -> Any | None:
-        """The rows, where they lie on a device."""
+        """Return the rows where they lie on a device, else None."""
         return None if find_device(self.rows) == "cpu" else self.rows
 
     @property
     def n_rows(self) -> int:
-        """Number of rows."""
+        """Return the number of rows."""
         return int(self.rows.shape[0])
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all the arrays."""
+        """Return the bytes of all arrays together."""
         X = self.rows
         arrays = [X.data, X.indices, X.indptr] if sparse.issparse(X) else [X]
         arrays += [a for a in (self.y, self.sample_weight) if a is not None]
@@ -174,7 +179,7 @@ def make_block(
 
 
 def _may_stay_on_device(X: Any, dtype: str | None, tensors: bool) -> bool:
-    """Whether rows lie on a device in the order and dtype of the maths, so that they may stay."""
+    """Return whether rows lie on a device in the order and dtype that the fit computes in."""
     if find_device(X) == "cpu" or hasattr(X, "tocsr") or gpu_problem():
         return False
     kept = choose_tensor_dtype(X.dtype) if tensors else choose_float_dtype(X.dtype)
@@ -247,7 +252,7 @@ def check_length(n_rows: int, values: Any, name: str, index: int) -> None:
 
 
 def find_first_nonfinite(values: Any) -> int | None:
-    """Position of the first NaN or infinity, on any device; one sum settles the usual case."""
+    """Return the position of the first NaN or infinity, on any device; None where there is none."""
     xp = namespace(values)
     with np.errstate(all="ignore"):
         if xp.isfinite(total(values)):
@@ -265,6 +270,7 @@ def _describe_nonfinite(value: Any, dtype: Any) -> str:
 
 
 def _check_finite_values(values: NDArray[Any], name: str, index: int | None) -> None:
+    """Raise `InvalidDataError` for NaN or infinity in a target or in weights; it names the row."""
     position = find_first_nonfinite(values)
     if position is not None:
         row = position // (values.shape[1] if values.ndim == 2 else 1)
@@ -276,6 +282,7 @@ def _check_finite_values(values: NDArray[Any], name: str, index: int | None) -> 
 
 
 def _check_labels(y: NDArray[Any], index: int) -> NDArray[Any]:
+    """Return labels as they are; raise for complex, missing or infinite ones."""
     if y.dtype.kind in "fc":
         check_not_complex(y.dtype, "y", index)
         _check_finite_values(y, "y", index)
@@ -284,6 +291,7 @@ def _check_labels(y: NDArray[Any], index: int) -> NDArray[Any]:
 
 
 def _convert_target(y: NDArray[Any], dtype: Any, index: int) -> NDArray[Any]:
+    """Return targets of a regression as float32 or float64; raise for missing or infinite ones."""
     check_no_missing(y, "y", index)
     # The maths is in the dtype of X; until it begins, targets keep the digits that they have.
     _check_finite_values(convert_to_numbers(y, dtype, "y", index), "y", index)
@@ -291,7 +299,7 @@ def _convert_target(y: NDArray[Any], dtype: Any, index: int) -> NDArray[Any]:
 
 
 def convert_weights(weights: NDArray[Any], dtype: Any, index: int | None) -> NDArray[Any]:
-    """Weights of rows as an array of `dtype`, none of them negative.
+    """Return weights of rows as an array of `dtype`; raise for a negative, missing or infinite one.
 
     Raises
     ------
@@ -379,11 +387,11 @@ class BlockInfo:
 
     @property
     def n_features(self) -> int:
-        """Columns of `X`."""
+        """Return the number of columns of `X`."""
         return self.row_shape[0]
 
     def of_target(self, target: int) -> BlockInfo:
-        """Facts where one of several columns of the targets is the only one."""
+        """Return the facts for a fit to one of several columns of the targets."""
         targets, sample = self.targets, self.y_sample
         return replace(
             self,
@@ -432,7 +440,7 @@ def inspect_block(block: Block) -> BlockInfo:
 
 
 def join_column_infos(infos: Sequence[BlockInfo], n_parts: int) -> list[BlockInfo]:
-    """Facts of blocks of whole rows, of those that hold parts of their columns.
+    """Return the facts of blocks of whole rows, joined from blocks of parts of their columns.
 
     Parameters
     ----------
@@ -450,6 +458,7 @@ def join_column_infos(infos: Sequence[BlockInfo], n_parts: int) -> list[BlockInf
 
 
 def _join_infos(parts: Sequence[BlockInfo]) -> BlockInfo:
+    """Return the facts of one block of whole rows; raise where its parts differ in rows."""
     first = parts[0]
     if len({part.n_rows for part in parts}) > 1:
         raise InvalidDataError(
@@ -468,6 +477,7 @@ def _join_infos(parts: Sequence[BlockInfo]) -> BlockInfo:
 
 
 def _summarize_labels(y: NDArray[Any], block: Block) -> dict[str, Any]:
+    """Return the labels of a block with the rows and the sums of weights of each."""
     weights = block.sample_weight
     several = y.ndim == 2
     try:
@@ -495,7 +505,7 @@ def _summarize_labels(y: NDArray[Any], block: Block) -> dict[str, Any]:
 
 
 def _count_labels_by_sorting(y: NDArray[Any], weights: NDArray[Any] | None) -> _LabelCounts:
-    """Labels, rows and sums of weights of each, by sorting."""
+    """Return the labels, with the rows and the sums of weights of each, found by sorting."""
     if weights is None:
         labels, counts = np.unique(y, return_counts=True)
         return labels, counts, counts
@@ -525,6 +535,7 @@ def _count_small_integers(y: NDArray[Any], weights: NDArray[Any] | None) -> _Lab
 
 
 def _summarize_targets(y: NDArray[Any], weights: NDArray[Any] | None) -> dict[str, Any]:
+    """Return range, moments and a sample of the targets of a regression."""
     return {
         "y_min": float(y.min()) if len(y) else None,
         "y_max": float(y.max()) if len(y) else None,
@@ -535,6 +546,7 @@ def _summarize_targets(y: NDArray[Any], weights: NDArray[Any] | None) -> dict[st
 
 
 def _sample_targets(y: NDArray[Any], weights: NDArray[Any] | None) -> NDArray[np.float64]:
+    """Return the targets of evenly spaced rows, a line for each target, and last the weights."""
     columns = y if y.ndim == 2 else y[:, None]
     n = min(
         len(y), _SAMPLE_ROWS, max(_SAMPLE_ROWS * _MAX_COUNTED_LABELS // max(columns.shape[1], 1), 1)

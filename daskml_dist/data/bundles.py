@@ -1,7 +1,8 @@
-"""Bundles: blocks that one task makes and one worker holds, with what the client must know of them.
+"""Bundles: blocks that one task makes and one worker holds, with the client's summary of each.
 
-Dask takes about as long for a task of few rows as for one of many, so small blocks are made many
-at a time; and what was found out about a block lies beside it, for whoever asks its worker.
+Dask takes about as long for a task of few rows as for one of many, so small blocks are made many at
+a time; and the `BlockInfo` of a block lies beside it, so that whichever client asks its worker
+later need not have the block read again.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def make_bundle(
 def group_into_bundles(
     homes: Sequence[str | None], threads: Mapping[str, int], nbytes: Sequence[float] | None
 ) -> list[tuple[int, ...]]:
-    """Blocks that are made together: small ones that one worker holds, in their order.
+    """Return groups of small blocks that one worker holds, each to be made by one task.
 
     Parameters
     ----------
@@ -101,7 +102,7 @@ def group_into_bundles(
 def _split_by_size(
     numbers: Sequence[int], most: int, nbytes: Sequence[float] | None
 ) -> Iterable[tuple[int, ...]]:
-    """Numbers, up to so many together, or as many as fill a bundle."""
+    """Yield runs of blocks: at most `most` together, and no more than fill a bundle."""
     open_: list[int] = []
     size = 0.0
     for number in numbers:
@@ -116,5 +117,5 @@ def _split_by_size(
 
 
 def unpack_bundles(bundles: Iterable[Bundle]) -> dict[int, Block]:
-    """All blocks of some bundles."""
+    """Return all blocks of some bundles, by number."""
     return {number: block for bundle in bundles for number, block in bundle.blocks.items()}

@@ -104,21 +104,21 @@ class Collection:
 
     @property
     def by_lane(self) -> bool:
-        """Whether a part is a whole block of one lane, however many there are."""
+        """Return whether each part is a whole block of one lane, however many parts there are."""
         return self.columns is not None
 
     @property
     def bundles(self) -> list[tuple[int, ...]]:
-        """Blocks that are made together where they are made of a graph: each by itself."""
+        """Return groups of blocks that one task makes: here each block by itself."""
         return [(i,) for i in range(len(self.parts))]
 
     @property
     def wave(self) -> int | None:
-        """Bundles that are made at once, where what they are made of takes much; None: all."""
+        """Return how many bundles may be made at once; None where memory sets no bound."""
         return None
 
     def share(self, number: int) -> tuple[int, int] | None:
-        """Owner of the share of blocks that one is, of how many; None: nobody's in particular."""
+        """Return which part of the columns a block holds, and the number of parts, else None."""
         if self.columns is None:
             return None
         n_parts = len(self.columns) - 1
@@ -126,17 +126,17 @@ class Collection:
 
     @property
     def n_features(self) -> int | None:
-        """Columns of X, where known."""
+        """Return the number of columns of X, where known."""
         return None if self.row_shape is None else self.row_shape[0]
 
     @property
     def n_rows(self) -> int | None:
-        """Number of rows, where known."""
+        """Return the number of rows, where known."""
         return None if self.row_counts is None else sum(self.row_counts)
 
     @property
     def nbytes(self) -> list[float] | None:
-        """Bytes of each part's block, at most; None where Dask does not know its rows."""
+        """Return the most bytes each part's block can take; None where rows are not known."""
         if self.row_counts is None or self.row_shape is None:
             return None
         widths = [math.prod(self.row_shape)]
@@ -150,7 +150,7 @@ class Collection:
 
     @property
     def block_maker(self) -> Callable[..., Block]:
-        """:func:`make_block` of parts of this collection; picklable, without the rows."""
+        """Return :func:`make_block` for parts of this collection; picklable, without rows."""
         # What is in memory is what it says, and a stream makes blocks of other rows so.
         told = self.kind == "dask" and self.columns is None
         make = partial(
@@ -164,7 +164,7 @@ class Collection:
 
     @property
     def told_numbers(self) -> tuple[DeclaredNumbers | None, ...]:
-        """Numbers that Dask was told of X, y and sample_weight, by its meta; None where of none."""
+        """Return what Dask was told of the numbers of X, y and sample_weight, else None."""
         return tuple(map(find_declared_numbers, self.inputs, self.names))
 
     def delayed_blocks(self, dtype: str | None = None) -> list[Any]:
@@ -191,7 +191,7 @@ def _make_declared_block(
     told: tuple[DeclaredNumbers | None, ...], make: Callable[..., Block], index: int, X: Any,
     y: Any = None, sample_weight: Any = None, **options: Any,
 ) -> Block:  # fmt: skip
-    """Make a block; where that fails, tell of parts that are not what Dask was told."""
+    """Make a block; where that fails, raise the error of a part that is not what Dask was told."""
     parts = (X, y, sample_weight)
     block: Block = call_on_declared_blocks(
         told, parts, index, partial(make, index, *parts, **options)
@@ -366,7 +366,7 @@ def _count_dimensions(values: Any) -> int | None:
 
 
 def _names_columns(y: Any, X: Any) -> bool:
-    """Whether y names columns of a frame; as many labels as rows in memory are no names."""
+    """Return whether y names columns of a frame; as many labels as rows in memory are no names."""
     if not (isinstance(y, list | tuple) and y and all(isinstance(name, str) for name in y)):
         return False
     if not is_dataframe_like(X) or (not is_dask(X) and len(X) == len(y)):
@@ -382,6 +382,7 @@ def _names_columns(y: Any, X: Any) -> bool:
 
 
 def _find_feature_names(X: Any) -> NDArray[Any] | None:
+    """Return the column names of X where they are strings; raise where only some are."""
     if not is_dataframe_like(X):
         return get_column_names(X)
     names = list(X.columns)
@@ -398,7 +399,7 @@ def _find_feature_names(X: Any) -> NDArray[Any] | None:
 
 
 def _check_column(values: Any, name: str, several: bool = False) -> Any:
-    """Values of y or sample_weight, of one dimension; None and a scalar weight stay."""
+    """Return y or sample_weight as one column; None and a single number stay as they are."""
     if values is None:
         return None
     values = convert_foreign(values)
@@ -414,6 +415,7 @@ def _check_column(values: Any, name: str, several: bool = False) -> Any:
 
 
 def _check_dask_column(values: Any, name: str, several: bool) -> Any:
+    """Return a Dask collection of one column, or of several where these may be."""
     if is_dask_frame(values):
         if is_series_like(values):
             return values
@@ -439,6 +441,7 @@ def _check_dask_column(values: Any, name: str, several: bool) -> Any:
 
 
 def _check_not_empty(n_rows: int | None, of_row: RowShape) -> None:
+    """Raise `InvalidDataError` where there are known to be no rows or no columns."""
     shape = (n_rows, *((None,) if of_row is None else of_row))
     if n_rows == 0:
         raise InvalidDataError(
@@ -453,14 +456,14 @@ def _check_not_empty(n_rows: int | None, of_row: RowShape) -> None:
 
 
 def _find_length(value: Any) -> int | None:
-    """Rows of an input, None where it has none or Dask does not know."""
+    """Return the rows of an input; None where it has none or Dask does not know."""
     if value is None or isinstance(value, float) or is_dask_frame(value):
         return None
     return None if np.isnan(value.shape[0]) else int(value.shape[0])
 
 
 def check_equal_lengths(inputs: dict[str, Any]) -> int | None:
-    """Number of rows, where any input knows it."""
+    """Return the number of rows, where any input knows it; raise where inputs differ."""
     known = {name: n for name, value in inputs.items() if (n := _find_length(value)) is not None}
     _check_same_length(known)
     return next(iter(known.values()), None)
@@ -476,7 +479,7 @@ def _check_same_length(lengths: dict[str, int]) -> None:
 
 
 def _find_known_chunks(value: Any) -> tuple[int, ...] | None:
-    """Row chunks of a Dask Array, None where it does not know them."""
+    """Return the row chunks of a Dask Array; None where it does not know them."""
     chunks: tuple[int, ...] | None = value.chunks[0] if isinstance(value, da.Array) else None
     return None if chunks is None or np.isnan(chunks).any() else chunks
 
@@ -486,7 +489,7 @@ def _count_blocks(value: Any) -> int:
 
 
 def _find_row_counts(inputs: dict[str, Any]) -> list[int] | None:
-    """Rows of the blocks of the first lazy input, where an input with as many knows them."""
+    """Return the rows of each block of the first lazy input, where an input knows them."""
     lazy = [value for value in inputs.values() if is_dask(value)]
     known = [chunks for value in lazy if (chunks := _find_known_chunks(value)) is not None]
     n_blocks = _count_blocks(lazy[0])
@@ -517,7 +520,7 @@ def cut_into_blocks(inputs: dict[str, Any]) -> tuple[list[int] | None, list[tupl
 
 
 def _count_rows_of_pieces(pieces: list[Any]) -> list[int]:
-    """Rows of each piece."""
+    """Return the rows of each lazy piece, which are computed for it."""
     count = delayed(_count_rows, pure=False)
     found: list[int] = compute_with_retries(
         lambda _: delayed(list, pure=False)([count(piece) for piece in pieces])
@@ -530,11 +533,13 @@ def _count_rows(rows: Any) -> int:
 
 
 def _rechunk_rows(value: Any, row_counts: tuple[int, ...]) -> Any:
+    """Return a Dask Array cut into these row chunks, where it knows its own."""
     chunks = _find_known_chunks(value)
     return value if chunks is None or chunks == row_counts else value.rechunk({0: row_counts})
 
 
 def _slice_rows(value: Any, row_counts: list[int]) -> list[Any]:
+    """Return slices of an input in memory, to go with blocks of these numbers of rows."""
     value = copy_to_host(value)  # which goes to the workers
     rows = value.iloc if hasattr(value, "iloc") else value
     stops = list(accumulate(row_counts))
@@ -589,7 +594,7 @@ def cut_by_columns(collection: Collection, n_parts: int) -> Collection:
 
 
 def _find_column_count(collection: Collection) -> int:
-    """Columns of X."""
+    """Return the number of columns of X; raise where they cannot be cut."""
     if any(map(is_dask_frame, collection.inputs)):
         raise InvalidDataError(
             'shard="features" cuts X along its columns, and may read a dataframe again for each '
@@ -607,7 +612,7 @@ def _find_column_count(collection: Collection) -> int:
 
 
 def _choose_column_bounds(X: Any, n_features: int, n_parts: int) -> tuple[int, ...]:
-    """First column of each part, and the number of columns; at edges of chunks that are near."""
+    """Return the bounds of the parts of the columns, at chunk edges that are near."""
     even = [n_features * part // n_parts for part in range(n_parts + 1)]
     if not isinstance(X, da.Array):
         return tuple(even)
@@ -620,7 +625,7 @@ def _choose_column_bounds(X: Any, n_features: int, n_parts: int) -> tuple[int, .
 
 
 def _take_column_range(X: Any, start: int, stop: int) -> Any:
-    """Some neighbouring columns of X."""
+    """Return columns `start` to `stop` of X, as whole chunks where these bound them."""
     if is_dataframe_like(X):
         return X.iloc[:, start:stop]
     if isinstance(X, da.Array):

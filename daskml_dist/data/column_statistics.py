@@ -1,4 +1,9 @@
-"""Statistics of columns: of rows in any order in memory, a few values of each column at a time."""
+"""Statistics of columns, exact and mergeable: ranges, moments, distinct values.
+
+Rows in memory are read a tile at a time, a few values of a few columns that stay in the processor's
+cache, whatever the order of the array. `WeightedMoments` of parts of the rows add up to those of
+all rows.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +35,7 @@ _TILE_VALUES, _TILE_BYTES, _TILE_COLUMNS = 8192, 2**19, 256
 
 
 def compute_column_ranges(rows: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Least and greatest value of each column; NaN counts as missing.
+    """Return the least and the greatest value of each column; NaN counts as missing.
 
     Parameters
     ----------
@@ -57,7 +62,7 @@ def compute_column_ranges(rows: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any
 
 
 def compute_column_moments(rows: NDArray[Any]) -> tuple[Numbers, Numbers, Numbers]:
-    """Number of values of each column, their mean and their variance; NaN counts as missing.
+    """Return each column's number of values, mean and variance; NaN counts as missing.
 
     Those of a few values at a time, in two steps (their mean, then the deviations from it), are
     merged as in Chan, Golub and LeVeque (1983), so that no digits are lost to a large mean.
@@ -91,7 +96,7 @@ def compute_column_moments(rows: NDArray[Any]) -> tuple[Numbers, Numbers, Number
 
 
 def check_no_infinity(values: NDArray[Any]) -> None:
-    """Check that values, or what shows theirs, are finite or NaN.
+    """Raise `InvalidDataError` where values, or sums that would show it, hold infinity.
 
     Raises
     ------
@@ -105,7 +110,7 @@ def check_no_infinity(values: NDArray[Any]) -> None:
 
 
 def _iterate_tiles(rows: NDArray[Any], dtype: DTypeLike) -> Iterator[tuple[slice, NDArray[Any]]]:
-    """Some columns, and some values of each, of shape (n_columns, n_values); not to be changed."""
+    """Yield columns and some values of each, of shape (n_columns, n_values); read-only."""
     n_rows, n_columns = rows.shape
     itemsize = np.dtype(dtype).itemsize
     # Columns that lie so already are read in their place.
@@ -124,7 +129,7 @@ def _iterate_tiles(rows: NDArray[Any], dtype: DTypeLike) -> Iterator[tuple[slice
 
 
 def _compute_moments(tile: Numbers) -> tuple[Any, Numbers, Numbers]:
-    """Number of values of each column, mean, and sum of squared deviations from it."""
+    """Return each column's number of values, mean, and sum of squared deviations from it."""
     n: Any = tile.shape[1]
     with np.errstate(invalid="ignore", over="ignore"):
         total = tile.sum(axis=1)
@@ -164,7 +169,7 @@ class WeightedMoments:
 
     @classmethod
     def of(cls, values: NDArray[Any], weights: NDArray[Any] | None = None) -> Self:
-        """Of some numbers.
+        """Return the moments of some numbers.
 
         Parameters
         ----------
@@ -197,18 +202,18 @@ class WeightedMoments:
         return WeightedMoments(weight, self.origin, self.offset + share * distance, squares)
 
     def of_column(self, column: int) -> WeightedMoments:
-        """Of one of the columns alone."""
+        """Return the moments of one column alone."""
         at = slice(column, column + 1)
         return WeightedMoments(self.weight, self.origin[at], self.offset[at], self.squares[at])
 
     @property
     def mean(self) -> Numbers:
-        """Weighted mean; zero where all weights are."""
+        """Return the weighted mean; zero where all weights are."""
         return self.origin + self.offset
 
     @property
     def deviation(self) -> Numbers:
-        """Standard deviation; zero where all numbers are equal."""
+        """Return the standard deviation; zero where all numbers are equal."""
         return np.sqrt(self.squares / (self.weight or 1.0))
 
 
@@ -223,7 +228,7 @@ _MAX_COUNTED_RANGE = 1024
 
 
 def find_distinct_rows(X: Any) -> tuple[Any, list[Places]]:
-    """A few rows with every value of each column, and the place of each row's value there.
+    """Return few rows with every value of each column, and where each row's values are there.
 
     What a column's dtype knows of its values is used: codes of categories, a dictionary of Arrow's
     strings; no object is made for a row.
@@ -260,7 +265,7 @@ def find_distinct_rows(X: Any) -> tuple[Any, list[Places]]:
 
 
 def _find_distinct_in_series(column: Any) -> tuple[Any, Places]:
-    """Distinct values of a column, of its dtype, and the place of each row's."""
+    """Return a column's distinct values, in its dtype, and the place of each row's value."""
     pandas, dtype = load_pandas(), column.dtype
     if isinstance(dtype, pandas.CategoricalDtype):
         codes, places = _find_present_codes(column.cat.codes.to_numpy(), len(dtype.categories))
@@ -286,6 +291,7 @@ def _find_distinct_in_array(values: NDArray[Any]) -> tuple[NDArray[Any], Places]
 
 
 def _find_distinct_objects(values: NDArray[Any]) -> tuple[NDArray[Any], Places]:
+    """Return distinct objects in the order in which they come, and the place of each row's."""
     rows = values.tolist()
     try:
         place = {value: i for i, value in enumerate(dict.fromkeys(rows))}
@@ -297,7 +303,7 @@ def _find_distinct_objects(values: NDArray[Any]) -> tuple[NDArray[Any], Places]:
 
 
 def _count_whole_floats(values: NDArray[Any]) -> tuple[NDArray[Any], Places] | None:
-    """As `count_whole_numbers`; of floats that are whole numbers too."""
+    """Return what `count_whole_numbers` does, of floats that are whole numbers too."""
     if values.dtype.kind != "f":
         return count_whole_numbers(values)
     with np.errstate(invalid="ignore"):
@@ -307,7 +313,7 @@ def _count_whole_floats(values: NDArray[Any]) -> tuple[NDArray[Any], Places] | N
 
 
 def _find_present_codes(codes: NDArray[Any], n: int) -> tuple[NDArray[np.intp], Places]:
-    """Codes that are there, -1 for missing values among them, and the place of each row's."""
+    """Return the codes that occur, -1 (missing) among them, and the place of each row's code."""
     if len(codes) and codes.min() >= 0:
         there = np.bincount(codes, minlength=n) > 0
         if there.all():
@@ -319,7 +325,7 @@ def _find_present_codes(codes: NDArray[Any], n: int) -> tuple[NDArray[np.intp], 
 
 
 def count_whole_numbers(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]] | None:
-    """Distinct values, sorted, and the place of each among them, by counting.
+    """Return sorted distinct integers and the place of each row's, found by counting.
 
     None where `values` are no integers that lie together.
     """

@@ -1,4 +1,9 @@
-"""Computing of one lazy value: who waits is told, and lost workers are no end."""
+"""Computations on a cluster: the client that runs them, bounded waits, and retries.
+
+`compute_with_retries` computes one lazy value where lost workers are no end, and the user is told
+of a wait. `Deadline` bounds every wait of the client; `check_client` refuses objects that are no
+open, synchronous client.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +59,7 @@ _listener: ContextVar[ProgressListener | None] = ContextVar("daskml_dist_listene
 
 @contextmanager
 def report_progress_to(listener: ProgressListener) -> Iterator[None]:
-    """While blocks are read on a cluster, a listener hears about each second how many are done.
+    """Let a listener hear about each second how many blocks of a reading are done.
 
     Parameters
     ----------
@@ -70,7 +75,7 @@ def report_progress_to(listener: ProgressListener) -> Iterator[None]:
 
 
 def compute_with_retries(make: Callable[[str], Any], n_parts: int = 0) -> Any:
-    """A value that Dask computes; where workers are lost again and again, from the start.
+    """Return a value that Dask computes, begun anew where workers are lost again and again.
 
     Parameters
     ----------
@@ -100,7 +105,7 @@ def compute_with_retries(make: Callable[[str], Any], n_parts: int = 0) -> Any:
 
 
 def _compute_on_client(lazy: Any, name: str, n_parts: int) -> Any:
-    """A value that Dask computes, by a client's cluster where there is a client.
+    """Return a value that Dask computes, on a client's cluster where there is a client.
 
     Dask itself would wait for workers for ever, and say nothing.
     """
@@ -123,7 +128,7 @@ def _compute_on_client(lazy: Any, name: str, n_parts: int) -> Any:
 
 
 def _make_progress_look(client: Any, name: str, n_parts: int) -> Callable[[], None] | None:
-    """A function that tells the listener, where there is one, how many blocks are done."""
+    """Return a function that tells the listener how many blocks are done, else None."""
     listener = _listener.get()
     if listener is None or not n_parts:
         return None
@@ -374,7 +379,7 @@ def watch_workers(
     key: Any,
     look: Callable[[], None] | None = None,
 ) -> Iterator[None]:
-    """Watch the workers while Dask computes, which waits for ever and silently for new ones.
+    """Watch the workers while Dask computes, and end the wait where all are gone for good.
 
     Parameters
     ----------
@@ -450,7 +455,7 @@ class _WorkerPlaces:
 
     @property
     def number(self) -> int:
-        """Places that the cluster was asked for."""
+        """Return the number of workers that the cluster was asked for."""
         return len(getattr(self._cluster, "worker_spec", None) or ())
 
     def are_given_up(self) -> bool:
@@ -478,6 +483,7 @@ def _get_statuses(workers: Callable[[], Iterable[Mapping[str, Any]]]) -> list[An
 
 
 def _any_accepts_work(statuses: list[Any]) -> bool:
+    """Return whether a worker of these statuses begins tasks."""
     return bool(ACCEPTING_STATUSES.intersection(statuses))
 
 
@@ -502,6 +508,7 @@ def _make_no_place_error(n_places: int, why: str = "") -> TrainingError:
 
 
 def _describe_statuses(statuses: list[Any]) -> str:
+    """Return how many workers there are of each status, for an error."""
     if not statuses:
         return "0"
     counts = Counter("at their memory limit" if s == "paused" else str(s) for s in statuses)
@@ -514,7 +521,7 @@ _SCATTER_SECONDS, _SCATTER_PAUSE_SECONDS = 30.0, 0.1
 
 
 def scatter_values(client: Any, value: Any, *, everywhere: bool = False) -> Any:
-    """Futures of values on the workers, as ``client.scatter`` gives them.
+    """Return futures of values on the workers, as ``client.scatter`` does, though a worker dies.
 
     Dask sends a value to a worker that has just died as long as the scheduler has not noticed.
 

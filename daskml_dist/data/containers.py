@@ -1,6 +1,6 @@
-"""Containers of other libraries: xarray, pydata/sparse, sparse columns of pandas, lazy tables.
+"""Containers of rows beyond NumPy, SciPy and dense pandas: xarray, pydata/sparse, lazy tables.
 
-None of these libraries is a dependency: an object is told by the module of its type, so nothing is
+None of these libraries is a dependency: an object is known by the module of its type, so nothing is
 imported that the user has not imported.
 """
 
@@ -81,6 +81,7 @@ def convert_foreign(*values: Any) -> Any:
 
 
 def _convert_container(value: Any) -> Any:
+    """Return one container as the package reads it; all else as it is."""
     if isinstance(value, da.Array):
         if not _is_pydata_sparse(value._meta):
             return value
@@ -223,7 +224,7 @@ def convert_frame_to_csr(frame: Any) -> Any:
 
 
 def is_sparse_frame(frame: Any) -> bool:
-    """Tell whether all columns of a frame are sparse numbers, of which zeros are left out."""
+    """Return whether all columns of a frame are sparse numbers whose zeros are left out."""
     kinds = set(frame.dtypes)
     return bool(kinds) and all(map(_omits_zeros, kinds))
 
@@ -257,7 +258,7 @@ def convert_sparse_bools(frame: Any) -> Any:
 
 
 def load_pandas() -> Any:
-    """pandas, which rows in memory do without.
+    """Return pandas, which rows in NumPy's arrays do without.
 
     Raises
     ------

@@ -1,4 +1,8 @@
-"""Conversion of what users pass, whole or by the block, to plain arrays of real numbers."""
+"""Conversion of the user's data, whole or by the block, to plain arrays of real numbers.
+
+`as_rows` makes a float array or CSR matrix of X, `as_column` an array of y or weights. What they
+refuse is told with the remedy for its kind: words, dates, shapes, complex numbers, missing values.
+"""
 
 from __future__ import annotations
 
@@ -163,7 +167,7 @@ def as_column(
 
 
 def find_device(values: Any) -> str:
-    """Device of an array's memory: "gpu" for arrays and sparse matrices of CuPy, else "cpu"."""
+    """Return where an array's memory is: "gpu" of arrays and matrices of CuPy, else "cpu"."""
     if other_gpu_library(values):
         return "cpu"  # such arrays have CuPy's interface, and none of its methods: they are copied
     data = getattr(values, "data", None) if hasattr(values, "tocsr") else values
@@ -216,12 +220,12 @@ def take_rows(rows: Any, at: Any) -> Any:
 
 
 def choose_float_dtype(dtype: Any) -> str:
-    """The dtype of the maths for rows of a dtype: float32 stays, all others become float64."""
+    """Return the dtype to compute in for rows of a dtype: float32 stays, others become float64."""
     return "float32" if dtype == np.float32 else "float64"
 
 
 def choose_tensor_dtype(dtype: Any) -> str:
-    """The dtype that tensors of a dtype keep: their own, which for objects is float64."""
+    """Return the dtype that tensors of a dtype keep: their own, which for objects is float64."""
     dtype = np.dtype(dtype)
     return dtype.name if dtype.kind in "biuf" and dtype.itemsize <= 8 else "float64"
 
@@ -296,7 +300,7 @@ def check_not_complex(dtype: Any, name: str, index: int | None = None) -> None:
 
 
 def convert_missing_to_nan(X: Any) -> Any:
-    """Rows whose missing values are NaN, as scikit-learn wants them.
+    """Return rows whose missing values are NaN, as scikit-learn wants them.
 
     Dask makes Arrow-backed columns of strings, whose missing values are pandas.NA, also in the
     arrays of objects that are made of them.
@@ -369,7 +373,7 @@ def _convert_object_column(column: Any) -> Any:
 
 
 def convert_object_values(values: NDArray[Any]) -> NDArray[Any]:
-    """Objects that are all bools, or all numbers, as such; all else as it is."""
+    """Return objects that are all bools, or all numbers, as such; anything else as it is."""
     if values.dtype.kind != "O" or not len(values):
         return values
     types = set(map(type, values))
@@ -392,16 +396,18 @@ def _is_pandas_na(value: Any) -> bool:
 
 
 def describe_block(index: int | None) -> str:
-    """Beginning of an error's message: the block, where one is known."""
+    """Return the beginning of an error's message: the block, where its number is known."""
     return "" if index is None else f"Block {index}: "
 
 
 def _describe_not_numeric(dtype: Any, name: str, index: int | None) -> str:
+    """Return the message about a dtype that is no number, with the remedy."""
     remedy = describe_values_remedy(dtype, name)
     return f"{describe_block(index)}{name} is not numeric (dtype {dtype}). {remedy}"
 
 
 def _check_device_rows(X: Any, index: int | None, tensors: bool) -> Rows:
+    """Return rows of CuPy where they lie; raise where this process can use no GPU."""
     if problem := gpu_problem():
         raise DeviceUnavailableError(
             f"{describe_block(index)}X is of CuPy, and here no GPU can be used: {problem} Give "
@@ -417,6 +423,7 @@ def _check_device_rows(X: Any, index: int | None, tensors: bool) -> Rows:
 
 
 def _convert_to_array(values: Any, name: str, index: int | None) -> NDArray[Any]:
+    """Return values as an array; raise for rows of several lengths."""
     try:
         return np.asarray(values)
     except ValueError as error:
@@ -455,6 +462,7 @@ def convert_to_numbers(
 
 
 def _canonicalize_csr(rows: Any, dtype: str, index: int | None) -> Any:
+    """Return a CSR matrix without duplicates, with sorted indices of int32 where they fit."""
     check_numeric_dtype(rows.dtype, "X", index)
     if not rows.has_canonical_format:
         rows = rows.copy()  # the user's matrix is left alone
@@ -469,7 +477,7 @@ def _canonicalize_csr(rows: Any, dtype: str, index: int | None) -> Any:
 
 
 def _get_numpy_dtype(dtype: Any) -> Any:
-    """The NumPy dtype behind a nullable or Arrow dtype of pandas."""
+    """Return the NumPy dtype behind a nullable or Arrow dtype of pandas."""
     return getattr(dtype, "numpy_dtype", dtype)
 
 
@@ -480,6 +488,7 @@ def _convert_frame(
     kept: Callable[[Any], str],
     any_order: bool = False,
 ) -> NDArray[Any]:
+    """Return a pandas frame of numbers as an array; raise for columns that are none."""
     frame = densify_columns(frame)
     frame = convert_object_columns(
         convert_missing_to_nan(frame) if kept is choose_tensor_dtype else frame
@@ -497,6 +506,7 @@ def _convert_frame(
 
 
 def _convert_series(series: Any) -> NDArray[Any]:
+    """Return a pandas series as an array; missing values of nullable numbers are NaN."""
     series = densify_columns(series)
     dtype = series.dtype
     if isinstance(dtype, np.dtype) or dtype.kind not in "biuf":
@@ -614,6 +624,7 @@ def warn_of_target_column(X: Any, y: Any) -> None:
 
 
 def _classify_dtype(dtype: Any) -> str:
+    """Return which kind of remedy a dtype that is no number has."""
     if str(dtype).startswith("period"):
         return "periods"
     return {"M": "dates", "m": "spans of time"}.get(getattr(dtype, "kind", "O"), "words")

@@ -66,7 +66,7 @@ def check_feature_names(estimator: Any, X: Any, *, reset: bool) -> None:
 
 
 def names_surely_match(X: Any, names: NDArray[Any] | None) -> bool:
-    """Whether columns are at a glance as those of the fit: have its names, or none as it."""
+    """Return whether columns have, at a glance, the names of the fit, or none as it."""
     if type(X) in _NAMELESS_TYPES:
         return names is None
     if not is_small_frame(X):
@@ -78,7 +78,7 @@ def names_surely_match(X: Any, names: NDArray[Any] | None) -> bool:
 
 
 def drop_feature_names(estimator: Any) -> Any:
-    """The estimator, with the same attributes, for rows whose names are known to be right."""
+    """Return the estimator without feature names, for rows whose names are known to be right."""
     if "feature_names_in_" not in vars(estimator):
         return estimator
     view = object.__new__(type(estimator))

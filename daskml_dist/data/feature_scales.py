@@ -31,14 +31,14 @@ class FeatureScales:
     squares: NDArray[np.float64]
 
     def with_intercept(self) -> FeatureScales:
-        """With one more feature, which is 1 in every row."""
+        """Return the scales with one more feature, which is 1 in every row."""
         return FeatureScales(
             self.n_rows, np.append(self.largest, 1.0), np.append(self.squares, self.n_rows)
         )
 
     @property
     def norm(self) -> float:
-        """Mean over the rows of the summed squares of their features, in units of the largest."""
+        """Return the rows' mean sum of squared features, each in units of its largest value."""
         if not np.isfinite(self.squares).all():
             raise DivergedError(
                 "The squares of the features overflow. Scale the features (StandardScaler)."
@@ -48,7 +48,7 @@ class FeatureScales:
 
 
 def compute_block_scales(block: Block) -> FeatureScales:
-    """Scales of the rows of a block."""
+    """Return the scales of the rows of a block."""
     X = block.X
     if block.n_rows == 0:
         nothing = np.zeros(X.shape[1])
@@ -63,7 +63,7 @@ def compute_block_scales(block: Block) -> FeatureScales:
 
 
 def merge_scales(scales: list[FeatureScales]) -> FeatureScales:
-    """Scales of all rows."""
+    """Return the scales of all rows, of those of parts of the rows."""
     return reduce(
         lambda a, b: FeatureScales(
             a.n_rows + b.n_rows, np.maximum(a.largest, b.largest), a.squares + b.squares
@@ -73,7 +73,7 @@ def merge_scales(scales: list[FeatureScales]) -> FeatureScales:
 
 
 def join_scales(parts: list[FeatureScales]) -> FeatureScales:
-    """Scales of all features, of those of parts of the columns."""
+    """Return the scales of all features, of those of parts of the columns."""
     largest, squares = (
         np.concatenate([getattr(part, name) for part in parts]) for name in ("largest", "squares")
     )

@@ -28,7 +28,7 @@ FLOAT_DTYPES = (np.dtype(np.float64), np.dtype(np.float32))
 
 
 def convert_few_rows(X: Any, row_shape: RowShape) -> NDArray[Any] | None:
-    """Few rows as one array; None where they are many, or another look at them is needed.
+    """Return few rows as one array; None where they are many, or need another look.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def convert_few_rows(X: Any, row_shape: RowShape) -> NDArray[Any] | None:
 
 
 def has_few_rows(X: NDArray[Any], row_shape: RowShape) -> bool:
-    """Whether rows are of the fit's shape, and few, as they should lie in memory."""
+    """Return whether rows are few, of the fit's shape, contiguous and aligned."""
     flags = X.flags
     return (
         X.ndim == 2
@@ -73,13 +73,13 @@ def has_few_rows(X: NDArray[Any], row_shape: RowShape) -> bool:
 
 
 def is_small_frame(X: Any) -> bool:
-    """Whether X is a pandas.DataFrame of few rows; of no class derived from it."""
+    """Return whether X is a pandas.DataFrame of few rows, and of no class derived from it."""
     pandas = sys.modules.get("pandas")  # which is not loaded for this
     return pandas is not None and type(X) is pandas.DataFrame and len(X) <= MAX_FEW_ROWS
 
 
 def extract_frame_floats(frame: Any) -> NDArray[Any] | None:
-    """Values of a frame whose columns are numbers of NumPy's, together float64, or all of float32.
+    """Return the values of a frame of float64 columns, or of float32 ones alone; else None.
 
     Other mixtures have other dtypes in pandas than in a fit.
     """
@@ -95,7 +95,7 @@ def extract_frame_floats(frame: Any) -> NDArray[Any] | None:
 
 
 def extract_frame_words(frame: Any) -> NDArray[Any] | None:
-    """Values of a frame whose columns are all objects or strings, missing ones of which are NaN."""
+    """Return the values of a frame of objects or strings alone; None of any other."""
     if all(str(dtype) in ("object", "str") for dtype in set(frame.dtypes)):
         values: NDArray[Any] = frame.to_numpy()
         return values
@@ -103,7 +103,7 @@ def extract_frame_words(frame: Any) -> NDArray[Any] | None:
 
 
 def _convert_lists(rows: list[Any]) -> NDArray[Any] | None:
-    """An array of lists of floats; what else they hold is looked at elsewhere."""
+    """Return an array of lists of floats; None for anything else."""
     if not (0 < len(rows) <= MAX_FEW_ROWS and type(rows[0]) is list and rows[0]):
         return None
     if type(rows[0][0]) is not float:

@@ -47,7 +47,7 @@ _DELAYED_PREFIX = "blocks-of-delayed-"
 
 
 def is_dask(value: Any) -> bool:
-    """Whether a value is a lazy Dask collection, or a list of delayed blocks.
+    """Return whether a value is a lazy Dask collection, or a list of delayed blocks.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ def is_dask(value: Any) -> bool:
 
 
 def is_dask_frame(value: Any) -> bool:
-    """Whether a value is a Dask dataframe or series, told without importing dask.dataframe.
+    """Return whether a value is a Dask dataframe or series; dask.dataframe is not imported for it.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ def is_dask_frame(value: Any) -> bool:
 
 
 def join_delayed(values: Any, ndim: int, n_columns: float = np.nan) -> Any:
-    """A list of `dask.delayed.Delayed` blocks as one dask Array of unknown chunk sizes.
+    """Return a list of `dask.delayed.Delayed` blocks as one dask Array of unknown chunk sizes.
 
     Parameters
     ----------
@@ -151,6 +151,7 @@ def join_column_chunks(X: Any) -> Any:
 
 
 def _rechunk_whole_rows(X: da.Array) -> da.Array:
+    """Return an array of more than two dimensions whose chunks hold whole rows."""
     try:
         whole: da.Array = X.rechunk(dict.fromkeys(range(1, X.ndim), -1))
     except ValueError as error:
@@ -221,6 +222,7 @@ def has_fixed_row_order(value: Any) -> bool:
 
 
 def _split_chunks(array: Any) -> list[Delayed]:
+    """Return the chunks of a Dask Array as delayed objects."""
     return list(array.to_delayed(optimize_graph=False).ravel())
 
 

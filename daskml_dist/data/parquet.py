@@ -1,10 +1,10 @@
-"""Parquet read straight into arrays: what Dask would read into frames, and blocks be made of.
+"""Columns of Parquet files, read straight into rows.
 
 Dask's own way copies a file's bytes through Python, then Arrow's columns into a frame, and the
-frame into rows. Where a read is understood whole (columns of plain numbers, of a local file, none
-of them filtered), Arrow's columns are written into rows as they are decoded, a few thousand rows at
-a time, while a cache holds them. Everything else, down to a single missing integer, is read as Dask
-does it; so a block is the same either way.
+frame into rows. `read_columns` finds reads in a graph that are understood whole (columns of plain
+numbers, of a local file, none of them filtered), and has Arrow's columns written into rows as they
+are decoded, a few thousand rows at a time, while a cache holds them. Everything else, down to a
+single missing integer, is read as Dask does it; so a block is the same either way.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ColumnRead:
     wanted: tuple[WantedColumns, ...]
 
     def __call__(self, part: Any) -> list[Any]:
-        """Arrays, one for each that is wanted; parts of Dask's frame where they are no numbers."""
+        """Return an array for each wanted item, or parts of a frame if not numbers."""
         found = self._arrays(part) if is_plain_read(self.read, self._names) else None
         if found is not None:
             return found
@@ -65,6 +65,7 @@ class ColumnRead:
         return [name for one in self.wanted for name in ([one] if isinstance(one, str) else one)]
 
     def _arrays(self, part: Any) -> list[NDArray[Any]] | None:
+        """Return an array for each wanted item; None where Dask must read the partition."""
         import pyarrow as pa
         from pyarrow.parquet import ParquetFile
 
@@ -76,6 +77,7 @@ class ColumnRead:
             return None  # Dask's own way names the trouble
 
     def _read(self, files: Sequence[Any]) -> list[NDArray[Any]] | None:
+        """Return an array for each wanted item, filled by batches; None where Dask must read."""
         if None in files:
             return None
         names = list(dict.fromkeys(self._names))
@@ -130,7 +132,7 @@ class _ArrayFiller:
 
 
 def _find_dtypes(schema: Any, names: Sequence[str]) -> dict[str, Any] | None:
-    """The dtype of each column; None unless all are there once, and are plain numbers."""
+    """Return the dtype of each column; None unless each is there once and holds plain numbers."""
     found = {}
     for name in names:
         if len(schema.get_all_field_indices(name)) != 1:
@@ -185,7 +187,7 @@ def read_columns(parts: _Parts) -> _Parts:
 def _build_read_tasks(
     name: str, block: int, reads: Sequence[tuple[Task, WantedColumns] | None]
 ) -> dict[Any, Any]:
-    """Tasks of the pieces of a block; what they share of a file is read once."""
+    """Return tasks that make the pieces of a block; columns that they share are read once."""
     shared: dict[Any, list[int]] = {}
     for place, read in enumerate(reads):
         if read is not None:
@@ -203,7 +205,7 @@ def _build_read_tasks(
 
 
 def _find_parquet_read(piece: Any, place: int) -> tuple[Task, WantedColumns] | None:
-    """Task that reads a piece from Parquet, and the columns that are taken; None of all else."""
+    """Return the task that reads a piece from Parquet, and its columns; None for others."""
     if not isinstance(piece, Delayed) or len(piece.dask.layers) != 1:
         return None
     layer: Any = next(iter(piece.dask.layers.values()))
@@ -222,7 +224,7 @@ def _find_parquet_read(piece: Any, place: int) -> tuple[Task, WantedColumns] | N
 
 
 def _resolve_reference(layer: dict[Any, Any], task: Any) -> Any:
-    """The task behind references; None where they lead nowhere, or in a circle."""
+    """Return the task behind references; None where they lead nowhere, or in a circle."""
     for _ in range(_MAX_ALIASES):
         if not isinstance(task, TaskRef | Alias):
             return task
@@ -235,7 +237,7 @@ def _get_key(target: Any) -> Any:
 
 
 def _find_wanted_columns(columns: Any, taken: list[Any]) -> WantedColumns | None:
-    """Columns that are left after some were taken, again and again; None where it is not clear."""
+    """Return the columns that are left after repeated selections; None where it is not clear."""
     left: Any = columns
     for names in [columns, *taken]:
         if isinstance(left, str):

@@ -44,24 +44,26 @@ class Permutation:
 
     @property
     def _half(self) -> int:
-        """Bits of half a number."""
+        """Return the bits of half a number."""
         return max((max(self.n - 1, 1).bit_length() + 1) // 2, 1)
 
     def __call__(self, numbers: Numbers) -> Numbers:
-        """Numbers that these are sent to."""
+        """Return the images of some numbers under the permutation."""
         return self._walked(numbers, back=False)
 
     def inverse(self, numbers: Numbers) -> Numbers:
-        """Numbers that are sent to these."""
+        """Return the images of some numbers under the inverse permutation."""
         return self._walked(numbers, back=True)
 
     def _walked(self, numbers: Numbers, back: bool) -> Numbers:
+        """Apply the Feistel network until every number is below `n` (cycle walking)."""
         found = self._mixed(numbers.astype(np.uint64), back)
         while (over := found >= self.n).any():
             found[over] = self._mixed(found[over], back)
         return found.astype(np.int64)
 
     def _mixed(self, numbers: NDArray[np.uint64], back: bool) -> NDArray[np.uint64]:
+        """Apply the rounds of the Feistel network once, forwards or backwards."""
         half = np.uint64(self._half)
         mask = (np.uint64(1) << half) - np.uint64(1)
         high, low = numbers >> half, numbers & mask
@@ -74,7 +76,7 @@ class Permutation:
 
 
 def hash_numbers(values: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint64]:
-    """Hashes of numbers: the finalizer of SplitMix64 (Steele, Lea and Flood 2014)."""
+    """Return hashes of numbers: the finalizer of SplitMix64 (Steele, Lea and Flood 2014)."""
     with np.errstate(over="ignore"):
         mixed = (values + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + key
         mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -101,7 +103,7 @@ class PermutedRows:
     repeat: int
 
     def of(self, rows: Numbers) -> tuple[NDArray[np.intp], Numbers]:
-        """Places of those of some rows that are drawn, and the rows that they take values from."""
+        """Return the places of drawn rows among some, and the rows they take values from."""
         shuffle = Permutation(self.m, (self.seed, self.repeat, 0))
         if self.m == self.n:
             return np.arange(len(rows)), shuffle(rows)

@@ -44,7 +44,7 @@ class Placement:
     workers: list[str]
 
     def by_worker(self) -> dict[str, list[LaneSpec]]:
-        """Lanes of each worker, workers in the order of their first lane."""
+        """Return the lanes of each worker, workers in the order of their first lane."""
         lanes: dict[str, list[LaneSpec]] = {}
         for lane, worker in zip(self.lanes, self.workers, strict=True):
             lanes.setdefault(worker, []).append(lane)
@@ -89,7 +89,7 @@ class PlacementGain:
         return cls(full / max(fair, 1), full - fair, moved)
 
     def pays(self, passes: int, seconds_a_row: float, bandwidth: float) -> bool:
-        """Whether the skew costs more than the move, over so many passes.
+        """Return whether the skew costs more time than the move, over a number of passes.
 
         Parameters
         ----------
@@ -150,7 +150,7 @@ def split_rows(
 
 
 def make_even_lanes(rows: Mapping[int, int], n_lanes: int, *, snap: float = 0.0) -> list[LaneSpec]:
-    """Lanes of nearly equal numbers of rows: `n_lanes` of them, or one a row where these are fewer.
+    """Return `n_lanes` lanes of nearly equal numbers of rows, or one a row where these are fewer.
 
     Parameters
     ----------
@@ -195,7 +195,7 @@ def place_lanes(
 
 
 def make_column_lanes(rows: Mapping[int, int], n_parts: int) -> list[LaneSpec]:
-    """Lanes of all rows, each of one part of the columns.
+    """Return lanes of all rows, each of one part of the columns.
 
     Parameters
     ----------
@@ -229,7 +229,7 @@ def place_column_lanes(
 
 
 def make_whole_lanes(rows: Mapping[int, int], n_lanes: int) -> list[LaneSpec]:
-    """Lanes of whole blocks: as many of the first as of the next, and so on.
+    """Return lanes of whole blocks, each of equally many blocks that follow each other.
 
     Parameters
     ----------
@@ -307,17 +307,18 @@ class _WorkerLoads:
         self._lanes = Counter(self.given.values())
 
     def fill(self, worker: str, more: int = 1) -> float:
-        """Share of a worker's capacity that its lanes take, with so many more."""
+        """Return the share of a worker's capacity that its lanes, and `more` of them, take."""
         return (self._lanes[worker] + more) / self._capacity[worker]
 
     def give(self, lane: int, worker: str) -> None:
+        """Give a lane to a worker."""
         if lane in self.given:
             self._lanes[self.given[lane]] -= 1
         self.given[lane] = worker
         self._lanes[worker] += 1
 
     def evening(self) -> tuple[str, str] | None:
-        """Workers from and to which a lane makes the fullest less full; None: none does."""
+        """Return workers between which moving a lane evens the load; None where none do."""
         full = max(sorted(self._capacity), key=lambda worker: self.fill(worker, 0))
         free = min(sorted(self._capacity), key=self.fill)
         return (full, free) if self.fill(free) < self.fill(full, 0) else None
@@ -326,6 +327,7 @@ class _WorkerLoads:
 def _place_where_rows_lie(
     rows: Mapping[int, int], holders: Mapping[int, Sequence[str]], threads: Mapping[str, int]
 ) -> Placement:
+    """Return a placement that moves no block: a lane for each thread of each worker with rows."""
     held: dict[str, list[int]] = {}
     load = dict.fromkeys(threads, 0)
     for block in sorted(rows):

@@ -62,11 +62,11 @@ class ColumnSketch:
 
     @property
     def n_rows(self) -> float:
-        """Rows of the column, missing ones left out."""
+        """Return the rows of the column, missing ones left out."""
         return float(self.weights.sum())
 
     def quantile(self, q: ArrayLike, method: str = "linear") -> Any:
-        """Quantiles as `numpy.nanquantile` has them; exact where nothing was left out.
+        """Return quantiles as `numpy.nanquantile` does; exact where nothing was left out.
 
         Parameters
         ----------
@@ -94,7 +94,7 @@ class ColumnSketch:
         return np.where(share < 0.5, a + (b - a) * share, b - (b - a) * (1 - share))[()]
 
     def weighted_quantile(self, q: NDArray[np.float64], average: bool) -> NDArray[np.float64]:
-        """Quantiles of weighted rows: values up to which a share `q` of the weight lies.
+        """Return quantiles of weighted rows: values up to which a share `q` of the weight lies.
 
         Parameters
         ----------
@@ -119,7 +119,7 @@ class ColumnSketch:
 
 
 def _compute_positions(q: NDArray[np.float64], n: float, method: str) -> NDArray[np.float64]:
-    """Positions of quantiles among n sorted rows, half of one where two are averaged."""
+    """Return positions of quantiles among n sorted rows, halves where two rows are averaged."""
     if method == "linear":  # without the rounding of the other methods
         return (n - 1) * q
     if method in QUANTILE_METHODS:
@@ -139,7 +139,7 @@ def _compute_positions(q: NDArray[np.float64], n: float, method: str) -> NDArray
 
 
 def compute_rank_error(sketches: list[ColumnSketch]) -> float:
-    """Largest error of a rank in columns, as a share of their rows."""
+    """Return the largest error of a rank in columns, as a share of their rows."""
     return max(sketch.error / max(sketch.n_rows, 1) for sketch in sketches)
 
 

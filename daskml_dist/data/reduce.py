@@ -1,6 +1,13 @@
 """Statistics over collections: one summary a block, made where its rows lie, merged in a tree.
 
-And states that blocks change one after the other, where their order matters.
+A computation of several passes is a generator that yields the passes it needs next
+(`PassGenerator`); `run_in_lock_step` runs many of them side by side, so that each block is read
+once for all. `fold_parts` lets blocks change a state one after the other, where their order
+matters.
+
+All that a computation does with one block becomes one task (`fuse_by_block`): Dask's scheduler
+takes about a millisecond for a task, however little it does, and a cross-validation of several
+transformers would have dozens of tasks a block.
 """
 
 from __future__ import annotations
@@ -234,7 +241,7 @@ def fold_parts(
 def _build_fold(
     name: str, collection: Collection, step: Any, state: Any, numbers: Iterable[int]
 ) -> Any:
-    """The last state, lazy."""
+    """Return the last state of a fold, lazy."""
     one, last = _make_task(_wrap_for_blocks(step, collection, first=2)), delayed(state, pure=False)
     for i in numbers:
         last = one(last, i, *collection.parts[i], dask_key_name=(name, i))
@@ -352,6 +359,7 @@ class _DeclaredBlockFunction:
 
 
 def _make_task(function: Callable[..., Any]) -> Any:
+    """Return a delayed function whose own errors are told from those of reading its arguments."""
     return delayed(partial(mark_own_errors, function), pure=False)
 
 

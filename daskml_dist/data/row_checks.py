@@ -1,4 +1,8 @@
-"""Checks of rows by what metadata tells of them: kind, dtype and shape."""
+"""Checks of rows by their metadata, and errors about one value or column of them.
+
+`check_rows` looks at the kind, dtype and shape of X, `check_holds_rows` tells objects that are no
+rows from those that may be; errors about a value name its column where it has a name.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +108,7 @@ def check_rows(
 
 
 def find_row_shape(X: Any) -> RowShape:
-    """Shape of a row of what `check_rows` returned; None where Dask does not know."""
+    """Return the shape of a row of what `check_rows` returned; None where Dask does not know."""
     shape = (len(X.columns),) if is_dataframe_like(X) else X.shape[1:]
     return None if np.isnan(shape).any() else tuple(map(int, shape))
 
@@ -150,7 +154,7 @@ def check_declared_shape(found: tuple[int, ...], told: RowShape, index: int | No
 
 
 def make_unsupported_error(value: Any, name: str) -> InvalidDataError:
-    """Error of an input whose rows nobody knows."""
+    """Return the error of an input whose rows Dask does not know."""
     return InvalidDataError(
         f"{name} is a {type(value).__module__}.{type(value).__name__}, which has no rows that Dask "
         "knows of. Pass a dask Array or DataFrame, for example dask.array.from_delayed(...), "
@@ -271,7 +275,7 @@ def check_holds_values(values: Any, name: str, *, single: bool = False) -> None:
 
 
 def _holds_collections(X: tuple[Any, ...] | list[Any]) -> bool:
-    """Whether all are collections or tables of their own, and none a row or a block."""
+    """Return whether each item is a collection or table of its own, and none a row or a block."""
     return all(
         not isinstance(one, Delayed) and (is_dask_collection(one) or getattr(one, "ndim", 0) == 2)
         for one in X
@@ -287,7 +291,7 @@ def _is_function(values: Any) -> bool:
 
 
 def make_bad_value_error(message: str, column: int) -> InvalidDataError:
-    """An error about a value of a column; the rows are arrays here, whose columns have no names.
+    """Return the error of a bad value in a column of an array, whose columns have no names yet.
 
     Parameters
     ----------

@@ -1,4 +1,9 @@
-"""Recipes: how a worker makes a block by itself, again in each pass, where it is not kept."""
+"""Blocks that a worker makes by itself, again in each pass, where not all fit in memory.
+
+`make_recipes` takes the part of the Dask graph that makes each block; `BlockStream` has the blocks
+of a lane made from these recipes ahead of time, in the order of the pass, and drops them once they
+are used.
+"""
 
 from __future__ import annotations
 
@@ -51,18 +56,18 @@ class BlockRecipes:
     rows: dict[int, int] = field(default_factory=dict)
 
     def of_rows(self, rows: dict[int, int]) -> BlockRecipes:
-        """The same recipes, of blocks that are known to have so many rows."""
+        """Return the same recipes, for blocks that are known to have these numbers of rows."""
         return replace(self, rows=rows)
 
     def pack(self, blocks: Sequence[int]) -> bytes:
-        """Pickle the recipes of some blocks."""
+        """Return the pickled recipes of some blocks."""
         targets = {i: self.targets[i] for i in blocks}
         graph = select_tasks(self.graph, targets.values())
         held = self._held_in(graph, targets)
         return bytes(cloudpickle.dumps(BlockRecipes(targets, graph, held, self.rows)))
 
     def held_by(self, block: int) -> frozenset[Any]:
-        """Keys of data on workers that a block is made of."""
+        """Return the keys of data on workers that a block is made of."""
         target = {block: self.targets[block]}
         return self._held_in(select_tasks(self.graph, target.values()), target)
 
@@ -114,7 +119,7 @@ class BlockRecipes:
 
     @property
     def _or_persist(self) -> str:
-        """A remedy for rows that change, unless what they are made of is persisted already."""
+        """Return a remedy for rows that change, unless they are made of persisted data already."""
         return "" if self.held else ", or call .persist() on the collection first"
 
     def _run(self, key: Any, fetch: Callable[[Any], Any], begun: list[Any]) -> Any:
@@ -124,7 +129,7 @@ class BlockRecipes:
 
     @property
     def repeated_work(self) -> float:
-        """Tasks that all blocks run one by one, over those that they run together.
+        """Return the tasks that blocks run one by one, over those that they run together.
 
         Infinite where Dask's scheduler takes part in them, as in a shuffle between workers.
         """
@@ -135,7 +140,7 @@ class BlockRecipes:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the recipes themselves, with data that lies in them."""
+        """Return the bytes of the recipes themselves, with data that lies in them."""
         return len(self.pack(list(self.targets)))
 
 
@@ -209,18 +214,19 @@ class BlockStream(Generic[T]):
         self._read_ahead()
 
     def __getitem__(self, number: int) -> T:
-        """The block; those of earlier groups are dropped."""
+        """Return the block; blocks of earlier groups are dropped."""
         if number not in self._open:
             self._enter(number)
         return self._result(self._open[number])
 
     def aside(self, number: int) -> T:
-        """The block, outside the pass's order; it is not kept."""
+        """Return the block, outside the pass's order; it is not kept."""
         if number in self._open:
             return self[number]
         return self._result(self._executor.submit(self._load, number))
 
     def _enter(self, number: int) -> None:
+        """Make the group of a block the open one, and read ahead of it."""
         self._open = {}
         while number not in (group := self._next_group()):
             for skipped in group:

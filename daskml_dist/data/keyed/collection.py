@@ -1,4 +1,10 @@
-"""`KeyedCollection`: entries of two keys and a value, which lanes hold by ranges of keys."""
+"""Entries of two keys and a value (ratings, edges of graphs), which lanes hold by ranges of keys.
+
+`read_frame_entries` and `read_matrix_entries` make a `KeyedCollection`; its method `cut` numbers
+the ids and cuts the entries into a CSR block for each lane and side, by the steps of `cut.py`. In a
+`PairCollection` rows of two numbers and a value stay where they lie: each part's own ids are
+numbered by the tables of their ranges, so that nobody holds all ids.
+"""
 
 from __future__ import annotations
 
@@ -55,10 +61,10 @@ class HeldParts(Protocol):
     parts: list[Delayed]
 
     def ask(self, function: Callable[[Any], Any]) -> list[Any]:
-        """Results of a picklable function of each part."""
+        """Return the results of a picklable function of each part."""
 
     def together(self) -> list[list[int]]:
-        """Positions of the parts that each worker holds."""
+        """Return the positions of the parts that each worker holds."""
 
 
 #: Makes parts of a lazy collection, and holds them.
@@ -102,28 +108,28 @@ class KeyedCollection(Collection):
     def of(
         cls, kind: Any, sources: Sequence[Any], numbers: Any, sides: Sequence[Side]
     ) -> KeyedCollection:
-        """Entries of parts of a frame, in memory or lazy."""
+        """Return the entries of parts of a frame, in memory or lazy."""
         return cls(kind, [], (), None, None, tensors=True, sides=tuple(sides),
                    sources=tuple(sources), numbers=numbers)  # fmt: skip
 
     @property
     def n_entries(self) -> int:
-        """Entries in memory."""
+        """Return the number of entries in memory."""
         return sum(map(len, self.sources))
 
     @property
     def by_lane(self) -> bool:
-        """Whether parts are whole blocks of lanes."""
+        """Return True: parts are whole blocks of lanes."""
         return True
 
     @property
     def nbytes(self) -> list[float] | None:
-        """Nothing: all blocks come of one exchange, and are made together."""
+        """Return zeros: all blocks come of one exchange, and are made together."""
         return [0.0] * len(self.parts)
 
     @property
     def bundles(self) -> list[tuple[int, ...]]:
-        """Blocks that are made together, of the same parcels."""
+        """Return groups of blocks that one task makes, of the same parcels."""
         n = len(self.sides)
         return [
             tuple(range(some.start * n + at, some.stop * n, n))
@@ -133,17 +139,17 @@ class KeyedCollection(Collection):
 
     @property
     def wave(self) -> int | None:
-        """Those of one side, where the parcels of both would fill the workers."""
+        """Return the bundles of one side where both would fill the workers, else None."""
         return len(self.groups) if self.n_cut >= _MIN_WAVE_ENTRIES else None
 
     def share(self, number: int) -> tuple[int, int] | None:
-        """Position of the group of a block's lane: one worker makes the blocks of all its sides."""
+        """Return the group of a block's lane: one worker makes the blocks of all its sides."""
         lane = number // len(self.sides)
         return next(g for g, some in enumerate(self.groups) if lane in some), len(self.groups)
 
     @property
     def block_maker(self) -> Callable[..., KeyedBlock]:
-        """Makes a block of the parcels of its lane's group; in memory they are blocks."""
+        """Return the function that makes a block of its group's parcels."""
         return (
             _return_block
             if self.kind == "memory"
@@ -185,7 +191,7 @@ class KeyedCollection(Collection):
     def numbered(
         self, n_ranges: int, hold: PartHolder | None
     ) -> tuple[HeldParts, list[int], dict[str, Any]]:
-        """Lazy parts as `numbers` numbers them; entries of each; where ranges of keys are cut."""
+        """Return lazy parts with numbered ids, their sizes, and the cuts of key ranges."""
         assert self.numbers is not None
         assert hold is not None
         tasks = TaskBuilder(self.sources)
@@ -218,7 +224,7 @@ def _build_parcels(
     held: HeldParts, sizes: Sequence[int], sides: Sequence[Side], cuts: dict[str, Any],
     groups: Sequence[range],
 ) -> list[list[list[Delayed]]]:  # fmt: skip
-    """The parcels of each group, by side: of some parts that a worker holds each.
+    """Return the parcels of each group, by side, each made of parts that one worker holds.
 
     Tasks grow with the holders times the groups; where these are many, parcels go by way of as
     many tasks as there are holders, each of which sorts for some of the groups.
@@ -233,7 +239,7 @@ def _build_parcels(
 
 
 def _batch_parts(own: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
-    """Some parts, in lists of few entries each."""
+    """Return lists of parts, each of few enough entries for one task."""
     found: list[list[int]] = []
     room = 0
     for i in own:
@@ -249,7 +255,7 @@ def _build_side_parcels(
     tasks: TaskBuilder, held: HeldParts, together: Sequence[list[int]], side: Side, cuts: Any,
     groups: Sequence[range],
 ) -> list[list[Any]]:  # fmt: skip
-    """Keys of the parcels of each group."""
+    """Return the keys of the parcels of each group, on one side."""
     step = math.isqrt(len(groups) - 1) + 1 if len(groups) > _MAX_DIRECT_GROUPS else 1
     joint = [range(some[0].start, some[-1].stop) for some in _split_in_steps(groups, step)]
     found: list[list[Any]] = [[] for _ in joint]
@@ -270,7 +276,7 @@ def _build_side_parcels(
 def _build_sorted_parcels(
     tasks: TaskBuilder, parcels: list[Any], groups: Sequence[range], step: int
 ) -> list[list[Any]]:
-    """Parcels for several groups, sorted by tasks for some holders' each."""
+    """Return parcels by group, sorted by tasks each of which takes those of several holders."""
     sorted_ = [tasks(cut.sort_parcels, some, groups) for some in _split_in_steps(parcels, step)]
     return [[tasks(get_item, made, at) for made in sorted_] for at in range(len(groups))]
 
@@ -300,7 +306,7 @@ class TaskBuilder:
         return key
 
     def lazy(self, keys: Sequence[Any]) -> list[Delayed]:
-        """Some results, which share one graph."""
+        """Return some results as delayed objects, which share one graph."""
         known = {*self._graph, *(source.key for source in self._sources)}
         tasks = convert_legacy_graph(self._graph, known)
         graph = HighLevelGraph.from_collections(self._name, tasks, dependencies=self._sources)
@@ -308,7 +314,7 @@ class TaskBuilder:
 
 
 def get_item(things: Sequence[Any], at: int) -> Any:
-    """One of some things."""
+    """Return one item of a sequence, as a task of its own."""
     return things[at]
 
 
@@ -359,7 +365,7 @@ class EntryColumns:
 
 
 def convert_values(values: Any, name: str, least: float | None) -> NDArray[np.float64]:
-    """Values of entries as numbers.
+    """Return the values of entries as float64.
 
     Raises
     ------
@@ -393,7 +399,7 @@ def convert_values(values: Any, name: str, least: float | None) -> NDArray[np.fl
 def read_frame_entries(
     frame: Any, columns: EntryColumns, sides: Sequence[Side], more: NDArray[Any] | None = None
 ) -> KeyedCollection:
-    """Entries of a pandas or Dask dataframe.
+    """Return the entries of a pandas or Dask dataframe.
 
     Parameters
     ----------
@@ -447,7 +453,7 @@ class _MatrixCells:
 def read_matrix_entries(
     matrix: Any, sides: Sequence[Side], least: float | None = None
 ) -> KeyedCollection:
-    """Stored cells of a scipy.sparse matrix, or of a dask Array with such chunks.
+    """Return the stored cells of a scipy.sparse matrix, or of a dask Array with such chunks.
 
     Keys are positions of rows and columns, of those that have a cell.
 
@@ -561,7 +567,7 @@ def _make_pair_collection(
 def _build_key_tasks(
     tasks: TaskBuilder, held: Sequence[Delayed], by: int, cuts: Array
 ) -> list[list[Any]]:
-    """Each part's own first or second ids, by range."""
+    """Return keys of each part's own first or second ids, by range."""
     found = [tasks(cut.split_keys, part.key, by, cuts) for part in held]
     return [[tasks(get_item, key, r) for r in range(len(cuts) + 1)] for key in found]
 
@@ -569,7 +575,7 @@ def _build_key_tasks(
 def _build_table_tasks(
     tasks: TaskBuilder, held: Sequence[Delayed], by: int, cuts: Array
 ) -> list[Any]:
-    """The first or second ids of all parts, by range."""
+    """Return keys of the first or second ids of all parts, by range."""
     return [
         tasks(cut.merge_key_tables, list(own))
         for own in zip(*_build_key_tasks(tasks, held, by, cuts), strict=True)
@@ -580,7 +586,7 @@ def _build_number_tasks(
     tasks: TaskBuilder, held: Sequence[Delayed], by: int, cuts: Array, tables: Sequence[Delayed],
     ids: Sequence[Array],
 ) -> list[list[Any]]:  # fmt: skip
-    """Numbers of each part's own first or second ids, by range."""
+    """Return keys of the numbers of each part's own first or second ids, by range."""
     first = [0, *accumulate(map(len, ids))]
     return [
         [tasks(_number_ids, first[r], tables[r].key, key) for r, key in enumerate(own)]
@@ -593,7 +599,7 @@ def _get_ids(table: KeyTable) -> Array:
 
 
 def _number_ids(first: int, table: KeyTable, own: KeyTable) -> NDArray[np.int64]:
-    """Numbers of ids of a range, whose first one has the number `first`."""
+    """Return the numbers of ids of a range, whose first one has the number `first`."""
     return IdLookup(table.ids)(own.ids).astype(np.int64) + first
 
 
@@ -604,7 +610,7 @@ def _number_rows(
     n_first: int,
     n_second: int,
 ) -> tuple[Array, Array]:
-    """Numbers of the keys of a part's entries, and the values; `first` are those of its own ids."""
+    """Return the numbers of the keys of a part's entries, and the values."""
     kind = np.int32 if n_first + n_second < 2**31 else np.int64
     rows = np.empty((len(part.codes[0]), 2), kind)
     rows[:, 0] = np.concatenate(first)[part.codes[0]]

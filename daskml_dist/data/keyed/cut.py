@@ -70,7 +70,7 @@ class NumberedEntries:
         return _count_bytes([*self.ids, *self.codes, self.values])
 
     def sums(self, by: int) -> NDArray[np.float64]:
-        """Sum of the values of the entries of each of `ids[by]`, whose first or second it is."""
+        """Return the sum of the values of the entries of each of `ids[by]`."""
         return _sum_values(self.codes[by], self.values, len(self.ids[by]))
 
 
@@ -98,7 +98,7 @@ class EntryPiece:
 
     @property
     def table(self) -> KeyTable:
-        """Ids of the rows, and their strengths."""
+        """Return the ids of the rows, and their strengths."""
         strengths = self.strengths
         if strengths is None:
             strengths = np.zeros((2, len(self.row_ids)))
@@ -138,7 +138,7 @@ class EntryParcel:
         )
 
     def of(self, ranges: range) -> EntryParcel:
-        """Share of some of the ranges."""
+        """Return the share of some of the ranges."""
         return EntryParcel({at: some for at, some in self.pieces.items() if at in ranges})
 
 
@@ -151,7 +151,7 @@ def _sum_values(codes: Array, values: Array | None, n: int) -> NDArray[np.float6
 
 
 def number_part(first: Array, second: Array, values: Any, shared: bool) -> NumberedEntries:
-    """Number a part's ids; `shared`: both columns are of one space."""
+    """Return a part's entries with numbered ids; `shared`: both columns are of one space."""
     values = None if values is None else _narrow_values(values)
     if shared:
         ids, (a, b) = factorize_columns([first, second])
@@ -161,7 +161,7 @@ def number_part(first: Array, second: Array, values: Any, shared: bool) -> Numbe
 
 
 def _narrow_values(values: NDArray[np.float64]) -> Array:
-    """The same numbers, of float32 where that holds all of them."""
+    """Return the values as float32 where that holds all of them exactly, else as they are."""
     with np.errstate(over="ignore"):
         small = values.astype(np.float32)
     return small if (small == values).all() else values
@@ -171,7 +171,7 @@ def _narrow_values(values: NDArray[np.float64]) -> Array:
 
 
 def sample_ids(part: NumberedEntries, sides: Sequence[Side]) -> dict[str, tuple[Array, Array]]:
-    """Some ids of each space, and how many entries each stands for."""
+    """Return some ids of each space, and how many entries each of them stands for."""
     found = {}
     for space in dict.fromkeys(side.rows for side in sides):
         counts: Any = 0.0
@@ -193,7 +193,7 @@ def sample_ids(part: NumberedEntries, sides: Sequence[Side]) -> dict[str, tuple[
 def choose_cuts(
     samples: Sequence[dict[str, tuple[Array, Array]]], n_ranges: int
 ) -> dict[str, Array]:
-    """First id of each range but the first, by space."""
+    """Return the last id of each range but the last one's, by space."""
     cuts = {}
     for space in samples[0]:
         parts = [sample[space] for sample in samples if len(sample[space][0])]
@@ -213,7 +213,7 @@ def choose_cuts(
 
 
 def _find_range_edges(ids: Array, cuts: Array) -> list[int]:
-    """Positions among sorted ids at which ranges begin, and their number."""
+    """Return the positions among sorted ids at which ranges begin, and the number of ids."""
     inner = np.searchsorted(ids, cuts, side="right") if len(ids) else np.zeros(len(cuts), int)
     return [0, *inner.tolist(), len(ids)]
 
@@ -222,7 +222,7 @@ def _find_range_edges(ids: Array, cuts: Array) -> list[int]:
 
 
 def _split_into_pieces(part: NumberedEntries, side: Side, cuts: Array) -> list[EntryPiece]:
-    """A part's entries by the range of their row keys."""
+    """Return a part's entries, split by the range of their row keys."""
     row_ids, column_ids = part.ids[side.by], part.ids[1 - side.by]
     rows, columns, values = part.codes[side.by], part.codes[1 - side.by], part.values
     edges = _find_range_edges(row_ids, cuts)
@@ -249,7 +249,7 @@ def _make_piece(
     rows: Array, columns: Array, row_ids: Array, column_ids: Array, values: Any, by: int,
     strengths: Any,
 ) -> EntryPiece:  # fmt: skip
-    """A piece that has the ids of its own columns alone."""
+    """Return a piece that has the ids of its own columns alone."""
     used = np.zeros(len(column_ids), np.bool_)
     used[columns] = True
     place = np.cumsum(used, dtype=np.int32) - np.int32(1)
@@ -257,7 +257,7 @@ def _make_piece(
 
 
 def split_keys(part: NumberedEntries, by: int, cuts: Array) -> list[KeyTable]:
-    """A part's first or second ids, by range, with the sums of their entries."""
+    """Return a part's first or second ids, by range, with the sums of their entries."""
     ids = part.ids[by]
     sums = np.zeros((2, len(ids)))
     sums[by] = part.sums(by)
@@ -268,7 +268,7 @@ def make_parcels(
     numbers: Sequence[int], parts: Sequence[NumberedEntries], side: Side, cuts: Array,
     groups: Sequence[range],
 ) -> list[EntryParcel]:  # fmt: skip
-    """Parcels of some parts, one for each group of ranges; `numbers` are those of the parts."""
+    """Return parcels of some parts, one for each group of ranges; `numbers` are the parts' own."""
     whole: dict[int, list[tuple[int, EntryPiece]]] = {}
     for number, part in zip(numbers, parts, strict=True):
         for r, piece in enumerate(_split_into_pieces(part, side, cuts)):
@@ -277,7 +277,7 @@ def make_parcels(
 
 
 def sort_parcels(parcels: Sequence[EntryParcel], groups: Sequence[range]) -> list[EntryParcel]:
-    """Several parcels as one for each group of ranges."""
+    """Return several parcels as one for each group of ranges."""
     whole: dict[int, list[tuple[int, EntryPiece]]] = {}
     for parcel in parcels:
         for at, pieces in parcel.pieces.items():
@@ -289,12 +289,12 @@ def sort_parcels(parcels: Sequence[EntryParcel], groups: Sequence[range]) -> lis
 
 
 def merge_key_tables(parts: Sequence[KeyTable]) -> KeyTable:
-    """Ids of a range, of those of all parts."""
+    """Return the table of a range, merged from those of all parts."""
     return _join_tables([part.ids for part in parts], parts)
 
 
 def _join_tables(some: Sequence[Array], parts: Iterable[KeyTable]) -> KeyTable:
-    """Tables of some ids as one, made one after the other."""
+    """Return tables of some ids as one, added up one after the other."""
     if len(some) == 1:
         return next(iter(parts))
     ids = merge_ids(some)
@@ -307,7 +307,7 @@ def _join_tables(some: Sequence[Array], parts: Iterable[KeyTable]) -> KeyTable:
 def build_block(
     index: int, parcels: Sequence[EntryParcel], sides: Sequence[Side], cuts: dict[str, Array]
 ) -> KeyedBlock:
-    """The block of a range and a side, of all parcels of this: all sides of a range, then next."""
+    """Return the block of a lane and side; numbers of blocks run through the sides of each lane."""
     from daskml_dist.backends.csr_order import MANY, Entries, in_rows, uses_of
 
     lane, at = divmod(index, len(sides))
@@ -384,19 +384,19 @@ class KeyedBlock(Block):
 
     @property
     def indices(self) -> NDArray[np.int32]:
-        """Places of the values of the columns of all entries."""
+        """Return the places of the values of the columns of all entries."""
         found: NDArray[np.int32] = self.rows
         return found
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all the arrays."""
+        """Return the bytes of all arrays together."""
         arrays = [self.rows, self.ids, self.strengths, self.indptr, self.touched, self.place]
         arrays += [self.values]
         return sum(int(array.nbytes) for array in arrays if array is not None)
 
     def aligned(self) -> KeyedBlock:
-        """The block with arrays that begin at whole words: NumPy is slower over others."""
+        """Return the block with arrays that begin at whole words: NumPy is slower over others."""
         names = ("rows", "strengths", "indptr", "place", "values")
         found: dict[str, Any] = {name: getattr(self, name) for name in names}
         for name, array in found.items():
@@ -406,7 +406,7 @@ class KeyedBlock(Block):
 
 
 def rank_by_use(uses: NDArray[np.int64]) -> NDArray[np.int32]:
-    """Place of each in the order of their uses, most first."""
+    """Return the place of each item in the order of its uses, most first."""
     order = np.argsort(-uses, kind="stable")
     place = np.empty(len(order), np.int32)
     place[order] = np.arange(len(order), dtype=np.int32)

@@ -34,7 +34,7 @@ _LARGEST_EXACT_FLOAT = 2**53
 
 
 def convert_ids(values: Any, name: str) -> Array:
-    """A column of ids as an array.
+    """Return a column of ids as an array that can be sorted.
 
     Raises
     ------
@@ -75,7 +75,7 @@ def convert_ids(values: Any, name: str) -> Array:
 
 
 def _convert_integers(array: Array, name: str) -> Array:
-    """Objects that are integers, as such of 64 bits."""
+    """Return objects that are integers as an array of 64 bits."""
     for kind in (np.int64, np.uint64):
         with suppress(OverflowError):
             return array.astype(kind)
@@ -86,7 +86,7 @@ def _convert_integers(array: Array, name: str) -> Array:
 
 
 def factorize_columns(columns: Sequence[Array]) -> tuple[Array, list[NDArray[np.int32]]]:
-    """Sorted distinct ids of some columns together, and the position of each entry's among them."""
+    """Return the sorted distinct ids of some columns together, and each entry's position there."""
     given = [column for column in columns if len(column)]
     if not given:
         return columns[0][:0], [np.empty(0, np.int32) for _ in columns]
@@ -101,7 +101,7 @@ def factorize_columns(columns: Sequence[Array]) -> tuple[Array, list[NDArray[np.
 
 
 def _find_narrow_range(parts: Sequence[Array]) -> tuple[int, int] | None:
-    """The smallest of some integers, and how many there are up to the largest, where few."""
+    """Return the least of some integers and the width of their range, where it is narrow."""
     if not all(part.dtype.kind in "iu" for part in parts):
         return None
     low = min(int(part.min()) for part in parts)
@@ -113,6 +113,7 @@ def _find_narrow_range(parts: Sequence[Array]) -> tuple[int, int] | None:
 
 
 def _mark_seen(parts: Sequence[Array], low: int, width: int) -> NDArray[np.bool_]:
+    """Return which numbers of a range occur."""
     seen = np.zeros(width, np.bool_)
     for part in parts:
         seen[part - low] = True
@@ -122,6 +123,7 @@ def _mark_seen(parts: Sequence[Array], low: int, width: int) -> NDArray[np.bool_
 def _factorize_by_table(
     columns: Sequence[Array], low: int, width: int
 ) -> tuple[Array, list[NDArray[np.int32]]]:
+    """Return what `factorize_columns` does, of integers in a narrow range, by a table of it."""
     seen = _mark_seen(columns, low, width)
     ids = np.flatnonzero(seen) + low
     position = np.cumsum(seen, dtype=np.int32)
@@ -131,7 +133,7 @@ def _factorize_by_table(
 
 
 def merge_ids(parts: Sequence[Array]) -> Array:
-    """Sorted distinct ids of all parts, each of which is so itself."""
+    """Return the sorted distinct ids of all parts, each of which is sorted and distinct."""
     filled = [part for part in parts if len(part)]
     if len(filled) < 2:
         return filled[0] if filled else parts[0]
@@ -173,6 +175,7 @@ def check_one_kind(parts: Sequence[Array]) -> None:
 
 
 def _describe_kind(part: Array) -> str:
+    """Return the type of some ids, for an error."""
     if part.dtype.kind != "O":
         return {"S": "bytes", "U": "str", "M": "datetime"}.get(part.dtype.kind, part.dtype.name)
     return type(part[0]).__name__
@@ -196,7 +199,7 @@ class IdLookup:
             self._place[table - self._low] = np.arange(len(table), dtype=np.int32)
 
     def __call__(self, ids: Array) -> NDArray[np.int32]:
-        """Position of each id, all of which the table holds."""
+        """Return the position of each id, all of which the table holds."""
         if self._place is not None and ids.dtype.kind in "iu":
             found: NDArray[np.int32] = self._place[ids - self._low]
             return found
@@ -204,7 +207,7 @@ class IdLookup:
 
 
 def find_positions(table: Array, ids: Array) -> NDArray[np.int64]:
-    """Position of each id in a table of sorted distinct ids; -1 where it holds none such."""
+    """Return the position of each id in a table of sorted distinct ids; -1 of one not there."""
     if not len(table) or not len(ids):
         return np.full(len(ids), -1)
     if table.dtype.kind == "O" or ids.dtype.kind == "O":
