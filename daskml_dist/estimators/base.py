@@ -27,7 +27,7 @@ from daskml_dist.estimators.export import Exported
 from daskml_dist.inference.predict import map_rows, results_of_rows
 from daskml_dist.parameters.checks import check_flags, check_names, check_run, in_run
 from daskml_dist.parameters.run import Run
-from daskml_dist.planning import Planned
+from daskml_dist.planning.planned import plan
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.data_summary import DataSummary
 from daskml_dist.training.dataset_info import DatasetInfo
@@ -39,7 +39,7 @@ from daskml_dist.training.spec import FitSpec
 __all__ = ["BaseOnRows", "survey_of"]
 
 
-class BaseOnRows(TranslatesSklearnErrors, Planned, Exported, BaseEstimator):
+class BaseOnRows(TranslatesSklearnErrors, Exported, BaseEstimator):
     """Base class of estimators fitted to rows, with or without a target.
 
     Of the parameters `run`, `device`, `callbacks` and `verbose` an estimator's constructor has
@@ -252,6 +252,10 @@ class BaseOnRows(TranslatesSklearnErrors, Planned, Exported, BaseEstimator):
         diagram: str = super()._html_repr()
         history = getattr(self, "history_", None)
         return diagram if history is None else f"{diagram}{history._repr_html_()}"
+
+    # -- where a fit runs ----------------------------------------------------------------------
+
+    plan = plan
 
     # -- functions of rows ---------------------------------------------------------------------
 

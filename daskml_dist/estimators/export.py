@@ -1,6 +1,6 @@
-"""Mixins of estimators: their page of the documentation, and their export to other formats.
+"""Base class of all estimators and transformers: export to other formats, and a link to the docs.
 
-Formats are scikit-learn's own estimator, ONNX, and a model file.
+The formats are scikit-learn's own estimator, ONNX, and a model file.
 """
 
 from __future__ import annotations
@@ -11,35 +11,31 @@ from typing import Any
 
 import dask
 
-__all__ = ["Documented", "Exported"]
+__all__ = ["Exported"]
 
 #: Pages below the site's address; docs/conf.py makes them.
 _PAGE = "reference/{estimator_module}.{estimator_name}.html"
 
 
-class Documented:
-    """Mixin that links the "?" of an estimator's HTML diagram to its page of the documentation.
+class Exported:
+    """Mixin of estimators: `to_sklearn`, `to_onnx`, `save`, and a link to the documentation.
 
-    The address of the site is the package's own (``Documentation`` of its project's URLs), or that
-    of Dask's configuration, ``daskml_dist.docs``, such as that of a site built at home. Without
-    either there is no link.
+    The "?" of an estimator's HTML diagram opens its page on the site whose address is Dask's
+    configuration ``daskml_dist.docs`` (a site built at home), else the ``Documentation`` URL of the
+    installed package. Without either there is no link.
     """
 
     _doc_link_module = "daskml_dist"
 
     @property
     def _doc_link_template(self) -> str:
-        site = dask.config.get("daskml_dist.docs", None) or _own_site()
+        site = dask.config.get("daskml_dist.docs", None) or _site_of_package()
         return f"{site.rstrip('/')}/{_PAGE}" if site else ""
 
     def _doc_link_url_param_generator(self) -> dict[str, Any]:
-        # A class has its page by the room that it is imported from.
-        room = ".".join(type(self).__module__.split(".")[:2])
-        return {"estimator_module": room, "estimator_name": type(self).__name__}
-
-
-class Exported(Documented):
-    """Mixin of estimators and transformers that may have a twin in scikit-learn."""
+        # A class has its page under the public module that it is imported from.
+        module = ".".join(type(self).__module__.split(".")[:2])
+        return {"estimator_module": module, "estimator_name": type(self).__name__}
 
     def to_sklearn(self) -> Any:
         """Return scikit-learn's own fitted estimator that answers as this one does.
@@ -110,8 +106,8 @@ class Exported(Documented):
 
 
 @cache
-def _own_site() -> str:
-    """Address of the documentation, as the package's metadata tell; empty where they do not."""
+def _site_of_package() -> str:
+    """Return the documentation's address in the installed package's metadata, or an empty text."""
     try:
         urls = metadata("daskml-dist").get_all("Project-URL") or []
     except PackageNotFoundError:

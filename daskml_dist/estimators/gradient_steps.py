@@ -23,6 +23,7 @@ from daskml_dist.estimators.gradient_settings import step_settings
 from daskml_dist.models.base import StepModel
 from daskml_dist.parameters.checks import check_steps
 from daskml_dist.parameters.run import Run
+from daskml_dist.planning.planned import choose_client
 from daskml_dist.policies import Policy
 from daskml_dist.ps.outer import OuterStep
 from daskml_dist.ps.shard_state import ShardState
@@ -194,7 +195,7 @@ class BaseSteps(Streamed, BaseOnRows):
         callbacks = self._callbacks(settings.max_iter, first=eval_monitors(eval_set, scoring))
         collection = self._collection(X, y, sample_weight, reset=not go_on)
         run, weighted = settings.run, sample_weight is not None
-        client = self._placed(client, collection)
+        client = choose_client(self, client, collection)
         with open_engine(collection, client, run.memory_budget, run.device, callbacks) as engine:
             if run.shard == "features":
                 engine.cut_columns(run.n_lanes)

@@ -15,6 +15,7 @@ from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.outside import outside
 from daskml_dist.estimators.base import BaseOnRows
 from daskml_dist.parameters.checks import seed_of
+from daskml_dist.planning.planned import choose_client
 from daskml_dist.solvers import Solution, Solver
 from daskml_dist.solvers.own_rows import RowSolver
 from daskml_dist.training.checkpoint import Checkpoint
@@ -141,7 +142,7 @@ class BaseRounds(BaseOnRows):
         class_weight = self._params()["class_weight"]
         collection = self._collection(X, y, sample_weight, reset=reset)
         callbacks = self._callbacks(None, aside=(Checkpoint,))
-        client = self._placed(client, collection)
+        client = choose_client(self, client, collection)
         checkpoint = self._checkpoint()
         with (
             self._fixed_random_state(checkpoint) as seed,

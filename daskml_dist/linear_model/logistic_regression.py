@@ -15,7 +15,7 @@ from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.nearest import nearest
 from daskml_dist.errors.outside import outside
 from daskml_dist.estimators.linear.classifier import LinearClassifier
-from daskml_dist.estimators.linear.sparse_coefficients import SparseCoef
+from daskml_dist.estimators.linear.sparse_coefficients import densify, sparsify
 from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.losses import LogLoss, Loss
 from daskml_dist.models.linear import LinearModel
@@ -41,7 +41,7 @@ _FAILURES = {
 _L2_ALONE = ("newton-cg", "sag")
 
 
-class LogisticRegression(LinearClassifier, SparseCoef, BaseRounds):
+class LogisticRegression(LinearClassifier, BaseRounds):
     """Logistic regression to the optimum: the solver asks for sums over all rows, round by round.
 
     The objective is scikit-learn's: ``C`` times the sum of the rows' losses, plus half the squared
@@ -101,6 +101,9 @@ class LogisticRegression(LinearClassifier, SparseCoef, BaseRounds):
     >>> clf.score((X - X.mean(0)) / X.std(0), y) > 0.98
     True
     """
+
+    densify = densify
+    sparsify = sparsify
 
     _run_used = (*BaseRounds._run_used, "compute_dtype")
     _accepted = ("dual", "intercept_scaling", "random_state", "n_jobs")

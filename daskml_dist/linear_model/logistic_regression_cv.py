@@ -17,7 +17,7 @@ from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.outside import outside
 from daskml_dist.estimators.batched_fits.solver_rounds import BatchedModels
 from daskml_dist.estimators.linear.classifier import LinearClassifier
-from daskml_dist.estimators.linear.sparse_coefficients import SparseCoef
+from daskml_dist.estimators.linear.sparse_coefficients import densify, sparsify
 from daskml_dist.linear_model._cross_validated import CrossValidated
 from daskml_dist.linear_model._cv_routing import routed
 from daskml_dist.linear_model._logistic_paths import LogisticPaths
@@ -37,7 +37,7 @@ from daskml_dist.solvers.stacked_scores import SCORES
 __all__ = ["LogisticRegressionCV"]
 
 
-class LogisticRegressionCV(CrossValidated, LinearClassifier, SparseCoef):
+class LogisticRegressionCV(CrossValidated, LinearClassifier):
     """Logistic regression whose penalty is chosen by cross-validation, all fits of it in one.
 
     Each pair of a penalty and a split is a column of one wide model, and the gradients that all
@@ -102,6 +102,9 @@ class LogisticRegressionCV(CrossValidated, LinearClassifier, SparseCoef):
     >>> clf.fit(X, y).scores_.shape
     (5, 1, 5)
     """
+
+    densify = densify
+    sparsify = sparsify
 
     #: Weights of a score are the scorer's affair.
     __metadata_request__score: ClassVar = {"sample_weight": metadata_routing.UNUSED}

@@ -8,7 +8,7 @@ from daskml_dist.errors import InvalidParameterError
 from daskml_dist.estimators.linear.classifier import LinearClassifier
 from daskml_dist.estimators.linear.sgd import BaseSGD
 from daskml_dist.estimators.linear.sgd_parameters import with_epsilon
-from daskml_dist.estimators.linear.sparse_coefficients import SparseCoef
+from daskml_dist.estimators.linear.sparse_coefficients import densify, sparsify
 from daskml_dist.losses import Loss, get_loss
 from daskml_dist.losses.of_labels import OF_LABELS, of_labels
 from daskml_dist.optimizers import Optimizer
@@ -19,7 +19,7 @@ from daskml_dist.schedules import Schedule
 __all__ = ["SGDClassifier"]
 
 
-class SGDClassifier(LinearClassifier, SparseCoef, BaseSGD):
+class SGDClassifier(LinearClassifier, BaseSGD):
     """Linear classifier trained by distributed stochastic gradient descent.
 
     Parameters
@@ -137,6 +137,9 @@ class SGDClassifier(LinearClassifier, SparseCoef, BaseSGD):
     >>> clf.score(X, y) > 0.9
     True
     """
+
+    densify = densify
+    sparsify = sparsify
 
     _accepted = ("n_jobs",)
 

@@ -7,7 +7,7 @@ from typing import Any, Self
 from daskml_dist.estimators.linear.regressor import SeveralTargets
 from daskml_dist.estimators.linear.sgd import BaseSGD
 from daskml_dist.estimators.linear.sgd_parameters import with_epsilon
-from daskml_dist.estimators.linear.sparse_coefficients import SparseCoef
+from daskml_dist.estimators.linear.sparse_coefficients import densify, sparsify
 from daskml_dist.losses import Loss
 from daskml_dist.optimizers import Optimizer
 from daskml_dist.parameters.run import Run
@@ -17,7 +17,7 @@ from daskml_dist.schedules import Schedule
 __all__ = ["SGDRegressor"]
 
 
-class SGDRegressor(SeveralTargets, SparseCoef, BaseSGD):
+class SGDRegressor(SeveralTargets, BaseSGD):
     """Linear regression trained by distributed stochastic gradient descent.
 
     Parameters
@@ -78,6 +78,9 @@ class SGDRegressor(SeveralTargets, SparseCoef, BaseSGD):
     >>> reg.score(X, y / y.std()) > 0.9
     True
     """
+
+    densify = densify
+    sparsify = sparsify
 
     def __init__(
         self,

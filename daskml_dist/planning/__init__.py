@@ -10,6 +10,5 @@ from __future__ import annotations
 from daskml_dist.planning.advising import advise
 from daskml_dist.planning.costs import Costs, Work
 from daskml_dist.planning.plan import Choice, Plan
-from daskml_dist.planning.planned import Planned
 
-__all__ = ["Choice", "Costs", "Plan", "Planned", "Work", "advise"]
+__all__ = ["Choice", "Costs", "Plan", "Work", "advise"]

@@ -24,7 +24,7 @@ from daskml_dist.parameters.checks import (
     seed_of,
 )
 from daskml_dist.parameters.run import Run
-from daskml_dist.planning import Planned
+from daskml_dist.planning.planned import choose_client, plan
 from daskml_dist.recommender._base import BaseRecommender
 from daskml_dist.recommender._scores import find_ids
 from daskml_dist.solvers.als import ALSSolver, ratings_of_rows
@@ -36,7 +36,7 @@ from daskml_dist.training.keyed_fit import KeyedFit
 __all__ = ["ALS"]
 
 
-class ALS(Planned, BaseRecommender):
+class ALS(BaseRecommender):
     """Factors of users and items by alternating least squares.
 
     A rating is predicted by the product of a user's and an item's factors. Given the items'
@@ -119,6 +119,8 @@ class ALS(Planned, BaseRecommender):
     ['milk']
     """
 
+    plan = plan
+
     _run_used: ClassVar[tuple[str, ...]] = ("n_lanes", "deterministic")
 
     def __init__(
@@ -194,7 +196,7 @@ class ALS(Planned, BaseRecommender):
         settings = check_run(self.run, self.device, name=type(self).__name__, used=self._run_used)
         callbacks = callback_list(self.callbacks, type(self).__name__, self.max_iter, self.verbose)
         entries = self._entries(X)
-        client = self._placed(client, entries, X)
+        client = choose_client(self, client, entries, X)
         with KeyedFit(entries, settings, client, callbacks) as fit:
             solution, result, spec = fit.solve(solver, callbacks)
             self.user_ids_, self.item_ids_ = (solution.ids[side] for side in ("user", "item"))

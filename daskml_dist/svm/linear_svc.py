@@ -6,7 +6,7 @@ from typing import Any
 
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.estimators.linear.classifier import LinearClassifier
-from daskml_dist.estimators.linear.sparse_coefficients import SparseCoef
+from daskml_dist.estimators.linear.sparse_coefficients import densify, sparsify
 from daskml_dist.losses import Loss, SquaredHinge
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.parameters.checks import check_class_weight
@@ -18,7 +18,7 @@ from daskml_dist.training.plan import DatasetInfo
 __all__ = ["LinearSVC"]
 
 
-class LinearSVC(LinearClassifier, SparseCoef, BaseLinearSVM):
+class LinearSVC(LinearClassifier, BaseLinearSVM):
     """Linear support vector machine with the squared hinge loss, to the optimum, by L-BFGS.
 
     The objective is liblinear's: ``C * sum(max(0, 1 - y * raw) ** 2)`` plus half the squared norm
@@ -68,6 +68,9 @@ class LinearSVC(LinearClassifier, SparseCoef, BaseLinearSVM):
     >>> LinearSVC().fit(X, y).score(X, y) > 0.95
     True
     """
+
+    densify = densify
+    sparsify = sparsify
 
     def __init__(
         self,

@@ -48,9 +48,9 @@ def test_the_diagram_has_the_link(of: str) -> None:
 
 
 def test_without_a_site_there_is_no_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export, "_own_site", lambda: "")
+    monkeypatch.setattr(export, "_site_of_package", lambda: "")
     assert SGDClassifier()._get_doc_link() == ""
-    monkeypatch.setattr(export, "_own_site", lambda: "http://site")
+    monkeypatch.setattr(export, "_site_of_package", lambda: "http://site")
     assert SGDClassifier()._get_doc_link().startswith("http://site/reference/")
 
 

@@ -25,6 +25,7 @@ from daskml_dist.planning import Costs, families
 from daskml_dist.planning.families import family_of
 from daskml_dist.planning.families.factors import _distinct
 from daskml_dist.planning.places import place_of
+from daskml_dist.planning.planned import choose_client
 from daskml_dist.planning.rows import RowsShape
 from daskml_dist.planning.simulator import allreduce_seconds
 from daskml_dist.planning.supposed import _NETWORK, bytes_a_second, meeting_seconds
@@ -119,7 +120,7 @@ def test_auto_leaves_work_to_the_cluster(client: Client, monkeypatch: pytest.Mon
 
 
 def test_auto_without_a_client_is_here() -> None:
-    assert SGDClassifier(max_iter=1, tol=None)._placed("auto", _Memory()) == "inline"
+    assert choose_client(SGDClassifier(max_iter=1, tol=None), "auto", _Memory()) == "inline"
 
 
 class _Memory:

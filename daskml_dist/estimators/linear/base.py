@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
 
 from daskml_dist.backends import Backend, get_backend
 from daskml_dist.errors import DivergedError
@@ -25,6 +26,8 @@ __all__ = ["BaseLinear"]
 
 class BaseLinear(Supervised):
     """Base class of linear models: fitted attributes and raw predictions."""
+
+    coef_: Any
 
     @abstractmethod
     def _loss(self) -> Loss:
@@ -52,9 +55,12 @@ class BaseLinear(Supervised):
             self.coef_, self.intercept_ = coef.copy(), intercept.copy()
 
     def _dense_coef(self) -> NDArray[Any]:
-        """`coef_` as an array, which the user may have made sparse."""
-        coef: NDArray[Any] = self.coef_
-        return coef
+        """Return `coef_` as an array; the user may have made it sparse by ``sparsify``."""
+        if not sparse.issparse(self.coef_):
+            return np.asarray(self.coef_)
+        # A sparse matrix has two dimensions also where `coef_` has one.
+        dense: NDArray[Any] = np.asarray(self.coef_.toarray())
+        return dense if self._classification or len(dense) > 1 else dense[0]
 
     def _matrix(self) -> NDArray[Any]:
         """Parameters as one matrix of shape (n_features + fit_intercept, width)."""
