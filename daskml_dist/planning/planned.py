@@ -1,4 +1,4 @@
-"""Where a fit runs: the method `plan` of estimators, and the planner's choice of a client."""
+"""Planned fits: the method `plan` of estimators, and the planner's choice of a client."""
 
 from __future__ import annotations
 
