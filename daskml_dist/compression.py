@@ -1,8 +1,8 @@
-"""Compression: how a trainer's push becomes fewer bytes, and nothing of it is lost.
+"""Compression: pushes of fewer bytes, with error feedback so that nothing is lost for good.
 
 A :class:`Compressor` is an immutable description that the user passes by object or by string. It
-turns a vector into a few small arrays, from which the server makes a vector near to it again. The
-difference is kept by the sender and added to its next push (:class:`Feedback`).
+turns a vector into a few small arrays, from which the server makes an approximation of the vector.
+The sender keeps the difference and adds it to its next push (:class:`Feedback`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Packed:
     Parameters
     ----------
     arrays : tuple of ndarray of one dimension
-        From 1 to 255, of plain numbers; what they mean is the compressor's secret.
+        From 1 to 255 arrays of plain numbers, whose meaning only the compressor knows.
 
     Raises
     ------
@@ -74,16 +74,16 @@ class Packed:
 
 
 class Compressor(NamedParameters, ABC):
-    """Base class of the compressors: a vector made small, and one near to it made again.
+    """Base class of the compressors: packs a vector, and unpacks an approximation of it.
 
     To make one of your own, write both methods; they must depend on their arguments alone, since
-    trainer and server run them apart. What :meth:`compress` leaves out is not lost: the trainer
-    adds it to its next push.
+    trainer and server run them in different processes. The part that :meth:`compress` leaves out is
+    added by the trainer to its next push.
 
     Attributes
     ----------
     name : str
-        The string by which it is chosen.
+        String by which it is chosen.
 
     Examples
     --------
@@ -115,8 +115,8 @@ class Compressor(NamedParameters, ABC):
 class Float16(Compressor):
     """Half precision: ``"fp16"``, 2 bytes an entry.
 
-    The entries of a push are scaled together by a power of two, so that none overflows; 11
-    significant bits are left of each down to ``2**-29`` of the largest.
+    The entries of a push are scaled together by a power of two, so that none overflows. Entries
+    down to ``2**-29`` of the largest keep 11 significant bits.
 
     Choose it first: it costs next to nothing in accuracy.
 
@@ -140,7 +140,7 @@ class Float16(Compressor):
         """Scale and round."""
         largest = np.max(np.abs(array), initial=0.0)
         exponent = np.frexp(largest)[1] - 15 if np.isfinite(largest) else 0
-        # Both the scale and its inverse are normal numbers, so scaling is exact.
+        # A power of two whose inverse is a normal number too, so that scaling is exact.
         exponent = max(exponent, np.finfo(array.dtype).minexp)
         scale = np.ldexp(np.ones(1, array.dtype), exponent)
         return Packed((scale, (array * (1 / scale)).astype(np.float16)))
@@ -156,7 +156,7 @@ class EightBit(Compressor):
     """Linear quantisation to 8 bits: ``"8bit"``, a byte an entry and a scale a block.
 
     An entry becomes the nearest of 255 levels between minus and plus the largest of its block.
-    Rounding is to the nearest and so the same at each run; what it takes away comes with the next
+    Rounding is to the nearest and so the same at each run; the rounding error is added to the next
     push.
 
     Parameters
@@ -196,23 +196,23 @@ class EightBit(Compressor):
         scales = np.maximum.reduceat(np.abs(array), starts) / array.dtype.type(127)
         # NaN and infinity travel in the scale; a block of zeros has none.
         divisors = np.where(np.isfinite(scales) & (scales > 0), scales, np.inf)
-        levels = np.rint(array / self._each(divisors, len(array)))
+        levels = np.rint(array / self._spread_over_entries(divisors, len(array)))
         levels = np.nan_to_num(np.clip(levels, -127, 127))
         return Packed((scales, levels.astype(np.int8)))
 
     def decompress(self, packed: Packed, out: NDArray[Any]) -> None:
-        """Levels times scales."""
+        """Multiply levels by the scales of their blocks."""
         scales, levels = packed.arrays
-        np.multiply(levels, self._each(scales, len(out)), out=out)
+        np.multiply(levels, self._spread_over_entries(scales, len(out)), out=out)
 
-    def _each(self, scales: NDArray[Any], n: int) -> NDArray[Any]:
-        """The scale of each entry."""
+    def _spread_over_entries(self, scales: NDArray[Any], n: int) -> NDArray[Any]:
+        """Return the scale of each entry, given one scale for each block."""
         return np.repeat(scales, self.block_size)[:n]
 
 
 @dataclass(frozen=True)
 class TopK(Compressor):
-    """The largest entries alone: ``"topk"``, 4 bytes and a number for each.
+    """Compressor that sends the largest entries alone: ``"topk"``, 4 bytes and a number for each.
 
     The others wait and add up until they are among the largest. A waiting entry arrives late and
     in one piece, so take a plain optimizer (``"sgd"``, ``"momentum"``; an adaptive one slows down)
@@ -247,22 +247,22 @@ class TopK(Compressor):
         _check_share("TopK", "share", self.share)
 
     def compress(self, array: NDArray[Any]) -> Packed:
-        """Keep the largest entries, and where they stood."""
+        """Keep the largest entries and their positions."""
         n = len(array)
         k = min(n, int(np.ceil(self.share * n)))
         chosen = np.zeros(n, dtype=bool)
-        # NaN counts as largest, so that the server hears of it.
+        # NaN sorts as the largest, so that it reaches the server, which reports divergence.
         chosen[np.argpartition(np.abs(array), n - k)[n - k :] if k < n else slice(None)] = True
-        return _pack_chosen(array, chosen)
+        return _pack_chosen_entries(array, chosen)
 
     def decompress(self, packed: Packed, out: NDArray[Any]) -> None:
         """Put the entries back; zeros elsewhere."""
-        _unpack_chosen(packed, out)
+        _unpack_chosen_entries(packed, out)
 
 
 @dataclass(frozen=True)
 class SignificantlyModified(Compressor):
-    """Entries that have changed enough: ``"significant"``, the filter of Li et al.
+    """Compressor that sends entries that have changed enough: ``"significant"`` (Li et al. 2014).
 
     An entry waits and adds up as long as it is below `threshold` times the largest entry of the
     push. (The paper's threshold is a number; a share of the largest suits gradients of any scale.)
@@ -296,30 +296,32 @@ class SignificantlyModified(Compressor):
         _check_share("SignificantlyModified", "threshold", self.threshold)
 
     def compress(self, array: NDArray[Any]) -> Packed:
-        """Keep the entries near the largest, and where they stood."""
+        """Keep the entries near the largest and their positions."""
         sizes = np.abs(array)
         least = self.threshold * np.max(sizes, initial=0.0)
-        return _pack_chosen(array, ~(sizes < least) & (array != 0))
+        return _pack_chosen_entries(array, ~(sizes < least) & (array != 0))
 
     def decompress(self, packed: Packed, out: NDArray[Any]) -> None:
         """Put the entries back; zeros elsewhere."""
-        _unpack_chosen(packed, out)
+        _unpack_chosen_entries(packed, out)
 
 
 def _check_share(owner: str, name: str, value: Any) -> None:
+    """Raise InvalidParameterError for a value outside (0, 1]."""
     number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
     if not (number and 0 < value <= 1):
         raise InvalidParameterError(f"{owner}({name}={value!r}): give a number in (0, 1].")
 
 
-def _pack_chosen(array: NDArray[Any], chosen: NDArray[np.bool_]) -> Packed:
-    """Chosen entries, and their places: 4 bytes each, or a bit for every entry if that is less."""
+def _pack_chosen_entries(array: NDArray[Any], chosen: NDArray[np.bool_]) -> Packed:
+    """Pack chosen entries and their positions: 4 bytes each, or a bitmask where that is smaller."""
     places = np.flatnonzero(chosen)
     few = 32 * len(places) < len(array) < 2**32
     return Packed((places.astype(np.uint32) if few else np.packbits(chosen), array[places]))
 
 
-def _unpack_chosen(packed: Packed, out: NDArray[Any]) -> None:
+def _unpack_chosen_entries(packed: Packed, out: NDArray[Any]) -> None:
+    """Write packed entries to their positions in `out`, and zeros elsewhere."""
     places, values = packed.arrays
     if places.dtype == np.uint8:
         places = np.flatnonzero(np.unpackbits(places, count=len(out)))
@@ -328,21 +330,21 @@ def _unpack_chosen(packed: Packed, out: NDArray[Any]) -> None:
 
 
 class Feedback:
-    """Error feedback: what a sender has not sent yet goes with its next push.
+    """Error feedback: the part of a gradient that was not sent is added to the next push.
 
-    So the sum of all that was sent, and of what is kept, is the sum of all gradients.
+    So the sum of all that was sent plus the residual is the sum of all gradients.
 
     Parameters
     ----------
     compressor : Compressor
     shape : tuple of int
-        Of the parameters that its pushes belong to.
+        Shape of the parameters that the pushes belong to.
     dtype : dtype
 
     Attributes
     ----------
     residual : ndarray of the shape of the parameters
-        What was not sent yet.
+        Sum of the parts that were not sent yet.
 
     References
     ----------
@@ -364,10 +366,10 @@ class Feedback:
         self.residual: NDArray[Any] = np.zeros(shape, dtype=dtype)
 
     def pack(self, values: NDArray[Any], index: NDArray[np.int64] | None = None) -> Packed:
-        """Message to send instead of `values`, the gradient sum of the rows `index` (None: all)."""
-        # Numbers that overflow are told by the loss.
+        """Return the packed form of `values`, the gradient sum of the rows `index` (None: all)."""
+        # An overflow needs no warning here: the loss that follows is not finite and ends the fit.
         with np.errstate(over="ignore", invalid="ignore"):
-            total = self._with_residual(values, index)
+            total = self._add_residual(values, index)
             packed = self._compressor.compress(total.reshape(-1))
             sent = np.empty_like(total)
             self._compressor.decompress(packed, sent.reshape(-1))
@@ -376,13 +378,13 @@ class Feedback:
         return packed
 
     def flush(self, values: NDArray[Any], index: NDArray[np.int64] | None = None) -> Any:
-        """All that waits, with `values`: what to send whole, and the rows that it belongs to.
+        """Return `values` plus the residual to send uncompressed, and the rows that they belong to.
 
         Returns
         -------
         values : ndarray
         index : ndarray of int64 or None
-            The rows of `index` and all others where something waits.
+            The rows of `index` and all others with a residual.
         """
         waiting = self.residual
         self.residual = np.zeros_like(waiting)
@@ -392,7 +394,8 @@ class Feedback:
         rows = np.union1d(index, np.flatnonzero(waiting.any(axis=1)))
         return waiting[rows], rows
 
-    def _with_residual(self, values: NDArray[Any], index: NDArray[np.int64] | None) -> NDArray[Any]:
+    def _add_residual(self, values: NDArray[Any], index: NDArray[np.int64] | None) -> NDArray[Any]:
+        """Return `values` plus the residual of their rows, as a new array."""
         kept = self.residual if index is None else self.residual[index]
         total: NDArray[Any] = np.add(kept, values)
         return total

@@ -1,4 +1,8 @@
-"""Penalties on the coefficients: l2, l1 and their mixture, the elastic net."""
+"""Penalties on the coefficients: l2, l1 and their mixture, the elastic net.
+
+`get_penalty` turns scikit-learn's parameters `penalty`, `alpha` and `l1_ratio` into a `Penalty`;
+optimizers and solvers apply it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,7 @@ class Penalty(NamedParameters):
         Strengths, relative to the mean loss of a row.
     intercept_scaling : float or None
         Penalise ``intercept / intercept_scaling`` like a coefficient, as liblinear does; None:
-        intercepts are not penalised. Round solvers alone heed it.
+        intercepts are not penalised. Only round solvers use it.
 
     Examples
     --------
@@ -42,7 +46,7 @@ class Penalty(NamedParameters):
     intercept_scaling: float | None = None
 
     def value(self, w: NDArray[Any]) -> float:
-        """Value of the term for the penalised rows `w`."""
+        """Return the value of the term for the penalised rows `w`."""
         xp, total = namespace(w), 0.0
         if self.l1:
             total += self.l1 * float(xp.sum(xp.abs(w)))
@@ -102,7 +106,7 @@ def get_penalty(penalty: str | None, alpha: float, l1_ratio: float) -> Penalty:
 
 
 def soft_threshold(w: NDArray[Any], t: float | NDArray[Any]) -> None:
-    """Move `w` towards zero by `t`, in place; what lies within `t` of zero becomes exactly 0.
+    """Move `w` towards zero by `t`, in place; entries within `t` of zero become exactly 0.
 
     This is the proximal operator of ``t * sum(|w|)``.
 

@@ -1,4 +1,4 @@
-"""Schedules: the learning rate of each step."""
+"""Schedules: the learning rate of each step, by its number and the passes made so far."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Schedule(NamedParameters, ABC):
     Attributes
     ----------
     name : str
-        What an estimator's ``learning_rate`` argument calls it.
+        Value of an estimator's ``learning_rate`` parameter that chooses it.
 
     Examples
     --------
@@ -45,7 +45,7 @@ class Schedule(NamedParameters, ABC):
 
     @abstractmethod
     def __call__(self, step: int, passes: float) -> float:
-        """Learning rate of a step.
+        """Return the learning rate of a step.
 
         Parameters
         ----------
@@ -58,7 +58,7 @@ class Schedule(NamedParameters, ABC):
     @classmethod
     @abstractmethod
     def from_defaults(cls, learning_rate: float, alpha: float, max_iter: int) -> Self:
-        """The schedule that its name alone stands for.
+        """Return the schedule that an estimator gets by the name alone.
 
         Parameters
         ----------
@@ -72,11 +72,11 @@ class Schedule(NamedParameters, ABC):
 
     @property
     def scales_with_staleness(self) -> bool:
-        """Whether :meth:`scale` is ever other than 1."""
+        """True if :meth:`scale` is ever other than 1."""
         return False
 
     def scale(self, staleness: float) -> float:
-        """Factor on the learning rate for a gradient that is `staleness` versions old."""
+        """Return the factor on the learning rate for a gradient `staleness` versions old."""
         return 1.0
 
 
@@ -107,13 +107,13 @@ class Constant(Schedule):
 
     @classmethod
     def from_defaults(cls, learning_rate: float, alpha: float, max_iter: int) -> Self:
-        """``Constant(learning_rate)``."""
+        """Return ``Constant(learning_rate)``."""
         return cls(learning_rate)
 
 
 @dataclass(frozen=True)
 class InverseScaling(Schedule):
-    """``learning_rate / step ** power``.
+    """The learning rate divided by a power of the step: ``learning_rate / step ** power``.
 
     Parameters
     ----------
@@ -143,13 +143,13 @@ class InverseScaling(Schedule):
 
     @classmethod
     def from_defaults(cls, learning_rate: float, alpha: float, max_iter: int) -> Self:
-        """``InverseScaling(learning_rate)``."""
+        """Return ``InverseScaling(learning_rate)``."""
         return cls(learning_rate)
 
 
 @dataclass(frozen=True)
 class Optimal(Schedule):
-    """``1 / (alpha * (t0 + step - 1))`` (Bottou 2012), scikit-learn's ``"optimal"``.
+    """Schedule ``1 / (alpha * (t0 + step - 1))`` (Bottou 2012), scikit-learn's ``"optimal"``.
 
     Parameters
     ----------
@@ -186,13 +186,13 @@ class Optimal(Schedule):
 
     @classmethod
     def from_defaults(cls, learning_rate: float, alpha: float, max_iter: int) -> Self:
-        """``Optimal(alpha)``."""
+        """Return ``Optimal(alpha)``."""
         return cls(alpha)
 
 
 @dataclass(frozen=True)
 class StepDecay(Schedule):
-    """Multiply the learning rate by `factor` after each `every` passes.
+    """Schedule that multiplies the learning rate by `factor` after each `every` passes.
 
     Parameters
     ----------
@@ -227,7 +227,7 @@ class StepDecay(Schedule):
 
     @classmethod
     def from_defaults(cls, learning_rate: float, alpha: float, max_iter: int) -> Self:
-        """``StepDecay(learning_rate)``."""
+        """Return ``StepDecay(learning_rate)``."""
         return cls(learning_rate)
 
 
@@ -271,7 +271,7 @@ class Cosine(Schedule):
 
     @classmethod
     def from_defaults(cls, learning_rate: float, alpha: float, max_iter: int) -> Self:
-        """``Cosine(learning_rate, passes=max_iter)``."""
+        """Return ``Cosine(learning_rate, passes=max_iter)``."""
         return cls(learning_rate, passes=max_iter)
 
 
@@ -296,29 +296,29 @@ class Warmup(Schedule):
     schedule: Schedule
     passes: float = 1.0
 
-    # A learning rate of exactly 0 would waste the first step.
-    _least: ClassVar[float] = 1e-3
+    #: Smallest factor, since a learning rate of exactly 0 would waste the first step.
+    _least_factor: ClassVar[float] = 1e-3
 
     def __post_init__(self) -> None:
         _check_schedule(self.schedule)
         _check_positive("passes", self.passes)
 
     def __call__(self, step: int, passes: float) -> float:
-        rise = min(max(passes / self.passes, self._least), 1.0)
+        rise = min(max(passes / self.passes, self._least_factor), 1.0)
         return rise * self.schedule(step, passes)
 
     @classmethod
     def from_defaults(cls, learning_rate: float, alpha: float, max_iter: int) -> Self:
-        """``Warmup(Constant(learning_rate))``."""
+        """Return ``Warmup(Constant(learning_rate))``."""
         return cls(Constant(learning_rate))
 
     @property
     def scales_with_staleness(self) -> bool:
-        """Whether the wrapped schedule does."""
+        """True if the wrapped schedule scales with staleness."""
         return self.schedule.scales_with_staleness
 
     def scale(self, staleness: float) -> float:
-        """Factor of the wrapped schedule."""
+        """Return the factor of the wrapped schedule."""
         return self.schedule.scale(staleness)
 
 
@@ -350,16 +350,16 @@ class StalenessAware(Schedule):
 
     @classmethod
     def from_defaults(cls, learning_rate: float, alpha: float, max_iter: int) -> Self:
-        """``StalenessAware(Constant(learning_rate))``."""
+        """Return ``StalenessAware(Constant(learning_rate))``."""
         return cls(Constant(learning_rate))
 
     @property
     def scales_with_staleness(self) -> bool:
-        """True."""
+        """True: the learning rate falls with staleness."""
         return True
 
     def scale(self, staleness: float) -> float:
-        """``1 / max(1, staleness)``."""
+        """Return ``1 / max(1, staleness)``."""
         return 1 / max(1.0, staleness)
 
 

@@ -10,7 +10,7 @@ from daskml_dist.estimators.linear.sgd import BaseSGD
 from daskml_dist.estimators.linear.sgd_parameters import with_epsilon
 from daskml_dist.estimators.linear.sparse_coefficients import densify, sparsify
 from daskml_dist.losses import Loss, get_loss
-from daskml_dist.losses.of_labels import OF_LABELS, of_labels
+from daskml_dist.losses.base import LABEL_LOSS_NAMES, label_loss_of
 from daskml_dist.optimizers import Optimizer
 from daskml_dist.parameters.run import Run
 from daskml_dist.policies import Policy
@@ -205,8 +205,8 @@ class SGDClassifier(LinearClassifier, BaseSGD):
         self.checkpoint = checkpoint
 
     def _loss(self) -> Loss:
-        if isinstance(self.loss, str) and self.loss in OF_LABELS:
-            return of_labels(with_epsilon(get_loss(self.loss, "regression"), "", self.epsilon))
+        if isinstance(self.loss, str) and self.loss in LABEL_LOSS_NAMES:
+            return label_loss_of(with_epsilon(get_loss(self.loss, "regression"), "", self.epsilon))
         return super()._loss()
 
     def partial_fit(

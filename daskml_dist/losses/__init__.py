@@ -2,12 +2,12 @@
 
 A raw prediction is ``X @ coef + intercept``, of shape (n,), or (n, K) where a model has K > 1
 outputs. Everything here is elementwise, in the functions of the array API standard, so that the
-arrays of a GPU run through it as well; beside it stands ``at_row``, the same for the numbers of
+arrays of a GPU are computed by the same code; ``at_row`` is the same function for the numbers of
 one row, which numba compiles into the steps of single rows (`daskml_dist.backends.row_steps`).
 
-A family is a module, by what its losses are functions of: the margin (classification), the
-residual, or the mean of a distribution (both regression). What a family exports is public here and
-stands in the table, in the order of its file.
+Each family is a module, by the argument of its losses: the margin (`margin`, classification), the
+residual (`residual`) or the mean of a distribution (`deviance`, both regression). The classes in a
+module's `__all__` are public here and fill the table `LOSSES`.
 """
 
 from __future__ import annotations

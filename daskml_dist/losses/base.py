@@ -1,16 +1,29 @@
-"""Base class of the losses, and their table."""
+"""Base class of the losses, their table, and sums over several columns."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from daskml_dist.backends.namespace import cast, namespace, total, zeros
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.names import NamedParameters
 
-__all__ = ["LOSSES", "Array", "Kind", "Loss", "Multiclass"]
+__all__ = [
+    "LABEL_LOSS_NAMES",
+    "LOSSES",
+    "Array",
+    "Kind",
+    "Loss",
+    "Multiclass",
+    "diagonal_matrices",
+    "label_loss_of",
+    "sum_over_columns",
+]
 
-#: Of NumPy, or of another library that follows the array API standard.
+
+#: An array of NumPy, or of another library that follows the array API standard.
 Array = Any
 Kind = Literal["classification", "regression"]
 Multiclass = Literal["softmax", "ovr"]
@@ -24,11 +37,11 @@ class Loss(NamedParameters, ABC):
     Attributes
     ----------
     name : str
-        What an estimator's ``loss`` argument calls it.
+        Value of an estimator's ``loss`` parameter that chooses it.
     kind : {"classification", "regression"}
     multiclass : {"softmax", "ovr"} or None
-        How more than two classes are told apart: by one softmax over integer codes, or by one
-        -1/+1 problem for each class.
+        Form for more than two classes: one softmax over integer codes, or one -1/+1 problem for
+        each class.
     proba : bool
         Whether :meth:`predict_proba` is defined.
     in_target_units : bool
@@ -38,8 +51,8 @@ class Loss(NamedParameters, ABC):
         lies. A fit then takes it from the targets, and adds it to the intercept. Not inherited by
         a class with a :meth:`value_and_gradient` of its own.
     kernel : str or None
-        What backends that have one call the fused kernel that computes the same for linear models.
-        Not inherited, since a subclass may compute something else.
+        Name of the fused kernel of backends that computes the same for linear models. Not
+        inherited, since a subclass may compute something else.
     at_row : function or None
         Static: value and derivative of one row with one output, from its target (-1 or +1 for
         classification), raw prediction and `parameters`. Arithmetic and `math` only, so that
@@ -66,8 +79,13 @@ class Loss(NamedParameters, ABC):
 
     def __init_subclass__(cls) -> None:
         cls.kernel = vars(cls).get("kernel")
-        # Whoever writes the array form anew must do so with both.
-        forms = {"value_and_gradient", "_at_margin", "_at_residual", "_derivatives"}
+        # A subclass that overrides the array form does not inherit the form for one row.
+        forms = {
+            "value_and_gradient",
+            "_evaluate_at_margin",
+            "_evaluate_at_residual",
+            "_evaluate_derivatives",
+        }
         if forms & cls.__dict__.keys() and "at_row" not in cls.__dict__:
             cls.at_row = None
         if "value_and_gradient" in cls.__dict__ and "center" not in cls.__dict__:
@@ -75,12 +93,12 @@ class Loss(NamedParameters, ABC):
 
     @property
     def parameters(self) -> tuple[float, ...]:
-        """Numbers that `at_row` needs beside the row."""
+        """Numbers that `at_row` needs besides the row."""
         return ()
 
     @abstractmethod
     def value_and_gradient(self, y: Array, raw: Array) -> tuple[Array, Array]:
-        """Loss of each row, and its gradient.
+        """Return the loss of each row, and its gradient.
 
         Parameters
         ----------
@@ -98,15 +116,15 @@ class Loss(NamedParameters, ABC):
         """
 
     def value(self, y: Array, raw: Array) -> Array:
-        """Loss of each row, of shape (n,)."""
+        """Return the loss of each row, of shape (n,)."""
         return self.value_and_gradient(y, raw)[0]
 
     def gradient(self, y: Array, raw: Array) -> Array:
-        """Gradient with respect to `raw`, of its shape."""
+        """Return the gradient with respect to `raw`, of its shape."""
         return self.value_and_gradient(y, raw)[1]
 
     def value_gradient_hessian(self, y: Array, raw: Array) -> tuple[Array, Array, Array]:
-        """As :meth:`value_and_gradient`, and the second derivative with respect to `raw`.
+        """Return the loss of each row, its gradient, and its second derivative by `raw`.
 
         Returns
         -------
@@ -125,7 +143,7 @@ class Loss(NamedParameters, ABC):
         )
 
     def predict_proba(self, raw: Array) -> Array:
-        """Probabilities of the classes.
+        """Return the probabilities of the classes.
 
         Parameters
         ----------
@@ -151,16 +169,64 @@ class Loss(NamedParameters, ABC):
         out[...] = self.predict_proba(raw)
 
     def inverse_link(self, raw: Array) -> Array:
-        """Predicted target of a regression: the raw prediction itself, unless overridden."""
+        """Return the predicted target of a regression: `raw`, unless overridden."""
         return raw
 
     def constant(self, mean: float) -> float:
-        """Raw prediction to start from where no feature has an effect, of the targets' mean."""
+        """Return the raw prediction to start from, by the mean of the targets."""
         return 0.0
 
     def check_target(self, y: Array) -> None:
         """Raise InvalidDataError for a target outside the loss's domain."""
 
 
-#: Losses by the names that estimators take; the families fill it. Here, since messages list them.
+#: Losses by the names that estimators take; filled in `daskml_dist.losses`. It is defined here
+#: since error messages of `Loss` list its keys.
 LOSSES: dict[str, type[Loss]] = {}
+
+
+def sum_over_columns(values: Array) -> Array:
+    """Return losses of shape (n,), summed over the columns where they are of shape (n, K)."""
+    return values if values.ndim == 1 else total(values, axis=1)
+
+
+def diagonal_matrices(hessian: Array) -> Array:
+    """Return diagonal matrices of shape (n, K, K), of second derivatives of shape (n, K)."""
+    n, width = hessian.shape
+    pairs = zeros((n, width**2), hessian.dtype, hessian)
+    pairs[:, :: width + 1] = hessian
+    return namespace(hessian).reshape(pairs, (n, width, width))
+
+
+#: Names of the losses of regression that classifiers take too, for targets -1 and +1.
+LABEL_LOSS_NAMES = ("squared_error", "huber", "epsilon_insensitive", "squared_epsilon_insensitive")
+
+
+@dataclass(frozen=True)
+class _LabelLoss(Loss):
+    """Loss of the residual ``raw - y`` for labels y in {-1, +1}, one class against the rest.
+
+    It has only its array form: the fused kernels of regression need a column of targets per output.
+
+    Parameters
+    ----------
+    loss : Loss
+        A loss of regression.
+    """
+
+    kind = "classification"
+    multiclass = "ovr"
+    loss: Loss
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """Name of the loss of regression."""
+        return self.loss.name
+
+    def value_and_gradient(self, y: Array, raw: Array) -> tuple[Array, Array]:
+        return self.loss.value_and_gradient(cast(y, raw.dtype), raw)
+
+
+def label_loss_of(loss: Loss) -> Loss:
+    """Return a loss of regression as a loss of classification."""
+    return _LabelLoss(loss)

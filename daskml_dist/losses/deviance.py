@@ -1,4 +1,4 @@
-"""Deviances of the Tweedie family, for regression: Poisson, gamma and what lies about them."""
+"""Deviances of the Tweedie family for regression: Poisson, gamma, and other powers of the mean."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from scipy.special import xlogy
 
 from daskml_dist.backends.namespace import cast, namespace
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.losses.base import Array, Loss
-from daskml_dist.losses.columns import diagonal, per_row
+from daskml_dist.losses.base import Array, Loss, diagonal_matrices, sum_over_columns
 
 __all__ = ["Gamma", "Poisson", "Tweedie"]
 
 
 class _Deviance(Loss):
-    """Half the deviance of a distribution of the Tweedie family, up to what `raw` does not change.
+    """Half the deviance of a distribution of the Tweedie family, up to a constant in `raw`.
 
-    Of a mean m and a target y it is ``c(y) - c(m) - c'(m) (y - m)`` with a convex function c, the
-    family's own.
+    Of a mean m and a target y the deviance is ``2 (c(y) - c(m) - c'(m) (y - m))``, the Bregman
+    divergence of a convex function c that belongs to the distribution (:meth:`convex`).
     """
 
     kind = "regression"
@@ -31,29 +30,33 @@ class _Deviance(Loss):
 
     @abstractmethod
     def link(self, mean: Any) -> Any:
-        """The raw prediction of a mean; the inverse of :meth:`inverse_link`."""
+        """Return the raw prediction of a mean; the inverse of :meth:`inverse_link`."""
 
     def constant(self, mean: float) -> float:
-        """The link of the mean; 0 for a mean of 0, which has no logarithm."""
+        """Return the link of the mean; 0 for a mean of 0, which has no logarithm."""
         with np.errstate(divide="ignore", invalid="ignore"):
             raw = float(self.link(mean))
         return raw if np.isfinite(raw) else 0.0
 
     @abstractmethod
-    def _derivatives(self, y: Array, raw: Array) -> tuple[Array, Array, Array]:
-        """Values, first and second derivatives, elementwise."""
+    def _evaluate_derivatives(self, y: Array, raw: Array) -> tuple[Array, Array, Array]:
+        """Return values, first and second derivatives, elementwise."""
 
     def value_and_gradient(self, y: Array, raw: Array) -> tuple[Array, Array]:
-        values, gradient, _ = self._derivatives(cast(y, raw.dtype), raw)
-        return per_row(values), gradient
+        values, gradient, _ = self._evaluate_derivatives(cast(y, raw.dtype), raw)
+        return sum_over_columns(values), gradient
 
     def value_gradient_hessian(self, y: Array, raw: Array) -> tuple[Array, Array, Array]:
-        """As in `Loss`."""
-        values, gradient, hessian = self._derivatives(cast(y, raw.dtype), raw)
-        return per_row(values), gradient, hessian if raw.ndim == 1 else diagonal(hessian)
+        """Return the loss of each row, its gradient, and its second derivative by `raw`."""
+        values, gradient, hessian = self._evaluate_derivatives(cast(y, raw.dtype), raw)
+        return (
+            sum_over_columns(values),
+            gradient,
+            hessian if raw.ndim == 1 else diagonal_matrices(hessian),
+        )
 
     def convex(self, y: Array) -> Array:
-        """The function c, float64: the null deviance is its mean less its value at the mean."""
+        """Return c(y) in float64; half the null deviance is the mean of c(y) less c of the mean."""
         y = np.asarray(y, dtype=np.float64)
         if self.power == 1:
             return np.asarray(xlogy(y, y) - y)
@@ -65,7 +68,7 @@ class _Deviance(Loss):
         return np.asarray(np.maximum(y, 0) ** two / (one * two))
 
     def half_deviance(self, y: Array, mean: Array) -> Array:
-        """Half the deviance of each target from a mean, 0 where they are equal; float64."""
+        """Return half the deviance of each target from its mean, in float64; 0 where equal."""
         y, mean = y.astype(np.float64), mean.astype(np.float64)
         if self.power == 1:
             return np.asarray(xlogy(y, y / mean) - y + mean)
@@ -89,19 +92,19 @@ class _Deviance(Loss):
             )
 
 
-class _LogLink(_Deviance):
-    """The raw prediction is the logarithm of the mean."""
+class _LogLinkDeviance(_Deviance):
+    """Deviance with a log link: the raw prediction is the logarithm of the mean."""
 
     def link(self, mean: Any) -> Any:
         return np.log(mean)
 
     def inverse_link(self, raw: Array) -> Array:
-        """The predicted mean, ``exp(raw)``."""
+        """Return the predicted mean, ``exp(raw)``."""
         return namespace(raw).exp(raw)
 
 
 @dataclass(frozen=True)
-class Poisson(_LogLink):
+class Poisson(_LogLinkDeviance):
     """Half the Poisson deviance, up to a constant: ``exp(raw) - y * raw``, with y >= 0.
 
     The raw prediction is the logarithm of the mean.
@@ -119,19 +122,19 @@ class Poisson(_LogLink):
     kernel = "poisson"
     power = 1.0
 
-    def _derivatives(self, y: Array, raw: Array) -> tuple[Array, Array, Array]:
+    def _evaluate_derivatives(self, y: Array, raw: Array) -> tuple[Array, Array, Array]:
         mean = namespace(raw).exp(raw)
         return mean - y * raw, mean - y, mean
 
     @staticmethod
     def at_row(y: float, raw: float, parameters: tuple[float, ...]) -> tuple[float, float]:
-        """Value and derivative of one row."""
+        """Return value and derivative of one row."""
         mean = math.exp(raw)
         return mean - y * raw, mean - y
 
 
 @dataclass(frozen=True)
-class Gamma(_LogLink):
+class Gamma(_LogLinkDeviance):
     """Half the gamma deviance, up to a constant: ``raw + y * exp(-raw)``, with y > 0.
 
     The raw prediction is the logarithm of the mean.
@@ -149,7 +152,7 @@ class Gamma(_LogLink):
     kernel = "gamma"
     power = 2.0
 
-    def _derivatives(self, y: Array, raw: Array) -> tuple[Array, Array, Array]:
+    def _evaluate_derivatives(self, y: Array, raw: Array) -> tuple[Array, Array, Array]:
         ratio = y * namespace(raw).exp(-raw)
         return raw + ratio, 1 - ratio, ratio
 
@@ -186,28 +189,30 @@ class Tweedie(_Deviance):
             raise InvalidParameterError(
                 f"power={self.power!r}: use a number <= 0 or >= 1; no distribution exists between."
             )
-        # A NumPy float64 would widen a float32 fit.
+        # A NumPy float64 would widen a float32 fit, a Python float does not.
         object.__setattr__(self, "power", float(self.power))
 
     def link(self, mean: Any) -> Any:
         return mean if self.identity else np.log(mean)
 
     def inverse_link(self, raw: Array) -> Array:
-        """The predicted mean."""
+        """Return the predicted mean."""
         return raw if self.identity else namespace(raw).exp(raw)
 
-    def _derivatives(self, y: Array, raw: Array) -> tuple[Array, Array, Array]:
+    def _evaluate_derivatives(self, y: Array, raw: Array) -> tuple[Array, Array, Array]:
+        """Return values, first and second derivatives, elementwise."""
         if self.identity:
-            return self._at_mean(y, raw)
+            return self._evaluate_at_mean(y, raw)
         if self.power in (1, 2):
-            return (Poisson() if self.power == 1 else Gamma())._derivatives(y, raw)
+            return (Poisson() if self.power == 1 else Gamma())._evaluate_derivatives(y, raw)
         one, two = 1 - self.power, 2 - self.power
         xp = namespace(raw)
         a, b = y * xp.exp(one * raw), xp.exp(two * raw)
         values = (xp.exp(raw) - y) ** 2 / 2 if self.power == 0 else b / two - a / one
         return values, b - a, two * b - one * a
 
-    def _at_mean(self, y: Array, mean: Array) -> tuple[Array, Array, Array]:
+    def _evaluate_at_mean(self, y: Array, mean: Array) -> tuple[Array, Array, Array]:
+        """Return values, first and second derivatives with respect to the mean (identity link)."""
         xp = namespace(mean)
         if self.power == 0:
             return (mean - y) ** 2 / 2, mean - y, xp.ones_like(mean)
@@ -221,6 +226,6 @@ class Tweedie(_Deviance):
         else:
             values = mean**two / two - y * mean**one / one
         scale = mean**-self.power
-        # No distribution has such a mean; a line search then takes a shorter step.
+        # No distribution has a mean <= 0: an infinite loss makes the line search shorten its step.
         values = xp.where(outside, math.inf, values)
         return values, scale * (mean - y), scale * (one + self.power * y / mean)

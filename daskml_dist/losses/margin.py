@@ -1,4 +1,4 @@
-"""Losses of the margin ``y * raw``, for classification: logistic, hinge and their kin."""
+"""Losses of the margin ``y * raw``, for classification: logistic, hinge and related losses."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from typing import Any, ClassVar
 import numpy as np
 
 from daskml_dist.backends.namespace import cast, is_host, namespace, one_hot, total
-from daskml_dist.losses.base import Array, Loss, Multiclass
-from daskml_dist.losses.columns import per_row
+from daskml_dist.losses.base import Array, Loss, Multiclass, sum_over_columns
 
 __all__ = ["Hinge", "LogLoss", "ModifiedHuber", "Perceptron", "SquaredHinge"]
 
-#: Columns that are few for rows of some thousands.
-_FEW = 40
+#: Most columns for which a softmax is written class by class: loops over rows of few entries are
+#: slower.
+_MAX_COLUMNS_BY_CLASS = 40
 
 
 class _MarginLoss(Loss):
-    """A function of the margin ``y * raw``, with y in {-1, +1}."""
+    """Loss that is a function of the margin ``y * raw``, with y in {-1, +1}."""
 
     kind = "classification"
     multiclass: ClassVar[Multiclass | None] = "ovr"
 
     @abstractmethod
-    def _at_margin(self, margin: Array) -> tuple[Array, Array]:
-        """Value and derivative at each margin; `margin` may be used as scratch."""
+    def _evaluate_at_margin(self, margin: Array) -> tuple[Array, Array]:
+        """Return value and derivative at each margin; `margin` may be overwritten."""
 
     def value_and_gradient(self, y: Array, raw: Array) -> tuple[Array, Array]:
         y = cast(y, raw.dtype)
-        values, slope = self._at_margin(y * raw)
+        values, slope = self._evaluate_at_margin(y * raw)
         slope *= y
-        return per_row(values), slope
+        return sum_over_columns(values), slope
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,11 @@ class LogLoss(_MarginLoss):
     kernel = "log_loss"
     has_hessian = True
 
-    def _at_margin(self, margin: Array) -> tuple[Array, Array]:
+    def _evaluate_at_margin(self, margin: Array) -> tuple[Array, Array]:
+        """Return value and derivative, from exponentials of numbers <= 0, which cannot overflow."""
         xp = namespace(margin)
         e = xp.exp(-xp.abs(margin))
-        values = _log1p(e)
+        values = _log_one_plus(e)
         values -= xp.minimum(margin, 0)
         slope = xp.where(margin > 0, e, 1)
         slope /= -1 - e
@@ -69,7 +70,7 @@ class LogLoss(_MarginLoss):
 
     @staticmethod
     def at_row(y: float, raw: float, parameters: tuple[float, ...]) -> tuple[float, float]:
-        """Value and derivative of one row."""
+        """Return value and derivative of one row."""
         margin = y * raw
         e = math.exp(-abs(margin))
         slope = (e if margin > 0 else 1.0) / (1.0 + e)
@@ -79,7 +80,8 @@ class LogLoss(_MarginLoss):
         if raw.ndim == 1:
             return super().value_and_gradient(y, raw)
         xp, host = namespace(raw), is_host(raw)
-        # With few rows NumPy's methods are faster, and with many classes its assignment.
+        # In NumPy an array's methods are faster for few rows, and indexed assignment for many
+        # classes.
         top = raw.max(axis=1) if host else xp.max(raw, axis=1)
         shifted = raw - top[:, None]
         gradient = xp.exp(shifted)
@@ -93,13 +95,17 @@ class LogLoss(_MarginLoss):
         return xp.log(sums) - xp.take_along_axis(shifted, y[:, None], axis=1)[:, 0], gradient
 
     def value_gradient_hessian(self, y: Array, raw: Array) -> tuple[Array, Array, Array]:
-        """As in `Loss`; products of probabilities, never differences: exact far from 1/2 too."""
+        """Return the loss of each row, its gradient, and its second derivative by `raw`.
+
+        Second derivatives are products of probabilities, never differences such as ``p - p**2``,
+        so that no digits are lost where p is near 0 or 1.
+        """
         xp = namespace(raw)
         if raw.ndim == 1:
             y = cast(y, raw.dtype)
             margin = y * raw
             e = xp.exp(-xp.abs(margin))
-            values = _log1p(e)
+            values = _log_one_plus(e)
             values -= xp.minimum(margin, 0)
             larger = 1 / (1 + e)
             smaller = e * larger
@@ -115,28 +121,29 @@ class LogLoss(_MarginLoss):
         return values, gradient, xp.reshape(pairs, (n, width, width))
 
     def predict_proba(self, raw: Array) -> Array:
-        """Logistic function of `raw` (two classes), or softmax over its columns."""
+        """Return the logistic function of `raw` (two classes), or softmax over its columns."""
         xp = namespace(raw)
         if raw.ndim == 1:
-            return xp.stack(self._two_classes(raw), axis=1)
+            return xp.stack(self._binary_probabilities(raw), axis=1)
         proba = xp.exp(raw - xp.max(raw, axis=1, keepdims=True))
         proba /= total(proba, axis=1)[:, None]
         return proba
 
     def write_proba(self, raw: Array, out: Array) -> None:
-        """Write :meth:`predict_proba` to `out`, of two classes without another copy."""
+        """Write :meth:`predict_proba` to `out`; for two classes without another copy."""
         if raw.ndim == 1:
-            out[:, 0], out[:, 1] = self._two_classes(raw)
-        elif raw.shape[1] <= _FEW and is_host(raw):
+            out[:, 0], out[:, 1] = self._binary_probabilities(raw)
+        elif raw.shape[1] <= _MAX_COLUMNS_BY_CLASS and is_host(raw):
             _write_softmax(raw, out)
         else:
             super().write_proba(raw, out)
 
-    def _two_classes(self, raw: Array) -> tuple[Array, Array]:
-        # The softmax of (0, raw); like it exact for probabilities near 0, with the odds kept in
-        # the range of the dtype.
+    def _binary_probabilities(self, raw: Array) -> tuple[Array, Array]:
+        """Return the probabilities of the two classes: the softmax of (0, raw)."""
+        # Both are computed from the odds, so that small probabilities keep their digits; the odds
+        # are bounded so that they do not overflow.
         xp = namespace(raw)
-        odds = xp.exp(xp.minimum(-raw, _log_largest(xp, raw.dtype)))
+        odds = xp.exp(xp.minimum(-raw, _log_of_largest_odds(xp, raw.dtype)))
         positive = 1 / (1 + odds)
         odds *= positive
         return odds, positive
@@ -159,20 +166,21 @@ class Hinge(_MarginLoss):
     kernel = "hinge"
     _threshold: ClassVar[float] = 1.0
 
-    def _at_margin(self, margin: Array) -> tuple[Array, Array]:
-        # The kink counts as wrong, as in scikit-learn: a perceptron must leave w = 0.
+    def _evaluate_at_margin(self, margin: Array) -> tuple[Array, Array]:
+        # At the kink the slope is that of the wrong side, as in scikit-learn: a perceptron at w = 0
+        # has margin 0 everywhere and must move.
         xp = namespace(margin)
         slope = -cast(margin <= self._threshold, margin.dtype)
         return xp.maximum(self._threshold - margin, 0), slope
 
     @property
     def parameters(self) -> tuple[float, ...]:
-        """The margin from which on the loss is zero."""
+        """Smallest margin at which the loss is zero."""
         return (self._threshold,)
 
     @staticmethod
     def at_row(y: float, raw: float, parameters: tuple[float, ...]) -> tuple[float, float]:
-        """Value and derivative of one row."""
+        """Return value and derivative of one row."""
         gap = parameters[0] - y * raw
         return max(gap, 0.0), -y if gap >= 0 else 0.0
 
@@ -193,7 +201,7 @@ class SquaredHinge(_MarginLoss):
     name = "squared_hinge"
     kernel = "squared_hinge"
 
-    def _at_margin(self, margin: Array) -> tuple[Array, Array]:
+    def _evaluate_at_margin(self, margin: Array) -> tuple[Array, Array]:
         gap = namespace(margin).maximum(1 - margin, 0)
         values = gap * gap
         gap *= -2
@@ -201,7 +209,7 @@ class SquaredHinge(_MarginLoss):
 
     @staticmethod
     def at_row(y: float, raw: float, parameters: tuple[float, ...]) -> tuple[float, float]:
-        """Value and derivative of one row."""
+        """Return value and derivative of one row."""
         gap = max(1.0 - y * raw, 0.0)
         return gap * gap, -2.0 * gap * y
 
@@ -223,7 +231,8 @@ class ModifiedHuber(_MarginLoss):
     kernel = "modified_huber"
     proba = True
 
-    def _at_margin(self, margin: Array) -> tuple[Array, Array]:
+    def _evaluate_at_margin(self, margin: Array) -> tuple[Array, Array]:
+        """Return value and derivative at each margin, with one temporary array."""
         xp = namespace(margin)
         gap = xp.maximum(1 - margin, 0)
         slope = xp.minimum(gap, 2)
@@ -235,26 +244,27 @@ class ModifiedHuber(_MarginLoss):
 
     @staticmethod
     def at_row(y: float, raw: float, parameters: tuple[float, ...]) -> tuple[float, float]:
-        """Value and derivative of one row."""
+        """Return value and derivative of one row."""
         gap = max(1.0 - y * raw, 0.0)
         slope = min(gap, 2.0)
         return (2.0 * gap - slope) * slope, -2.0 * slope * y
 
     def predict_proba(self, raw: Array) -> Array:
-        """``(clip(raw, -1, 1) + 1) / 2``, normalised over the columns (Zadrozny and Elkan 2002).
+        """Return ``(clip(raw, -1, 1) + 1) / 2``, normalised over the columns.
 
-        A row that no class claims is uniform, as in scikit-learn.
+        A row in which all columns are 0 gets equal probabilities, as in scikit-learn (Zadrozny and
+        Elkan 2002).
         """
         xp = namespace(raw)
         proba = (xp.minimum(xp.maximum(raw, -1), 1) + 1) / 2
         if raw.ndim == 1:
             return xp.stack([1 - proba, proba], axis=1)
         sums = total(proba, axis=1)[:, None]
-        nobody = sums == 0
-        if is_host(raw) and not nobody.any():
+        all_zero = sums == 0
+        if is_host(raw) and not all_zero.any():
             proba /= sums
             return proba
-        return xp.where(nobody, 1, proba) / xp.where(nobody, raw.shape[1], sums)
+        return xp.where(all_zero, 1, proba) / xp.where(all_zero, raw.shape[1], sums)
 
 
 @dataclass(frozen=True)
@@ -276,13 +286,13 @@ class Perceptron(Hinge):
 
 
 @cache
-def _log_largest(xp: Any, dtype: Any) -> float:
-    """Logarithm of an eighth of the largest number of a dtype."""
+def _log_of_largest_odds(xp: Any, dtype: Any) -> float:
+    """Return the logarithm of an eighth of the largest number of a dtype, below overflow."""
     return math.log(xp.finfo(dtype).max / 8)
 
 
 def _write_softmax(raw: Array, out: Array) -> None:
-    """Softmax over few columns, class by class: loops over rows of a few entries are slow."""
+    """Write the softmax over few columns, class by class: one vector loop over all rows each."""
     proba = np.ascontiguousarray(raw.T)
     row = proba.max(axis=0)
     proba -= row
@@ -292,11 +302,11 @@ def _write_softmax(raw: Array, out: Array) -> None:
     out.T[...] = proba
 
 
-def _log1p(e: Array) -> Array:
-    """``log(1 + e)`` for e from 0 to 1, small ones exactly too.
+def _log_one_plus(e: Array) -> Array:
+    """Return ``log(1 + e)`` for e from 0 to 1, without loss of digits for small e.
 
-    In NumPy's float32 a logarithm corrected for what ``1 + e`` rounds off is twice as fast as
-    `log1p` (Goldberg 1991, theorem 4).
+    In NumPy's float32 a logarithm that is corrected for the rounding of ``1 + e`` is twice as fast
+    as `log1p` (Goldberg 1991, theorem 4).
     """
     if not is_host(e) or e.dtype != np.float32:
         return namespace(e).log1p(e)

@@ -11,8 +11,7 @@ import numpy as np
 
 from daskml_dist.backends.namespace import cast, namespace
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.losses.base import Array, Loss
-from daskml_dist.losses.columns import diagonal, per_row
+from daskml_dist.losses.base import Array, Loss, diagonal_matrices, sum_over_columns
 
 __all__ = [
     "EpsilonInsensitive",
@@ -24,19 +23,19 @@ __all__ = [
 
 
 class _ResidualLoss(Loss):
-    """A function of the residual ``raw - y``."""
+    """Loss that is a function of the residual ``raw - y``."""
 
     kind = "regression"
     in_target_units = True
     center: ClassVar[Literal["mean", "median"] | None] = "median"
 
     @abstractmethod
-    def _at_residual(self, residual: Array) -> tuple[Array, Array]:
-        """Value and derivative at each residual; `residual` may be returned."""
+    def _evaluate_at_residual(self, residual: Array) -> tuple[Array, Array]:
+        """Return value and derivative at each residual; `residual` may be overwritten."""
 
     def value_and_gradient(self, y: Array, raw: Array) -> tuple[Array, Array]:
-        values, gradient = self._at_residual(raw - cast(y, raw.dtype))
-        return per_row(values), gradient
+        values, gradient = self._evaluate_at_residual(raw - cast(y, raw.dtype))
+        return sum_over_columns(values), gradient
 
 
 @dataclass(frozen=True)
@@ -57,25 +56,29 @@ class SquaredError(_ResidualLoss):
     kernel = "squared_error"
     has_hessian = True
 
-    def _at_residual(self, residual: Array) -> tuple[Array, Array]:
+    def _evaluate_at_residual(self, residual: Array) -> tuple[Array, Array]:
         values = residual * residual
         values *= 0.5
         return values, residual
 
     @staticmethod
     def at_row(y: float, raw: float, parameters: tuple[float, ...]) -> tuple[float, float]:
-        """Value and derivative of one row."""
+        """Return value and derivative of one row."""
         residual = raw - y
         return 0.5 * residual * residual, residual
 
     def value_gradient_hessian(self, y: Array, raw: Array) -> tuple[Array, Array, Array]:
-        """As in `Loss`: the second derivative is 1."""
+        """Return the loss of each row, its gradient, and its second derivative, which is 1."""
         hessian = namespace(raw).ones_like(raw)
-        return *self.value_and_gradient(y, raw), hessian if raw.ndim == 1 else diagonal(hessian)
+        return *self.value_and_gradient(y, raw), hessian if raw.ndim == 1 else diagonal_matrices(
+            hessian
+        )
 
 
 @dataclass(frozen=True)
 class _EpsilonLoss(_ResidualLoss):
+    """Loss of the residual with the parameter `epsilon`, in units of the target."""
+
     epsilon: float = 0.1
 
     def __post_init__(self) -> None:
@@ -89,8 +92,8 @@ class _EpsilonLoss(_ResidualLoss):
         """`epsilon`."""
         return (float(self.epsilon),)
 
-    def _excess(self, residual: Array) -> Array:
-        """``max(0, |residual| - epsilon)``, a new array."""
+    def _residual_beyond_epsilon(self, residual: Array) -> Array:
+        """Return ``max(0, |residual| - epsilon)``, a new array."""
         xp = namespace(residual)
         excess = xp.abs(residual)
         excess -= self.epsilon
@@ -118,7 +121,7 @@ class Huber(_EpsilonLoss):
     name = "huber"
     kernel = "huber"
 
-    def _at_residual(self, residual: Array) -> tuple[Array, Array]:
+    def _evaluate_at_residual(self, residual: Array) -> tuple[Array, Array]:
         epsilon = float(self.epsilon)  # a NumPy float64 would widen a float32 residual
         gradient = namespace(residual).clip(residual, -epsilon, epsilon)
         residual -= gradient / 2
@@ -127,7 +130,7 @@ class Huber(_EpsilonLoss):
 
     @staticmethod
     def at_row(y: float, raw: float, parameters: tuple[float, ...]) -> tuple[float, float]:
-        """Value and derivative of one row."""
+        """Return value and derivative of one row."""
         residual = raw - y
         slope = min(max(residual, -parameters[0]), parameters[0])
         return (residual - 0.5 * slope) * slope, slope
@@ -154,14 +157,14 @@ class EpsilonInsensitive(_EpsilonLoss):
     name = "epsilon_insensitive"
     kernel = "epsilon_insensitive"
 
-    def _at_residual(self, residual: Array) -> tuple[Array, Array]:
+    def _evaluate_at_residual(self, residual: Array) -> tuple[Array, Array]:
         xp = namespace(residual)
-        values = self._excess(residual)
+        values = self._residual_beyond_epsilon(residual)
         return values, xp.sign(residual) * cast(values > 0, residual.dtype)
 
     @staticmethod
     def at_row(y: float, raw: float, parameters: tuple[float, ...]) -> tuple[float, float]:
-        """Value and derivative of one row."""
+        """Return value and derivative of one row."""
         residual = raw - y
         excess = max(abs(residual) - parameters[0], 0.0)
         return excess, math.copysign(1.0, residual) if excess > 0 else 0.0
@@ -189,15 +192,15 @@ class SquaredEpsilonInsensitive(EpsilonInsensitive):
     center = "mean"
     kernel = "squared_epsilon_insensitive"
 
-    def _at_residual(self, residual: Array) -> tuple[Array, Array]:
-        excess = self._excess(residual)
+    def _evaluate_at_residual(self, residual: Array) -> tuple[Array, Array]:
+        excess = self._residual_beyond_epsilon(residual)
         values = excess * excess
         excess *= 2
         return values, namespace(residual).copysign(excess, residual)
 
     @staticmethod
     def at_row(y: float, raw: float, parameters: tuple[float, ...]) -> tuple[float, float]:
-        """Value and derivative of one row."""
+        """Return value and derivative of one row."""
         residual = raw - y
         excess = max(abs(residual) - parameters[0], 0.0)
         return excess * excess, math.copysign(2.0 * excess, residual)
@@ -231,7 +234,7 @@ class Quantile(_ResidualLoss):
                 f"quantile={self.quantile!r}: use a number between 0 and 1, both excluded."
             )
 
-    def _at_residual(self, residual: Array) -> tuple[Array, Array]:
+    def _evaluate_at_residual(self, residual: Array) -> tuple[Array, Array]:
         slope = cast(residual > 0, residual.dtype)
         slope -= self.quantile
         return slope * residual, slope
@@ -243,7 +246,7 @@ class Quantile(_ResidualLoss):
 
     @staticmethod
     def at_row(y: float, raw: float, parameters: tuple[float, ...]) -> tuple[float, float]:
-        """Value and derivative of one row."""
+        """Return value and derivative of one row."""
         residual = raw - y
         slope = (1.0 if residual > 0 else 0.0) - parameters[0]
         return slope * residual, slope

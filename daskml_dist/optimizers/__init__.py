@@ -1,11 +1,11 @@
-"""Optimizers: how a gradient becomes a step, in place.
+"""Optimizers: rules that turn a gradient into a step, in place.
 
-Every update is elementwise, so rows that a sparse batch touches can be gathered, updated and put
-back. An optimizer itself holds no state: it lives in its `opt_state`, arrays of the shape of the
-parameters, which shards cut and move along with them.
+Every rule is elementwise, so the parameters that a sparse batch touches can be gathered, updated
+and put back. An optimizer holds no state itself: `Optimizer.init` makes the state, arrays of the
+shape of the parameters, which shards cut and move together with the parameters.
 
-A family is a module; what it exports is public here and stands in the table, in the order of its
-file. SGD and Adagrad keep FTRL's account of an l1 penalty, so these families stand on that of FTRL.
+Each family is a module (`sgd`, `adagrad`, `adam`, `ftrl`); the classes in its `__all__` are public
+here and fill the table `OPTIMIZERS`. Under an l1 penalty SGD and Adagrad use FTRL's dual variables.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from daskml_dist.errors.nearest import nearest
 from daskml_dist.optimizers import adagrad, adam, ftrl, sgd
 from daskml_dist.optimizers.adagrad import *  # noqa: F403
 from daskml_dist.optimizers.adam import *  # noqa: F403
-from daskml_dist.optimizers.base import Optimizer
+from daskml_dist.optimizers.base import GroupOptions, Optimizer
 from daskml_dist.optimizers.ftrl import *  # noqa: F403
-from daskml_dist.optimizers.groups import GroupOptions
 from daskml_dist.optimizers.sgd import *  # noqa: F403
 
 __all__ = ["OPTIMIZERS", "GroupOptions", "Optimizer", "get_optimizer"]
@@ -40,6 +39,11 @@ def get_optimizer(optimizer: str | Optimizer) -> Optimizer:
     Parameters
     ----------
     optimizer : str or Optimizer
+        A key of `OPTIMIZERS`, or an object.
+
+    Returns
+    -------
+    Optimizer
 
     Raises
     ------

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.namespace import namespace
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.optimizers.base import Array, Optimizer, OptimizerState
-from daskml_dist.optimizers.checks import check_positive
+from daskml_dist.optimizers.base import Array, Optimizer, OptimizerState, check_positive
 from daskml_dist.optimizers.ftrl import FTRL
 
 __all__ = ["NAG", "Adagrad"]
@@ -57,15 +56,15 @@ class Adagrad(Optimizer):
             )
 
     def init(self, w: Array) -> OptimizerState:
-        """State before the first step."""
+        """Return the state before the first step."""
         return {"accumulator": namespace(w).full_like(w, float(self.initial_accumulator))}
 
     def under_l1(self) -> Optimizer:
-        """With FTRL's account of the penalty."""
+        """Return Adagrad with FTRL's dual variables for the penalty."""
         return _SparseAdagrad(self.epsilon, self.initial_accumulator)
 
     def coefficients(self, step: int) -> tuple[float, ...]:
-        """`epsilon`."""
+        """Return `epsilon`."""
         return (float(self.epsilon),)
 
     @staticmethod
@@ -78,19 +77,19 @@ class Adagrad(Optimizer):
         return rate
 
     def approach(self, before: OptimizerState, opt_state: OptimizerState, lr: float) -> Any:
-        """See :meth:`Optimizer.approach`; squared gradients stand for the curvature (Fisher)."""
+        """Return the approach of :meth:`Optimizer.approach`, by squared gradients (Fisher)."""
         return _adagrad_approach(before, opt_state, lr)
 
 
 @dataclass(frozen=True)
 class NAG(Optimizer):
-    """Normalised adaptive gradient (Ross, Mineiro and Langford 2013): unscaled features just work.
+    """Normalised adaptive gradient (Ross, Mineiro and Langford 2013), for unscaled features.
 
     Adagrad in the units of each feature: a parameter's rate is divided by its feature's largest
-    absolute value, and by the root of what the rows add up to in these units. Predictions do not
-    change when a feature is given in other units. The paper learns the scales as rows come by;
-    here they are known from one pass before the first step, so that every policy, lane and
-    resumed fit has the same ones.
+    absolute value, and by the root of the rows' mean squared norm in these units. Predictions do
+    not change when a feature is given in other units. The paper learns the scales during the steps;
+    here they come from one pass before the first step, so that all policies, lanes and resumed fits
+    have the same scales.
 
     Without scales (plain arrays of ones) it is Adagrad.
 
@@ -111,12 +110,12 @@ class NAG(Optimizer):
     single_rows = True
 
     def init(self, w: Array) -> OptimizerState:
-        """State before the first step."""
+        """Return the state before the first step."""
         xp = namespace(w)
         return {"accumulator": xp.zeros_like(w), "scale": xp.ones_like(w)}
 
     def init_scaled(self, w: Array, scales: NDArray[np.float64], norm: float) -> OptimizerState:
-        """State before the first step, for features of known scales.
+        """Return the state before the first step, for features of known scales.
 
         Parameters
         ----------
@@ -134,7 +133,7 @@ class NAG(Optimizer):
     def rescale(
         self, w: Array, opt_state: OptimizerState, scales: NDArray[np.float64], norm: float
     ) -> None:
-        """Go on with rows of larger values: parameters shrink as in the paper's step 2a."""
+        """Raise the scales for larger values; parameters shrink as in the paper's step 2a."""
         scale = np.maximum(opt_state["scale"], self.init_scaled(w, scales, norm)["scale"])
         shrink = opt_state["scale"] / scale
         w *= shrink
@@ -154,17 +153,17 @@ class NAG(Optimizer):
         return rate / scale / scale
 
     def coefficients(self, step: int) -> tuple[float, ...]:
-        """Number that is added to the root, against division by zero."""
+        """Return the number that is added to the root, against division by zero."""
         return (1e-10,)
 
     def approach(self, before: OptimizerState, opt_state: OptimizerState, lr: float) -> Any:
-        """See :meth:`Optimizer.approach`; squared gradients stand for the curvature (Fisher)."""
+        """Return the approach of :meth:`Optimizer.approach`, by squared gradients (Fisher)."""
         return _adagrad_approach(before, opt_state, lr)
 
 
 @dataclass(frozen=True)
 class _SparseAdagrad(FTRL):
-    """Adagrad's steps, with FTRL's account of the l1 penalty; without one it is Adagrad."""
+    """Adagrad with FTRL's dual variables for the l1 penalty; without a penalty it is Adagrad."""
 
     name = Adagrad.name
     default_learning_rate = Adagrad.default_learning_rate
@@ -180,6 +179,7 @@ class _SparseAdagrad(FTRL):
 
 
 def _adagrad_approach(before: OptimizerState, opt_state: OptimizerState, lr: float) -> Array:
+    """Return the approach by summed squared gradients, which stand for the curvature (Fisher)."""
     # The sum of lr g^2 / sqrt(G) over the steps, as an integral over G.
     xp = namespace(opt_state["accumulator"])
     roots = xp.sqrt(opt_state["accumulator"]) - xp.sqrt(before["accumulator"])

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.optimizers.base import Optimizer
-from daskml_dist.optimizers.checks import check_decay, check_positive
+from daskml_dist.optimizers.base import Optimizer, check_decay, check_positive
 
 __all__ = ["Adam", "AdamW"]
 
@@ -51,9 +50,9 @@ class Adam(Optimizer):
         check_positive("epsilon", self.epsilon)
 
     def coefficients(self, step: int) -> tuple[float, ...]:
-        """Decays and what they leave, corrections of m and of v's root, and `epsilon`."""
+        """Return the decays, one less each, the corrections of m and of v's root, and `epsilon`."""
         p, q = self.beta1, self.beta2
-        # The corrections are factors: a quotient takes as long as all the rest of a step.
+        # Bias corrections are factors: a division takes as long as all the rest of a step.
         return p, 1 - p, q, 1 - q, 1 / (1 - p**step), (1 - q**step) ** -0.5, self.epsilon
 
     @staticmethod
@@ -66,7 +65,7 @@ class Adam(Optimizer):
 class AdamW(Adam):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019).
 
-    All rows given decay, an intercept's too.
+    All rows of the parameters decay, the intercept included.
 
     Parameters
     ----------
@@ -97,7 +96,7 @@ class AdamW(Adam):
             )
 
     def coefficients(self, step: int) -> tuple[float, ...]:
-        """Those of Adam, and `weight_decay`."""
+        """Return the coefficients of Adam, and `weight_decay`."""
         return *super().coefficients(step), self.weight_decay
 
     @staticmethod
@@ -108,6 +107,7 @@ class AdamW(Adam):
 
 
 def _step_by_moments(state: Any, k: int, grad: Any, lr: Any, coefficients: Any) -> Any:
+    """Update both moments of entry k, take the step, and return its rate."""
     m = coefficients[0] * state[1][k] + coefficients[1] * grad
     v = coefficients[2] * state[2][k] + coefficients[3] * (grad * grad)
     rate = lr / (math.sqrt(v) * coefficients[5] + coefficients[6])

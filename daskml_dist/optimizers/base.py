@@ -1,21 +1,36 @@
-"""Base class of the optimizers."""
+"""Base class of the optimizers, options for groups of parameters, and checks of parameters.
+
+An optimizer is one formula for one parameter (`elementwise_update`). It is compiled into loops over
+many parameters, and :meth:`Optimizer.update` runs the same formula on whole arrays.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
-from daskml_dist.backends.entries import of_arrays
+from daskml_dist.backends.entries import of_arrays, where
 from daskml_dist.backends.namespace import namespace
+from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.names import NamedParameters
-from daskml_dist.penalties import soft_threshold
+from daskml_dist.penalties import Penalty, soft_threshold
 
-__all__ = ["Array", "Optimizer", "OptimizerState"]
+__all__ = [
+    "Array",
+    "GroupOptions",
+    "Optimizer",
+    "OptimizerState",
+    "check_decay",
+    "check_positive",
+    "take_ftrl_step",
+]
 
-#: Of NumPy, or of another library that follows the array API standard.
+#: An array of NumPy, or of another library that follows the array API standard.
 Array = Any
+#: Arrays of the shape of the parameters, by the names in `Optimizer.state_names`.
 OptimizerState = dict[str, Array]
 
 
@@ -24,44 +39,44 @@ class Optimizer(NamedParameters):
 
     The rule is `elementwise_update`, written once: compiled loops call it for each parameter, and
     :meth:`update` runs the same lines on whole arrays, to the same bits. An optimizer that cannot
-    say it so has a ``_descend(w, grad, opt_state, lr, step)`` instead, which moves `w` in place and
-    returns the step size.
+    be written in this way defines ``_descend(w, grad, opt_state, lr, step)`` instead, which moves
+    `w` in place and returns the step size.
 
     Attributes
     ----------
     name : str
-        What an estimator's ``optimizer`` argument calls it.
+        Value of an estimator's ``optimizer`` parameter that chooses it.
     default_learning_rate : float
     sparse_learning_rate : float or None
-        Default where a step touches few parameters of many; None: the same.
+        Default learning rate where a step touches few parameters of many; None: the same.
     row_learning_rate : float or None
-        Default where single sparse rows are steps; None: as of sparse batches.
+        Default learning rate where each sparse row is a step; None: as for sparse batches.
     rates_by_rows : bool
-        Whether the default rate goes by the size of the rows, where no pilot finds one: first steps
-        have the size of the rate, and later ones become short by themselves.
+        Whether the default learning rate is chosen by the size of the rows where no pilot finds
+        one: first steps have the size of the rate, and later ones become short by themselves.
     state_names : tuple of str
-        The state that it keeps for each parameter.
+        Names of the arrays of state that are kept for each parameter.
     uses_scales : bool
-        Whether a pass over the rows tells it the scale of each feature before the first step.
+        Whether it needs the scale of each feature, from a pass over the rows before the first step.
     adaptive : bool
-        Whether its steps have the size of the learning rate, whatever the gradient's scale.
+        Whether its steps have the size of the learning rate at any scale of the gradient.
     elementwise_update : function or None
-        Static, ``elementwise_update(state, k, grad, lr, coefficients)``: a step in entry k, in
-        place, without l1. `state` is `w` and then the optimizer's state in the order of
-        `state_names`, `coefficients` what :meth:`coefficients` returns, in the dtype of `w` like
-        `lr`. Returns the step size: the factor of a constant gradient in the long run, so that
-        fixed points under l1 are minima. Arithmetic, `math`, `min`, `max` and
-        `backends.entries.where` only, and no branches, so that numba compiles it, and arrays can
-        take the place of entries. All numbers are `lr` and those of `coefficients`, since another's
-        dtype could widen the result; what follows from these alone is made in :meth:`coefficients`.
+        Static, ``elementwise_update(state, k, grad, lr, coefficients)``: takes a step in entry k,
+        in place, without l1. `state` is `w` followed by the arrays of `state_names`; `coefficients`
+        is the result of :meth:`coefficients`, in the dtype of `w`, as is `lr`. Returns the step
+        size: the factor on a constant gradient in the long run, so that fixed points under l1 are
+        minima. It may use arithmetic, `math`, `min`, `max` and `backends.entries.where`, and no
+        branches, so that numba compiles it and whole arrays can take the place of entries. It uses
+        no number but `lr` and `coefficients`, since another dtype could widen the result.
     elementwise_update_l1 : function or None
         Static, ``elementwise_update_l1(state, k, grad, lr, l1, coefficients)``: a step under an l1
-        penalty of which the optimizer keeps account, at a rate that is not 0. None:
+        penalty whose duals are in the state, at a rate that is not 0. None:
         `elementwise_update`, and then the penalty's proximal operator, which gives exact zeros
         (Duchi and Singer 2009).
     single_rows : bool
-        Whether rows may be steps of their own, by threads that race: a parameter that a row does
-        not touch stays, and whatever state is lost, no step is longer than from a new state.
+        Whether single rows may be steps, made by threads that race: a parameter that a row does not
+        touch must stay as it is, and no step may be longer than one from a new state, whatever
+        update of the state is lost.
 
     Examples
     --------
@@ -82,28 +97,30 @@ class Optimizer(NamedParameters):
     elementwise_update_l1: ClassVar[Any] = None
     single_rows: ClassVar[bool] = False
     #: `elementwise_update` and `elementwise_update_l1` as :meth:`update` has them.
-    _rules: ClassVar[tuple[Any, Any]] = (None, None)
+    _own_rules: ClassVar[tuple[Any, Any]] = (None, None)
 
     def __init_subclass__(cls) -> None:
-        # A rule that is written anew is not its parent's, in part or in another form.
+        # A subclass that overrides one form of the rule inherits none of the other forms: they
+        # would compute something else.
         own = cls.__dict__.keys()
         if {"_descend", "elementwise_update"} & own:
             for name in {"elementwise_update", "elementwise_update_l1"} - own:
                 setattr(cls, name, None)
-            cls._rules = cls.elementwise_update, cls.elementwise_update_l1
-        # What is done around the parent's `update`, no loop does; the parent goes by its own rules.
+            cls._own_rules = cls.elementwise_update, cls.elementwise_update_l1
+        # Compiled loops call the rule alone and would skip what an overridden `update` adds; the
+        # parent's own `update` still uses `_own_rules`.
         if "update" in own and "elementwise_update" not in own:
             cls.elementwise_update = cls.elementwise_update_l1 = None
 
     def coefficients(self, step: int) -> tuple[float, ...]:
-        """Numbers that a step (from 1) needs for each entry; given to it in the dtype of `w`."""
+        """Return the numbers that a step (from 1) needs, which it gets in the dtype of `w`."""
         return ()
 
     def approach(self, before: OptimizerState, opt_state: OptimizerState, lr: float) -> Any:
-        """Approach to the minimum by the steps between two states, in each parameter.
+        """Return how far the steps between two states have approached the minimum, by parameter.
 
-        The sum of step size times curvature: a parameter's distance to its minimum has fallen by
-        the factor ``exp(-approach)``.
+        It is the sum of step size times curvature: a parameter's distance to its minimum has fallen
+        by the factor ``exp(-approach)``.
 
         Parameters
         ----------
@@ -115,20 +132,21 @@ class Optimizer(NamedParameters):
         Returns
         -------
         ndarray of the shape of the parameters, or float
-            Infinite where the state does not tell.
+            Infinite where it does not follow from the state.
         """
         return math.inf
 
     def under_l1(self) -> Optimizer:
-        """The optimizer for objectives with an l1 part.
+        """Return the optimizer for objectives with an l1 part: itself, or one made for l1.
 
-        One that keeps account of the penalty that each parameter owes has the zeros of the
-        optimum; where the penalty is a proximal step alone, the noise of the batches undoes most.
+        An optimizer that keeps the dual of the l1 penalty for each parameter (as FTRL does) gives
+        the zeros of the optimum. Where the penalty is only a proximal step after each batch, the
+        noise of the batches moves most parameters away from zero again.
         """
         return self
 
     def init(self, w: Array) -> OptimizerState:
-        """State before the first step: arrays of the shape and dtype of `w`."""
+        """Return the state before the first step: arrays of the shape and dtype of `w`."""
         return {name: namespace(w).zeros_like(w) for name in self.state_names}
 
     def update(
@@ -145,14 +163,14 @@ class Optimizer(NamedParameters):
         Parameters
         ----------
         w : ndarray
-            Parameters, or some rows of them. Others may read them meanwhile, so nothing but
-            parameters is ever written there.
+            Parameters, or some rows of them. Other threads may read them meanwhile, so nothing
+            but parameters is ever written there.
         grad : ndarray of the shape and dtype of `w`
             Gradient of the smooth part of the objective. Destroyed.
         opt_state : dict of ndarray
             State of the same rows, as :meth:`init` made it.
         lr : float, or array of shape (1, n_columns)
-            Learning rate of this step; of columns that do not know of each other, that of each.
+            Learning rate of this step, or one for each column.
         step : int
             Number of the step, from 1.
         l1 : float or ndarray that broadcasts to the shape of `w`, default=0.0
@@ -160,8 +178,10 @@ class Optimizer(NamedParameters):
         """
         penalised = type(l1) is not float or l1 != 0
         moves = not isinstance(lr, float | int) or lr != 0  # rates of columns are never 0
-        if penalised and moves and self._rules[1] is not None:
-            move, state, rate, coefficients = self._over(self._rules[1], w, opt_state, lr, step)
+        if penalised and moves and self._own_rules[1] is not None:
+            move, state, rate, coefficients = self._bind_rule(
+                self._own_rules[1], w, opt_state, lr, step
+            )
             move(state, ..., grad, rate, l1, coefficients)
             return
         rate = self._descend(w, grad, opt_state, lr, step)
@@ -169,14 +189,70 @@ class Optimizer(NamedParameters):
             soft_threshold(w, rate * l1)
 
     def _descend(self, w: Array, grad: Array, opt_state: OptimizerState, lr: Any, step: int) -> Any:
-        """`elementwise_update` on whole arrays."""
-        move, state, rate, coefficients = self._over(self._rules[0], w, opt_state, lr, step)
+        """Take a step by `elementwise_update` on whole arrays, and return its size."""
+        move, state, rate, coefficients = self._bind_rule(
+            self._own_rules[0], w, opt_state, lr, step
+        )
         return move(state, ..., grad, rate, coefficients)
 
-    def _over(self, rule: Any, w: Array, opt_state: OptimizerState, lr: Any, step: int) -> Any:
-        """A rule for entries as one for arrays, and what it is given beside gradients."""
+    def _bind_rule(self, rule: Any, w: Array, opt_state: OptimizerState, lr: Any, step: int) -> Any:
+        """Return a rule for whole arrays, the arrays of state, the rate and the coefficients."""
         xp = namespace(w)
-        # As a compiled loop has it: its product with another number is rounded so as well.
+        # Compiled loops have the rate in the dtype of `w`: products must be rounded as there, so
+        # that both forms give the same bits.
         rate = np.float32(lr) if xp is np and w.itemsize == 4 else lr
         state = w, *map(opt_state.__getitem__, self.state_names)
         return of_arrays(rule, xp), state, rate, self.coefficients(step)
+
+
+@dataclass(frozen=True)
+class GroupOptions(NamedParameters):
+    """Options for some parts of a model; None: as for the other parts.
+
+    Parameters
+    ----------
+    optimizer : Optimizer or None
+    penalty : Penalty or None
+    rate : float, default=1.0
+        Factor on the learning rate; 0 freezes the parts.
+
+    Examples
+    --------
+    >>> from daskml_dist.optimizers import Adam, GroupOptions
+    >>> GroupOptions(optimizer=Adam(), rate=0.1).rate
+    0.1
+    """
+
+    optimizer: Optimizer | None = None
+    penalty: Penalty | None = None
+    rate: float = 1.0
+
+
+def check_decay(name: str, value: float) -> None:
+    """Raise InvalidParameterError for a number outside [0, 1)."""
+    if not 0 <= value < 1:
+        raise InvalidParameterError(f"{name}={value!r}: use a number >= 0 and < 1.")
+
+
+def check_positive(name: str, value: float) -> None:
+    """Raise InvalidParameterError for a number that is not positive, or not finite."""
+    if not 0 < value < np.inf:
+        raise InvalidParameterError(f"{name}={value!r}: use a finite number > 0.")
+
+
+def take_ftrl_step(
+    w: Array, duals: Array, bounds: Array, k: int, grad: Any, rate: Any, l1: Any
+) -> None:
+    """Take one FTRL-proximal step in entry k, at a given rate, with the l1 penalty of all steps.
+
+    `duals` holds the part of the summed gradient that `w` does not tell, `bounds` the l1 penalty
+    summed over the steps so far: a parameter is zero as long as its dual lies within the bound.
+    """
+    # Where w is not zero, its dual is at the bound, by the optimality condition of l1.
+    dual = where(w[k] != 0, math.copysign(bounds[k], -w[k]), duals[k])
+    z = grad + dual - w[k] / rate  # summed gradient less the proximal term's pull
+    bound = bounds[k] + l1
+    dual = max(min(z, bound), -bound)  # projection; the new w is zero if z lies within
+    bounds[k] = bound
+    duals[k] = dual
+    w[k] = (dual - z) * rate

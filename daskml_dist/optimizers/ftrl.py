@@ -1,4 +1,4 @@
-"""FTRL: an account of the l1 penalty that each parameter owes."""
+"""FTRL-Proximal, whose dual variables give exact zeros under an l1 penalty."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from daskml_dist.optimizers.accounts import keep_account
-from daskml_dist.optimizers.base import Optimizer
-from daskml_dist.optimizers.checks import check_positive
+from daskml_dist.optimizers.base import Optimizer, check_positive, take_ftrl_step
 
 __all__ = ["FTRL"]
 
@@ -21,9 +19,9 @@ class FTRL(Optimizer):
     far (``t * l1``, so that it weighs against the mean loss), and the proximity to the points
     passed. The rate of a parameter is ``lr / (beta + sqrt(n))``.
 
-    Of the papers' z only the part is kept that `w` does not tell, the dual
+    Of the papers' z only the part is stored that does not follow from `w`, the dual
     ``z + w / rate`` (in ``[-bound, bound]``). So the learning rate may change between steps, and
-    `w` be set from outside.
+    `w` may be set from outside.
 
     Parameters
     ----------
@@ -49,7 +47,7 @@ class FTRL(Optimizer):
         check_positive("beta", self.beta)
 
     def coefficients(self, step: int) -> tuple[float, ...]:
-        """`beta`."""
+        """Return `beta`."""
         return (self.beta,)
 
     @staticmethod
@@ -69,4 +67,4 @@ class FTRL(Optimizer):
         n = state[1][k] + grad * grad
         state[1][k] = n
         rate = lr / (math.sqrt(n) + coefficients[0])
-        keep_account(state[0], state[2], state[3], k, grad, rate, l1)
+        take_ftrl_step(state[0], state[2], state[3], k, grad, rate, l1)

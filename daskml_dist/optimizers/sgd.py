@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from daskml_dist.optimizers.accounts import keep_account
-from daskml_dist.optimizers.base import Optimizer
-from daskml_dist.optimizers.checks import check_decay
+from daskml_dist.optimizers.base import Optimizer, check_decay, take_ftrl_step
 from daskml_dist.optimizers.ftrl import FTRL
 
 __all__ = ["SGD", "Momentum", "Nesterov"]
@@ -31,7 +29,7 @@ class SGD(Optimizer):
     single_rows = True
 
     def under_l1(self) -> Optimizer:
-        """With FTRL's account of the penalty."""
+        """Return SGD with FTRL's dual variables for the penalty."""
         return _SparseSGD()
 
     @staticmethod
@@ -68,7 +66,7 @@ class Momentum(Optimizer):
         check_decay("momentum", self.momentum)
 
     def coefficients(self, step: int) -> tuple[float, ...]:
-        """`momentum`, and how far a step leads in the long run, in learning rates."""
+        """Return `momentum`, and the length of a step in the long run, in learning rates."""
         return self.momentum, 1 / (1 - self.momentum)
 
     @staticmethod
@@ -84,7 +82,7 @@ class Momentum(Optimizer):
 class Nesterov(Momentum):
     """SGD with Nesterov's accelerated gradient (Nesterov 1983, Sutskever et al. 2013).
 
-    The step is ``grad + momentum * v``: `w` stands for the point looked ahead to.
+    The step is ``grad + momentum * v``: `w` is the look-ahead point at which gradients are taken.
 
     Parameters
     ----------
@@ -113,7 +111,7 @@ class Nesterov(Momentum):
 
 @dataclass(frozen=True)
 class _SparseSGD(FTRL):
-    """SGD's steps, with FTRL's account of the l1 penalty; without one it is SGD."""
+    """SGD with FTRL's dual variables for the l1 penalty; without a penalty it is SGD."""
 
     name = SGD.name
     adaptive = SGD.adaptive
@@ -127,4 +125,4 @@ class _SparseSGD(FTRL):
         state: Any, k: int, grad: Any, lr: Any, l1: Any, coefficients: Any
     ) -> None:
         """Take one step in entry k."""
-        keep_account(state[0], state[1], state[2], k, grad, lr, l1)
+        take_ftrl_step(state[0], state[1], state[2], k, grad, lr, l1)

@@ -1,9 +1,9 @@
-"""Policies: who may run ahead, and when a push applies.
+"""Policies: which lanes may run ahead, and when a push is applied.
 
 A :class:`Policy` is an immutable description that the user passes by object or by string. A fit
 makes its live state from it, a :class:`Gate` per shard: a small state machine that never blocks.
-The server tells the gate which lane pushed, joined or left, and asks it two questions: which
-pushes apply now, and may this lane go on?
+The server reports to the gate which lanes push, join and leave, and asks it which pushes to apply
+now and which lanes may start their next step.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.nearest import nearest
-from daskml_dist.policies.base import Consistency, Policy
+from daskml_dist.policies.base import Consistency, Pipeline, Policy
 from daskml_dist.policies.gates import ArrivalGate, Gate, RoundGate, TrainerGate
-from daskml_dist.policies.pipeline import Pipeline
 
 __all__ = [
     "POLICIES",
@@ -74,17 +73,17 @@ class Synchronous(Policy):
     backup_workers: int = field(default=0, metadata={"least": 0})
 
     def gate(self, lanes: Iterable[int], clock: int = 0) -> Gate:
-        """Make the state machine of one shard."""
+        """Return the state machine of one shard."""
         return RoundGate(lanes, clock, spare=self.backup_workers)
 
-    def of_one_lane(self) -> Policy:
-        """Policy of a lane's own steps: alone it has nothing to sum on a server."""
-        # A subclass may do something else.
+    def for_one_lane(self) -> Policy:
+        """Return the policy of a fit of one lane, which has nothing to sum on a server."""
+        # A subclass may have other gates or cadences, so it is left as it is.
         return _SynchronousAlone() if type(self) is Synchronous else self
 
-    def of_one_host(self) -> Policy:
-        """Policy of trainers that see each other's gradients: they sum these without a server."""
-        return self if self.backup_workers else self.of_one_lane()
+    def on_one_host(self) -> Policy:
+        """Return the policy of trainers that share memory: they sum gradients without a server."""
+        return self if self.backup_workers else self.for_one_lane()
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,7 @@ class AllReduce(Policy):
 
 @dataclass(frozen=True)
 class _SynchronousAlone(AllReduce):
-    """``"sync"`` of one lane, or one host."""
+    """``"sync"`` of one lane or of one host, by all-reduce."""
 
     name = "sync"
 
@@ -154,13 +153,14 @@ class BoundedStaleness(Policy):
     staleness: int = field(default=4, metadata={"least": 0})
 
     def gate(self, lanes: Iterable[int], clock: int = 0) -> Gate:
-        """Make the state machine of one shard."""
+        """Return the state machine of one shard."""
         return ArrivalGate(lanes, clock, staleness=self.staleness)
 
-    def of_single_rows(self) -> Policy:
-        """Policy of trainers that step row by row and meet often enough to keep the bound."""
+    def by_single_rows(self) -> Policy:
+        """Return the policy of trainers that step row by row and keep the bound."""
         if type(self) is not BoundedStaleness:
             return self
+        # Half of the bound is for the batches between two meetings, half for the lead at a meeting.
         half = self.staleness // 2
         return _BoundedRows(meet_every=half + 1, staleness=self.staleness - half)
 
@@ -169,7 +169,7 @@ class BoundedStaleness(Policy):
 class Asynchronous(Policy):
     """Downpour SGD: ``"async"``.
 
-    Nobody waits; each lane pushes and pulls at its own pace.
+    No lane waits; each pushes and pulls at its own pace.
 
     Choose it when some workers are persistently slow, or come and go, and a slightly noisier
     path to the optimum is fine. Pair it with ``StalenessAware`` if many lanes share one model.
@@ -198,8 +198,8 @@ class Asynchronous(Policy):
     push_every: int = 1
     pull_every: int = 1
 
-    def of_single_rows(self) -> Policy:
-        """Policy of trainers that step row by row, and push and pull at their own pace."""
+    def by_single_rows(self) -> Policy:
+        """Return the policy of trainers that step row by row at their own pace."""
         usual = type(self) is Asynchronous and self.push_every == self.pull_every == 1
         return _AsynchronousRows() if usual else self
 
@@ -218,7 +218,7 @@ class LocalSGD(Policy):
     sync_every : int, default=16
         Local steps between two averages.
     outer_rate : float, default=1.0
-        Length of the step from the last average to the new one, in units of the way between them.
+        Length of the step from the last average to the new one, in units of their distance.
     outer_momentum : float, default=0.0
         Nesterov's momentum of these steps (DiLoCo; 0.9 with ``outer_rate=0.7`` there, for some
         hundred local steps of Adam).
@@ -244,7 +244,7 @@ class LocalSGD(Policy):
 
     @property
     def average_every(self) -> int:  # type: ignore[override]
-        """The name by which loops know `sync_every`."""
+        """Steps between two averages, `sync_every`, under the name that loops read."""
         return self.sync_every
 
 
@@ -311,7 +311,8 @@ class _AsynchronousRows(Hogwild):
 class _BoundedRows(Hogwild):
     """``"ssp"`` of single sparse rows.
 
-    A trainer asks the server every `meet_every` batches, so the lead is that many longer, less one.
+    A trainer meets the server only every `meet_every` batches, so its lead may be larger than
+    `staleness` by ``meet_every - 1``.
     """
 
     name = "ssp"
@@ -319,7 +320,7 @@ class _BoundedRows(Hogwild):
     staleness: int = field(default=0, metadata={"least": 0})
 
     def gate(self, lanes: Iterable[int], clock: int = 0) -> Gate:
-        """Make the state machine of one shard."""
+        """Return the state machine of one shard."""
         return TrainerGate(lanes, clock, staleness=self.staleness)
 
 

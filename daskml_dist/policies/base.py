@@ -1,4 +1,4 @@
-"""Base of the policies: which loop lanes run, and the data that loops read."""
+"""Base class of the policies: the loop that lanes run, and the settings that loops read."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.names import NamedParameters
 from daskml_dist.policies.gates import ArrivalGate, Gate, RoundGate
 
-__all__ = ["Consistency", "Policy"]
+__all__ = ["Consistency", "Pipeline", "Policy"]
 
 _Loop = Literal["bulk", "replicas", "free", "shared"]
 
-#: What loops read, and the least that makes sense.
+#: Settings that loops read, and the smallest meaningful value of each.
 _CADENCE = {"push_every": 1, "pull_every": 1, "average_every": 0, "meet_every": 0}
 
 
@@ -41,7 +41,7 @@ class Consistency(Protocol):
 
 @dataclass(frozen=True)
 class Policy(NamedParameters):
-    """Base of all policies: a loop, and what that loop asks of it, all of it data.
+    """Base class of all policies: the loop that lanes run, and the settings of that loop, as data.
 
     A subclass sets the attributes below, as attributes of the class or, where its users choose,
     as fields. Fields that are integers are at least 1, or as their metadata say:
@@ -94,7 +94,7 @@ class Policy(NamedParameters):
     outer_momentum = 0.0
 
     def __post_init__(self) -> None:
-        self._check_class()
+        self._check_declaration()
         own = {f.name: f.metadata.get("least", 1) for f in fields(self) if f.type in (int, "int")}
         for name, least in (own | _CADENCE).items():
             value = getattr(self, name)
@@ -102,9 +102,9 @@ class Policy(NamedParameters):
                 raise InvalidParameterError(
                     f"{type(self).__name__}({name}={value!r}): give an integer >= {least}."
                 )
-        self._check_outer()
+        self._check_outer_step()
 
-    def _check_outer(self) -> None:
+    def _check_outer_step(self) -> None:
         rate, momentum, name = self.outer_rate, self.outer_momentum, type(self).__name__
         if not (_is_number(rate) and rate > 0):
             raise InvalidParameterError(f"{name}(outer_rate={rate!r}): give a finite number > 0.")
@@ -119,7 +119,7 @@ class Policy(NamedParameters):
                 "LocalSGD."
             )
 
-    def _check_class(self) -> None:
+    def _check_declaration(self) -> None:
         loops = get_args(_Loop)
         if not hasattr(self, "name") or getattr(self, "loop", None) not in loops:
             raise InvalidParameterError(
@@ -128,53 +128,98 @@ class Policy(NamedParameters):
 
     @property
     def lockstep(self) -> bool:
-        """Whether all lanes are at the same clock at each end of a pass."""
+        """True where all lanes have the same clock at each end of a pass."""
         return self.loop in {"bulk", "replicas"}
 
     @property
     def uses_shards(self) -> bool:
-        """Whether the parameters live in server shards."""
+        """True where the parameters are held in server shards."""
         return self.loop != "replicas"
 
     @property
     def pushes_gradients(self) -> bool:
-        """Whether lanes push gradients to servers, which can be compressed."""
+        """True where lanes push gradients to servers; such pushes can be compressed."""
         return self.loop in {"bulk", "free"}
 
     @property
     def averages(self) -> bool:
-        """Whether lanes step alone, and their parameters are averaged."""
+        """True where lanes step alone, and their parameters are averaged."""
         return self.loop == "replicas" and not self.sums_gradients
 
     @property
     def uses_threads(self) -> bool:
-        """Whether a lane a thread is wanted in one process too."""
+        """True where a fit in one process should have a lane for each thread."""
         return self.loop == "shared"
 
     def applies_per_pass(self, n_steps: int, n_lanes: int) -> int:
-        """Updates that a shard applies in a pass in which each lane makes `n_steps` steps.
+        """Return the updates that a shard applies in a pass of `n_steps` steps of each lane.
 
-        What is open at the end of a pass is pushed there.
+        Gradients that are not pushed yet at the end of a pass are pushed there.
         """
         return n_steps if self.lockstep else -(-n_steps // self.push_every) * n_lanes
 
     def gate(self, lanes: Iterable[int], clock: int = 0) -> Gate:
-        """Make the state machine of one shard (or of the pass reports)."""
+        """Return the state machine of one shard (or of the pass reports)."""
         return (RoundGate if self.loop == "bulk" else ArrivalGate)(lanes, clock)
 
-    def of_one_host(self) -> Policy:
-        """A policy under which trainers that share memory make the same steps sooner."""
+    def on_one_host(self) -> Policy:
+        """Return a policy by which trainers that share memory make the same steps sooner."""
         return self
 
-    def of_single_rows(self) -> Policy:
-        """A policy of the same promise under which each sparse row may be a step of its own."""
+    def by_single_rows(self) -> Policy:
+        """Return a policy of the same guarantees by which each sparse row may be a step."""
         return self
 
-    def of_one_lane(self) -> Policy:
-        """A policy under which a fit of one lane makes the same steps, and waits for nobody."""
+    def for_one_lane(self) -> Policy:
+        """Return a policy by which a fit of one lane makes the same steps without waiting."""
         return self
 
 
 def _is_number(value: Any) -> bool:
     real = isinstance(value, (int, float)) and not isinstance(value, bool)
     return real and math.isfinite(value)
+
+
+@dataclass(frozen=True)
+class Pipeline(NamedParameters):
+    """Pipeline of stages: each trainer holds some adjacent layers and passes its activations on.
+
+    A batch is cut into micro-batches that follow each other through the stages, one forward and one
+    backward in turn (1F1B), so that a stage keeps the activations of few of them: one for each
+    stage that follows, its own, and one in transit. The steps are those of one trainer that holds
+    all layers. Where there are twice as many trainers as stages, or more, several pipelines work on
+    different lanes, and equal stages sum their gradients.
+
+    Choose it when a network is too large for the memory of a worker; a network that fits learns
+    sooner under ``"allreduce"``. Layers are spread so that all stages take as long, as measured;
+    where workers are fewer than stages, a stage takes more layers.
+
+    Parameters
+    ----------
+    stages : int, default=2
+        At most the number of layers with parameters.
+    micro_batches : int, default=4
+        Parts of the batch of each lane. While the pipeline fills and drains, ``stages - 1`` of
+        ``lanes * micro_batches + stages - 1`` turns are idle.
+
+    References
+    ----------
+    Y. Huang et al., "GPipe", NeurIPS 2019. D. Narayanan et al., "PipeDream", SOSP 2019 (1F1B).
+
+    Examples
+    --------
+    >>> from daskml_dist.policies import Pipeline
+    >>> Pipeline(stages=2, micro_batches=8)
+    Pipeline(stages=2, micro_batches=8)
+    """
+
+    stages: int = 2
+    micro_batches: int = 4
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InvalidParameterError(
+                    f"Pipeline({field.name}={value!r}): give an integer >= 1."
+                )

@@ -1,4 +1,8 @@
-"""Gates: state machines that tell which pushes apply now, and who may go on."""
+"""Gates: state machines that decide which pushes apply now, and which lanes may go on.
+
+They never block: a server asks them after each message, and keeps the answers to lanes that may not
+go on. Clocks count finished steps, so that a repeated push has no effect.
+"""
 
 from __future__ import annotations
 
@@ -38,32 +42,32 @@ class Gate(ABC):
         self.clocks[lane] = clock
 
     def leave(self, lane: int) -> None:
-        """Forget a lane: nobody waits for it any more. Its open push, if any, still counts."""
+        """Forget a lane, so that no lane waits for it; its open push, if any, counts."""
         self.clocks.pop(lane, None)
 
     @abstractmethod
     def push(self, lane: int, clock: int) -> bool:
-        """Record that `lane` pushed its step `clock` (from 1); False when it must be dropped."""
+        """Record the push of step `clock` (from 1) of a lane; return False if it is refused."""
 
     @abstractmethod
     def due(self) -> list[int]:
-        """Lanes whose pushes form the next apply; empty when nothing is due."""
+        """Return the lanes whose pushes apply next; none while a round is open."""
 
     @abstractmethod
     def may_go(self, lane: int) -> bool:
-        """Whether `lane` may start its next step now."""
+        """Return True if `lane` may start its next step now."""
 
     def may_all_go(self, lanes: Iterable[int]) -> bool:
-        """Whether the lanes of a message, which are of one trainer, may start their next steps."""
+        """Return True if the lanes of one trainer's message may start their next steps."""
         return all(self.may_go(lane) for lane in lanes)
 
     def clock(self, lane: int) -> int:
-        """The clock that `lane` goes on from."""
+        """Return the clock that `lane` continues from."""
         return self.clocks.get(lane, 0)
 
 
 class RoundGate(Gate):
-    """Rounds: a round applies once all lanes but `spare` have pushed it.
+    """Gate of rounds: a round is applied once all lanes but `spare` have pushed their step.
 
     Examples
     --------
@@ -90,6 +94,7 @@ class RoundGate(Gate):
         return True
 
     def due(self) -> list[int]:
+        """Return the lanes of a round once at most `spare` are missing, and open the next round."""
         missing = sum(lane not in self._arrived for lane in self.clocks)
         if not self._arrived or missing > min(self._spare, max(len(self.clocks) - 1, 0)):
             return []
@@ -106,7 +111,7 @@ class RoundGate(Gate):
 
 
 class ArrivalGate(Gate):
-    """Pushes apply on arrival; a lane may lead the slowest by `staleness` clocks.
+    """Gate that applies pushes on arrival; a lane may lead the slowest by `staleness` clocks.
 
     Examples
     --------
@@ -122,19 +127,20 @@ class ArrivalGate(Gate):
         super().__init__(lanes, clock)
         self._staleness = staleness
         self._arrived: list[int] = []
-        #: Number of the lanes at each clock: few clocks where lanes are many.
+        #: Number of lanes at each clock, so that the slowest is found among few clocks, not many
+        #: lanes.
         self._at = Counter(self.clocks.values())
 
     def join(self, lane: int, clock: int) -> None:
-        self._move(lane, clock)
+        self._count_lane_at(lane, clock)
         super().join(lane, clock)
 
     def leave(self, lane: int) -> None:
-        self._move(lane, None)
+        self._count_lane_at(lane, None)
         super().leave(lane)
 
-    def _move(self, lane: int, clock: int | None) -> None:
-        """Count a lane at another clock, or at none."""
+    def _count_lane_at(self, lane: int, clock: int | None) -> None:
+        """Count a lane at another clock, or at none (None)."""
         if (before := self.clocks.get(lane)) is not None:
             self._at[before] -= 1
             if not self._at[before]:
@@ -145,7 +151,7 @@ class ArrivalGate(Gate):
     def push(self, lane: int, clock: int) -> bool:
         if lane not in self.clocks or clock <= self.clocks[lane]:
             return False
-        self._move(lane, clock)
+        self._count_lane_at(lane, clock)
         self.clocks[lane] = clock
         self._arrived.append(lane)
         return True
@@ -160,9 +166,10 @@ class ArrivalGate(Gate):
 
 
 class TrainerGate(ArrivalGate):
-    """Lanes of a trainer that speak together: its slowest may lead others' by `staleness`.
+    """Gate of trainers whose lanes send one message: the slowest lane of a trainer is bounded.
 
-    They do not wait for each other, and the slowest trainer for nobody.
+    It may lead the slowest lane of the other trainers by `staleness` clocks. Lanes of a trainer do
+    not wait for each other, and the slowest trainer does not wait.
     """
 
     def may_all_go(self, lanes: Iterable[int]) -> bool:

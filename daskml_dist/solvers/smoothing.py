@@ -36,7 +36,7 @@ class RoundedTube(EpsilonInsensitive):
     def value_gradient_hessian(self, y: Any, raw: Any) -> tuple[Any, Any, Any]:
         """As in `Loss`, for raw predictions of shape (n,)."""
         xp, residual = namespace(raw), raw - cast(y, raw.dtype)
-        excess = self._excess(residual)
+        excess = self._residual_beyond_epsilon(residual)
         share = xp.minimum(excess / self.width, 1)
         values = (excess - self.width * share / 2) * share
         # Without a tube the parabola of |residual| holds at 0 as well.

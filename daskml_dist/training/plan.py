@@ -97,7 +97,7 @@ def make_fit(
     survey, run, fraction = rows.survey, settings.run, settings.validation_fraction
     _check_held_out_rows(lanes, fraction)
     if settings.batch_size == "auto" and _may_step_row_by_row(settings, survey, model):
-        settings = replace(settings, policy=settings.policy.of_single_rows())
+        settings = replace(settings, policy=settings.policy.by_single_rows())
     # 1. How rows become steps: single rows where these may be updates, else batches.
     single_rows = _is_row_by_row(settings, survey, model)
     batch_size = batch_rows(settings.batch_size, lanes, streaming, most_batch_rows(model))
@@ -186,7 +186,7 @@ def _resolve_policy(settings: Settings, n_lanes: int, on_one_host: bool) -> Poli
     asks = settings.run.n_servers > 1 or settings.run.compression is not None
     if asks or (n_lanes > 1 and not on_one_host):
         return settings.policy
-    return settings.policy.of_one_host() if n_lanes > 1 else settings.policy.of_one_lane()
+    return settings.policy.on_one_host() if n_lanes > 1 else settings.policy.for_one_lane()
 
 
 def _choose_default_rate(optimizer: Optimizer, single_rows: bool, few: bool) -> float:
@@ -356,7 +356,7 @@ def policy_of_stages(settings: Settings, stages: int, model: StepModel) -> Polic
     ------
     InvalidParameterError
     """
-    policy, run = settings.policy.of_one_host(), settings.run
+    policy, run = settings.policy.on_one_host(), settings.run
     if not isinstance(model, StagedModel):
         raise InvalidParameterError(
             f"{type(model).__name__} is no chain of layers that a pipeline could cut into stages. "
@@ -388,7 +388,7 @@ def check_columns(settings: Settings) -> None:
     ------
     InvalidParameterError
     """
-    policy, run = settings.policy.of_one_host(), settings.run
+    policy, run = settings.policy.on_one_host(), settings.run
     if not policy.sums_gradients or run.n_servers > 1 or run.compression is not None:
         raise InvalidParameterError(
             f'shard="features" under policy={settings.policy.name!r}: lanes that hold columns '
@@ -429,7 +429,7 @@ def policy_of_columns(settings: Settings, model: StepModel, streaming: Streaming
             'shard="features" keeps its rows in memory, and they do not fit. Use more workers, a '
             'larger memory_budget, float32 or sparse rows, or shard="rows".'
         )
-    return settings.policy.of_one_host()
+    return settings.policy.on_one_host()
 
 
 def make_solver_fit(

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from daskml_dist.compression import Compressor
 from daskml_dist.models.base import LinearForm, Model, StepModel
 from daskml_dist.policies import Policy
+from daskml_dist.policies.base import Pipeline
 from daskml_dist.policies.gates import ArrivalGate, Gate
-from daskml_dist.policies.pipeline import Pipeline
 from daskml_dist.ps.layout import Layout
 from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.rule import UpdateRule

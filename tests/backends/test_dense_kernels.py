@@ -88,8 +88,8 @@ def test_fused_kernel_does_not_hide_overflow(bad):
 
 def test_a_subclass_has_no_kernel():
     class Doubled(LogLoss):
-        def _at_margin(self, margin):
-            values, slope = super()._at_margin(margin)
+        def _evaluate_at_margin(self, margin):
+            values, slope = super()._evaluate_at_margin(margin)
             return 2 * values, 2 * slope
 
     assert Doubled.kernel is None

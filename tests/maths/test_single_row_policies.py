@@ -10,7 +10,7 @@ from daskml_dist.policies import Asynchronous, BoundedStaleness, LocalSGD
 @pytest.mark.parametrize("bound", [0, 1, 4, 7])
 def test_trainers_that_step_row_by_row_keep_the_bound(bound: int) -> None:
     """They ask every few batches, so that the lead in between is within it, too."""
-    policy = BoundedStaleness(bound).of_single_rows()
+    policy = BoundedStaleness(bound).by_single_rows()
     gate, fast, slow, clock = policy.gate([0, 1, 2, 3]), (0, 1), (2, 3), 0
     while gate.may_all_go(fast):
         clock += policy.meet_every
@@ -28,7 +28,7 @@ def test_trainers_that_step_row_by_row_keep_the_bound(bound: int) -> None:
 
 
 def test_a_trainer_does_not_wait_for_its_own_lanes() -> None:
-    gate = BoundedStaleness(0).of_single_rows().gate([0, 1, 2])
+    gate = BoundedStaleness(0).by_single_rows().gate([0, 1, 2])
     gate.join(0, 5)
     assert gate.may_all_go((0, 1))
 
@@ -38,6 +38,6 @@ def test_who_says_when_to_push_steps_by_batches() -> None:
         name = "own"
 
     for policy in (Asynchronous(push_every=2), Asynchronous(pull_every=3), Own(), LocalSGD()):
-        assert policy.of_single_rows() is policy
-    assert Asynchronous().of_single_rows().name == "async"
-    assert BoundedStaleness(3).of_single_rows().name == "ssp"
+        assert policy.by_single_rows() is policy
+    assert Asynchronous().by_single_rows().name == "async"
+    assert BoundedStaleness(3).by_single_rows().name == "ssp"
