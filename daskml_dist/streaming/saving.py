@@ -9,7 +9,7 @@ from typing import Any
 from daskml_dist.errors import CheckpointError, InvalidParameterError
 from daskml_dist.streaming.saved import Saved
 from daskml_dist.streaming.start import Started
-from daskml_dist.training.checkpoint import Checkpoint, Files
+from daskml_dist.training.checkpoint import Checkpoint, CheckpointFiles
 from daskml_dist.training.in_parts import facts_of
 
 __all__ = ["CLOSED", "ENDED", "TORN", "Saving"]
@@ -66,7 +66,7 @@ class Saving:
         if not self.checkpoint.resume:
             return None
         path = os.fspath(self.checkpoint.path)
-        found = Files.of(path, self.checkpoint.keep).newest()
+        found = CheckpointFiles.of(path, self.checkpoint.keep).newest()
         if found is None:
             return None
         if "stream" not in found[1]:

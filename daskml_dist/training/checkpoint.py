@@ -1,9 +1,15 @@
-"""Checkpoints: a fit in parts, with its state in a file between them.
+"""Checkpoints of a fit: when it saves itself, the files on any file system, and their format.
 
-Each part is a fit of `every` passes that goes on from the state of the one before, so the state
-is whole and consistent under every policy. Under ``"sync"`` and ``"allreduce"`` the parts make
-the same steps as a fit without checkpoints; ``"local"`` and ``"average"`` average their lanes at
-the end of each part.
+`Checkpoint` is what users give. `CheckpointFiles` writes files whole, moves them up, and refuses
+everything that is not a regular file, so that whoever may write to the folder cannot redirect a
+save or a read. `encode` and `decode` make an archive of plain arrays and JSON; reading believes
+nothing that a file says of itself: members are stored uncompressed, an array has as many bytes as
+it announces, and the result is a state that a fit can continue from, or an error.
+
+Each part of a fit is a fit of `every` passes that starts from the state of the one before, so the
+state is whole and consistent under every policy. Under ``"sync"`` and ``"allreduce"`` the parts
+make the same steps as a fit without checkpoints; ``"local"`` and ``"average"`` average their lanes
+at the end of each part.
 """
 
 from __future__ import annotations
@@ -31,7 +37,7 @@ from daskml_dist.errors.names import NamedParameters
 from daskml_dist.errors.outside import outside
 from daskml_dist.ps.shard_state import ShardState
 
-__all__ = ["Checkpoint", "Files", "decode_log", "is_count", "is_number"]
+__all__ = ["Checkpoint", "CheckpointFiles", "decode_log", "is_count", "is_number"]
 
 
 T = TypeVar("T")
@@ -128,7 +134,7 @@ class Checkpoint(NamedParameters):
             One of them failed, the file system is unknown or not installed, or something that
             is no regular file has one of the names.
         """
-        files = self._files()
+        files = self._open_files()
         try:
             files.probe()
         except CheckpointError:
@@ -153,7 +159,7 @@ class Checkpoint(NamedParameters):
             It could not be written, for example because the disk is full. The newest whole one
             is as it was.
         """
-        files, data = self._files(), encode(state, facts)
+        files, data = self._open_files(), encode(state, facts)
         try:
             if files.is_whole(files.new):  # a crash came while the files moved
                 files.rotate()
@@ -181,7 +187,7 @@ class Checkpoint(NamedParameters):
         CheckpointError
             There is none, none is whole, or it has another format version.
         """
-        found = self._files().newest()
+        found = self._open_files().newest()
         if found is None:
             raise CheckpointError(
                 f"There is no checkpoint {self.path}. Correct the path, or set resume=False to "
@@ -189,13 +195,14 @@ class Checkpoint(NamedParameters):
             )
         return found
 
-    def _files(self) -> Files:
-        return Files.of(os.fspath(self.path), self.keep)
+    def _open_files(self) -> CheckpointFiles:
+        """Return the files of this checkpoint."""
+        return CheckpointFiles.of(os.fspath(self.path), self.keep)
 
 
 @dataclass(frozen=True)
-class Files:
-    """The files of one checkpoint.
+class CheckpointFiles:
+    """Files of one checkpoint, newest first.
 
     Parameters
     ----------
@@ -210,8 +217,8 @@ class Files:
     keep: int
 
     @classmethod
-    def of(cls, url: str, keep: int) -> Files:
-        """Files of a path or URL.
+    def of(cls, url: str, keep: int) -> CheckpointFiles:
+        """Return the files of a path or URL.
 
         Raises
         ------
@@ -225,35 +232,36 @@ class Files:
         except Exception as error:
             raise CheckpointError(
                 f"Cannot open the file system of the checkpoint {url} ({why(error)}). "
-                f"{_remedy(error)}"
+                f"{_describe_remedy(error)}"
             ) from error
         return cls(fs, path, keep)
 
     @property
     def new(self) -> str:
-        """Name of the one that is being written."""
+        """Return the name of the file that is being written."""
         return f"{self.path}.new"
 
     @property
     def versions(self) -> list[str]:
-        """Names from the newest to the oldest."""
+        """Return the names from the newest to the oldest."""
         return [self.path, *(f"{self.path}.{i}" for i in range(1, self.keep))]
 
     @property
-    def _local(self) -> bool:
+    def _is_local(self) -> bool:
+        """Return whether the files are on a local disk."""
         from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 
         return isinstance(self.fs, LocalFileSystem)
 
     def check_regular(self, name: str) -> bool:
-        """Whether there is a file of that name.
+        """Return whether there is a file of that name; raise for anything that is no regular file.
 
         Raises
         ------
         CheckpointError
             There is something else: a link, a folder, a device.
         """
-        kind = self._kind(name)
+        kind = self._describe_kind(name)
         if kind not in ("", "a file"):
             raise CheckpointError(
                 f"{name} is {kind}, and checkpoints are regular files alone. Name a file (of a "
@@ -261,10 +269,10 @@ class Files:
             )
         return bool(kind)
 
-    def _kind(self, name: str) -> str:
-        """Kind of the thing under a name, in words; empty for nothing."""
+    def _describe_kind(self, name: str) -> str:
+        """Return the kind of the thing under a name, in words; empty for nothing."""
         try:
-            if self._local:
+            if self._is_local:
                 mode = os.lstat(name).st_mode
                 return "a file" if stat.S_ISREG(mode) else _KINDS.get(stat.S_IFMT(mode), "no file")
             found = self.fs.info(name)["type"]
@@ -273,7 +281,7 @@ class Files:
         return {"file": "a file", "directory": "a folder"}.get(found, f"of the kind {found!r}")
 
     def read(self, name: str, most: int | None = None) -> bytes | None:
-        """Content, or None where there is no such file.
+        """Return the content, or None where there is no such file.
 
         Parameters
         ----------
@@ -294,7 +302,7 @@ class Files:
                     f"The checkpoint {name} has {size} bytes, and this fit's cannot have more than "
                     f"{most}. Name another file, or set resume=False to begin anew."
                 )
-            return _read(name) if self._local else bytes(self.fs.cat_file(name))
+            return _read_local_file(name) if self._is_local else bytes(self.fs.cat_file(name))
         except FileNotFoundError:
             return None
         except CheckpointError:
@@ -306,18 +314,18 @@ class Files:
             ) from error
 
     def is_whole(self, name: str) -> bool:
-        """Whether there is a whole checkpoint of that name."""
+        """Return whether there is a whole checkpoint of that name."""
         with suppress(CheckpointError):
             data = self.read(name)
             return data is not None and bool(decode_any(data, name))
         return False
 
     def newest(self, most: int | None = None) -> tuple[ShardState, dict[str, Any]] | None:
-        """The newest whole checkpoint, as `newest_by`, of a fit by steps."""
+        """Return the newest whole checkpoint of a fit by steps, as :meth:`newest_by`."""
         return self.newest_by(decode, most)
 
     def newest_by(self, decode: Callable[[bytes, str], T], most: int | None = None) -> T | None:
-        """Result of `decode` for the newest whole checkpoint, of so many bytes.
+        """Return the result of `decode` for the newest whole checkpoint; None without a file.
 
         None where there is no file.
 
@@ -355,10 +363,10 @@ class Files:
         """
         exists = self.check_regular(name)
         try:
-            if self._local:
+            if self._is_local:
                 if exists:
                     os.remove(name)
-                _write(name, data)
+                _write_local_file(name, data)
             else:
                 self.fs.pipe_file(name, data)
         except FileExistsError:  # somebody else's
@@ -373,16 +381,18 @@ class Files:
 
         The new one is whole all the while; files that a crash left half moved are overwritten.
         """
+        # From the oldest on, so that each target is free, or a copy of the file before it.
         names = [self.new, *self.versions]
         for i in reversed(range(self.keep)):
             if self.check_regular(names[i]):
-                self._move(names[i], names[i + 1])
-        if self._local:
+                self._move_file(names[i], names[i + 1])
+        if self._is_local:
             _sync_folder(os.path.dirname(self.path))
 
-    def _move(self, source: str, target: str) -> None:
+    def _move_file(self, source: str, target: str) -> None:
+        """Move a file onto another, also where the file system cannot replace."""
         self.check_regular(target)
-        if self._local:
+        if self._is_local:
             os.replace(source, target)
             return
         with suppress(FileNotFoundError):  # some file systems do not move onto a file
@@ -395,19 +405,19 @@ class Files:
             self.check_regular(name)
         before, after = f"{self.path}.probe", f"{self.path}.probed"
         self.write(before, b"daskml_dist")
-        self._move(before, after)
+        self._move_file(before, after)
         self.fs.rm_file(after)
 
 
-def _read(name: str) -> bytes:
-    """Content of a local file that is a regular one also by now."""
+def _read_local_file(name: str) -> bytes:
+    """Return the content of a local file, checked to be regular once more after opening."""
     with open(os.open(name, _READ), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError("no regular file")
         return file.read()
 
 
-def _write(name: str, data: bytes) -> None:
+def _write_local_file(name: str, data: bytes) -> None:
     """Write a local file that was not there."""
     with open(os.open(name, _WRITE, 0o600), "wb") as file:
         file.write(data)
@@ -426,11 +436,12 @@ def _sync_folder(folder: str) -> None:
 
 
 def why(error: BaseException) -> str:
-    """An error in one line."""
+    """Return an error in one line."""
     return f"{type(error).__name__}: {error}"
 
 
-def _remedy(error: Exception) -> str:
+def _describe_remedy(error: Exception) -> str:
+    """Return how to mend an error of opening a file system."""
     missing = error if isinstance(error, ModuleNotFoundError) else error.__cause__
     if isinstance(missing, ModuleNotFoundError) and missing.name:
         return f"pip install {missing.name}"
@@ -442,9 +453,9 @@ class DamagedError(CheckpointError):
 
 
 def encode(state: ShardState | NDArray[np.uint8], facts: dict[str, Any]) -> bytes:
-    """The file of a state, or of the log of a round solver, with facts that JSON can hold."""
+    """Return the file of a state, or of a round solver's log, with facts that JSON can hold."""
     if isinstance(state, np.ndarray):
-        return _file({"log": state}, facts)
+        return _make_archive({"log": state}, facts)
     arrays: dict[str, Any] = {
         "w": state.w,
         **{f"slot_{name}": slot for name, slot in state.opt_state.items()},
@@ -452,15 +463,16 @@ def encode(state: ShardState | NDArray[np.uint8], facts: dict[str, Any]) -> byte
     if state.average is not None:
         arrays["average"] = state.average
     course = {"step": state.step, "rows_seen": state.rows, "n_averaged": state.n_averaged}
-    return _file(arrays, {**facts, **course})
+    return _make_archive(arrays, {**facts, **course})
 
 
-def _file(arrays: dict[str, Any], facts: dict[str, Any]) -> bytes:
+def _make_archive(arrays: dict[str, Any], facts: dict[str, Any]) -> bytes:
+    """Return arrays and facts, with checksums, as the bytes of an archive."""
     facts = {
         **facts,
         "format": _FORMAT,
         "written_by": __version__,
-        "checksums": _checksums(arrays),
+        "checksums": _compute_checksums(arrays),
     }
     buffer = io.BytesIO()
     np.savez(buffer, facts=np.array(json.dumps(facts)), **arrays)
@@ -468,7 +480,7 @@ def _file(arrays: dict[str, Any], facts: dict[str, Any]) -> bytes:
 
 
 def decode(data: bytes, name: str) -> tuple[ShardState, dict[str, Any]]:
-    """State and facts of the file `name`.
+    """Return the state and facts of a file.
 
     Raises
     ------
@@ -487,7 +499,7 @@ def decode(data: bytes, name: str) -> tuple[ShardState, dict[str, Any]]:
 
 
 def decode_log(data: bytes, name: str) -> tuple[NDArray[np.uint8], dict[str, Any]]:
-    """Log of a round solver, and facts, of the file `name`.
+    """Return a round solver's log, and the facts, of a file.
 
     Raises
     ------
@@ -503,7 +515,7 @@ def decode_log(data: bytes, name: str) -> tuple[NDArray[np.uint8], dict[str, Any
 
 
 def decode_any(data: bytes, name: str) -> tuple[ShardState | NDArray[np.uint8], dict[str, Any]]:
-    """State, or log of a round solver, and facts of the file `name`.
+    """Return the state, or a round solver's log, and the facts of a file.
 
     Raises
     ------
@@ -513,7 +525,7 @@ def decode_any(data: bytes, name: str) -> tuple[ShardState | NDArray[np.uint8], 
         It has another format version.
     """
     try:
-        arrays = {key: _array(content) for key, content in _members(data).items()}
+        arrays = {key: _read_array(content) for key, content in _read_members(data).items()}
         facts = json.loads(str(arrays.pop("facts")))
         found = facts["format"]
     except Exception as error:
@@ -528,11 +540,11 @@ def decode_any(data: bytes, name: str) -> tuple[ShardState | NDArray[np.uint8], 
             f"{facts.get('written_by', '0.1.0')}; this version reads format {_FORMAT}. Go on "
             "with that version, or set resume=False to begin anew."
         )
-    if _checksums(arrays) != facts.get("checksums"):
+    if _compute_checksums(arrays) != facts.get("checksums"):
         raise DamagedError(f"{name} is no whole checkpoint: an array's checksum is wrong.")
     if arrays.keys() == {"log"} and arrays["log"].dtype == np.uint8:
         return arrays["log"], facts
-    if problem := _problem(arrays, facts):
+    if problem := _describe_problem(arrays, facts):
         raise DamagedError(f"{name} is no whole checkpoint: {problem}.")
     opt_state = {
         key.removeprefix("slot_"): array for key, array in arrays.items() if key.startswith("slot_")
@@ -544,8 +556,10 @@ def decode_any(data: bytes, name: str) -> tuple[ShardState | NDArray[np.uint8], 
     return state, facts
 
 
-def _members(data: bytes) -> dict[str, bytes]:
-    """The members of an archive; none is larger than what it takes in the file."""
+def _read_members(data: bytes) -> dict[str, bytes]:
+    """Return the members of an archive, none larger than its bytes in the file."""
+    # A compressed member could unfold to any size ("zip bomb"); np.savez stores members as they
+    # are.
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         members = archive.infolist()
         stored = all(
@@ -560,8 +574,8 @@ def _members(data: bytes) -> dict[str, bytes]:
         return {m.filename.removesuffix(".npy"): archive.read(m) for m in members}
 
 
-def _array(content: bytes) -> NDArray[Any]:
-    """The array of a member, which has as many bytes as it announces."""
+def _read_array(content: bytes) -> NDArray[Any]:
+    """Return the array of a member, which must have as many bytes as it announces."""
     stream = io.BytesIO(content)
     shape, by_columns, dtype = _HEADERS[npy.read_magic(stream)](stream)
     start = stream.tell()
@@ -572,11 +586,12 @@ def _array(content: bytes) -> NDArray[Any]:
     return flat.reshape(shape, order="F" if by_columns else "C").copy(order="K")
 
 
-def _problem(arrays: dict[str, NDArray[Any]], facts: dict[str, Any]) -> str:
-    """Reason that arrays and facts are no state; empty where they are."""
+def _describe_problem(arrays: dict[str, NDArray[Any]], facts: dict[str, Any]) -> str:
+    """Return why arrays and facts are no state; empty where they are one."""
     w, average = arrays.get("w"), arrays.get("average")
     if w is None or w.ndim != 2 or w.dtype.kind != "f":
         return "it has no parameters"
+    # Parameters, average and optimizer state belong together: one dtype, one number of rows.
     for key, array in arrays.items():
         if array.dtype != w.dtype or array.shape[:1] != w.shape[:1]:
             return f"{key} does not belong to its parameters"
@@ -595,16 +610,17 @@ def _problem(arrays: dict[str, NDArray[Any]], facts: dict[str, Any]) -> str:
 
 
 def is_count(value: Any) -> bool:
-    """Whether a fact is a number of things."""
+    """Return whether a fact is a count."""
     return type(value) is int and 0 <= value < 1 << 63
 
 
 def is_number(value: Any) -> bool:
-    """Whether a fact is a number, infinity included."""
+    """Return whether a fact is a number, infinity included."""
     return type(value) in (int, float) and not math.isnan(value)
 
 
-def _checksums(arrays: dict[str, NDArray[Any]]) -> dict[str, str]:
+def _compute_checksums(arrays: dict[str, NDArray[Any]]) -> dict[str, str]:
+    """Return dtype, shape and CRC-32 of each array."""
     return {
         name: f"{array.dtype.str} {array.shape} {zlib.crc32(np.ascontiguousarray(array).data):08x}"
         for name, array in arrays.items()

@@ -120,7 +120,7 @@ class History:
 
     @property
     def rows_per_second(self) -> list[float]:
-        """Rows per second of wall time, for each pass; NaN where the pass took no time."""
+        """Return the rows per second of wall time, for each pass; NaN where a pass took none."""
         return [r["rows"] / r["seconds"] if r["seconds"] > 0 else float("nan") for r in self]
 
     def to_frame(self) -> pandas.DataFrame:

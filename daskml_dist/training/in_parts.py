@@ -22,7 +22,7 @@ from daskml_dist.models.base import StepModel
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Constant
 from daskml_dist.training.callbacks import CallbackList
-from daskml_dist.training.checkpoint import Checkpoint, Files, is_count, is_number
+from daskml_dist.training.checkpoint import Checkpoint, CheckpointFiles, is_count, is_number
 from daskml_dist.training.engine import Engine, FitResult
 from daskml_dist.training.history import RECORD_KEYS
 from daskml_dist.training.spec import FitSpec
@@ -61,19 +61,23 @@ class OneFit(CallbackList):
         return self.view is not None and self.view.stopped
 
     def on_fit_begin(self, run: Any) -> None:
+        """Tell the callbacks of the first part's beginning only."""
         first, self.view = self.view is None, run
         if first:
             super().on_fit_begin(run)
 
     def on_pass_end(self, run: Any, record: dict[str, Any]) -> None:
+        """Tell the callbacks of a pass, unless they wait for the parameters after it."""
         if not self._holds:
             super().on_pass_end(run, record)
 
     def on_pass_redone(self, run: Any, record: dict[str, Any]) -> None:
+        """Tell the callbacks of a repeated pass, unless they wait for the parameters."""
         if not self._holds:
             super().on_pass_redone(run, record)
 
     def has_raised(self, error: BaseException) -> bool:
+        """Return whether an error is the one that a callback of this fit raised first."""
         return super().has_raised(error) or self._of.has_raised(error)
 
     def on_part_end(self, records: list[dict[str, Any]], state: ShardState) -> None:
@@ -84,6 +88,7 @@ class OneFit(CallbackList):
                 super().on_pass_end(self.view, record)
 
     def on_fit_end(self, run: Any, error: BaseException | None = None) -> None:
+        """Tell the callbacks of an error; the end of a part is none of the fit."""
         if error is not None:
             super().on_fit_end(run, error)
 
@@ -234,7 +239,7 @@ def _load_newest_checkpoint(
     fit: FitSpec, checkpoint: Checkpoint
 ) -> tuple[ShardState, dict[str, Any]] | None:
     """Return the state and facts of the newest whole checkpoint, if any."""
-    files = Files.of(os.fspath(checkpoint.path), checkpoint.keep)
+    files = CheckpointFiles.of(os.fspath(checkpoint.path), checkpoint.keep)
     return files.newest(most_bytes(fit))
 
 

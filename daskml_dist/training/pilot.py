@@ -598,6 +598,7 @@ class StackedPilot:
 
     @cached_property
     def _coordinates(self) -> list[Coordinates]:
+        """Return the coordinates of each column."""
         pilot = self.pilot
         leasts = (BENT * self.l2).tolist()
         return Coordinates.several(
@@ -634,7 +635,7 @@ class StackedPilot:
         self, optimizer: Optimizer, w: Array, opt_state: dict[str, Array], rates: Array, batch: int,
         first: int, columns: Array,
     ) -> tuple[Array, dict[str, Array]]:  # fmt: skip
-        """Parameters and optimizer state after the batches from a row on, or the first of these."""
+        """Step through batches from a row on; return parameters and optimizer state."""
         pilot, k = self.pilot, self.pilot.model.n_penalised
         w, opt_state = w.copy(), {name: array.copy() for name, array in opt_state.items()}
         l2, rate = (a.astype(w.dtype)[None, :] for a in (self.l2[columns], rates))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from daskml_dist.errors import CheckpointError, CommunicationError, InvalidParameterError
 from daskml_dist.solvers import Solution
 from daskml_dist.training.callbacks import CallbackList
-from daskml_dist.training.checkpoint import Checkpoint, Files, decode_log, is_count
+from daskml_dist.training.checkpoint import Checkpoint, CheckpointFiles, decode_log, is_count
 from daskml_dist.training.engine import Engine, FitResult
 from daskml_dist.training.in_parts import OneFit, records_problem
 from daskml_dist.training.spec import FitSpec
@@ -101,7 +101,7 @@ def saved_seed(checkpoint: Checkpoint) -> int | None:
     CheckpointError
         The file is damaged, or of a fit by steps.
     """
-    found = Files.of(os.fspath(checkpoint.path), checkpoint.keep).newest_by(decode_log)
+    found = CheckpointFiles.of(os.fspath(checkpoint.path), checkpoint.keep).newest_by(decode_log)
     seed: Any = None if found is None else found[1].get("drawn_seed")
     return seed if is_count(seed) and seed < 2**32 else None
 
@@ -143,7 +143,7 @@ def _load_saved_log(
     fit: FitSpec, checkpoint: Checkpoint
 ) -> tuple[Log | None, list[dict[str, Any]]]:
     """Return the saved log and its records; nothing where there is no file."""
-    found = Files.of(os.fspath(checkpoint.path), checkpoint.keep).newest_by(decode_log)
+    found = CheckpointFiles.of(os.fspath(checkpoint.path), checkpoint.keep).newest_by(decode_log)
     if found is None:
         return None, []
     log, facts = found

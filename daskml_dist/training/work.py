@@ -261,6 +261,7 @@ class StepWork(Work):
 
     @property
     def carried(self) -> int:
+        """Return the bytes of the initial parameters that travel with the specification."""
         return 0 if self.initial is None else self.initial.w.nbytes
 
     def rows_of(self, lane: int) -> slice:
@@ -323,6 +324,7 @@ class SolverWork(Work):
 
     @property
     def replays(self) -> bool:
+        """Return True: every trainer remembers the solver's course."""
         return True
 
 
@@ -349,6 +351,7 @@ class ResumableWork(SolverWork):
 
     @property
     def carried(self) -> int:
+        """Return the bytes of the log that travel with the specification."""
         return 0 if self.log is None else self.log.nbytes
 
 
@@ -391,6 +394,7 @@ class RoundWork(ResumableWork):
 
     @property
     def carried(self) -> int:
+        """Return the bytes of log and initial parameters that travel with the specification."""
         return super().carried + (0 if self.start is None else self.start.nbytes)
 
     def first(self) -> NDArray[np.float64] | None:

@@ -139,7 +139,7 @@ def test_a_large_batch_in_pieces_is_the_same_batch(monkeypatch, weighted):
         return clf.fit(X, y, sample_weight=weight).coef_
 
     whole = coef()
-    monkeypatch.setattr(reader, "_PIECE", 37 * X.itemsize * X.shape[1])
+    monkeypatch.setattr(reader, "_PIECE_BYTES", 37 * X.itemsize * X.shape[1])
     np.testing.assert_allclose(coef(), whole, rtol=1e-12)
 
 

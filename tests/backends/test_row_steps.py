@@ -23,7 +23,7 @@ from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Constant
 from daskml_dist.training.worker.loops import row_by_row
-from daskml_dist.training.worker.loops.shared import _damping
+from daskml_dist.training.worker.loops.shared import _damping_factor
 from tests.rules import one_group
 
 RATE = 0.1
@@ -276,16 +276,18 @@ def test_regression_on_sparse_rows() -> None:
 
 
 def test_changes_that_all_trainers_make_are_averaged() -> None:
-    far = _damping(np.array([0.0, 1e-4, 1.0, 50.0]), 0.5)
+    far = _damping_factor(np.array([0.0, 1e-4, 1.0, 50.0]), 0.5)
     np.testing.assert_allclose(far[[0, 3]], [1, 0.5], rtol=1e-4)
     assert (np.diff(far) <= 0).all()
     # Two halves of the steps, damped and added, are all the steps on a quadratic.
     half = 1 - np.exp(-1.0)
     np.testing.assert_allclose(2 * far[2] * half, 1 - np.exp(-2.0), rtol=1e-12)
-    assert _damping(np.inf, 0.25) == 0.25
+    assert _damping_factor(np.inf, 0.25) == 0.25
     # Equal shares take another way than others, to the same.
     at = np.linspace(0.01, 3)
-    np.testing.assert_allclose(_damping(at, 1 / 3), _damping(at, 1 / 3 + 1e-9), rtol=1e-7)
+    np.testing.assert_allclose(
+        _damping_factor(at, 1 / 3), _damping_factor(at, 1 / 3 + 1e-9), rtol=1e-7
+    )
 
 
 @pytest.mark.slow
@@ -318,18 +320,18 @@ def _runs(order: NDArray[np.intp]) -> list[NDArray[np.intp]]:
 @pytest.mark.parametrize("rows", [np.sign, np.abs, lambda y: y], ids=["classes", "one", "numbers"])
 def test_targets_that_come_sorted_are_told_from_others(rows: Any) -> None:
     y = rows(np.random.default_rng(0).normal(size=1_000))
-    assert row_by_row._is_sorted(np.sort(y))
-    assert row_by_row._is_sorted(y) == (len(np.unique(y)) == 1)
+    assert row_by_row._are_targets_sorted(np.sort(y))
+    assert row_by_row._are_targets_sorted(y) == (len(np.unique(y)) == 1)
 
 
 def test_runs_are_cut() -> None:
-    runs = _runs(row_by_row._in_runs(1_000, 4))
+    runs = _runs(row_by_row._order_in_short_runs(1_000, 4))
     assert np.median([len(run) for run in runs]) == 4
 
 
 def test_a_block_of_one_class_comes_sorted() -> None:
-    assert row_by_row._is_sorted(np.ones(100))
-    assert not row_by_row._is_sorted(np.ones(1))
+    assert row_by_row._are_targets_sorted(np.ones(100))
+    assert not row_by_row._are_targets_sorted(np.ones(1))
 
 
 @pytest.mark.parametrize("policy", ["local", "average"])

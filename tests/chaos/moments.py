@@ -22,7 +22,7 @@ from chaos.faults import PASSES
 from daskml_dist.data import reduce
 from daskml_dist.policies import POLICIES
 from daskml_dist.training.client.cluster_rows import ClusterRows
-from daskml_dist.training.client.cluster_run import Ending, TrainingRun
+from daskml_dist.training.client.cluster_run import RunEnding, TrainingRun
 from daskml_dist.training.client.generations import Generations
 from daskml_dist.training.client.on_cluster import ClusterEngine
 
@@ -38,10 +38,10 @@ MOMENTS: dict[str, tuple[Any, str]] = {
     "survey": (ClusterRows, "survey"),
     "scales": (ClusterRows, "scales"),
     "placement": (ClusterEngine, "lanes"),
-    "rendezvous": (Generations, "_deliver"),
-    "report": (TrainingRun, "_tell"),
-    "gather": (Ending, "gather"),
-    "clean-up": (Ending, "clean_up"),
+    "rendezvous": (Generations, "_deliver_parts"),
+    "report": (TrainingRun, "_tell_passes"),
+    "gather": (RunEnding, "gather"),
+    "clean-up": (RunEnding, "clean_up"),
     "read": (reduce, "compute"),
 }
 #: Moments of a fit by steps; others have no scales, and no passes worth the name.

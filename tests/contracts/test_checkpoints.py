@@ -155,9 +155,9 @@ def test_files_of_other_trees_are_refused(tmp_path: Path) -> None:
 
 
 def _spoilt(checkpoint: Checkpoint, state: Any, facts: Any) -> None:
-    from daskml_dist.training.checkpoint import Files, decode_log
+    from daskml_dist.training.checkpoint import CheckpointFiles, decode_log
 
-    files = Files.of(os.fspath(checkpoint.path), checkpoint.keep)
+    files = CheckpointFiles.of(os.fspath(checkpoint.path), checkpoint.keep)
     found = files.newest_by(decode_log)
     assert found is not None
     checkpoint.save(state, facts or found[1])

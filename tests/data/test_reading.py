@@ -94,9 +94,9 @@ def test_workers_that_die_while_rows_are_read(
         wait([X, y])
     rows = ClusterRows(crew_client, as_collection(X, y, classification=True), None)
     if persisted:
-        rows._find_homes()
+        rows.find_homes()
         _kill(crew_client, [home for home in rows.homes if home][:1])
-        rows._read()
+        rows._read_in_waves()
     else:
         killer = threading.Thread(target=_kill_readers, args=(crew_client, tmp_path))
         killer.start()

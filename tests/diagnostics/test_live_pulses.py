@@ -15,7 +15,8 @@ from daskml_dist.diagnostics.live.fits import Fits
 from daskml_dist.diagnostics.live.heartbeats import N_PULSES, Pulses, load_table, speed_table
 from daskml_dist.diagnostics.live.plugin import TrainingPage
 from daskml_dist.training.worker import notifications as pulse
-from daskml_dist.training.worker.notifications import TrainerFacts, telling_facts
+from daskml_dist.training.worker.notifications import telling_facts
+from daskml_dist.training.worker.trainer import TrainerFacts
 
 COLOURS = {"u": "red", "v": "blue"}
 

@@ -94,9 +94,9 @@ def test_persisted_rows_are_looked_at_together_where_they_fit(
         return rows
 
     waves: list[int] = []
-    inspect = ClusterRows._inspect
+    inspect = ClusterRows._make_and_inspect
     monkeypatch.setattr(
-        ClusterRows, "_inspect", lambda *args: (waves.append(len(args[1])), inspect(*args))
+        ClusterRows, "_make_and_inspect", lambda *args: (waves.append(len(args[1])), inspect(*args))
     )
     X, y = _lazy(blocks=10)
     # Of sparse rows Dask knows only how many numbers these stand for.
@@ -191,11 +191,11 @@ def test_a_result_that_takes_long_to_come_is_sent_once(client: Client) -> None:
 
     fleet: Any = SimpleNamespace(_client=Slow(), _is_there=lambda address: True)
     seat: Any = SimpleNamespace(future=SimpleNamespace(status="finished"), address="")
-    assert RunActors._gathered(fleet, [seat]) == ["all of it"]
+    assert RunActors._gather_results(fleet, [seat]) == ["all of it"]
     assert len(asked) == 1
     seat.future.status = "lost"
     with pytest.raises(WorkerUnreachableError):
-        RunActors._gathered(fleet, [seat])
+        RunActors._gather_results(fleet, [seat])
 
 
 def test_two_fits_at_once(cluster: LocalCluster, client: Client) -> None:

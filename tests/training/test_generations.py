@@ -42,10 +42,10 @@ from tests.rules import one_group
 def test_workers_lost_between_the_roll_call_and_their_lanes_are_a_loss_like_others() -> None:
     """The fit then waits for new ones, and begins another generation."""
     crew, seating = object.__new__(Generations), object.__new__(LaneAssignments)
-    crew.seating = seating
+    crew.assignments = seating
     seating._membership = Membership(None, lease=1.0)
     seating.speeds = {}
-    for act in (seating.capacity, lambda: crew._open_servers(1)):
+    for act in (seating.capacity, lambda: crew._start_servers(1)):
         with pytest.raises(WorkerUnreachableError, match="all were lost"):
             act()
 
@@ -68,7 +68,7 @@ def test_who_has_just_come_takes_lanes_only_where_nobody_else_can(
     seating.speeds, seating.dealt = {}, dealt
     seating._rows = SimpleNamespace(holders_now=dict)
     seating._membership = SimpleNamespace(ready={"a": 1, "new": 1}, paused={}, leaving=set())
-    seating._move([], even)
+    seating._move_lanes([], even)
     assert set(seating.workers.values()) == found
 
 

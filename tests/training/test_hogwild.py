@@ -22,7 +22,7 @@ from scipy import sparse
 from daskml_dist import Run
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.optimizers import OPTIMIZERS, SGD
-from daskml_dist.training.worker.loops.shared import Turns
+from daskml_dist.training.worker.loops.shared import SharedOrAlone
 
 EVERY = pytest.mark.parametrize("optimizer", OPTIMIZERS)
 
@@ -187,7 +187,7 @@ def test_threads_take_turns_in_an_update(kind: str) -> None:
 
 def test_nobody_writes_over_what_is_added_alone() -> None:
     """Rows under way write what they read before; others' changes are added in between."""
-    turns, counts, ended = Turns(), np.zeros(2), threading.Event()
+    turns, counts, ended = SharedOrAlone(), np.zeros(2), threading.Event()
 
     def rows() -> None:
         while not ended.is_set():
@@ -209,7 +209,7 @@ def test_nobody_writes_over_what_is_added_alone() -> None:
 
 
 def test_who_waits_to_be_alone_comes_before_others() -> None:
-    turns, order = Turns(), []
+    turns, order = SharedOrAlone(), []
 
     def alone() -> None:
         with turns.alone():

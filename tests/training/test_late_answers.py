@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from daskml_dist.ps.ledger import StoppingRule
-from daskml_dist.training.worker.loops.replicas import LateAnswers
+from daskml_dist.training.worker.loops.replicas import DelayedAnswers
 
 
 class Ledger:
@@ -32,7 +32,7 @@ class Ledger:
         return answer
 
 
-def _answers(ledger: Any, tol: float | None = None, alone: bool = False) -> LateAnswers:
+def _answers(ledger: Any, tol: float | None = None, alone: bool = False) -> DelayedAnswers:
     def send(connection: Ledger, number: int, lanes: Any, weights: Any) -> None:
         connection.ask("report", **{"pass": number})
 
@@ -41,10 +41,10 @@ def _answers(ledger: Any, tol: float | None = None, alone: bool = False) -> Late
         fit=SimpleNamespace(work=work), lanes=[], is_alone=alone, send_report=send,
         end_pass=lambda: ledger.heard.append("turn"),
     )  # fmt: skip
-    return LateAnswers(context, ledger)
+    return DelayedAnswers(context, ledger)
 
 
-def _passes(answers: LateAnswers) -> int:
+def _passes(answers: DelayedAnswers) -> int:
     """Passes up to the end of the fit."""
     return next(n for n in range(1, 7) if answers.report(n, [], lambda: None))
 

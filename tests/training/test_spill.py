@@ -45,16 +45,16 @@ def test_files_hold_what_memory_may_not() -> None:
 
 @pytest.mark.skipif(not module._STATM.exists(), reason="no /proc to read the pages from")
 def test_pages_are_let_go_and_keep_what_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LEAST", 2**20)
+    monkeypatch.setattr(module, "_LEAST_MAPPED_BYTES", 2**20)
     rooms = SpillStore(0)
     array = rooms.zeros((2**21,), np.int64)
     rooms.end()
     assert rooms._at_first is not None
     array[:] = np.arange(len(array))
-    assert module._file_pages() - rooms._at_first >= array.nbytes // mmap.PAGESIZE
+    assert module._count_file_pages() - rooms._at_first >= array.nbytes // mmap.PAGESIZE
     rooms.begin()
     deadline = time.monotonic() + 200
-    while module._file_pages() - rooms._at_first > 2**20 // mmap.PAGESIZE:
+    while module._count_file_pages() - rooms._at_first > 2**20 // mmap.PAGESIZE:
         assert time.monotonic() < deadline, "pages stay"
         time.sleep(0.01)
     np.testing.assert_array_equal(array[:: 2**12], np.arange(0, len(array), 2**12))

@@ -79,10 +79,10 @@ class _Lanes(Trainer):
     desk: _Desk
     first: int
 
-    def _lanes(self, ready: Any, stack: Any) -> list[Lane]:
+    def _make_lanes(self, ready: Any, stack: Any) -> list[Lane]:
         return []
 
-    def _loop(self, context: Context) -> None:
+    def _run_loop(self, context: Context) -> None:
         connection = context.connect()
         try:
             lanes = [spec.lane for spec in self._spec.lanes]

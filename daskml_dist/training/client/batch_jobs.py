@@ -1,4 +1,4 @@
-"""Jobs of Slurm in which workers of a run are, and what became of those that were lost."""
+"""Jobs of Slurm that the workers of a run belong to, and why those that were lost ended."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from contextlib import suppress
 
 __all__ = ["BatchJobs", "ask_slurm"]
 
-#: Seconds in which workers that are lost together may be noticed, and that Slurm may take to
-#: answer, and to settle what became of a job.
+#: Seconds in which workers lost together are noticed, that Slurm may take to answer, and that it
+#: may take to settle how a job ended.
 _TOGETHER, _ANSWER, _SETTLED = 0.2, 5.0, 15.0
-#: Seconds between two looks at a job that is about to end.
+#: Seconds between two questions about a job that is about to end.
 _LOOK = 0.3
-#: Seconds that the answer may take to be a part of the reason for a new generation.
+#: Seconds that the answer may take to become part of the reason for a new generation.
 _NAMED = 1.0
 
 #: What became of jobs, by Slurm's name of the state that they ended in.
@@ -41,7 +41,7 @@ logger = logging.getLogger("daskml_dist")
 
 
 def ask_slurm(job: str) -> tuple[str, str]:
-    """State that a job is in, of Slurm's names, and its walltime; two empty texts: nobody knows."""
+    """Return the state of a job, as Slurm names it, and its walltime; empty texts if unknown."""
     if (program := shutil.which("scontrol")) is None:
         return "", ""
     with suppress(OSError, subprocess.TimeoutExpired):
@@ -57,7 +57,7 @@ def ask_slurm(job: str) -> tuple[str, str]:
 
 
 class BatchJobs:
-    """Jobs of a run's workers.
+    """Slurm jobs of a run's workers.
 
     Slurm is asked in a thread, so a fit goes on whether it answers or not.
 
@@ -82,7 +82,7 @@ class BatchJobs:
         self._jobs[address] = job
 
     def were_lost(self, addresses: Iterable[str]) -> None:
-        """Find out in the background why workers were lost, and tell it by a warning."""
+        """Find out in the background why workers were lost, and warn of it."""
         with self._lock:
             fresh = {a for a in addresses if a in self._jobs} - self._noted
             if not fresh:
@@ -92,49 +92,56 @@ class BatchJobs:
             self._to_ask |= fresh
             self._answered.clear()
         if not is_asked:
-            threading.Thread(target=self._find_out, name="daskml-jobs", daemon=True).start()
+            threading.Thread(target=self._ask_about_lost, name="daskml-jobs", daemon=True).start()
 
     def name(self, reason: str, lost: Iterable[str]) -> str:
-        """A reason that names all workers that were lost, and what became of their jobs."""
+        """Return a reason completed by all lost workers, and how their jobs ended."""
         lost = sorted(lost)
         self.were_lost(lost)
         if unnamed := [address for address in lost if address not in reason]:
             reason = f"{reason}; worker {', '.join(unnamed)} was lost"
         if not self._noted.isdisjoint(lost):
             self._answered.wait(_NAMED)
-        why = self._why(lost)
+        why = self._describe_ends(lost)
         return f"{reason}: {why}" if why else reason
 
     def told(self) -> str:
-        """A sentence about all that were lost with their jobs; empty where none were."""
+        """Return a sentence about all workers lost with their jobs; empty where none were."""
         lost = sorted(self._ends)
-        return f" Lost with their jobs: {', '.join(lost)} ({self._why(lost)})." if lost else ""
+        return (
+            f" Lost with their jobs: {', '.join(lost)} ({self._describe_ends(lost)})."
+            if lost
+            else ""
+        )
 
-    def _why(self, addresses: Iterable[str]) -> str:
-        """Words for what became of the jobs of lost workers; empty where nobody knows."""
+    def _describe_ends(self, addresses: Iterable[str]) -> str:
+        """Return how the jobs of lost workers ended, in words; empty where nobody knows."""
         ends: dict[tuple[str, str], set[str]] = defaultdict(set)
         for address in addresses:
             if address in self._ends:
                 ends[self._ends[address]].add(self._jobs[address])
-        return "; ".join(_words(jobs, *end) for end, jobs in sorted(ends.items()))
+        return "; ".join(_describe_jobs(jobs, *end) for end, jobs in sorted(ends.items()))
 
-    def _find_out(self) -> None:
+    def _ask_about_lost(self) -> None:
+        """Ask Slurm about the lost workers' jobs, and log a warning."""
         time.sleep(_TOGETHER)
         with self._lock:
             asked, self._to_ask = sorted(self._to_ask), set()
-        found = {job: self._end(job) for job in dict.fromkeys(self._jobs[a] for a in asked)}
+        found = {
+            job: self._find_job_end(job) for job in dict.fromkeys(self._jobs[a] for a in asked)
+        }
         self._ends |= {a: end for a in asked if (end := found[self._jobs[a]]) is not None}
         lost = [a for a in asked if a in self._ends]
         if lost:
             timed_out = any(self._ends[a][0] == "TIMEOUT" for a in lost)
             remedy = _LIFETIME if timed_out else ""
-            logger.warning("lost %s: %s.%s", ", ".join(lost), self._why(lost), remedy)
+            logger.warning("lost %s: %s.%s", ", ".join(lost), self._describe_ends(lost), remedy)
         with self._lock:
             if not self._to_ask:
                 self._answered.set()
 
-    def _end(self, job: str) -> tuple[str, str] | None:
-        """End of a job and its walltime; None where it has none, or nobody knows."""
+    def _find_job_end(self, job: str) -> tuple[str, str] | None:
+        """Return how a job ended, and its walltime; None where it runs, or nobody knows."""
         deadline = time.monotonic() + _SETTLED
         while True:
             state, limit = self._ask(job)
@@ -146,7 +153,8 @@ class BatchJobs:
             time.sleep(_LOOK)
 
 
-def _words(jobs: set[str], state: str, limit: str) -> str:
+def _describe_jobs(jobs: set[str], state: str, limit: str) -> str:
+    """Return how some jobs ended, in words."""
     names = ", ".join(sorted(jobs, key=lambda job: (len(job), job)))
     of = f" of {limit}" if state == "TIMEOUT" and limit else ""
     return f"job {names} of Slurm {_ENDS[state]}{of}"

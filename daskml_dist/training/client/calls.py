@@ -1,4 +1,4 @@
-"""Calls of functions in the processes of workers, several at once."""
+"""Calls of functions on workers, and events that workers log for the client."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["call_workers", "listen", "stop_listening"]
 
 
 Handler = Callable[[Any], None]
-_topics: WeakKeyDictionary[Any, dict[str, dict[str, Handler]]] = WeakKeyDictionary()
+_handlers_of_client: WeakKeyDictionary[Any, dict[str, dict[str, Handler]]] = WeakKeyDictionary()
 _lock = threading.Lock()
 
 
@@ -41,6 +41,7 @@ def call_workers(
     """
 
     async def call(address: str) -> dict[str, Any]:
+        """Call one worker; return nothing where it does not answer."""
         with suppress(Exception):
             # In the client's own loop, `run` is a coroutine.
             running: Any = client.run(function, *args[address], workers=[address])
@@ -48,9 +49,11 @@ def call_workers(
         return {}
 
     async def call_all() -> dict[str, Any]:
+        """Call all workers until the deadline, and give up on those that are gone."""
         calls = {asyncio.ensure_future(call(address)): address for address in args}
         deadline = time.monotonic() + timeout
         pending = set(calls)
+        # Look now and then whether a silent worker is still on the scheduler's list.
         while pending and time.monotonic() < deadline:
             _, pending = await asyncio.wait(pending, timeout=min(SLICE, timeout))
             if pending:
@@ -82,16 +85,17 @@ def listen(client: Any, topic: str, listener: str, handler: Handler) -> None:
         Must not block.
     """
     with _lock:
-        handlers = _topics.setdefault(client, {}).setdefault(topic, {})
+        handlers = _handlers_of_client.setdefault(client, {}).setdefault(topic, {})
+        # Dask keeps one handler a topic, so fits share it.
         if not handlers:
-            client.subscribe_topic(topic, _Dispatch(handlers))
+            client.subscribe_topic(topic, _EventDispatcher(handlers))
         handlers[listener] = handler
 
 
 def stop_listening(client: Any, listener: str) -> None:
     """Undo :func:`listen` for all topics of a listener."""
     with _lock:
-        topics = _topics.get(client, {})
+        topics = _handlers_of_client.get(client, {})
         for topic, handlers in list(topics.items()):
             if handlers.pop(listener, None) is not None and not handlers:
                 del topics[topic]
@@ -99,8 +103,8 @@ def stop_listening(client: Any, listener: str) -> None:
                     client.unsubscribe_topic(topic)
 
 
-class _Dispatch:
-    """Hands an event to all who listen to its topic."""
+class _EventDispatcher:
+    """Handler that passes an event to all listeners of its topic."""
 
     def __init__(self, handlers: dict[str, Handler]) -> None:
         self._handlers = handlers

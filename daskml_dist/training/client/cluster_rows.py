@@ -1,4 +1,9 @@
-"""The rows of a fit on a cluster: made where they lie, kept while they fit, else only looked at."""
+"""Rows of a fit on a cluster: made where they lie, kept while they fit in memory, else read in each
+pass.
+
+`ClusterRows` reads the blocks once (`survey`) and decides whether they are kept or streamed.
+Futures of blocks are in `held_blocks.py`, waiting for tasks in `gathering.py`.
+"""
 
 from __future__ import annotations
 
@@ -38,24 +43,25 @@ from daskml_dist.training.client.run_actors import Early, is_actor
 __all__ = ["ClusterRows", "warn_of_few_blocks"]
 
 
-#: Share of a worker's memory that the blocks of a fit may take by default; the rest is for what
-#: reading needs beside them, and for the user.
+#: Share of a worker's memory that blocks may take by default; the rest is for reading and for the
+#: user.
 _AUTO_BUDGET = 0.4
-#: And of a GPU's, where they are copied to one.
+#: Share of a GPU's memory, where blocks are copied to one.
 _GPU_BUDGET = 0.6
-#: Recipes that repeat more work than this (a shuffle, a join) are not run anew in each pass.
+#: Repeated work, in times of making all blocks once, above which recipes are not run again in each
+#: pass.
 _REPEATED_WORK = 1.5
-#: Summaries that one task merges.
+#: Summaries that one task merges: a tree of 16 has few levels, and no task waits for many.
 _FAN_IN = 16
 _READ = "the rows to be read"
-#: Times as many bytes as its part takes that a block may take: where bytes become float64.
+#: Most times as many bytes as its part that a block may take: bytes that become float64.
 _WIDER = 8
-#: Bytes of a block from which another worker is worth it.
+#: Bytes of a block from which another worker would pay.
 _WORTH = 1 << 22
 
 
 class ClusterRows:
-    """Blocks of one fit, made and held.
+    """Blocks of one fit, made and held by workers.
 
     Whatever is lost while rows are read is read again (`Gathering`, `HeldBlocks`).
 
@@ -94,7 +100,7 @@ class ClusterRows:
         self._held = HeldBlocks(client, collection, self.membership)
         self._gathering = Gathering(
             client, self.membership, self._timeout, lambda: self._held.futures.values(),
-            self._tell_read,
+            self._report_blocks_read,
         )  # fmt: skip
         #: Workers that use the GPU of each one, once they have been asked.
         self._gpu_sharers: dict[str, int] = {}
@@ -105,32 +111,33 @@ class ClusterRows:
         self.parts = HeldParts(client)
 
     def take(self, collection: Collection) -> None:
-        """Take the same rows cut otherwise, before any block is made."""
+        """Use the same rows cut otherwise, before any block is made."""
         self._collection = collection
         self._held.take(collection)
 
     # -- the cluster -----------------------------------------------------------------------------
 
     def threads(self) -> dict[str, int]:
-        """Threads of each worker that takes work, by address; waits for one."""
+        """Return the threads of each worker that takes work; wait for at least one worker."""
         return self.membership.wait_for_any(self._timeout)
 
-    def _workers(self) -> list[dict[str, Any]]:
+    def _worker_facts(self) -> list[dict[str, Any]]:
+        """Return the scheduler's facts of each worker that takes work."""
         return [self.membership.facts(address) for address in self.threads()]
 
     @property
     def homes(self) -> list[str | None]:
-        """Worker of each part that the user has persisted; empty where rows are read."""
+        """Return the worker of each part that the user has persisted; empty where rows are read."""
         return self._held.homes
 
     @property
     def memory_limit(self) -> float:
-        """Bytes of the worker with the least memory; infinite where none has a limit."""
-        return min(float(worker["memory_limit"] or np.inf) for worker in self._workers())
+        """Return the memory limit of the worker with the least; infinite without limits."""
+        return min(float(worker["memory_limit"] or np.inf) for worker in self._worker_facts())
 
     @property
     def budget(self) -> float:
-        """Bytes of rows on one worker; infinite where its memory has no limit."""
+        """Return the bytes of rows that one worker may hold."""
         if self._given_budget is not None:
             return self._given_budget
         budget = _AUTO_BUDGET * self.memory_limit
@@ -153,25 +160,26 @@ class ClusterRows:
 
     @property
     def streamed(self) -> bool:
-        """Whether blocks are made anew when a lane needs them."""
+        """Return whether blocks are made again whenever a lane needs them."""
         return self._recipes is not None
 
     def survey(self, n_lanes: int | None = None, early: Early | None = None) -> list[BlockInfo]:
-        """Read all rows once and return what the client must know of each block.
+        """Read all rows once and return the facts of each block.
 
         Rows in memory are cut into a block for each lane, or where `n_lanes` is None, for each
         thread. A run's first actor is started beside them.
         """
         self._held.early = early
         self._tell("reading")
+        # Rows of the client are dealt out evenly, a block a lane or thread.
         if self._collection.kind == "memory":
             if early is not None:
                 early.start()
             n_blocks = n_lanes or sum(self.threads().values())
             self._n_blocks = self._held.spread(n_blocks)
-            self._inspect(list(range(self._n_blocks)))
+            self._make_and_inspect(list(range(self._n_blocks)))
         else:
-            self._read()
+            self._read_in_waves()
         self._n_blocks = 0
         # A budget that the user gave holds for all rows; the default only for streamed ones, since
         # blocks that are kept may lie unevenly.
@@ -200,18 +208,19 @@ class ClusterRows:
                 f"a worker. {remedy}, or raise memory_budget."
             )
 
-    def _tell_read(self, done: int = 0) -> None:
+    def _report_blocks_read(self, done: int = 0) -> None:
+        """Tell the callbacks how many blocks are read."""
         if self._n_blocks:
             self._tell("reading", min(len(self.infos) + done, self._n_blocks), self._n_blocks)
 
     def room_for_server(self) -> str:
-        """The worker where a first server will probably be: one without rows before others."""
+        """Return the worker where a first server will probably be: without rows if possible."""
         ready = self.membership.ready or self.threads()
         homes = [home for home in self.homes if home in ready]
         return min(set(ready).difference(homes), default=homes[0] if homes else "")
 
     def find_homes(self) -> None:
-        """One worker for each persisted part that holds it; nothing unless all are persisted."""
+        """Choose one worker for each persisted part that holds it, if all are persisted."""
         if self._collection.kind == "memory":
             return
         if parts := self._held.persisted_parts():
@@ -219,77 +228,84 @@ class ClusterRows:
             self._gathering.wait_for(parts, "the rows that were persisted")
             self._held.settle(parts)
 
-    def _read(self) -> None:
+    def _read_in_waves(self) -> None:
         """Make the blocks and keep them, in waves, as long as they fit in the budget."""
         self._held.begin()
         if self._held.early is not None and not self._held.is_direct:
             self._held.early.start()
+        # Read wave by wave, so that memory is never filled by more than one wave beyond the budget.
         bundles, done = self._held.bundles, 0
         self._n_blocks = sum(len(bundle) for bundle in bundles)
-        fit = self._surely_fit()
-        wave = len(bundles) if fit or self._repeats else sum(self.membership.ready.values())
+        fit = self._fit_for_certain()
+        wave = len(bundles) if fit or self._repeats_work else sum(self.membership.ready.values())
         wave = self._collection.wave or wave
         while done < len(bundles):
-            self._inspect([i for bundle in bundles[done : done + wave] for i in bundle])
+            self._make_and_inspect([i for bundle in bundles[done : done + wave] for i in bundle])
             done = min(done + wave, len(bundles))
             if fit:
                 continue
             room = self.share * self.budget * len(self.threads())
             used = sum(info.nbytes for info in self.infos)
             if used > room:
-                self._stream()
+                self._switch_to_streaming()
                 break
+            # Extrapolate the mean size of the blocks so far to how many more would fit.
             left = (room - used) * done / max(used, 1)
+            # The next wave is what probably fits.
             wave = 1 + int(min(left, len(bundles)))
         self.infos.sort(key=lambda info: info.index)
 
     @property
-    def _repeats(self) -> bool:
-        """Whether blocks, made one by one, repeat much work."""
+    def _repeats_work(self) -> bool:
+        """Return whether blocks, made one by one, repeat much work (a shuffle, a join)."""
         return not self._held.is_direct and self._held.recipes.repeated_work > _REPEATED_WORK
 
-    def _surely_fit(self) -> bool:
-        """Whether all blocks fit in the budget, whatever their rows are."""
+    def _fit_for_certain(self) -> bool:
+        """Return whether all blocks fit in the budget, whatever their rows are."""
         room = self.share * self.budget * len(self.membership.ready)
         return surely_fit(self._client, self._collection, room, persisted=bool(self.homes))
 
-    def _stream(self) -> None:
+    def _switch_to_streaming(self) -> None:
         """Look at the remaining blocks; from now on each is made when it is needed."""
         self._check_budget()  # before all others are read
         recipes = self._held.recipes
         seen = {info.index: info.nbytes for info in self.infos}
+        # Blocks of later waves have not been looked at yet.
         rest = [i for i in recipes.targets if i not in seen]
         # A shuffle is not run again for each block of each pass, and data that lies in the graph
         # need not travel with it: such blocks are kept, and spill to disk.
-        if self._repeats or recipes.nbytes > sum(seen.values()) / 2:
-            self._inspect(rest)
+        if self._repeats_work or recipes.nbytes > sum(seen.values()) / 2:
+            self._make_and_inspect(rest)
         else:
             self._keeps = False
             self._held.release()
-            start = self._lookers(inspect_block)
-            self._add(self._gathering.results(start, rest, _READ))
+            start = self._make_lazy_tasks(inspect_block)
+            self._add_infos(self._gathering.results(start, rest, _READ))
         self._recipes = recipes.of_rows({info.index: info.n_rows for info in self.infos})
 
-    def _inspect(self, numbers: list[int]) -> None:
-        """Make some blocks, and look at them."""
+    def _make_and_inspect(self, numbers: list[int]) -> None:
+        """Make some blocks, and collect their facts."""
+        # First the quick way: workers tell the facts themselves within a moment.
         found = self._gathering.made_soon(self._held.make, self._held.told, numbers)
         if len(found) < len(numbers):
             self._gathering.until_made(self._held.make, numbers, _READ)
             found = self._held.told(numbers)
         # What has been spilled or lost since then.
         if rest := [i for i in numbers if i not in found]:
-            found |= self._ask(rest, inspect_block)
-        self._add(found)
+            found |= self._map_held_blocks(rest, inspect_block)
+        self._add_infos(found)
 
-    def _add(self, found: dict[int, BlockInfo]) -> None:
+    def _add_infos(self, found: dict[int, BlockInfo]) -> None:
+        """Add the facts of some blocks."""
         self.infos += [found[i] for i in sorted(found)]
-        self._tell_read()
+        self._report_blocks_read()
 
-    def _ask(self, numbers: Iterable[int], function: Any, *args: Any) -> dict[int, Any]:
-        """Results of a function of some blocks, which are kept, each where it lies."""
-        return self._gathering.results(self._askers(function, *args), numbers, _READ)
+    def _map_held_blocks(self, numbers: Iterable[int], function: Any, *args: Any) -> dict[int, Any]:
+        """Return the results of a function of some blocks that are kept."""
+        return self._gathering.results(self._make_held_tasks(function, *args), numbers, _READ)
 
-    def _askers(self, function: Any, *args: Any) -> Callable[[list[int]], dict[int, Any]]:
+    def _make_held_tasks(self, function: Any, *args: Any) -> Callable[[list[int]], dict[int, Any]]:
+        """Return the function that starts a task for each of some blocks that are kept."""
         held, submit = self._held, partial(self._client.submit, of_block, pure=False)
 
         def start(numbers: list[int]) -> dict[int, Any]:
@@ -298,7 +314,8 @@ class ClusterRows:
 
         return start
 
-    def _lookers(self, function: Any, *args: Any) -> Callable[[list[int]], dict[int, Any]]:
+    def _make_lazy_tasks(self, function: Any, *args: Any) -> Callable[[list[int]], dict[int, Any]]:
+        """Return the function that starts a task for each of some blocks, read again."""
         held, look = self._held, delayed(function, pure=False)
         begun: set[int] = set()
 
@@ -310,23 +327,29 @@ class ClusterRows:
         return start
 
     def scales(self) -> FeatureScales:
-        """Scales of all features, merged on the workers."""
-        numbers, look = [info.index for info in self.infos], self._lookers(compute_block_scales)
+        """Return the scales of all features, merged on the workers."""
+        numbers, look = (
+            [info.index for info in self.infos],
+            self._make_lazy_tasks(compute_block_scales),
+        )
         n_parts = len(self._collection.columns or (0, 0)) - 1
         of_part = np.array_split(np.array(numbers), n_parts)
 
         def merged(parts: list[int]) -> dict[int, Any]:
+            """Start the merges of some lanes' columns."""
             return {part: merged_part(of_part[part].tolist()) for part in parts}
 
         def merged_part(numbers: list[int]) -> Any:
+            """Start a tree of merges over some blocks."""
             if n_parts > 1:
-                level = list(self._askers(compute_block_scales)(numbers).values())
+                level = list(self._make_held_tasks(compute_block_scales)(numbers).values())
             elif self._keeps:
                 futures = {future.key: future for future in self._held.make(numbers).values()}
                 submit = partial(self._client.submit, bundle_scales, pure=False)
                 level = [submit(bundle) for bundle in futures.values()]
             else:
                 level = list(look(numbers).values())
+            # A tree of merges, each task of up to `_FAN_IN` summaries.
             while len(level) > 1:
                 groups = [level[i : i + _FAN_IN] for i in range(0, len(level), _FAN_IN)]
                 level = [self._client.submit(merge_scales, group, pure=False) for group in groups]
@@ -337,17 +360,17 @@ class ClusterRows:
         return join_scales([found[part] for part in range(n_parts)])
 
     def ask(self, function: Callable[[Any], Any]) -> list[Any]:
-        """Results of a function of each block, made where it lies."""
+        """Return the results of a function of each block, computed where it lies."""
         numbers = [info.index for info in self.infos]
-        found = self._ask(numbers, function)
+        found = self._map_held_blocks(numbers, function)
         return [found[i] for i in numbers]
 
     def look(self, function: Callable[[Any], Any], numbers: list[int]) -> list[Any]:
-        """Results of a function of some blocks, which are read anew where they are not kept."""
+        """Return the results of a function of some blocks, read again where they are not kept."""
         if self._keeps:
-            found = self._ask(numbers, function)
+            found = self._map_held_blocks(numbers, function)
         else:
-            found = self._gathering.results(self._lookers(function), numbers, _READ)
+            found = self._gathering.results(self._make_lazy_tasks(function), numbers, _READ)
         return [found[i] for i in numbers]
 
     def warn_of_few(self) -> None:
@@ -359,53 +382,55 @@ class ClusterRows:
     # -- where they lie --------------------------------------------------------------------------
 
     def holders(self) -> dict[int, list[str]]:
-        """Workers that hold each block; none where it is read from storage, or made again."""
+        """Return the workers that hold each block; none where it is read or made again."""
         if self._held.seen_at_home():
             return {info.index: [self.homes[info.index] or ""] for info in self.infos}
         found = self._held.holders()
         if self.homes:
             there = self.membership.ready
             # Work on the side may have made copies elsewhere.
+            # Prefer the worker where the user has persisted the part.
             at_home = {i: [home] for i, home in enumerate(self.homes) if home in there}
             found |= {i: home for i, home in at_home.items() if home[0] in found.get(i, home)}
         return {info.index: found.get(info.index, []) for info in self.infos}
 
     def holders_now(self) -> dict[int, list[str]]:
-        """Workers that hold each block at this moment; none where it must be made again."""
+        """Return the workers that hold each block at this moment."""
         return self._held.holders()
 
     def only_at(self, address: str) -> bool:
-        """Whether some block is held by this worker and by no other."""
+        """Return whether some block is held by this worker and by no other."""
         return any(held == [address] for held in self.holders_now().values())
 
     def were_just_seen(self) -> bool:
-        """Whether the survey found all blocks in their homes' memory, and none is known lost."""
+        """Return whether the survey found all blocks at their homes, and none is known lost."""
         return self._held.seen_at_home() and not self.missing()
 
     def missing(self) -> list[int]:
-        """Blocks that nobody holds, and that nobody is about to make."""
+        """Return the blocks that nobody holds, and that nobody is about to make."""
         return self._held.missing()
 
     @property
     def are_there(self) -> bool:
-        """Whether no block is being made."""
+        """Return whether no block is being made."""
         return all(future.status == "finished" for future in self._held.futures.values())
 
     def free(self) -> None:
-        """See that blocks which are to be made again do not wait for a worker that is gone."""
+        """Release blocks that are to be made again from waiting for a worker that is gone."""
         if not self.are_there:
             self._held.free()
 
     def mend(self) -> dict[int, str]:
-        """Make blocks again that went with a worker; return all that nothing can make, and why."""
+        """Make lost blocks again; return all that nothing can make, and why."""
         return self._held.mend(range(len(self.infos)))
 
     def blocks_for(self, numbers: Iterable[int]) -> list[Any] | bytes:
-        """Futures of the bundles of some blocks, or their recipes, as a trainer takes them."""
+        """Return futures of the bundles of some blocks, or their recipes, for a trainer."""
         numbers = sorted(numbers)
         futures = self._held.futures
         if self._recipes is None:
             return list({futures[i].key: futures[i] for i in numbers}.values())
+        # Streamed in name: kept on workers, spilled by Dask, and fetched by key.
         if self._keeps:
             keys = {i: futures[i].key for i in numbers}
             rows = self._recipes.rows
@@ -413,41 +438,41 @@ class ClusterRows:
         return self._recipes.pack(numbers)
 
     def seconds_a_row(self) -> float:
-        """Time of a row in a pass, measured on the largest block."""
+        """Measure the time of a row in a pass, on the largest block."""
         largest = max(self.infos, key=lambda info: info.n_rows).index
-        seconds: float = self._ask([largest], seconds_a_row)[largest]
+        seconds: float = self._map_held_blocks([largest], seconds_a_row)[largest]
         return seconds
 
     def bandwidth(self) -> float:
-        """Bytes a second between workers, as these have measured it."""
-        measured = [worker["metrics"]["bandwidth"]["total"] for worker in self._workers()]
+        """Return the bytes a second between workers, as these have measured."""
+        measured = [worker["metrics"]["bandwidth"]["total"] for worker in self._worker_facts()]
         return float(np.median(measured))
 
     def blocks_per_lane(self, n_lanes: int) -> int:
-        """Streamed blocks in memory for each of `n_lanes` lanes of a worker, at least two."""
+        """Return how many streamed blocks each of a worker's lanes may have in memory."""
         largest = max(info.nbytes for info in self.infos)
         # A read takes about three times the block (file, frame, array) while it lasts.
         room = self.share * self.budget - 3 * largest * n_lanes
         return int(max(2, min(room / max(largest, 1) / n_lanes, len(self.infos) + 1)))
 
     def release(self) -> None:
-        """Let go of the blocks, and of what they are made of."""
+        """Release the blocks, and what they are made of."""
         self._held.close()
         self.parts.release()
 
 
 def of_block(bundle: Bundle, number: int, function: Callable[..., Any], *args: Any) -> Any:
-    """Result of a function of a block."""
+    """Return the result of a function of a block of a bundle."""
     return function(bundle.blocks[number], *args)
 
 
 def bundle_scales(bundle: Bundle) -> FeatureScales:
-    """Scales of the blocks of a bundle."""
+    """Return the scales of the blocks of a bundle."""
     return merge_scales([compute_block_scales(block) for block in bundle.blocks.values()])
 
 
 def seconds_a_row(block: Block) -> float:
-    """Time of two products, which a gradient takes, with up to 65,536 rows."""
+    """Return the time a row of the two products of a gradient, on up to 65,536 rows."""
     X = copy_to_host(block.rows[: 2**16])
     if isinstance(X, np.ndarray) and (X.ndim > 2 or X.dtype.kind != "f"):
         X = X[: max(1, 2**24 // math.prod(X.shape[1:]))]
@@ -463,7 +488,7 @@ def seconds_a_row(block: Block) -> float:
 
 
 def surely_fit(client: Client, collection: Collection, room: float, *, persisted: bool) -> bool:
-    """Whether all blocks fit, whatever their rows are.
+    """Return whether all blocks fit, whatever their rows are.
 
     Parameters
     ----------
@@ -478,18 +503,18 @@ def surely_fit(client: Client, collection: Collection, room: float, *, persisted
     if nbytes is not None and sum(nbytes) <= room:
         return True
     # Sparse rows, and frames whose rows nobody has counted.
-    return persisted and _WIDER * _persisted_bytes(client, collection) <= room
+    return persisted and _WIDER * _count_persisted_bytes(client, collection) <= room
 
 
-def _persisted_bytes(client: Client, collection: Collection) -> float:
-    """Bytes of all parts of the features; infinite where Dask does not say."""
+def _count_persisted_bytes(client: Client, collection: Collection) -> float:
+    """Return the bytes of all parts of the features; infinite where Dask does not know."""
     keys = [X.key for X, _, _ in collection.parts]
     found = client.nbytes(keys, summary=False)
     return float(sum(found.get(key, math.inf) for key in keys))
 
 
 class HeldParts:
-    """Parts that are made once, held by workers until they are let go of.
+    """Parts of a lazy collection, made once and held by workers until released.
 
     Parameters
     ----------
@@ -501,13 +526,13 @@ class HeldParts:
         self._futures: list[Any] = []
 
     def hold(self, lazy: list[Any]) -> Parts:
-        """Have parts made, and hold them from now on."""
+        """Make parts, and hold them from now on."""
         parts = list(self._client.persist(lazy))
         self._futures += futures_of(parts)
         return Parts(self._client, parts, self._futures)
 
     def release(self) -> None:
-        """Let go of all of them."""
+        """Release all parts."""
         for future in self._futures:
             future.release()
         self._futures = []
@@ -530,14 +555,14 @@ class Parts:
         self._futures = futures
 
     def ask(self, function: Callable[[Any], Any]) -> list[Any]:
-        """Results of a picklable function of each part."""
+        """Return the results of a picklable function of each part."""
         of = delayed(function, pure=False)
         found = self._client.compute([of(part) for part in self.parts])
         self._futures += found
         return list(self._client.gather(found))
 
     def together(self) -> list[list[int]]:
-        """Positions of the parts that each worker holds; of one that nobody holds, by itself."""
+        """Return the positions of the parts that each worker holds."""
         held = self._client.who_has(futures_of(self.parts))
         found: dict[Any, list[int]] = {}
         for i, part in enumerate(self.parts):
@@ -548,7 +573,7 @@ class Parts:
 def warn_of_few_blocks(
     client: Client, X: Any, infos: Sequence[BlockInfo], workers: Sequence[str], own: Container[Any]
 ) -> None:
-    """Warn where some workers have no block, and nothing else to do, and blocks are not small.
+    """Warn where some workers have no block, nothing else to do, and blocks are not small.
 
     Parameters
     ----------
@@ -568,7 +593,7 @@ def warn_of_few_blocks(
         return
     if sum(info.nbytes for info in filled) < _WORTH * n_blocks:
         return
-    if (n_workers := _n_free(client, workers, own)) <= n_blocks:
+    if (n_workers := _count_idle_workers(client, workers, own)) <= n_blocks:
         return
     if is_dask_frame(X):
         remedy = (
@@ -588,8 +613,8 @@ def warn_of_few_blocks(
     )
 
 
-def _n_free(client: Client, workers: Sequence[str], own: Container[Any]) -> int:
-    """Number of workers that nobody else has work for."""
+def _count_idle_workers(client: Client, workers: Sequence[str], own: Container[Any]) -> int:
+    """Return the number of workers that nobody else has work for."""
     with suppress(OSError):  # the scheduler is gone: the next roll call says so
         tasks: dict[str, Any] = client.processing(list(workers))
         return sum(all(is_actor(k) or k in own for k in tasks.get(w, ())) for w in workers)

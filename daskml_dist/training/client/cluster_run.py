@@ -1,9 +1,9 @@
 """One fit on a cluster: launch, watch, recover, gather, and leave nothing behind.
 
-The client is the authority on who belongs to the run. It hears at once when a connection breaks
-(`listening.listen`), takes the roll now and then (`membership.Membership`), and begins a new
-generation (`generations.Generations`) whenever there is a reason (`reasons.Reasons`): a worker is
-lost, leaves or joins.
+The client is the authority on who belongs to the run. `TrainingRun` hears at once when a connection
+breaks (`calls.listen`), takes the roll now and then (`Membership`), and begins a new generation
+(`Generations`) whenever there is a reason (`Reasons`): a worker is lost, leaves or joins.
+`RunEnding` gathers the result, or stops all that runs after an error.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from daskml_dist.training.client.batch_jobs import BatchJobs
 from daskml_dist.training.client.calls import call_workers, listen, stop_listening
 from daskml_dist.training.client.cluster_rows import ClusterRows
 from daskml_dist.training.client.generations import Generations
-from daskml_dist.training.client.lane_assignments import SeatLog
+from daskml_dist.training.client.lane_assignments import AssignmentLog
 from daskml_dist.training.client.membership import Membership
 from daskml_dist.training.client.reasons import Reasons
 from daskml_dist.training.client.recovery import RecoveryPoint
@@ -58,7 +58,7 @@ from daskml_dist.training.worker.control import (
 from daskml_dist.training.worker.host import Outcome
 from daskml_dist.training.worker.servers import joined_left, joined_state, left_in, revived
 
-__all__ = ["Ending", "GenerationEvent", "TrainingRun"]
+__all__ = ["GenerationEvent", "RunEnding", "TrainingRun"]
 
 
 #: Seconds between two looks at the fit: short at first, so that its first passes are told soon.
@@ -66,31 +66,31 @@ _FIRST_LOOK, _LOOK = 0.05, 0.2
 #: Seconds between two roll calls.
 _ROLL_CALL = 0.5
 #: Seconds that a call to a worker may take.
-_CALL = 3.0
-#: Seconds that a fit must last before it gets standbys: a short one is sooner begun anew.
+_CALL_SECONDS = 3.0
+#: Seconds that a fit must last before it gets standbys: a shorter one is sooner begun anew.
 _STANDBY_AFTER = 0.25
-#: Seconds between two times that the client gets snapshots, without and with standbys.
+#: Seconds between two fetches of snapshots to the client, without and with standbys.
 _SAVE, _SAVE_WITH_STANDBYS = 1.0, 5.0
-#: The same, in times that getting the last ones took.
+#: The same, in durations of the last fetch: fetches take 5 % of the time at most.
 _SAVE_SHARE = 20
-#: Generations without any progress after which a fit says so; after the timeout it is given up.
+#: Generations without progress after which the user is told; after the timeout the fit is given up.
 _MANY_FAILURES = 6
-#: Such generations after which a fit is given up where somebody sends what nobody can read.
+#: Such generations after which a fit is given up where somebody sends unreadable messages.
 _MANY_GARBLED = 3
 _TOO_MANY = (
     "Look at the workers' logs: do they run out of memory? Use smaller chunks, memory_budget, or "
     "workers with more memory."
 )
-#: Seconds that the end of all trainers after an error, a call to their workers, and the end of
-#: the actors may take.
+#: Seconds for the end of all trainers after an error, a call to their workers, and the end of the
+#: actors.
 _WIND_DOWN, _END_CALL, _CLEAN = 15.0, 3.0, 2.0
 #: Seconds between two looks at trainers that are to end, and to fetch an error of one that has.
-_END_POLL = 0.2
+_END_POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
 class GenerationEvent:
-    """A new membership of a run, as callbacks and the history see it.
+    """Change of a run's membership, as callbacks and the history see it.
 
     Parameters
     ----------
@@ -132,7 +132,7 @@ class GenerationEvent:
 
 
 class TrainingRun:
-    """The client's side of one fit.
+    """Client's side of one fit.
 
     Parameters
     ----------
@@ -142,7 +142,7 @@ class TrainingRun:
     rows : ClusterRows
     interrupts : Interrupts
     early : Early
-    log : SeatLog
+    log : AssignmentLog
         Who runs the lanes, for the history.
     """
 
@@ -154,7 +154,7 @@ class TrainingRun:
         rows: ClusterRows,
         interrupts: Interrupts,
         early: Early,
-        log: SeatLog,
+        log: AssignmentLog,
     ) -> None:
         self._client = client
         self._fit = fit
@@ -164,11 +164,13 @@ class TrainingRun:
         self._log = log
         self._awake = threading.Event()
         there = self._membership = rows.membership
-        self._fleet = RunActors(client, fit, early, there.is_there, there.begins, self._awake.set)
-        self._crew = Generations(client, fit, placement, rows, self._membership, self._fleet, early)
-        self._reasons = Reasons(fit, rows, self._membership, self._fleet, self._crew)
-        self._ending = Ending(
-            client, fit, self._id, self._membership, self._fleet, self._crew, self._awake
+        self._actors = RunActors(client, fit, early, there.is_there, there.begins, self._awake.set)
+        self._generations = Generations(
+            client, fit, placement, rows, self._membership, self._actors, early
+        )
+        self._reasons = Reasons(fit, rows, self._membership, self._actors, self._generations)
+        self._ending = RunEnding(
+            client, fit, self._id, self._membership, self._actors, self._generations, self._awake
         )
         self._jobs = BatchJobs()
         there.why_lost = self._jobs.told
@@ -189,9 +191,14 @@ class TrainingRun:
         self._trainer_addresses: list[str] = []
         self._server_addresses: list[str] = []
         self._view = RunView(
-            self._id, fit, self._trainer_addresses, self._server_addresses, self._stop, client
+            self._id,
+            fit,
+            self._trainer_addresses,
+            self._server_addresses,
+            self._request_stop,
+            client,
         )
-        self._made = Made(self._view)
+        self._passes = PassRecords(self._view)
 
     def run(self, callbacks: CallbackList) -> FitResult:
         """Run the fit to its end, or clean up and raise.
@@ -199,46 +206,52 @@ class TrainingRun:
         An interrupted fit that has made a step returns what it had come to.
         """
         self._callbacks = callbacks
-        self._crew.seating.dealt.update(self._membership.wait_for_any(self._fit.run.timeout))
-        self._trainer_addresses += self._crew.seating.first_trainers
-        self._server_addresses += self._crew.place_servers()
+        # Workers that are there from the beginning need no test of readiness.
+        self._generations.assignments.dealt.update(
+            self._membership.wait_for_any(self._fit.run.timeout)
+        )
+        self._trainer_addresses += self._generations.assignments.first_trainers
+        self._server_addresses += self._generations.place_servers()
         try:
             callbacks.on_fit_begin(self._view)
+            # Alarms arrive in another thread, which wakes the watch.
             listen(self._client, TOPIC, self._id, self._on_event)
-            self._begin("the fit begins")
+            self._begin_generation("the fit begins")
             with self._interrupts.between_steps():
                 result = self._watch()
-            self._made.take_back(result.records)
-            self._tell(result.records[self._made.n_passes :])
+            self._passes.take_back(result.records)
+            self._tell_passes(result.records[self._passes.n_passes :])
         except BaseException as error:
             with self._interrupts.held():
                 cause, kept = self._ending.give_up(error, callbacks.has_raised(error))
             callbacks.on_fit_end(self._view, cause)
             if kept is not None:
-                return self._with_events(kept)
+                return self._add_events(kept)
             if cause is error:
                 raise
             raise cause from error
         with self._interrupts.held():
             self._ending.let_go()
         callbacks.on_fit_end(self._view)
-        return self._with_events(result)
+        return self._add_events(result)
 
     @property
     def visited(self) -> set[str]:
-        """Workers that had a part in the run."""
-        return self._crew.visited
+        """Return the workers that had a part in the run."""
+        return self._generations.visited
 
-    def _with_events(self, result: FitResult) -> FitResult:
+    def _add_events(self, result: FitResult) -> FitResult:
+        """Return a result with the changes of membership."""
         return replace(result, events=[asdict(event) for event in self._events])
 
     def _on_alarm(self, alarm: Alarm) -> None:
+        """Take an alarm, in a thread of the client's."""
         if alarm.at_work is not None:
             self._membership.note_at_work(alarm.at_work)
             if alarm.job is not None:
                 self._jobs.note(alarm.at_work, alarm.job)
             if alarm.trainer is not None:
-                self._crew.begun.add(alarm.trainer)
+                self._generations.begun.add(alarm.trainer)
             return
         for lane, clock in alarm.reached:
             self._reached[lane] = max(clock, self._reached.get(lane, 0))
@@ -246,10 +259,12 @@ class TrainingRun:
         self._awake.set()
 
     def _on_event(self, told: Any) -> None:
+        """Take an event of the alarms' topic."""
         if told["run"] == self._id:
             self._on_alarm(to_alarm(told))
 
     def _on_worker_event(self, address: str, told: Any) -> None:
+        """Take an event of a worker: a retirement that our actor is in the way of."""
         # Dask does not retire a worker that holds an actor; ours moves, and then it may go.
         if isinstance(told, dict) and told.get("action") == "could-not-retire":
             self._on_alarm(Alarm("cannot be retired yet", leaving=address))
@@ -257,10 +272,10 @@ class TrainingRun:
 
     # -- a generation --------------------------------------------------------------------------
 
-    def _begin(self, reason: str, *, even: bool = False) -> None:
-        """Begin the next generation, and again where it loses somebody on the way."""
-        since, crew = time.monotonic(), self._crew
-        members = crew.members
+    def _begin_generation(self, reason: str, *, even: bool = False) -> None:
+        """Begin the next generation, and another one where a worker is lost on the way."""
+        since, generations = time.monotonic(), self._generations
+        members = generations.members
         self._callbacks.on_phase("placing")
         while True:
             if members:
@@ -268,46 +283,51 @@ class TrainingRun:
             self._count_failure(reason)
             self._membership.wait_for_any(self._fit.run.timeout)
             try:
-                go_on = crew.renew(even=even)
+                go_on = generations.renew(even=even)
                 if self._stopping:
-                    self._fleet.ask(crew.servers[0].host, "stop")
+                    self._actors.ask(generations.servers[0].host, "stop")
                 break
             except WorkerUnreachableError as gone:
-                reason = f"{reason}; {self._note_gone(gone)}"
+                reason = f"{reason}; {self._handle_unreachable(gone)}"
         self._began = time.monotonic()
-        for address in crew.visited:
+        for address in generations.visited:
             handler = partial(self._on_worker_event, address)
             listen(self._client, address, self._id, handler)
-        self._server_addresses[:] = [server.host.address for server in crew.servers]
-        self._trainer_addresses[:] = list(dict.fromkeys(seat.address for seat in crew.seats))
+        self._server_addresses[:] = [server.host.address for server in generations.servers]
+        self._trainer_addresses[:] = list(
+            dict.fromkeys(trainer.address for trainer in generations.trainers)
+        )
         self._callbacks.on_phase("training")
-        lanes = {lane.lane: seat.address for seat in crew.seats for lane in seat.lanes}
+        lanes = {
+            lane.lane: trainer.address for trainer in generations.trainers for lane in trainer.lanes
+        }
         self._view.lane_addresses = lanes
-        self._log.note(crew.number, lanes, self._began - since)
-        if crew.number == 0:
-            self._fleet.ask_for_results(crew.seats)
+        self._log.note(generations.number, lanes, self._began - since)
+        if generations.number == 0:
+            self._actors.ask_for_results(generations.trainers)
             return
         if go_on is not None and sum(go_on.clocks.values()) > self._clocks:
             self._clocks, self._failures = sum(go_on.clocks.values()), 0
             self._garbled = 0
-        again = self._made_again(go_on)
+        # For the history: how much work the loss cost.
+        again = self._count_repeated_steps(go_on)
         anew = go_on is None
-        if self._fit.work.replays and crew.kept:
+        if self._fit.work.replays and generations.kept:
             # The open sum alone is made again.
             again, anew = min(again, 1), False
         seconds = time.monotonic() - since
         # Slurm may take a moment to tell: all have their orders, so nobody waits.
         reason = self._jobs.name(reason, members.difference(self._membership.threads))
         from_pass = self._fit.work.first_pass
-        event = GenerationEvent(crew.number, reason, again, anew, seconds, from_pass)
+        event = GenerationEvent(generations.number, reason, again, anew, seconds, from_pass)
         self._events.append(event)
-        if self._made.n_passes:
+        if self._passes.n_passes:
             with suppress(WorkerUnreachableError):  # the next generation is asked
-                self._made.take_back(self._ask_first("records", 0))
+                self._passes.take_back(self._ask_first_server("records", 0))
         self._callbacks.on_generation(self._view, event)
 
-    def _made_again(self, go_on: RecoveryPoint[Host] | None) -> int:
-        """Steps that trainers, as far as they could still tell, had made beyond their clocks."""
+    def _count_repeated_steps(self, go_on: RecoveryPoint[Host] | None) -> int:
+        """Return the steps that trainers had made beyond the clocks they go back to."""
         reached, self._reached = self._reached, {}
         first = self._fit.work.first_clock
         again = [
@@ -329,6 +349,7 @@ class TrainingRun:
                 f"The fit was begun again {self._garbled} times with nobody lost, and came no "
                 f"further: {garbled}"
             )
+        # Time starts with the first failure after progress.
         if self._failures == 1:
             self._losses.renew()
         few = self._failures <= _MANY_FAILURES
@@ -340,8 +361,8 @@ class TrainingRun:
             "Then fit again."
         )
 
-    def _note_gone(self, gone: WorkerUnreachableError) -> str:
-        """The reason for a new generation where a worker does not answer.
+    def _handle_unreachable(self, gone: WorkerUnreachableError) -> str:
+        """Count a worker that does not answer as lost; return the reason for a new generation.
 
         It counts as lost, also where the scheduler does not yet know.
         """
@@ -349,96 +370,107 @@ class TrainingRun:
             return str(gone)  # it is only paused
         if gone.address in self._membership.call():
             self._membership.cast_out(gone.address)
-        elif gone.address in self._crew.visited:
+        elif gone.address in self._generations.visited:
             return f"worker {gone.address} was lost"
         return str(gone)
 
     # -- watch ---------------------------------------------------------------------------------
 
     def _watch(self) -> FitResult:
+        """Watch the run until its result is gathered."""
         look, roll_call = _FIRST_LOOK, time.monotonic()
         while True:
             even = False
             try:
-                woken = self._pause_for(look)
+                # Alarms and ends of trainers wake the client at once.
+                woken = self._sleep_until_event(look)
                 look = min(look * 1.5, _LOOK)
                 reason = self._reasons.trouble()
+                # Losses that nobody alarmed of: heartbeats, paused or new workers.
                 if reason is None and time.monotonic() - roll_call > _ROLL_CALL:
                     roll_call = time.monotonic()
                     reason = self._reasons.roll_call()
                     if reason is None and (reason := self._reasons.unevenness()):
                         even = True
                 if reason is None:
-                    if self._all_done():
+                    if self._have_trainers_ended():
                         with self._interrupts.at_once():
                             self._callbacks.on_phase("gathering")
+                        # None: a trainer ended in an earlier generation, so another one is needed.
                         if (result := self._ending.gather()) is not None:
                             return result
-                        self._on_alarm(Alarm("a trainer ended early", 0, self._crew.number))
+                        self._on_alarm(Alarm("a trainer ended early", 0, self._generations.number))
                     if not woken:  # the end of a trainer is seldom alone
-                        self._tell(self._ask_first("records", self._made.n_passes))
+                        self._tell_passes(self._ask_first_server("records", self._passes.n_passes))
                     if self._reasons.to_let_go:
-                        self._let_go()
-                    self._keep_safe()
+                        self._release_workers()
+                    self._protect_state()
             except WorkerUnreachableError as gone:
-                reason = self._note_gone(gone)
+                reason = self._handle_unreachable(gone)
             if reason is not None:
                 with self._interrupts.at_once():
-                    self._begin(reason, even=even)
+                    self._begin_generation(reason, even=even)
                 look = _FIRST_LOOK
 
-    def _keep_safe(self) -> None:
-        """See that what the servers hold is elsewhere too."""
+    def _protect_state(self) -> None:
+        """Keep a copy of the servers' state on standbys, and at the client."""
         now = time.monotonic()
         if now - self._began < _STANDBY_AFTER or self._fit.work.replays:
             return
-        self._crew.mind_standbys()
-        pause = _SAVE_WITH_STANDBYS if self._crew.has_standbys else _SAVE
-        if now - self._saved_at > max(pause, _SAVE_SHARE * self._save_took) and self._crew.may_save:
-            self._crew.save()
+        self._generations.mind_standbys()
+        pause = _SAVE_WITH_STANDBYS if self._generations.has_standbys else _SAVE
+        if (
+            now - self._saved_at > max(pause, _SAVE_SHARE * self._save_took)
+            and self._generations.may_save
+        ):
+            self._generations.save()
             self._saved_at = time.monotonic()
             self._save_took = self._saved_at - now
 
-    def _pause_for(self, seconds: float) -> bool:
-        """Sleep until something happens, but no longer than so many seconds; whether it did."""
+    def _sleep_until_event(self, seconds: float) -> bool:
+        """Sleep until an event, or the given seconds; return whether there was an event."""
         woken = self._awake.wait(seconds)
         self._awake.clear()
         self._interrupts.rest()
         return woken
 
-    def _ask_first(self, method: str, *args: Any) -> Any:
-        return self._fleet.ask(self._crew.servers[0].host, method, *args)
+    def _ask_first_server(self, method: str, *args: Any) -> Any:
+        """Call a method of the first server, which has the ledger."""
+        return self._actors.ask(self._generations.servers[0].host, method, *args)
 
-    def _all_done(self) -> bool:
-        return self._fleet.have_ended(self._crew.seats)
+    def _have_trainers_ended(self) -> bool:
+        """Return whether all trainers have ended well."""
+        return self._actors.have_ended(self._generations.trainers)
 
-    def _let_go(self) -> None:
+    def _release_workers(self) -> None:
         """Let workers leave that the run needs no more, neither for its parts nor for rows."""
-        for address in sorted(self._reasons.to_let_go - self._crew.members):
+        for address in sorted(self._reasons.to_let_go - self._generations.members):
             if self._rows.only_at(address):
                 continue
             self._reasons.to_let_go.discard(address)
             if address not in self._membership.call():
                 continue
-            call_workers(self._client, say_farewell, {address: (self._id,)}, _CALL)
+            call_workers(self._client, say_farewell, {address: (self._id,)}, _CALL_SECONDS)
             if address in self._to_retire:
                 self._to_retire.discard(address)
                 retire(self._client, address)
 
-    def _tell(self, records: list[dict[str, Any]]) -> None:
+    def _tell_passes(self, records: list[dict[str, Any]]) -> None:
+        """Tell the callbacks of passes."""
         for record in records:
             self._reasons.note_progress()
             with self._interrupts.at_once():
-                self._made.tell(record, self._callbacks)
+                self._passes.tell(record, self._callbacks)
 
-    def _stop(self) -> None:
+    def _request_stop(self) -> None:
+        """End the fit with the open pass."""
         self._stopping = True
         with suppress(WorkerUnreachableError):  # the next generation is told
-            self._ask_first("stop")
+            self._ask_first_server("stop")
 
 
-class Made:
-    """Records of the passes that are made and count, and how many callbacks were told of.
+class PassRecords:
+    """Records of the passes that count, and how many of them callbacks were told of.
 
     Parameters
     ----------
@@ -454,11 +486,11 @@ class Made:
 
     @property
     def n_passes(self) -> int:
-        """Number of passes, of this run alone."""
+        """Return the number of passes of this run."""
         return len(self._records)
 
     def take_back(self, records: list[dict[str, Any]]) -> None:
-        """Forget the passes that are no more among the run's, and all behind them.
+        """Forget the passes that no longer count, from the first difference on.
 
         Parameters
         ----------
@@ -475,7 +507,7 @@ class Made:
         self._view.n_passes = self._first + kept
 
     def tell(self, record: dict[str, Any], callbacks: CallbackList) -> None:
-        """Take the record of the next pass, and tell the callbacks."""
+        """Record the next pass, and tell the callbacks."""
         self._records.append(record)
         self._view.n_passes = self._first + len(self._records)
         if len(self._records) > self._told:
@@ -485,8 +517,8 @@ class Made:
             callbacks.on_pass_redone(self._view, record)
 
 
-class Ending:
-    """Ends a run, well or not.
+class RunEnding:
+    """End of a run, well or not.
 
     Parameters
     ----------
@@ -494,8 +526,8 @@ class Ending:
     fit : FitSpec
     run_id : str
     membership : Membership
-    fleet : RunActors
-    crew : Generations
+    actors : RunActors
+    generations : Generations
     awake : threading.Event
         Set when a trainer ends.
     """
@@ -506,34 +538,34 @@ class Ending:
         fit: FitSpec,
         run_id: str,
         membership: Membership,
-        fleet: RunActors,
-        crew: Generations,
+        actors: RunActors,
+        generations: Generations,
         awake: threading.Event,
     ) -> None:
         self._client = client
         self._fit = fit
         self._id = run_id
         self._membership = membership
-        self._fleet = fleet
-        self._crew = crew
+        self._actors = actors
+        self._generations = generations
         self._awake = awake
 
     def gather(self) -> FitResult | None:
-        """The result; None where a trainer ended before it heard of this generation.
+        """Return the result; None where a trainer ended before it heard of this generation.
 
         Raises
         ------
         Gone
             A worker was lost on the way.
         """
-        servers = [server.host for server in self._crew.servers]
-        told = self._fleet.begin_asking(servers, "outcome")
-        results = self._fleet.results(self._crew.seats)
-        if any(r.interrupted or r.generation != self._crew.number for r in results):
+        servers = [server.host for server in self._generations.servers]
+        told = self._actors.begin_asking(servers, "outcome")
+        results = self._actors.results(self._generations.trainers)
+        if any(r.interrupted or r.generation != self._generations.number for r in results):
             return None
         outcomes: list[Outcome] = told()
         state = joined_state(self._fit, [outcome.state for outcome in outcomes], results)
-        return self._result(state, outcomes[0])
+        return self._make_result(state, outcomes[0])
 
     def give_up(
         self, error: BaseException, is_users: bool
@@ -560,21 +592,23 @@ class Ending:
             return error, None
         try:
             with suppress(SchedulerLostError):
-                self._wind_down(error)
-            cause = error if is_users else self._root_cause(error)
+                self._stop_everything(error)
+            cause = error if is_users else self._find_root_cause(error)
             if isinstance(cause, DivergedError) and cause.snapshot is None:
-                cause.snapshot = self._before(cause.clock)
-            kept = self._kept(error) if isinstance(error, KeyboardInterrupt) else None
+                cause.snapshot = self._find_last_finite(cause.clock)
+            kept = (
+                self._recover_interrupted(error) if isinstance(error, KeyboardInterrupt) else None
+            )
         finally:
             self.clean_up()
         return cause, kept
 
     def let_go(self) -> None:
-        """End a run that came to its end: what it has on the workers goes as soon as they hear it.
+        """Release a run that ended well: its workers clean up as soon as they hear it.
 
         The client only sends, and waits for nobody.
         """
-        if not self._crew.let_go():
+        if not self._generations.let_go():
             self.clean_up()
             return
         stop_listening(self._client, self._id)
@@ -583,18 +617,18 @@ class Ending:
         """Leave no actor, task, socket or order behind."""
         stop_listening(self._client, self._id)
         with suppress(SchedulerLostError):  # it goes, and all that is left with it
-            self._crew.close()
+            self._generations.close()
         deadline, pause = time.monotonic() + _CLEAN, 0.001
         with suppress(Exception):
             # Actors end in the background; whoever looks after the fit finds none.
-            while any(self._on_workers(forget_run).values()) and time.monotonic() < deadline:
+            while any(self._call_on_workers(forget_run).values()) and time.monotonic() < deadline:
                 time.sleep(pause)
                 pause = min(2 * pause, 0.05)
 
-    def _result(
+    def _make_result(
         self, state: ShardState | Solution, outcome: Outcome, rows: float = 0.0
     ) -> FitResult:
-        """A state with what the first server knows; `rows` are those that it does not know of."""
+        """Return a state with what the first server knows, and `rows` that it does not know of."""
         assert outcome.stopping is not None
         return FitResult(
             state,
@@ -602,41 +636,44 @@ class Ending:
             outcome.stopping,
             outcome.partial_rows + rows,
             outcome.dropped,
-            self._crew.lost_rows,
+            self._generations.lost_rows,
         )
 
-    def _kept(self, error: KeyboardInterrupt) -> FitResult | None:
-        """Result of an interrupted fit as far as it came, from whoever can still tell."""
-        for told in (self._told_by_workers, self._told_by_snapshots):
+    def _recover_interrupted(self, error: KeyboardInterrupt) -> FitResult | None:
+        """Return the result of an interrupted fit, from whoever can still tell."""
+        for told in (self._recover_from_workers, self._recover_from_snapshots):
             with suppress(Exception):
                 if (result := told()) is not None:
                     return replace(result, interrupted=error)
         return None
 
-    def _before(self, clock: int | None) -> NDArray[Any] | None:
-        """Parameters before a step, by snapshots, where each trainer held a part of them."""
+    def _find_last_finite(self, clock: int | None) -> NDArray[Any] | None:
+        """Return the parameters before a step, from snapshots of the trainers."""
         fit = self._fit
         if clock is None or clock <= fit.work.first_clock:
             return None
         with suppress(Exception):
-            host = self._crew.servers[0].host
-            place = max(at for at in self._fleet.ask(host, "kept") if at < clock)
-            snapshot, _ = self._fleet.ask(host, "snapshot_at", place)
+            host = self._generations.servers[0].host
+            place = max(at for at in self._actors.ask(host, "kept") if at < clock)
+            snapshot, _ = self._actors.ask(host, "snapshot_at", place)
             (w,) = (s.shard.w for s in whole(snapshot.lanes).values() if s.shard is not None)
             return w
         return fit.start_state().w
 
-    def _told_by_workers(self) -> FitResult | None:
-        seats = [seat for seat in self._crew.seats if seat.future.status == "finished"]
-        results = self._fleet.results(seats)
-        servers = [server.host for server in self._crew.servers]
-        outcomes: list[Outcome] = self._fleet.ask_all(servers, "outcome")
+    def _recover_from_workers(self) -> FitResult | None:
+        """Return what the trainers that ended, and the servers, have come to."""
+        trainers = [
+            trainer for trainer in self._generations.trainers if trainer.future.status == "finished"
+        ]
+        results = self._actors.results(trainers)
+        servers = [server.host for server in self._generations.servers]
+        outcomes: list[Outcome] = self._actors.ask_all(servers, "outcome")
         left = joined_left(self._fit, [outcome.state for outcome in outcomes], results)
-        return None if left is None else self._result(left.state, outcomes[0], left.rows)
+        return None if left is None else self._make_result(left.state, outcomes[0], left.rows)
 
-    def _told_by_snapshots(self) -> FitResult | None:
-        """The same from the snapshots that the client has, where workers are lost."""
-        fit, saved = self._fit, self._crew.saved
+    def _recover_from_snapshots(self) -> FitResult | None:
+        """Return what the client's snapshots hold, where workers are lost."""
+        fit, saved = self._fit, self._generations.saved
         if not saved:
             return None
         servers, (snapshot, _) = revived(fit, saved), saved[0]
@@ -647,41 +684,43 @@ class Ending:
             return None
         partial = ledger.partial_rows + left.rows
         return FitResult(
-            left.state, ledger.records, ledger.rule, partial, lost_rows=self._crew.lost_rows
+            left.state, ledger.records, ledger.rule, partial, lost_rows=self._generations.lost_rows
         )
 
-    def _wind_down(self, error: BaseException) -> None:
-        """Stop all that runs."""
+    def _stop_everything(self, error: BaseException) -> None:
+        """Stop trainers and servers, and wait until the trainers have ended."""
         # Trainers first: they are to hear it from their client.
         with suppress(Exception):
-            self._on_workers(abort_run)
-        for server in self._crew.servers:
+            self._call_on_workers(abort_run)
+        for server in self._generations.servers:
             with suppress(Exception):
                 server.host.proxy.abort(str(error)).result(timeout=2)
         patience = Deadline("the workers to end their part of the fit", _WIND_DOWN)
-        while self._some_run() and patience.lasts():
-            self._awake.wait(_END_POLL)
+        while self._is_any_running() and patience.lasts():
+            self._awake.wait(_END_POLL_SECONDS)
             self._awake.clear()
 
-    def _some_run(self) -> bool:
+    def _is_any_running(self) -> bool:
+        """Return whether a trainer still runs on a worker that is there."""
         there = self._membership.call()
-        return any(not s.future.done() and s.address in there for s in self._crew.seats)
+        return any(not s.future.done() and s.address in there for s in self._generations.trainers)
 
-    def _root_cause(self, error: BaseException) -> BaseException:
+    def _find_root_cause(self, error: BaseException) -> BaseException:
+        """Return the error to raise: a trainer's own, where this one is but its consequence."""
         if not isinstance(error, Exception) or (
             isinstance(error, DaskMLDistError) and not is_consequence(error)
         ):
             return error
-        for seat in self._crew.seats:
-            if seat.future.status == "error":
-                own = seat.future.exception(timeout=_END_POLL)
+        for trainer in self._generations.trainers:
+            if trainer.future.status == "error":
+                own = trainer.future.exception(timeout=_END_POLL_SECONDS)
                 if isinstance(own, DaskMLDistError) and not is_consequence(own):
                     return own
         if isinstance(error, DaskMLDistError):
             return error
         return TrainingError(f"The fit failed on a worker: {error!r}. See the cause above.")
 
-    def _on_workers(self, function: Callable[..., Any]) -> dict[str, Any]:
+    def _call_on_workers(self, function: Callable[..., Any]) -> dict[str, Any]:
         """Call a function of the run's name on all workers that had a part in it."""
-        workers = self._crew.visited.intersection(self._membership.call())
+        workers = self._generations.visited.intersection(self._membership.call())
         return call_workers(self._client, function, {w: (self._id,) for w in workers}, _END_CALL)

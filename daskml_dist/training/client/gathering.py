@@ -1,4 +1,4 @@
-"""Results of many short tasks for the client; what a loss takes on the way is begun again."""
+"""Results of many short tasks, for the client; tasks that a loss takes are started again."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from daskml_dist.training.client.membership import Membership
 
 __all__ = ["Gathering"]
 
-#: Seconds between two looks at tasks, and in which fetching results is tried at first.
+#: Seconds between two looks at tasks, and that fetching results may take at first.
 _LOOK, _FETCH = 0.5, 5.0
-#: Seconds in which workers may tell of what they have just made.
+#: Seconds in which workers may tell what they have just made.
 _MOMENT = 0.15
-#: Times that one block's task is begun again after Dask gave it up because its workers died.
+#: Times that one block's task is started again after Dask gave it up because its workers died.
 MOST_KILLED = 4
 
 _AGAIN = "Look at the workers' logs and at what else the cluster does, then fit again."
@@ -39,7 +39,7 @@ Told = Callable[[list[int], float], dict[int, Any]]
 
 
 class Gathering:
-    """Results of tasks on a cluster whose workers come and go.
+    """Waiting for tasks on a cluster whose workers come and go.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ class Gathering:
         self._ready: set[str] = set()
 
     def results(self, start: Start, numbers: Iterable[int], what: str) -> dict[int, Any]:
-        """Results of one task for each number.
+        """Return the results of one task for each number.
 
         Parameters
         ----------
@@ -93,17 +93,19 @@ class Gathering:
         futures: dict[int, Any] = {}
 
         def begin() -> None:
+            # Dask cancels tasks whose data went with a worker.
             lost = [n for n in numbers if n not in futures or futures[n].status == "cancelled"]
             if lost:
-                self._begin(start, lost, futures)
+                self._start_tasks(start, lost, futures)
 
         seconds, found = _FETCH, None
         try:
             while found is None:
-                self._until_done(futures, len(numbers), begin, what)
-                found = self._fetch([futures[n] for n in numbers], seconds)
+                self._wait_until_done(futures, len(numbers), begin, what)
+                found = self._fetch_results([futures[n] for n in numbers], seconds)
                 if seconds > self._timeout:
                     raise WorkerLostError(f"Waiting for {what}: they cannot be fetched. {_AGAIN}")
+                # A large result may take long; give it more time each turn.
                 seconds *= 2
         finally:
             # An error's traceback would hold them, and with them the user's rows.
@@ -112,7 +114,7 @@ class Gathering:
         return dict(zip(numbers, found, strict=True))
 
     def made_soon(self, make: Start, told: Told, numbers: list[int]) -> dict[int, Any]:
-        """Have data made that workers are to hold; what they tell of it within a moment.
+        """Start tasks whose data workers hold; return what workers tell of it within a moment.
 
         They say so themselves, before the client would hear that their tasks have ended.
 
@@ -125,7 +127,7 @@ class Gathering:
         """
         self._membership.wait_for_any(self._timeout)
         futures: dict[int, Any] = {}
-        self._begin(make, numbers, futures)
+        self._start_tasks(make, numbers, futures)
         return told(numbers, _MOMENT) if futures else {}
 
     def until_made(self, make: Start, numbers: Iterable[int], what: str) -> None:
@@ -147,11 +149,11 @@ class Gathering:
         numbers = list(numbers)
         futures: dict[int, Any] = {}
 
-        begin = partial(self._begin, make, numbers, futures)
-        self._until_done(futures, len(numbers), begin, what)
+        begin = partial(self._start_tasks, make, numbers, futures)
+        self._wait_until_done(futures, len(numbers), begin, what)
 
     def wait_for(self, futures: Iterable[Any], what: str) -> None:
-        """Wait for tasks that the user has begun.
+        """Wait for tasks that the user has started.
 
         Raises
         ------
@@ -171,9 +173,9 @@ class Gathering:
                     "again, and fit again."
                 )
 
-        self._until_done(users, len(users), check, what, ours=False)
+        self._wait_until_done(users, len(users), check, what, ours=False)
 
-    def _until_done(
+    def _wait_until_done(
         self,
         futures: dict[int, Any],
         n_futures: int,
@@ -182,21 +184,21 @@ class Gathering:
         *,
         ours: bool = True,
     ) -> None:
-        """Wait for tasks, begun again by `begin` where that is needed and they are ours."""
+        """Wait for tasks, started again by `begin` where that is needed and they are ours."""
         patience = Deadline(what, self._timeout, "Look at the cluster's dashboard.")
         killed: Counter[int] = Counter()
         done = 0
         while True:
             self._membership.wait_for_any(self._timeout)
             begin()
-            self._pause(list(futures.values()))
-            self._look_for_errors(futures, killed, ours)
+            self._wait_a_moment(list(futures.values()))
+            self._handle_failed_tasks(futures, killed, ours)
             before, done = done, sum(f.status == "finished" for f in futures.values())
             if self._on_done is not None:
                 self._on_done(done)
             if done == n_futures:
                 return
-            if self._go_on(futures, ours) or done > before:
+            if self._is_cluster_busy(futures, ours) or done > before:
                 patience.renew()
             elif not patience.lasts(f"{done} of {n_futures} there, no worker works on it"):
                 raise WorkerLostError(
@@ -204,7 +206,7 @@ class Gathering:
                     f"{n_futures} there. {_AGAIN}"
                 )
 
-    def _pause(self, futures: list[Any]) -> None:
+    def _wait_a_moment(self, futures: list[Any]) -> None:
         """Wait a moment, or until all have ended."""
         if not futures:
             time.sleep(_LOOK / 10)
@@ -215,7 +217,8 @@ class Gathering:
         with suppress(TimeoutError, CancelledError), self._client.as_current():
             wait(futures, timeout=_LOOK)
 
-    def _begin(self, start: Start, numbers: list[int], futures: dict[int, Any]) -> None:
+    def _start_tasks(self, start: Start, numbers: list[int], futures: dict[int, Any]) -> None:
+        """Start tasks; where nobody can be reached, the next turn tries again."""
         try:
             futures.update(start(numbers))
             send_now(self._client)
@@ -227,8 +230,8 @@ class Gathering:
             if not is_dasks(error):
                 raise
 
-    def _fetch(self, futures: list[Any], seconds: float) -> list[Any] | None:
-        """Get the results; None where one was lost in the meantime, or does not come."""
+    def _fetch_results(self, futures: list[Any], seconds: float) -> list[Any] | None:
+        """Return the results; None where one was lost meanwhile, or does not come."""
         fetch = partial(self._client.gather, futures, asynchronous=True)
         try:
             found: list[Any] = self._client.sync(fetch, callback_timeout=seconds)
@@ -238,12 +241,16 @@ class Gathering:
             raise
         return found
 
-    def _look_for_errors(self, futures: dict[int, Any], killed: Counter[int], ours: bool) -> None:
-        """Have tasks that a loss ended begin again; raise what a task raised."""
+    def _handle_failed_tasks(
+        self, futures: dict[int, Any], killed: Counter[int], ours: bool
+    ) -> None:
+        """Start again tasks that a loss ended; raise what a task raised."""
         for number, future in list(futures.items()):
             if future.status != "error":
                 continue
             error = future.exception(timeout=_FETCH)
+            # Dask gives a task up after some workers died with it. That need not be the task's
+            # fault.
             killed[number] += is_killed_worker(error)
             if killed[number] > MOST_KILLED:
                 raise WorkerLostError(
@@ -264,9 +271,10 @@ class Gathering:
                 task = "" if failed is None else f"the task {failed!r}"
                 raise make_reading_error(f"Block {number}", error, task) from error
 
-    def _go_on(self, futures: dict[int, Any], ours: bool) -> bool:
-        """Return whether somebody works on anything; free what waits for workers that are gone."""
+    def _is_cluster_busy(self, futures: dict[int, Any], ours: bool) -> bool:
+        """Return whether a worker works on anything; free tasks that wait for workers gone."""
         membership = self._membership
+        # Silent workers are evicted, so that their tasks begin elsewhere.
         for address in set(membership.call()):
             membership.has_stopped(address)
         ready = set(membership.ready)

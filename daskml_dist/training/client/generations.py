@@ -1,8 +1,9 @@
-"""Generations of a run: who is a server, a standby or a trainer, and how the next one begins.
+"""Generations of a run: who is server, standby or trainer, and how the next generation begins.
 
-A new generation stops the servers, finds the latest place from which all can go on
-(`recovery.choose`), moves lanes, and tells servers and trainers. Generation 0 begins in the same
-way, with nothing to go on from.
+When a worker is lost, leaves or joins, `Generations.renew` pauses the servers, chooses the latest
+state from which all can continue (`recovery.choose`), moves lanes (`lane_assignments.py`), and
+gives servers and trainers their parts. Generation 0 begins the same way, with nothing to recover.
+`Standbys` keeps a copy of each server on another worker, `SavedSnapshots` one at the client.
 """
 
 from __future__ import annotations
@@ -49,18 +50,18 @@ __all__ = ["Generations", "Saved", "SavedSnapshots"]
 
 
 logger = logging.getLogger(__name__)
-#: Seconds that a server may take to stop, and orders to arrive.
+#: Seconds that a server may take to pause, and orders to arrive.
 _PAUSE, _DELIVERY = 2.0, 3.0
-#: Bytes of snapshots that the client keeps in memory at most; more go to its disk.
+#: Most bytes of snapshots that the client keeps in memory; more go to its disk.
 _MOST_SAVED = 2**25
-#: Times by which snapshots of large parameters are rarer at most, where a step is as large.
+#: Most times by which snapshots of large parameters are rarer, where a step takes as much longer.
 _MOST_LARGER = 32
 #: Snapshot and records of a server.
 Saved = tuple[ServerSnapshot, list[Any]]
 
 
 class Generations:
-    """The servers and trainers of a run on the cluster, from one generation to the next.
+    """Servers and trainers of a run on the cluster, from one generation to the next.
 
     Parameters
     ----------
@@ -70,7 +71,7 @@ class Generations:
         Of generation 0.
     rows : ClusterRows
     membership : Membership
-    fleet : RunActors
+    actors : RunActors
     early : Early
         The run's name and secret, and where it has an actor already.
     """
@@ -82,12 +83,12 @@ class Generations:
         placement: Placement,
         rows: ClusterRows,
         membership: Membership,
-        fleet: RunActors,
+        actors: RunActors,
         early: Early,
     ) -> None:
         self.number = -1
         self.servers: list[Server] = []
-        self.seats: list[TrainerTask] = []
+        self.trainers: list[TrainerTask] = []
         #: Trainers without lanes, until they have ended.
         self.dismissed: list[TrainerTask] = []
         #: Servers and standbys that are not needed any more.
@@ -99,38 +100,39 @@ class Generations:
         self.lost_rows = 0
         #: Trainers that this generation took over from the one before it.
         self.kept = 0
-        self.seating = LaneAssignments(fit, placement, rows, membership)
+        self.assignments = LaneAssignments(fit, placement, rows, membership)
         self._client = client
         self._fit = fit
         self._rows = rows
         self._membership = membership
-        self._fleet = fleet
+        self._actors = actors
         self._early = early
         self._run_id, self._secret = early.run_id, early.secret
-        self._every = _snapshot_every(fit)
+        self._every = _choose_snapshot_interval(fit)
         #: Snapshot and records of each server, that the client keeps.
         self._saved = SavedSnapshots()
-        self._standbys = Standbys(fleet, membership, self._every, self.visited.add)
+        self._standbys = Standbys(actors, membership, self._every, self.visited.add)
 
     @property
-    def _lanes(self) -> list[LaneSpec]:
-        return self.seating.lanes
+    def _current_lanes(self) -> list[LaneSpec]:
+        """Return the lanes of the run."""
+        return self.assignments.lanes
 
     @property
     def members(self) -> set[str]:
-        """Workers without which this generation cannot go on."""
-        running = {seat.address for seat in self.seats}
+        """Return the workers without which this generation cannot continue."""
+        running = {trainer.address for trainer in self.trainers}
         return running | {server.host.address for server in self.servers}
 
     @property
     def not_begun(self) -> set[str]:
-        """Workers that have not begun a trainer of theirs."""
-        return {seat.address for seat in self.seats if seat.spec.name not in self.begun}
+        """Return the workers that have not begun one of their trainers."""
+        return {trainer.address for trainer in self.trainers if trainer.spec.name not in self.begun}
 
     def place_servers(self) -> list[str]:
-        """Workers for the servers, spread: those without rows to train on first."""
-        workers, early = self.seating.threads(), self._early.address
-        trainers = [w for w in self.seating.first_trainers if w in workers]
+        """Return workers for the servers, spread: those without rows to train on first."""
+        workers, early = self.assignments.threads(), self._early.address
+        trainers = [w for w in self.assignments.first_trainers if w in workers]
         idle = sorted(set(workers).difference(trainers))
         spread = [w for some in (idle, trainers) for w in sorted(some, key=lambda w: w != early)]
         return list(islice(cycle(spread), n_servers(self._fit)))
@@ -155,27 +157,30 @@ class Generations:
             Somebody was lost on the way: begin another one.
         """
         self.number += 1
-        go_on = choose(self._fit.work, [self._pause(server) for server in self.servers])
+        go_on = choose(self._fit.work, [self._pause_hosts(server) for server in self.servers])
+        # No server is left: the client's own snapshots.
         if go_on is None and (saved := self._saved.get()):
-            go_on = self._choose_saved(saved)
+            go_on = self._restore_saved(saved)
+        # Rows first: which lanes a trainer can run depends on the blocks that are there.
         self._mend_rows()
-        parts = self._assign(even)
+        parts = self._assign_lanes(even)
         n_trainers = sum(bool(part.lanes) for part in parts)
         if go_on is None:
-            self._open_servers(n_trainers)
-            clocks = {lane.lane: self._fit.work.first_clock for lane in self._lanes}
+            self._start_servers(n_trainers)
+            clocks = {lane.lane: self._fit.work.first_clock for lane in self._current_lanes}
         else:
-            self._go_on(go_on, n_trainers)
+            self._renew_servers(go_on, n_trainers)
             clocks = go_on.clocks
-        self._deliver(parts, clocks)
+        self._deliver_parts(parts, clocks)
         for host in self.old_hosts:
-            self._fleet.discard_host(host)
+            self._actors.discard_host(host)
         self.old_hosts = []
         return go_on
 
-    def _pause(self, server: Server) -> list[tuple[Host, AvailableSnapshots]]:
-        """Stop a server and its standby, where they answer; what each could go on from."""
+    def _pause_hosts(self, server: Server) -> list[tuple[Host, AvailableSnapshots]]:
+        """Pause a server and its standby; return what each could continue from."""
         held = []
+        # The server and its standby; one of them is enough to continue.
         for host in server.hosts:
             if host.proxy is None or host.address not in self._membership.threads:
                 continue
@@ -183,26 +188,27 @@ class Generations:
                 if self._membership.is_leaving(host.address):
                     # It still answers: its standby gets its last state, and takes its place.
                     if host is server.host and server.standby_ships:
-                        self._fleet.ask(host, "hand_over", self.number, timeout=_PAUSE)
+                        self._actors.ask(host, "hand_over", self.number, timeout=_PAUSE)
                     continue
-                held.append((host, self._fleet.ask(host, "pause", self.number, timeout=_PAUSE)))
+                held.append((host, self._actors.ask(host, "pause", self.number, timeout=_PAUSE)))
             except WorkerUnreachableError as gone:
                 self._membership.cast_out(gone.address)
         return held
 
-    def _choose_saved(self, saved: list[Saved]) -> RecoveryPoint[Host] | None:
-        """Give new servers the snapshots that the client has."""
-        self._open_servers(0)
-        self._fleet.give_parts([server.host for server in self.servers])
+    def _restore_saved(self, saved: list[Saved]) -> RecoveryPoint[Host] | None:
+        """Give new servers the client's snapshots; return where to continue."""
+        self._start_servers(0)
+        self._actors.give_parts([server.host for server in self.servers])
         for server, (snapshot, records) in zip(self.servers, saved, strict=True):
-            self._fleet.ask(server.host, "stand_by", self.number)
-            self._fleet.ask(server.host, "take", snapshot, records)
-        return choose(self._fit.work, [self._pause(server) for server in self.servers])
+            self._actors.ask(server.host, "stand_by", self.number)
+            self._actors.ask(server.host, "take", snapshot, records)
+        return choose(self._fit.work, [self._pause_hosts(server) for server in self.servers])
 
-    def _go_on(self, go_on: RecoveryPoint[Host], n_trainers: int) -> None:
+    def _renew_servers(self, go_on: RecoveryPoint[Host], n_trainers: int) -> None:
         """Make the chosen hosts the servers of this generation."""
+        # A standby may become the server, and the server that was behind its standby.
         for server, host, place in zip(self.servers, go_on.hosts, go_on.places, strict=True):
-            self._fleet.ask(host, "renew", self.number, n_trainers, place)
+            self._actors.ask(host, "renew", self.number, n_trainers, place)
             others = [other for other in server.hosts if other is not host]
             server.standby, server.standby_ships, server.keeps_snapshots = None, False, False
             for other in others:
@@ -210,101 +216,107 @@ class Generations:
                 if other is server.host or other.proxy is None or leaves:
                     self.old_hosts.append(other)
                 else:
-                    self._fleet.ask(other, "stand_by", self.number)
+                    self._actors.ask(other, "stand_by", self.number)
                     server.standby = other
             server.host = host
 
-    def _open_servers(self, n_trainers: int) -> None:
-        """New servers in their first state."""
-        self.seating.threads()
+    def _start_servers(self, n_trainers: int) -> None:
+        """Start new servers in their first state."""
+        self.assignments.threads()
         self.old_hosts += [host for server in self.servers for host in server.hosts]
         self.servers = [
-            Server(self._fleet.open_host(number, address, self.number, n_trainers))
+            Server(self._actors.open_host(number, address, self.number, n_trainers))
             for number, address in enumerate(self.place_servers())
         ]
-        self._fleet.meet_all([server.host for server in self.servers])
+        self._actors.meet_all([server.host for server in self.servers])
 
     # -- rows and lanes ------------------------------------------------------------------------
 
     def _mend_rows(self) -> None:
+        """Make lost blocks again; drop rows lost for good where the user allows it."""
         if not self.number and self._rows.were_just_seen():
             return
+        # Blocks that nothing can make again are lost for good.
         lost = self._rows.mend()
-        if not self.seating.uses(lost):
+        if not self.assignments.uses(lost):
             return
         if self._fit.run.on_lost_data == "raise":
             raise DataLostError(tell_lost(lost))
-        self.lost_rows += self.seating.drop(lost)
+        self.lost_rows += self.assignments.drop(lost)
 
-    def _assign(self, even: bool) -> list[TrainerLanes]:
-        """Parts of the trainers, which lanes each runs: of those that stay, then of new ones."""
-        seats = [seat for seat in self.seats if self._stays(seat)]
-        for seat in self.seats:
-            if seat not in seats:
-                self._fleet.discard_trainer(seat)
-        parts = self.seating.assign(seats, even)
+    def _assign_lanes(self, even: bool) -> list[TrainerLanes]:
+        """Return the lanes of each trainer: of those that stay, then of new ones."""
+        # Trainers that go on keep their blocks in memory.
+        trainers = [trainer for trainer in self.trainers if self._may_stay_trainer(trainer)]
+        for trainer in self.trainers:
+            if trainer not in trainers:
+                self._actors.discard_trainer(trainer)
+        parts = self.assignments.assign(trainers, even)
         # Where somebody is lost before all have their parts, these are still there.
-        self.seats, self.kept = seats, len(seats)
+        self.trainers, self.kept = trainers, len(trainers)
         return parts
 
-    def _stays(self, seat: TrainerTask) -> bool:
-        """Whether a trainer may go on as it is: at a paused worker only once it has begun."""
+    def _may_stay_trainer(self, trainer: TrainerTask) -> bool:
+        """Return whether a trainer may continue: at a paused worker only once it has begun."""
         there = self._membership
-        if seat.address not in there.threads or seat.future.status != "pending":
+        if trainer.address not in there.threads or trainer.future.status != "pending":
             return False
-        return seat.address not in there.paused or seat.spec.name in self.begun
+        return trainer.address not in there.paused or trainer.spec.name in self.begun
 
     # -- trainers ------------------------------------------------------------------------------
 
-    def _deliver(self, parts: list[TrainerLanes], clocks: dict[int, int]) -> None:
-        """Give all trainers their part: orders to those that run, tasks to new ones."""
+    def _deliver_parts(self, parts: list[TrainerLanes], clocks: dict[int, int]) -> None:
+        """Give all trainers their part: orders to running ones, tasks to new ones."""
+        # Ranks follow the lanes, so that rank 0 has lane 0.
         working = sorted((p for p in parts if p.lanes), key=lambda part: part.lanes[0].lane)
         orders: dict[str, dict[int, TrainerSpec | None]] = {}
         new = []
         for rank, part in enumerate(working):
-            spec = self._spec(part, rank, len(working), clocks)
-            if part.seat is None:
+            spec = self._make_trainer_spec(part, rank, len(working), clocks)
+            if part.trainer is None:
                 blocks = {s.block for lane in spec.lanes for s in lane.segments}
                 new.append((part, spec, self._rows.blocks_for(blocks)))
             else:
                 orders.setdefault(part.address, {})[spec.name] = spec
-                part.seat.spec = spec
-        seats = self._fleet.open_trainers([(spec, p.address, taken) for p, spec, taken in new])
+                part.trainer.spec = spec
+        trainers = self._actors.open_trainers([(spec, p.address, taken) for p, spec, taken in new])
         send_now(self._client)
-        for (part, _, _), seat in zip(new, seats, strict=True):
-            part.seat = seat
-        self.seats = [part.seat for part in working if part.seat is not None]
-        idle = [part.seat for part in parts if part.seat is not None and not part.lanes]
+        for (part, _, _), trainer in zip(new, trainers, strict=True):
+            part.trainer = trainer
+        self.trainers = [part.trainer for part in working if part.trainer is not None]
+        idle = [part.trainer for part in parts if part.trainer is not None and not part.lanes]
         self.dismissed += idle
         # Trainers wait at the door of a server that has no part yet.
-        self._fleet.give_parts([server.host for server in self.servers])
+        self._actors.give_parts([server.host for server in self.servers])
         there = self._membership.call() if idle else {}
-        for seat in idle:
-            if seat.address in there:
-                orders.setdefault(seat.address, {})[seat.spec.name] = None
+        for trainer in idle:
+            if trainer.address in there:
+                orders.setdefault(trainer.address, {})[trainer.spec.name] = None
         self.visited |= self.members
         calls = {a: (self._run_id, self.number, specs) for a, specs in orders.items()}
+        # A running task cannot be spoken to; its process can (`worker.control`).
         heard = call_workers(self._client, give_orders, calls, _DELIVERY)
         # One that leaves may be gone by now; the trainer there has no part any more.
         if deaf := sorted(set(calls).difference(heard, self._membership.leaving)):
             raise WorkerUnreachableError(deaf[0], "takes no orders")
 
-    def _spec(
+    def _make_trainer_spec(
         self, part: TrainerLanes, rank: int, n_trainers: int, clocks: dict[int, int]
     ) -> TrainerSpec:
+        """Return a trainer's part of this generation."""
         return TrainerSpec(
             self._run_id,
-            self._fleet.next_name() if part.seat is None else part.seat.spec.name,
+            self._actors.next_name() if part.trainer is None else part.trainer.spec.name,
             rank,
             n_trainers,
             self.number,
             tuple(part.lanes),
             tuple(clocks[lane.lane] for lane in part.lanes),
             self._membership.threads.get(part.address, 1),
-            tuple(_endpoint(server.host) for server in self.servers),
+            tuple(_known_endpoint(server.host) for server in self.servers),
             self._secret,
             0 if self._fit.work.uses_shards else self._every,
-            self.seating.lane_rows,
+            self.assignments.lane_rows,
         )
 
     # -- standbys -------------------------------------------------------------------------------
@@ -315,22 +327,23 @@ class Generations:
 
     @property
     def has_standbys(self) -> bool:
-        """Whether another worker has snapshots of each server."""
+        """Return whether another worker has snapshots of each server."""
         return all(server.standby_ships for server in self.servers)
 
     def save(self) -> None:
-        """Get the servers' last snapshots to the client, for the day when all workers are lost."""
-        kept = [self._fleet.ask(server.host, "kept") for server in self.servers]
+        """Fetch the servers' last snapshots, in case all workers are lost."""
+        kept = [self._actors.ask(server.host, "kept") for server in self.servers]
+        # In lock-step the snapshots must be of one clock.
         common = set.intersection(*map(set, kept)) if self._fit.work.lockstep else None
         if not all(kept) or (common is not None and not common):
             return
         saved = []
         for server, places in zip(self.servers, kept, strict=True):
             place = max(places if common is None else common)
-            saved.append(self._fleet.ask(server.host, "snapshot_at", place))
+            saved.append(self._actors.ask(server.host, "snapshot_at", place))
         if all(saved):
             try:
-                self._saved.put(saved, on_disk=not self._are_small)
+                self._saved.put(saved, on_disk=not self._has_small_snapshots)
             except OSError as error:
                 # The fit goes on, with an older snapshot or none.
                 logger.warning(
@@ -342,11 +355,12 @@ class Generations:
 
     @property
     def may_save(self) -> bool:
-        """Whether the client is to have snapshots: small ones, and all that are nowhere else."""
-        return self._are_small or not self.has_standbys
+        """Return whether the client is to have snapshots: small ones, and all without a standby."""
+        return self._has_small_snapshots or not self.has_standbys
 
     @property
-    def _are_small(self) -> bool:
+    def _has_small_snapshots(self) -> bool:
+        """Return whether the snapshots of all servers are small."""
         fit = self._fit
         if fit.work.replays:  # nobody holds parameters
             return True
@@ -354,40 +368,41 @@ class Generations:
         arrays = shape[0] * shape[1] * (3 + len(fit.steps.rule.state_names))
         policy = fit.steps.policy
         one = policy.uses_shards or policy.sums_gradients
-        copies = 1 if one else len(self._lanes)
+        copies = 1 if one else len(self._current_lanes)
         return arrays * dtype.itemsize * copies <= _MOST_SAVED
 
     @property
     def saved(self) -> list[Saved]:
-        """The snapshots that the client has; empty where there are none."""
+        """Return the snapshots that the client has; empty where there are none."""
         return self._saved.get()
 
     def let_go(self) -> bool:
-        """Leave nothing on the cluster, by letting go alone; False where that is not enough."""
+        """Release all that the run holds; return False where a clean-up is needed too."""
         whole = not (self.number or self.dismissed or self.old_hosts)
         if not whole or any(server.standby is not None for server in self.servers):
             return False
-        if not self._fleet.let_go():
+        if not self._actors.let_go():
             return False
         self._saved.close()
-        self.servers, self.seats = [], []
+        self.servers, self.trainers = [], []
         return True
 
     def close(self) -> None:
         """Leave nothing on the cluster."""
         hosts = [host for server in self.servers for host in server.hosts]
-        self._fleet.close([*hosts, *self.old_hosts], [*self.seats, *self.dismissed])
+        self._actors.close([*hosts, *self.old_hosts], [*self.trainers, *self.dismissed])
         self._saved.close()
-        self.servers, self.seats, self.dismissed, self.old_hosts = [], [], [], []
+        self.servers, self.trainers, self.dismissed, self.old_hosts = [], [], [], []
 
 
-def _endpoint(host: Host) -> Endpoint:
+def _known_endpoint(host: Host) -> Endpoint:
+    """Return the address at which a server listens."""
     assert host.endpoint is not None
     return host.endpoint
 
 
-def _snapshot_every(fit: FitSpec) -> int:
-    """Updates between two snapshots of a server, or steps between those of trainers' own state.
+def _choose_snapshot_interval(fit: FitSpec) -> int:
+    """Return the updates between two snapshots of a server, or steps where trainers hold the state.
 
     A standby is at most two snapshots behind, ``daskml_dist.standby_lag`` updates (64 by default),
     and so many times more as there are times 16,384 parameters: 32 times at most where a step
@@ -410,7 +425,7 @@ def _snapshot_every(fit: FitSpec) -> int:
 
 
 class SavedSnapshots:
-    """The last snapshots: small ones in memory, large ones in a file that only this user can read.
+    """Last snapshots of all servers: small ones in memory, large ones in a private file.
 
     The file lies in Dask's ``temporary-directory``, where that is set, and goes with the fit.
     """
@@ -436,35 +451,37 @@ class SavedSnapshots:
                 dir=dask.config.get("temporary-directory", None),
                 ignore_cleanup_errors=True,
             )
-        new = self._file.with_suffix(".new")
+        # Written beside and moved over, so a crash leaves the last whole file.
+        new = self._file_path.with_suffix(".new")
         with new.open("wb") as file:
             pickle.dump(snapshots, file, protocol=pickle.HIGHEST_PROTOCOL)
-        os.replace(new, self._file)
+        os.replace(new, self._file_path)
 
     def get(self) -> list[Saved]:
-        """The last snapshots; empty where there are none."""
-        if self._folder is None or not self._file.exists():
+        """Return the last snapshots; empty where there are none."""
+        if self._folder is None or not self._file_path.exists():
             return self._snapshots
-        with self._file.open("rb") as file:
+        with self._file_path.open("rb") as file:
             snapshots: list[Saved] = pickle.load(file)
         return snapshots
 
     def close(self) -> None:
-        """Forget them."""
+        """Forget the snapshots."""
         self._snapshots = []
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
 
     @property
-    def _file(self) -> Path:
+    def _file_path(self) -> Path:
+        """Return the path of the file."""
         assert self._folder is not None
         return Path(self._folder.name) / "snapshots"
 
 
 @dataclass
 class Server:
-    """A server of the run, and its standby."""
+    """Server of the run, and its standby."""
 
     host: Host
     standby: Host | None = None
@@ -473,7 +490,7 @@ class Server:
 
     @property
     def hosts(self) -> list[Host]:
-        """The server, and its standby if it has one."""
+        """Return the server's actor, and its standby's if it has one."""
         return [host for host in (self.host, self.standby) if host is not None]
 
 
@@ -482,7 +499,7 @@ class Standbys:
 
     Parameters
     ----------
-    fleet : RunActors
+    actors : RunActors
     membership : Membership
     every : int
         Updates between two snapshots.
@@ -491,15 +508,15 @@ class Standbys:
     """
 
     def __init__(
-        self, fleet: RunActors, membership: Membership, every: int, visit: Callable[[str], None]
+        self, actors: RunActors, membership: Membership, every: int, visit: Callable[[str], None]
     ) -> None:
-        self._fleet = fleet
+        self._actors = actors
         self._membership = membership
         self._every = every
         self._visit = visit
 
     def mind(self, servers: Sequence[Server], generation: int) -> None:
-        """See to the standbys of all servers; returns before new ones are there.
+        """See to the standbys of all servers; return before new ones are there.
 
         Parameters
         ----------
@@ -510,36 +527,38 @@ class Standbys:
         for number, server in enumerate(servers):
             standby = server.standby
             try:
-                self._mind(number, server, generation)
+                self._mind_server(number, server, generation)
             except WorkerUnreachableError as gone:
                 if standby is None or gone.address != standby.address:
                     raise
                 server.standby, server.standby_ships = None, False
-                self._fleet.discard_host(standby)
+                self._actors.discard_host(standby)
 
-    def _mind(self, number: int, server: Server, generation: int) -> None:
+    def _mind_server(self, number: int, server: Server, generation: int) -> None:
+        """Open a server's standby, or let the server send it snapshots."""
         standby = server.standby
         if standby is not None and not self._may_stay(standby):
             raise WorkerUnreachableError(standby.address, "lost")
         if standby is None:
-            server.standby = self._open(number, server.host.address, generation)
+            server.standby = self._open_standby(number, server.host.address, generation)
             if server.standby is None and not server.keeps_snapshots:
-                self._fleet.ask(server.host, "keep_snapshots", self._every)
+                self._actors.ask(server.host, "keep_snapshots", self._every)
                 server.keeps_snapshots = True
-        elif not server.standby_ships and self._fleet.is_ready(standby):
-            endpoint = standby.endpoint or self._fleet.meet(standby)
-            self._fleet.ask(server.host, "ship_to", endpoint, self._every)
+        elif not server.standby_ships and self._actors.is_ready(standby):
+            endpoint = standby.endpoint or self._actors.meet(standby)
+            self._actors.ask(server.host, "ship_to", endpoint, self._every)
             server.standby_ships = True
 
     def _may_stay(self, standby: Host) -> bool:
-        """Whether a standby is there and stays, or will be: at a paused worker none begins."""
-        begins = standby.address in self._membership.ready or self._fleet.is_ready(standby)
+        """Return whether a standby is there and stays, or will be."""
+        begins = standby.address in self._membership.ready or self._actors.is_ready(standby)
         return begins and not self._membership.is_leaving(standby.address)
 
-    def _open(self, number: int, own: str, generation: int) -> Host | None:
+    def _open_standby(self, number: int, own: str, generation: int) -> Host | None:
+        """Start a standby on another worker; None where there is none."""
         others = sorted(set(self._membership.ready) - {own})
         if not others:
             return None
         address = others[number % len(others)]
         self._visit(address)
-        return self._fleet.open_host(number, address, generation, 1)
+        return self._actors.open_host(number, address, generation, 1)

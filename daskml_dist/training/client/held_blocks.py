@@ -1,4 +1,4 @@
-"""The blocks of a fit that workers hold: where they lie, and how lost ones are made again."""
+"""Blocks of a fit that workers hold: where they lie, and how lost ones are made again."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from daskml_dist.training.client.run_actors import Early, ask_of_bundles
 __all__ = ["HeldBlocks", "tell_lost"]
 
 
-#: Times that a block may fail to be made again, by an exception of its own.
+#: Times that a block may fail by an exception of its own before it counts as lost.
 _MOST_FAILED = 3
 
 
@@ -75,28 +75,28 @@ class HeldBlocks:
         self.bundles: list[tuple[int, ...]] = []
 
     def take(self, collection: Collection) -> None:
-        """Take the same rows cut otherwise, before any block is made."""
+        """Use the same rows cut otherwise, before any block is made."""
         self._collection = collection
 
     # -- making --------------------------------------------------------------------------------
 
     def lazy(self) -> list[Any]:
-        """All blocks as Dask makes them, under new keys."""
+        """Return all blocks as Dask makes them, under new keys."""
         return self._collection.delayed_blocks()
 
     @cached_property
     def first(self) -> list[Any]:
-        """All blocks as they were made at first, lazy."""
+        """Return all blocks as they were made at first, lazy."""
         return self.lazy()
 
     @cached_property
     def recipes(self) -> BlockRecipes:
-        """Recipes of all blocks."""
+        """Return the recipes of all blocks."""
         return make_recipes(self.first)
 
     @cached_property
     def is_direct(self) -> bool:
-        """Whether blocks are made of nothing but rows that are there, or lie on workers."""
+        """Return whether blocks are made of nothing but rows that are there, or lie on workers."""
         return bool(self.homes) and all(
             not isinstance(value, Delayed) or value.key in self._sources
             for part in self._collection.parts
@@ -104,7 +104,7 @@ class HeldBlocks:
         )
 
     def begin(self) -> None:
-        """Settle how all blocks are made.
+        """Decide how all blocks are made.
 
         Raises
         ------
@@ -120,7 +120,7 @@ class HeldBlocks:
         self._hold_sources(self.recipes)
 
     def _hold_sources(self, recipes: BlockRecipes) -> None:
-        """Take hold of data on workers that blocks are made of."""
+        """Hold data on workers that blocks are made of."""
         for key in recipes.held.difference(self._sources):
             if key not in self._client.futures:
                 raise DataLostError(
@@ -137,10 +137,10 @@ class HeldBlocks:
         return len(self._here)
 
     def start(self, lazy: dict[int, Any]) -> dict[int, Any]:
-        """Start tasks, each on its part's worker where it has one: stealing must not move it."""
+        """Start tasks, each pinned to its part's worker where it has one."""
         groups: dict[str | None, list[int]] = {}
         for i in lazy:
-            groups.setdefault(self._home(i), []).append(i)
+            groups.setdefault(self._find_home(i), []).append(i)
         futures: dict[int, Any] = {}
         for home, here in groups.items():
             pin = None if home is None else [home]
@@ -148,24 +148,25 @@ class HeldBlocks:
             futures.update(zip(here, made, strict=True))
         return futures
 
-    def _home(self, number: int) -> str | None:
-        home = self.homes[number] if self.homes else self._owner(number)
+    def _find_home(self, number: int) -> str | None:
+        """Return the worker that should have a block, if it takes work."""
+        home = self.homes[number] if self.homes else self._find_owner(number)
         return home if home in self._membership.ready else None
 
-    def _owner(self, number: int) -> str | None:
-        """Worker whose share a block is; of columns of data on workers Dask finds it."""
+    def _find_owner(self, number: int) -> str | None:
+        """Return the worker whose share a block is; of data on workers Dask finds it."""
         share, ready = self._collection.share(number), sorted(self._membership.ready)
         if share is None or not ready or (self._collection.columns and self._sources):
             return None
         return ready[share[0] * len(ready) // share[1]]
 
     def pin(self, number: int) -> list[str] | None:
-        """Workers to look at a block on: its home, if that is there."""
-        home = self._home(number)
+        """Return the workers to look at a block on: its home, if that is there."""
+        home = self._find_home(number)
         return None if home is None else [home]
 
     def make(self, numbers: Iterable[int]) -> dict[int, Any]:
-        """Make blocks that are not there, or not any more; the future of each one's bundle.
+        """Make blocks that are not there; return the future of each one's bundle.
 
         Raises
         ------
@@ -173,23 +174,25 @@ class HeldBlocks:
             Nothing can make one of them.
         """
         numbers = list(numbers)
+        # What Dask makes again by itself needs nothing from us.
         if lost := [i for i in numbers if self._is_lost(i)]:
             self.check(i for i in lost if i in self.futures)
-            self._make(lost)
+            self._make_blocks(lost)
         return {i: self.futures[i] for i in numbers}
 
     def check(self, numbers: Iterable[int]) -> None:
         """Raise `DataLostError` where nothing can make one of these blocks, which were lost."""
-        if causes := self._causes(list(numbers)):
+        if causes := self._find_causes(list(numbers)):
             raise DataLostError(tell_lost(causes))
 
-    def _make(self, numbers: list[int]) -> None:
-        again = self._distinct(i for i in numbers if i in self.futures)
+    def _make_blocks(self, numbers: list[int]) -> None:
+        """Start the tasks that make some blocks, in bundles at first."""
+        again = self._distinct_futures(i for i in numbers if i in self.futures)
         if again:
             self._client.cancel(again)
             self._seen_at = {}
         if self._collection.kind == "memory":
-            self.futures.update(self._scatter(numbers))
+            self.futures.update(self._scatter_rows(numbers))
             return
         # What is made again may fail block by block.
         wanted = set(numbers)
@@ -199,14 +202,15 @@ class HeldBlocks:
             self.futures.update(dict.fromkeys(bundle, future))
 
     def _start_bundles(self, bundles: list[tuple[int, ...]]) -> dict[tuple[int, ...], Any]:
+        """Start one task a bundle."""
         maker, parts = self._collection.block_maker, self._collection.parts
         if self.is_direct:
             keys = {f"{make_bundle.__name__}-{uuid.uuid4()}": bundle for bundle in bundles}
             tasks: dict[Any, Any] = {}
             for key, bundle in keys.items():
-                sources = [[self._source(value) for value in parts[i]] for i in bundle]
+                sources = [[self._resolve_source(value) for value in parts[i]] for i in bundle]
                 tasks[key] = make_bundle, (maker, bundle, sources)
-            homes = {key: self._home(bundle[0]) for key, bundle in keys.items()}
+            homes = {key: self._find_home(bundle[0]) for key, bundle in keys.items()}
             start = partial(submit_all, self._client) if self.early is None else self.early.start
             futures = start(tasks, homes)
             return {bundle: futures[key] for key, bundle in keys.items()}
@@ -215,10 +219,12 @@ class HeldBlocks:
         futures = self.start(lazy)
         return {bundle: futures[bundle[0]] for bundle in bundles}
 
-    def _source(self, value: Any) -> Any:
+    def _resolve_source(self, value: Any) -> Any:
+        """Return the future of data on workers, or the data itself."""
         return self._sources[value.key] if isinstance(value, Delayed) else value
 
-    def _scatter(self, numbers: list[int]) -> dict[int, Any]:
+    def _scatter_rows(self, numbers: list[int]) -> dict[int, Any]:
+        """Scatter rows of the client's memory, and make blocks of them."""
         assert self._here is not None
         make, parts = self._collection.block_maker, self._here.parts(numbers)
         rows = scatter_values(self._client, parts) if parts else []
@@ -230,16 +236,16 @@ class HeldBlocks:
     # -- losses --------------------------------------------------------------------------------
 
     def _is_lost(self, number: int) -> bool:
-        """Whether Dask does not make a block again by itself, after a loss or an error."""
+        """Return whether Dask does not make a block again by itself, after a loss or an error."""
         future = self.futures.get(number)
         return future is None or future.status in {"cancelled", "error"}
 
     def missing(self) -> list[int]:
-        """Blocks that nobody holds, and that nobody is about to make."""
+        """Return the blocks that nobody holds, and that nobody is about to make."""
         return [i for i in self.futures if self._is_lost(i)]
 
     def free(self) -> None:
-        """See that blocks which are to be made again do not wait for a worker that is gone."""
+        """Release blocks that are to be made again from waiting for a worker that is gone."""
         waiting = {f.key for f in self.futures.values() if f.status in {"pending", "lost"}}
         free_tasks(self._client, list(waiting))
 
@@ -253,29 +259,30 @@ class HeldBlocks:
         """
         streamed = not self.futures
         if streamed:
-            self.hopeless.update(self._causes([i for i in numbers if i not in self.hopeless]))
+            self.hopeless.update(self._find_causes([i for i in numbers if i not in self.hopeless]))
             return self.hopeless
         missing = self.missing()
-        self.hopeless.update(self._causes(missing))
-        self._make([i for i in missing if i not in self.hopeless])
+        self.hopeless.update(self._find_causes(missing))
+        self._make_blocks([i for i in missing if i not in self.hopeless])
         for i in self.hopeless:
             self.futures.pop(i, None)
         self.free()
         return self.hopeless
 
-    def _causes(self, numbers: list[int]) -> dict[int, str]:
-        """Those of some blocks that nothing can make, and why."""
+    def _find_causes(self, numbers: list[int]) -> dict[int, str]:
+        """Return the blocks among some that nothing can make, and why."""
         if self._collection.kind == "memory" or not numbers:
             return {}
         causes = {}
+        # A block fails for good after too many exceptions of its own, or once its data is gone.
         for i in numbers:
-            cause = self._failure(i) or self._lost_source(i)
+            cause = self._count_failure(i) or self._find_lost_source(i)
             if cause is not None:
                 causes[i] = cause
         return causes
 
-    def _failure(self, number: int) -> str | None:
-        """Count an exception of a block's own; tell it after so many."""
+    def _count_failure(self, number: int) -> str | None:
+        """Count an exception of a block's own; return it after too many."""
         future = self.futures.get(number)
         if future is None or future.status != "error":
             return None
@@ -287,18 +294,19 @@ class HeldBlocks:
         self._failed[number] += not is_dasks(error)
         return repr(error) if self._failed[number] > _MOST_FAILED else None
 
-    def _lost_source(self, number: int) -> str | None:
-        """Reason that the data of a block is not there any more; None: it is, or comes."""
+    def _find_lost_source(self, number: int) -> str | None:
+        """Return why the data of a block is gone; None where it is there, or comes."""
         if not self.bundles:
             return None
-        for future in (self._sources[key] for key in self._held_by(number)):
+        for future in (self._sources[key] for key in self._list_sources(number)):
             if future.status == "cancelled":
                 return "it was scattered, and went with its worker"
             if future.status == "error" and not is_dasks(error := future.exception(timeout=5)):
                 return repr(error)
         return None
 
-    def _held_by(self, number: int) -> list[Any]:
+    def _list_sources(self, number: int) -> list[Any]:
+        """Return the keys of the data on workers that a block is made of."""
         if not self.is_direct:
             return list(self.recipes.held_by(number))
         return [v.key for v in self._collection.parts[number] if isinstance(v, Delayed)]
@@ -306,7 +314,7 @@ class HeldBlocks:
     # -- where they lie ------------------------------------------------------------------------
 
     def persisted_parts(self) -> list[Any]:
-        """The user's persisted parts in the order of the blocks; [] unless all are persisted."""
+        """Return the user's persisted parts in block order; [] unless all are persisted."""
         parts = [X for X, _, _ in self._collection.parts]
         if not all(isinstance(X, Delayed) for X in parts):
             return []
@@ -316,9 +324,10 @@ class HeldBlocks:
         return [futures[X.key] for X in parts]
 
     def settle(self, parts: list[Any]) -> None:
-        """Choose one worker that holds it for each persisted part; none where it is not held."""
+        """Choose one worker for each persisted part that holds it, evenly."""
         held = self._client.who_has(parts) if parts else {}
         ready = self._membership.ready
+        # Replicated parts go to the holder with the fewest parts so far.
         load: Counter[str] = Counter()
         self.homes = []
         for part in parts:
@@ -329,20 +338,21 @@ class HeldBlocks:
                 load[home] += 1
 
     def seen_at_home(self) -> bool:
-        """Whether each block was in its home's memory when this told of it."""
+        """Return whether each block was in its home's memory when its worker told of it."""
         seen = [self._seen_at.get(i) for i in self.futures]
         return bool(self.homes) and seen == [self.homes[i] for i in self.futures]
 
     def holders(self) -> dict[int, list[str]]:
-        """Workers that hold each block at this moment; none where it must be made again."""
-        held = self._client.who_has(self._distinct(self.futures)) if self.futures else {}
+        """Return the workers that hold each block at this moment."""
+        held = self._client.who_has(self._distinct_futures(self.futures)) if self.futures else {}
         return {i: list(held.get(future.key, ())) for i, future in self.futures.items()}
 
-    def _distinct(self, numbers: Iterable[int]) -> list[Any]:
+    def _distinct_futures(self, numbers: Iterable[int]) -> list[Any]:
+        """Return the futures of some blocks, each bundle's once."""
         return list({self.futures[i].key: self.futures[i] for i in numbers}.values())
 
     def told(self, numbers: Sequence[int], wait: float = 0.0) -> dict[int, BlockInfo]:
-        """Facts of blocks, as workers that have these in memory tell them; perhaps not of all.
+        """Return facts of blocks, as workers that have them in memory tell; perhaps not of all.
 
         Parameters
         ----------
@@ -355,7 +365,7 @@ class HeldBlocks:
         if not ready.keys() >= set(homes.values()):
             if wait:
                 return {}
-            held = self._client.who_has(self._distinct(numbers))
+            held = self._client.who_has(self._distinct_futures(numbers))
             homes = {key: next(iter(workers), None) for key, workers in held.items()}
         keys: dict[str, list[Any]] = {}
         for key, home in homes.items():
@@ -366,20 +376,20 @@ class HeldBlocks:
         return {i: info for i, (_, info) in told.items() if i in wanted}
 
     def release(self) -> None:
-        """Let go of the blocks."""
+        """Release the blocks."""
         for block in self.futures.values():
             block.release()
         self.futures = {}
 
     def close(self) -> None:
-        """Let go of the blocks, and of what they are made of."""
+        """Release the blocks, and what they are made of."""
         self.release()
         self._sources = {}
         flush_releases(self._client)
 
 
 def tell_lost(causes: dict[int, str]) -> str:
-    """The message of a `DataLostError`."""
+    """Return the message of a `DataLostError`."""
     some = "; ".join(f"block {i}: {causes[i]}" for i in sorted(causes)[:10])
     return (
         f"{len(causes)} block(s) went with a worker, and nothing can make them again ({some}). "
@@ -390,7 +400,7 @@ def tell_lost(causes: dict[int, str]) -> str:
 
 
 def futures_in(client: Client, parts: list[tuple[Any, ...]]) -> dict[Any, Any]:
-    """Futures of the user's that parts are made of, by key; holds of our own in a task.
+    """Return the user's futures that parts are made of, by key; in a task, futures of our own.
 
     Raises
     ------
@@ -399,17 +409,17 @@ def futures_in(client: Client, parts: list[tuple[Any, ...]]) -> dict[Any, Any]:
     """
     parts_of_graphs = (value for part in parts for value in part if isinstance(value, Delayed))
     futures = find_futures(collect_layers(parts_of_graphs).values())
-    _check_here(client, futures.values())
+    _check_same_cluster(client, futures.values())
     # Those that came to a task with its function belong to no client.
     return {k: f if f.client is not None else ask_for(client, k) for k, f in futures.items()}
 
 
-def _check_here(client: Client, futures: Iterable[Any]) -> None:
-    """Check that rows lie on the cluster of the fit, which elsewhere would wait for them."""
+def _check_same_cluster(client: Client, futures: Iterable[Any]) -> None:
+    """Raise where rows lie on another cluster than the fit's, which would wait for ever."""
     owners = {id(f.client): f.client for f in futures if f.client not in (None, client)}
     for other in owners.values():
-        there = _cluster_of(other)
-        if there is not None and there != (here := _cluster_of(client)):
+        there = _find_scheduler_address(other)
+        if there is not None and there != (here := _find_scheduler_address(client)):
             raise InvalidDataError(
                 f"Rows that were persisted lie on the cluster at {there}, and the fit is to run on "
                 f"that at {here}. Pass the client of the rows, fit(..., client=client), and X, y "
@@ -417,8 +427,8 @@ def _check_here(client: Client, futures: Iterable[Any]) -> None:
             )
 
 
-def _cluster_of(client: Any) -> str | None:
-    """Address of a client's scheduler, as that tells it; None where it is not there any more."""
+def _find_scheduler_address(client: Any) -> str | None:
+    """Return the address of a client's scheduler; None where it is gone."""
     with suppress(Exception):  # closed, or lost: what its futures say of themselves is told later
         address: str = client.scheduler_info()["address"]
         return address
@@ -426,7 +436,7 @@ def _cluster_of(client: Any) -> str | None:
 
 
 class RowsHere:
-    """Rows in memory, cut into blocks of a row at least; parts that hold columns are a block each.
+    """Rows in memory, cut into blocks of at least a row; parts that hold columns are a block each.
 
     Parameters
     ----------
@@ -443,12 +453,12 @@ class RowsHere:
         self._cuts = np.arange(n_blocks + 1) * n_rows // n_blocks
 
     def __len__(self) -> int:
-        """Number of blocks."""
+        """Return the number of blocks."""
         whole = self._collection.by_lane
         return len(self._collection.parts) if whole else len(self._cuts) - 1
 
     def parts(self, numbers: Iterable[int]) -> list[list[Any]]:
-        """X, y and weights of some blocks."""
+        """Return X, y and weights of some blocks."""
         make, parts = self._collection.block_maker, self._collection.parts
         if isinstance(self._collection, KeyedCollection):
             return [list(parts[i]) for i in numbers]

@@ -1,4 +1,4 @@
-"""Seating: the lanes that each trainer runs, from one generation to the next."""
+"""Assignment of lanes to trainers from one generation to the next, and the log of who ran them."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ from daskml_dist.training.client.membership import Membership
 from daskml_dist.training.client.run_actors import TrainerTask, WorkerUnreachableError
 from daskml_dist.training.spec import FitSpec
 
-__all__ = ["LaneAssignments", "SeatLog", "TrainerLanes"]
+__all__ = ["AssignmentLog", "LaneAssignments", "TrainerLanes"]
 
 
-#: Threads that a worker counts for which is to get no more lanes.
+#: Threads that a worker counts for that is to get no more lanes: more than none, so that it keeps
+#: its own.
 _NO_ROOM = 1e-6
 
 
 @dataclass
 class TrainerLanes:
-    """Lanes, and the trainer that runs them; None: a new one."""
+    """Lanes, and the trainer that runs them; None for a new one."""
 
     address: str
     lanes: list[LaneSpec]
-    seat: TrainerTask | None = None
+    trainer: TrainerTask | None = None
 
 
 class LaneAssignments:
-    """The lanes of a run, their rows, and the workers that run them.
+    """Lanes of a run, their rows, and the workers that run them.
 
     Parameters
     ----------
@@ -61,17 +62,17 @@ class LaneAssignments:
 
     @property
     def first_trainers(self) -> list[str]:
-        """Workers that run lanes, in the order of their first lane."""
+        """Return the workers that run lanes, in the order of their first lane."""
         return list(dict.fromkeys(self.workers[lane.lane] for lane in self.lanes))
 
     # -- rows ----------------------------------------------------------------------------------
 
     def uses(self, blocks: Container[int]) -> bool:
-        """Whether lanes have rows of some of these blocks."""
+        """Return whether lanes have rows of some of these blocks."""
         return any(s.block in blocks for lane in self.lanes for s in lane.segments)
 
     def drop(self, blocks: Container[int]) -> int:
-        """Take blocks from all lanes; return how many rows that were."""
+        """Take blocks from all lanes; return the number of rows dropped."""
         before = sum(lane.n_rows for lane in self.lanes)
         self.lanes = [
             replace(lane, segments=tuple(s for s in lane.segments if s.block not in blocks))
@@ -83,7 +84,7 @@ class LaneAssignments:
     # -- workers -------------------------------------------------------------------------------
 
     def threads(self) -> dict[str, int]:
-        """Threads of the workers that can be given work.
+        """Return the threads of the workers that can be given work.
 
         Raises
         ------
@@ -97,64 +98,66 @@ class LaneAssignments:
         return threads
 
     def capacity(self) -> dict[str, float]:
-        """The same, as what they are worth."""
+        """Return the threads of these workers, weighted by their speeds."""
         return {a: n * self.speeds.get(a, 1.0) for a, n in self.threads().items()}
 
     def would_even_out(self) -> bool:
-        """Whether lanes would move if they were spread evenly over the workers that stay."""
-        known = self._known(self.capacity())
+        """Return whether an even spread over the workers that stay would move lanes."""
+        known = self._prefer_ready_workers(self.capacity())
         return reassign_lanes(self.lanes, self.workers, {}, known, even=True) != self.workers
 
-    def _known(self, capacity: dict[str, float]) -> dict[str, float]:
-        """Those that are known to be ready, where these can be given work; else all."""
+    def _prefer_ready_workers(self, capacity: dict[str, float]) -> dict[str, float]:
+        """Return the workers that have imported what the fit needs, else all."""
         known = {a: n for a, n in capacity.items() if a in self.dealt}
         return known if known.keys() - self._membership.paused else capacity
 
     # -- lanes ---------------------------------------------------------------------------------
 
-    def assign(self, seats: list[TrainerTask], even: bool) -> list[TrainerLanes]:
-        """Parts of the next generation: of the trainers that stay, then of new ones.
+    def assign(self, trainers: list[TrainerTask], even: bool) -> list[TrainerLanes]:
+        """Return the lanes of each trainer: of those that stay, then of new ones.
 
         Parameters
         ----------
-        seats : list of TrainerTask
+        trainers : list of TrainerTask
             The trainers that stay.
         even : bool
             Whether lanes move also from workers that are there, to even them out.
         """
-        self._move(seats, even)
+        self._move_lanes(trainers, even)
         lanes = {lane.lane: lane for lane in self.lanes}
         parts = []
         seated: set[int] = set()
-        for seat in seats:
-            here = [lanes[n.lane] for n in seat.lanes if self.workers[n.lane] == seat.address]
-            parts.append(TrainerLanes(seat.address, here, seat))
+        for trainer in trainers:
+            here = [lanes[n.lane] for n in trainer.lanes if self.workers[n.lane] == trainer.address]
+            parts.append(TrainerLanes(trainer.address, here, trainer))
             seated.update(lane.lane for lane in here)
+        # Lanes without a running trainer: one new trainer a worker.
         rest: dict[str, list[LaneSpec]] = {}
         for lane in self.lanes:
             if lane.lane not in seated:
                 rest.setdefault(self.workers[lane.lane], []).append(lane)
         return parts + [TrainerLanes(address, here) for address, here in rest.items()]
 
-    def _move(self, seats: list[TrainerTask], even: bool) -> None:
+    def _move_lanes(self, trainers: list[TrainerTask], even: bool) -> None:
         """Give lanes without a worker to others."""
         # One that is paused keeps what it runs, and is given no more.
         paused = set(self._membership.paused).difference(self._membership.leaving)
-        paused &= {seat.address for seat in seats}
+        paused &= {trainer.address for trainer in trainers}
         capacity = self.capacity() | dict.fromkeys(sorted(paused), _NO_ROOM)
-        run_on = {lane.lane for seat in seats for lane in seat.lanes}
+        run_on = {lane.lane for trainer in trainers for lane in trainer.lanes}
+        # Lanes that may stay where they are.
         given = {
             lane: worker
             for lane, worker in self.workers.items()
             if worker not in self._membership.paused or lane in run_on
         }
         if even or len(given) < len(self.workers) or not set(given.values()) <= capacity.keys():
-            holders, known = self._rows.holders_now(), self._known(capacity)
+            holders, known = self._rows.holders_now(), self._prefer_ready_workers(capacity)
             self.workers = reassign_lanes(self.lanes, given, holders, known, even=even)
 
 
-class SeatLog:
-    """Log of the workers of lanes over the parts of one fit, each entry another seating."""
+class AssignmentLog:
+    """Log of the workers of lanes over the parts of one fit."""
 
     def __init__(self) -> None:
         self._since: float | None = None
@@ -167,7 +170,7 @@ class SeatLog:
             self._since = time.monotonic()
 
     def note(self, generation: int, lanes: dict[int, str], seconds: float) -> None:
-        """Note who runs each lane from now on, and the seconds that it took to seat them.
+        """Note who runs each lane from now on, and the seconds that assigning them took.
 
         Of a part that begins as the last one ended nothing is noted.
         """
@@ -176,19 +179,20 @@ class SeatLog:
             seconds = 0.0
             if self._seatings and self._seatings[-1]["workers"] == workers:
                 return
-        facts = {"generation": generation, "at": self._now(), "seconds": seconds}
+        facts = {"generation": generation, "at": self._seconds_since_begin(), "seconds": seconds}
         self._seatings.append({**facts, "workers": workers})
 
     def end(self) -> None:
         """Note that a part of the fit ended."""
-        self._end = self._now()
+        self._end = self._seconds_since_begin()
 
-    def _now(self) -> float:
+    def _seconds_since_begin(self) -> float:
+        """Return the seconds since the first part began."""
         return 0.0 if self._since is None else time.monotonic() - self._since
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Facts for the history: ``seatings``, and the ``seconds`` that training took."""
+        """Return the facts for the history: ``seatings``, and the ``seconds`` of training."""
         if self._since is None:
             return {}
         return {"seatings": list(self._seatings), "seconds": self._end}

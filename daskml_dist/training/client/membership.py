@@ -22,7 +22,7 @@ SETTLED = 1.0
 _IMPORT = 30.0
 #: Seconds between two roll calls after which a silence says nothing: the client itself slept.
 _GAP = 2.0
-#: Seconds for which a roll call that found workers is as good as one more.
+#: Seconds for which a roll call that found workers need not be repeated.
 _FRESH = 0.1
 #: Seconds in which a worker without heartbeats may still show that it lives.
 _CONFIRM = 0.5
@@ -69,11 +69,13 @@ class Membership:
         """Take the roll; return the threads of each worker that may take a part."""
         workers = list_workers(self._client)
         now = time.monotonic()
+        # The client itself was stopped or asleep: its silence is no sign of the workers'.
         if now - self._last_call > _GAP:
             self._seen.clear()
         self._last_call = now
         for address, worker in workers.items():
             beat, _ = self._seen.get(address, (None, now))
+            # Only changes of the heartbeat are timed, by the client's own clock.
             if worker["last_seen"] != beat:
                 self._seen[address] = worker["last_seen"], now
         self._outcast &= set(workers)
@@ -94,12 +96,12 @@ class Membership:
 
     @property
     def staying(self) -> dict[str, int]:
-        """Threads of each worker that is there and not about to leave."""
+        """Return the threads of each worker that is there and not about to leave."""
         return {a: threads for a, threads in self.threads.items() if a not in self.leaving}
 
     @property
     def ready(self) -> dict[str, int]:
-        """Threads of each worker that new work can be given to; of one that leaves if need be."""
+        """Return the threads of each worker that can be given work; leaving ones only if alone."""
         begins = {
             a: n
             for a, n in self.threads.items()
@@ -108,48 +110,50 @@ class Membership:
         return {a: n for a, n in begins.items() if a not in self.leaving} or begins
 
     def is_leaving(self, address: str) -> bool:
-        """Whether a worker is not to be counted on, unless nobody else is there."""
+        """Return whether a worker is not to be counted on, unless nobody else is there."""
         return address not in self.staying and address not in self.ready
 
     def is_there(self, address: str) -> bool:
-        """Whether a worker still counts; takes the roll."""
+        """Return whether a worker still counts; takes the roll."""
         there = address in self.call()
         return there and not self.has_stopped(address)
 
     def begins(self, address: str) -> bool:
-        """Whether a worker begins what it is given: one that is paused for long does not."""
+        """Return whether a worker begins what it is given: one that is paused for long does not."""
         since = self.paused.get(address)
         return since is None or time.monotonic() - since < SETTLED
 
     def facts(self, address: str) -> dict[str, Any]:
-        """Facts of a worker that the scheduler knows, as of the last roll call."""
+        """Return the scheduler's facts of a worker, as of the last roll call."""
         return self._workers.get(address, {})
 
     def has_stopped(self, address: str) -> bool:
-        """Whether a worker neither sends heartbeats nor answers; then it is cast out."""
+        """Return whether a worker neither sends heartbeats nor answers; then evict it."""
         if not self.silent([address]):
             return False
-        if call_workers(self._client, _are_you_there, {address: ()}, _CONFIRM):
+        # Busy event loops beat late; a direct question settles it.
+        if call_workers(self._client, _answer_true, {address: ()}, _CONFIRM):
             return False
         self.cast_out(address)
         evict(self._client, address)
         return True
 
     def silent(self, addresses: Iterable[str]) -> list[str]:
-        """Those without a heartbeat for as long as the lease, as of the last roll call."""
+        """Return those without a heartbeat for as long as the lease, as of the last roll call."""
         return [
             a
             for a in addresses
-            if a in self._seen and self._last_call - self._seen[a][1] > self._lease_of(a)
+            if a in self._seen and self._last_call - self._seen[a][1] > self._find_lease(a)
         ]
 
-    def _lease_of(self, address: str) -> float:
+    def _find_lease(self, address: str) -> float:
+        """Return the seconds of silence after which a worker counts as stopped."""
         # Dask beats less often on large clusters.
         lease = max(self._lease, 4 * (len(self.threads) / 200))
         return lease if address in self._at_work else max(lease, _IMPORT)
 
     def note_at_work(self, address: str) -> None:
-        """From now on silence means a loss: the worker has begun its part."""
+        """Note that a worker has begun its part: from now on silence means a loss."""
         self._at_work.add(address)
         self._seen.pop(address, None)
 
@@ -159,7 +163,7 @@ class Membership:
         self.threads.pop(address, None)
 
     def announce_leaving(self, address: str) -> None:
-        """Count a worker as leaving, whatever the scheduler says, for as long as it is there."""
+        """Count a worker as leaving for as long as it is there, whatever the scheduler says."""
         self._announced.add(address)
         self.leaving.add(address)
 
@@ -182,8 +186,9 @@ class Membership:
 
 
 def nothing(*told: Any) -> None:
-    """Listener that does nothing."""
+    """Do nothing, as a listener."""
 
 
-def _are_you_there() -> bool:
+def _answer_true() -> bool:
+    """Return True, on a worker that still answers."""
     return True

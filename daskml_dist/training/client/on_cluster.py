@@ -1,4 +1,4 @@
-"""The engine on a Dask cluster: read the rows, choose workers, launch a run."""
+"""Engine on a Dask cluster: reads the rows, chooses lanes and their workers, and launches runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from daskml_dist.data.placement import (
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.client.cluster_rows import ClusterRows
 from daskml_dist.training.client.cluster_run import TrainingRun
-from daskml_dist.training.client.lane_assignments import SeatLog
+from daskml_dist.training.client.lane_assignments import AssignmentLog
 from daskml_dist.training.client.run_actors import Early
 from daskml_dist.training.client.shielding import Shielding
 from daskml_dist.training.engine import Engine, FitResult
@@ -42,10 +42,10 @@ from daskml_dist.training.spec import FitSpec, Streaming
 __all__ = ["ClusterEngine"]
 
 
-#: Rows of the fullest lane over those of an even one, from which moving blocks is thought about.
-_UNEVEN = 1.25
-#: Share of a worker's memory for values of others' keys; to exchange them takes twice as much.
-_ROOM = 1 / 64
+#: Rows of the fullest lane over those of an even one, from which moving blocks is considered.
+_UNEVEN_SKEW = 1.25
+#: Share of a worker's memory for values of others' keys; exchanging them takes twice as much.
+_KEY_MEMORY_SHARE = 1 / 64
 _lock = threading.Lock()
 _users = 0
 #: Handlers that are silenced, and the level of each before.
@@ -53,7 +53,7 @@ _levels: dict[logging.Handler, int] = {}
 
 
 class ClusterEngine(Engine):
-    """Trains on the workers of a Dask cluster.
+    """Engine that trains on the workers of a Dask cluster.
 
     Parameters
     ----------
@@ -84,13 +84,13 @@ class ClusterEngine(Engine):
         self._visited: set[str] = set()
         self._placement: Placement | None = None
         self._moved: PlacementGain | None = None
-        self._log = SeatLog()
+        self._log = AssignmentLog()
 
     @classmethod
     def on_own_cluster(
         cls, collection: Collection, memory_budget: int | None = None, device: str = "cpu"
     ) -> Self:
-        """Start a cluster inside this process; it is closed with the engine."""
+        """Start a cluster inside this process, which is closed with the engine."""
         with ExitStack() as stack:
             stack.enter_context(silence())
             cluster = stack.enter_context(
@@ -110,11 +110,11 @@ class ClusterEngine(Engine):
 
     @property
     def columns(self) -> tuple[int, ...] | None:
-        """First column of each lane, and their number, where lanes hold columns; else None."""
+        """Return the first column of each lane, and their number; None where lanes hold rows."""
         return self._collection.columns
 
     def cut_columns(self, n_lanes: int | None) -> None:
-        """Let each lane hold some columns of all rows; by default a lane for each thread."""
+        """Assign some columns of all rows to each lane; by default one lane a thread."""
         threads = self._rows.threads()
         if n_lanes is None:
             most = self._collection.n_features or sum(threads.values())
@@ -123,7 +123,7 @@ class ClusterEngine(Engine):
         self._rows.take(self._collection)
 
     def cut_keys(self, n_lanes: int | None) -> Collection:
-        """Cut the entries by ranges of keys; by default for a lane for each thread."""
+        """Cut the entries by ranges of keys; by default one lane a thread."""
         assert isinstance(self._collection, KeyedCollection)
         threads = self._rows.threads()  # waits for one
         self.tell("numbering keys")
@@ -134,21 +134,24 @@ class ClusterEngine(Engine):
 
     @property
     def room(self) -> int | None:
-        """Bytes that a trainer may take for values of others' keys, of its worker's memory."""
+        """Return the bytes that a trainer may take for values of others' keys."""
         given = dask.config.get("daskml_dist.touched", None)
         limit = self._rows.memory_limit
-        return int(given) if given else None if math.isinf(limit) else int(limit * _ROOM)
+        return (
+            int(given) if given else None if math.isinf(limit) else int(limit * _KEY_MEMORY_SHARE)
+        )
 
     def ask(self, function: Callable[[Block], Any]) -> list[Any]:
-        """Results of a function of each block, made where it lies."""
+        """Return the results of a function of each block, computed where it lies."""
         return self._rows.ask(function)
 
     def look(self, function: Callable[[Block], Any], numbers: list[int]) -> list[Any]:
-        """Results of a function of some blocks, which are read anew where they are not kept."""
+        """Return the results of a function of some blocks, read again where they are not kept."""
         return self._rows.look(function, numbers)
 
     def survey(self, n_lanes: int | None = None) -> list[BlockInfo]:
         """Make the blocks where the rows lie, or look at those that will be streamed."""
+        # The actor's start overlaps with the reading of the rows.
         self._early = Early(self._client)
         self._shielding = Shielding(self._client, self._early.run_id)
         self._rows.find_homes()
@@ -181,6 +184,7 @@ class ClusterEngine(Engine):
             n_lanes = self._collection.lanes or 1
             self._placement = place_whole_blocks(rows, self._rows.holders(), threads, n_lanes)
             return self._placement.lanes
+        # Lanes cut from the blocks alone: the same fit twice gives the same lanes.
         if n_lanes is None and not self._rows.homes:
             n_lanes = max(1, min(sum(threads.values()), sum(rows.values())))
         holders = self._rows.holders()
@@ -190,7 +194,7 @@ class ClusterEngine(Engine):
                 rows, holders, threads, max(1, min(sum(threads.values()), sum(rows.values())))
             )
             move = PlacementGain.between(self._placement, even, holders, self._rows.infos)
-            if move.skew > _UNEVEN:
+            if move.skew > _UNEVEN_SKEW:
                 seconds = self._rows.seconds_a_row()
                 if move.pays(passes, seconds, self._rows.bandwidth()):
                     self._placement, self._moved = even, move
@@ -198,40 +202,41 @@ class ClusterEngine(Engine):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Seats of the lanes; where rows were moved, their skew before and the bytes moved."""
-        seats = self._log.facts
+        """Return who ran the lanes; where rows were moved, their skew and the bytes moved."""
+        trainers = self._log.facts
         if self._moved is None:
-            return seats
-        return {**seats, "skew": self._moved.skew, "moved_bytes": self._moved.nbytes}
+            return trainers
+        return {**trainers, "skew": self._moved.skew, "moved_bytes": self._moved.nbytes}
 
     def leave(self, share: float) -> None:
-        """Leave a share of the budget to what trainers make of blocks; before the survey."""
+        """Reserve a share of the memory budget for what trainers make of blocks."""
         self._rows.share = 1.0 - share
 
     @property
     def budget(self) -> float:
-        """Bytes of blocks that are held, and of what is made of rows, on one worker."""
+        """Return the bytes on one worker for blocks that are held and for what is made of rows."""
         rows = self._rows
         # Streamed blocks are not held, and take their share as they come.
         return rows.budget * (1.0 - rows.share if rows.streamed else 1.0)
 
     @property
     def on_one_host(self) -> bool:
-        """Whether the workers of the lanes are several, and may share memory."""
+        """Return whether the lanes have several workers, all on one host, that may share memory."""
         workers = set() if self._placement is None else set(self._placement.workers)
         hosts = {get_address_host(worker) for worker in workers}
         shares = bool(dask.config.get("daskml_dist.shared_memory", True))
         return len(hosts) == 1 < len(workers) and shares and hasattr(os, "memfd_create")
 
     def scales(self) -> FeatureScales:
-        """Scales of all features, in one pass."""
+        """Return the scales of all features, in one pass."""
         return self._rows.scales()
 
     @property
     def streaming(self) -> Streaming | None:
-        """Reading of the blocks in each pass; None where they are kept."""
+        """Return how blocks are read in each pass; None where they are kept."""
         if not self._rows.streamed or self._placement is None:
             return None
+        # Lanes of one worker share its memory.
         together = max(len(lanes) for lanes in self._placement.by_worker().values())
         blocks = self._rows.blocks_per_lane(together)
         group = min(blocks // 2, SHUFFLED_BLOCKS)
@@ -262,7 +267,7 @@ class ClusterEngine(Engine):
         return result
 
     def close(self) -> None:
-        """Let go of the blocks, and close a cluster of our own."""
+        """Release the blocks, and close a cluster of our own."""
         if self._early is not None:
             self._early.close()
         self._rows.release()
@@ -277,7 +282,7 @@ class ClusterEngine(Engine):
 
 @contextmanager
 def silence() -> Iterator[None]:
-    """Keep what Dask logs from the user's terminal, until the last of these ends.
+    """Keep Dask's logs from the user's terminal, until the last of these contexts ends.
 
     A cluster's own silence (``silence_logs=``) ends with the cluster that began it, also while
     others run.

@@ -1,4 +1,8 @@
-"""Reasons to begin a new generation: what was heard, and what a look at the cluster shows."""
+"""Reasons to begin a new generation: what was heard, and what a look at the cluster shows.
+
+`Newcomers` are workers that have joined and get ready to take lanes; `Pace` finds workers that stay
+slow.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +26,14 @@ from daskml_dist.training.worker.control import Alarm
 __all__ = ["Newcomers", "Pace", "Reasons"]
 
 
-#: Seconds that the error of a trainer may take to come.
+#: Seconds that the error of a trainer may take to arrive.
 _FETCH = 0.2
 #: Seconds after an alarm in which the scheduler is asked again who is gone.
 _SOON = 0.3
 logger = logging.getLogger(__name__)
 #: Speed, as a share of the median worker's, below which a worker is slow.
 _SLOW = 0.4
-#: Looks in a row, at different passes, and seconds, after which it is so persistently.
+#: Passes in a row, and seconds, in which a worker must be slow to count as slow.
 _LOOKS, _SECONDS = 3, 2.0
 
 
@@ -41,8 +45,8 @@ class Reasons:
     fit : FitSpec
     rows : ClusterRows
     membership : Membership
-    fleet : RunActors
-    crew : Generations
+    actors : RunActors
+    generations : Generations
     """
 
     def __init__(
@@ -50,16 +54,16 @@ class Reasons:
         fit: FitSpec,
         rows: ClusterRows,
         membership: Membership,
-        fleet: RunActors,
-        crew: Generations,
+        actors: RunActors,
+        generations: Generations,
     ) -> None:
         #: Workers that are let go once the run needs them no more.
         self.to_let_go: set[str] = set()
         self._fit = fit
         self._rows = rows
         self._membership = membership
-        self._fleet = fleet
-        self._crew = crew
+        self._actors = actors
+        self._generations = generations
         self._alarms: list[Alarm] = []
         #: The last message without a meaning that was told of.
         self._garbled = ""
@@ -70,14 +74,14 @@ class Reasons:
             tell_after=FIRST_TASK_NOTICE_SECONDS,
         )
         self._pace = Pace(fit.rows.lane_rows)
-        self._newcomers = Newcomers(membership, fleet)
+        self._newcomers = Newcomers(membership, actors)
 
     def hear(self, alarm: Alarm) -> None:
         """Take an alarm, in any thread."""
         self._alarms.append(alarm)
 
     def take_garbled(self) -> str:
-        """Alarm of a message without a meaning since this was last asked; or an empty text."""
+        """Return the last alarm of an unreadable message, once; else an empty text."""
         told, self._garbled = self._garbled, ""
         return told
 
@@ -86,8 +90,9 @@ class Reasons:
         self._starts.renew()
 
     def trouble(self) -> str | None:
-        """Reason to begin a new generation, from what was heard; None: all is well."""
-        if reason := self._who_ended():
+        """Return a reason for a new generation from what was heard; None where all is well."""
+        # A trainer's own error is looked at first: it explains what others only notice.
+        if reason := self._find_ended_trainer():
             return reason
         alarms, self._alarms = self._alarms, []
         if not alarms:
@@ -96,65 +101,70 @@ class Reasons:
         for address in {alarm.leaving for alarm in alarms if alarm.leaving}:
             self._membership.announce_leaving(address)
             self.to_let_go.add(address)
-        if reason := self._who_is_leaving() or self._who_is_gone():
+        if reason := self._find_leaving() or self._find_lost_worker():
             return reason
+        # Nobody is gone: a trainer waits for orders all the same, or a standby's connection broke.
         for alarm in alarms:
-            if alarm.trainer is not None and alarm.generation == self._crew.number:
+            if alarm.trainer is not None and alarm.generation == self._generations.number:
                 return alarm.message
-        for server in self._crew.servers:
+        for server in self._generations.servers:
             server.standby_ships = False  # perhaps it was its connection that broke
         return None
 
     def roll_call(self) -> str | None:
-        """Reason to begin a new generation, from who is there; None: all is well."""
-        membership, members = self._membership, self._crew.members
+        """Return a reason for a new generation from who is there; None where all is well."""
+        membership, members = self._membership, self._generations.members
+        # Workers that the scheduler has removed.
         if gone := sorted(members.difference(membership.call())):
             return f"worker {', '.join(gone)} was lost"
         if stopped := [
             address for address in sorted(members) if self._membership.has_stopped(address)
         ]:
             return f"worker {', '.join(stopped)} stopped answering"
-        if leaving := self._who_is_leaving():
+        if leaving := self._find_leaving():
             return leaving
         if self._rows.missing():
             return "rows were lost with a worker"
         self._rows.free()
-        return self._in_vain()
+        return self._find_stuck_trainer()
 
     def unevenness(self) -> str | None:
-        """Reason to move lanes though nobody is lost; None: they are spread evenly enough."""
-        return self._joined() or self._slow()
+        """Return a reason to move lanes though nobody is lost; None where they are even enough."""
+        return self._find_joined() or self._find_slow()
 
-    def _joined(self) -> str | None:
-        """New workers that are ready, and should take lanes over."""
-        fresh = self._newcomers.ready(self._crew.seating.dealt)
-        self._crew.seating.dealt.update(fresh)
-        if not fresh or not self._crew.seating.would_even_out():
+    def _find_joined(self) -> str | None:
+        """Return a reason to give lanes to new workers that are ready."""
+        # New workers take lanes once they have imported what the fit needs.
+        fresh = self._newcomers.ready(self._generations.assignments.dealt)
+        self._generations.assignments.dealt.update(fresh)
+        if not fresh or not self._generations.assignments.would_even_out():
             return None
         return f"worker {', '.join(fresh)} joined"
 
-    def _slow(self) -> str | None:
-        """Workers that are persistently slow, and should give lanes to others."""
-        passes, busy = self._fleet.ask(self._crew.servers[0].host, "busy")
-        slow = self._pace.look(passes, busy, self._crew.seating.workers)
+    def _find_slow(self) -> str | None:
+        """Return a reason to take lanes from workers that stay slow."""
+        passes, busy = self._actors.ask(self._generations.servers[0].host, "busy")
+        slow = self._pace.look(passes, busy, self._generations.assignments.workers)
         if not slow:
             return None
-        self._crew.seating.speeds.update(slow)
-        if not self._crew.seating.would_even_out():
+        self._generations.assignments.speeds.update(slow)
+        if not self._generations.assignments.would_even_out():
             return None
         return f"worker {', '.join(sorted(slow))} is slow"
 
-    def _who_ended(self) -> str | None:
-        """Reason to begin anew, from the tasks of trainers; None: they run, or have ended well."""
-        for seat in self._crew.seats:
-            if seat.future.status in {"lost", "cancelled"}:
-                return self._who_is_gone() or f"worker {seat.address} lost a part of the fit"
-            if seat.future.status == "error":
-                error = seat.future.exception(timeout=_FETCH)
-                return self._who_is_gone() or f"a trainer stopped: {error}"
+    def _find_ended_trainer(self) -> str | None:
+        """Return a reason from the trainers' tasks; None where they run, or ended well."""
+        for trainer in self._generations.trainers:
+            if trainer.future.status in {"lost", "cancelled"}:
+                return (
+                    self._find_lost_worker() or f"worker {trainer.address} lost a part of the fit"
+                )
+            if trainer.future.status == "error":
+                error = trainer.future.exception(timeout=_FETCH)
+                return self._find_lost_worker() or f"a trainer stopped: {error}"
         return None
 
-    def _own_error(self) -> str | None:
+    def _raise_own_error(self) -> str | None:
         """Raise what a trainer raised that would come again in every generation.
 
         Returns
@@ -162,41 +172,41 @@ class Reasons:
         str, or None where there is no such error
             Reason for a new generation, where its cause is that rows were lost.
         """
-        for seat in self._crew.seats:
-            if seat.future.status != "error":
+        for trainer in self._generations.trainers:
+            if trainer.future.status != "error":
                 continue
-            error = seat.future.exception(timeout=_FETCH)
+            error = trainer.future.exception(timeout=_FETCH)
             if is_consequence(error) or is_dasks(error):
                 continue
-            if seat.address in self._crew.not_begun and self._rows.missing():
+            if trainer.address in self._generations.not_begun and self._rows.missing():
                 return f"a block could not be made again: {error!r}"
             raise error
         return None
 
-    def _who_is_gone(self) -> str | None:
-        """A closed connection is often seen before the scheduler notes the worker's loss.
+    def _find_lost_worker(self) -> str | None:
+        """Return which worker was lost, once the scheduler knows; None after a moment.
 
         Or before it tells what the trainer at its other end has raised, which is raised here.
         """
         deadline = time.monotonic() + _SOON
         while True:
-            if reason := self._own_error():
+            if reason := self._raise_own_error():
                 return reason
-            if gone := sorted(self._crew.members.difference(self._membership.call())):
+            if gone := sorted(self._generations.members.difference(self._membership.call())):
                 return f"worker {', '.join(gone)} was lost"
             if time.monotonic() > deadline:
                 return None
             time.sleep(0.01)
 
-    def _in_vain(self) -> str | None:
-        """Reason to move trainers that have not begun yet; None: they may wait on."""
-        waiting = self._crew.not_begun
+    def _find_stuck_trainer(self) -> str | None:
+        """Return a reason to move trainers that have not begun yet; None where they may wait."""
+        waiting = self._generations.not_begun
         if paused := sorted(a for a in waiting if not self._membership.begins(a)):
             if self._membership.ready:
                 return f"worker {', '.join(paused)} is paused"
         if not waiting or not self._rows.are_there:
             self._starts.renew()
-        elif not self._starts.lasts(f"{len(waiting)} of {len(self._crew.members)}"):
+        elif not self._starts.lasts(f"{len(waiting)} of {len(self._generations.members)}"):
             raise WaitTimeoutError(
                 f"Workers {', '.join(sorted(waiting))} did not begin their part of the fit "
                 f"within {self._fit.run.timeout:g} s. {BUSY} "
@@ -204,15 +214,16 @@ class Reasons:
             )
         return None
 
-    def _who_is_leaving(self) -> str | None:
-        leaving = sorted(self._crew.members & self._membership.leaving)
+    def _find_leaving(self) -> str | None:
+        """Return which members are about to leave, if others can take their place."""
+        leaving = sorted(self._generations.members & self._membership.leaving)
         if leaving and not set(self._membership.ready) <= self._membership.leaving:
             return f"worker {', '.join(leaving)} is leaving"
         return None
 
 
 class Newcomers:
-    """Workers that may soon take lanes over.
+    """Workers that have come since lanes were assigned, and may soon take some.
 
     Each first imports what the fit needs, which takes seconds for PyTorch, in a task of its own:
     the others step on meanwhile.
@@ -220,12 +231,12 @@ class Newcomers:
     Parameters
     ----------
     membership : Membership
-    fleet : RunActors
+    actors : RunActors
     """
 
-    def __init__(self, membership: Membership, fleet: RunActors) -> None:
+    def __init__(self, membership: Membership, actors: RunActors) -> None:
         self._membership = membership
-        self._fleet = fleet
+        self._actors = actors
         #: When each was first seen.
         self._since: dict[str, float] = {}
         #: Tasks of those that are not ready yet.
@@ -235,23 +246,24 @@ class Newcomers:
         self._unfit: set[str] = set()
 
     def ready(self, known: set[str]) -> list[str]:
-        """Workers besides the known ones that were there for a moment, and are ready."""
+        """Return the workers besides the known ones that stayed for a moment, and are ready."""
         now, here = time.monotonic(), set(self._membership.ready) - known
         for address in self._tasks.keys() - here:
-            self._fleet.discard_task(self._tasks.pop(address))
+            self._actors.discard_task(self._tasks.pop(address))
         for address in sorted(here - self._ready - self._unfit):
             self._since.setdefault(address, now)
-            self._look_at(address)
+            self._check_newcomer(address)
         return sorted(a for a in here & self._ready if now - self._since[a] > SETTLED)
 
-    def _look_at(self, address: str) -> None:
+    def _check_newcomer(self, address: str) -> None:
+        """Start, or look at, the task that imports what the fit needs."""
         if address not in self._tasks:
-            self._tasks[address] = self._fleet.get_ready(address)
+            self._tasks[address] = self._actors.get_ready(address)
         task = self._tasks[address]
         if task.status == "pending":
             return
         error = task.exception() if task.status == "error" else None
-        self._fleet.discard_task(self._tasks.pop(address))
+        self._actors.discard_task(self._tasks.pop(address))
         if error is not None and not is_dasks(error):
             self._unfit.add(address)
             logger.warning(
@@ -265,7 +277,7 @@ class Newcomers:
 
 
 class Pace:
-    """Follows the speed of the workers of a run.
+    """Speeds of the workers of a run.
 
     Parameters
     ----------
@@ -277,12 +289,12 @@ class Pace:
         self._rows = lane_rows
         self._seen = 0
         #: Looks at which a worker was slow in a row, and when the first of them was.
-        self._slow: dict[str, tuple[int, float]] = {}
+        self._find_slow: dict[str, tuple[int, float]] = {}
 
     def look(
         self, passes: int, busy: Mapping[int, float], workers: Mapping[int, str]
     ) -> dict[str, float]:
-        """Take the lanes' last pass; return the speed of each persistently slow worker.
+        """Record the lanes' last pass; return the speed of each worker that stays slow.
 
         Parameters
         ----------
@@ -300,23 +312,31 @@ class Pace:
         if passes <= self._seen:
             return {}
         self._seen = passes
-        speeds = self._speeds(busy, workers)
+        # Speeds of the last pass of each lane.
+        speeds = self._compute_speeds(busy, workers)
         if len(speeds) < 2:
             return {}
         now, median = time.monotonic(), statistics.median(speeds.values())
+        # Relative to the median worker, so that all being slow is no reason.
         slow = {worker: speed / median for worker, speed in speeds.items()}
         slow = {worker: share for worker, share in slow.items() if share < _SLOW}
-        self._slow = {
-            worker: (self._slow.get(worker, (0, now))[0] + 1, self._slow.get(worker, (0, now))[1])
+        self._find_slow = {
+            worker: (
+                self._find_slow.get(worker, (0, now))[0] + 1,
+                self._find_slow.get(worker, (0, now))[1],
+            )
             for worker in slow
         }
         return {
             worker: share
             for worker, share in slow.items()
-            if self._slow[worker][0] >= _LOOKS and now - self._slow[worker][1] >= _SECONDS
+            if self._find_slow[worker][0] >= _LOOKS and now - self._find_slow[worker][1] >= _SECONDS
         }
 
-    def _speeds(self, busy: Mapping[int, float], workers: Mapping[int, str]) -> dict[str, float]:
+    def _compute_speeds(
+        self, busy: Mapping[int, float], workers: Mapping[int, str]
+    ) -> dict[str, float]:
+        """Return the rows a second of each worker."""
         rows: dict[str, float] = {}
         seconds: dict[str, float] = {}
         for lane, worker in workers.items():

@@ -1,4 +1,8 @@
-"""A run's actors and tasks on the cluster, as the client holds them."""
+"""Actors and tasks of a run on the cluster, as the client holds them.
+
+`RunActors` starts, asks and discards them. `Early` starts the run's first actor while the rows are
+read; `ToldResults` and `ask_of_bundles` get what workers know before the scheduler reports it.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +43,7 @@ __all__ = [
 
 #: Seconds that a call to an actor may take.
 _CALL = 30.0
-#: Bytes of parameters in a fit that travels with each task.
+#: Bytes of parameters in a fit that travels with each task; larger ones are scattered once.
 _SMALL = 2**18
 #: What keeps a worker from beginning its part.
 BUSY = "Are they busy with other tasks?"
@@ -47,14 +51,14 @@ Tasks = dict[Any, tuple[Callable[..., Any], Iterable[Any]]]
 _PREFIX = f"{ServerHost.__name__}-"
 #: Seconds for the proxy of an actor that is there.
 _SOON = 1.0
-#: Seconds in which workers are to tell of bundles.
+#: Seconds that workers may take to tell of bundles.
 _TELL = 3.0
-#: Seconds for which workers are asked for results: a longer fit would not notice.
+#: Seconds for which workers wait with results: a longer fit would not notice the gain.
 _SHORT = 2.0
 
 
 class WorkerUnreachableError(Exception):
-    """A worker of the run does not answer; inside the client only."""
+    """A worker of the run does not answer; raised inside the client only."""
 
     def __init__(self, address: str, reason: str) -> None:
         super().__init__(f"worker {address}: {reason}")
@@ -63,7 +67,7 @@ class WorkerUnreachableError(Exception):
 
 @dataclass(eq=False)
 class Host:
-    """An actor that hosts a server, or a standby of one.
+    """Actor that hosts a server, or a standby of one.
 
     `part` is what it is still to be told, `answer` where it listens, or what will say so.
     """
@@ -79,7 +83,7 @@ class Host:
 
 @dataclass(eq=False)
 class TrainerTask:
-    """A trainer: its task, and the part that it has in the present generation."""
+    """Task of a trainer, and its part in the present generation."""
 
     spec: TrainerSpec
     address: str
@@ -87,7 +91,7 @@ class TrainerTask:
 
     @property
     def lanes(self) -> tuple[LaneSpec, ...]:
-        """Its lanes."""
+        """Return the trainer's lanes."""
         return self.spec.lanes
 
 
@@ -131,13 +135,14 @@ class RunActors:
         self._futures: list[Future[Any]] = []
         self._told = ToldResults(client, self._run_id, on_end)
 
-    def _spec(self) -> FitSpec | Future[Any]:
-        """The fit as an argument of a task: itself, or on the cluster where it is large.
+    def _fit_argument(self) -> FitSpec | Future[Any]:
+        """Return the fit as an argument of tasks: itself, or its future where it is large.
 
         There it is scattered anew if it went with a worker.
         """
         if self._is_small:
             return self._fit
+        # Scattered once for all tasks, and again if it went with its worker.
         if self._fit_future is None or self._fit_future.status != "finished":
             try:
                 self._fit_future = scatter_values(self._client, self._fit)
@@ -146,15 +151,15 @@ class RunActors:
         return self._fit_future
 
     def next_name(self) -> int:
-        """A number that no trainer or host of the run had before."""
+        """Return a number that no trainer or host of the run had before."""
         self._serial += 1
         return self._serial
 
     # -- actors --------------------------------------------------------------------------------
 
     def open_host(self, number: int, address: str, generation: int, n_trainers: int) -> Host:
-        """Start an actor for server `number`; returns before it is there."""
-        part = (self._spec(), number, n_trainers, generation)
+        """Start an actor for server `number`; return before it is there."""
+        part = (self._fit_argument(), number, n_trainers, generation)
         # A fit that lies on the cluster reaches tasks alone.
         if self._is_small and (early := self._early.take(address)) is not None:
             future, (proxy, answer) = early
@@ -166,19 +171,21 @@ class RunActors:
         return host
 
     def meet(self, host: Host) -> Endpoint:
-        """Wait for an actor, and learn where it listens."""
+        """Wait for an actor, and return where it listens."""
         return self.meet_all([host])[0]
 
     def meet_all(self, hosts: Sequence[Host]) -> list[Endpoint]:
-        """Meet several actors at once; one that has no part yet `give_parts` gives it."""
+        """Wait for several actors, and return where they listen."""
         for host in hosts:
-            self._await(host)
+            self._await_proxy(host)
             if host.answer is None:
-                host.answer = self._call(host, "endpoint")
+                host.answer = self._call_method(host, "endpoint")
         deadline = time.monotonic() + _CALL
         for host in hosts:
             known = isinstance(host.answer, Endpoint)
-            host.endpoint = host.answer if known else self._answer(host, host.answer, deadline)
+            host.endpoint = (
+                host.answer if known else self._await_answer(host, host.answer, deadline)
+            )
             host.answer = None
         return [host.endpoint for host in hosts if host.endpoint is not None]
 
@@ -190,15 +197,18 @@ class RunActors:
             answer()
             host.part = ()
 
-    def _await(self, host: Host) -> None:
+    def _await_proxy(self, host: Host) -> None:
+        """Wait until an actor is there."""
         what = f"worker {host.address} to begin its part"
         patience = Deadline(what, self._fit.run.timeout, BUSY, tell_after=FIRST_TASK_NOTICE_SECONDS)
+        # Starting takes as long as the worker is busy; give up only when it is gone, paused or
+        # silent.
         while host.proxy is None:
             with suppress(TimeoutError):
-                host.proxy = self._proxy(host, SLICE)
+                host.proxy = self._get_proxy(host, SLICE)
             if host.proxy is not None:
                 break
-            self._check(host)
+            self._check_host(host)
             if not self.is_ready(host) and not self._begins(host.address):
                 raise WorkerUnreachableError(host.address, "paused, at its memory limit")
             if not patience.lasts():
@@ -207,10 +217,11 @@ class RunActors:
                 )
 
     def is_ready(self, host: Host) -> bool:
-        """Whether an actor that was started is there by now."""
+        """Return whether an actor that was started is there by now."""
         return host.future.status == "finished"
 
-    def _proxy(self, host: Host, timeout: float) -> Any:
+    def _get_proxy(self, host: Host, timeout: float) -> Any:
+        """Return the proxy of an actor; raise `TimeoutError` while it is not there."""
         try:
             return proxy_of(self._client, host.future, ServerHost, host.address, timeout)
         except (TimeoutError, DaskMLDistError):
@@ -220,7 +231,8 @@ class RunActors:
                 raise
             raise WorkerUnreachableError(host.address, repr(error)) from error
 
-    def _check(self, host: Host) -> None:
+    def _check_host(self, host: Host) -> None:
+        """Raise where an actor's worker is gone."""
         if host.future.status in {"lost", "cancelled"}:
             raise WorkerUnreachableError(host.address, "lost")
         if not self._is_there(host.address):
@@ -245,24 +257,26 @@ class RunActors:
     def begin_asking(
         self, hosts: Sequence[Host], method: str, *args: Any, timeout: float = _CALL
     ) -> Callable[[], list[Any]]:
-        """Begin to call a method of several actors; what is returned waits for their answers."""
+        """Call a method of several actors; return the function that waits for their answers."""
         deadline = time.monotonic() + timeout
-        calls = [(host, self._call(host, method, *args)) for host in hosts]
-        return lambda: [self._answer(host, call, deadline) for host, call in calls]
+        calls = [(host, self._call_method(host, method, *args)) for host in hosts]
+        return lambda: [self._await_answer(host, call, deadline) for host, call in calls]
 
-    def _call(self, host: Host, method: str, *args: Any) -> Any:
+    def _call_method(self, host: Host, method: str, *args: Any) -> Any:
+        """Start a call of an actor's method."""
         try:
             return getattr(host.proxy, method)(*args)
         except (OSError, RuntimeError) as error:
             raise WorkerUnreachableError(host.address, repr(error)) from error
 
-    def _answer(self, host: Host, call: Any, deadline: float) -> Any:
+    def _await_answer(self, host: Host, call: Any, deadline: float) -> Any:
+        """Wait for the answer of a call."""
         try:
             while True:
                 # A call that was under way when its worker was killed may never be answered.
                 with suppress(TimeoutError):
                     return call.result(timeout=SLICE)
-                self._check(host)
+                self._check_host(host)
                 if time.monotonic() > deadline:
                     raise WorkerUnreachableError(host.address, "no answer in time")
         except (OSError, RuntimeError) as error:
@@ -271,20 +285,21 @@ class RunActors:
             raise WorkerUnreachableError(host.address, repr(error)) from error
 
     def discard_host(self, host: Host) -> None:
-        """Let an actor end; one whose worker is gone too."""
+        """End an actor, also one whose worker is gone."""
         if host.proxy is not None and self._is_there(host.address):
             with suppress(Exception):
                 host.proxy.close().result(timeout=2)
         host.proxy = None
-        self._cancel([host.future])
+        self._cancel_futures([host.future])
 
     # -- tasks ---------------------------------------------------------------------------------
 
     def open_trainers(self, parts: Sequence[tuple[TrainerSpec, str, Any]]) -> list[TrainerTask]:
-        """Start trainers: the spec, the worker and the blocks of each."""
-        fit = self._spec() if parts else None
+        """Start trainers, given the spec, the worker and the blocks of each."""
+        fit = self._fit_argument() if parts else None
         # Dask's dashboard shows what comes first in a key.
         name = self._fit.run.name
+        # Dask groups tasks on its dashboard by the beginning of their keys.
         keys = [f"{name}-trainer-{spec.name}-{self._run_id}" for spec, _, _ in parts]
         given = list(zip(keys, parts, strict=True))
         futures = submit_all(
@@ -297,11 +312,11 @@ class RunActors:
         self._futures += futures.values()
         return [TrainerTask(spec, address, futures[key]) for key, (spec, address, _) in given]
 
-    def _gathered(self, seats: Sequence[TrainerTask]) -> list[Any]:
-        """Results of trainers that have ended, each sent once: a large one takes its time."""
+    def _gather_results(self, trainers: Sequence[TrainerTask]) -> list[Any]:
+        """Return the results of trainers that have ended; raise where one is lost meanwhile."""
 
         async def gather() -> list[Any]:
-            futures = [seat.future for seat in seats]
+            futures = [trainer.future for trainer in trainers]
             found: list[Any] = await self._client.gather(futures, asynchronous=True)
             return found
 
@@ -310,60 +325,64 @@ class RunActors:
         while True:
             with suppress(TimeoutError):
                 return running.result(timeout=SLICE)
-            for seat in seats:
+            for trainer in trainers:
                 # It may have gone with its worker, and would then never come.
-                if seat.future.status != "finished" or not self._is_there(seat.address):
+                if trainer.future.status != "finished" or not self._is_there(trainer.address):
                     running.cancel()
-                    raise WorkerUnreachableError(seat.address, "lost")
+                    raise WorkerUnreachableError(trainer.address, "lost")
 
-    def ask_for_results(self, seats: Sequence[TrainerTask]) -> None:
-        """Have trainers' workers tell their results at once, if these come soon."""
+    def ask_for_results(self, trainers: Sequence[TrainerTask]) -> None:
+        """Let the trainers' workers tell their results at once, if these come soon."""
         keys: dict[str, list[Any]] = {}
-        for seat in seats:
-            keys.setdefault(seat.address, []).append(seat.future.key)
+        for trainer in trainers:
+            keys.setdefault(trainer.address, []).append(trainer.future.key)
         self._told.ask(keys)
 
-    def have_ended(self, seats: Sequence[TrainerTask]) -> bool:
-        """Whether all these trainers have ended well."""
-        told = self._told.of([seat.future.key for seat in seats])
-        return told is not None or all(seat.future.status == "finished" for seat in seats)
+    def have_ended(self, trainers: Sequence[TrainerTask]) -> bool:
+        """Return whether all these trainers have ended well."""
+        told = self._told.of([trainer.future.key for trainer in trainers])
+        return told is not None or all(trainer.future.status == "finished" for trainer in trainers)
 
-    def results(self, seats: Sequence[TrainerTask]) -> list[Any]:
-        """Results of trainers that have ended, all at once."""
-        if (told := self._told.of([seat.future.key for seat in seats])) is not None:
+    def results(self, trainers: Sequence[TrainerTask]) -> list[Any]:
+        """Return the results of trainers that have ended, all at once."""
+        if (told := self._told.of([trainer.future.key for trainer in trainers])) is not None:
             return told
         try:
-            return self._gathered(seats)
+            return self._gather_results(trainers)
         except Exception:
-            return [self._result(seat) for seat in seats]  # to see which one is lost
+            return [
+                self._gather_result(trainer) for trainer in trainers
+            ]  # to see which one is lost
 
-    def _result(self, seat: TrainerTask) -> Any:
+    def _gather_result(self, trainer: TrainerTask) -> Any:
+        """Return the result of one trainer; raise where it is lost."""
         try:
-            return self._gathered([seat])[0]
+            return self._gather_results([trainer])[0]
         except Exception as error:
-            raise WorkerUnreachableError(seat.address, repr(error)) from error
+            raise WorkerUnreachableError(trainer.address, repr(error)) from error
 
     def get_ready(self, address: str) -> Future[bool]:
-        """Have a worker load the fit; returns before it has."""
+        """Let a worker load the fit; return before it has."""
         key = f"{self._run_id}-ready-{self.next_name()}"
-        fit = packed(self._fit) if self._is_small else self._spec()
+        fit = packed(self._fit) if self._is_small else self._fit_argument()
         tasks = {key: (get_ready, (fit,))}
         future: Future[bool] = submit_all(self._client, tasks, {key: address})[key]
         self._futures.append(future)
         return future
 
-    def discard_trainer(self, seat: TrainerTask) -> None:
-        """Let go of a trainer's task, finished or not."""
-        self._cancel([seat.future])
+    def discard_trainer(self, trainer: TrainerTask) -> None:
+        """Release a trainer's task, finished or not."""
+        self._cancel_futures([trainer.future])
 
     def discard_task(self, future: Future[Any]) -> None:
-        """Let go of a task, finished or not."""
-        self._cancel([future])
+        """Release a task, finished or not."""
+        self._cancel_futures([future])
 
-    def _cancel(self, futures: Iterable[Future[Any]]) -> None:
+    def _cancel_futures(self, futures: Iterable[Future[Any]]) -> None:
+        """Cancel unfinished tasks and all actors, and release all futures."""
         futures = list(futures)
         # An actor lives while any proxy of it does; cancelling does not wait for these.
-        unfinished = [f for f in futures if is_actor(f.key) or not (f.done() or self._ended(f))]
+        unfinished = [f for f in futures if is_actor(f.key) or not (f.done() or self._has_ended(f))]
         with suppress(Exception):
             self._client.cancel(unfinished, force=True)
         for future in futures:
@@ -371,33 +390,34 @@ class RunActors:
             if future in self._futures:
                 self._futures.remove(future)
 
-    def _ended(self, future: Future[Any]) -> bool:
-        """Whether a task has ended well, as its worker or the scheduler says."""
+    def _has_ended(self, future: Future[Any]) -> bool:
+        """Return whether a task has ended well, as its worker or the scheduler says."""
         return future.status == "finished" or self._told.of([future.key]) is not None
 
     def let_go(self) -> bool:
-        """Leave nothing on the cluster, by letting go alone; False where that is not enough.
+        """Release all that the run holds; return False where a clean-up is needed too.
 
         An actor that is cancelled ends by itself, with all that it has opened.
         """
-        if not all(self._ended(future) for future in self._futures):
+        # A task that still runs must be cancelled, which takes a clean-up.
+        if not all(self._has_ended(future) for future in self._futures):
             return False
-        self._cancel(self._futures)
+        self._cancel_futures(self._futures)
         self._fit_future = None
         return True
 
-    def close(self, hosts: Iterable[Host], seats: Iterable[TrainerTask]) -> None:
+    def close(self, hosts: Iterable[Host], trainers: Iterable[TrainerTask]) -> None:
         """Leave nothing on the cluster."""
         for host in hosts:
             self.discard_host(host)
-        for seat in seats:
-            self.discard_trainer(seat)
-        self._cancel(self._futures)
+        for trainer in trainers:
+            self.discard_trainer(trainer)
+        self._cancel_futures(self._futures)
         self._fit_future = None
 
 
 class Early:
-    """Name and secret of a run, and its first actor, for whose start a fit need not wait.
+    """Name and secret of a run, and its first actor, started while the rows are read.
 
     Parameters
     ----------
@@ -418,7 +438,7 @@ class Early:
         self.secret = Secret.make()
         self.address: str | None = None
         self._name = f"{self.run_id}-early"
-        self.key = _task_of(self._name)
+        self.key = _make_actor_key(self._name)
         self._client = client
         self._future: Future[Any] | None = None
         #: Its proxy, and what will answer where it listens.
@@ -431,7 +451,7 @@ class Early:
     def start(
         self, tasks: Tasks | None = None, workers: dict[Any, str | None] | None = None
     ) -> dict[Any, Any]:
-        """Start the actor where it has its place, and other tasks in the same message.
+        """Start the actor, and other tasks in the same message; return the futures of these.
 
         Parameters
         ----------
@@ -442,37 +462,38 @@ class Early:
         if self.address is None or self._future is not None:
             return submit_all(self._client, tasks, pins)
         pins[self.key] = self.address
-        own: Tasks = {self.key: (ServerHost, self._arguments(self._name))}
+        own: Tasks = {self.key: (ServerHost, self._host_arguments(self._name))}
         futures = submit_all(self._client, own | tasks, pins, [self.key])
         self._future = futures.pop(self.key)
         return futures
 
     def host(self, address: str, name: str, *part: Any) -> Future[Any]:
         """Start an actor at a worker, with its part (`ServerHost.begin`)."""
-        key, arguments = _task_of(name), (*self._arguments(name), *part)
+        key, arguments = _make_actor_key(name), (*self._host_arguments(name), *part)
         tasks: Tasks = {key: (ServerHost, arguments)}
         future: Future[Any] = submit_all(self._client, tasks, {key: address}, [key])[key]
         return future
 
-    def _arguments(self, name: str) -> tuple[Any, ...]:
+    def _host_arguments(self, name: str) -> tuple[Any, ...]:
+        """Return the first arguments of an actor."""
         shares = bool(dask.config.get("daskml_dist.shared_memory", True))
         return self.run_id, name, self.secret, shares
 
     def hear(self, endpoint: Endpoint) -> None:
-        """Take note of where the actor listens, as its worker says."""
+        """Note where the actor listens, as its worker says."""
         assert self.address is not None
         proxy = proxy_at(self._client, self.key, ServerHost, self.address)
         self._asked = proxy, endpoint
 
     def ask(self) -> None:
-        """Ask the actor where it listens, if it is there by now; returns before it answers."""
+        """Ask the actor where it listens, if it is there; return before it answers."""
         future, asked = self._future, self._asked[0] is not None
         if not asked and future is not None and future.status == "finished" and self.address:
             proxy = proxy_of(self._client, future, ServerHost, self.address, _SOON)
             self._asked = proxy, proxy.endpoint()
 
     def take(self, address: str) -> tuple[Future[Any], tuple[Any, Any]] | None:
-        """The actor at this worker, which is then the caller's; None where it is another's.
+        """Return the actor at a worker, for the caller to keep; None where it is at another.
 
         Beside it lie, where that is known, its proxy and where it listens, or what will say so.
         """
@@ -483,7 +504,7 @@ class Early:
         return taken
 
     def close(self) -> None:
-        """Let go of the actor if nobody took it."""
+        """Release the actor if nobody took it."""
         if self._future is not None:
             with suppress(Exception):
                 self._future.cancel(force=True)
@@ -491,13 +512,13 @@ class Early:
         self._future, self._asked, self.address = None, (None, None), None
 
 
-def _task_of(name: str) -> str:
-    """Key of the task that makes an actor."""
+def _make_actor_key(name: str) -> str:
+    """Return the key of the task that makes an actor."""
     return f"{_PREFIX}{name}"
 
 
 def is_actor(key: Any) -> bool:
-    """Whether a task makes an actor of a run."""
+    """Return whether a task makes an actor of a run."""
     return str(key).startswith(_PREFIX)
 
 
@@ -527,7 +548,7 @@ def ask_of_bundles(
     answers: dict[str, Any] = {}
     if asked:
         with suppress(Exception):  # some worker does not answer: Dask will tell
-            asking = partial(_broadcast, client, tell_bundles, asked, wait)
+            asking = partial(_run_on_workers, client, tell_bundles, asked, wait)
             answers = client.sync(asking, callback_timeout=_TELL)
     found = {}
     for address, (told, endpoint) in answers.items():
@@ -538,7 +559,7 @@ def ask_of_bundles(
 
 
 class ToldResults:
-    """Results of trainers, as their workers tell them; of a short fit alone.
+    """Results of trainers, as their workers tell them; of short fits only.
 
     Parameters
     ----------
@@ -555,11 +576,11 @@ class ToldResults:
         self._found: dict[Any, Any] = {}
 
     def ask(self, keys: Mapping[str, list[Any]]) -> None:
-        """Ask workers for the results of some tasks, when there are any; returns at once."""
+        """Ask workers for the results of some tasks, once they have them; return at once."""
 
         async def ask() -> None:
             with suppress(Exception):  # one is lost, or the client closes: the scheduler says so
-                told = await _broadcast(self._client, tell_results, keys, self._run_id, _SHORT)
+                told = await _run_on_workers(self._client, tell_results, keys, self._run_id, _SHORT)
                 for results in told.values():
                     self._found.update(results)
                 self._on_all()
@@ -567,14 +588,14 @@ class ToldResults:
         self._client.loop.add_callback(ask)
 
     def of(self, keys: Sequence[Any]) -> list[Any] | None:
-        """Results of some tasks; None where not all have been told."""
+        """Return the results of some tasks; None where not all have been told."""
         return [self._found[key] for key in keys] if self._found.keys() >= set(keys) else None
 
 
-async def _broadcast(
+async def _run_on_workers(
     client: Any, function: Callable[..., Any], asked: Mapping[str, Any], *args: Any
 ) -> dict[str, Any]:
-    """Answers of some workers, each of which finds by its address what it is asked for.
+    """Return the answers of some workers, each of which finds its question by its address.
 
     It is one message of the client's; whoever is gone does not answer.
     """

@@ -1,7 +1,7 @@
-"""Keeping a local cluster alive when Ctrl-C ends a fit.
+"""Shields of a local cluster's processes against the Ctrl-C that ends a fit.
 
-Ctrl-C in a terminal, and the interrupt of a notebook, go to the whole process group of the client.
-The workers that it has started are in that group, and would end for good.
+Ctrl-C in a terminal, and the interrupt of a notebook, go to the client's whole process group. The
+workers that it has started are in that group, and would end for good.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from daskml_dist.training.interrupts import process_group, shield, unshield
 
 __all__ = ["Shielding"]
 
-#: Seconds between two looks for new workers, and that the end may take.
+#: Seconds between two looks for new workers, and that removing the shields may take.
 _LOOK, _END = 1.0, 2.0
 
 #: Clients beside which no nanny and no scheduler needs a shield. These may be processes of the
 #: group too, started by a script; those of a `LocalCluster` are the client's own.
-_alone: WeakSet[Client] = WeakSet()
+_shielded_alone: WeakSet[Client] = WeakSet()
 
 
 class Shielding:
-    """Shields the processes of a cluster that share the client's process group, until the end.
+    """Shields of the processes of a cluster that share the client's process group.
 
     It works in the client's event loop, so a fit does not wait for it to begin. A worker where
     something of the run was ends its shield itself, as it forgets the run.
@@ -52,52 +52,62 @@ class Shielding:
         self._ended = threading.Event()
         self._covered: set[str] = set()
         self._loop = cast(Any, client.loop)
-        self._loop.add_callback(self._run)
+        self._loop.add_callback(self._shield_until_end)
 
     def rename(self, name: str) -> None:
-        """Go on for the next run, once the one before has ended."""
+        """Continue for the next run, once the one before has ended."""
         self._name, self._covered = name, set()
 
     def end(self, but: Iterable[str] = ()) -> None:
-        """Begin to take the shields away, `but` those of workers that do it themselves."""
+        """Begin to remove the shields, but those of workers that do it themselves."""
         self._covered.difference_update(but)
         self._loop.add_callback(self._end.set)
 
     def wait(self) -> None:
-        """Wait, not for long, until they are."""
+        """Wait, not for long, until the shields are removed."""
         self._ended.wait(_END)
 
-    async def _run(self) -> None:
+    async def _shield_until_end(self) -> None:
+        """Shield new workers until the end, then remove the shields."""
         with suppress(Exception):  # the cluster is gone
-            while self._group and not self._end.is_set() and await self._cover():
+            while self._group and not self._end.is_set() and await self._shield_new_workers():
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._end.wait(), _LOOK)
         with suppress(Exception):
-            if self._covered or self._client not in _alone:
-                await self._tell(self._covered & await self._workers(), unshield, self._name)
+            if self._covered or self._client not in _shielded_alone:
+                await self._call_everywhere(
+                    self._covered & await self._list_workers(), unshield, self._name
+                )
         self._ended.set()
 
-    async def _cover(self) -> bool:
-        """Shield workers that are new; whether there may be more of them."""
-        workers = await self._workers()
-        new = set(filter(_is_here, workers)) - self._covered
+    async def _shield_new_workers(self) -> bool:
+        """Shield workers that are new; return whether there may be more."""
+        workers = await self._list_workers()
+        new = set(filter(_is_on_this_host, workers)) - self._covered
         self._covered |= new
-        if new and not await self._tell(new, shield, self._name, os.getpid(), self._group):
-            _alone.add(self._client)
+        if new and not await self._call_everywhere(
+            new, shield, self._name, os.getpid(), self._group
+        ):
+            _shielded_alone.add(self._client)
         return bool(self._covered) or not workers
 
-    async def _workers(self) -> set[str]:
+    async def _list_workers(self) -> set[str]:
+        """Return the addresses of all workers."""
         scheduler: Any = self._client.scheduler
         return set((await scheduler.identity(n_workers=-1))["workers"])
 
-    async def _tell(self, workers: Iterable[str], function: Callable[..., Any], *args: Any) -> bool:
-        """Call a function on workers and what may be beside them; whether that did anything."""
+    async def _call_everywhere(
+        self, workers: Iterable[str], function: Callable[..., Any], *args: Any
+    ) -> bool:
+        """Call a function on workers, nannies and the scheduler; return whether it had an effect
+        beside.
+        """
         workers = list(workers)
         client: Any = self._client
         run = partial(client.run, function, *args, on_error="ignore")
         # In the client's own loop these are coroutines; `run` takes no workers for all.
         calls = [run(workers=workers)] if workers else []
-        if client not in _alone:
+        if client not in _shielded_alone:
             calls.append(client.run_on_scheduler(function, *args))
             calls += [run(workers=workers, nanny=True)] if workers else []
         beside: list[Any] = []
@@ -107,8 +117,8 @@ class Shielding:
         return any(any(f.values()) if isinstance(f, dict) else f for f in beside)
 
 
-def _is_here(address: str) -> bool:
-    """Whether an address is one of this machine's, and of another process."""
+def _is_on_this_host(address: str) -> bool:
+    """Return whether an address belongs to this machine, and to another process."""
     if address.startswith("inproc"):
         return False
     host = str(get_address_host(address))

@@ -1,8 +1,8 @@
-"""Orders of a client to the trainers of a process while they run, and what they tell it.
+"""Orders of the client to the trainers of a process, and alarms that these raise.
 
-Trainers are tasks that run for as long as the fit; Dask has no way to speak to a running task. So
-the client leaves orders in the worker's process (`Client.run`), where trainers look at each wait,
-and trainers and servers raise an alarm (`Worker.log_event`) when somebody they talk to is gone.
+Trainers are tasks that run for as long as the fit, and Dask cannot speak to a running task. So the
+client leaves orders in the worker's process (`Client.run`), where trainers look at each wait;
+trainers and servers raise an alarm (`Worker.log_event`) when somebody they talk to is gone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from daskml_dist.training.worker.notifications import note_end
 __all__ = [
     "TOPIC",
     "Alarm",
-    "Line",
+    "ClientLine",
     "abort_run",
     "at_work",
     "forget_run",
@@ -41,12 +41,12 @@ __all__ = [
     "to_alarm",
 ]
 
-#: Topic of the alarms of all runs.
+#: Topic of the alarms of all runs, in Dask's event log.
 TOPIC = "daskml_dist"
-#: Seconds for which a worker that closes waits; cluster managers kill it after four.
-_LEAVE = 3.0
-#: Seconds between two looks at what is left of a run.
-_TIDY = 0.5
+#: Seconds for which a closing worker waits; cluster managers kill it after four.
+_LEAVE_SECONDS = 3.0
+#: Seconds between two checks of what is left of a run.
+_TIDY_POLL = 0.5
 
 Order = tuple[int, TrainerSpec | None]
 
@@ -63,8 +63,9 @@ _changed = threading.Condition()
 
 
 def give_orders(run_id: str, generation: int, specs: Mapping[int, TrainerSpec | None]) -> None:
-    """Tell trainers, by name, their part in a generation; None: no part."""
+    """Give trainers, by name, their part in a generation; None dismisses them."""
     with _changed:
+        # Only the newest order of each trainer counts.
         run = _orders.setdefault(run_id, {})
         run.update({name: (generation, spec) for name, spec in specs.items()})
         _changed.notify_all()
@@ -83,10 +84,11 @@ def say_farewell(run_id: str) -> None:
 
 
 async def forget_run(run_id: str, dask_worker: Any) -> int:
-    """Forget a run, once its trainers are gone; return how many actors of it are still there.
+    """Forget a run once its trainers are gone; return how many of its actors remain.
 
     A fit that has ended well leaves it to the worker, in whose event loop it is called.
     """
+    # Ctrl-C works as before in this process.
     unshield(run_id)
     note_end(dask_worker, run_id)
     with _changed:
@@ -100,7 +102,7 @@ async def forget_run(run_id: str, dask_worker: Any) -> int:
 
 @contextmanager
 def at_work(worker: Any, run_id: str) -> Iterator[None]:
-    """While a trainer of a run is at work in this process; afterwards nothing of it stays."""
+    """Count a trainer of a run as working in this process; clean up after the last."""
     with _changed:
         _trainers[run_id] += 1
     try:
@@ -114,23 +116,25 @@ def at_work(worker: Any, run_id: str) -> Iterator[None]:
         tidy(worker, run_id)
 
 
-def _is_here(run_id: str) -> bool:
-    """Whether a trainer or a server of a run is at work in this process."""
+def _is_run_active(run_id: str) -> bool:
+    """Return whether a trainer or a server of a run works in this process."""
     return bool(_trainers.get(run_id)) or count_servers(run_id) > 0
 
 
 def tidy(worker: Any, run_id: str) -> None:
-    """Forget a run once nothing of it is left in this process: its client may have died."""
+    """Forget a run once nothing of it is left in this process, even if its client died."""
 
     async def forget() -> None:
+        """Wait until the run is inactive, then forget it."""
         if run_id in _tidying:
             _tidying[run_id].set()
             return
         ended = _tidying[run_id] = asyncio.Event()
         try:
-            while _is_here(run_id):
+            # The client is not there to say when: look until trainers and servers are gone.
+            while _is_run_active(run_id):
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(ended.wait(), _TIDY)
+                    await asyncio.wait_for(ended.wait(), _TIDY_POLL)
                 ended.clear()
             await forget_run(run_id, worker)
         finally:
@@ -143,8 +147,8 @@ def tidy(worker: Any, run_id: str) -> None:
 # -- the trainer's side ----------------------------------------------------------------------------
 
 
-class Line:
-    """A trainer's line to its client.
+class ClientLine:
+    """A running trainer's line to its client.
 
     Parameters
     ----------
@@ -173,11 +177,11 @@ class Line:
         self._patience = patience
 
     def is_aborted(self) -> bool:
-        """Whether the client ended the run."""
+        """Return whether the client ended the run."""
         return self._run in _aborted
 
     def rest(self) -> None:
-        """Look, between two steps, whether the client ended the run.
+        """Raise between two steps if the client ended the run.
 
         Raises
         ------
@@ -187,24 +191,27 @@ class Line:
             raise RunAbortedError("The fit was stopped by its client.")
 
     def is_renewed(self) -> bool:
-        """Whether there is an order of a newer generation."""
+        """Return whether there is an order of a newer generation."""
         order = _orders.get(self._run, {}).get(self._name)
         return order is not None and order[0] > self._generation
 
     def next_spec(
         self, spec: TrainerSpec, error: TrainingError, reached: dict[int, int]
     ) -> TrainerSpec | None:
-        """Wait for the order of the next generation; None: the trainer has no part in it.
+        """Raise the alarm and wait for the next generation's order; None dismisses the trainer.
 
         Raises
         ------
         TrainingError
             The given one: the run has ended, or no order came.
         """
+        # An abort is the client's own wish; no order will follow.
         if type(error) is RunAbortedError:
             raise error
+        # The alarm comes first: the client begins the next generation because of it.
         self._alarm(error, spec, reached)
         deadline = time.monotonic() + self._patience
+        # Woken by orders and aborts; the timeout looks for a client that has gone.
         with _changed:
             while not self.is_renewed():
                 if self.is_aborted() or not self._is_wanted() or time.monotonic() > deadline:
@@ -219,7 +226,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Alarm:
-    """Something that the client of a run must know at once.
+    """Message that the client of a run must hear at once.
 
     Parameters
     ----------
@@ -257,7 +264,7 @@ def raise_alarm(
     spec: TrainerSpec | None = None,
     reached: Mapping[int, int] | None = None,
 ) -> None:
-    """Tell the client of a run, at once, that something is wrong.
+    """Tell the client of a run at once that something is wrong.
 
     Parameters
     ----------
@@ -274,34 +281,36 @@ def raise_alarm(
     if spec is not None:
         told |= {"trainer": spec.name, "generation": spec.generation}
         told["reached"] = list((reached or {}).items())
-    _send(worker, told)
+    _log_event(worker, told)
 
 
 def say_hello(worker: Any, run_id: str, trainer: int | None = None) -> None:
     """Tell the client that this worker has begun its part, and which trainer that is."""
     told = {"run": run_id, "message": "at work", "at_work": worker.address, "trainer": trainer}
+    # The client can then ask Slurm why the worker was lost.
     if job := os.environ.get("SLURM_JOB_ID"):
         told["job"] = job
-    _send(worker, told)
+    _log_event(worker, told)
 
 
-def _send(worker: Any, told: dict[str, Any]) -> None:
+def _log_event(worker: Any, told: dict[str, Any]) -> None:
+    """Send a message to the client by way of the scheduler's event log."""
     with suppress(Exception):  # a worker that is closing cannot tell anybody
         worker.log_event(TOPIC, told)
 
 
 async def take_leave(worker: Any, run_id: str) -> None:
-    """Tell the client that this worker is about to close, and wait until it may (or must).
+    """Tell the client that this worker is about to close, and wait until it may or must.
 
     After the fit nobody says so: then nothing of it is here any more.
     """
-    _send(worker, {"run": run_id, "message": "leaving", "leaving": worker.address})
-    deadline = time.monotonic() + _LEAVE
-    while _is_here(run_id) and run_id not in _farewells and time.monotonic() < deadline:
+    _log_event(worker, {"run": run_id, "message": "leaving", "leaving": worker.address})
+    deadline = time.monotonic() + _LEAVE_SECONDS
+    while _is_run_active(run_id) and run_id not in _farewells and time.monotonic() < deadline:
         await asyncio.sleep(0.02)
 
 
 def to_alarm(told: dict[str, Any]) -> Alarm:
-    """An alarm as it was raised."""
+    """Return the alarm that an event describes."""
     keys = ("trainer", "generation", "reached", "leaving", "at_work", "garbled", "job")
     return Alarm(told["message"], **{key: told[key] for key in keys if key in told})

@@ -1,8 +1,8 @@
-"""Cores of a host among its trainers: a share for each, where there are enough.
+"""Shares of a host's cores, one for each of its trainers, where there are enough.
 
-A system that wakes two processes at once may put both on one core, where each waits for the other.
-Trainers that meet at each step lose half of their time so. Each therefore keeps to a share of the
-cores that it may use; threads of other processes, and of other fits, may use them too.
+A system that wakes two processes at once may put both on one core, where each waits for the other:
+trainers that meet at each step lose half of their time. Each therefore keeps to a share of the
+cores that it may use; threads of other processes and fits may use them too.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from daskml_dist.comm.shared_memory import here
 
 __all__ = ["Seat", "kept_to", "share_of"]
 
+# File that lists the processors (hyperthreads) of a physical core.
 _CORE = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 
 
@@ -40,14 +41,15 @@ class Seat:
 
     @classmethod
     def own(cls, n_threads: int) -> Seat:
-        """Seat of the calling thread."""
+        """Return the seat of the calling thread."""
         if not hasattr(os, "sched_getaffinity"):
             return cls(0, n_threads, ())
         return cls(here(), n_threads, tuple(sorted(os.sched_getaffinity(0))))
 
 
 def share_of(rank: int, seats: Sequence[Seat]) -> frozenset[int]:
-    """Processors that a trainer keeps to; none where it may use all that it could before.
+    """Return the processors that a trainer keeps to; none where it may use all that it could
+    before.
 
     Parameters
     ----------
@@ -55,6 +57,7 @@ def share_of(rank: int, seats: Sequence[Seat]) -> frozenset[int]:
     seats : sequence of Seat
         Of all trainers, by rank.
     """
+    # Only trainers of the same machine share its cores.
     own = seats[rank]
     ranks = [r for r, seat in enumerate(seats) if seat.host and seat.host == own.host]
     threads = [seats[r].n_threads for r in ranks]
@@ -62,13 +65,14 @@ def share_of(rank: int, seats: Sequence[Seat]) -> frozenset[int]:
     same = all(seats[r].cores == own.cores for r in ranks)
     if len(ranks) < 2 or not same or sum(threads) > len(own.cores):
         return frozenset()
+    # Contiguous shares in the order of the ranks, as large as each trainer's number of threads.
     before = sum(threads[: ranks.index(rank)])
     cuts = [n * len(own.cores) // sum(threads) for n in (before, before + own.n_threads)]
-    return frozenset(_by_core(own.cores)[slice(*cuts)])
+    return frozenset(_sort_by_core(own.cores)[slice(*cuts)])
 
 
-def _by_core(processors: Sequence[int]) -> list[int]:
-    """Processors in an order in which those of one core are neighbours."""
+def _sort_by_core(processors: Sequence[int]) -> list[int]:
+    """Return processors in an order in which those of one physical core are neighbours."""
 
     def core(number: int) -> tuple[int, int]:
         with suppress(OSError, ValueError):
@@ -81,7 +85,9 @@ def _by_core(processors: Sequence[int]) -> list[int]:
 
 @contextmanager
 def kept_to(processors: frozenset[int]) -> Iterator[None]:
-    """Keep the calling thread, and those that it starts, to some processors; none: to all."""
+    """Keep the calling thread, and threads that it starts, to some processors; to all where none
+    are given.
+    """
     before: set[int] | None = None
     with suppress(OSError):  # not allowed here
         if processors:

@@ -1,7 +1,8 @@
-"""The Dask actor that hosts a server of a fit, and the Dask task that runs a trainer.
+"""Dask actor that hosts a server of a fit, and Dask task that runs a trainer.
 
 The actor's methods are short and asynchronous; pushes and pulls reach the server through the
-listener's own threads, never through the worker's event loop.
+listener's own threads, never through the worker's event loop. `SnapshotShipper` sends a server's
+snapshots to its standby; `get_ready` is a task that makes a new worker import what a trainer needs.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.ps.snapshots import AvailableSnapshots, ServerSnapshot, standby_of
 from daskml_dist.training.spec import FitSpec, TrainerResult, TrainerSpec
 from daskml_dist.training.worker.control import (
-    Line,
+    ClientLine,
     at_work,
     raise_alarm,
     say_hello,
@@ -65,23 +66,24 @@ __all__ = [
 ]
 
 
-#: Seconds that a trainer waits for its orders after it lost the others.
-_PATIENCE = 60.0
+#: Seconds that a trainer waits for orders after it lost the others: longer than the client needs to
+#: begin a generation.
+_ORDER_TIMEOUT = 60.0
 #: Seconds that a standby may take to answer.
 _STANDBY_TIMEOUT = 10.0
-#: Seconds between two looks at whether the server is still there.
-_SLICE = 0.5
+#: Seconds between two checks that the server still exists.
+_SHIPPER_POLL = 0.5
 
 
 def credentials_of(worker: Any, secret: bytes, shared_memory: bool) -> Credentials:
-    """The run's secret, and TLS contexts of the cluster's `Security`, where it has them."""
+    """Return the run's secret, with the TLS contexts of the cluster's `Security` if any."""
     listen = worker.security.get_listen_args("worker").get("ssl_context")
     connect = worker.security.get_connection_args("worker").get("ssl_context")
     return Credentials(secret, listen, connect, shared_memory)
 
 
 def host_of(worker: Any) -> str:
-    """Address at which others reach a worker's process."""
+    """Return the address at which others reach a worker's process."""
     address = str(worker.address)
     return "127.0.0.1" if address.startswith("inproc") else str(get_address_host(address))
 
@@ -111,8 +113,8 @@ class Outcome:
     dropped: int
 
 
-class _Door:
-    """Door behind a listener: callers wait here until there is a server behind it."""
+class _CallerGate:
+    """Gate behind a listener, at which callers wait until there is a server."""
 
     def __init__(self) -> None:
         self.server: ParameterServer | None = None
@@ -126,18 +128,18 @@ class _Door:
 
     def answer(self, inbox: Channel, outbox: Channel) -> None:
         """Serve a caller, in a thread of its own."""
-        if self._open.wait(_PATIENCE) and self._serve is not None:
+        if self._open.wait(_ORDER_TIMEOUT) and self._serve is not None:
             self._serve(inbox, outbox)
 
     def close(self) -> None:
-        """Refuse everything."""
+        """Refuse all callers from now on."""
         if self.server is not None:
             self.server.abort("the fit is over")
         self._open.set()
 
 
 class ServerHost:
-    """Actor: one server, its listener, and what the client asks of it.
+    """Dask actor with one server, its listener, and what the client asks of it.
 
     It may be there, and listen, before the fit is known; callers then wait until it has its part.
 
@@ -155,13 +157,14 @@ class ServerHost:
     def __init__(
         self, run_id: str, key: str, secret: bytes, shared_memory: bool, *part: Any
     ) -> None:
+        # Actors are made on their worker, in one of its threads.
         worker = get_worker()
         self.run_id = run_id
         self._worker, self._key = worker, key
         self._credentials = credentials_of(worker, secret, shared_memory)
-        self._shipper: Shipper | None = None
+        self._shipper: SnapshotShipper | None = None
         # Its threads must not hold the actor, which ends when nobody holds it.
-        self._door = door = _Door()
+        self._door = door = _CallerGate()
         listener = Listener(host_of(worker), self._credentials, on_pair=door.answer, key=key)
         self._endpoint = listener.endpoint
         # The scheduler drops the actor when its client goes: then nobody may wait for it. The
@@ -178,7 +181,7 @@ class ServerHost:
             self.begin(*part)
 
     def begin(self, fit: FitSpec, number: int, n_trainers: int, generation: int) -> None:
-        """Make the server.
+        """Make the server, once its part of the fit is known.
 
         Parameters
         ----------
@@ -192,6 +195,7 @@ class ServerHost:
         worker, run_id = self._worker, self.run_id
         self._fit, self._number = fit, number
         self._server = make_server(fit, number, n_trainers, generation=generation)
+        # Trainers of the same process call the server directly, with no socket.
         publish_server(self._key, self._server)
         self._alarm = partial(raise_alarm, worker, run_id)
         say_hello(worker, run_id)
@@ -200,33 +204,33 @@ class ServerHost:
             serve,
             self._server,
             bounds=fit.bounds(number),
-            on_loss=partial(_tell_loss, self._alarm, number),
+            on_loss=partial(_report_lost_connection, self._alarm, number),
         )
         self._door.open(self._server, serve_callers)
 
     async def endpoint(self) -> Endpoint:
-        """Address at which trainers reach it."""
+        """Return the address at which trainers reach the server."""
         return self._endpoint
 
     async def records(self, start: int) -> list[dict[str, Any]]:
-        """Records of the passes from number `start` (from 0) on."""
+        """Return the records of the passes from number `start` (from 0) on."""
         ledger = self._server.ledger
         return [] if ledger is None else ledger.records[start:]
 
     async def busy(self) -> tuple[int, dict[int, float]]:
-        """Passes that have ended, and the seconds that each lane computed in its last one."""
+        """Return the number of passes ended, and the seconds of each lane in the last."""
         ledger = self._server.ledger
         return (0, {}) if ledger is None else (len(ledger.records), dict(ledger.busy))
 
     async def outcome(self) -> Outcome:
-        """Outcome of the fit here, once its trainers have ended."""
+        """Return the outcome of the fit here, once its trainers have ended."""
         state, ledger, dropped = self._server.state(), self._server.ledger, self._server.dropped
         if ledger is None:
             return Outcome(state, [], None, 0.0, dropped)
         return Outcome(state, ledger.records, ledger.rule, ledger.partial_rows, dropped)
 
     async def rescale(self, largest: Any, norm: float) -> None:
-        """Go on with rows of larger values, by the largest of each row of the parameters."""
+        """Rescale the state for rows of larger values, by the largest of each row of parameters."""
         self._server.rescale(largest[self._fit.work.layout.slices()[self._number]], norm)
 
     async def stop(self) -> None:
@@ -236,20 +240,21 @@ class ServerHost:
     # -- generations ---------------------------------------------------------------------------
 
     async def pause(self, generation: int) -> AvailableSnapshots:
-        """Refuse earlier generations; tell what could be gone on from."""
-        self._end_shipping()
+        """Refuse messages of earlier generations; return the snapshots to recover from."""
+        self._stop_shipping()
+        # Nothing more is applied, so the last snapshot is the state that the standby gets.
         return self._server.pause(generation)
 
     async def keep_snapshots(self, every: int) -> None:
-        """Make a snapshot every so many updates, and keep the last ones here."""
+        """Make a snapshot every `every` updates, and keep the last ones here."""
         self._server.make_snapshots(None, every)
 
     async def kept(self) -> dict[int, dict[int, int]]:
-        """Clocks at each snapshot that is kept, by its place."""
+        """Return the lanes' clocks at each snapshot that is kept, by its place."""
         return self._server.kept()
 
     async def snapshot_at(self, place: int) -> tuple[ServerSnapshot, list[Any]] | None:
-        """A kept snapshot with its records."""
+        """Return a kept snapshot with its records."""
         return self._server.snapshot_at(place)
 
     async def take(self, snapshot: ServerSnapshot, records: list[Any]) -> None:
@@ -257,33 +262,34 @@ class ServerHost:
         self._server.take(snapshot, records)
 
     async def hand_over(self, generation: int) -> None:
-        """Pause, and give the standby the last state."""
+        """Pause, and send the last state to the standby."""
         self._server.pause(generation)
         snapshot = self._server.last_snapshot()
         if self._shipper is not None and snapshot is not None:
             self._shipper(snapshot)
             while not self._shipper.is_idle:
                 await asyncio.sleep(0.002)
-        self._end_shipping()
+        self._stop_shipping()
 
     async def renew(self, generation: int, n_trainers: int, at: int | None) -> None:
         """Begin a new generation."""
         self._server.renew(generation, range(len(self._fit.rows.lane_rows)), n_trainers, at)
 
     async def stand_by(self, generation: int) -> None:
-        """Go on as a standby, of the server of a new generation."""
+        """Become a standby of the server of a new generation."""
         self._server.stand_by(generation)
 
     async def ship_to(self, standby: Endpoint, every: int) -> None:
-        """Send a snapshot to the standby at once, and every so many updates."""
-        self._end_shipping()
+        """Send a snapshot to the standby at once, and one every `every` updates."""
+        self._stop_shipping()
         # Its thread must not hold the actor, which ends when nobody holds it.
         bounds = self._fit.bounds(self._number)
-        connect = partial(_connect_to, standby, self._server, bounds, self._credentials)
-        self._shipper = Shipper(self._server, connect, self._alarm)
+        connect = partial(_connect_to_standby, standby, self._server, bounds, self._credentials)
+        self._shipper = SnapshotShipper(self._server, connect, self._alarm)
         self._server.make_snapshots(self._shipper, every)
 
-    def _end_shipping(self) -> None:
+    def _stop_shipping(self) -> None:
+        """Stop sending snapshots to the standby."""
         if self._shipper is not None:
             self._server.stop_shipping(self._shipper)
             self._shipper.close()
@@ -297,29 +303,32 @@ class ServerHost:
 
     async def close(self) -> None:
         """Close the listener and all connections."""
-        self._end_shipping()
+        self._stop_shipping()
         self._end()
 
 
-def _connect_to(
+def _connect_to_standby(
     standby: Endpoint, server: ParameterServer, bounds: Bounds, credentials: Credentials
 ) -> ServerConnection:
+    """Open the connection to a standby."""
     wait = Wait(_STANDBY_TIMEOUT, is_aborted=lambda: server.is_over)
     return reach(standby, credentials, wait, bounds)
 
 
-def _tell_loss(alarm: Callable[..., None], number: int, error: BaseException) -> None:
+def _report_lost_connection(alarm: Callable[..., None], number: int, error: BaseException) -> None:
+    """Tell the client that a trainer's connection to a server broke."""
     garbled = isinstance(error, MessageError)
     alarm(error if garbled else f"server {number}: a connection broke")
 
 
 def _close_at_end(
     end: queue.SimpleQueue[None],
-    door: _Door,
+    door: _CallerGate,
     listener: Listener,
     worker: Any,
     run_id: str,
 ) -> None:
+    """Wait for the actor's end, then close the gate and the listener."""
     end.get()
     door.close()
     listener.close()
@@ -327,22 +336,25 @@ def _close_at_end(
 
 
 def run_trainer(fit: FitSpec, spec: TrainerSpec, blocks: list[Bundle] | bytes) -> TrainerResult:
-    """Dask task: run a trainer on this worker, on bundles of blocks or packed recipes of blocks.
+    """Run a trainer on this worker, on bundles of blocks or packed recipes of blocks (a Dask task).
 
     It leaves the worker's thread pool before it waits for anyone, so that trainers never hold
     the slots that others wait for: two fits at once cannot deadlock.
     """
     worker = get_worker()
+    # Needed later, to find out whether the client still wants the result.
     key = worker.get_current_task()
+    # Leave the thread pool first: trainers that wait for others must not hold the slots of these.
     secede()
     shorten_lost_connections()
     say_hello(worker, spec.run_id, spec.name)
+    # A worker that is asked to close first waits until its lanes have moved.
     before_closing(worker, spec.run_id, partial(take_leave, worker, spec.run_id))
-    line = Line(
+    line = ClientLine(
         spec,
         partial(raise_alarm, worker, spec.run_id),
         partial(is_wanted, worker, key),
-        min(_PATIENCE, fit.run.timeout),
+        min(_ORDER_TIMEOUT, fit.run.timeout),
     )
     wait = Wait(fit.run.timeout, line.is_aborted, line.is_renewed)
     threading.current_thread().name = f"daskml-trainer-{spec.name}"
@@ -358,30 +370,33 @@ def run_trainer(fit: FitSpec, spec: TrainerSpec, blocks: list[Bundle] | bytes) -
     told = telling_facts(worker, spec.run_id, spec.n_trainers, trainer.facts)
     with at_work(worker, spec.run_id), told:
         try:
-            return trainer.run(_source(blocks, worker, wait))
+            return trainer.run(_open_blocks(blocks, worker, wait))
         except TrainingError as error:
+            # An abort ends the trainer without an error: it hands back what its lanes have come to.
             if not (line.is_aborted() and is_consequence(error)):
                 raise
         # What is raised, Dask would log on the worker, for all to see in a notebook.
         return trainer.interrupted()
 
 
-def _source(
+def _open_blocks(
     blocks: list[Bundle] | bytes, worker: Any, wait: Wait
 ) -> dict[int, Block] | Callable[[int], Block]:
+    """Return the blocks, or the function that makes them from recipes."""
     if not isinstance(blocks, bytes):
         return unpack_bundles(blocks)
     recipes = BlockRecipes.unpack(blocks)
-    fetch = _Fetch(worker, wait) if recipes.held else _nothing_held
+    fetch = _FetchHeldData(worker, wait) if recipes.held else _raise_key_error
     return lambda number: recipes.make(number, fetch)
 
 
-def _nothing_held(key: Any) -> Any:
+def _raise_key_error(key: Any) -> Any:
+    """Raise `KeyError`: the recipes need no data that workers hold."""
     raise KeyError(key)
 
 
-class _Fetch:
-    """Data that workers hold; this worker's own without a copy, from disk if spilled."""
+class _FetchHeldData:
+    """Function that fetches data that workers hold; this worker's own without a copy."""
 
     def __init__(self, worker: Any, wait: Wait) -> None:
         self._worker = worker
@@ -391,8 +406,11 @@ class _Fetch:
 
     def __call__(self, key: Any) -> Any:
         # The worker's memory is the event loop's alone.
-        here = asyncio.run_coroutine_threadsafe(self._local(key), self._worker.loop.asyncio_loop)
+        here = asyncio.run_coroutine_threadsafe(
+            self._find_locally(key), self._worker.loop.asyncio_loop
+        )
         found, value = here.result(timeout=self._wait.timeout)
+        # Held by this very worker: no copy, and no message.
         if found:
             return value
         future = ask_for(self._client, key)
@@ -407,13 +425,14 @@ class _Fetch:
         finally:
             future.release()
 
-    async def _local(self, key: Any) -> tuple[bool, Any]:
+    async def _find_locally(self, key: Any) -> tuple[bool, Any]:
+        """Return whether this worker has a key in memory or on disk, and its value."""
         data = self._worker.data
         return (True, data[key]) if key in data else (False, None)
 
 
-class Shipper:
-    """Sender of snapshots in a thread of its own, one after the other. Call it with a snapshot.
+class SnapshotShipper:
+    """Sender of snapshots to the standby, in a thread of its own. Call it with a snapshot.
 
     Parameters
     ----------
@@ -437,42 +456,50 @@ class Shipper:
         self._generation = standby_of(server.generation)
         self._snapshots: queue.SimpleQueue[ServerSnapshot | None] = queue.SimpleQueue()
         self._taken = self._sent = 0
-        self._thread = threading.Thread(target=self._run, daemon=True, name="daskml-standby")
+        self._thread = threading.Thread(
+            target=self._run_in_thread, daemon=True, name="daskml-standby"
+        )
         self._thread.start()
 
     def __call__(self, snapshot: ServerSnapshot) -> None:
         self._taken += 1
+        # The server's thread only enqueues; it must not wait for the network.
         self._snapshots.put(snapshot)
 
     @property
     def is_idle(self) -> bool:
-        """Whether the standby has all snapshots, or can have no more."""
+        """Return whether the standby has all snapshots, or can get no more."""
         return self._sent >= self._taken or not self._thread.is_alive()
 
     def close(self) -> None:
-        """Send no more; returns at once."""
+        """Send no more; return at once."""
         self._snapshots.put(None)
 
-    def _run(self) -> None:
+    def _run_in_thread(self) -> None:
+        """Connect to the standby and send until closed; report an error to the client."""
         try:
             connection = self._connect()
             try:
-                self._send_all(connection)
+                self._send_snapshots(connection)
             finally:
                 connection.close()
         except TrainingError as error:
             self._server.stop_shipping(self)
             self._on_failure(f"standby: {error}")
 
-    def _next(self) -> ServerSnapshot | None:
+    def _next_snapshot(self) -> ServerSnapshot | None:
+        """Return the next snapshot; None once the server is over."""
+        # A closed server ends the thread even if nobody closes the shipper.
         while not self._server.is_over:
             with suppress(queue.Empty):
-                return self._snapshots.get(timeout=_SLICE)
+                return self._snapshots.get(timeout=_SHIPPER_POLL)
         return None
 
-    def _send_all(self, connection: ServerConnection) -> None:
+    def _send_snapshots(self, connection: ServerConnection) -> None:
+        """Send snapshots one after the other, each with the records since the last."""
+        # Records only grow, so each is sent once: from the last snapshot's count on.
         first = 0
-        while (snapshot := self._next()) is not None:
+        while (snapshot := self._next_snapshot()) is not None:
             # Records only grow, so each goes over once.
             records, n_records = [], first
             if snapshot.ledger is not None and self._server.ledger is not None:
@@ -486,12 +513,12 @@ class Shipper:
 
 
 def packed(fit: FitSpec) -> bytes:
-    """A fit to be unpacked in a task's own thread; Dask does so in the worker's event loop."""
+    """Return a fit as bytes, to be unpacked in a task's own thread."""
     return bytes(pickle.dumps((run_trainer, fit)))
 
 
 def get_ready(fit: FitSpec | bytes) -> bool:
-    """Load a fit and what it computes with."""
+    """Load a fit and the backend that it computes with."""
     found: FitSpec = pickle.loads(fit)[1] if isinstance(fit, bytes) else fit
     backend_of(found)
     if not found.work.replays:

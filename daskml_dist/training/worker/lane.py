@@ -1,4 +1,7 @@
-"""A lane: batches of some blocks, and the gradients made of them."""
+"""Lane of a fit: the order of its batches, its clock, and the gradients and sums made of its rows.
+
+`RowStates` is the memory that a solver's statistics have of a lane's rows from one sum to the next.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ __all__ = ["Lane", "RowStates"]
 
 
 class Lane:
-    """One logical worker: the order of its batches, its clock and its sums. Used by one thread.
+    """One logical worker, used by one thread at a time.
 
     Parameters
     ----------
@@ -53,12 +56,14 @@ class Lane:
         self._model: Any = fit.work.model
         self._rows = rows
         self._blocks: Any = blocks
+        # The reader knows the order of the rows; the lane knows what was computed of them.
         self._reader = Reader(number, fit, rows, blocks, self.backend)
         self._drawn: tuple[list[Draw], list[int]] | None = None
         self._own: NDArray[Any] | None = None
         self._report = PassReport([self.number])
         self._busy = 0.0
-        # On a device until somebody asks: to wait for a number takes longer than many a step.
+        # Losses stay on a device until somebody asks: waiting for one number takes longer than many
+        # a step.
         self._last_loss: Any = 0.0
         self._loss: Any = 0.0
         self._told = fit.work.step_callbacks
@@ -69,32 +74,32 @@ class Lane:
 
     @property
     def n_rows(self) -> int:
-        """Training rows."""
+        """Return the number of training rows."""
         return self._rows.n_rows
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """Rows and blocks that it has."""
+        """Return the parts of blocks that the lane has."""
         return self._rows.segments
 
     def put_away(self) -> None:
-        """Drop streamed blocks that are in memory, until the next :meth:`seek`."""
+        """Drop streamed blocks from memory until the next :meth:`seek`."""
         if isinstance(self._blocks, BlockStream):
             self._blocks.close()
 
     def seek(self, clock: int) -> None:
-        """Go on from a clock: the next batch is that of step ``clock % n_steps``."""
+        """Move to a clock: the next batch is that of step ``clock % n_steps``."""
         self.clock = self.reached = self.began_at = clock
         self._drawn = None
         self._reader.seek(clock)
 
     @property
     def keyed_blocks(self) -> list[Any]:
-        """The blocks of a fit over keys, one a side."""
+        """Return the blocks of a fit over keys, one a side."""
         return [self._blocks[number].X for number in self._rows.numbers]
 
     def next_batch(self) -> Batch:
-        """The next batch; passes follow each other, after the last one batches are empty.
+        """Return the next batch; after the last pass batches are empty.
 
         Its arrays are good until the next batch is asked for.
         """
@@ -102,16 +107,18 @@ class Lane:
 
     @property
     def ready_gather(self) -> Any | None:
-        """The gather, once it is worth having: the host copies the rows of first steps."""
+        """Return the gather once it is worth compiling; None while first steps copy their rows."""
         return None if self.reached < self._reader.steps_copied else self._reader.gather
 
     @property
     def gather(self) -> Any | None:
-        """Gather of the rows of batches, which copies none of them, or None."""
+        """Return the gather, which reads the rows of batches where they lie; None where there is
+        none.
+        """
         return self._reader.gather
 
     def take_steps(self, recorded: Any, replica: Shard, count: int) -> None:
-        """Take steps of a replica that are made at once, and count their rows and losses.
+        """Take steps of a replica in one call, and count their rows and losses.
 
         Parameters
         ----------
@@ -125,51 +132,56 @@ class Lane:
         self.count_steps(rows, losses, time.perf_counter() - since if self._on_host else 0.0)
 
     def draw_ahead(self, count: int) -> None:
-        """Draw the rows of steps that are then made at once, as many."""
+        """Draw the rows of steps that will be taken in one call."""
         self._drawn = self._reader.draws(count)
 
     def draws(self, count: int) -> tuple[list[Draw], list[int]]:
-        """Rows of the next batches, for steps of which :meth:`count_steps` hears."""
+        """Return the rows of the next batches, for steps that :meth:`count_steps` will count."""
         drawn, self._drawn = self._drawn, None
         if drawn is None:
             return self._reader.draws(count)
+        # Rows drawn ahead are those of exactly these steps, else the order would change.
         assert len(drawn[1]) == count, "other steps than were drawn"
         return drawn
 
     def count_steps(self, rows: Sequence[int], losses: Any, seconds: float) -> None:
-        """Count steps that were made at once: the rows and loss of each, and the time in all."""
+        """Count steps that were taken in one call: rows and loss of each, and the time of all."""
         self._busy += seconds
         if not len(rows):
             return
         self._last_loss, self._loss = losses[-1], self._loss + losses.sum()
         self._report.rows += sum(rows)
         self._report.steps += len(rows)
+        # Callbacks hear of each step, though several were made in one call.
         for at in range(len(rows) if self._told else 0):
-            self._tell(self.reached + at + 1, rows[at], losses[at])
+            self._tell_step(self.reached + at + 1, rows[at], losses[at])
         self.reached += len(rows)
 
     def add_gradient(self, w: Any, batch: Batch, out: Any) -> None:
-        """Add the gradient SUM of a batch at `w` to `out`; count its rows and loss.
+        """Add the gradient sum of a batch at `w` to `out`; count its rows and loss.
 
         `w` and `out` are on the host or on the lane's device.
         """
         model, loss, since = self._model, 0.0, time.perf_counter()
         w = w if self._on_host else self.backend.to_device(w)
+        # Sum where the lane computes; move the sum once if the caller wants it elsewhere.
         stays = self._on_host or not is_host(out)
         sums = out if stays else zeros(out.shape, out.dtype, like=w)
+        # Rows that stay where they are: the gather adds their gradient.
         if batch.add_gradient is not None:
             loss = batch.add_gradient(w, sums)
+        # Rows that were copied: the model adds the gradient of each piece.
         for rows in batch.pieces:
             loss = loss + model.add_gradient(w, rows, sums, self.backend)
         if not stays:
             out += self.backend.to_numpy(sums)
-        self._worked(since, waited=self._on_host or not stays)
-        self._count(batch.n_rows, loss)
+        self._add_busy_time(since, waited=self._on_host or not stays)
+        self._count_batch(batch.n_rows, loss)
 
     def take_row_steps(
         self, run: Callable[[list[RowsInTurn], Callable[[int], Any]], float], count: int = 1
     ) -> int:
-        """Step along the rows of the next batches by `run`; count them, and return how many.
+        """Step along the rows of the next batches by `run`; return the number of rows.
 
         `run` takes the rows of each batch and what finds a block by its number; it returns the sum
         of their losses. Callbacks hear of one batch at a time alone.
@@ -177,88 +189,94 @@ class Lane:
         batches, since = self._reader.rows_in_turn(count), time.perf_counter()
         n_rows = sum(len(rows) for _, rows in batches)
         loss = run(batches, self._reader.block) if n_rows else 0.0
-        self._worked(since)
-        self._count(n_rows, loss, count)
+        self._add_busy_time(since)
+        self._count_batch(n_rows, loss, count)
         return n_rows
 
     @property
     def tells(self) -> bool:
-        """Whether callbacks hear of each step."""
+        """Return whether callbacks hear of each step."""
         return bool(self._told)
 
-    def _count(self, n_rows: int, loss: Any, steps: int = 1) -> None:
+    def _count_batch(self, n_rows: int, loss: Any, steps: int = 1) -> None:
+        """Count the rows and the loss of one or more steps."""
         self._last_loss, self._loss = loss, self._loss + loss
         report = self._report
         report.rows += n_rows
         report.steps += steps
         self.reached += steps
         if self._told:
-            self._tell(self.reached, n_rows, loss)
+            self._tell_step(self.reached, n_rows, loss)
 
-    def _tell(self, clock: int, n_rows: int, loss: Any) -> None:
-        """Tell the callbacks of steps of one."""
+    def _tell_step(self, clock: int, n_rows: int, loss: Any) -> None:
+        """Tell the step callbacks of one step."""
         end = StepEnd(self.number, clock, n_rows, float(loss))
         for callback in self._told:
             callback.on_step_end(end)
 
-    def _worked(self, since: float, waited: bool = True) -> None:
-        """Count time; none where a device was only told what to do."""
+    def _add_busy_time(self, since: float, waited: bool = True) -> None:
+        """Count the time since `since`; none where a device was only given work."""
         self._busy += time.perf_counter() - since if waited else 0.0
 
     @property
     def last_loss(self) -> float:
-        """Sum of the losses of the last batch."""
+        """Return the sum of the losses of the last batch."""
         return float(self._last_loss)
 
     def add_statistic(
         self, statistic: Statistic, number: int, left: int, out: NDArray[np.float64]
     ) -> tuple[float, int]:
-        """Add a solver's statistic of all rows to `out`; the sum of the losses, and the rows.
+        """Add a solver's statistic of all rows to `out`; return the sum of losses and the rows.
 
         `number` is that of the sum, from which random streams follow, and `left` that of the sum
         which left the statistic's state as it is to be found.
         """
         model, loss, since = self._model, 0.0, time.perf_counter()
         sums = out if self._on_host else self.backend.to_device(np.zeros_like(out))
+        # A GPU's rows are moved once for all statistics of this pass.
         backend: Any = self.backend if self._on_host else MovedOnce(self.backend)
         for block in self._reader.kept:
-            block.meet(statistic)
+            block.prepare_for(statistic)
         if not statistic.shows_not_finite:
-            self._look_for_nan()
+            self._check_finite_once()
         batch = self.next_batch()
         for rows in batch.pieces:
+            # The key of random streams: the same rows draw the same numbers on any worker.
             rows.key = (self._fit.work.seed, self.number, number, rows.block, rows.first)
             with self._states.lent(statistic.state, left, number, model, rows, backend):
                 loss = loss + statistic.add(model, rows, sums, backend)
         if sums is not out:
             out += self.backend.to_numpy(sums)
+        # NaN in the rows shows up in most sums, so the rows are searched only when a sum is not
+        # finite.
         if not (self._looked or np.isfinite(out).all()):
-            self._look_for_nan()
+            self._check_finite_once()
         self._looked = True
-        self._worked(since)
+        self._add_busy_time(since)
         self.reached += 1
         return float(loss), batch.n_rows
 
-    def _look_for_nan(self) -> None:
-        """Raise where the rows hold NaN or infinity; blocks are shared with other lanes."""
+    def _check_finite_once(self) -> None:
+        """Raise where the rows hold NaN or infinity; checked once."""
         for block in () if self._looked else self._reader.kept:
             block.check()
         self._looked = True
 
     def new_gradient(self, w: Any, batch: Batch) -> Any:
-        """The gradient SUM of a batch at `w`, in a new array like `w`."""
+        """Return the gradient sum of a batch at `w`, in a new array."""
         out = zeros(w.shape, w.dtype, like=w)
         self.add_gradient(w, batch, out)
         return out
 
     def own_gradient(self, w: Any, batch: Batch) -> Any:
-        """The gradient SUM of a batch at `w`, in an array of the lane's; good until the next one.
+        """Return the gradient sum of a batch at `w`, in an array that the next call overwrites.
 
         A process pays for each page of a new array, of which a network's gradient has many.
         """
+        # Arrays of touched rows change their size, and a device has a memory pool of its own.
         if batch.index is not None or not is_host(w):
             return self.new_gradient(w, batch)
-        if (found := self._models_gradient(w, batch)) is not None:
+        if (found := self._gradient_in_model_memory(w, batch)) is not None:
             return found
         if self._own is None or self._own.shape != w.shape:
             self._own = np.zeros_like(w)
@@ -267,28 +285,28 @@ class Lane:
         self.add_gradient(w, batch, self._own)
         return self._own
 
-    def _models_gradient(self, w: Any, batch: Batch) -> Any | None:
-        """The same in an array of the model's, where it has one."""
+    def _gradient_in_model_memory(self, w: Any, batch: Batch) -> Any | None:
+        """Return the gradient sum in an array of the model's own; None where it has none."""
         pieces = batch.pieces if isinstance(batch.pieces, list) else []
         if not self._on_host or batch.add_gradient is not None or len(pieces) != 1:
             return None
         since = time.perf_counter()
         if (found := self._model.own_gradient(w, pieces[0], self.backend)) is None:
             return None
-        self._worked(since)
-        self._count(batch.n_rows, found[1])
+        self._add_busy_time(since)
+        self._count_batch(batch.n_rows, found[1])
         return found[0]
 
     def held_out(self) -> Iterator[BatchRows]:
-        """The held-out rows, block by block."""
+        """Yield the held-out rows, block by block."""
         return self._reader.held_out()
 
     def add_validation(self, sums: NDArray[np.float64]) -> None:
-        """Add the validation sums of some held-out rows to the next report."""
+        """Add validation sums of some held-out rows to the next report."""
         self._report.add_validation(sums.tolist())
 
     def take_report(self, w: Any | None) -> PassReport:
-        """Sums since the last call; with `w`, the validation sums of the held-out rows too."""
+        """Return the sums since the last call; with `w`, the validation sums too."""
         report, self._report = self._report, PassReport([self.number])
         report.busy, self._busy = [self._busy], 0.0
         report.loss, self._loss = float(self._loss), 0.0
@@ -301,7 +319,7 @@ class Lane:
 
     @property
     def sums(self) -> tuple[float, float, int]:
-        """Loss, rows and steps since the last report."""
+        """Return the loss, rows and steps since the last report."""
         return float(self._loss), self._report.rows, self._report.steps
 
     @sums.setter
@@ -310,7 +328,7 @@ class Lane:
 
 
 class RowStates:
-    """Arrays of the rows of a lane, for as long as it is at work.
+    """Arrays that statistics keep for the rows of a lane.
 
     Each is held with the number of the sum that left it; whatever a sum is not to find is made
     anew. So a lane that comes from another trainer, or has answered only some of the questions
@@ -331,14 +349,19 @@ class RowStates:
         self, state: RowState | None, left: int, number: int, model: Any, rows: BatchRows,
         backend: Any,
     ) -> Iterator[None]:  # fmt: skip
-        """Let sum `number` have as ``rows.state`` what sum `left` left; hold what it leaves."""
+        """Let sum `number` have as ``rows.state`` what sum `left` left behind, and keep what it
+        leaves.
+        """
         if state is None:
             yield
             return
         key = (state.name, rows.block, rows.first)
-        # Not held while it is written: what is written half is nothing.
+        # Taken out while it is written: after an error half-way, a stale or partial array is never
+        # seen again.
+        # Taken out while the statistic writes it: an error half-way must not leave a partial array
+        # behind.
         found, array = self._held.pop(key, (0, None))
-        self._free(array)
+        self._release_bytes(array)
         if array is None or found != left:
             array = state.make(model, rows, backend)
         rows.state = array
@@ -347,6 +370,7 @@ class RowStates:
             self._held[key] = number, array
             self._left = None if self._left is None else self._left - array.nbytes
 
-    def _free(self, array: Any | None) -> None:
+    def _release_bytes(self, array: Any | None) -> None:
+        """Count the bytes of an array that is no longer held."""
         if self._left is not None and array is not None:
             self._left += array.nbytes

@@ -1,7 +1,8 @@
 """Facts that a worker tells the client of a fit as soon as it knows them.
 
-Dask tells of the end of a task by way of the scheduler, in batches, and what it has made is asked
-for after that. A short fit is over sooner where the client asks first, and the worker waits.
+Dask reports the end of a task by way of the scheduler, in batches, and results are asked for after
+that: a short fit is over sooner where the client asks first and the worker waits (`tell_bundles`,
+`tell_results`). While trainers run, `telling_facts` publishes their counts about once a second.
 """
 
 from __future__ import annotations
@@ -12,27 +13,30 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from daskml_dist.comm.base import Endpoint
 from daskml_dist.dask_internals.cluster import actor_at, in_memory, memory_of, until_made
 from daskml_dist.data.blocks import BlockInfo
 
-__all__ = ["TrainerFacts", "note_end", "tell_bundles", "tell_results", "telling_facts"]
+if TYPE_CHECKING:
+    from daskml_dist.training.worker.trainer import TrainerFacts
+
+__all__ = ["PULSES", "note_end", "tell_bundles", "tell_results", "telling_facts"]
 
 
-#: Seconds in which a task returns that has said that it is about to.
-_RETURN = 0.05
+#: Seconds in which a task returns after it noted its end.
+_RETURN_SECONDS = 0.05
 #: What is set when a trainer of a run ends, for each run and worker that is asked.
 _ends: dict[tuple[str, str], asyncio.Event] = {}
 #: The last ones that have ended: the question may come after that.
 _ended: deque[tuple[str, str]] = deque(maxlen=256)
 logger = logging.getLogger(__name__)
-#: Topic of what is told.
+#: Topic of the published facts, in Dask's event log.
 PULSES = "daskml_dist_pulses"
-#: Seconds between two times that a worker tells, and so many more for each trainer of the run.
-_EVERY, _EVERY_OF_EACH = 1.0, 0.01
+#: Seconds between two publications, and as many more for each trainer of the run: the scheduler
+#: hears at most a hundred a second.
+_PUBLISH_SECONDS, _PUBLISH_SECONDS_PER_TRAINER = 1.0, 0.01
 #: Who tells of each trainer of a run at a worker.
 _tellers: dict[tuple[str, str], list[Callable[[], TrainerFacts]]] = {}
 
@@ -40,7 +44,7 @@ _tellers: dict[tuple[str, str], list[Callable[[], TrainerFacts]]] = {}
 async def tell_bundles(
     asked: Mapping[str, tuple[list[Any], str | None]], wait: float, dask_worker: Any
 ) -> tuple[list[dict[int, BlockInfo]], Endpoint | None]:
-    """Facts of the blocks of some bundles on this worker, and where an actor of it listens.
+    """Return facts of the blocks of some bundles on this worker, and where an actor listens.
 
     Parameters
     ----------
@@ -50,6 +54,7 @@ async def tell_bundles(
         Seconds for which it waits until all are made.
     """
     keys, actor = asked[dask_worker.address]
+    # The question may arrive before the tasks do.
     await until_made(dask_worker, [*keys, *([actor] if actor else [])], wait)
     host = actor_at(dask_worker, actor)
     endpoint = None if host is None else await host.endpoint()
@@ -59,7 +64,7 @@ async def tell_bundles(
 async def tell_results(
     asked: Mapping[str, list[Any]], run_id: str, wait: float, dask_worker: Any
 ) -> dict[Any, Any]:
-    """Results of trainers of a run on this worker, by their keys; none of those that take longer.
+    """Return results of trainers of a run on this worker, by key; none of those that take longer.
 
     Parameters
     ----------
@@ -70,6 +75,7 @@ async def tell_results(
         Seconds for which it waits for their end.
     """
     name, keys = (run_id, dask_worker.address), asked[dask_worker.address]
+    # Trainers tell that they are about to return, which is sooner than Dask's report.
     ended = _ends.setdefault(name, asyncio.Event())
     try:
         if name not in _ended:
@@ -77,12 +83,12 @@ async def tell_results(
                 await asyncio.wait_for(ended.wait(), wait)
     finally:
         _ends.pop(name, None)
-    await until_made(dask_worker, keys, _RETURN)
+    await until_made(dask_worker, keys, _RETURN_SECONDS)
     return in_memory(dask_worker, keys)
 
 
 def note_end(worker: Any, run_id: str) -> None:
-    """Say, in any thread, that a trainer of a run is about to return, or that the run is over."""
+    """Note, in any thread, that a trainer of a run is about to return, or that the run is over."""
     name = run_id, worker.address
 
     def say() -> None:
@@ -94,31 +100,11 @@ def note_end(worker: Any, run_id: str) -> None:
         worker.loop.add_callback(say)
 
 
-@dataclass(frozen=True)
-class TrainerFacts:
-    """Facts of a trainer at one moment.
-
-    Parameters
-    ----------
-    steps : dict of int to int
-        Steps that each lane has made in this generation; of a solver, sums over its rows.
-    traffic : dict of str to int
-        Bytes sent and received in this generation, by transport.
-    rows_here, rows_streamed : int
-        Training rows of its lanes that are in memory, and that are read anew in each pass.
-    """
-
-    steps: dict[int, int]
-    traffic: dict[str, int]
-    rows_here: int
-    rows_streamed: int
-
-
 @contextmanager
 def telling_facts(
     worker: Any, run_id: str, n_trainers: int, facts: Callable[[], TrainerFacts]
 ) -> Iterator[None]:
-    """While a trainer runs, its worker tells its facts to the scheduler about once a second.
+    """Publish a trainer's facts to the scheduler about once a second while it runs.
 
     Nobody asks for them, so that nobody waits for a worker that is gone. Trainers are not stopped
     either: their counts are read as they are.
@@ -132,16 +118,17 @@ def telling_facts(
         Returns the trainer's `TrainerFacts`; called in the worker's event loop.
     """
     name = worker.address, run_id
-    every = _EVERY + _EVERY_OF_EACH * n_trainers
+    every = _PUBLISH_SECONDS + _PUBLISH_SECONDS_PER_TRAINER * n_trainers
     tellers = _tellers.setdefault(name, [])
     tellers.append(facts)
 
     def tell() -> None:
+        # The run has ended, or another one of the same name has begun.
         if _tellers.get(name) is not tellers:
             return
         try:
             told = {"run": run_id, "worker": worker.address, "every": every}
-            told |= {"clock": time.monotonic(), **_sums(worker, tellers)}
+            told |= {"clock": time.monotonic(), **_sum_facts(worker, tellers)}
             worker.log_event(PULSES, told)
         except Exception:
             logger.debug("The facts of a trainer are not told", exc_info=True)
@@ -157,10 +144,11 @@ def telling_facts(
             del _tellers[name]
 
 
-def _sums(worker: Any, tellers: list[Callable[[], TrainerFacts]]) -> dict[str, Any]:
-    """Facts of all trainers of a run at a worker, and of its process; plain values."""
+def _sum_facts(worker: Any, tellers: list[Callable[[], TrainerFacts]]) -> dict[str, Any]:
+    """Return the summed facts of all trainers of a run at a worker, as plain values."""
     told = [facts() for facts in list(tellers)]
     traffic: Counter[str] = Counter()
+    # Trainers of one process share a worker: their counts are added up.
     for one in told:
         traffic.update(one.traffic)
     memory, spilled = memory_of(worker)

@@ -1,4 +1,8 @@
-"""A lane's reader: from the rows drawn for each step to batches of arrays."""
+"""Reader of a lane: turns the rows drawn for each step into batches of arrays.
+
+A batch is either pieces of rows (`BatchRows`) that are copied together, or a function that adds the
+gradient of rows where they lie (a backend's gather).
+"""
 
 from __future__ import annotations
 
@@ -28,10 +32,12 @@ __all__ = ["Batch", "Blocks", "Reader", "RowsInTurn", "in_one_piece", "joined_ta
 Blocks = Mapping[int, ReadyBlock] | BlockStream[ReadyBlock]
 #: Number of the block of each row, and of the row in it.
 RowsInTurn = tuple[NDArray[np.intp], NDArray[np.intp]]
-#: Entries of a streamed lane from which its gather is worth loading numba for at once.
-_LARGE = 1 << 22
-#: Bytes of a large batch's rows that a linear model is given together.
-_PIECE = 1 << 20
+#: Entries of a streamed lane's pass from which compiling its gather pays at once: the copies would
+#: take longer than loading numba.
+_GATHER_AT_ONCE_ENTRIES = 1 << 22
+#: Bytes of a large batch's rows that a linear model is given at once: they stay in the L2 cache for
+#: both products.
+_PIECE_BYTES = 1 << 20
 #: Rows of a batch: of each block, by its number, a slice or the numbers of rows.
 Drawn = list[tuple[Any, Any]]
 
@@ -88,19 +94,22 @@ class Reader:
         # parameters are touched is asked of all pieces, before these are read.
         at_once = self._linear is None and fit.work.micro_batch is None
         self._in_arrays = fit.work.n_steps > 1 and (at_once or not fit.work.coordinates)
-        self._room = _Room()
+        self._room = _BatchMemory()
 
     def seek(self, clock: int) -> None:
-        """Go on from a clock: the next batch is that of step ``clock % n_steps``."""
+        """Move to a clock: the next batch is that of step ``clock % n_steps``."""
         self._clock = clock
-        self._draws = self._from(clock)
+        self._draws = self._iterate_draws(clock)
         self._ready.clear()
 
-    def _from(self, clock: int) -> Iterator[Drawn]:
+    def _iterate_draws(self, clock: int) -> Iterator[Drawn]:
+        """Yield the drawn rows of each step from a clock on, then empty batches for ever."""
         passes, step = divmod(clock, self._fit.work.n_steps)
+        # A stream reads ahead in the order in which blocks will be drawn.
         if isinstance(self._blocks, BlockStream):
             self._blocks.seek(passes + 1)
         while passes < self._fit.work.stopping.max_iter:
+            # The rest of the first pass, then whole passes.
             yield from self._rows.batches(passes + 1, step)
             passes, step = passes + 1, 0
         # Loops gather a batch ahead, and after the last pass too.
@@ -108,39 +117,40 @@ class Reader:
             yield []
 
     def draws(self, count: int) -> tuple[list[Draw], list[int]]:
-        """Rows of the next batches, for whoever gathers them itself, and how many each has."""
+        """Return the rows of the next batches as runs, for a gather, and how many each has."""
         drawn = [next(self._draws) for _ in range(count)]
         self._clock += count
-        return [_runs(draw) for draw in drawn], [count_rows(draw) for draw in drawn]
+        return [_to_runs(draw) for draw in drawn], [count_rows(draw) for draw in drawn]
 
     @functools.cached_property
     def kept(self) -> list[ReadyBlock]:
-        """The blocks, where they are kept."""
+        """Return the prepared blocks; none where they are streamed."""
         if isinstance(self._blocks, BlockStream):
             return []
         numbers = set(itertools.chain.from_iterable(self._rows.blocks(1)))
         return [self._blocks[number] for number in sorted(numbers)]
 
     def rows_in_turn(self, count: int) -> list[RowsInTurn]:
-        """Rows of each of the next batches, for whoever reads these where they lie."""
+        """Return block and position of each row of the next batches."""
         drawn = [next(self._draws) for _ in range(count)]
         self._clock += count
-        return [_in_turn(draw) for draw in drawn]
+        return [_flatten_draw(draw) for draw in drawn]
 
     def block(self, number: int) -> ReadyBlock:
-        """A block of the batch that was drawn last."""
+        """Return a block of the batch that was drawn last."""
         return self._blocks[number]
 
     def next(self, may_gather: bool) -> Batch:
-        """The next batch; after the last pass batches are empty.
+        """Return the next batch, whose arrays are valid until the next call.
 
         Its arrays are good until the next batch is asked for. `may_gather`: a gather may be used.
         """
+        # A gather draws several batches in one call and hands out a function for each.
         gather = self.gather if may_gather and self._in_arrays else None
         if gather is None and not self._ready:
             drawn = next(self._draws)
             self._clock += 1
-            return self._batch(drawn, self._clock - 1)
+            return self._make_batch(drawn, self._clock - 1)
         if not self._ready:
             assert gather is not None
             draws, counts = self.draws(gather.most)
@@ -148,47 +158,56 @@ class Reader:
                 self._ready.append(Batch([], n_rows, None, add if n_rows else None))
         return self._ready.popleft()
 
-    def _batch(self, drawn: Drawn, clock: int) -> Batch:
+    def _make_batch(self, drawn: Drawn, clock: int) -> Batch:
+        """Return the batch of the rows drawn for a step."""
         n_rows = count_rows(drawn)
         held: Blocks = self._blocks
         if self._in_arrays:
             # Blocks that are streamed are to be had once, in their order.
+            # Streamed blocks can be had once, in order, so all blocks of the batch are held first.
             held = {number: self._blocks[number] for number, _ in drawn}
+            # Dense rows: copied side by side into the lane's memory.
             if all(isinstance(block.X, np.ndarray) for block in held.values()):
-                blocks = [(held[number], at) for number, at in _numbers(drawn)]
-                key, cut = (*self._stream, clock), cuts if self._linear else shares
-                pieces = self._room.gather(blocks, n_rows, self._most, key, cut)
-                return Batch(pieces, n_rows, self._touched(pieces))
+                blocks = [(held[number], at) for number, at in _to_positions(drawn)]
+                key, cut = (*self._stream, clock), cut_blocks if self._linear else cut_evenly_sized
+                pieces = self._room.gather(blocks, n_rows, self._piece_rows, key, cut)
+                return Batch(pieces, n_rows, self._touched_parameters(pieces))
+        # Full batches of streamed rows never fit in memory: pieces are made when they are read.
         elif self._fit.work.n_steps == 1 and self._fit.rows.streaming is not None:
-            return Batch(_InTurn(lambda: self._pieces(drawn, clock, held)), n_rows, None)
-        found = list(self._pieces(drawn, clock, held))
-        if self._in_arrays and self._linear is None and self._most is None:
-            found = _joined(found)
-        return Batch(found, n_rows, self._touched(found))
+            return Batch(
+                _RepeatableIterable(lambda: self._iterate_pieces(drawn, clock, held)), n_rows, None
+            )
+        found = list(self._iterate_pieces(drawn, clock, held))
+        if self._in_arrays and self._linear is None and self._piece_rows is None:
+            found = _join_if_dense(found)
+        return Batch(found, n_rows, self._touched_parameters(found))
 
     @functools.cached_property
-    def _most(self) -> int | None:
-        """Rows given to the model at once: as the user says, or as many as a cache holds."""
+    def _piece_rows(self) -> int | None:
+        """Return the most rows given to the model at once: as set, or as many as a cache holds."""
         if self._fit.work.micro_batch is not None or self._linear is None:
             return self._fit.work.micro_batch
         width = self._linear.n_features * np.dtype(self._fit.rows.dtype).itemsize
-        return max(1, _PIECE // max(width, 1))
+        return max(1, _PIECE_BYTES // max(width, 1))
 
-    def _pieces(self, drawn: Drawn, clock: int, held: Blocks) -> Iterator[BatchRows]:
-        """The rows of each block, or fewer at a time where the user asks for it."""
-        parts = cuts(_numbers(drawn), self._fit.work.micro_batch)
+    def _iterate_pieces(self, drawn: Drawn, clock: int, held: Blocks) -> Iterator[BatchRows]:
+        """Yield the rows of each block, or of fewer at a time."""
+        parts = cut_blocks(_to_positions(drawn), self._fit.work.micro_batch)
         for piece, ((number, at),) in enumerate(parts):
             first = at.start or 0 if isinstance(at, slice) else 0
             block = number if isinstance(at, slice) else -1
+            # Keys of the random numbers of a piece: they follow from seed, lane, clock and piece.
             key = (*self._stream, clock, piece)
-            yield BatchRows(*self._rows_of(held[number], at), key, block, first)
+            yield BatchRows(*self._take_rows(held[number], at), key, block, first)
 
-    def _rows_of(self, block: ReadyBlock, at: Any) -> tuple[Any, Any, Any]:
+    def _take_rows(self, block: ReadyBlock, at: Any) -> tuple[Any, Any, Any]:
+        """Return X, y and weights of some rows of a block."""
         rows, at = self._backend.rows, self._backend.row_numbers(at)
         y, weight = (None if a is None else rows(a, at) for a in (block.y, block.weight))
         return rows(block.X, at), y, weight
 
-    def _touched(self, pieces: Iterable[BatchRows]) -> NDArray[np.int64] | None:
+    def _touched_parameters(self, pieces: Iterable[BatchRows]) -> NDArray[np.int64] | None:
+        """Return the rows of the parameters that a batch touches; None for dense steps."""
         if not self._fit.work.coordinates:
             return None
         if not (pieces := list(pieces)):
@@ -196,35 +215,40 @@ class Reader:
         return self._fit.steps.model.touched(pieces, self._backend)
 
     def held_out(self) -> Iterator[BatchRows]:
-        """The rows of the validation set, block by block."""
+        """Yield the rows of the validation set, block by block."""
         for number, at in self._rows.held_out:
             blocks = self._blocks
             block = blocks.aside(number) if isinstance(blocks, BlockStream) else blocks[number]
-            yield BatchRows(*self._rows_of(block, at), (*self._stream, 0, 0))
+            yield BatchRows(*self._take_rows(block, at), (*self._stream, 0, 0))
 
     @functools.cached_property
     def gather(self) -> Any | None:
-        """Gather of the rows of batches, which copies none of them, or None."""
+        """Return the backend's gather of batches that copies no row; None where it has none."""
         if self._linear is None or not self._rows.n_rows or self._fit.work.n_steps == 1:
             return None
         if self._fit.work.micro_batch is not None:
             return None
         # The host knows the columns that a sparse batch touches, unless a kernel makes whole steps.
         rule = self._fit.steps.rule
+        # A gather of sparse rows must make whole steps: the host does not know which parameters
+        # they touch.
         whole = rule.steps_alone if self._backend.device == "cpu" else rule.kernels_alone
         if rule.coordinates and (not whole or isinstance(self._blocks, BlockStream)):
             return None
         if isinstance(self._blocks, BlockStream):
-            return self._stream_gather(self._linear, self._blocks)
+            return self._make_stream_gather(self._linear, self._blocks)
+        # The gather gets the arrays of all blocks once, and then only row numbers.
         numbers = sorted(set(itertools.chain.from_iterable(self._rows.blocks(1))))
         ready = zip(numbers, self.kept, strict=True)
         blocks = {n: (block.X, block.y, block.weight) for n, block in ready}
-        shape, most = self._fit.steps.shape, self._most_rows
+        shape, most = self._fit.steps.shape, self._most_batch_rows
         with fit_memory(self._backend, f"What gathers batches of {most:,} rows"):
             return self._backend.gather(self._linear.loss, shape, blocks, most, rule.coordinates)
 
-    def _stream_gather(self, linear: LinearForm, blocks: BlockStream[ReadyBlock]) -> Any | None:
-        """Gather of blocks that are read as batches come to them; a few steps' at once."""
+    def _make_stream_gather(
+        self, linear: LinearForm, blocks: BlockStream[ReadyBlock]
+    ) -> Any | None:
+        """Return the gather of streamed blocks, which takes a few steps in one call."""
         fit = self._fit
         streaming = fit.rows.streaming
         if streaming is None or not streaming.dense or fit.steps.shape[1] > 1:
@@ -237,42 +261,46 @@ class Reader:
         # What a call holds, beside the group that comes, is a quarter of a group in the mean.
         most = fit.work.n_steps // (4 * max(1, len(self._rows.blocks(1))))
         kind = np.dtype(fit.rows.dtype)
-        rows = self._most_rows
+        rows = self._most_batch_rows
         return self._backend.stream_gather(linear.loss, linear.n_features, kind, find, rows, most)
 
     @functools.cached_property
     def steps_copied(self) -> int:
-        """Steps whose rows are copied before a gather is worth having."""
+        """Return the number of first steps whose rows are copied, before a gather pays."""
         if self._linear is None:
             return self._backend.steps_copied(None, 0)
         if self._fit.work.coordinates and self._backend.device == "cpu":
             return 0  # whatever reads sparse rows is compiled
-        n_entries = self._most_rows * self._linear.n_features
-        if isinstance(self._blocks, BlockStream) and n_entries * self._fit.work.n_steps >= _LARGE:
+        # Compiling takes about half a second; first steps are cheaper with NumPy's copies.
+        n_entries = self._most_batch_rows * self._linear.n_features
+        if (
+            isinstance(self._blocks, BlockStream)
+            and n_entries * self._fit.work.n_steps >= _GATHER_AT_ONCE_ENTRIES
+        ):
             return 0
         return self._backend.steps_copied(self._linear.dense_kernel, n_entries)
 
     @property
-    def _most_rows(self) -> int:
-        """Rows of a batch at most."""
+    def _most_batch_rows(self) -> int:
+        """Return the most rows of a batch."""
         return -(-self._rows.n_rows // self._fit.work.n_steps)
 
 
-def _runs(drawn: Drawn) -> Draw:
-    """Rows of a batch, as runs of neighbours."""
+def _to_runs(drawn: Drawn) -> Draw:
+    """Return the rows of a batch as runs of neighbours."""
     return [
         (number, at.starts, at.counts) if isinstance(at, RowRuns) else (number, at, None)
         for number, at in drawn
     ]
 
 
-def _numbers(drawn: Drawn) -> Drawn:
-    """Rows of a batch by their numbers, or as slices."""
+def _to_positions(drawn: Drawn) -> Drawn:
+    """Return the rows of a batch by their positions, or as slices."""
     return [(number, at.numbers if isinstance(at, RowRuns) else at) for number, at in drawn]
 
 
-def _in_turn(drawn: Drawn) -> RowsInTurn:
-    """Block and number of each row, in the order drawn."""
+def _flatten_draw(drawn: Drawn) -> RowsInTurn:
+    """Return block and position of each row, in the order drawn."""
     parts = []
     for block, at in drawn:
         rows = np.arange(at.start or 0, at.stop) if isinstance(at, slice) else at
@@ -286,22 +314,22 @@ def _in_turn(drawn: Drawn) -> RowsInTurn:
     )
 
 
-def _joined(pieces: list[BatchRows]) -> list[BatchRows]:
-    """Dense rows of several blocks as one piece: a model may look at its batch as a whole."""
+def _join_if_dense(pieces: list[BatchRows]) -> list[BatchRows]:
+    """Join dense rows of several blocks: a model may look at its batch as a whole."""
     if len(pieces) < 2 or isinstance(pieces[0].X, SparseRows):
         return pieces
     return [in_one_piece(pieces)]
 
 
 def in_one_piece(pieces: Sequence[BatchRows]) -> BatchRows:
-    """Dense rows of some pieces of a batch, one after the other."""
+    """Join the dense rows of pieces of a batch."""
     whole = joined_targets(pieces)
     whole.X = namespace(pieces[0].X).concat([piece.X for piece in pieces])
     return whole
 
 
 def joined_targets(pieces: Sequence[BatchRows]) -> BatchRows:
-    """Targets and weights alone of some pieces of a batch, one after the other."""
+    """Join the targets and weights of pieces of a batch."""
 
     def join(name: str) -> Any:
         arrays = [getattr(piece, name) for piece in pieces]
@@ -310,8 +338,8 @@ def joined_targets(pieces: Sequence[BatchRows]) -> BatchRows:
     return BatchRows(None, join("y"), join("weight"), pieces[0].key)
 
 
-class _Room:
-    """Memory in which a lane gathers the dense rows of its batches, the same for all."""
+class _BatchMemory:
+    """Memory into which a lane copies the dense rows of its batches, allocated once."""
 
     def __init__(self) -> None:
         self._arrays: tuple[Any, Any, Any] | None = None
@@ -324,24 +352,26 @@ class _Room:
         key: tuple[int, ...],
         cut: Callable[[Drawn, int], Iterator[Any]],
     ) -> Iterable[BatchRows]:
-        """One piece of all rows; of a larger batch, pieces of `most` rows, as they are read."""
+        """Return all rows as one piece; of a larger batch, pieces made when they are read."""
         if n_rows == 0:
             return []
         if most is None or n_rows <= most:
-            X, y, weight = self._fill(blocks, n_rows)
+            X, y, weight = self._copy_rows(blocks, n_rows)
             return [BatchRows(X, y, weight, (*key, 0))]
         # Copied to memory at once, the rows of a large batch cost thrice the way.
         drawn = [(i, at) for i, (_, at) in enumerate(blocks)]
-        return _InTurn(lambda: self._cut(blocks, cut(drawn, most), key))
+        return _RepeatableIterable(lambda: self._iterate_cut(blocks, cut(drawn, most), key))
 
-    def _cut(
+    def _iterate_cut(
         self, blocks: list[tuple[ReadyBlock, Any]], parts: Iterator[Drawn], key: tuple[int, ...]
     ) -> Iterator[BatchRows]:
+        """Yield pieces of a large batch, each copied as it is read."""
         for piece, part in enumerate(parts):
             given = [(blocks[i][0], at) for i, at in part]
-            yield BatchRows(*self._fill(given, count_rows(part)), (*key, piece))
+            yield BatchRows(*self._copy_rows(given, count_rows(part)), (*key, piece))
 
-    def _fill(self, blocks: list[tuple[ReadyBlock, Any]], n_rows: int) -> tuple[Any, Any, Any]:
+    def _copy_rows(self, blocks: list[tuple[ReadyBlock, Any]], n_rows: int) -> tuple[Any, Any, Any]:
+        """Copy rows of blocks into the memory; return views of them."""
         if self._arrays is None or len(self._arrays[0]) < n_rows:
             first = blocks[0][0]
             self._arrays = tuple(  # type: ignore[assignment]
@@ -368,8 +398,8 @@ class _Room:
         )
 
 
-class _InTurn:
-    """Pieces that are made each time that somebody goes through them."""
+class _RepeatableIterable:
+    """Iterable that makes its pieces anew each time it is iterated."""
 
     def __init__(self, make: Callable[[], Iterator[BatchRows]]) -> None:
         self._make = make
@@ -379,12 +409,12 @@ class _InTurn:
 
 
 def count_rows(drawn: Drawn) -> int:
-    """Rows of a batch."""
+    """Return the number of rows of a batch."""
     return sum(at.stop - at.start if isinstance(at, slice) else len(at) for _, at in drawn)
 
 
-def cuts(drawn: Drawn, most: int | None) -> Iterator[Drawn]:
-    """Rows of each block, `most` of them at a time."""
+def cut_blocks(drawn: Drawn, most: int | None) -> Iterator[Drawn]:
+    """Yield the rows of each block, at most `most` at a time."""
     for number, at in drawn:
         if most is None:
             yield [(number, at)]
@@ -396,8 +426,8 @@ def cuts(drawn: Drawn, most: int | None) -> Iterator[Drawn]:
                 yield [(number, at[start : start + most])]
 
 
-def shares(drawn: Drawn, most: int) -> Iterator[Drawn]:
-    """Rows of all blocks, as even shares of `most` rows at most: none is left with a row or two."""
+def cut_evenly_sized(drawn: Drawn, most: int) -> Iterator[Drawn]:
+    """Yield shares of the drawn rows, at most `most` each and of nearly the same size."""
     n_rows, left = count_rows(drawn), list(reversed(drawn))
     n_shares = -(-n_rows // most)
     for n in range(n_shares):

@@ -1,4 +1,4 @@
-"""From a block to what steps read: checked, encoded, and on the device."""
+"""Preparation of a block for steps and sums: checked, encoded, and moved to the device."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["ReadyBlock", "backend_of", "fit_memory", "prepare_block", "sums_back
 
 @dataclass
 class ReadyBlock:
-    """A block as the maths wants it: on the device, targets (if any) encoded, weights scaled.
+    """Block as the maths reads it: on the device, targets encoded, weights scaled.
 
     For sums over all rows, dense features stay on the host as they lie until a statistic asks for
     more: a copy of a block costs more than many a sum.
@@ -40,8 +40,8 @@ class ReadyBlock:
     weight: Any | None
     unchecked: int | None = None
 
-    def meet(self, statistic: Statistic) -> None:
-        """Make of X what a statistic asks for, before its sum.
+    def prepare_for(self, statistic: Statistic) -> None:
+        """Convert X to what a statistic reads, before its first sum.
 
         Features on a GPU were made ready as they were moved.
         """
@@ -49,7 +49,7 @@ class ReadyBlock:
             self.X = get_backend("cpu").to_device(self.X)
 
     def check(self) -> None:
-        """Look for NaN and infinity in X, unless that has been done.
+        """Raise where X holds NaN or infinity, unless that was checked.
 
         Raises
         ------
@@ -61,7 +61,7 @@ class ReadyBlock:
 
 
 def backend_of(fit: FitSpec) -> Backend:
-    """The backend of a fit in this process.
+    """Return the backend of a fit in this process.
 
     Raises
     ------
@@ -69,12 +69,14 @@ def backend_of(fit: FitSpec) -> Backend:
         Where a GPU was asked for and this process can use none.
     """
     # Few parameters of many are touched, at indices that the host draws.
+    # Steps that touch few of many parameters use indices drawn by the host; a GPU would wait for
+    # each.
     on_host = fit.work.on_host or (fit.run.device == "auto" and fit.work.coordinates)
     return get_backend("cpu" if on_host else fit.run.device)
 
 
 def sums_backend_of(fit: FitSpec) -> Backend:
-    """The backend on which sums of a fit may lie in this process.
+    """Return the backend on which sums over the rows of a fit may lie.
 
     It is that of its rows; but a solver that reads these in host memory, and keeps what it makes
     of them where it likes, may have them on the GPU.
@@ -84,7 +86,7 @@ def sums_backend_of(fit: FitSpec) -> Backend:
 
 
 def prepare_block(block: Block, fit: FitSpec) -> ReadyBlock:
-    """Check a block for NaN and infinity, encode its targets, make its row weights, and move it.
+    """Check a block for NaN and infinity, encode its targets, compute its weights, and move it.
 
     Of dense features of a round solver's fit that are kept on the host, the first sum tells whether
     they are to be checked.
@@ -100,12 +102,14 @@ def prepare_block(block: Block, fit: FitSpec) -> ReadyBlock:
         return ReadyBlock(block.aligned(), None, None)
     backend = backend_of(fit)
     rows = fit.rows
-    lies = _lies(block, fit, backend)
-    X = _features(block, fit, backend, lies)
+    lies = _stays_in_place(block, fit, backend)
+    X = _prepare_features(block, fit, backend, lies)
+    # Labels become indices, signs or one-hot rows, as the model says.
     y: Any = None
     if block.y is not None:
         y = fit.work.model.encode(block.y, rows.classes, rows.dtype)
     weight: Any = rows.weights(block)
+    # On a GPU the error names the block that did not fit.
     with fit_memory(backend, f"Block {block.index} of {block.nbytes / 2**20:,.0f} MiB"):
         X, y, weight = (
             array if array is None or (lies and array is X) else backend.to_device(array)
@@ -114,19 +118,20 @@ def prepare_block(block: Block, fit: FitSpec) -> ReadyBlock:
     return ReadyBlock(X, y, weight, block.index if lies else None)
 
 
-def _lies(block: Block, fit: FitSpec, backend: Backend) -> bool:
-    """Whether features may stay as they lie until a sum is asked for."""
+def _stays_in_place(block: Block, fit: FitSpec, backend: Backend) -> bool:
+    """Return whether features may stay unconverted until a sum is asked for."""
     if backend.device != "cpu" or fit.work.loop != "solver" or fit.rows.streaming is not None:
         return False
     X = block.X
     return isinstance(X, np.ndarray) and X.dtype.kind == "f" and X.flags.c_contiguous
 
 
-def _features(block: Block, fit: FitSpec, backend: Backend, lies: bool) -> Any:
-    """The checked features of a block: where they are to be, or on the host.
+def _prepare_features(block: Block, fit: FitSpec, backend: Backend, lies: bool) -> Any:
+    """Return the checked features of a block, where they are to be or on the host.
 
     `lies`: as they lie, and to be checked.
     """
+    # Rows that lie on the GPU already are used there if their dtype is the fit's.
     lying = block.on_device if backend.device == "gpu" and not fit.rows.compute_dtype else None
     if lying is not None and lying.dtype == fit.rows.rows_dtype:
         X = fit.work.model.prepare(lying, fit.rows.dtype)
@@ -135,6 +140,7 @@ def _features(block: Block, fit: FitSpec, backend: Backend, lies: bool) -> Any:
         return X
     # Aligned before anything reads it: NumPy is several times slower over what is not.
     X = block.X.astype(fit.rows.rows_dtype, copy=False)
+    # Converted to a layout that kernels read: contiguous, sorted CSR.
     X = X if lies else get_backend("cpu").to_device(X)
     with np.errstate(over="ignore"):  # what is infinite then is found
         X = fit.work.model.prepare(X, fit.rows.dtype)
@@ -144,13 +150,14 @@ def _features(block: Block, fit: FitSpec, backend: Backend, lies: bool) -> Any:
         check_finite_rows(X, block.index)
     floats = isinstance(X, np.ndarray) and X.dtype.kind == "f"
     if fit.rows.compute_dtype and backend.device == "gpu" and floats:
-        X = _stored(X, fit.rows.compute_dtype, block.index)
+        X = _to_compute_dtype(X, fit.rows.compute_dtype, block.index)
     return X
 
 
-def _stored(X: NDArray[Any], dtype: str, index: int) -> NDArray[Any]:
-    """Features in a smaller dtype."""
+def _to_compute_dtype(X: NDArray[Any], dtype: str, index: int) -> NDArray[Any]:
+    """Return features in a GPU's smaller storage dtype; raise where they overflow it."""
     with np.errstate(over="ignore"):
+        # Overflow to infinity is looked for, and told with the largest value.
         smaller = X.astype(stored_dtype(dtype))
     if not np.isfinite(smaller).all():
         number = smaller.dtype.type
@@ -164,7 +171,7 @@ def _stored(X: NDArray[Any], dtype: str, index: int) -> NDArray[Any]:
 
 
 def fit_memory(backend: Backend, what: str) -> AbstractContextManager[None]:
-    """Say what did not fit where a device's memory runs out; the host's own error stays."""
+    """Translate a device's out-of-memory error into one that names what did not fit."""
     if backend.device == "cpu":
         return nullcontext()
     return device_memory(

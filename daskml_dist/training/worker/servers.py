@@ -1,4 +1,4 @@
-"""Making the servers of a fit, wherever they live."""
+"""Servers of a fit, and the state that they and the trainers end with."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from daskml_dist.training.spec import FitSpec, Left, TrainerResult
 
 __all__ = ["joined_left", "joined_state", "left_in", "make_server", "n_servers", "revived"]
 
-#: Parameters from which on a snapshot more is worth minding.
+#: Parameters (8 MiB in float64) from which keeping one more snapshot counts.
 _LARGE = 1 << 20
 
 
 def n_servers(fit: FitSpec) -> int:
-    """Servers of a fit: one a shard, or one for the ledger alone."""
+    """Return the number of servers: one a shard, or one for the ledger alone."""
     return len(fit.work.layout.slices()) if fit.work.uses_shards else 1
 
 
@@ -53,8 +53,10 @@ def make_server(
     shard = ledger = None
     if fit.work.uses_shards:
         rows = fit.work.layout.slices()[number]
+        # A server with a shard holds a slice of the parameters and the optimizer's state for it.
         shard = Shard(fit.steps.rule, fit.start_state(rows), rows.start)
     if number == 0:
+        # The first server also collects the lanes' reports and decides the end of the fit.
         ledger = PassLedger(
             lanes,
             copy.copy(fit.work.stopping),
@@ -66,12 +68,12 @@ def make_server(
         )
     return ParameterServer(
         work, lanes, shard, ledger, n_trainers, generation, work.first_clock, work.n_steps,
-        work.compression, _kept(fit),
+        work.compression, _count_kept_snapshots(fit),
     )  # fmt: skip
 
 
-def _kept(fit: FitSpec) -> int:
-    """Snapshots that a server keeps: the last one alone, where it is large and no other's."""
+def _count_kept_snapshots(fit: FitSpec) -> int:
+    """Return how many snapshots a server keeps: one where they are large and nobody else's."""
     alone = n_servers(fit) == 1
     large = not fit.work.replays and math.prod(fit.steps.shape) >= _LARGE
     return 1 if alone and large else KEPT
@@ -80,13 +82,16 @@ def _kept(fit: FitSpec) -> int:
 def joined_state(
     fit: FitSpec, shards: list[ShardState | None], results: list[TrainerResult]
 ) -> ShardState | Solution:
-    """State that a fit ends with, from whoever holds it."""
+    """Return the state that a fit ends with, from shards and trainers."""
+    # Lanes or stages that each hold a part of the parameters.
     if ranges := [r.state for r in results if isinstance(r.state, StateParts)]:
         return StateParts.join(ranges)
+    # Trainers that each own the values of some keys.
     if keyed := [r.state for r in results if isinstance(r.state, KeyedSolution)]:
         return KeyedSolution.join(keyed)
     whole_ones = (r.state for r in results if not isinstance(r.state, StateParts))
     held = next((state for state in whole_ones if state is not None), None)
+    # Slices of the parameters on the servers, in order.
     parts = [s for s in shards if s is not None]
     if not parts:
         assert held is not None
@@ -101,7 +106,7 @@ def joined_state(
 def joined_left(
     fit: FitSpec, shards: list[ShardState | None], results: list[TrainerResult]
 ) -> Left | None:
-    """State of an interrupted fit as far as it came and anybody tells.
+    """Return the state of an interrupted fit as far as it came.
 
     Returns
     -------
@@ -118,20 +123,23 @@ def joined_left(
     elif not lefts:
         return None
     else:
+        # Where gradients are summed all replicas are equal; else the mean of the lanes' is the
+        # model.
         alike = fit.work.replays or fit.steps.policy.sums_gradients
-        state = lefts[0].state if alike else _mean(lefts)
+        state = lefts[0].state if alike else _average_left(lefts)
     if isinstance(state, ShardState):
         before = 0.0 if fit.steps.initial is None else fit.steps.initial.rows
         if state.rows <= before:
             return None
     opt_state = state.opt_state.values() if isinstance(state, ShardState) else ()
+    # Not kept where it diverged: a warm start from NaN would fail at once.
     if not all(np.isfinite(array).all() for array in (state.w, *opt_state)):
         return None
     return Left(state, rows=rows)
 
 
-def _mean(lefts: list[Left]) -> ShardState | Solution:
-    """Mean of where lanes of all trainers are, by their rows; a solver is one trainer's alone."""
+def _average_left(lefts: list[Left]) -> ShardState | Solution:
+    """Return the mean of the trainers' states, weighted by their rows."""
     first, total = lefts[0].state, sum(left.share for left in lefts)
     states = [(left.share / total, left.state) for left in lefts]
     if len(lefts) == 1 or not isinstance(first, ShardState):
@@ -147,18 +155,19 @@ def _mean(lefts: list[Left]) -> ShardState | Solution:
 def revived(
     fit: FitSpec, snapshots: Sequence[tuple[ServerSnapshot, list[dict[str, Any]]]]
 ) -> list[ParameterServer]:
-    """Servers in the calling process, from a snapshot and the records of each."""
+    """Make servers in the calling process from the snapshot and records of each."""
     servers = []
     for number, (snapshot, records) in enumerate(snapshots):
         server = make_server(fit, number, n_trainers=1)
         server.take(snapshot, records)
+        # A later generation: messages of lost trainers, should they come, are dropped.
         server.renew(1, range(len(fit.rows.lane_rows)), at=snapshot.at)
         servers.append(server)
     return servers
 
 
 def left_in(fit: FitSpec, lanes: Mapping[int, LaneSnapshot]) -> list[TrainerResult]:
-    """Results that trainers would leave that had come as far as the snapshots of their lanes."""
+    """Return the results of trainers that had come as far as the snapshots of their lanes."""
     total, lefts = sum(fit.rows.lane_rows), []
     for number, lane in whole(lanes).items():
         if lane.shard is not None:

@@ -1,8 +1,9 @@
-"""Room for what a trainer makes of its rows: in memory while it fits, else in files that it maps.
+"""Store for arrays that a trainer makes of its rows: in memory while they fit, else in mapped
+files.
 
 A file has no name, so nothing is left of it whatever ends the process. Its pages count as the
-process's memory for as long as they are mapped, and Dask ends a worker for them as for others:
-beyond a bound they are let go, and come again from the system's cache or the disk.
+process's memory while they are mapped, and Dask would end the worker for them: beyond a bound they
+are released, and come again from the system's cache or the disk.
 """
 
 from __future__ import annotations
@@ -28,15 +29,16 @@ __all__ = ["SpillStore"]
 
 Array = NDArray[Any]
 
-#: Seconds between two looks at the mapped pages.
-_EVERY = 0.02
-#: Bytes of mapped pages that may stay at least.
-_LEAST = 2**26
+#: Seconds between two counts of the mapped pages: memory grows by a few hundred MB in this time at
+#: most.
+_WATCH_SECONDS = 0.02
+#: Bytes of mapped pages that may stay in memory at least.
+_LEAST_MAPPED_BYTES = 2**26
 _STATM = Path("/proc/self/statm")
 
 
 class SpillStore:
-    """Room for arrays that live as long as somebody holds them.
+    """Allocator of arrays that spill to mapped files beyond a budget.
 
     Parameters
     ----------
@@ -55,7 +57,7 @@ class SpillStore:
         self._lock = threading.Lock()
 
     def zeros(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """Array of zeros.
+        """Return an array of zeros, in memory or mapped.
 
         Raises
         ------
@@ -64,41 +66,47 @@ class SpillStore:
         """
         size = math.prod(shape) * np.dtype(dtype).itemsize
         with self._lock:
+            # In memory as long as all arrays that are alive fit in the budget together.
             if not size or size + sum(a.nbytes for a in self._held.values()) <= self.budget:
                 found = np.zeros(shape, dtype)
                 self._held[next(self._numbers)] = found
                 return found
-        mapped = _mapped(size)
+        # Outside the lock: reserving disk space may take long.
+        mapped = _map_zeros(size)
         with self._lock:
             self._maps.add(mapped)
-            self._begin()
+            self._start_watching()
         return np.frombuffer(mapped, dtype).reshape(shape)
 
     def begin(self) -> None:
-        """Go on in a thread that may be another: pages are watched again."""
+        """Watch the mapped pages again, from the calling thread's generation on."""
         self._over.clear()
         if self._maps:
-            self._begin()
+            self._start_watching()
 
     def end(self) -> None:
-        """Let nothing be watched any more; arrays stay."""
+        """Stop watching the mapped pages; arrays stay valid."""
         self._over.set()
         if self._watch is not None:
             self._watch.join()
             self._watch = None
 
-    def _begin(self) -> None:
+    def _start_watching(self) -> None:
+        """Start the thread that releases mapped pages, where the system supports it."""
         if self._watch is None and hasattr(mmap, "MADV_DONTNEED") and _STATM.exists():
             if self._at_first is None:
-                self._at_first = _file_pages()
-            self._watch = threading.Thread(target=self._let_go, daemon=True)
+                self._at_first = _count_file_pages()
+            # Dask measures the process's memory several times a second, so pages are released
+            # faster than that.
+            self._watch = threading.Thread(target=self._release_pages, daemon=True)
             self._watch.start()
 
-    def _let_go(self) -> None:
+    def _release_pages(self) -> None:
+        """Release mapped pages while more than the bound are in memory."""
         at_first = self._at_first or 0
-        most = max(self.budget / 2, _LEAST) / mmap.PAGESIZE
-        while not self._over.wait(_EVERY):
-            if _file_pages() - at_first > most:
+        most = max(self.budget / 2, _LEAST_MAPPED_BYTES) / mmap.PAGESIZE
+        while not self._over.wait(_WATCH_SECONDS):
+            if _count_file_pages() - at_first > most:
                 with self._lock:
                     maps = list(self._maps)
                 for mapped in maps:
@@ -106,8 +114,8 @@ class SpillStore:
                     mapped.madvise(mmap.MADV_DONTNEED)
 
 
-def _mapped(size: int) -> mmap.mmap:
-    """A file of so many zeros, mapped."""
+def _map_zeros(size: int) -> mmap.mmap:
+    """Return an anonymous mapped file of `size` zero bytes."""
     folder = dask.config.get("temporary-directory", None)
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
@@ -125,8 +133,8 @@ def _mapped(size: int) -> mmap.mmap:
         ) from error
 
 
-def _file_pages() -> int:
-    """Pages of files, and of memory that is shared, in the process's memory."""
+def _count_file_pages() -> int:
+    """Return the pages of files and shared memory that the process has in memory."""
     with contextlib.suppress(OSError):
         return int(_STATM.read_text().split()[2])
     return 0

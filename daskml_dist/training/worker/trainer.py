@@ -1,4 +1,10 @@
-"""The trainer: one a data-holding process; prepares its blocks, meets the others, runs a loop."""
+"""Trainer of one process: prepares its blocks, meets the other trainers, and runs a loop over its
+lanes.
+
+It is the same on a cluster (a Dask task, `worker.host.run_trainer`) and in the calling process
+(`in_process`). When the membership of the fit changes it keeps its blocks and goes on in the next
+generation.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -33,7 +40,6 @@ from daskml_dist.training.threads import OneThread
 from daskml_dist.training.worker.cores import Seat, kept_to, share_of
 from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops import LOOPS, Context
-from daskml_dist.training.worker.notifications import TrainerFacts
 from daskml_dist.training.worker.ready_blocks import (
     ReadyBlock,
     backend_of,
@@ -42,15 +48,36 @@ from daskml_dist.training.worker.ready_blocks import (
     sums_backend_of,
 )
 
-__all__ = ["Trainer"]
+__all__ = ["Trainer", "TrainerFacts"]
 
 
 NextSpec = Callable[[TrainerSpec, TrainingError, dict[int, int]], TrainerSpec | None]
 
 
-def _no_next(
+@dataclass(frozen=True)
+class TrainerFacts:
+    """Facts of a trainer at one moment.
+
+    Parameters
+    ----------
+    steps : dict of int to int
+        Steps that each lane has made in this generation; of a solver, sums over its rows.
+    traffic : dict of str to int
+        Bytes sent and received in this generation, by transport.
+    rows_here, rows_streamed : int
+        Training rows of its lanes that are in memory, and that are read anew in each pass.
+    """
+
+    steps: dict[int, int]
+    traffic: dict[str, int]
+    rows_here: int
+    rows_streamed: int
+
+
+def _raise_instead(
     spec: TrainerSpec, error: TrainingError, reached: dict[int, int]
 ) -> TrainerSpec | None:
+    """Raise the error: without a client nobody begins another generation."""
     raise error
 
 
@@ -84,7 +111,7 @@ class Trainer:
         credentials: Credentials,
         host: str,
         idle: Callable[[], None] = lambda: None,
-        next_spec: NextSpec = _no_next,
+        next_spec: NextSpec = _raise_instead,
         rest: Callable[[], None] = lambda: None,
     ) -> None:
         self._fit = fit
@@ -104,7 +131,7 @@ class Trainer:
         self._communicator: Communicator = NoPeers()
 
     def run(self, blocks: Mapping[int, Block] | Callable[[int], Block]) -> TrainerResult:
-        """Run the fit's passes over the blocks of this trainer's lanes.
+        """Run the passes of the fit over the blocks of this trainer's lanes.
 
         Where the membership of the fit changes on the way, the trainer keeps its blocks and goes
         on as the next generation's spec says.
@@ -125,8 +152,11 @@ class Trainer:
             Where this process can use no GPU that was asked for, or the thread another than others.
         """
         sums_backend_of(self._fit).check_current_device()
-        ready = blocks if self._fit.rows.streaming is not None else self._prepare(blocks)
+        # Prepared once: checked, encoded, on the device. Streamed blocks are prepared as lanes come
+        # to them.
+        ready = blocks if self._fit.rows.streaming is not None else self._prepare_blocks(blocks)
         spec: TrainerSpec | None = self._spec
+        # One turn a generation; the error that ends one is a consequence of a lost member.
         while spec is not None:
             self._spec = spec
             try:
@@ -135,12 +165,13 @@ class Trainer:
             except TrainingError as error:
                 if not is_consequence(error):
                     raise
+                # The client counts how many steps are made again.
                 reached = {lane.number: lane.reached for lane in self._at_work}
                 spec = self._next_spec(spec, error, reached)
         return TrainerResult(self._spec.rank, self._spec.generation)
 
     def interrupted(self) -> TrainerResult:
-        """Result to hand back once :meth:`run` was interrupted."""
+        """Return the result to hand back after :meth:`run` was interrupted."""
         left = self._memory.get("left")
         return TrainerResult(
             self._spec.rank,
@@ -150,7 +181,8 @@ class Trainer:
         )
 
     def facts(self) -> TrainerFacts:
-        """Facts of this moment; in any thread."""
+        """Return facts of this moment; may be called in any thread."""
+        # Bytes of all-reduces, and of messages to the servers, by transport.
         traffic = Counter(self._communicator.traffic)
         for connection in list(self._reached):
             for transport, moved in connection.traffic:
@@ -162,21 +194,23 @@ class Trainer:
         return TrainerFacts(steps, dict(traffic), rows - streamed, streamed)
 
     def _run_generation(self, ready: Any) -> ShardState | StateParts | Solution | None:
+        """Run the loop in one generation; return the state where this trainer holds it."""
         spec = self._spec
         # Its own, since a loop may add conditions to it.
         self._wait = dataclasses.replace(self._bound)
         with ExitStack() as stack:
-            self._at_work = lanes = self._lanes(ready, stack)
-            stack.callback(self._close_spare)
-            stack.callback(self._forget_ways)
-            self._communicator = communicator = self._meet()
+            self._at_work = lanes = self._make_lanes(ready, stack)
+            # What a generation opens is closed at its end, in the opposite order.
+            stack.callback(self._close_unused_connection)
+            stack.callback(self._forget_connections)
+            self._communicator = communicator = self._meet_trainers()
             stack.callback(communicator.close)
             stack.enter_context(kept_to(self._cores))
             context = Context(
                 self._fit,
                 lanes,
                 spec,
-                self._connect,
+                self._take_connection,
                 communicator,
                 self._wait,
                 self._idle,
@@ -188,27 +222,31 @@ class Trainer:
             with (
                 OneThread(),
                 arithmetic(self._fit.work.model.flushes),
-                self._fit.work.model.computing(self._threads_of_lane),
+                self._fit.work.model.computing(self._threads_per_lane),
                 np.errstate(over="ignore", invalid="ignore"),
                 fit_memory(backend_of(self._fit), "What a step makes of its rows"),
             ):
-                return self._loop(context)
+                return self._run_loop(context)
 
-    def _loop(self, context: Context) -> ShardState | StateParts | Solution | None:
+    def _run_loop(self, context: Context) -> ShardState | StateParts | Solution | None:
+        """Run the loop that the work names."""
         return LOOPS[self._fit.work.loop](context)
 
-    def _lanes(self, ready: Any, stack: ExitStack) -> list[Lane]:
+    def _make_lanes(self, ready: Any, stack: ExitStack) -> list[Lane]:
+        """Make the lanes of this generation, with streams of blocks where these are not kept."""
         fit = self._fit
         if fit.rows.streaming is None:
             return [
-                Lane(s.lane, fit.of_lane(s.lane), self._rows(s), ready) for s in self._spec.lanes
+                Lane(s.lane, fit.of_lane(s.lane), self._make_lane_rows(s), ready)
+                for s in self._spec.lanes
             ]
+        # Blocks are read ahead in threads of their own, so that steps overlap with storage.
         readers = ThreadPoolExecutor(max(1, self._spec.n_threads), "daskml-read")
         # Reads that have begun end by themselves; nobody waits for them.
         stack.callback(readers.shutdown, wait=False, cancel_futures=True)
         lanes = []
         for spec in self._spec.lanes:
-            rows = self._rows(spec)
+            rows = self._make_lane_rows(spec)
             stream = BlockStream(
                 lambda number: prepare_block(ready(number), fit),
                 rows.blocks,
@@ -221,7 +259,8 @@ class Trainer:
             lanes.append(Lane(spec.lane, fit, rows, stream))
         return lanes
 
-    def _rows(self, spec: LaneSpec) -> LaneRows:
+    def _make_lane_rows(self, spec: LaneSpec) -> LaneRows:
+        """Return the drawing of a lane's batches."""
         fit = self._fit
         group = None if fit.rows.streaming is None else fit.rows.streaming.group
         return LaneRows(
@@ -234,7 +273,9 @@ class Trainer:
             fit.work.in_turn,
         )
 
-    def _prepare(self, blocks: Any) -> dict[int, ReadyBlock]:
+    def _prepare_blocks(self, blocks: Any) -> dict[int, ReadyBlock]:
+        """Prepare the blocks of this trainer's lanes, in its compute threads."""
+        # Only the blocks that the lanes' segments name; a trainer may be given more.
         needed = sorted({s.block for lane in self._spec.lanes for s in lane.segments})
         if self._spec.n_threads == 1 or len(needed) == 1:
             return {i: prepare_block(blocks[i], self._fit) for i in needed}
@@ -242,20 +283,23 @@ class Trainer:
             ready = pool.map(lambda i: prepare_block(blocks[i], self._fit), needed)
             return dict(zip(needed, ready, strict=True))
 
-    def _connect(self) -> ShardedConnection:
-        """A connection to the servers: that of the rendezvous first, then others."""
+    def _take_connection(self) -> ShardedConnection:
+        """Return a connection to all servers: the one of the rendezvous first, then new ones."""
         with suppress(IndexError):
             return self._spare.pop()
-        return self._reach()
+        return self._connect_to_servers()
 
-    def _close_spare(self) -> None:
+    def _close_unused_connection(self) -> None:
+        """Close the connection of the rendezvous if no loop took it."""
         while self._spare:
             self._spare.pop().close()
 
-    def _forget_ways(self) -> None:
+    def _forget_connections(self) -> None:
+        """Drop what the traffic of a generation is counted from."""
         self._reached, self._communicator = [], NoPeers()
 
-    def _reach(self) -> ShardedConnection:
+    def _connect_to_servers(self) -> ShardedConnection:
+        """Open a connection to all servers of the generation."""
         fit = self._fit
         connections = [
             reach(endpoint, self._credentials, self._wait, fit.bounds(number))
@@ -267,48 +311,53 @@ class Trainer:
         self._reached.append(reached)
         return reached
 
-    def _meet(self) -> Communicator:
-        """Wait until every trainer of the fit is there; connect to them where they must talk."""
+    def _meet_trainers(self) -> Communicator:
+        """Wait until every trainer is there; connect to those that this one must talk to."""
         spec = self._spec
         if spec.generation and self._fit.work.uses_shards:
             return NoPeers()  # whoever is ready goes on at once, as far as the policy lets it
-        connection = self._reach()
+        # The rendezvous at the first server tells each trainer when all are there.
+        connection = self._connect_to_servers()
         self._spare.append(connection)
 
         def tell(info: list[Any]) -> list[Any]:
             said: list[Any] = connection.call("rendezvous", rank=spec.rank, info=info)["peers"]
             return said
 
+        # Alone, or with parameters on servers, trainers never talk to each other.
         if spec.n_trainers == 1 or self._fit.work.uses_shards:
-            self._take_seats(tell, [])
+            self._divide_cores(tell, [])
             return NoPeers()
-        return self._at_one_host(tell) or self._by_sockets(tell)
+        return self._share_one_host(tell) or self._connect_by_sockets(tell)
 
-    def _take_seats(self, tell: Tell, place: list[Any]) -> list[Any]:
-        """Wait until every trainer is there, and divide the cores; each one's place."""
+    def _divide_cores(self, tell: Tell, place: list[Any]) -> list[Any]:
+        """Wait until every trainer is there, and divide the host's cores among them."""
         seat = Seat.own(self._spec.n_threads)
         said = tell([seat.host, seat.n_threads, list(seat.cores), place])
-        if self._keeps_to_share and backend_of(self._fit).device == "cpu":
+        if self._keeps_to_core_share and backend_of(self._fit).device == "cpu":
+            # Every trainer computes the same division from the same list, so nobody assigns it.
             seats = [Seat(where, n, tuple(cores)) for where, n, cores, _ in said]
             self._cores = share_of(self._spec.rank, seats)
         return [place for *_, place in said]
 
-    def _at_one_host(self, tell: Tell) -> Communicator | None:
-        """Memory that all trainers share, where nothing more is asked for; else nothing."""
+    def _share_one_host(self, tell: Tell) -> Communicator | None:
+        """Return a communicator in memory that all trainers share; None where they cannot."""
+        # Shared memory serves collectives of the CPU; pipelines send in pairs, GPUs use NCCL.
         enough = not self._fit.work.in_pairs and sums_backend_of(self._fit).device == "cpu"
         memory = OneHost(enough and self._credentials.shared_memory)
         try:
-            places = self._take_seats(tell, memory.place)
+            places = self._divide_cores(tell, memory.place)
             look = LONG_LOOK if self._cores else LOOK
             return memory.group(self._spec.rank, places, tell, self._wait, look)
         finally:
             memory.close()
 
-    def _by_sockets(self, tell: Tell) -> Communicator:
-        """Sockets to all trainers, and memory with those of the same host."""
+    def _connect_by_sockets(self, tell: Tell) -> Communicator:
+        """Return a communicator by sockets, and shared memory within each host."""
         spec = self._spec
         listener = PeerListener(self._host, self._credentials, spec.peer_key(spec.rank))
         try:
+            # A second rendezvous exchanges the addresses of the listeners.
             at = tell([listener.endpoint.host, listener.endpoint.port])
             endpoints = [Endpoint(spec.peer_key(rank), *where) for rank, where in enumerate(at)]
             group = PeerGroup(spec.rank, endpoints, listener, self._credentials, self._wait)
@@ -325,16 +374,18 @@ class Trainer:
             raise
 
     @property
-    def _keeps_to_share(self) -> bool:
+    def _keeps_to_core_share(self) -> bool:
+        """Return whether this trainer may be pinned to a share of the cores."""
         # Models of the user's own may start threads that outlive the fit.
         if self._fit.work.linear is not None:
             return True
         starts = getattr(self._fit.work.model, "starts_threads", True)
-        return not starts and self._threads_of_lane == 1
+        return not starts and self._threads_per_lane == 1
 
     @property
-    def _threads_of_lane(self) -> int:
-        """Threads that a model's own library may use for a lane; one where sums must not differ."""
+    def _threads_per_lane(self) -> int:
+        """Return the threads that a model's own library may use for a lane."""
+        # Libraries add up in other orders with other numbers of threads.
         if self._fit.run.deterministic:
             return 1
         spec = self._spec

@@ -15,7 +15,7 @@ from daskml_dist.backends.namespace import is_host
 from daskml_dist.comm import devices
 from daskml_dist.ensemble import HistGradientBoostingClassifier, RandomForestRegressor
 from daskml_dist.solvers import forest_together
-from daskml_dist.training.worker.loops.own_rows import _Rows
+from daskml_dist.training.worker.loops.own_rows import _TrainerRows
 from tests.training.devices.test_forests import FEW, THREE, WEIGHT, X, Y
 
 #: On 4 workers and 3 features: one has none of its own in boosting.
@@ -86,13 +86,13 @@ def test_sums_of_gpus_stay_there(model: str, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(devices, "new_identifier", lambda: b"here")
     monkeypatch.setattr(devices.NcclGroup, "make", _groups(4))
     where: list[bool] = []
-    begin = _Rows.__init__
+    begin = _TrainerRows.__init__
 
     def noted(self: Any, *given: Any) -> None:
         begin(self, *given)
         where.append(self.sums_on_device)
 
-    monkeypatch.setattr(_Rows, "__init__", noted)
+    monkeypatch.setattr(_TrainerRows, "__init__", noted)
     cpu = make(device="cpu", **given).fit(X[:, :3], y, WEIGHT)
     assert not any(where)
     where.clear()
@@ -133,7 +133,7 @@ def test_what_a_gpu_has_summed_is_not_brought_to_the_host() -> None:
         def allreduce(self, array: _Device) -> _Device:
             return _Device(array.values * 2)
 
-    rows = object.__new__(_Rows)
+    rows = object.__new__(_TrainerRows)
     rows._communicator, rows.size = Communicator(), 2  # type: ignore[assignment]
     array = np.arange(24).reshape(4, 3, 2)
     own: Any = rows.sum_own(_Device(array))  # type: ignore[arg-type]

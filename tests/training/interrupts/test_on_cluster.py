@@ -14,7 +14,7 @@ from daskml_dist import Run
 from daskml_dist.linear_model import LogisticRegression
 from daskml_dist.policies import POLICIES
 from daskml_dist.training.client import cluster_run
-from daskml_dist.training.client.cluster_run import Ending
+from daskml_dist.training.client.cluster_run import RunEnding
 from daskml_dist.training.client.generations import Saved, SavedSnapshots
 from tests.quick import quick
 from tests.training.interrupts.endless import (
@@ -61,7 +61,7 @@ def test_a_fit_whose_workers_are_lost_keeps_the_clients_snapshots(
     callback = At(0)
     monkeypatch.setattr(callback, "on_pass_end", lambda run, record: interrupt_if_saved())
     monkeypatch.setattr(SavedSnapshots, "put", note)
-    monkeypatch.setattr(Ending, "_told_by_workers", lambda _: None)
+    monkeypatch.setattr(RunEnding, "_recover_from_workers", lambda _: None)
     for name in ("_STANDBY_AFTER", "_SAVE", "_SAVE_WITH_STANDBYS"):
         monkeypatch.setattr(cluster_run, name, 0.0)
     X, y = lazy_rows()
@@ -78,14 +78,14 @@ def test_a_fit_whose_workers_are_lost_keeps_the_clients_snapshots(
 def test_another_one_during_the_clean_up_changes_nothing(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clean_up = Ending.clean_up
+    clean_up = RunEnding.clean_up
 
-    def interrupted(self: Ending) -> None:
+    def interrupted(self: RunEnding) -> None:
         press()
         clean_up(self)
         press()
 
-    monkeypatch.setattr(Ending, "clean_up", interrupted)
+    monkeypatch.setattr(RunEnding, "clean_up", interrupted)
     clf = endless("sync", callbacks=At(2))
     with pytest.raises(KeyboardInterrupt):
         clf.fit(*lazy_rows())

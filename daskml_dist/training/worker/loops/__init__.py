@@ -1,4 +1,4 @@
-"""The step loops, one a file, named by ``Policy.loop``."""
+"""Loops of a trainer, one a file, by the names in `Policy.loop` and `Work.loop`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bulk-synchronous steps: all lanes step together through the server (``"sync"``)."""
+"""Loop *bulk*: all lanes of all trainers step together through the servers (policy ``"sync"``)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def run_bulk(context: Context) -> None:
     """Run all passes of the trainer's lanes in lock-step with all others."""
     connection = context.connect()
     try:
-        steps = _Bulk(context, connection)
+        steps = _BulkSteps(context, connection)
         steps.pull_first()
         for number in context.fit.work.passes(context.clock):
             steps.run_pass(number)
@@ -30,8 +30,8 @@ def run_bulk(context: Context) -> None:
         connection.close()
 
 
-class _Bulk:
-    """The trainer's side of the steps of all.
+class _BulkSteps:
+    """Steps of a trainer's lanes through the servers.
 
     Lanes speak together (one summed push a trainer), unless the server must see each lane's
     gradient: to add them in lane order, or because each touches rows of its own.
@@ -42,21 +42,25 @@ class _Bulk:
         self._context = context
         self._lanes = context.lanes
         self._connection = connection
+        # One summed push a trainer is cheapest. The server must see each lane's gradient to add
+        # them in lane order, or where each touches rows of its own.
         self._apart = self._fit.run.deterministic or self._fit.work.coordinates
         self._clock = context.clock
         self._batches: list[Batch] = []
         self._pulled: list[Pulled] = []
 
     def pull_first(self) -> None:
+        """Draw the first batches and pull the parameters for them."""
         for lane in self._lanes:
             lane.seek(self._clock)
         self._batches = [lane.next_batch() for lane in self._lanes]
-        for lanes, pull_index in self._speakers():
+        # Send all requests before any answer is awaited.
+        for lanes, pull_index in self._list_messages():
             self._connection.send(lanes, self._clock, pull_index=pull_index)
-        self._receive()
+        self._receive_parameters()
 
-    def _speakers(self) -> list[tuple[tuple[int, ...], NDArray[np.int64] | None]]:
-        """Speakers: lanes that send a message of their own, and the rows that each wants next."""
+    def _list_messages(self) -> list[tuple[tuple[int, ...], NDArray[np.int64] | None]]:
+        """Return the lanes of each message, and the rows of the parameters that it wants next."""
         if not self._apart:
             return [(tuple(lane.number for lane in self._lanes), None)]
         return [
@@ -64,66 +68,77 @@ class _Bulk:
             for lane, batch in zip(self._lanes, self._batches, strict=True)
         ]
 
-    def _receive(self) -> None:
+    def _receive_parameters(self) -> None:
+        """Receive the parameters for the next step."""
         first = self._lanes[:1] if not self._apart else self._lanes
         self._pulled = [self._connection.receive(lane.number) for lane in first]
 
     def run_pass(self, number: int) -> None:
+        """Make the steps of a pass."""
         end = number * self._fit.work.n_steps
         while self._clock < end:
             self._context.rest()
             batches = self._batches
             if self._apart:
-                self._push_apart(batches)
+                self._push_each_lane(batches)
             else:
-                self._push_together(batches)
-            self._receive()
+                self._push_summed(batches)
+            self._receive_parameters()
             self._clock += 1
+            # The server's clock is ahead: it went on without these lanes.
             if self._pulled[0].clock > self._clock:
                 self._catch_up(min(self._pulled[0].clock, end))
 
     def _catch_up(self, clock: int) -> None:
-        """A round closed without these lanes (backup workers): take up the open one."""
+        """Move to the open round where one closed without these lanes (backup workers)."""
         for lane in self._lanes:
             lane.seek(clock)
         self._clock = clock
         self._batches = [lane.next_batch() for lane in self._lanes]
 
-    def _push_together(self, batches: list[Batch]) -> None:
-        total = self._sum(self._pulled[0].w, batches)
+    def _push_summed(self, batches: list[Batch]) -> None:
+        """Push the sum of all lanes' gradients in one message."""
+        total = self._sum_gradients(self._pulled[0].w, batches)
         rows = sum(batch.n_rows for batch in batches)
-        ((lanes, _),) = self._speakers()
+        ((lanes, _),) = self._list_messages()
         loss = sum(lane.last_loss for lane in self._lanes)
         whole = self._fit.steps.pushes_whole(self._clock + 1)
         self._connection.send(lanes, self._clock + 1, rows, total, loss=loss, whole=whole)
         # The next batches are gathered while the push travels.
         self._batches = [lane.next_batch() for lane in self._lanes]
 
-    def _sum(self, w: Any, batches: list[Batch]) -> NDArray[Any]:
+    def _sum_gradients(self, w: Any, batches: list[Batch]) -> NDArray[Any]:
+        """Return the sum of the gradients of all lanes."""
+        # One thread: add each lane's gradient into one array.
         if self._context.pool is None:
             total = np.zeros(w.shape, dtype=w.dtype)
             for lane, batch in zip(self._lanes, batches, strict=True):
                 lane.add_gradient(w, batch, total)
             return total
-        parts = self._gradients(batches, [w] * len(batches))
+        # Several threads: an array a lane, summed afterwards.
+        parts = self._compute_gradients(batches, [w] * len(batches))
         total = parts[0]
         for part in parts[1:]:
             total += part
         return total
 
-    def _gradients(self, batches: list[Batch], weights: list[Any]) -> list[NDArray[Any]]:
+    def _compute_gradients(self, batches: list[Batch], weights: list[Any]) -> list[NDArray[Any]]:
+        """Return each lane's gradient, computed in the compute threads."""
+
         def one(work: tuple[Lane, Batch, Any]) -> Any:
             lane, batch, w = work
             return lane.new_gradient(w, batch)
 
         return self._context.map(one, zip(self._lanes, batches, weights, strict=True))
 
-    def _push_apart(self, batches: list[Batch]) -> None:
-        gradients = self._gradients(batches, [pulled.w for pulled in self._pulled])
+    def _push_each_lane(self, batches: list[Batch]) -> None:
+        """Push each lane's gradient in a message of its own."""
+        gradients = self._compute_gradients(batches, [pulled.w for pulled in self._pulled])
         losses = [lane.last_loss for lane in self._lanes]
+        # Draw and copy the next rows while the server works.
         self._batches = [lane.next_batch() for lane in self._lanes]
         for (lanes, pull_index), batch, gradient, loss in zip(
-            self._speakers(), batches, gradients, losses, strict=True
+            self._list_messages(), batches, gradients, losses, strict=True
         ):
             self._connection.send(
                 lanes,
@@ -137,12 +152,13 @@ class _Bulk:
             )
 
     def validation_weights(self) -> list[Any | None]:
-        """Whole parameters to validate with, the same for all lanes."""
+        """Return the parameters to validate each lane with: the same, whole ones."""
         if not self._fit.rows.validation_fraction:
             return [None] * len(self._lanes)
         w = self._pulled[0].w
         if self._fit.work.coordinates:
             first = self._lanes[0].number
+            # Coordinates pulled only some rows; validation needs all.
             self._connection.send((first,), self._clock)
             w = self._connection.receive(first).w
         return [w] * len(self._lanes)

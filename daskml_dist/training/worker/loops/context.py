@@ -1,4 +1,6 @@
-"""Context that every loop works with."""
+"""Context that every loop works with: the trainer's lanes, connections, compute threads and
+reports.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +23,16 @@ from daskml_dist.training.worker.lane import Lane
 
 __all__ = ["Context"]
 
-#: Shares of the lanes that a compute thread takes, one after the other.
-_SHARES = 4
+#: Shares of the lanes that each compute thread takes one after the other: enough to even out lanes
+#: of different sizes.
+_SHARES_PER_THREAD = 4
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 class Context:
-    """A trainer's lanes, connections and threads.
+    """Lanes, connections and threads of a trainer in one generation.
 
     Parameters
     ----------
@@ -75,6 +78,7 @@ class Context:
         self.snapshot_every = spec.snapshot_every
         #: Training rows of each lane.
         self.lane_rows = spec.lane_rows
+        # More threads than lanes would have nothing to do.
         self.n_threads = max(1, min(spec.n_threads, len(lanes)))
         self.communicator = communicator
         self.wait = wait
@@ -89,17 +93,17 @@ class Context:
             self.pool = ThreadPoolExecutor(self.n_threads, "daskml-lane")
 
     def step_rows(self, step: Any) -> Any:
-        """Rows of all lanes in a step (from 0) of a pass; of several in an array."""
+        """Return the rows of all lanes in a step (from 0) of a pass, or in several."""
         n_steps = self.fit.work.n_steps
         return sum((step + 1) * n // n_steps - step * n // n_steps for n in self.lane_rows)
 
     @property
     def resumed(self) -> bool:
-        """Whether the lanes go on from an earlier generation's steps."""
+        """Return whether the lanes continue from an earlier generation's steps."""
         return self.clock > self.fit.work.first_clock
 
     def leaves(self, left: Callable[[], Left | None]) -> None:
-        """Say what makes up what the trainer leaves behind where the fit is interrupted."""
+        """Set the function that makes what the trainer leaves behind when interrupted."""
         self.memory["left"] = left
 
     def connect(self) -> ShardedConnection:
@@ -107,12 +111,12 @@ class Context:
         return self._connect()
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
-        """Apply a function to items in the compute threads (in place where one has them all)."""
+        """Apply a function to items in the compute threads, in place where one has them all."""
         items = list(items)
         if self.pool is None or len(items) == 1:
             return [function(item) for item in items]
         # A future takes longer than a sum over the few rows of one lane of very many.
-        size = max(1, len(items) // (_SHARES * self.n_threads))
+        size = max(1, len(items) // (_SHARES_PER_THREAD * self.n_threads))
         shares = [items[at : at + size] for at in range(0, len(items), size)]
         found = self.pool.map(lambda share: [function(item) for item in share], shares)
         return list(chain.from_iterable(found))
@@ -124,7 +128,7 @@ class Context:
         lanes: list[Lane],
         weights: list[Any | None],
     ) -> bool:
-        """Report pass `number` of some lanes; True when the fit ends with it.
+        """Report pass `number` of some lanes; return whether the fit ends with it.
 
         Parameters
         ----------
@@ -149,7 +153,8 @@ class Context:
         lanes: list[Lane],
         weights: list[Any | None],
     ) -> None:
-        """Send the report of :meth:`report`, whose answer is the caller's to take."""
+        """Send the report of a pass; the caller takes the answer."""
+        # One report for all lanes of the trainer.
         total = PassReport([lane.number for lane in lanes])
         for lane, w in zip(lanes, weights, strict=True):
             part = lane.take_report(w if self.fit.rows.validation_fraction else None)
@@ -160,22 +165,26 @@ class Context:
             total.add_validation(part.validation)
         if self.fit.work.lockstep:
             total.steps //= max(len(lanes), 1)
-        total.bytes_pushed, total.bytes_pulled = self._bytes_since(connection)
+        total.bytes_pushed, total.bytes_pulled = self._count_new_bytes(connection)
+        # Diverged: say so here, with the pass, before more passes are made of NaN.
         if not np.isfinite(total.loss):
             raise DivergedError(
                 f"The training loss became {total.loss} in pass {number}: floating-point "
                 "overflow. Lower learning_rate, or scale the features (StandardScaler)."
             )
+        # Servers count loss, rows and steps of the pushes that they apply, so these survive a lost
+        # trainer.
         if self.fit.work.uses_shards:
             # The server has counted what was pushed.
             total.loss, total.rows, total.steps = 0.0, 0.0, 0
         connection.ask("report", **{"pass": number, "report": asdict(total)})
 
     def end_pass(self) -> None:
-        """Give the calling thread its turn after a pass."""
+        """Let the trainer's own thread do its work after a pass, such as callbacks."""
         self._idle()
 
-    def _bytes_since(self, connection: ShardedConnection) -> tuple[int, int]:
+    def _count_new_bytes(self, connection: ShardedConnection) -> tuple[int, int]:
+        """Return the bytes sent and received by a connection since its last report."""
         pushed, pulled = connection.bytes_moved
         if not self.fit.work.uses_shards:
             pushed += self.communicator.bytes_sent
@@ -185,7 +194,8 @@ class Context:
         return pushed - before[0], pulled - before[1]
 
     def run_threads(self, run: Callable[[list[Lane]], None]) -> None:
-        """Run `run` once a compute thread, each with its own lanes; the first error is raised."""
+        """Run a function once a compute thread, each with its own lanes; raise the first error."""
+        # Lanes are dealt like cards, so that threads have nearly equal numbers.
         groups = [self.lanes[i :: self.n_threads] for i in range(self.n_threads)]
         if self.pool is None:
             run(groups[0])
@@ -202,6 +212,7 @@ class Context:
         self.wait.is_aborted = lambda: aborted() or self._failed.is_set()
         futures = [self.pool.submit(guarded, group) for group in groups]
         try:
+            # The trainer's own thread stays free for callbacks and Ctrl-C.
             while wait_for(futures, timeout=0.05).not_done:
                 self._idle()
         except BaseException:
@@ -214,7 +225,7 @@ class Context:
 
     @property
     def failed(self) -> bool:
-        """Whether a compute thread has failed, or the trainer's own."""
+        """Return whether a compute thread, or the trainer's own, has failed."""
         return self._failed.is_set()
 
     def close(self) -> None:

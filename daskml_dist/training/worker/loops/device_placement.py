@@ -1,7 +1,7 @@
-"""Residence of trainers' own parameters: the device that computes with them.
+"""Placement of a trainer's own parameters: on the device that computes with them, or on the host.
 
-A step then moves nothing between host and device, where one trainer is all there is; else only
-what trainers exchange.
+With one trainer a step then moves nothing between host and device; with several, only what trainers
+exchange.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ R = TypeVar("R")
 
 
 class DevicePlacement:
-    """The device of a trainer's replicas, and the way there and back.
+    """Device of a trainer's replicas, with moves to and from it.
 
     Parameters
     ----------
@@ -43,29 +43,29 @@ class DevicePlacement:
             self._is_host = not alone or None in gathers
 
     def shard(self, state: ShardState, start: int = 0, rule: UpdateRule | None = None) -> Shard:
-        """A replica, or its rows from `start` on, in a state which may still be the host's."""
+        """Make a replica, or its rows from `start` on, from a state on the host."""
         backend = None if self._is_host else self._backend
         return Shard(rule or self._rule, self.enter(state), start, backend=backend)
 
     def enter(self, record: R) -> R:
-        """A state or snapshot (a dataclass) with its arrays on the device."""
+        """Return a state or snapshot (a dataclass) with its arrays on the device."""
         return record if self._is_host else moved(record, self._backend.to_device)
 
     def leave(self, record: R) -> R:
-        """A state or snapshot with its arrays on the host."""
+        """Return a state or snapshot with its arrays on the host."""
         return record if self._is_host else moved(record, self._backend.to_numpy)
 
     def to_host(self, array: Any) -> Any:
-        """An array on the host."""
+        """Return an array on the host."""
         return array if is_host(array) else self._backend.to_numpy(array)
 
     def to_device(self, array: Any) -> Any:
-        """An array where the replicas lie."""
+        """Return an array where the replicas lie."""
         return array if self._is_host else self._backend.to_device(array)
 
 
 def moved(record: Any, move: Callable[[Any], Any]) -> Any:
-    """A copy of a dataclass whose arrays have moved."""
+    """Return a copy of a dataclass whose arrays have moved."""
 
     def one(value: Any) -> Any:
         if isinstance(value, dict):

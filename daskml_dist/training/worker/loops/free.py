@@ -1,4 +1,9 @@
-"""Free lanes: each pushes and pulls at its own pace (``"async"``, ``"ssp"``)."""
+"""Loop *free*: each lane pushes gradients and pulls parameters at its own pace (``"async"``,
+``"ssp"``).
+
+The server applies each push as it comes; under stale-synchronous parallel a pull waits while its
+lane is too far ahead.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +22,11 @@ __all__ = ["run_free"]
 
 def run_free(context: Context) -> None:
     """Run all lanes, each compute thread with a connection of its own."""
-    context.run_threads(lambda lanes: _run_thread(context, lanes))
+    context.run_threads(lambda lanes: _run_lanes_of_thread(context, lanes))
 
 
-def _run_thread(context: Context, lanes: list[Lane]) -> None:
+def _run_lanes_of_thread(context: Context, lanes: list[Lane]) -> None:
+    """Run the lanes of one compute thread until all are done."""
     connection = context.connect()
     try:
         with np.errstate(over="ignore", invalid="ignore"):
@@ -28,13 +34,14 @@ def _run_thread(context: Context, lanes: list[Lane]) -> None:
             # Lanes take turns: while one waits for its answer, the next one computes.
             while open_lanes and not context.failed:
                 context.rest()
+                # Lanes take turns: while one waits for its answer, the next computes.
                 open_lanes = [lane for lane in open_lanes if lane.step()]
     finally:
         connection.close()
 
 
 class _FreeLane:
-    """One lane's conversation with the servers."""
+    """Steps of one lane, and its messages to the servers."""
 
     def __init__(self, context: Context, connection: ShardedConnection, lane: Lane) -> None:
         policy = context.fit.steps.policy
@@ -60,7 +67,7 @@ class _FreeLane:
         connection.send((lane.number,), lane.clock, pull_index=self._batch.index)
 
     def step(self) -> bool:
-        """Make one step; False once the lane is done."""
+        """Make one step; return False once the lane is done."""
         lane = self._lane
         if self._reports_first:
             self._reports_first = False
@@ -68,8 +75,9 @@ class _FreeLane:
         if self._awaiting:
             pulled = self._connection.receive(lane.number)
             self._w, self._awaiting = pulled.w, False
+            # The fit has ended while this lane was computing.
             if pulled.stop:
-                return self._leave()
+                return self._leave_servers()
         batch = self._batch
         self._parts.append((len(self._parts), batch.index, lane.new_gradient(self._w, batch)))
         self._rows += batch.n_rows
@@ -78,18 +86,21 @@ class _FreeLane:
         pass_ended = lane.clock % self._fit.work.n_steps == 0
         if self._fit.work.coordinates:
             self._batch = lane.next_batch()
-            self._send(self._batch, flush=pass_ended)
+            self._push_and_pull(self._batch, flush=pass_ended)
         else:
-            self._send(None, flush=pass_ended)
+            self._push_and_pull(None, flush=pass_ended)
             self._batch = lane.next_batch()
         return not pass_ended or self._end_pass(lane.clock // self._fit.work.n_steps)
 
-    def _send(self, wanted: Batch | None, flush: bool) -> None:
+    def _push_and_pull(self, wanted: Batch | None, flush: bool) -> None:
+        """Push what is due, and ask for parameters where that is due."""
         clock, number = self._lane.clock, self._lane.number
+        # Gradients of `push_every` steps are summed into one push; a pass always ends with one.
         push = flush or clock % self._push_every == 0
         pull = flush or clock % self._pull_every == 0
         pull_index = None if wanted is None else wanted.index
         if push:
+            # One push for the gradients of several steps, at the parameters last pulled.
             index, total = sum_in_lane_order(self._parts)
             self._connection.send(
                 (number,), clock, self._rows, total, index,
@@ -102,28 +113,31 @@ class _FreeLane:
         self._awaiting = pull
 
     def _end_pass(self, number: int) -> bool:
-        """Report a pass; False when it was the last."""
+        """Report a pass; return False when it was the last."""
         w = None
         if self._fit.rows.validation_fraction:
-            w = self._whole_parameters()
+            w = self._pull_whole_parameters()
         stop = self._context.report(self._connection, number, [self._lane], [w])
         if stop or number == self._fit.work.stopping.max_iter:
-            return self._leave()
+            return self._leave_servers()
         return True
 
-    def _whole_parameters(self) -> Any:
+    def _pull_whole_parameters(self) -> Any:
+        """Pull all parameters, to validate with."""
         lane = self._lane.number
         pulled = self._connection.receive(lane)
         if not self._fit.work.coordinates:
             self._w, self._awaiting = pulled.w, False
             return pulled.w
+        # Whole parameters are asked for by a pull without an index.
         self._connection.send((lane,), self._lane.clock)
         w = self._connection.receive(lane).w
         # Ask again for the rows of the next batch, whose answer the check above used up.
         self._connection.send((lane,), self._lane.clock, pull_index=self._batch.index)
         return w
 
-    def _leave(self) -> bool:
+    def _leave_servers(self) -> bool:
+        """Tell the servers that the lane is done; return False."""
         # What was not pushed yet counts for nothing.
         self._connection.call_all("leave", lanes=[self._lane.number])
         return False

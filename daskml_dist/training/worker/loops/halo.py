@@ -1,4 +1,9 @@
-"""Rows a part at a time, where the values that all of them touch do not fit beside the own ones."""
+"""Exchange of values of keys between trainers: the halo of keys that the own entries touch.
+
+A `Halo` is a plan, made once, of which values each trainer sends to which; `parts_of` makes plans
+for a part of the rows at a time, where the values that all of them touch do not fit in memory.
+`Owners` knows which trainer has a key.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +22,28 @@ from daskml_dist.data.keyed.cut import KeyedBlock, rank_by_use
 from daskml_dist.data.keyed.ids import IdLookup, merge_ids
 from daskml_dist.solvers.keyed import KeyedRows, KeyRange
 
-__all__ = ["Halo", "Owners", "Part", "Slice", "arranged", "parts_of", "slices_of", "taken"]
+__all__ = [
+    "Halo",
+    "Owners",
+    "Part",
+    "Slice",
+    "arrange_touched_keys",
+    "cut_rows",
+    "parts_of",
+    "take_slice",
+]
 
 
 Array = NDArray[Any]
 #: Bytes of a cache line.
-_LINE = 64
-#: Own values that are moved at once.
-_MOVED = 1 << 14
+_CACHE_LINE_BYTES = 64
+#: Own values that are moved at once, so that the indices stay in the cache.
+_VALUES_AT_ONCE = 1 << 14
 
 
 @dataclass(frozen=True)
 class Slice:
-    """Neighbouring rows of a lane, or some entries of one row.
+    """Neighbouring rows of a lane, or some entries of one long row.
 
     Parameters
     ----------
@@ -52,10 +66,10 @@ class Part:
     rows: list[KeyedRows]
 
 
-def slices_of(
+def cut_rows(
     indptr: NDArray[np.int64], most: int, piece: int | None
 ) -> tuple[list[Slice], list[Slice]]:
-    """Pieces of long rows, in order, and runs of whole ones, each of few entries.
+    """Cut rows into pieces of long rows, in order, and runs of whole rows, each of few entries.
 
     Parameters
     ----------
@@ -66,6 +80,7 @@ def slices_of(
         Rows may be cut at multiples of so many entries; None: no row is.
     """
     sizes = np.diff(indptr)
+    # Rows longer than a part (popular items) are cut; their sums are joined later.
     long = np.flatnonzero(sizes > max(most, piece)).tolist() if piece else []
     pieces, runs = [], []
     for row in long:
@@ -77,6 +92,7 @@ def slices_of(
     for before, end in pairwise([-1, *long, len(sizes)]):
         row = before + 1
         while row < end:
+            # As many whole rows as have `most` entries together.
             last = int(np.searchsorted(indptr, indptr[row] + most, side="right")) - 1
             stop = min(max(last, row + 1), end)
             runs.append(Slice(slice(row, stop), slice(int(indptr[row]), int(indptr[stop]))))
@@ -84,8 +100,8 @@ def slices_of(
     return pieces, runs
 
 
-def taken(rows: KeyedRows, some: Slice, indices: Array) -> KeyedRows:
-    """A slice of a lane's rows, whose entries point elsewhere."""
+def take_slice(rows: KeyedRows, some: Slice, indices: Array) -> KeyedRows:
+    """Return a slice of a lane's rows, whose entries point to other positions."""
     own, entries = rows.range, some.entries
     a, b = some.rows.start, some.rows.stop
     start = own.own.start
@@ -113,7 +129,7 @@ def parts_of(
     most: int,
     piece: int | None,
 ) -> tuple[list[Part], list[Part]]:
-    """Parts of pieces of long rows, and parts of whole rows; every trainer has as many.
+    """Make the parts of pieces of long rows, and of whole rows; every trainer has equally many.
 
     Parameters
     ----------
@@ -129,7 +145,7 @@ def parts_of(
     most : int
         Values that a part has room for.
     piece : int or None
-        As of `slices_of`.
+        As of `cut_rows`.
     """
     wanted = merge_ids([block.touched for block in blocks])
     numbers, at = owners.numbers(wanted, blocks[0].column_cuts), IdLookup(wanted)
@@ -138,8 +154,9 @@ def parts_of(
         its = np.empty(len(block.touched), np.int64)
         its[block.place] = numbers[at(block.touched)]
         rows = ready(KeyedRows(own, block.indptr, block.indices, block.values))
-        lanes.append((rows, its, slices_of(rows.indptr, max(most // len(blocks), 1), piece)))
+        lanes.append((rows, its, cut_rows(rows.indptr, max(most // len(blocks), 1), piece)))
     del wanted, numbers, at
+    # Exchanges are collective: a trainer with fewer parts joins with empty ones.
     counts = [max(len(cut[kind]) for *_, cut in lanes) for kind in (0, 1)]
     all_ = [found for (found,) in communicator.allgather([np.array(counts, np.int64)])]
     rooms, found = ExchangeBuffers(), list[list[Part]]()
@@ -147,34 +164,35 @@ def parts_of(
         found.append([])
         for i in range(n):
             some = [(rows, its, cut[kind][i]) for rows, its, cut in lanes if i < len(cut[kind])]
-            found[-1].append(_part(communicator, owners, some, rooms))
+            found[-1].append(_make_part(communicator, owners, some, rooms))
     return found[0], found[1]
 
 
-def _part(
+def _make_part(
     communicator: Communicator,
     owners: Owners,
     some: Sequence[tuple[KeyedRows, NDArray[np.int64], Slice]],
     rooms: ExchangeBuffers,
 ) -> Part:
+    """Make one part, and its plan, together with all trainers."""
     wanted, used = [np.empty(0, np.int64)], []
     for lane, numbers, cut in some:
         found = np.zeros(len(numbers), np.bool_)
         found[lane.indices[cut.entries]] = True
         used.append(np.flatnonzero(found))
         wanted.append(numbers[used[-1]])
-    fetch = _Fetch(communicator, owners, np.concatenate(wanted), rooms)
+    fetch = _PartFetch(communicator, owners, np.concatenate(wanted), rooms)
     rows, first = [], 0
     for (lane, numbers, cut), own in zip(some, used, strict=True):
         place = np.empty(len(numbers), np.int32)
         place[own] = fetch.place[first : first + len(own)]
-        rows.append(taken(lane, cut, place[lane.indices[cut.entries]]))
+        rows.append(take_slice(lane, cut, place[lane.indices[cut.entries]]))
         first += len(own)
     del fetch.place  # it is in the rows now
     return Part(fetch, rows)
 
 
-class _Fetch:
+class _PartFetch:
     """Plan of a part's values, as `Halo`; they come in the order of their owners."""
 
     def __init__(
@@ -195,7 +213,7 @@ class _Fetch:
 
     def __call__(self, values: Array) -> Array:
         rank = self._communicator.rank
-        found = exchanged(self._communicator, values, self._give, self._rooms)
+        found = exchange_values(self._communicator, values, self._give, self._rooms)
         room = self._rooms.like(values, self._ends[-1], "wanted")
         for r, (start, stop) in enumerate(pairwise([0, *self._ends])):
             if r == rank:
@@ -206,7 +224,7 @@ class _Fetch:
 
 
 class Owners:
-    """Owners of the keys of a space, and where each has its keys' values.
+    """Owner of each key of a space, and the position of a key's values at its owner.
 
     Parameters
     ----------
@@ -225,12 +243,13 @@ class Owners:
         self._firsts = np.array([at.first for at in own])
         self._starts = np.array([at.own.start for at in own])
         lanes = np.array([at.lane for at in own], np.int64)
+        # Rank that has each lane, as every rank says of its own lanes.
         self._owner = np.zeros(len(bounds) - 1, np.intp)
         for rank, (its,) in enumerate(communicator.allgather([lanes])):
             self._owner[its] = rank
 
     def numbers(self, ids: Array, cuts: Array) -> NDArray[np.int64]:
-        """Numbers of sorted ids, as their owners know them.
+        """Return the numbers of sorted ids, asked of their owners.
 
         Parameters
         ----------
@@ -238,26 +257,34 @@ class Owners:
         cuts : ndarray
             Last id of each lane's range but the last lane's.
         """
+        # Sorted ids fall into the lanes' ranges; each owner numbers those of its lanes.
         edges = [0, *np.searchsorted(ids, cuts, side="right").tolist(), len(ids)]
         parts = [ids[a:b] for a, b in pairwise(edges)]
         asked = self._communicator.alltoall(
-            [pack_ids([parts[k] for k in self._lanes(r)]) for r in range(self._communicator.size)]
+            [
+                pack_ids([parts[k] for k in self._lanes_of_rank(r)])
+                for r in range(self._communicator.size)
+            ]
         )
-        found = self._communicator.alltoall([self._numbered(unpack_ids(some)) for some in asked])
+        found = self._communicator.alltoall(
+            [self._number_own_ids(unpack_ids(some)) for some in asked]
+        )
+        # Answers come by rank; put each lane's at its place.
         out = np.empty(len(ids), np.int64)
         for rank, its in enumerate(found):
-            lanes = self._lanes(rank)
+            lanes = self._lanes_of_rank(rank)
             ends = np.cumsum([len(parts[lane]) for lane in lanes])[:-1]
             for lane, some in zip(lanes, np.split(its, ends), strict=True):
                 out[edges[lane] : edges[lane + 1]] = some
         return out
 
-    def _lanes(self, rank: int) -> list[int]:
+    def _lanes_of_rank(self, rank: int) -> list[int]:
+        """Return the lanes that a trainer has."""
         found: list[int] = np.flatnonzero(self._owner == rank).tolist()
         return found
 
-    def _numbered(self, ids: list[Array]) -> NDArray[np.int64]:
-        """Numbers of ids of each own lane, one lane after the other."""
+    def _number_own_ids(self, ids: list[Array]) -> NDArray[np.int64]:
+        """Return the numbers of ids of each own lane, one lane after the other."""
         found = [
             IdLookup(own.ids)(some).astype(np.int64) + own.first
             for own, some in zip(sorted(self._own, key=lambda at: at.lane), ids, strict=True)
@@ -265,13 +292,13 @@ class Owners:
         return np.concatenate([np.empty(0, np.int64), *found])
 
     def places(self, numbers: NDArray[np.int64]) -> list[NDArray[np.intp]]:
-        """Places of each rank's keys among some."""
+        """Return, by rank, the places of its keys among some numbers."""
         # Of lanes without keys several begin at one number: the last of them has it.
         of_rank = self._owner[np.searchsorted(self._bounds, numbers, side="right") - 1]
         return [np.flatnonzero(of_rank == rank) for rank in range(self._communicator.size)]
 
     def positions(self, numbers: NDArray[np.int64]) -> NDArray[np.intp]:
-        """Positions of own keys in the own array."""
+        """Return the positions of own keys in the own array of values."""
         lane = np.searchsorted(self._firsts, numbers, side="right") - 1
         found: NDArray[np.intp] = (numbers - self._firsts[lane] + self._starts[lane]).astype(
             np.intp
@@ -279,14 +306,14 @@ class Owners:
         return found
 
     def sent(self, numbers: NDArray[np.int64], parts: Array) -> tuple[NDArray[np.intp], Array]:
-        """Give parts to the owners of keys; what others gave for the own ones, by rank."""
+        """Give parts to the owners of keys; return what all ranks gave for the own keys."""
         places = self.places(numbers)
         asked = self._communicator.alltoall([numbers[at] for at in places])
         given = self._communicator.alltoall([parts[at] for at in places])
         return self.positions(np.concatenate(asked)), np.concatenate(given)
 
     def at(self, numbers: NDArray[np.int64], values: Array) -> Array:
-        """Values of any keys, of the own ones of all ranks."""
+        """Return the values of any keys, fetched from their owners."""
         places = self.places(numbers)
         asked = self._communicator.alltoall([numbers[at] for at in places])
         found = self._communicator.alltoall([values[self.positions(some)] for some in asked])
@@ -297,32 +324,33 @@ class Owners:
 
 
 class ExchangeBuffers:
-    """Memory that is kept for values: to be given fresh memory takes longer than to fill it."""
+    """Arrays for values that are received, allocated once: new memory is slower than filling it."""
 
     def __init__(self) -> None:
         self._kept: dict[Any, Array] = {}
 
     def like(self, values: Array, n: int, name: Any) -> Array:
-        """Room for n values like some, whose rows begin at whole cache lines as far as they can."""
+        """Return room for n values like some, with rows at whole cache lines where possible."""
         kept = self._kept.get(name)
         known = kept is not None and (kept.dtype, kept.shape[1:]) == (
             values.dtype,
             values.shape[1:],
         )
         if kept is None or not known or len(kept) < n:
-            kept = self._kept[name] = _on_lines((n, *values.shape[1:]), values.dtype)
+            kept = self._kept[name] = _aligned_empty((n, *values.shape[1:]), values.dtype)
         return kept[:n]
 
 
-def _on_lines(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Return an uninitialised array that begins at a cache line."""
     size = math.prod(shape) * dtype.itemsize
-    room = np.empty(size + _LINE, np.uint8)
-    start = -room.ctypes.data % _LINE
+    room = np.empty(size + _CACHE_LINE_BYTES, np.uint8)
+    start = -room.ctypes.data % _CACHE_LINE_BYTES
     return room[start : start + size].view(dtype).reshape(shape)
 
 
 class Halo:
-    """Plan of whose values a trainer gets, and whom it gives its own.
+    """Plan of whose values a trainer receives, and whom it sends its own.
 
     Parameters
     ----------
@@ -339,28 +367,30 @@ class Halo:
         self._communicator, self._n, self._rooms = communicator, len(numbers), ExchangeBuffers()
         #: Where what comes of each rank is put.
         self._place = owners.places(numbers)
+        # Each rank learns once which of its values the others want.
         asked = communicator.alltoall([numbers[at] for at in self._place])
         #: Which of the own values each rank gets.
         self._give = [owners.positions(some) for some in asked]
 
     def fetch(self, values: Array) -> Array:
-        """The wanted values, of the own ones of all ranks; good until the next call."""
-        found = exchanged(self._communicator, values, self._give, self._rooms)
+        """Return the wanted values, from all ranks; valid until the next call."""
+        found = exchange_values(self._communicator, values, self._give, self._rooms)
         rank, room = self._communicator.rank, self._rooms.like(values, self._n, "wanted")
         for r, at in enumerate(self._place):
             if r != rank:
                 room[at] = found[r]
         own, to = self._give[rank], self._place[rank]
-        for start in range(0, len(own), _MOVED):
-            some = slice(start, start + _MOVED)
+        # Own values never leave the process; copied in tiles.
+        for start in range(0, len(own), _VALUES_AT_ONCE):
+            some = slice(start, start + _VALUES_AT_ONCE)
             room[to[some]] = values[own[some]]
         return room
 
 
-def exchanged(
+def exchange_values(
     communicator: Communicator, values: Array, give: Sequence[NDArray[Any]], rooms: ExchangeBuffers
 ) -> list[Array]:
-    """Values that other ranks have for this one, by rank; what is its own goes nowhere.
+    """Send each rank the values that it gets; return what the others sent, by rank.
 
     Parameters
     ----------
@@ -379,8 +409,11 @@ def exchanged(
     return communicator.alltoall(given)
 
 
-def arranged(blocks: Sequence[KeyedBlock]) -> tuple[Array, list[Array], NDArray[np.int32]]:
-    """Ids of all touched keys, sorted; where the entries' values lie; and where each id's does.
+def arrange_touched_keys(
+    blocks: Sequence[KeyedBlock],
+) -> tuple[Array, list[Array], NDArray[np.int32]]:
+    """Return the sorted ids of all touched keys, the positions of the entries' values, and of each
+    id's.
 
     Parameters
     ----------

@@ -1,11 +1,11 @@
-"""Keys: each trainer owns the values of some keys, and fetches the others that its entries touch.
+"""Loop *keyed*: each trainer owns the values of some keys, and fetches those of others that its
+entries touch.
 
-All trainers run the solver, each on its own keys. What decides is summed lane by lane, so all of
-them decide alike, whatever lanes they have.
-
-Now and then every trainer copies its values, and gives the copy to the next one too. After a loss
-the lanes' values go, of the last iteration that is still known of all lanes, to whoever runs them
-now, and the solver goes on from there: to the digits of an undisturbed fit.
+All trainers run the solver, each on its own keys. Deciding sums are made lane by lane, so all of
+them decide alike, whatever lanes they have. Now and then every trainer gives a copy of its values
+to the next process (`BuddyCheckpoints`, after Zheng, Shi and Kalé 2004, who call it double
+checkpointing). After a loss the values of the last iteration known of all lanes go to whoever runs
+the lanes now, and the solver continues to the digits of an undisturbed fit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,13 @@ from daskml_dist.comm.sharded import ShardedConnection
 from daskml_dist.data.keyed.cut import KeyedBlock
 from daskml_dist.solvers.keyed import KeyedRows, KeyedSolution, KeyRange
 from daskml_dist.training.worker.loops.context import Context
-from daskml_dist.training.worker.loops.halo import Halo, Owners, Part, arranged, parts_of
+from daskml_dist.training.worker.loops.halo import (
+    Halo,
+    Owners,
+    Part,
+    arrange_touched_keys,
+    parts_of,
+)
 from daskml_dist.training.worker.loops.rounds import Together
 
 __all__ = ["run_keyed"]
@@ -34,11 +40,11 @@ __all__ = ["run_keyed"]
 
 Array = NDArray[Any]
 R = TypeVar("R")
-#: Share of the time that may go into images.
-_SHARE = 0.02
-#: What trainers say beside each sum: whether to stop, whether to copy, bytes sent and received.
-_SAID = 4
-#: Tells this process from all others, with its number: it may be a fork.
+#: Share of the time that copies may take.
+_CHECKPOINT_TIME_SHARE = 0.02
+#: Numbers that trainers add to each sum: whether to stop, whether to copy, bytes sent and received.
+_N_EXTRA = 4
+#: Number that tells this process from all others, together with its pid: it may be a fork.
 _PROCESS = int.from_bytes(os.urandom(6), "little")
 
 
@@ -47,7 +53,7 @@ def run_keyed(context: Context) -> KeyedSolution:
     # The first trainer reports for all.
     connection = None if context.rank else context.connect()
     try:
-        keyed = _Keyed(context, connection)
+        keyed = _KeyedTrainer(context, connection)
         found: KeyedSolution = context.fit.keyed.solver.solve(keyed)
         keyed.end()
     finally:
@@ -60,19 +66,22 @@ def run_keyed(context: Context) -> KeyedSolution:
     return found
 
 
-class _Keyed(Together):
-    """A trainer's keys and entries, as the solver sees them (`solvers.keyed.Keyed`)."""
+class _KeyedTrainer(Together):
+    """Keys and entries of a trainer, as the solver sees them (`solvers.keyed.Keyed`)."""
 
     def __init__(self, context: Context, connection: ShardedConnection | None) -> None:
         super().__init__(context, connection)
+        # A lane has one block a side: the same entries by rows and by columns.
         blocks = [lane.keyed_blocks for lane in context.lanes]
         #: By side, the blocks of the own lanes.
         self._blocks: dict[str, list[KeyedBlock]] = {
             block.side.name: [lane[i] for lane in blocks] for i, block in enumerate(blocks[0])
         }
         of_space = {found[0].side.rows: found for found in self._blocks.values()}
-        self._bounds = self._all_bounds(of_space)
-        self._ranges = {s: _ranges(found, self._bounds[s]) for s, found in of_space.items()}
+        self._bounds = self._gather_bounds(of_space)
+        self._make_ranges = {
+            s: _make_ranges(found, self._bounds[s]) for s, found in of_space.items()
+        }
         self.n_keys = {space: int(bounds[-1]) for space, bounds in self._bounds.items()}
         self._owners: dict[str, Owners] = {}
         self._halos: dict[str, Halo] = {}
@@ -82,39 +91,44 @@ class _Keyed(Together):
         self._is_due = False
         self._image_at = time.perf_counter()
         self._image_took = 0.0
-        self._images = BuddyCheckpoints(context, {s: self._lane_slices(s) for s in self._ranges})
+        self._images = BuddyCheckpoints(
+            context, {s: self._lane_slices(s) for s in self._make_ranges}
+        )
+        # After a loss, the values of the last iteration that is known of all lanes.
         image = self._images.agree()
         self.n_done, self.kept, self.small = image.n_iter, image.values, image.small
-        self._go_on_from(image.reports)
+        self._repeat_reports(image.reports)
 
-    def _all_bounds(self, blocks: Mapping[str, list[KeyedBlock]]) -> dict[str, Array]:
-        """Number of the first key of each lane, and of all keys, by space."""
+    def _gather_bounds(self, blocks: Mapping[str, list[KeyedBlock]]) -> dict[str, Array]:
+        """Return the number of the first key of each lane, and of all keys, by space."""
         own = np.array(
             [[block.lane, len(block.ids)] for some in blocks.values() for block in some], np.int64
         ).reshape(len(blocks), -1, 2)
         all_ = np.concatenate([found for (found,) in self._communicator.allgather([own])], axis=1)
+        # Number of keys of each lane; their cumulative sums are the bounds.
         sizes = np.zeros((len(blocks), all_.shape[1] + 1), np.int64)
         for space, its in enumerate(all_):
             sizes[space, its[:, 0] + 1] = its[:, 1]
         return dict(zip(blocks, np.cumsum(sizes, axis=1), strict=True))
 
     def _lane_slices(self, space: str) -> dict[int, slice]:
-        return {at.lane: at.own for at in self._ranges[space]}
+        """Return where the values of each own lane lie."""
+        return {at.lane: at.own for at in self._make_ranges[space]}
 
     # -- keys and entries ----------------------------------------------------------------------
 
     def ranges(self, space: str) -> list[KeyRange]:
-        """The own keys of a space."""
-        return self._ranges[space]
+        """Return the own keys of a space."""
+        return self._make_ranges[space]
 
     def map(self, function: Callable[[KeyedRows], R], side: str) -> list[R]:
         """Apply a function to each own lane's rows of a side."""
-        self._halo(side)
+        self._get_halo(side)
         return self._context.map(function, self._rows[side])
 
     def touched(self, side: str, values: Array) -> Array:
-        """The values of all column keys of the own rows of a side."""
-        return self._halo(side).fetch(values)
+        """Return the values of all column keys of the own rows of a side."""
+        return self._get_halo(side).fetch(values)
 
     def in_parts(
         self,
@@ -124,57 +138,63 @@ class _Keyed(Together):
         piece: int | None = None,
         again: bool = False,
     ) -> Iterator[tuple[Array, Callable[[Callable[[KeyedRows], R]], list[R]]]]:
-        """The touched values, of some rows at a time where there is no room for all."""
+        """Yield touched values and rows, some rows at a time where not all values fit."""
         if side not in self._parts:
-            self._parts[side] = self._planned(side, values, ready, piece)
+            self._parts[side] = self._plan_parts(side, values, ready, piece)
         of_pieces, whole = self._parts[side]
         for part in of_pieces if again else [*of_pieces, *whole]:
-            yield part.fetch(values), partial(self._map_part, part.rows)
+            yield part.fetch(values), partial(self._map_rows, part.rows)
 
-    def _map_part(self, rows: list[KeyedRows], function: Callable[[KeyedRows], R]) -> list[R]:
+    def _map_rows(self, rows: list[KeyedRows], function: Callable[[KeyedRows], R]) -> list[R]:
+        """Apply a function to some rows in the compute threads."""
         return self._context.map(function, rows)
 
-    def _planned(
+    def _plan_parts(
         self, side: str, values: Array, ready: Callable[[KeyedRows], KeyedRows], piece: int | None
     ) -> tuple[list[Part], list[Part]]:
-        """Parts of a side: one of all rows, where every trainer has room for what they touch."""
+        """Return the parts of a side: one of all rows where every trainer has room for it."""
         blocks, room = self._blocks[side], self._context.fit.keyed.room
         nbytes = max(values[:0].itemsize * math.prod(values.shape[1:]), 1)
         touched = sum(len(block.touched) for block in blocks)
+        # All ranks must plan alike, so one without room makes all of them cut.
         fits = room is None or touched * nbytes <= room
         if all(bool(found[0]) for (found,) in self._communicator.allgather([np.array([fits])])):
-            halo = self._halo(side)
+            halo = self._get_halo(side)
             return [], [Part(halo.fetch, [ready(rows) for rows in self._rows[side]])]
-        owners, ranges = self._owners_of(blocks[0].side.columns), self._ranges[blocks[0].side.rows]
+        owners, ranges = (
+            self._get_owners(blocks[0].side.columns),
+            self._make_ranges[blocks[0].side.rows],
+        )
         most = max((room or 0) // nbytes, 1)
         return parts_of(self._communicator, owners, blocks, ranges, ready, most, piece)
 
     def at(self, space: str, numbers: NDArray[np.int64], values: Array) -> Array:
-        """The values of any keys, by whoever owns them."""
-        return self._owners_of(space).at(numbers, values)
+        """Return the values of any keys, from their owners."""
+        return self._get_owners(space).at(numbers, values)
 
     def sent(
         self, space: str, numbers: NDArray[np.int64], parts: Array
     ) -> tuple[NDArray[np.intp], Array]:
-        """Give parts to the owners of any keys; what all trainers gave for the own ones."""
-        return self._owners_of(space).sent(numbers, parts)
+        """Give parts to the owners of any keys; return what all trainers gave for the own ones."""
+        return self._get_owners(space).sent(numbers, parts)
 
-    def _owners_of(self, space: str) -> Owners:
+    def _get_owners(self, space: str) -> Owners:
+        """Return the owners of a space's keys, found once."""
         if space not in self._owners:
-            bounds, own = self._bounds[space], self._ranges[space]
+            bounds, own = self._bounds[space], self._make_ranges[space]
             self._owners[space] = Owners(self._communicator, bounds, own)
         return self._owners[space]
 
-    def _halo(self, side: str) -> Halo:
-        """The plan of a side, made when it is first asked for, in all trainers at once."""
+    def _get_halo(self, side: str) -> Halo:
+        """Return the plan of a side, made by all trainers together when first asked for."""
         if side not in self._halos:
             blocks = self._blocks[side]
-            owners = self._owners_of(blocks[0].side.columns)
-            wanted, indices, place = arranged(blocks)
+            owners = self._get_owners(blocks[0].side.columns)
+            wanted, indices, place = arrange_touched_keys(blocks)
             numbers = np.empty(len(wanted), np.int64)
             numbers[place] = owners.numbers(wanted, blocks[0].column_cuts)
             self._halos[side] = Halo(self._communicator, owners, numbers)
-            rows = self._ranges[blocks[0].side.rows]
+            rows = self._make_ranges[blocks[0].side.rows]
             self._rows[side] = [
                 KeyedRows(at, block.indptr, its, block.values)
                 for at, block, its in zip(rows, blocks, indices, strict=True)
@@ -184,29 +204,32 @@ class _Keyed(Together):
     # -- what all decide by --------------------------------------------------------------------
 
     def sum(self, parts: Sequence[Any]) -> NDArray[np.float64]:
-        """Sum over the lanes of all trainers, in the order of the lanes."""
+        """Return the sum over the lanes of all trainers, in lane order."""
         own = [np.asarray(part, dtype=np.float64) for part in parts]
         shape, size = own[0].shape, own[0].size
-        all_ = np.zeros((len(self._context.lane_rows) + 1, max(size, _SAID)))
+        # One row a lane, filled by its trainer: the all-reduce then adds zeros only, and the lanes
+        # are added in order by each rank, to the same bits.
+        all_ = np.zeros((len(self._context.lane_rows) + 1, max(size, _N_EXTRA)))
         for lane, part in zip(self._context.lanes, own, strict=True):
             all_[lane.number, :size] = part.ravel()
-        all_[-1, :_SAID] = self._say()
+        all_[-1, :_N_EXTRA] = self._extra_numbers()
         found = self._communicator.allreduce(all_)
         self.should_stop, self._is_due = bool(found[-1, 0]), bool(found[-1, 1])
-        self._extra = found[-1, 2:_SAID]
+        self._extra = found[-1, 2:_N_EXTRA]
         total: NDArray[np.float64] = found[0].copy()
         for part in found[1:-1]:
             total += part
         return total[:size].reshape(shape)
 
-    def _say(self) -> tuple[float, float, float, float]:
-        """Facts that the first trainer alone knows, and the bytes that this one has moved."""
+    def _extra_numbers(self) -> tuple[float, float, float, float]:
+        """Return what the first trainer alone knows, and the bytes that this one has moved."""
         moved = self._bytes_moved()
         if self._to_ledger is None:
             return 0.0, 0.0, *moved
         since = time.perf_counter() - self._image_at
-        due = self._image_took <= _SHARE * since
-        return float(self._is_to_stop), float(due), *moved
+        # The first trainer decides for all when a copy is due.
+        due = self._image_took <= _CHECKPOINT_TIME_SHARE * since
+        return float(self._wants_to_stop), float(due), *moved
 
     # -- iterations ----------------------------------------------------------------------------
 
@@ -217,8 +240,8 @@ class _Keyed(Together):
         small: Any = None,
         loss: float = float("nan"),
     ) -> None:
-        """Report an iteration, and keep an image of it where one is due."""
-        self._count(self._context.fit.keyed.solver, loss, self._n_rows)
+        """Report an iteration, and copy its values to another process where that is due."""
+        self._count_iteration(self._context.fit.keyed.solver, loss, self._n_rows)
         if self._is_due:
             began = time.perf_counter()
             self._images.keep(values, n_iter, small, self._reports)
@@ -227,8 +250,8 @@ class _Keyed(Together):
         self._end_pass()
 
 
-def _ranges(blocks: Sequence[KeyedBlock], bounds: Array) -> list[KeyRange]:
-    """Ranges of the rows of some lanes' blocks, whose values lie one behind the other."""
+def _make_ranges(blocks: Sequence[KeyedBlock], bounds: Array) -> list[KeyRange]:
+    """Return the ranges of the rows of lanes, whose values lie one behind the other."""
     ranges, at = [], 0
     for block in blocks:
         stop = at + len(block.ids)
@@ -260,8 +283,8 @@ class BuddyCheckpoint:
 
 
 @dataclass
-class _Kept:
-    """An iteration, as a trainer remembers it: of its own lanes, and of another trainer's."""
+class _KeptIteration:
+    """Iteration that a trainer remembers: values of its own lanes, and of its buddy's."""
 
     n_iter: int
     small: NDArray[np.float64] | None
@@ -270,7 +293,8 @@ class _Kept:
 
 
 class BuddyCheckpoints:
-    """The last two images that a trainer knows of.
+    """The last two iterations that a trainer remembers; all have the older until all have the
+    newer.
 
     Every trainer has the one before the last until all have the last.
 
@@ -286,52 +310,60 @@ class BuddyCheckpoints:
         self._generation = context.generation
         self._n_lanes = len(context.lane_rows)
         self._own = own
-        self._kept: list[_Kept] = context.memory.setdefault("images", [])
+        self._kept: list[_KeptIteration] = context.memory.setdefault("images", [])
         own_process = np.array([_PROCESS, os.getpid()])
         processes = [tuple(p.tolist()) for (p,) in self._communicator.allgather([own_process])]
         #: Rank that keeps each rank's image too; its own where there is but one process.
-        self._keeper = [_next_elsewhere(rank, processes) for rank in range(len(processes))]
+        self._keeper = [_next_other_process(rank, processes) for rank in range(len(processes))]
 
     def keep(
         self, values: Mapping[str, Array], n_iter: int, small: Any, reports: list[Array]
     ) -> None:
-        """Copy the own values, and give them to another process."""
+        """Copy the own values, and give the copy to another process."""
         few = None if small is None else np.array(small, np.float64)
-        kept = _Kept(n_iter, few, list(reports))
+        kept = _KeptIteration(n_iter, few, list(reports))
         for space, array in values.items():
             for lane, at in self._own[space].items():
                 kept.lanes.setdefault(lane, {})[space] = array[at].copy()
-        kept.lanes.update(self._mirrored(kept.lanes))
+        kept.lanes.update(self._exchange_with_buddy(kept.lanes))
+        # The older one goes once this is complete.
         self._kept[:] = [*self._kept[-1:], kept]
 
-    def _mirrored(self, lanes: dict[int, dict[str, Array]]) -> dict[int, dict[str, Array]]:
-        """Values of other trainers' lanes, having given the own to their keeper."""
+    def _exchange_with_buddy(
+        self, lanes: dict[int, dict[str, Array]]
+    ) -> dict[int, dict[str, Array]]:
+        """Give the own values to the buddy; return the values that others gave."""
         rank = self._communicator.rank
         if self._keeper[rank] == rank:
             return {}
         given = [np.empty(0, np.uint8) for _ in self._keeper]
-        given[self._keeper[rank]] = _packed(lanes)
+        given[self._keeper[rank]] = _pack_lanes(lanes)
         found: dict[int, dict[str, Array]] = {}
         for packed in self._communicator.alltoall(given):
             if len(packed):
-                found.update(_unpacked(packed))
+                found.update(_unpack_lanes(packed))
         return found
 
     def agree(self) -> BuddyCheckpoint:
-        """The last iteration that is known of all lanes, with the values of the own ones."""
+        """Return the last iteration known of all lanes, with the values of the own ones."""
         if not self._generation:
             self._kept.clear()
             return BuddyCheckpoint()
-        n_iter, holders = self._best()
+        n_iter, holders = self._find_latest_whole()
         self._kept[:] = [kept for kept in self._kept if kept.n_iter == n_iter]
         if not n_iter:
             return BuddyCheckpoint()
         kept = self._kept[0] if self._kept else None
-        lanes = self._handed_out(kept, holders)
-        few, reports = self._facts(kept, holders[min(holders)])
+        # Values of lanes that moved here come from whoever kept them.
+        lanes = self._collect_own_lanes(kept, holders)
+        few, reports = self._share_facts(kept, holders[min(holders)])
         # Whoever is lost next may be before another image: nothing known is forgotten until then.
         known = {} if kept is None else kept.lanes
-        self._kept[:] = [_Kept(n_iter, few, reports, {**known, **lanes, **self._mirrored(lanes)})]
+        self._kept[:] = [
+            _KeptIteration(
+                n_iter, few, reports, {**known, **lanes, **self._exchange_with_buddy(lanes)}
+            )
+        ]
         values = {
             space: np.concatenate([lanes[lane][space] for lane in own])
             for space, own in self._own.items()
@@ -339,8 +371,8 @@ class BuddyCheckpoints:
         }
         return BuddyCheckpoint(n_iter, values, few, reports)
 
-    def _best(self) -> tuple[int, dict[int, int]]:
-        """The latest iteration of which all lanes are known, 0 for none; a rank that has each."""
+    def _find_latest_whole(self) -> tuple[int, dict[int, int]]:
+        """Return the latest iteration known of all lanes (0: none), and a rank that has each."""
         own = np.array(
             [(kept.n_iter, lane) for kept in self._kept for lane in kept.lanes], np.int64
         ).reshape(-1, 2)
@@ -352,23 +384,23 @@ class BuddyCheckpoints:
         best = max(whole, default=0)
         return best, found.get(best, {})
 
-    def _handed_out(
-        self, kept: _Kept | None, holders: dict[int, int]
+    def _collect_own_lanes(
+        self, kept: _KeptIteration | None, holders: dict[int, int]
     ) -> dict[int, dict[str, Array]]:
-        """The values of the own lanes, of whoever has them."""
+        """Return the values of the own lanes, from the ranks that have them."""
         communicator = self._communicator
         own = np.array([lane for at in self._own.values() for lane in at], np.int64)
         given = []
         for (lanes,) in communicator.allgather([np.unique(own)]):
             mine = [lane for lane in lanes.tolist() if holders[lane] == communicator.rank]
-            given.append(_packed({lane: kept.lanes[lane] for lane in mine} if kept else {}))
+            given.append(_pack_lanes({lane: kept.lanes[lane] for lane in mine} if kept else {}))
         found: dict[int, dict[str, Array]] = {}
         for packed in communicator.alltoall(given):
-            found.update(_unpacked(packed))
+            found.update(_unpack_lanes(packed))
         return found
 
-    def _facts(self, kept: _Kept | None, holder: int) -> tuple[Any, list[Array]]:
-        """Facts that are the same in all trainers, of one that knows them."""
+    def _share_facts(self, kept: _KeptIteration | None, holder: int) -> tuple[Any, list[Array]]:
+        """Return facts equal in all trainers, from one that knows them."""
         own: list[Array] = []
         if self._communicator.rank == holder:
             assert kept is not None
@@ -379,16 +411,18 @@ class BuddyCheckpoints:
         return few, list(reports)
 
 
-def _next_elsewhere(rank: int, processes: Sequence[tuple[int, ...]]) -> int:
-    """The next rank in another process: one that runs several trainers is lost with all of them."""
+def _next_other_process(rank: int, processes: Sequence[tuple[int, ...]]) -> int:
+    """Return the next rank in another process: trainers of one process are lost together."""
     others = (r % len(processes) for r in range(rank + 1, rank + len(processes)))
     return next((other for other in others if processes[other] != processes[rank]), rank)
 
 
-def _packed(lanes: dict[int, dict[str, Array]]) -> NDArray[np.uint8]:
+def _pack_lanes(lanes: dict[int, dict[str, Array]]) -> NDArray[np.uint8]:
+    """Return lanes' values as bytes."""
     facts = [[lane, dict(values)] for lane, values in lanes.items()]
     return np.frombuffer(pack_object(facts, {}), np.uint8)
 
 
-def _unpacked(packed: NDArray[np.uint8]) -> dict[int, dict[str, Array]]:
+def _unpack_lanes(packed: NDArray[np.uint8]) -> dict[int, dict[str, Array]]:
+    """Return the lanes' values that :func:`_pack_lanes` packed."""
     return {lane: dict(values) for lane, values in unpack_object(packed, {})}

@@ -1,8 +1,9 @@
-"""Rows of their own: each trainer runs the solver on its lanes' rows, and what decides is summed.
+"""Loop *own rows*: each trainer runs the solver on its lanes' rows, and the deciding sums are
+all-reduced.
 
-All trainers hold the same result at any time, so after a loss the one that is furthest hands it to
-the others, and they go on from there. What a solver made of the rows stays with the trainers
-that have them; of lanes that come from others it is made again.
+All trainers hold the same result at any time, so after a loss the one that is furthest gives it to
+the others, and they continue. What a solver made of the rows stays with the trainers that have
+them; for lanes that come from others it is made again.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ def run_own_rows(context: Context) -> Solution | None:
     """Run the fit's solver on this trainer's rows; rank 0 returns the solution."""
     # The first trainer reports for all.
     connection = None if context.rank else context.connect()
-    rooms = _rooms(context)
+    rooms = _get_spill_store(context)
     try:
-        rows = _Rows(context, connection, rooms)
+        rows = _TrainerRows(context, connection, rooms)
         try:
             found: Solution = context.fit.own_rows.solver.solve(context.fit.work.model, rows)
         except _PausedError as paused:
@@ -53,8 +54,8 @@ def run_own_rows(context: Context) -> Solution | None:
     return None if context.rank else found
 
 
-def _rooms(context: Context) -> SpillStore:
-    """Room for what is made of the rows, the same in all generations."""
+def _get_spill_store(context: Context) -> SpillStore:
+    """Return the store for what is made of the rows, the same in all generations."""
     rooms: SpillStore | None = context.memory.get("rooms")
     if rooms is None:
         work = context.fit.own_rows
@@ -73,7 +74,7 @@ class _PausedError(Exception):
 
 
 @dataclass
-class _Kept:
+class _KnownIteration:
     """Iteration that ended, as every trainer knows it.
 
     Parameters
@@ -98,14 +99,14 @@ class _Kept:
         return log.packed()
 
     @classmethod
-    def unpacked(cls, data: NDArray[np.uint8]) -> _Kept:
+    def unpacked(cls, data: NDArray[np.uint8]) -> _KnownIteration:
         """Return the iteration that :meth:`packed` made bytes of."""
         log = RowsLog.unpacked(data)
         return cls(log.n_rows, log.n_iter, lambda: log.state, list(log.reports))
 
 
-class _Rows(Together):
-    """A trainer's rows, as the solver sees them (`solvers.own_rows.OwnRows`)."""
+class _TrainerRows(Together):
+    """Rows of a trainer, as the solver sees them (`solvers.own_rows.OwnRows`)."""
 
     def __init__(
         self, context: Context, connection: ShardedConnection | None, rooms: SpillStore
@@ -121,48 +122,52 @@ class _Rows(Together):
         self.lanes = list(self._of_number)
         work = context.fit.own_rows
         self._is_stopped = self.should_stop = work.is_stopped
-        known: _Kept | None = context.memory.get("kept")
+        known: _KnownIteration | None = context.memory.get("kept")
         if known is None and work.log is not None:
-            known = _Kept.unpacked(work.log)
-        kept = self._agree(known)
+            known = _KnownIteration.unpacked(work.log)
+        kept = self._agree_on_furthest(known)
         # Where rows were lost for good, what was made of the others counts them otherwise.
+        # Bins and the like survive generations, unless rows were lost for good: then counts differ.
         made = context.memory.setdefault("made", {"n_rows": self.n_rows})
         if made["n_rows"] != self.n_rows:
             context.memory["made"] = made = {"n_rows": self.n_rows}
         self.memory: dict[str, Any] = made
         self.n_done = kept.n_iter
         self.kept = None if kept.state is None else kept.state()
-        self._go_on_from(kept.reports)
+        self._repeat_reports(kept.reports)
 
-    def _agree(self, known: _Kept | None) -> _Kept:
-        """The furthest iteration of any trainer, given to all."""
-        own = _Kept(self.n_rows) if known is None or known.n_rows != self.n_rows else known
+    def _agree_on_furthest(self, known: _KnownIteration | None) -> _KnownIteration:
+        """Return the furthest iteration of any trainer, given to all."""
+        own = (
+            _KnownIteration(self.n_rows) if known is None or known.n_rows != self.n_rows else known
+        )
 
         def state_of_own() -> Array:
             assert own.state is not None
-            return _packed(dict(own.state()))
+            return _pack_state(dict(own.state()))
 
-        if further := self._furthest(own.n_iter, state_of_own, own.reports):
+        if further := self._share_furthest(own.n_iter, state_of_own, own.reports):
             n_iter, packed, reports = further
-            state = _unpacked(packed)
-            own = _Kept(self.n_rows, n_iter, lambda: state, reports)
+            state = _unpack_state(packed)
+            own = _KnownIteration(self.n_rows, n_iter, lambda: state, reports)
         self._context.memory["kept"] = own
         return own
 
     # -- rows ----------------------------------------------------------------------------------
 
     def count(self, lane: int) -> int:
-        """Rows of an own lane."""
+        """Return the number of rows of an own lane."""
         return self._of_number[lane].n_rows
 
     def firsts(self, lane: int) -> NDArray[np.int64]:
-        """Number of the first row of each part of a block that an own lane has."""
+        """Return the number of the first row of each part of a block that an own lane has."""
+        # Numbers of rows among all, from which draws are hashed: they do not depend on lanes.
         first = self._context.fit.own_rows.first_rows
         parts = [part for part in self._of_number[lane].segments if len(part)]
         return np.array([first[part.block] + part.start for part in parts], np.int64)
 
     def blocks(self, lane: int) -> Iterator[tuple[int, BatchRows]]:
-        """The rows of an own lane, block by block, and the number of their first."""
+        """Yield the number of the first row, and the rows, of each block of an own lane."""
         reader, first = self._of_number[lane], self._context.fit.own_rows.first_rows
         reader.seek(0)
         for rows in reader.next_batch().pieces:
@@ -177,16 +182,16 @@ class _Rows(Together):
     # -- what all decide by --------------------------------------------------------------------
 
     def sum(self, array: Array) -> Array:
-        """Sum of all trainers' arrays."""
+        """Return the sum of all trainers' arrays."""
         total: Array = self._communicator.allreduce(array)
         return np.asarray(total) if is_host(total) else total
 
     def ranges(self, n: int) -> list[slice]:
-        """The range of `n` things that is each trainer's."""
+        """Return the range of `n` things that each trainer has."""
         return [slice(a, b) for a, b in pairwise(self._communicator.bounds(n))]
 
     def sum_own(self, array: Array) -> Array:
-        """The own range of the sum along the first axis."""
+        """Return the own range of the sum along the first axis (reduce-scatter)."""
         if self.size == 1:
             return array.copy()
         n, *rest = array.shape
@@ -197,25 +202,26 @@ class _Rows(Together):
         return (np.asarray(own) if is_host(own) else own.copy()).reshape(-1, *rest)
 
     def largest(self, values: Array) -> Array:
-        """Largest of all trainers' numbers."""
+        """Return the elementwise largest of all trainers' numbers."""
+        # A maximum as a sum: each trainer fills its own row of zeros.
         all_ = np.zeros((self.size, len(values) + 3))
-        all_[self.rank] = [*values, *self._say()]
+        all_[self.rank] = [*values, *self._extra_numbers()]
         found = self._communicator.allreduce(all_)
         self.should_stop = bool(found[:, -3].any())
         self._extra += found[:, -2:].sum(axis=0)
         return np.asarray(found[:, :-3].max(axis=0))
 
     def gather(self, arrays: list[Array]) -> list[list[Array]]:
-        """The arrays of every trainer."""
+        """Return the arrays of every trainer."""
         return self._communicator.allgather(arrays)
 
     def deal(self, arrays: list[Array]) -> list[Array]:
-        """The arrays that all trainers have for this one."""
+        """Return the arrays that all trainers have for this one."""
         return self._communicator.alltoall(arrays)
 
-    def _say(self) -> tuple[float, float, float]:
-        """A wish that the first trainer alone knows of, and the bytes that this one has moved."""
-        return float(self._is_to_stop or self._is_stopped), *self._bytes_moved()
+    def _extra_numbers(self) -> tuple[float, float, float]:
+        """Return the first trainer's wish to stop, and the bytes that this trainer has moved."""
+        return float(self._wants_to_stop or self._is_stopped), *self._bytes_moved()
 
     # -- iterations ----------------------------------------------------------------------------
 
@@ -224,9 +230,10 @@ class _Rows(Together):
     ) -> None:
         """Report an iteration, and remember how to make its state."""
         work = self._context.fit.own_rows
-        self._count(work.solver, loss, float(self.n_rows), scores)
-        kept = _Kept(self.n_rows, n_iter, state, list(self._reports))
+        self._count_iteration(work.solver, loss, float(self.n_rows), scores)
+        kept = _KnownIteration(self.n_rows, n_iter, state, list(self._reports))
         self._context.memory["kept"] = kept
+        # An interrupt from here on returns what was found up to this iteration.
         self._context.leaves(lambda: Left(work.solver.interrupted(n_iter, state())))
         self._end_pass()
         # All trainers come here after the same iteration. The last one needs no pause.
@@ -235,10 +242,12 @@ class _Rows(Together):
             raise _PausedError(kept.packed())
 
 
-def _packed(state: Mapping[str, Array]) -> NDArray[np.uint8]:
+def _pack_state(state: Mapping[str, Array]) -> NDArray[np.uint8]:
+    """Return a state as bytes."""
     return np.frombuffer(pack_object(dict(state), {}), np.uint8)
 
 
-def _unpacked(packed: NDArray[np.uint8]) -> dict[str, Array]:
+def _unpack_state(packed: NDArray[np.uint8]) -> dict[str, Array]:
+    """Return the state that :func:`_pack_state` packed."""
     found: dict[str, Array] = unpack_object(packed, {})
     return found

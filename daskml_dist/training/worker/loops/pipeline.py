@@ -1,9 +1,10 @@
-"""Pipelined steps: each trainer holds some layers, and micro-batches go through all of them.
+"""Pipeline-parallel steps: each trainer holds some layers, and micro-batches go through all of
+them.
 
-Every trainer feeds the rows of its own lanes to the first stage, and their targets to the last.
-A stage makes one forward and one backward in turn (1F1B, as PipeDream calls it), sums what its
-layers' gradients are of all micro-batches of the step, with the same stages of other pipelines,
-and updates its range of the parameters.
+Every trainer feeds the rows of its lanes to the first stage, and their targets to the last. A stage
+makes one forward and one backward in turn (1F1B; Narayanan et al. 2019, PipeDream), sums its
+layers' gradients over all micro-batches of the step and with the same stages of other pipelines,
+and updates its range of the parameters. `Stages` says who holds which layers.
 """
 
 from __future__ import annotations
@@ -35,24 +36,25 @@ from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.loops.device_placement import DevicePlacement
 from daskml_dist.training.worker.reader import in_one_piece
 
-__all__ = ["Pipelined", "Stages", "cut_evenly"]
+__all__ = ["PipelineSteps", "Stages", "cut_evenly"]
 
 
-#: Steps between two copies of parameters whose loss was finite.
+#: Steps between two copies of parameters whose loss was finite: a copy takes about as long as a
+#: step.
 _KEPT_EVERY = 32
 #: What a message is; its name is this and the number of the micro-batch, or of the lane.
 _ROWS, _TARGETS, _FORWARD, _BACKWARD, _LOSS, _STATE = range(6)
 
 
-class _Job(NamedTuple):
-    """A micro-batch: its number among those of a step in this pipeline, and whose rows it is."""
+class _MicroBatch(NamedTuple):
+    """Micro-batch: its number among those of a step in this pipeline, and whose rows it has."""
 
     number: int
     lane: int
     owner: int
 
 
-class Pipelined:
+class PipelineSteps:
     """Steps of all lanes through the stages that the trainers hold.
 
     Parameters
@@ -70,13 +72,13 @@ class Pipelined:
         self._model: StagedModel = copy.copy(context.fit.steps.model)  # type: ignore[assignment]
         self._home = DevicePlacement(context, alone=False)
         self._backend = context.lanes[0].backend
-        self._stages = self._cut(min(pipeline.stages, context.communicator.size))
+        self._stages = self._cut_stages(min(pipeline.stages, context.communicator.size))
         self._rows = self._model.rows_of(self._stages.layers)
         self._shard = self._home.shard(context.fit.start_state(self._rows), self._rows.start)
         peers = context.communicator
         self._lines = Lines(peers) if isinstance(peers, PeerGroup) else None
         self._own: dict[tuple[int, int], Arrays] = {}
-        self._jobs = self._all_jobs()
+        self._jobs = self._list_micro_batches()
         self._alike = None
         if isinstance(peers, PeerGroup) and self._stages.stage is not None:
             self._alike = peers.among(self._stages.alike)
@@ -86,9 +88,10 @@ class Pipelined:
         self._busy = 0.0
         self._good: NDArray[Any] | None = None
 
-    def _cut(self, n_stages: int) -> Stages:
-        """Cut the layers so that all stages take as long; the first trainer measures."""
+    def _cut_stages(self, n_stages: int) -> Stages:
+        """Cut the layers so that all stages take equally long; the first trainer measures."""
         context, n = self._context, len(self._model.layers)
+        # Without a measurement all layers count alike.
         seconds = [1.0] * n
         if context.rank == 0 and 1 < n_stages < n:
             state = self._home.enter(context.fit.start_state())
@@ -98,26 +101,29 @@ class Pipelined:
         cuts = cut_evenly(first[0].tolist(), min(n_stages, n))
         return Stages(context.rank, context.communicator.size, cuts)
 
-    def _all_jobs(self) -> list[_Job]:
-        """Micro-batches of a step in this pipeline, in the order of the lanes."""
+    def _list_micro_batches(self) -> list[_MicroBatch]:
+        """Return the micro-batches of a step in this pipeline, in lane order."""
         own = np.array([lane.number for lane in self._context.lanes])
         lanes = self._context.communicator.allgather([own])
         owner = {n: rank for rank in self._stages.members for n in lanes[rank][0].tolist()}
         of = [lane for lane in sorted(owner) for _ in range(self._m)]
-        return [_Job(number, lane, owner[lane]) for number, lane in enumerate(of)]
+        return [_MicroBatch(number, lane, owner[lane]) for number, lane in enumerate(of)]
 
     # -- messages ------------------------------------------------------------------------------
 
-    def _send(self, to: int, kind: int, number: int, arrays: Arrays) -> None:
+    def _send_to_stage(self, to: int, kind: int, number: int, arrays: Arrays) -> None:
+        """Send arrays to a rank; those for this rank are kept."""
         if self._lines is None or to == self._context.rank:
             self._own[kind, number] = arrays
         else:
+            # Messages travel through host memory.
             host = [self._home.to_host(array) for array in arrays]
             # As many are unread as stages follow; rows and targets go out all at once.
             awaited = kind in (_FORWARD, _BACKWARD)
             self._lines.send(to, kind + 8 * number, host, awaited=awaited)
 
-    def _receive(self, source: int, kind: int, number: int) -> Arrays:
+    def _receive_from_stage(self, source: int, kind: int, number: int) -> Arrays:
+        """Receive arrays from a rank, on the device."""
         if self._lines is None or source == self._context.rank:
             return self._own.pop((kind, number))
         arrays = self._lines.receive(source, kind + 8 * number)
@@ -126,25 +132,29 @@ class Pipelined:
     # -- a step --------------------------------------------------------------------------------
 
     def steps(self, clock: int, most: int) -> int:
-        """Take the next step; 1, as many as are taken."""
+        """Take the next step; return 1, the number of steps taken."""
         context = self._context
-        batches = {lane.number: self._feed(lane) for lane in context.lanes}
-        parts = self._gradients(clock)
+        # 1. Rows and targets to the first and last stages.
+        batches = {lane.number: self._feed_batch(lane) for lane in context.lanes}
+        # 2. Forward and backward of all micro-batches through the own layers.
+        parts = self._compute_gradients(clock)
         busy, self._busy = self._busy, 0.0
         last = self._stages.holders[-1]
         for lane in context.lanes:
-            (loss,) = self._receive(last, _LOSS, lane.number)
+            # 3. The last stage says what each lane's batch lost.
+            (loss,) = self._receive_from_stage(last, _LOSS, lane.number)
             lane.count_steps([batches[lane.number]], np.array([float(loss)]), busy)
             busy = 0.0
         if self._lines is not None:
             self._lines.flush()
         if self._stages.stage is not None:
             rows = context.step_rows(clock % context.fit.work.n_steps)
-            self._shard.apply(self._summed(parts), rows)
+            # 4. Sum with the same stage of other pipelines, and update.
+            self._shard.apply(self._sum_pipelines(parts), rows)
         return 1
 
-    def _feed(self, lane: Lane) -> int:
-        """Send the micro-batches of a lane's next batch to where they are wanted; its rows."""
+    def _feed_batch(self, lane: Lane) -> int:
+        """Send the micro-batches of a lane's next batch to the stages; return its rows."""
         batch = lane.next_batch()
         pieces = list(batch.pieces)
         rows = in_one_piece(pieces) if len(pieces) > 1 else next(iter(pieces), None)
@@ -152,17 +162,18 @@ class Pipelined:
         for micro, job in enumerate(job for job in self._jobs if job.lane == lane.number):
             at = slice(batch.n_rows * micro // self._m, batch.n_rows * (micro + 1) // self._m)
             if rows is None or at.start == at.stop:
-                self._send(first, _ROWS, job.number, [])
+                self._send_to_stage(first, _ROWS, job.number, [])
                 continue
+            # The key of random streams travels with the rows: dropout is the same in every stage.
             key = np.array([*rows.key, at.start])
             has = np.array([rows.y is not None, rows.weight is not None])
             given = [array[at] for array in (rows.y, rows.weight) if array is not None]
-            self._send(first, _ROWS, job.number, [key, rows.X[at]])
-            self._send(last, _TARGETS, job.number, [has, *given])
+            self._send_to_stage(first, _ROWS, job.number, [key, rows.X[at]])
+            self._send_to_stage(last, _TARGETS, job.number, [has, *given])
         return batch.n_rows
 
-    def _gradients(self, clock: int) -> list[tuple[int, None, Any]]:
-        """Gradients of the own layers by lane; parameters whose loss was finite are kept.
+    def _compute_gradients(self, clock: int) -> list[tuple[int, None, Any]]:
+        """Return the gradients of the own layers by lane; keep parameters with a finite loss.
 
         Where several trainers hold them, the client finds some in its snapshots.
         """
@@ -176,50 +187,53 @@ class Pipelined:
         return parts
 
     def _run_stage(self) -> list[tuple[int, None, Any]]:
-        """Make the own layers' part of all micro-batches; gradients by lane."""
+        """Run the own layers on all micro-batches; return gradients by lane."""
         stage, jobs = self._stages.stage, self._jobs
         if stage is None:
             return []
         self._losses = dict.fromkeys((job.lane for job in jobs), 0.0)
         parts: dict[int, Any] = {}
         # One more than stages follow, so that no stage waits while a message is on its way.
+        # 1F1B: run as many micro-batches forward as stages follow, then alternate.
         after = self._stages.n_stages - stage - 1
         ahead = min(after + 1 if after else 0, len(jobs))
         for job in jobs[:ahead]:
-            self._forward(stage, job)
+            self._run_forward(stage, job)
+        # Steady state: one forward, one backward.
         for number, job in enumerate(jobs):
             if number + ahead < len(jobs):
-                self._forward(stage, jobs[number + ahead])
-            self._backward(stage, job, self._sum_of(parts, job.lane))
+                self._run_forward(stage, jobs[number + ahead])
+            self._run_backward(stage, job, self._get_gradient_sum(parts, job.lane))
         if stage == self._stages.n_stages - 1:
             owners = {job.lane: job.owner for job in jobs}
             for lane, loss in self._losses.items():
-                self._send(owners[lane], _LOSS, lane, [np.array(loss)])
+                self._send_to_stage(owners[lane], _LOSS, lane, [np.array(loss)])
         return [(lane, None, part) for lane, part in parts.items()]
 
-    def _sum_of(self, parts: dict[int, Any], lane: int) -> Any:
-        """Sum that a lane's gradient goes into: its own where they are added in lane order."""
+    def _get_gradient_sum(self, parts: dict[int, Any], lane: int) -> Any:
+        """Return the sum that a lane's gradient goes into: its own under deterministic order."""
         lane = lane if self._context.fit.run.deterministic else 0
         if lane not in parts:
             w = self._shard.w
             parts[lane] = zeros(w.shape, w.dtype, like=w)
         return parts[lane]
 
-    def _forward(self, stage: int, job: _Job) -> None:
+    def _run_forward(self, stage: int, job: _MicroBatch) -> None:
+        """Run the own layers forward on a micro-batch, and send their output on."""
         holders = self._stages.holders
         if stage == 0:
-            came = self._receive(job.owner, _ROWS, job.number)
+            came = self._receive_from_stage(job.owner, _ROWS, job.number)
         else:
-            came = self._receive(holders[stage - 1], _FORWARD, job.number)
+            came = self._receive_from_stage(holders[stage - 1], _FORWARD, job.number)
         last = stage == len(holders) - 1
         if not came:  # an empty micro-batch
             if not last:
-                self._send(holders[stage + 1], _FORWARD, job.number, [])
+                self._send_to_stage(holders[stage + 1], _FORWARD, job.number, [])
             return
         key, x = came
         rows = BatchRows(x, key=tuple(key.tolist()))
         if last:
-            has, *given = self._receive(job.owner, _TARGETS, job.number)
+            has, *given = self._receive_from_stage(job.owner, _TARGETS, job.number)
             rows.y = given[0] if has[0] else None
             rows.weight = given[-1] if has[1] else None
         since, layers = time.perf_counter(), self._stages.layers
@@ -230,15 +244,16 @@ class Pipelined:
         self._busy += time.perf_counter() - since
         self._live[job.number] = rows, memory, output if last else None
         if not last:
-            self._send(holders[stage + 1], _FORWARD, job.number, [key, output])
+            self._send_to_stage(holders[stage + 1], _FORWARD, job.number, [key, output])
 
-    def _backward(self, stage: int, job: _Job, out: Any) -> None:
+    def _run_backward(self, stage: int, job: _MicroBatch, out: Any) -> None:
+        """Run the own layers backward on a micro-batch, and send the gradient back."""
         if job.number not in self._live:  # an empty one
             return
         rows, memory, gradient = self._live.pop(job.number)
         holders = self._stages.holders
         if gradient is None:
-            (gradient,) = self._receive(holders[stage + 1], _BACKWARD, job.number)
+            (gradient,) = self._receive_from_stage(holders[stage + 1], _BACKWARD, job.number)
         since = time.perf_counter()
         before = self._model.backward(
             self._shard.w, memory, gradient, out, self._stages.layers, rows, self._backend,
@@ -247,10 +262,10 @@ class Pipelined:
         self._busy += time.perf_counter() - since
         if stage > 0:
             # The next backward may use the same memory while this one is on its way.
-            self._send(holders[stage - 1], _BACKWARD, job.number, [copied(before)])
+            self._send_to_stage(holders[stage - 1], _BACKWARD, job.number, [copied(before)])
 
-    def _summed(self, parts: list[tuple[int, None, Any]]) -> Any:
-        """Gradients of all lanes, of all pipelines."""
+    def _sum_pipelines(self, parts: list[tuple[int, None, Any]]) -> Any:
+        """Return the sum of the gradients of all lanes, of all pipelines."""
         alike = self._alike
         if not self._context.fit.run.deterministic:
             total = parts[0][2]
@@ -266,12 +281,12 @@ class Pipelined:
         return self._home.to_device(sum_in_lane_order(everyone)[1])
 
     def draw_ahead(self, clock: int, most: int) -> None:
-        """Nothing is drawn ahead."""
+        """Do nothing: rows are drawn with each step."""
 
     # -- what a fit keeps ----------------------------------------------------------------------
 
     def snapshots(self) -> dict[int, LaneSnapshot]:
-        """Every lane's sums; with the first lane's, the stage of the first pipeline."""
+        """Return every lane's sums; with the first lane's, the stage of the first pipeline."""
         first = self._context.lanes[0].number
         held = self._home.leave(self._shard.snapshot()) if self._stages.leads else None
         return {
@@ -284,18 +299,18 @@ class Pipelined:
         }
 
     def restore(self, lanes: dict[int, LaneSnapshot]) -> None:
-        """Go on from all stages at one clock, however these were cut."""
+        """Continue from all stages at one clock, however they were cut."""
         (held,) = (lane.shard for lane in whole(lanes).values() if lane.shard is not None)
         self._shard.restore(self._home.enter(held.part(self._rows)))
 
     def left(self) -> Left | None:
-        """The parameters as far as they came, where one trainer holds all."""
+        """Return the parameters as far as they came, where one trainer holds all."""
         if self._stages.n_stages > 1 or (state := self.state()) is None:
             return None
         return Left(state, rows=sum(lane.sums[1] for lane in self._context.lanes))
 
     def validation_weights(self) -> list[Any | None]:
-        """Whole parameters for each lane, where any rows are held out."""
+        """Return the whole parameters for each lane, where any rows are held out."""
         if not self._context.fit.rows.validation_fraction:
             return [None] * len(self._context.lanes)
         own = [self._home.to_host(self._shard.w)] if self._stages.leads else []
@@ -304,20 +319,22 @@ class Pipelined:
         return [whole] * len(self._context.lanes)
 
     def state(self) -> ShardState | None:
-        """All stages' state, on the first rank."""
+        """Return the state of all stages, on the first rank."""
         if not self._stages.leads:
             return None
         own = self._home.leave(self._shard.state())
         names = sorted(own.opt_state)
         average = [] if own.average is None else [own.average]
-        self._send(0, _STATE, 0, [own.w, *(own.opt_state[name] for name in names), *average])
+        self._send_to_stage(
+            0, _STATE, 0, [own.w, *(own.opt_state[name] for name in names), *average]
+        )
         if self._lines is not None:
             self._lines.flush()
         if self._context.rank:
             return None
         parts = []
         for rank in self._stages.holders:
-            w, *rest = self._receive(rank, _STATE, 0)
+            w, *rest = self._receive_from_stage(rank, _STATE, 0)
             opt_state = dict(zip(names, rest, strict=False))
             last = rest[-1] if average else None
             parts.append(ShardState(w, opt_state, own.step, own.rows, last, own.n_averaged))
@@ -345,56 +362,57 @@ class Stages:
 
     @property
     def n_stages(self) -> int:
-        """Stages of a pipeline."""
+        """Return the number of stages of a pipeline."""
         return len(self.cuts) - 1
 
     @property
     def n_pipelines(self) -> int:
-        """Pipelines beside each other."""
+        """Return the number of pipelines beside each other."""
         return max(1, self.size // self.n_stages)
 
     @property
     def pipeline(self) -> int:
-        """The trainer's pipeline."""
+        """Return the number of the trainer's pipeline."""
         return self.rank % self.n_pipelines
 
     @property
     def stage(self) -> int | None:
-        """The trainer's stage; None: it only feeds rows."""
+        """Return the trainer's stage; None where it only feeds rows."""
         stage = self.rank // self.n_pipelines
         return stage if stage < self.n_stages else None
 
     @property
     def layers(self) -> range:
-        """The trainer's layers."""
+        """Return the trainer's layers."""
         if self.stage is None:
             return range(0)
         return range(self.cuts[self.stage], self.cuts[self.stage + 1])
 
     @cached_property
     def holders(self) -> list[int]:
-        """Ranks of the stages of the trainer's pipeline, in their order."""
+        """Return the ranks of the stages of the trainer's pipeline, in order."""
         return [self.pipeline + stage * self.n_pipelines for stage in range(self.n_stages)]
 
     @property
     def members(self) -> list[int]:
-        """Ranks whose lanes' rows go through the trainer's pipeline."""
+        """Return the ranks whose lanes' rows go through the trainer's pipeline."""
         return list(range(self.pipeline, self.size, self.n_pipelines))
 
     @property
     def alike(self) -> list[int]:
-        """Ranks that hold the same stage in other pipelines, and the trainer's."""
+        """Return the ranks that hold the trainer's stage, in all pipelines."""
         assert self.stage is not None
         return [self.stage * self.n_pipelines + k for k in range(self.n_pipelines)]
 
     @property
     def leads(self) -> bool:
-        """Whether the trainer holds a stage of the first pipeline."""
+        """Return whether the trainer holds a stage of the first pipeline."""
         return self.pipeline == 0 and self.stage is not None
 
 
 def cut_evenly(seconds: Sequence[float], n_stages: int) -> tuple[int, ...]:
-    """First layer of each of so many stages, and the number of layers: the longest is shortest.
+    """Return the first layer of each stage, and the number of layers, so that the longest is
+    shortest.
 
     Parameters
     ----------
@@ -404,6 +422,7 @@ def cut_evenly(seconds: Sequence[float], n_stages: int) -> tuple[int, ...]:
         At most as many as layers.
     """
     n = len(seconds)
+    # Dynamic programme over prefixes of the layers (linear partition).
     until = [0.0, *itertools.accumulate(seconds)]
     # best[k][i]: the longest of k + 1 stages of the first i layers, and where the last one begins.
     best = [[(until[i], 0) for i in range(n + 1)]]
@@ -419,7 +438,7 @@ def cut_evenly(seconds: Sequence[float], n_stages: int) -> tuple[int, ...]:
 
 
 def seconds_of_layers(context: Context, w: Any, n_rows: int) -> list[float]:
-    """Seconds that each layer takes, forward and backward, as measured on rows of a lane.
+    """Measure the seconds that each layer takes, forward and backward, on rows of a lane.
 
     Parameters
     ----------
@@ -438,11 +457,12 @@ def seconds_of_layers(context: Context, w: Any, n_rows: int) -> list[float]:
         return [1.0] * len(model.layers)
     y, weight = (None if a is None else a[:n_rows] for a in (rows.y, rows.weight))
     rows = BatchRows(rows.X[:n_rows], y, weight, rows.key)
-    times = np.min([_timed(model, w, rows, lane.backend) for _ in range(3)], axis=0)
+    times = np.min([_time_layers(model, w, rows, lane.backend) for _ in range(3)], axis=0)
     return [float(seconds) for seconds in times]
 
 
-def _timed(model: StagedModel, w: Any, rows: BatchRows, backend: Any) -> list[float]:
+def _time_layers(model: StagedModel, w: Any, rows: BatchRows, backend: Any) -> list[float]:
+    """Return the seconds of each layer in one forward and backward."""
     x, memories = rows.X, []
     layers = [range(n, n + 1) for n in range(len(model.layers))]
     seconds = [0.0] * len(layers)

@@ -1,11 +1,9 @@
-"""Rounds of a solver whose vectors are large: each trainer holds a range of every vector.
+"""Loop *ranges*: rounds of a solver with large vectors, of which each trainer holds a range.
 
-All trainers run the solver on their ranges, and add up the few numbers that it decides by; so they
-decide alike. Whole vectors are but the point at which a sum is made, and the sum.
-
-Every trainer keeps the last point that an iteration ended at. After a loss the solver goes on from
-there: it finds the same optimum, though not along the same steps, since what it remembers of the
-curvature is gone.
+All trainers run the solver on their ranges and all-reduce the few numbers that it decides by, so
+they decide alike. Whole vectors exist only as the point at which a sum is made, and the sum. Every
+trainer keeps the last point that an iteration ended at. After a loss the solver continues from
+there to the same optimum, though by other steps, since its memory of the curvature is gone.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ def run_ranges(context: Context) -> Solution | None:
     # The first trainer reports for all.
     connection = None if context.rank else context.connect()
     try:
-        ranges = _Ranges(context, connection)
+        ranges = _TrainerRanges(context, connection)
         found = solver.solve_in_ranges(context.fit.work.model, ranges, ranges.start())
         ranges.end()
         w = ranges.whole(found.w).reshape(context.fit.rounds.shape or ())
@@ -45,7 +43,7 @@ def run_ranges(context: Context) -> Solution | None:
 
 
 @dataclass
-class _Point:
+class _KeptPoint:
     """Point at which an iteration ended, and what was reported up to there.
 
     Parameters
@@ -65,37 +63,38 @@ class _Point:
     reports: list[Array] = field(default_factory=list)
 
 
-class _Ranges(Together):
-    """One trainer's range of the vectors, as the solver sees it (`solvers.Ranges`)."""
+class _TrainerRanges(Together):
+    """Range of the vectors of one trainer, as the solver sees it (`solvers.Ranges`)."""
 
     def __init__(self, context: Context, connection: ShardedConnection | None) -> None:
         super().__init__(context, connection)
         self._sums = LaneSums(context)
         self._bounds = self._communicator.bounds(int(np.prod(context.fit.rounds.shape or ())))
+        # A contiguous range of every vector of the solver.
         self.own = slice(*self._bounds[context.rank : context.rank + 2])
         self.n_rows = sum(context.lane_rows)
-        point = self._agree(context.memory.get("point"))
+        point = self._agree_on_furthest(context.memory.get("point"))
         self._begin: Array | None = point.w
         self._last: Array | None = point.w
         self.n_done = point.n_iter
-        self._go_on_from(point.reports)
+        self._repeat_reports(point.reports)
 
-    def _agree(self, known: _Point | None) -> _Point:
-        """The furthest point of any trainer, given to all."""
-        own = _Point(self.n_rows) if known is None or known.n_rows != self.n_rows else known
+    def _agree_on_furthest(self, known: _KeptPoint | None) -> _KeptPoint:
+        """Return the furthest point of any trainer, given to all."""
+        own = _KeptPoint(self.n_rows) if known is None or known.n_rows != self.n_rows else known
 
         def own_vector() -> Array:
             assert own.w is not None
             return own.w
 
-        if further := self._furthest(own.n_iter, own_vector, own.reports):
+        if further := self._share_furthest(own.n_iter, own_vector, own.reports):
             n_iter, w, reports = further
-            own = _Point(self.n_rows, n_iter, w, reports)
+            own = _KeptPoint(self.n_rows, n_iter, w, reports)
         self._context.memory["point"] = own
         return own
 
     def start(self) -> Array:
-        """The own range of where to begin."""
+        """Return the own range of the initial vector."""
         if self._begin is not None:
             return self._begin[self.own].copy()
         start = self._context.fit.rounds.first()
@@ -105,11 +104,12 @@ class _Ranges(Together):
     def keep(self, n_iter: int) -> None:
         """Keep the last point."""
         reports = list(self._reports)
-        point = _Point(self.n_rows, self.n_done + n_iter, self._last, reports)
+        point = _KeptPoint(self.n_rows, self.n_done + n_iter, self._last, reports)
         self._context.memory["point"] = point
-        self._context.leaves(lambda: self._left(point))
+        self._context.leaves(lambda: self._make_left(point))
 
-    def _left(self, point: _Point) -> Left:
+    def _make_left(self, point: _KeptPoint) -> Left:
+        """Return a point as what the trainer leaves behind."""
         assert point.w is not None
         w = point.w.reshape(self._context.fit.rounds.shape or ())
         return Left(Solution(w, point.n_iter, converged=False, message="interrupted"))
@@ -117,11 +117,11 @@ class _Ranges(Together):
     # -- numbers -------------------------------------------------------------------------------
 
     def dot(self, a: Array, b: Array) -> float:
-        """Dot product of two vectors."""
+        """Return the dot product of two vectors."""
         return float(self._communicator.allreduce(np.array([a @ b]))[0])
 
     def largest(self, a: Array) -> float:
-        """Largest absolute value of a vector's components."""
+        """Return the largest absolute value of a vector's components."""
         found = np.zeros(self._communicator.size)
         found[self._communicator.rank] = np.abs(a).max(initial=0.0)
         return float(self._communicator.allreduce(found).max())
@@ -129,19 +129,20 @@ class _Ranges(Together):
     # -- vectors -------------------------------------------------------------------------------
 
     def whole(self, own: Array) -> Array:
-        """A vector, of the ranges of all."""
+        """Return a whole vector from the ranges of all trainers."""
         self._last = np.concatenate([part for (part,) in self._communicator.allgather([own])])
         return self._last
 
     def __call__(self, statistic: Statistic) -> Array:
-        """The numbers that a sum begins with, and the own range of each vector after them."""
+        """Return the numbers that a sum begins with, and the own range of each vector."""
         total = self._sums.total(statistic, len(self._reports) + 1)
         total[2 - EXTRA :] = self._sums.bytes_moved()
         n, size = statistic.n_numbers, self._bounds[-1]
         # The first trainer alone hears that the fit is to stop, and all must know it alike.
         small = self._communicator.allreduce(
-            np.hstack([total[-EXTRA:], float(self._is_to_stop), total[:n]])
+            np.hstack([total[-EXTRA:], float(self._wants_to_stop), total[:n]])
         )
+        # Long vectors are reduced and scattered: each rank gets its range of the sum only.
         vectors = [
             self._communicator.reduce_scatter(total[at : at + size], self._bounds)
             for at in range(n, len(total) - EXTRA, size)

@@ -1,4 +1,10 @@
-"""Parts that trainers who all run the solver share: where they go on, iterations, bytes moved."""
+"""Parts that the loops of solvers share: sums over lanes, reports to the ledger, and logs to
+continue from.
+
+`LaneSums` makes a trainer's part of a sum, `SumReports` reports whole sums as passes, `SumLog` and
+`OwnRowsLog` are what a trainer remembers of a solver's course, and `Together` is the base class of
+what a solver sees where all trainers run it.
+"""
 
 from __future__ import annotations
 
@@ -22,21 +28,21 @@ from daskml_dist.training.worker.loops.context import Context
 __all__ = ["EXTRA", "LaneSums", "RowsLog", "SumLog", "SumReports", "Together"]
 
 
-#: What follows each sum on its way: loss, rows, bytes sent, bytes received.
+#: Numbers behind each sum on its way: loss, rows, bytes sent, bytes received.
 EXTRA = 4
-#: Seconds between two reports where others wait for this trainer meanwhile.
+#: Seconds between two reports where other trainers wait for this one meanwhile.
 _EVERY = 0.01
 FloatArray = NDArray[np.float64]
-#: Bytes of sums that a trainer remembers at most; a solver that needs more begins anew, or where
-#: it kept its state last.
+#: Most bytes of sums that a trainer remembers; a solver that needs more begins again, from its
+#: start or where it kept its state.
 _MEMORY = 2**28
-#: Bytes of sums from which on a solver's state is taken in their place.
+#: Bytes of sums from which a solver's state is taken in their place.
 _MUCH = 2**24
 Array = NDArray[Any]
 
 
 class Together:
-    """Base class of what a solver sees in each trainer, where all of them run it.
+    """Base class of what a solver sees in each trainer, where all trainers run it.
 
     Parameters
     ----------
@@ -56,21 +62,21 @@ class Together:
         self._extra: Array = np.zeros(2)
 
     @property
-    def _is_to_stop(self) -> bool:
-        """Whether the ledger wants the fit to end, which the first trainer alone knows."""
+    def _wants_to_stop(self) -> bool:
+        """Return whether the ledger wants the fit to end, which only the first trainer knows."""
         return self._to_ledger is not None and self._to_ledger.should_stop
 
     def _bytes_moved(self) -> tuple[float, float]:
-        """Bytes that this trainer has sent and received since it was asked last."""
+        """Return the bytes that this trainer has sent and received since the last call."""
         moved = self._communicator.bytes_sent, self._communicator.bytes_received
         sent, received = moved[0] - self._moved[0], moved[1] - self._moved[1]
         self._moved = moved
         return sent, received
 
-    def _furthest(
+    def _share_furthest(
         self, n_iter: int, state: Callable[[], Array], reports: Sequence[Array]
     ) -> tuple[int, Array, list[Array]] | None:
-        """Start of a new generation: the furthest iteration of any trainer, given to all.
+        """Return the furthest iteration of any trainer, given to all, at the start of a generation.
 
         Parameters
         ----------
@@ -88,6 +94,7 @@ class Together:
         """
         if not self._context.generation:
             return None
+        # Every trainer says how far it came; the furthest sends its state to the others.
         n_iters = [int(n[0]) for (n,) in self._communicator.allgather([np.array([n_iter])])]
         most = max(n_iters)
         if min(n_iters) == most:
@@ -97,14 +104,16 @@ class Together:
         found, all_reports = self._communicator.allgather(own)[furthest]
         return most, found, list(all_reports)
 
-    def _go_on_from(self, reports: Iterable[Array]) -> None:
+    def _repeat_reports(self, reports: Iterable[Array]) -> None:
         """Report again what was reported of the iterations before a loss."""
         self._reports = list(reports)
         for extra in self._reports:
-            self._report(extra)
+            self._report_iteration(extra)
 
-    def _count(self, solver: Any, loss: float, n_rows: float, scores: Sequence[float] = ()) -> None:
-        """Count an iteration.
+    def _count_iteration(
+        self, solver: Any, loss: float, n_rows: float, scores: Sequence[float] = ()
+    ) -> None:
+        """Count an iteration of the solver.
 
         Raises
         ------
@@ -120,11 +129,12 @@ class Together:
         self._extra = np.zeros(2)
 
     def _end_pass(self) -> None:
-        """Report what was counted last, which is a pass of the fit."""
-        self._report(self._reports[-1])
+        """Report the last iteration, which is a pass of the fit."""
+        self._report_iteration(self._reports[-1])
         self._context.end_pass()
 
-    def _report(self, extra: Array) -> None:
+    def _report_iteration(self, extra: Array) -> None:
+        """Report one iteration where this is the first trainer."""
         if self._to_ledger is not None:
             self._to_ledger.add(extra)
 
@@ -142,13 +152,14 @@ class LaneSums:
         self._moved = 0, 0
         #: Where each lane adds up: memory that is new is dearer than a sum.
         self._rooms: dict[int, NDArray[np.float64]] = {}
+        # Each sum is one pass over all rows of the lane.
         for lane in context.lanes:
             lane.seek(0)
 
     def parts(
         self, statistic: Statistic, number: int, left: int = 0
     ) -> list[tuple[int, NDArray[np.float64]]]:
-        """Number of each lane and its flattened sum, with `EXTRA` numbers behind it.
+        """Return the number of each lane and its flattened sum, with `EXTRA` numbers behind it.
 
         They are good until the next ones are asked for.
 
@@ -161,26 +172,29 @@ class LaneSums:
             Number of the sum that left the statistic's state as it is to be found.
         """
         return self._context.map(
-            lambda lane: self._part(lane, statistic, number, left), self._context.lanes
+            lambda lane: self._sum_lane(lane, statistic, number, left), self._context.lanes
         )
 
     def total(self, statistic: Statistic, number: int, left: int = 0) -> NDArray[np.float64]:
-        """The flattened sum of all lanes, with `EXTRA` numbers behind it; good as are `parts`."""
+        """Return the flattened sum of all lanes, with `EXTRA` numbers behind it."""
         (_, total), *others = self.parts(statistic, number, left)
         for _, part in others:
             total += part
         return total
 
-    def _part(
+    def _sum_lane(
         self, lane: Lane, statistic: Statistic, number: int, left: int
     ) -> tuple[int, NDArray[np.float64]]:
+        """Return a lane's number and its sum."""
         shape = statistic.shape(self._context.fit.work.model)
-        out = self._zeros(lane.number, math.prod(shape) + EXTRA)
+        out = self._zeroed_buffer(lane.number, math.prod(shape) + EXTRA)
         sums = out[:-EXTRA].reshape(shape)
+        # Loss and rows travel with the sum, so one all-reduce carries both.
         out[-EXTRA:][:2] = lane.add_statistic(statistic, number, left, sums)
         return lane.number, out
 
-    def _zeros(self, lane: int, n: int) -> NDArray[np.float64]:
+    def _zeroed_buffer(self, lane: int, n: int) -> NDArray[np.float64]:
+        """Return a lane's buffer, filled with zeros."""
         room = self._rooms.get(lane)
         if room is None or len(room) < n:
             room = self._rooms[lane] = np.empty(n)
@@ -189,7 +203,7 @@ class LaneSums:
         return out
 
     def bytes_moved(self) -> tuple[int, int]:
-        """Bytes sent to, and received from, other trainers since the last call."""
+        """Return the bytes sent to, and received from, other trainers since the last call."""
         communicator = self._context.communicator
         moved = communicator.bytes_sent, communicator.bytes_received
         since = moved[0] - self._moved[0], moved[1] - self._moved[1]
@@ -198,7 +212,7 @@ class LaneSums:
 
 
 class SumReports:
-    """The first trainer's reports of whole sums, each of which is a pass of all lanes.
+    """Reports of the first trainer: each whole sum is a pass of all lanes.
 
     One that sums alone reports each at once. Where other trainers wait for it meanwhile it reports
     some together, a hundred times a second.
@@ -223,7 +237,7 @@ class SumReports:
         self._waiting: list[tuple[list[float], float]] = []
 
     def add(self, extra: NDArray[Any]) -> None:
-        """Take the `EXTRA` numbers of the next sum, and scores behind them.
+        """Report the `EXTRA` numbers of the next sum, with scores behind them, now or soon.
 
         The ledger ignores the sums that it knows already.
         """
@@ -237,6 +251,7 @@ class SumReports:
         if not self._waiting:
             return
         now = self._sent_at = time.perf_counter()
+        # The age of each sum: the ledger computes when it was made.
         sums = [[*extra, now - made] for extra, made in self._waiting]
         answer = self._connection.call("report_sums", first=self._next, sums=sums)
         self._next += len(sums)
@@ -246,7 +261,7 @@ class SumReports:
 
 @dataclass
 class SumLog:
-    """The sums so far, or the state that a solver kept and the sums since.
+    """Sums so far, or the state that a solver kept and the sums since.
 
     Parameters
     ----------
@@ -275,20 +290,22 @@ class SumLog:
     _memory: UsedAgain = field(default_factory=UsedAgain)
 
     def room(self, n: int) -> FloatArray:
-        """Memory for the next sum, of `n` numbers."""
+        """Return memory for the next sum, of `n` numbers."""
         return self._memory.empty(8 * n).view(np.float64)
 
     def get(self, number: int) -> FloatArray | None:
-        """Sum `number` (from 1), where it is remembered."""
+        """Return sum `number` (from 1), where it is remembered."""
         at = number - self.first - 1
         return self.sums[at] if self.is_whole and at < len(self.sums) else None
 
     def add(self, number: int, total: FloatArray, remembered: bool = True) -> None:
-        """Remember a sum as it is: whoever sees it may not change it."""
+        """Remember a sum, made read-only."""
         total.flags.writeable = False
+        # Nothing new is reported of a sum that was made before and only forgotten.
         if number <= len(self.reports):
             return  # one that was not remembered, made anew
         self.reports.append(total[-EXTRA:].copy())
+        # Statistics may declare that their sum need not be remembered.
         self.n_bytes += total.nbytes if remembered else 0
         if self.n_bytes > _MEMORY:
             self.sums, self.is_whole = [], False
@@ -296,20 +313,21 @@ class SumLog:
             self.sums.append(total if remembered else None)
 
     def is_long(self, number: int) -> bool:
-        """Whether a state that is kept after sum `number` is better than the sums up to there."""
-        known = 0 if self.kept is None else _bytes(self.kept)
+        """Return whether a state kept after sum `number` is smaller than the sums up to there."""
+        known = 0 if self.kept is None else _count_bytes(self.kept)
         return number == len(self.reports) and self.n_bytes > max(_MUCH, known)
 
     def keep(self, state: dict[str, FloatArray], n_iter: int, again: int) -> None:
-        """Put a solver's state in the place of all sums but the last, which it asks for again."""
+        """Replace all sums but the last, which the solver will ask for again, by its state."""
         self.kept, self.n_iter = state, n_iter
+        # The solver will ask for the last `again` sums once more after it begins again.
         self.first = len(self.reports) - again
         self.sums = self.sums[len(self.sums) - again :] if again else []
         self.is_whole = len(self.sums) == again
         self.n_bytes = sum(total.nbytes for total in self.sums if total is not None)
 
     def begin(self) -> SumLog:
-        """Log that a solver is led by which begins again: without what is not whole."""
+        """Return the log that a solver begins again with: without sums that are incomplete."""
         if not self.is_whole:
             self.sums, self.reports = [], self.reports[: self.first]
             self.is_whole, self.n_bytes = True, 0
@@ -317,17 +335,19 @@ class SumLog:
 
     @property
     def reach(self) -> tuple[int, int]:
-        """Reach of the log, and its beginning: what goes furthest, and is shortest, is best."""
+        """Return the number of sums, and the first remembered: the longest and shortest log is
+        best.
+        """
         return len(self.reports), self.first
 
     def packed(self) -> NDArray[np.uint8]:
-        """The log as bytes, for other trainers and for files."""
+        """Return the log as bytes, for other trainers and for files."""
         reports = np.array(self.reports).reshape(-1, EXTRA)
         facts = [self.n_rows, self.kept, self.n_iter, self.first, self.sums, reports]
         return np.frombuffer(pack_object(facts, {}), np.uint8)
 
     def become(self, data: NDArray[np.uint8]) -> None:
-        """Undo :meth:`packed`.
+        """Replace this log by the one that :meth:`packed` made bytes of.
 
         Raises
         ------
@@ -337,13 +357,14 @@ class SumLog:
         found = unpack_object(data, {})
         self.n_rows, self.kept, self.n_iter, self.first, self.sums, reports = found
         self.reports = list(reports)
-        self.n_bytes, self.is_whole = _bytes(dict(enumerate(self.sums))), True
+        self.n_bytes, self.is_whole = _count_bytes(dict(enumerate(self.sums))), True
         for total in self.sums:
             if total is not None:
                 total.flags.writeable = False
 
 
-def _bytes(arrays: dict[str, FloatArray] | dict[int, FloatArray | None]) -> int:
+def _count_bytes(arrays: dict[str, FloatArray] | dict[int, FloatArray | None]) -> int:
+    """Return the bytes of arrays."""
     return sum(array.nbytes for array in arrays.values() if array is not None)
 
 

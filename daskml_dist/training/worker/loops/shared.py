@@ -15,7 +15,7 @@ under way would write over the parameters that all of them touch, and the next m
 others' changes back. Then a pass takes milliseconds, and sending all parameters would take most of
 the time; so trainers meet seldom, and each sends its changes damped by how far they have gone
 towards the minimum: what several trainers have found out is averaged, what only began to move is
-added up (`_damping`).
+added up (`_damping_factor`).
 """
 
 from __future__ import annotations
@@ -41,24 +41,25 @@ from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.loops.row_by_row import RowByRow
 
-__all__ = ["Turns", "run_shared"]
+__all__ = ["SharedOrAlone", "run_shared"]
 
 
-#: Steps of a trainer between two meetings at the server.
+#: Steps of a trainer between two meetings at the servers.
 _MEET_EVERY = 8
-#: Where rows are steps: time between two meetings, in times of the last one (so 5 % at most).
+#: Where rows are steps: time between two meetings, in durations of the last one (so meetings take 5
+#: % at most).
 _MEET_AFTER = 20.0
-#: Parameters whose changes are damped at once: what is computed of them stays in the cache.
+#: Parameters damped at once: 64 KiB in float64, so that temporaries stay in the cache.
 _PIECE = 1 << 13
-#: Where rows are steps: batches that a lane may be ahead of another one of the trainer's, and the
-#: seconds after which it looks again.
+#: Where rows are steps: batches that a lane may be ahead of the trainer's slowest, and seconds
+#: after which it looks again.
 _LEAD, _NAP = 2, 5e-5
 
 
 def run_shared(context: Context) -> ShardState | None:
     """Run all lanes; rank 0 returns its optimizer state (the servers hold the parameters)."""
     connection = context.connect()
-    shared = _Shared(context, connection)
+    shared = _SharedReplica(context, connection)
     # The servers hold the parameters, and count rows.
     context.leaves(lambda: Left(shared.replica.state()))
     try:
@@ -71,8 +72,8 @@ def run_shared(context: Context) -> ShardState | None:
     return shared.replica.state() if context.rank == 0 else None
 
 
-def _replica(context: Context, rule: UpdateRule, steps: int) -> Shard:
-    """The trainer's replica of an earlier generation, or a new one that has made so many steps."""
+def _get_replica(context: Context, rule: UpdateRule, steps: int) -> Shard:
+    """Return the replica of an earlier generation, or a new one."""
     replica: Shard | None = context.memory.get("replica")
     if replica is None or steps == 0:
         replica = Shard(rule, context.fit.start_state())
@@ -82,21 +83,21 @@ def _replica(context: Context, rule: UpdateRule, steps: int) -> Shard:
     return replica
 
 
-class _Shared:
-    """The replica of a trainer and its meetings."""
+class _SharedReplica:
+    """Replica that the threads of a trainer share, and its meetings at the servers."""
 
     def __init__(self, context: Context, connection: ShardedConnection) -> None:
         fit = context.fit
         share = len(context.lanes) / max(len(fit.rows.lane_rows), 1)
         rule = dataclasses.replace(fit.steps.rule, share=share)
         steps = sum(clock - fit.work.first_clock for clock in context.clocks.values())
-        self.replica = _replica(context, rule, steps)
+        self.replica = _get_replica(context, rule, steps)
         self._context = context
         self._fit = fit
         self._connection = connection
         self._meeting = threading.Lock()
         # The replica's parameters are read whoever's turn it is.
-        self._turns = Turns()
+        self._turns = SharedOrAlone()
         self._has_others = share < 1
         self._name = min(lane.number for lane in context.lanes)
         self._lanes = [lane.number for lane in context.lanes]
@@ -110,36 +111,38 @@ class _Shared:
         self._stopped = self._has_sent_all = False
         self._meet_every = fit.steps.policy.meet_every
         self._lead = min(_LEAD, self._meet_every or _LEAD)
-        self._rows: _Damped | None = None
+        self._rows: _DampedRowSteps | None = None
         if fit.steps.single_rows:
-            self._rows = _Damped(self.replica, RowByRow(fit, self.replica), share)
+            self._rows = _DampedRowSteps(self.replica, RowByRow(fit, self.replica), share)
         self._met, self._meeting_took = time.perf_counter(), 0.0
 
     def run(self, lanes: list[Lane]) -> None:
-        """The work of one thread."""
+        """Run the steps of one thread's lanes."""
         with np.errstate(over="ignore", invalid="ignore"):
             for lane in lanes:
                 lane.seek(self._context.clocks[lane.number])
             # Lanes that go on after a loss need not be at the same clock.
             for number in self._fit.work.passes(min(lane.clock for lane in lanes)):
                 # The lane that is furthest behind comes first.
-                behind = [(x.clock, i) for i, x in enumerate(lanes) if self._has_steps(x, number)]
+                behind = [
+                    (x.clock, i) for i, x in enumerate(lanes) if self._has_steps_left(x, number)
+                ]
                 heapify(behind)
                 while behind:
                     lane = lanes[behind[0][1]]
-                    self._wait_for_others(lane)
+                    self._wait_for_slow_threads(lane)
                     if self._stopped or self._context.failed:
                         return
                     self._context.rest()
-                    self._step(lane)
+                    self._step_lane(lane)
                     _, at = heappop(behind)
-                    if self._has_steps(lane, number):
+                    if self._has_steps_left(lane, number):
                         heappush(behind, (lane.clock, at))
                 if self._end_pass(number, lanes):
                     return
 
-    def _wait_for_others(self, lane: Lane) -> None:
-        """Let threads that are behind catch up: the rows of one alone would lead too far."""
+    def _wait_for_slow_threads(self, lane: Lane) -> None:
+        """Wait for threads that are behind: one thread's rows alone would lead too far."""
         if self._rows is None:
             return
         while lane.clock - min(clock for clock, _, _ in self._done.values()) >= self._lead:
@@ -148,12 +151,14 @@ class _Shared:
             self._context.rest()
             time.sleep(_NAP)
 
-    def _has_steps(self, lane: Lane, number: int) -> bool:
+    def _has_steps_left(self, lane: Lane, number: int) -> bool:
+        """Return whether a lane has steps to make in a pass."""
         return lane.clock < number * self._fit.work.n_steps
 
-    def _step(self, lane: Lane) -> None:
+    def _step_lane(self, lane: Lane) -> None:
+        """Make a lane's next step, and meet at the servers where that is due."""
         if self._rows is None:
-            n_rows = self._step_by_batch(lane)
+            n_rows = self._step_batch(lane)
         else:
             with self._turns.together():
                 n_rows = self._rows.step(lane)
@@ -162,14 +167,16 @@ class _Shared:
         self._done[lane.number] = lane.clock, rows + n_rows, loss + lane.last_loss
         self._steps += 1
         # Where a policy says when, nobody goes on before.
-        if self._is_due() and self._meeting.acquire(blocking=self._meet_every > 0):
+        # One thread meets for all; the others step on, unless the policy says when to meet.
+        if self._is_meeting_due() and self._meeting.acquire(blocking=self._meet_every > 0):
             try:
-                if self._is_due():
-                    self._meet()
+                if self._is_meeting_due():
+                    self._exchange_changes()
             finally:
                 self._meeting.release()
 
-    def _step_by_batch(self, lane: Lane) -> int:
+    def _step_batch(self, lane: Lane) -> int:
+        """Step by a batch's gradient; return its rows."""
         replica, batch = self.replica, lane.next_batch()
         w = replica.w if batch.index is None else replica.w[batch.index]
         grad = lane.new_gradient(w, batch)
@@ -177,7 +184,8 @@ class _Shared:
             replica.apply(grad, batch.n_rows, batch.index)
         return batch.n_rows
 
-    def _is_due(self) -> bool:
+    def _is_meeting_due(self) -> bool:
+        """Return whether the trainer should meet the others at the servers."""
         if self._rows is None:
             # Threads that count at once may skip a number.
             return self._steps - self._steps_met >= _MEET_EVERY
@@ -186,10 +194,11 @@ class _Shared:
             return slowest - min(clock for clock, _, _ in self._told.values()) >= self._meet_every
         return time.perf_counter() - self._met > _MEET_AFTER * self._meeting_took
 
-    def _meet(self, pull: bool = True) -> Any:
+    def _exchange_changes(self, pull: bool = True) -> Any:
         """Exchange changes with the other trainers, or only send the own; the lock is held."""
         since, self._steps_met = time.perf_counter(), self._steps
-        progress = self._progress()
+        # Rows and losses are counted where the changes are applied: at the server.
+        progress = self._take_progress()
         # In memory that is used again: new memory is dearer than the sums.
         delta = np.subtract(self.replica.w, self._base, out=self._delta)
         if self._rows is not None:
@@ -208,18 +217,21 @@ class _Shared:
         pulled = self._connection.receive(self._name)
         if self._has_others:
             # Threads went on meanwhile: add what others changed rather than overwrite.
+            # others = pulled - (base + own changes): what the others changed, in the memory of
+            # `delta`.
             delta += self._base
             others = np.subtract(pulled.w, delta, out=delta)
             with self._turns.alone():
                 self.replica.w += others
+        # Changes are measured from here until the next meeting.
         self._base = pulled.w
         self._stopped = self._stopped or pulled.stop
         self._met = time.perf_counter()
         self._meeting_took = self._met - since
         return pulled.w
 
-    def _progress(self) -> NDArray[np.float64]:
-        """Clock, and rows and loss since the last meeting, of each lane."""
+    def _take_progress(self) -> NDArray[np.float64]:
+        """Return the clock of each lane, with rows and loss since the last meeting."""
         told, self._told = self._told, dict(self._done)
         return np.array(
             [
@@ -229,47 +241,48 @@ class _Shared:
         )
 
     def pull_first(self) -> None:
-        """Take the parameters that the servers have after a loss."""
+        """Take the servers' parameters after a loss."""
         self._connection.send((self._name,), 0)
         pulled = self._connection.receive(self._name)
         self.replica.replace(pulled.w)
         self._base, self._stopped = pulled.w, pulled.stop
 
     def _end_pass(self, number: int, lanes: list[Lane]) -> bool:
+        """Meet and report a pass; return whether the fit ends."""
         with self._meeting:
-            w = self._meet_last() if self._has_made_all else self._meet()
+            w = self._send_last_changes() if self._has_finished else self._exchange_changes()
             stop = self._context.report(self._connection, number, lanes, [w] * len(lanes))
             self._stopped = self._stopped or stop
         return self._stopped
 
     @property
-    def _has_made_all(self) -> bool:
-        """Whether no thread of this trainer has a step to make, whatever the ledger says."""
+    def _has_finished(self) -> bool:
+        """Return whether no thread of this trainer has a step left, whatever the ledger says."""
         last = self._fit.work.stopping.max_iter
-        return not any(self._has_steps(lane, last) for lane in self._context.lanes)
+        return not any(self._has_steps_left(lane, last) for lane in self._context.lanes)
 
-    def _meet_last(self) -> Any:
-        """Send the last changes; what the others have changed, only where it is validated."""
+    def _send_last_changes(self) -> Any:
+        """Send the last changes; pull the others' only where they are validated."""
         pull = self._fit.rows.validation_fraction > 0
         if self._has_sent_all and not pull:
             return None  # by another thread, and what was not pulled would be sent again
         self._has_sent_all = True
         self.replica.apply_pending_penalty()
-        return self._meet(pull=pull)
+        return self._exchange_changes(pull=pull)
 
     def leave(self) -> None:
-        """Send the last changes and leave."""
+        """Send the last changes and leave the servers."""
         with self._meeting:
             if not self._has_sent_all:
-                self._meet_last()
+                self._send_last_changes()
             self._connection.call_all("leave", lanes=self._lanes)
 
 
-class _Damped:
-    """Row by row, where other trainers make the same steps: what they found out is averaged."""
+class _DampedRowSteps:
+    """Steps of single rows whose changes are damped where other trainers make the same ones."""
 
     def __init__(self, replica: Shard, rows: RowByRow, share: float) -> None:
-        self._replica = replica
+        self._get_replica = replica
         self._share = share
         self._before = self._opt_state()
         self.step = rows.step
@@ -278,26 +291,28 @@ class _Damped:
         if self._share >= 1:
             return {}
         # Of one dimension, over which NumPy is several times faster.
-        return {name: array[at, 0].copy() for name, array in self._replica.opt_state.items()}
+        return {name: array[at, 0].copy() for name, array in self._get_replica.opt_state.items()}
 
     def damp(self, delta: NDArray[Any]) -> None:
         """Damp the changes since the last meeting, where other trainers make the same ones."""
         if self._share >= 1:
             return
-        replica = self._replica
+        replica = self._get_replica
         optimizer, rate = replica.rule.only.optimizer, replica.learning_rate()
         for at in row_slices(len(delta), _PIECE):
             opt_state, before = (
                 self._opt_state(at),
                 {n: array[at] for n, array in self._before.items()},
             )
-            delta[at, 0] *= _damping(optimizer.approach(before, opt_state, rate), self._share)
+            delta[at, 0] *= _damping_factor(
+                optimizer.approach(before, opt_state, rate), self._share
+            )
             for name, array in opt_state.items():
                 before[name][...] = array
 
 
-def _damping(approach: Any, share: float) -> Any:
-    """Factor on the changes of one of ``1 / share`` trainers that went the same way.
+def _damping_factor(approach: Any, share: float) -> Any:
+    """Return the factor on the changes of one of ``1 / share`` trainers that went the same way.
 
     One that makes the share `share` of all steps leaves ``exp(-a)`` of the distance to the
     minimum, where all steps in a row would have left ``exp(-a / share)``.
@@ -306,6 +321,7 @@ def _damping(approach: Any, share: float) -> Any:
     if n > 1 and n * share == 1:
         # The mean of the first n powers of exp(-a), which is the same and takes half as long.
         left = np.exp(-approach)
+        # Horner's scheme of 1 + q + ... + q^(n-1).
         total = 1 + left
         for _ in range(n - 2):
             total = 1 + left * total
@@ -314,8 +330,8 @@ def _damping(approach: Any, share: float) -> Any:
     return share * np.expm1(-a / share) / np.expm1(-a)
 
 
-class Turns:
-    """Turns of those that change entries together, and of those that change whole arrays alone."""
+class SharedOrAlone:
+    """Lock that many threads hold together, or one alone, which has precedence."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -324,7 +340,7 @@ class Turns:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Hold off whoever wants to be alone; wait for those that do."""
+        """Hold the lock together with others; wait for threads that want it alone."""
         with self._changed:
             self._changed.wait_for(lambda: not self._waiting)
             self._together += 1
@@ -337,7 +353,7 @@ class Turns:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Wait for all others, and keep them waiting."""
+        """Hold the lock alone: wait for all others, and keep new ones waiting."""
         with self._changed:
             self._waiting += 1
             try:
