@@ -11,13 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from daskml_dist.comm.allreduce import PeerGroup, PeerListener
 from daskml_dist.comm.base import Endpoint, Wait
-from daskml_dist.comm.bounds import Bounds
-from daskml_dist.comm.caller import call_listener
-from daskml_dist.comm.listener import Channel, Credentials, Listener
-from daskml_dist.comm.meet import share_memory
-from daskml_dist.comm.remote import RemoteConnection, serve
+from daskml_dist.comm.listener import Channel, Credentials, Listener, call_listener
+from daskml_dist.comm.meeting import choose_communicator
+from daskml_dist.comm.packing import MessageBounds
+from daskml_dist.comm.server_connections import RemoteConnection, serve_connection
+from daskml_dist.comm.socket_group import PeerGroup, PeerListener
 from daskml_dist.optimizers import get_optimizer
 from daskml_dist.penalties import Penalty
 from daskml_dist.policies import Asynchronous
@@ -65,7 +64,7 @@ def allreduce_rank(rank: int, shared: bool, plan: Plan, pipe: Any) -> None:
     pipe.send(listener.endpoint.port)
     endpoints = [Endpoint("", HOST, port) for port in pipe.recv()]
     peers = PeerGroup(rank, endpoints, listener, credentials, Wait(60))
-    group = share_memory(peers, Wait(60), shared)
+    group = choose_communicator(peers, Wait(60), shared)
     taken = []
     for n, times in plan:
         taken.append(microseconds(partial(group.allreduce, np.zeros(n, np.float32)), times))
@@ -125,7 +124,7 @@ def server(shared: bool, sizes: list[int], pipe: Any) -> None:
         rule = UpdateRule((group,), Constant(0.1), 1.0)
         shard = Shard(rule, ShardState(np.zeros((n, 1), np.float32), {}))
         state = ParameterServer(Asynchronous(), [0, 1], shard, None, 2)
-        answer = partial(serve, state, bounds=Bounds("float32", n, 1, 2))
+        answer = partial(serve_connection, state, bounds=MessageBounds("float32", n, 1, 2))
         listener = Listener(HOST, Credentials(SECRET, shared_memory=shared), on_pair=answer)
         pipe.send(listener.port)
         pipe.recv()
@@ -137,7 +136,9 @@ def trainer(lane: int, shared: bool, plan: Plan, pipe: Any) -> None:
     for n, times in plan:
         endpoint = Endpoint("", HOST, pipe.recv())
         credentials = Credentials(SECRET, shared_memory=shared)
-        connection = RemoteConnection(endpoint, credentials, Wait(60), Bounds("float32", n, 1, 2))
+        connection = RemoteConnection(
+            endpoint, credentials, Wait(60), MessageBounds("float32", n, 1, 2)
+        )
         gradient, clock, version = np.zeros((n, 1), np.float32), 0, 0
         for _ in range(REPEATS):
             pipe.send("ready")

@@ -16,10 +16,10 @@ import numpy as np
 from benchmarks._common import logistic_rows
 from benchmarks.simulator.server import make_server, run_server
 from daskml_dist.comm.base import Endpoint, Wait
-from daskml_dist.comm.bounds import Bounds
+from daskml_dist.comm.channels import Inbox, Outbox
 from daskml_dist.comm.listener import Credentials
-from daskml_dist.comm.remote import RemoteConnection
-from daskml_dist.comm.socket import Inbox, Outbox
+from daskml_dist.comm.packing import MessageBounds
+from daskml_dist.comm.server_connections import RemoteConnection
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.planning.simulator import Costs
 from daskml_dist.policies import Synchronous
@@ -115,7 +115,7 @@ def _connection(n: int) -> Iterator[RemoteConnection]:
         endpoint = Endpoint("", "127.0.0.1", ours.recv())
         credentials = Credentials(secret, shared_memory=False)
         connection = RemoteConnection(
-            endpoint, credentials, Wait(60), Bounds("f8", n, 1, _IN_FLIGHT)
+            endpoint, credentials, Wait(60), MessageBounds("f8", n, 1, _IN_FLIGHT)
         )
         yield connection
         connection.close()

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from daskml_dist.comm.bounds import Bounds
 from daskml_dist.comm.listener import Channel, Credentials, Listener
-from daskml_dist.comm.remote import serve
+from daskml_dist.comm.packing import MessageBounds
+from daskml_dist.comm.server_connections import serve_connection
 from daskml_dist.optimizers import SGD
 from daskml_dist.penalties import Penalty
 from daskml_dist.policies import Asynchronous, Policy
@@ -39,7 +39,9 @@ def run_server(pipe: Any, secret: bytes, n: int, lanes: int) -> None:
 
     def on_pair(up: Channel, down: Channel) -> None:
         threading.Thread(
-            target=serve, args=(server, up, down, Bounds("f8", n, 1, lanes)), daemon=True
+            target=serve_connection,
+            args=(server, up, down, MessageBounds("f8", n, 1, lanes)),
+            daemon=True,
         ).start()
 
     listener = Listener("127.0.0.1", Credentials(secret, shared_memory=False), on_pair=on_pair)

@@ -21,17 +21,20 @@ __all__ = [
     "Communicator",
     "Endpoint",
     "Merge",
-    "Pending",
+    "PendingSum",
     "ServerConnection",
     "Wait",
-    "check_status",
+    "find_children",
+    "find_parent",
+    "merge_in_pairs",
+    "raise_for_status",
 ]
 
 Arrays = list[NDArray[Any]]
 
-_RENEWED = "The membership of the fit changed; this trainer is told how it goes on."
+_RENEWED_MESSAGE = "The membership of the fit changed; this trainer is told how it goes on."
 #: Seconds between two looks at whether a wait still makes sense.
-SLICE = 0.2
+CHECK_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ class Wait:
                 "The fit was stopped by its client; see the error that the client raised."
             )
         if self.is_renewed():
-            raise GenerationError(_RENEWED)
+            raise GenerationError(_RENEWED_MESSAGE)
         if time.monotonic() - since > self.timeout:
             raise WaitTimeoutError(
                 f"Nothing came from {what} for {self.timeout:g} s. Is a worker stopped or "
@@ -85,12 +88,12 @@ class Wait:
             )
 
 
-def check_status(status: int) -> None:
+def raise_for_status(status: int) -> None:
     """Raise for an answer that is not OK."""
     if status == Status.OK:
         return
     if status == Status.STALE_GENERATION:
-        raise GenerationError(_RENEWED)
+        raise GenerationError(_RENEWED_MESSAGE)
     raise RunAbortedError("The fit was stopped; see the error that the client raised.")
 
 
@@ -142,7 +145,7 @@ class ServerConnection(ABC):
         return self._early.pop(lane)
 
     def _keep(self, reply: Reply) -> None:
-        check_status(reply.status)
+        raise_for_status(reply.status)
         self._early[reply.lane] = reply
 
 
@@ -150,14 +153,14 @@ class ServerConnection(ABC):
 Merge = Callable[[Arrays, Arrays], Arrays]
 
 
-class Pending:
+class PendingSum:
     """An all-reduce that is under way while its caller computes (`Communicator.begin`)."""
 
     def __init__(self, future: Future[Any]) -> None:
         self._future = future
 
     @classmethod
-    def of(cls, total: Any) -> Pending:
+    def of(cls, total: Any) -> PendingSum:
         """One that is done already."""
         future: Future[Any] = Future()
         future.set_result(total)
@@ -195,7 +198,7 @@ class Communicator(ABC):
     #: Whether sums of arrays on a GPU are made there, the same on all ranks.
     sums_on_device: bool = False
     #: What was begun and may still be under way, and the thread that does it.
-    _begun: tuple[Pending, ...] = ()
+    _begun: tuple[PendingSum, ...] = ()
     _background: ThreadPoolExecutor | None = None
 
     @property
@@ -237,14 +240,14 @@ class Communicator(ABC):
         """Bounds of each rank's range of `n` elements, and `n`: ranges as even as can be."""
         return [n * rank // self.size for rank in range(self.size + 1)]
 
-    def begin(self, array: Any) -> Pending:
+    def begin(self, array: Any) -> PendingSum:
         """Begin an :meth:`allreduce`, which uses `array` until its :meth:`Pending.wait` returns.
 
         Several may be under way: all ranks begin them in the same order.
         """
         if self._background is None:
             self._background = ThreadPoolExecutor(1, thread_name_prefix="daskml-begin")
-        pending = Pending(self._background.submit(self._allreduce, array, None))
+        pending = PendingSum(self._background.submit(self._allreduce, array, None))
         self._begun = (*(one for one in self._begun if not one.is_over), pending)
         return pending
 
@@ -348,3 +351,36 @@ class Communicator(ABC):
         """Close; may be called twice. What is under way ends with an error."""
         if self._background is not None:
             self._background.shutdown(wait=False)
+
+
+#: Gives arrays to a lower rank (`to`), or takes those of a higher one (`source`); all ranks call.
+HandDown = Callable[[Arrays, int | None, int | None], Arrays]
+
+
+def merge_in_pairs(
+    rank: int, size: int, arrays: Arrays, merge: Merge, hand_down: HandDown
+) -> Arrays:
+    """Merge the arrays of all ranks; rank 0 gets the result, others what they have given."""
+    step = 1
+    while step < size:
+        place, source = rank % (2 * step), rank + step
+        if place == step:
+            hand_down(arrays, rank - step, None)
+        elif place == 0 and source < size:
+            arrays = merge(arrays, hand_down([], None, source))
+        else:
+            hand_down([], None, None)
+        step *= 2
+    return arrays
+
+
+def find_parent(rank: int) -> int:
+    """The rank that tells this one what rank 0 has to tell."""
+    return rank & (rank - 1)
+
+
+def find_children(rank: int, size: int) -> list[int]:
+    """The ranks that this one tells, the one with the most to tell others first."""
+    lowest = rank & -rank if rank else 1 << size.bit_length()
+    steps = [1 << k for k in reversed(range(size.bit_length())) if 1 << k < lowest]
+    return [rank + step for step in steps if rank + step < size]

@@ -1,7 +1,7 @@
 """All-reduce of arrays that lie on GPUs: NCCL within a host, the host's communicator between them.
 
 Which way arrays go is decided by all ranks together, from what each says of itself, so that they
-never part ways. NCCL itself sits behind `Group`; all else here is plain Python.
+never part ways. NCCL itself sits behind `DeviceGroup`; all else here is plain Python.
 """
 
 from __future__ import annotations
@@ -18,18 +18,25 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends import Backend
 from daskml_dist.backends.namespace import is_host
-from daskml_dist.comm.base import Arrays, Communicator, Merge, Pending, Wait
-from daskml_dist.comm.bounds import malformed
-from daskml_dist.comm.nccl import NcclGroup, find_gpu_and_nccl, new_identifier
+from daskml_dist.comm.base import Arrays, Communicator, Merge, PendingSum, Wait
+from daskml_dist.comm.nccl import NcclGroup, find_gpu_and_nccl, make_identifier
+from daskml_dist.comm.packing import make_malformed_error
 from daskml_dist.errors import CommunicationError
 
-__all__ = ["DeviceCommunicator", "Group", "Place", "Route", "decide", "meet_devices"]
+__all__ = [
+    "DeviceCommunicator",
+    "DeviceGroup",
+    "DevicePlace",
+    "DeviceRoute",
+    "choose_route",
+    "make_device_communicator",
+]
 
 #: The first NCCL that has the calls of nccl4py: 2.23.
-_OLDEST = 22300
+_OLDEST_NCCL = 22300
 
 
-class Group(Protocol):
+class DeviceGroup(Protocol):
     """The GPUs of one host, which add and share arrays among themselves."""
 
     #: Bytes sent, and as many received, by this rank.
@@ -49,14 +56,14 @@ class Group(Protocol):
 
 
 #: Makes the group of a host from this rank's place in it, its size, its identifier and the bound.
-MakeGroup = Callable[[int, int, bytes, Wait], Group]
+MakeGroup = Callable[[int, int, bytes, Wait], DeviceGroup]
 
 
 # -- the decision --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Place:
+class DevicePlace:
     """Place of a rank, as it tells the others.
 
     Parameters
@@ -73,14 +80,14 @@ class Place:
     nccl: int = 0
 
     @classmethod
-    def here(cls, backend: Backend) -> Place:
+    def here(cls, backend: Backend) -> DevicePlace:
         """This process, with the GPU of the calling thread where its backend uses one."""
         found = find_gpu_and_nccl() if backend.device == "gpu" else ("", 0)
         return cls(platform.node(), *found)
 
 
 @dataclass(frozen=True)
-class Route:
+class DeviceRoute:
     """Route of device arrays, the same on every rank.
 
     Parameters
@@ -95,28 +102,28 @@ class Route:
     problem: str = ""
 
 
-def decide(places: list[Place]) -> Route:
+def choose_route(places: list[DevicePlace]) -> DeviceRoute:
     """Choose the way from what all ranks said; the same list gives the same answer everywhere.
 
     Parameters
     ----------
-    places : list of Place
+    places : list of DevicePlace
         By rank.
     """
     by_host: dict[str, list[int]] = {}
     for rank, place in enumerate(places):
         by_host.setdefault(place.host, []).append(rank)
     hosts = list(by_host.values())
-    return Route(hosts, _problem(places, hosts))
+    return DeviceRoute(hosts, _find_problem(places, hosts))
 
 
-def _problem(places: list[Place], hosts: list[list[int]]) -> str:
+def _find_problem(places: list[DevicePlace], hosts: list[list[int]]) -> str:
     if any(not place.gpu for place in places):
         return "a worker has no GPU; give every worker one"
     if len(hosts) == len(places):
         return "there is one worker a host, and nothing for NCCL to do within it"
     for place in places:
-        if place.nccl < _OLDEST:
+        if place.nccl < _OLDEST_NCCL:
             found = f"NCCL {place.nccl}" if place.nccl else "no NCCL"
             return f'{place.host} has {found}; install it: pip install "daskml-dist[nccl]"'
     for ranks in hosts:
@@ -148,8 +155,8 @@ class DeviceCommunicator(Communicator):
     host : Communicator
         Of the same ranks, for arrays in host memory; closed with this one.
     backend : Backend
-    route : Route
-    group : Group or None
+    route : DeviceRoute
+    group : DeviceGroup or None
         This host's; None where it has one rank, or NCCL is not used.
     firsts : Communicator or None
         Among the first ranks of the hosts, on those; None where there is one host.
@@ -159,8 +166,8 @@ class DeviceCommunicator(Communicator):
         self,
         host: Communicator,
         backend: Backend,
-        route: Route,
-        group: Group | None = None,
+        route: DeviceRoute,
+        group: DeviceGroup | None = None,
         firsts: Communicator | None = None,
     ) -> None:
         super().__init__()
@@ -207,12 +214,12 @@ class DeviceCommunicator(Communicator):
             raise
         return array
 
-    def begin(self, array: Any) -> Pending:
+    def begin(self, array: Any) -> PendingSum:
         """Begin an all-reduce; that of a device's array is over when this returns.
 
         The device of a thread is its own affair, so no other thread may add for it.
         """
-        return super().begin(array) if is_host(array) else Pending.of(self.allreduce(array))
+        return super().begin(array) if is_host(array) else PendingSum.of(self.allreduce(array))
 
     def _reduce_scatter(self, array: Any, bounds: list[int]) -> Any:
         if not is_host(array):
@@ -267,12 +274,12 @@ class DeviceCommunicator(Communicator):
             self._host.close()
 
 
-def meet_devices(
+def make_device_communicator(
     host: Communicator,
     among: Callable[[list[int]], Communicator],
     backend: Backend,
     wait: Wait,
-    place: Place | None = None,
+    place: DevicePlace | None = None,
     identify: Callable[[], bytes] | None = None,
     make: MakeGroup | None = None,
 ) -> Communicator:
@@ -294,16 +301,16 @@ def meet_devices(
         What stands for this process's GPU and for NCCL; by default they do themselves.
     """
     try:
-        places = _all_places(host, place or Place.here(backend))
+        places = _gather_places(host, place or DevicePlace.here(backend))
         if not any(found.gpu for found in places) and backend.device == "cpu":
             return host
-        route = decide(places)
+        route = choose_route(places)
         group = None
         if not route.problem:
-            group, problem = _open(
-                host, route, wait, identify or new_identifier, make or NcclGroup.make
+            group, problem = _open_group(
+                host, route, wait, identify or make_identifier, make or NcclGroup.make
             )
-            route = Route(route.hosts, problem)
+            route = DeviceRoute(route.hosts, problem)
     except BaseException:
         host.close()
         raise
@@ -312,27 +319,31 @@ def meet_devices(
     return DeviceCommunicator(host, backend, route, group, among(firsts) if leads else None)
 
 
-def _all_places(host: Communicator, own: Place) -> list[Place]:
+def _gather_places(host: Communicator, own: DevicePlace) -> list[DevicePlace]:
     data = np.frombuffer(json.dumps(asdict(own)).encode(), np.uint8)
     try:
-        return [Place(**json.loads(said[0].tobytes())) for said in host.allgather([data])]
+        return [DevicePlace(**json.loads(said[0].tobytes())) for said in host.allgather([data])]
     except (ValueError, TypeError, LookupError, RecursionError) as error:
-        raise malformed(f"no place of its GPU ({type(error).__name__})") from error
+        raise make_malformed_error(f"no place of its GPU ({type(error).__name__})") from error
 
 
-def _open(
-    host: Communicator, route: Route, wait: Wait, identify: Callable[[], bytes], make: MakeGroup
-) -> tuple[Group | None, str]:
+def _open_group(
+    host: Communicator,
+    route: DeviceRoute,
+    wait: Wait,
+    identify: Callable[[], bytes],
+    make: MakeGroup,
+) -> tuple[DeviceGroup | None, str]:
     """This host's group, and why there is none on any rank: all have theirs, or nobody has."""
     ranks = next(ranks for ranks in route.hosts if host.rank in ranks)
     group, failure, own = None, "", b""
     if host.rank == ranks[0] and len(ranks) > 1:
-        own, failure = _tried(identify, b"")
+        own, failure = _try_or_report(identify, b"")
     said = host.allgather([np.frombuffer(own, np.uint8)])
     identifier = said[ranks[0]][0].tobytes()
     if len(ranks) > 1 and identifier:
         place = ranks.index(host.rank)
-        group, failure = _tried(lambda: make(place, len(ranks), identifier, wait), None)
+        group, failure = _try_or_report(lambda: make(place, len(ranks), identifier, wait), None)
     try:
         outcomes = host.allgather([np.frombuffer(failure.encode(), np.uint8)])
     except BaseException:
@@ -346,7 +357,7 @@ def _open(
     return None if problem else group, problem
 
 
-def _tried(make: Callable[[], Any], otherwise: Any) -> tuple[Any, str]:
+def _try_or_report(make: Callable[[], Any], otherwise: Any) -> tuple[Any, str]:
     """Result and no failure, or else the failure; waits that ended are raised."""
     try:
         return make(), ""

@@ -24,32 +24,32 @@ from daskml_dist.comm.base import Endpoint
 
 __all__ = [
     "DOWN",
-    "NAME",
+    "NAME_BYTES",
     "PEER",
     "UP",
-    "Deadline",
-    "Secret",
-    "Session",
-    "greet",
-    "introduce",
-    "knock",
+    "HandshakeDeadline",
+    "HandshakeSession",
+    "RunSecret",
+    "receive_hello",
+    "send_hello",
+    "verify_listener",
 ]
 
 #: What a caller opens a socket for: to send to a server, to receive from it, to send to a trainer.
 UP, DOWN, PEER = b"U", b"D", b"P"
 #: Bytes of a caller's name.
-NAME = 16
-_NONCE, _PROOF = 32, 32
+NAME_BYTES = 16
+_NONCE_BYTES, _PROOF_BYTES = 32, 32
 _PROTOCOL = b"daskml 2"
 # protocol, role, name, nonce
-_HELLO = struct.Struct(f"<8sc{NAME}s{_NONCE}s")
+_HELLO = struct.Struct(f"<8sc{NAME_BYTES}s{_NONCE_BYTES}s")
 
 
-class Secret(bytes):
+class RunSecret(bytes):
     """Secret that only the workers of a run know; no log shows it."""
 
     @classmethod
-    def make(cls) -> Secret:
+    def make(cls) -> RunSecret:
         """A new one."""
         return cls(secrets.token_bytes(32))
 
@@ -59,7 +59,7 @@ class Secret(bytes):
     __str__ = __repr__  # bytes have one of their own
 
 
-class Deadline:
+class HandshakeDeadline:
     """The end of a whole handshake, however many reads and writes it is made of.
 
     Parameters
@@ -94,18 +94,18 @@ class Deadline:
         sock.sendall(data)
 
 
-class Session:
+class HandshakeSession:
     """Words that both sides may say once, with the proof of who says them.
 
     Parameters
     ----------
     sock : socket
-    deadline : Deadline
+    deadline : HandshakeDeadline
     key : bytes
         Of this connection alone.
     """
 
-    def __init__(self, sock: socket.socket, deadline: Deadline, key: bytes) -> None:
+    def __init__(self, sock: socket.socket, deadline: HandshakeDeadline, key: bytes) -> None:
         self._sock, self._deadline, self._key = sock, deadline, key
 
     def say(self, speaker: bytes, words: bytes = b"") -> None:
@@ -120,7 +120,7 @@ class Session:
         ConnectionError
             Their proof is false.
         """
-        data = self._deadline.receive(self._sock, n + _PROOF)
+        data = self._deadline.receive(self._sock, n + _PROOF_BYTES)
         words = data[:n]
         if not hmac.compare_digest(data[n:], self._proof(speaker, words)):
             raise ConnectionError("the other side does not know this run's secret")
@@ -130,16 +130,20 @@ class Session:
         return hmac.digest(self._key, speaker + b"\0" + words, "sha256")
 
 
-def knock(sock: socket.socket, deadline: Deadline, role: bytes, name: bytes) -> bytes:
-    """Say as the caller what it calls for; the words, of which :func:`introduce` makes proofs."""
-    hello = _HELLO.pack(_PROTOCOL, role, name, secrets.token_bytes(_NONCE))
+def send_hello(sock: socket.socket, deadline: HandshakeDeadline, role: bytes, name: bytes) -> bytes:
+    """Send what the caller calls for; return the words, of which proofs are made."""
+    hello = _HELLO.pack(_PROTOCOL, role, name, secrets.token_bytes(_NONCE_BYTES))
     deadline.send(sock, hello)
     return hello
 
 
-def introduce(
-    sock: socket.socket, deadline: Deadline, secret: bytes, listener: Endpoint, hello: bytes
-) -> Session:
+def verify_listener(
+    sock: socket.socket,
+    deadline: HandshakeDeadline,
+    secret: bytes,
+    listener: Endpoint,
+    hello: bytes,
+) -> HandshakeSession:
     """Go on as a caller that has knocked; the listener has proved itself when this returns.
 
     The next words are the caller's.
@@ -149,15 +153,15 @@ def introduce(
     OSError
         The listener is another one, or too slow.
     """
-    nonce = deadline.receive(sock, _NONCE)
-    session = Session(sock, deadline, _key(secret, hello, nonce, listener))
+    nonce = deadline.receive(sock, _NONCE_BYTES)
+    session = HandshakeSession(sock, deadline, _derive_key(secret, hello, nonce, listener))
     session.hear(b"listener")
     return session
 
 
-def greet(
-    sock: socket.socket, deadline: Deadline, secret: bytes, listener: Endpoint
-) -> tuple[bytes, bytes, Session]:
+def receive_hello(
+    sock: socket.socket, deadline: HandshakeDeadline, secret: bytes, listener: Endpoint
+) -> tuple[bytes, bytes, HandshakeSession]:
     """Begin the handshake as the listener: role and name that the caller claims, and the session.
 
     The next words are the caller's, with its proof.
@@ -171,14 +175,14 @@ def greet(
     protocol, role, name, _ = _HELLO.unpack(hello)
     if protocol != _PROTOCOL or role not in (UP, DOWN, PEER):
         raise ConnectionError("not a caller of this package")
-    nonce = secrets.token_bytes(_NONCE)
-    session = Session(sock, deadline, _key(secret, hello, nonce, listener))
+    nonce = secrets.token_bytes(_NONCE_BYTES)
+    session = HandshakeSession(sock, deadline, _derive_key(secret, hello, nonce, listener))
     deadline.send(sock, nonce)
     session.say(b"listener")
     return role, name, session
 
 
-def _key(secret: bytes, hello: bytes, nonce: bytes, listener: Endpoint) -> bytes:
+def _derive_key(secret: bytes, hello: bytes, nonce: bytes, listener: Endpoint) -> bytes:
     if not secret:
         raise ConnectionError("this process has no secret of a run")
     place = f"{listener.host}\0{listener.port}\0{listener.key}".encode()

@@ -11,35 +11,62 @@ has one deadline, few are under way at a time, and no failure of one ends the li
 
 from __future__ import annotations
 
+import secrets
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 from daskml_dist.comm.base import Endpoint, Wait
+from daskml_dist.comm.channels import (
+    Inbox,
+    Outbox,
+    Ring,
+    RingInbox,
+    RingOffer,
+    RingOutbox,
+    accept_ring_offer,
+    close_socket,
+    describe_lost_connection,
+)
 from daskml_dist.comm.handshake import (
+    DOWN,
+    NAME_BYTES,
     PEER,
     UP,
-    Deadline,
-    greet,
+    HandshakeDeadline,
+    HandshakeSession,
+    receive_hello,
+    send_hello,
+    verify_listener,
 )
-from daskml_dist.comm.ring import Offer, Ring, RingInbox, RingOutbox, accept_offer
-from daskml_dist.comm.socket import Inbox, Outbox, close_socket
+from daskml_dist.errors import CommunicationError
 
-__all__ = ["ANSWER", "CALLER", "Channel", "Credentials", "Listener", "shake", "wrapped"]
+__all__ = [
+    "ANSWER",
+    "CALLER",
+    "Channel",
+    "Credentials",
+    "Listener",
+    "call_listener",
+    "call_peer",
+    "do_tls_handshake",
+    "wrap_in_tls",
+]
 
 #: Words of the two sides after the handshake's first.
 CALLER, ANSWER = b"caller", b"answer"
 #: Sockets whose handshake is under way at a time.
-_MOST_GREETED = 128
+_MAX_HANDSHAKES = 128
 #: Seconds that a handshake has in any case; an older one gives way where there are too many.
-_GRACE = 3.0
+_GRACE_SECONDS = 3.0
 #: Seconds between two looks at what has expired.
-_TICK = 1.0
+_EXPIRY_SECONDS = 1.0
 #: Seconds to wait where the system has no descriptor or thread left.
-_PAUSE = 0.05
+_PAUSE_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -88,7 +115,7 @@ class Channel:
 
 
 @dataclass(eq=False)
-class _Guest:
+class _PendingSocket:
     """A socket that came in; with TLS its wrapper takes its place."""
 
     sock: socket.socket
@@ -97,7 +124,7 @@ class _Guest:
 
 
 @dataclass(frozen=True)
-class _Half:
+class _HalfConnection:
     """The channel of a connection that came first."""
 
     role: bytes
@@ -141,14 +168,14 @@ class Listener:
     ) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._server = socket.create_server((host, 0), family=family, backlog=512)
-        self._server.settimeout(_TICK)
+        self._server.settimeout(_EXPIRY_SECONDS)
         self.port: int = self._server.getsockname()[1]
         self.endpoint = Endpoint(key, announced or host, self.port)
         self._credentials = credentials
         self._on_pair = on_pair
         self._on_peer = on_peer
-        self._guests: dict[_Guest, None] = {}  # in the order in which they came
-        self._half: dict[bytes, _Half] = {}
+        self._guests: dict[_PendingSocket, None] = {}  # in the order in which they came
+        self._half: dict[bytes, _HalfConnection] = {}
         self._open: set[socket.socket] = set()
         self._closed = False
         self._changed = threading.Condition()
@@ -173,10 +200,10 @@ class Listener:
     def _pause(self) -> None:
         with self._changed:
             if not self._closed:
-                self._changed.wait(_PAUSE)
+                self._changed.wait(_PAUSE_SECONDS)
 
     def _admit(self, sock: socket.socket) -> None:
-        guest = _Guest(sock)
+        guest = _PendingSocket(sock)
         with self._changed:
             self._guests[guest] = None
         greeter = threading.Thread(
@@ -191,9 +218,9 @@ class Listener:
     def _make_room(self) -> None:
         """Wait until one more handshake may begin; the oldest one gives way after its grace."""
         with self._changed:
-            while len(self._guests) >= _MOST_GREETED and not self._closed:
+            while len(self._guests) >= _MAX_HANDSHAKES and not self._closed:
                 oldest = next(iter(self._guests))
-                left = oldest.since + _GRACE - time.monotonic()
+                left = oldest.since + _GRACE_SECONDS - time.monotonic()
                 if left <= 0 and not oldest.is_evicted:
                     oldest.is_evicted = True
                     close_socket(oldest.sock)
@@ -201,7 +228,7 @@ class Listener:
                 # cannot start threads faster than those of evicted guests end.
                 self._changed.wait(None if oldest.is_evicted else left)
 
-    def _dismiss(self, guest: _Guest) -> None:
+    def _dismiss(self, guest: _PendingSocket) -> None:
         with self._changed:
             self._guests.pop(guest, None)
             close_socket(guest.sock)
@@ -218,7 +245,7 @@ class Listener:
 
     # -- one socket ----------------------------------------------------------------------------
 
-    def _greet(self, guest: _Guest) -> None:
+    def _greet(self, guest: _PendingSocket) -> None:
         try:
             role, name, channel = self._welcome(guest)
         except Exception:  # whoever it was does not speak as we do, and is no concern of others
@@ -239,19 +266,19 @@ class Listener:
         elif role == PEER:
             channel.close()
 
-    def _welcome(self, guest: _Guest) -> tuple[bytes, bytes, Channel]:
+    def _welcome(self, guest: _PendingSocket) -> tuple[bytes, bytes, Channel]:
         """Pass the handshake; what the caller has proved."""
-        credentials, deadline = self._credentials, Deadline(self._credentials.patience)
+        credentials, deadline = self._credentials, HandshakeDeadline(self._credentials.patience)
         guest.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if credentials.listen is not None:
             with self._changed:  # which also closes guests
-                guest.sock = wrapped(guest.sock, credentials.listen, server_side=True)
-            shake(guest.sock, deadline)
-        role, name, session = greet(guest.sock, deadline, credentials.secret, self.endpoint)
-        words = session.hear(CALLER, 0 if role == PEER else Offer.SIZE)
+                guest.sock = wrap_in_tls(guest.sock, credentials.listen, server_side=True)
+            do_tls_handshake(guest.sock, deadline)
+        role, name, session = receive_hello(guest.sock, deadline, credentials.secret, self.endpoint)
+        words = session.hear(CALLER, 0 if role == PEER else RingOffer.SIZE)
         ring = None
         if role != PEER:
-            ring, answer = accept_offer(words, credentials.shared_memory)
+            ring, answer = accept_ring_offer(words, credentials.shared_memory)
             session.say(ANSWER, answer)
         return role, name, Channel(guest.sock, ring)
 
@@ -260,7 +287,7 @@ class Listener:
         self._open.add(channel.sock)
         other = self._half.pop(name, None)
         if other is None:
-            self._half[name] = _Half(role, channel)
+            self._half[name] = _HalfConnection(role, channel)
             return None
         if other.role == role:  # one end of each direction, or nothing
             self._forget(channel, other.channel)
@@ -292,7 +319,7 @@ class Listener:
             self._changed.notify_all()
 
 
-def wrapped(
+def wrap_in_tls(
     sock: socket.socket, context: ssl.SSLContext, *, server_side: bool = False, host: str = ""
 ) -> ssl.SSLSocket:
     """A socket under TLS, whose handshake is still to come."""
@@ -304,8 +331,112 @@ def wrapped(
     )
 
 
-def shake(sock: socket.socket, deadline: Deadline) -> None:
+def do_tls_handshake(sock: socket.socket, deadline: HandshakeDeadline) -> None:
     """Make TLS's handshake."""
     assert isinstance(sock, ssl.SSLSocket)
     deadline.bound(sock)
     sock.do_handshake()
+
+
+class _ListenerCall:
+    """Call of a listener: one socket, which has knocked; closed where anything fails."""
+
+    def __init__(
+        self, endpoint: Endpoint, credentials: Credentials, role: bytes, name: bytes
+    ) -> None:
+        self._endpoint, self._credentials = endpoint, credentials
+        self._deadline = HandshakeDeadline(credentials.patience)
+        self._sock: socket.socket | None = None
+        self._open: tuple[socket.socket, HandshakeSession, RingOffer] | None = None
+        with self._reaching():
+            address = endpoint.host, endpoint.port
+            self._sock = sock = socket.create_connection(address, timeout=credentials.patience)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if credentials.connect is not None:
+                self._sock = sock = wrap_in_tls(sock, credentials.connect, host=endpoint.host)
+                do_tls_handshake(sock, self._deadline)
+            self._hello = send_hello(sock, self._deadline, role, name)
+
+    @contextmanager
+    def _reaching(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.close()
+            host, port = self._endpoint.host, self._endpoint.port
+            raise CommunicationError(
+                f"Cannot connect to a worker of the fit at {host}:{port} ({error}). Trainers open "
+                "connections of their own: allow TCP between the workers' hosts. If the worker "
+                "there is gone, another program may have its port; fit again."
+            ) from error
+
+    def answered(self) -> tuple[socket.socket, HandshakeSession]:
+        """The socket, to a listener that has proved itself."""
+        assert self._sock is not None
+        with self._reaching():
+            secret, hello = self._credentials.secret, self._hello
+            return self._sock, verify_listener(
+                self._sock, self._deadline, secret, self._endpoint, hello
+            )
+
+    def offer(self) -> None:
+        """Offer memory for the channel that it is to be, without waiting for the answer."""
+        sock, session = self.answered()
+        offer = RingOffer(self._credentials.shared_memory)
+        self._open = sock, session, offer
+        with self._connecting():
+            session.say(CALLER, offer.data)
+
+    def channel(self) -> Channel:
+        """The channel that it is to be, once the offer is answered."""
+        assert self._open is not None
+        sock, session, offer = self._open
+        try:
+            with self._connecting():
+                return Channel(sock, offer.taken(session.hear(ANSWER, RingOffer.ANSWER)))
+        finally:
+            offer.close()
+
+    @contextmanager
+    def _connecting(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.close()
+            raise CommunicationError(describe_lost_connection("connecting to", error)) from error
+
+    def close(self) -> None:
+        """Hang up."""
+        if self._open is not None:
+            self._open[2].close()
+        if self._sock is not None:
+            close_socket(self._sock)
+
+
+def call_listener(endpoint: Endpoint, credentials: Credentials) -> tuple[Channel, Channel]:
+    """Open a connection: the channel to send on, and the one to receive from."""
+    name = secrets.token_bytes(NAME_BYTES)
+    with ExitStack() as failed:
+        # Both say what they can before the first one waits for its answer.
+        up = _ListenerCall(endpoint, credentials, UP, name)
+        failed.callback(up.close)
+        down = _ListenerCall(endpoint, credentials, DOWN, name)
+        failed.callback(down.close)
+        for call in (up, down):
+            call.offer()
+        channels = up.channel(), down.channel()
+        failed.pop_all()
+    return channels
+
+
+def call_peer(endpoint: Endpoint, credentials: Credentials, rank: int) -> socket.socket:
+    """Open the socket on which trainer `rank` sends to another."""
+    sock, session = _ListenerCall(
+        endpoint, credentials, PEER, rank.to_bytes(NAME_BYTES, "big")
+    ).answered()
+    try:
+        session.say(CALLER)
+    except OSError as error:
+        close_socket(sock)
+        raise CommunicationError(describe_lost_connection("connecting to", error)) from error
+    return sock

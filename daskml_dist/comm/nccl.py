@@ -14,19 +14,19 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
 
-from daskml_dist.comm.base import SLICE, Wait
+from daskml_dist.comm.base import CHECK_SECONDS, Wait
 from daskml_dist.errors import CommunicationError
 
-__all__ = ["NcclGroup", "find_gpu_and_nccl", "new_identifier"]
+__all__ = ["NcclGroup", "find_gpu_and_nccl", "make_identifier"]
 
 #: Values of NCCL's ncclResult_t.
 _SUCCESS, _IN_PROGRESS = 0, 7
 #: Seconds to look without sleeping, longer than a small all-reduce; then between two looks.
-_SPIN, _NAP = 1e-3, 1e-4
+_SPIN_SECONDS, _NAP_SECONDS = 1e-3, 1e-4
 #: Module of nccl4py that imports torch, at the first call with an array.
 _TORCH_DOOR = "nccl.core.interop.torch"
 #: Seconds for NCCL to end a communicator, before it is given up.
-_GOODBYE = 5.0
+_GOODBYE_SECONDS = 5.0
 
 
 class NcclGroup:
@@ -57,7 +57,7 @@ class NcclGroup:
             Where others do not come.
         """
         nccl = import_module("nccl.core")
-        with _translated():
+        with _translate_errors():
             unique = nccl.UniqueId.from_bytes(identifier)
             config = nccl.NCCLConfig(blocking=False)
             communicator = nccl.Communicator.init(size, rank, unique, config)
@@ -82,15 +82,15 @@ class NcclGroup:
         if not array.size:
             return array
         if self._communicator is None:
-            raise CommunicationError(_failed("its communicator was given up"))
-        array, stream = _ready(array)
+            raise CommunicationError(_describe_failure("its communicator was given up"))
+        array, stream = _prepare_array(array)
         what = "a sum of the GPUs of this host"
         try:
-            with _translated(), _without_torch():
+            with _translate_errors(), _hide_torch_interop():
                 call(self._communicator, array, stream)
             # Nothing else may go to the stream before NCCL has put its work there.
             self._await(self._is_settled, what)
-            is_done = _mark()
+            is_done = _record_event()
             self._await(lambda: self._is_settled() and is_done(), what)
         except BaseException:
             self.abort()
@@ -101,19 +101,21 @@ class NcclGroup:
         """Whether NCCL has taken up what it was told; an error of any rank is raised."""
         result = int(self._communicator.get_async_error())
         if result not in (_SUCCESS, _IN_PROGRESS):
-            raise CommunicationError(_failed(self._communicator.get_last_error() or result))
+            raise CommunicationError(
+                _describe_failure(self._communicator.get_last_error() or result)
+            )
         return result == _SUCCESS
 
     def _await(self, is_done: Callable[[], bool], what: str) -> None:
         since = looked = time.monotonic()
         try:
-            with _translated():
+            with _translate_errors():
                 while not is_done():
                     now = time.monotonic()
-                    if now - looked > min(SLICE, self._wait.timeout):
+                    if now - looked > min(CHECK_SECONDS, self._wait.timeout):
                         self._wait.check(since, what)
                         looked = now
-                    time.sleep(0 if now - since < _SPIN else _NAP)
+                    time.sleep(0 if now - since < _SPIN_SECONDS else _NAP_SECONDS)
         except BaseException:
             self.abort()
             raise
@@ -122,23 +124,23 @@ class NcclGroup:
         """Give up what is under way; returns within seconds, whatever NCCL does."""
         communicator, self._communicator = self._communicator, None
         if communicator is not None:
-            _bounded(communicator.abort)
+            _end_in_thread(communicator.abort)
 
     def close(self) -> None:
         """Let NCCL finish with the others; where it does not soon, give it up."""
         if self._communicator is None:
             return
         with contextlib.suppress(Exception):
-            self._wait = Wait(_GOODBYE, self._wait.is_aborted, self._wait.is_renewed)
+            self._wait = Wait(_GOODBYE_SECONDS, self._wait.is_aborted, self._wait.is_renewed)
             self._communicator.finalize()
             self._await(self._is_settled, "the end of the other GPUs of this host")
         communicator, self._communicator = self._communicator, None
         if communicator is not None:
-            _bounded(communicator.destroy)
+            _end_in_thread(communicator.destroy)
 
 
 @contextlib.contextmanager
-def _without_torch() -> Iterator[None]:
+def _hide_torch_interop() -> Iterator[None]:
     """Keep nccl4py from importing torch, which takes seconds, to look whether an array is its.
 
     A module that is None among those loaded counts as missing; nccl4py then asks CuPy. Where torch
@@ -154,7 +156,7 @@ def _without_torch() -> Iterator[None]:
         sys.modules.pop(_TORCH_DOOR, None)
 
 
-def _bounded(end: Callable[[], None]) -> None:
+def _end_in_thread(end: Callable[[], None]) -> None:
     """Let NCCL end a communicator in a thread of its own: no call of it may hold up a worker."""
 
     def run() -> None:
@@ -163,30 +165,30 @@ def _bounded(end: Callable[[], None]) -> None:
 
     thread = threading.Thread(target=run, name="daskml-nccl", daemon=True)
     thread.start()
-    thread.join(_GOODBYE)
+    thread.join(_GOODBYE_SECONDS)
 
 
 @contextlib.contextmanager
-def _translated() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     """Make errors of NCCL and CUDA the package's own; its bindings have no documented class."""
     try:
         yield
     except Exception as error:
         if type(error).__module__.startswith(("nccl.", "cuda.", "cupy")):
-            raise CommunicationError(_failed(error)) from error
+            raise CommunicationError(_describe_failure(error)) from error
         raise
 
 
-def _failed(error: object) -> str:
+def _describe_failure(error: object) -> str:
     return (
         f"NCCL failed between the GPUs of this host ({error}). A worker was probably closed or "
         "killed; look at the workers' logs, and set NCCL_DEBUG=WARN in their environment."
     )
 
 
-def new_identifier() -> bytes:
+def make_identifier() -> bytes:
     """A new identifier, by which the ranks of a host find each other."""
-    with _translated():
+    with _translate_errors():
         return bytes(import_module("nccl.core").get_unique_id())
 
 
@@ -209,14 +211,14 @@ def find_gpu_and_nccl() -> tuple[str, int]:
     return gpu, major * 10000 + minor * 100 + micro
 
 
-def _ready(array: Any) -> tuple[Any, int]:
+def _prepare_array(array: Any) -> tuple[Any, int]:
     """The array as NCCL takes it, and the handle of the current stream."""
     import cupy
 
     return cupy.ascontiguousarray(array), int(cupy.cuda.get_current_stream().ptr)
 
 
-def _mark() -> Callable[[], bool]:
+def _record_event() -> Callable[[], bool]:
     """Tells whether all that is in the current stream now has been done."""
     import cupy
 

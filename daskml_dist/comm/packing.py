@@ -9,40 +9,60 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.comm.bounds import array_layout, malformed
+from daskml_dist.errors import MessageError
 
-__all__ = ["Kinds", "array_parts", "kinds", "pack", "pack_object", "pack_object_parts",
-           "pack_parts", "put_together", "take_apart", "unpack", "unpack_object"]  # fmt: skip
+__all__ = [
+    "KnownClasses",
+    "MessageBounds",
+    "RepeatedObjects",
+    "check_array_layout",
+    "join_object",
+    "list_array_bytes",
+    "make_malformed_error",
+    "name_classes",
+    "pack_array_parts",
+    "pack_arrays",
+    "pack_ids",
+    "pack_object",
+    "pack_object_parts",
+    "split_object",
+    "unpack_arrays",
+    "unpack_ids",
+    "unpack_object",
+]
 
 #: Classes whose objects may travel, by their names.
-Kinds = Mapping[str, type]
+KnownClasses = Mapping[str, type]
 
 
 # -- arrays ----------------------------------------------------------------------------------------
 
 
-def pack(arrays: list[NDArray[Any]]) -> bytes:
+def pack_arrays(arrays: list[NDArray[Any]]) -> bytes:
     """Arrays of any shapes and dtypes of numbers, as bytes."""
-    return b"".join(pack_parts(arrays))
+    return b"".join(pack_array_parts(arrays))
 
 
-def pack_parts(arrays: list[NDArray[Any]]) -> list[Any]:
-    """The bytes of `pack` in parts one after the other, without a copy of the arrays."""
+def pack_array_parts(arrays: list[NDArray[Any]]) -> list[Any]:
+    """The bytes of `pack_arrays` in parts one after the other, without a copy of the arrays."""
     text = json.dumps([[array.dtype.str, array.shape] for array in arrays]).encode()
     parts: list[Any] = [len(text).to_bytes(8, "little") + text + bytes(-len(text) % 8)]
-    return parts + array_parts(arrays)
+    return parts + list_array_bytes(arrays)
 
 
-def array_parts(arrays: list[NDArray[Any]]) -> list[Any]:
+def list_array_bytes(arrays: list[NDArray[Any]]) -> list[Any]:
     """The bytes of arrays, each filled up to whole words."""
     parts: list[Any] = []
     for array in arrays:
@@ -53,52 +73,54 @@ def array_parts(arrays: list[NDArray[Any]]) -> list[Any]:
     return parts
 
 
-def unpack(data: NDArray[np.uint8]) -> list[NDArray[Any]]:
-    """Undo `pack`; the arrays are parts of `data`, and aligned as it is.
+def unpack_arrays(data: NDArray[np.uint8]) -> list[NDArray[Any]]:
+    """Undo `pack_arrays`; the arrays are parts of `data`, and aligned as it is.
 
     Raises
     ------
     CommunicationError
-        The bytes are not what `pack` makes.
+        The bytes are not what `pack_arrays` makes.
     """
     try:
         length = int.from_bytes(data[:8].tobytes(), "little")
         layout = json.loads(data[8 : 8 + length].tobytes())
         at, arrays = 8 + length + -length % 8, []
         for dtype, shape in layout:
-            found, size = array_layout(dtype, shape, max(0, len(data) - at))
+            found, size = check_array_layout(dtype, shape, max(0, len(data) - at))
             arrays.append(data[at : at + size].view(found).reshape(shape))
             at += size + -size % 8
     except (ValueError, TypeError, RecursionError) as error:
-        raise malformed(f"arrays that cannot be read ({type(error).__name__})") from error
+        raise make_malformed_error(
+            f"arrays that cannot be read ({type(error).__name__})"
+        ) from error
     return arrays
 
 
 # -- objects ---------------------------------------------------------------------------------------
 
 
-def kinds(classes: Iterable[type]) -> Kinds:
+def name_classes(classes: Iterable[type]) -> KnownClasses:
     """Names of classes, the same in every process; of two with one name the last counts."""
-    return {_name(kind): kind for kind in classes}
+    return {_get_qualified_name(kind): kind for kind in classes}
 
 
-def _name(kind: type) -> str:
+def _get_qualified_name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def pack_object(thing: Any, known: Kinds) -> bytes:
-    """Undone by `unpack_object`; see `take_apart`."""
+def pack_object(thing: Any, known: KnownClasses) -> bytes:
+    """Undone by `unpack_object`; see `split_object`."""
     return b"".join(pack_object_parts(thing, known))
 
 
-def pack_object_parts(thing: Any, known: Kinds) -> list[Any]:
+def pack_object_parts(thing: Any, known: KnownClasses) -> list[Any]:
     """The bytes of `pack_object` in parts, without a copy of the arrays."""
-    tree, arrays = take_apart(thing, known)
+    tree, arrays = split_object(thing, known)
     text = np.frombuffer(json.dumps(tree).encode(), np.uint8)
-    return pack_parts([text, *arrays])
+    return pack_array_parts([text, *arrays])
 
 
-def unpack_object(data: bytes | NDArray[np.uint8], known: Kinds) -> Any:
+def unpack_object(data: bytes | NDArray[np.uint8], known: KnownClasses) -> Any:
     """Undo `pack_object`; arrays of it are parts of `data`, unless that is bytes.
 
     Raises
@@ -109,20 +131,20 @@ def unpack_object(data: bytes | NDArray[np.uint8], known: Kinds) -> Any:
     if isinstance(data, bytes):  # they may lie anywhere, and cannot be written to
         data = np.frombuffer(bytearray(data), np.uint8)
     try:
-        text, *arrays = unpack(data)
-        return put_together(json.loads(text.tobytes()), arrays, known)
+        text, *arrays = unpack_arrays(data)
+        return join_object(json.loads(text.tobytes()), arrays, known)
     except (ValueError, RecursionError) as error:
-        raise malformed("an object that cannot be read") from error
+        raise make_malformed_error("an object that cannot be read") from error
 
 
-def take_apart(thing: Any, known: Kinds) -> tuple[Any, list[NDArray[Any]]]:
+def split_object(thing: Any, known: KnownClasses) -> tuple[Any, list[NDArray[Any]]]:
     """A tree that JSON can hold, and the arrays that it names.
 
     Parameters
     ----------
     thing : object
         Numbers, text, arrays, lists, tuples, sets, dictionaries and objects of `known` classes.
-    known : Kinds
+    known : KnownClasses
 
     Raises
     ------
@@ -130,12 +152,12 @@ def take_apart(thing: Any, known: Kinds) -> tuple[Any, list[NDArray[Any]]]:
         It holds something else.
     """
     arrays: list[NDArray[Any]] = []
-    return _tree(thing, arrays, known), arrays
+    return _build_tree(thing, arrays, known), arrays
 
 
-def _tree(thing: Any, arrays: list[NDArray[Any]], known: Kinds) -> Any:
+def _build_tree(thing: Any, arrays: list[NDArray[Any]], known: KnownClasses) -> Any:
     def each(things: Iterable[Any]) -> list[Any]:
-        return [_tree(one, arrays, known) for one in things]
+        return [_build_tree(one, arrays, known) for one in things]
 
     if thing is None or isinstance(thing, bool | int | float | str):
         return thing
@@ -150,7 +172,7 @@ def _tree(thing: Any, arrays: list[NDArray[Any]], known: Kinds) -> Any:
         return {"tuple" if isinstance(thing, tuple) else "set": each(thing)}
     if isinstance(thing, dict):
         return {"dict": [each(item) for item in thing.items()]}
-    name = _name(type(thing))
+    name = _get_qualified_name(type(thing))
     if known.get(name) is not type(thing):
         another = f" (there is another class {name})" if name in known else ""
         raise TypeError(
@@ -160,8 +182,8 @@ def _tree(thing: Any, arrays: list[NDArray[Any]], known: Kinds) -> Any:
     return {"object": [name, *each(vars(thing)), *each(vars(thing).values())]}
 
 
-def put_together(tree: Any, arrays: list[NDArray[Any]], known: Kinds) -> Any:
-    """Undo `take_apart`.
+def join_object(tree: Any, arrays: list[NDArray[Any]], known: KnownClasses) -> Any:
+    """Undo `split_object`.
 
     Raises
     ------
@@ -169,14 +191,16 @@ def put_together(tree: Any, arrays: list[NDArray[Any]], known: Kinds) -> Any:
         The tree is not what it makes, or names another class.
     """
     try:
-        return _thing(tree, arrays, known)
+        return _rebuild_object(tree, arrays, known)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        raise malformed(f"an object that cannot be read ({type(error).__name__})") from error
+        raise make_malformed_error(
+            f"an object that cannot be read ({type(error).__name__})"
+        ) from error
 
 
-def _thing(tree: Any, arrays: list[NDArray[Any]], known: Kinds) -> Any:
+def _rebuild_object(tree: Any, arrays: list[NDArray[Any]], known: KnownClasses) -> Any:
     def each(trees: list[Any]) -> list[Any]:
-        return [_thing(one, arrays, known) for one in trees]
+        return [_rebuild_object(one, arrays, known) for one in trees]
 
     if isinstance(tree, list):
         return each(tree)
@@ -187,14 +211,14 @@ def _thing(tree: Any, arrays: list[NDArray[Any]], known: Kinds) -> Any:
         return arrays[of]
     if kind == "object":
         name, *rest = each(of)
-        return _made(known[name], rest)
+        return _make_object(known[name], rest)
     return _CONTAINERS[kind](each(of))
 
 
 _CONTAINERS: dict[str, Callable[[list[Any]], Any]] = {"tuple": tuple, "set": set, "dict": dict}
 
 
-def _made(kind: type, rest: list[Any]) -> Any:
+def _make_object(kind: type, rest: list[Any]) -> Any:
     """An object with its attributes, made as `copy` makes one."""
     half = len(rest) // 2
     state = dict(zip(rest[:half], rest[half:], strict=True))
@@ -202,9 +226,9 @@ def _made(kind: type, rest: list[Any]) -> Any:
         f.name for f in dataclasses.fields(kind)
     }:
         raise ValueError(f"other attributes than those of {kind.__name__}")
-    hints = _hints(kind)
+    hints = _find_type_hints(kind)
     if not all(
-        isinstance(name, str) and _fits(state[name], hints.get(name, Any)) for name in state
+        isinstance(name, str) and _matches_hint(state[name], hints.get(name, Any)) for name in state
     ):
         raise ValueError(f"no attributes of {kind.__name__}")
     thing: Any = object.__new__(kind)
@@ -212,7 +236,7 @@ def _made(kind: type, rest: list[Any]) -> Any:
     return thing
 
 
-def _hints(kind: type) -> dict[str, Any]:
+def _find_type_hints(kind: type) -> dict[str, Any]:
     found = _known_hints.get(kind)
     if found is None:
         try:
@@ -227,22 +251,265 @@ def _hints(kind: type) -> dict[str, Any]:
 _known_hints: WeakKeyDictionary[type, dict[str, Any]] = WeakKeyDictionary()
 
 
-def _fits(value: Any, hint: Any) -> bool:
+def _matches_hint(value: Any, hint: Any) -> bool:
     """Whether a value is of the type that an annotation names, as far as it can be seen."""
     origin, of = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any or getattr(hint, "_is_protocol", False):
         return True
     if origin in (types.UnionType, typing.Union):
-        return any(_fits(value, one) for one in of)
+        return any(_matches_hint(value, one) for one in of)
     if hint is float:
         return isinstance(value, int | float)
     if hint is int:
         return type(value) is int
     if origin in (list, set) and of:
-        return isinstance(value, origin) and all(_fits(one, of[0]) for one in value)
+        return isinstance(value, origin) and all(_matches_hint(one, of[0]) for one in value)
     if origin is dict:
         return isinstance(value, dict) and all(
-            _fits(key, of[0]) and _fits(one, of[1]) for key, one in value.items()
+            _matches_hint(key, of[0]) and _matches_hint(one, of[1]) for key, one in value.items()
         )
     found = origin or hint
     return not isinstance(found, type) or isinstance(value, found)
+
+
+#: Arrays that may travel: plain numbers in this machine's order of bytes.
+_WIRE_DTYPES = {np.dtype(code).str: np.dtype(code) for code in "?efdbhiqBHIQ"}
+#: Arrays of the snapshot of one lane or server at most: parameters, optimizer state, sums.
+_ARRAYS_PER_LANE = 16
+#: Entries of an array along one dimension at most, so that NumPy can count them.
+_MAX_DIMENSION = 1 << 48
+#: Bytes of a message whatever the size of the fit.
+_SMALL_MESSAGE_BYTES = 1 << 12
+
+
+@dataclass(frozen=True)
+class MessageBounds:
+    """Bounds of the frames of a connection, as the fit's layout says.
+
+    Parameters
+    ----------
+    dtype : str or dtype
+        Of the parameters.
+    n_rows, width : int
+        Shape of the server's parameters; where trainers hold them, of all parameters.
+    n_lanes : int
+        Lanes of the fit.
+    """
+
+    dtype: Any
+    n_rows: int
+    width: int
+    n_lanes: int
+
+    #: Bytes of JSON: the records of some 200,000 passes.
+    most_text = 1 << 26
+
+    @property
+    def most_packed(self) -> int:
+        """Bytes of a compressed push: twice those of the values."""
+        itemsize: int = np.dtype(self.dtype).itemsize
+        return 2 * self.n_rows * self.width * itemsize + _SMALL_MESSAGE_BYTES
+
+    @property
+    def most_arrays(self) -> int:
+        """Arrays of a control call: the snapshots of all lanes."""
+        return _ARRAYS_PER_LANE * self.n_lanes
+
+    @property
+    def most_array(self) -> int:
+        """Bytes of an array of a control call: one number for each parameter."""
+        return 8 * self.n_rows * self.width + _SMALL_MESSAGE_BYTES
+
+
+def check_array_layout(dtype: Any, shape: Sequence[Any], most: int) -> tuple[np.dtype[Any], int]:
+    """The dtype and the bytes of an array that is announced.
+
+    Parameters
+    ----------
+    dtype : str
+    shape : sequence of int
+    most : int
+        Bytes that it may have.
+
+    Raises
+    ------
+    CommunicationError
+        It is no array of plain numbers, or larger.
+    """
+    found = _WIRE_DTYPES.get(dtype)
+    if found is None:
+        raise make_malformed_error(f"an array of dtype {str(dtype)[:20]!r}")
+    if len(shape) > 8 or not all(type(n) is int and 0 <= n < _MAX_DIMENSION for n in shape):
+        raise make_malformed_error("an array without a shape")
+    size = found.itemsize * math.prod(shape)
+    if size > most:
+        raise make_malformed_error(f"an array of {size} bytes where {most} are the most")
+    return found, size
+
+
+def make_malformed_error(what: object) -> MessageError:
+    """The error of a message that this version would not have sent."""
+    return MessageError(
+        f"Another worker of the fit sent {what}. Have all workers the same version of "
+        "daskml_dist, and does nothing else speak to their ports? Fit again."
+    )
+
+
+IdArray = NDArray[Any]
+
+
+def pack_ids(some: Sequence[IdArray]) -> NDArray[np.uint8]:
+    """Several arrays of ids as bytes; of objects, these are all str or all bytes."""
+    arrays: list[IdArray] = []
+    for ids in some:
+        plain = ids.astype(object) if ids.dtype.kind in "SU" else ids
+        if plain.dtype.kind == "O":
+            arrays += _pack_texts(plain.tolist())
+        else:
+            data = np.ascontiguousarray(plain).view(np.uint8)
+            arrays += [_encode_name(plain.dtype.str), np.empty(0, np.int64), data]
+    return np.frombuffer(pack_arrays(arrays), np.uint8)
+
+
+def _pack_texts(texts: list[Any]) -> list[IdArray]:
+    """Name, lengths and bytes of some texts."""
+    is_bytes = bool(texts) and isinstance(texts[0], bytes)
+    parts = texts if is_bytes else [text.encode("utf-8", "surrogatepass") for text in texts]
+    lengths = np.array([len(part) for part in parts], np.int64)
+    data = np.frombuffer(b"".join(parts), np.uint8)
+    return [_encode_name("bytes" if is_bytes else "str"), lengths, data]
+
+
+def _encode_name(text: str) -> IdArray:
+    return np.frombuffer(text.encode(), np.uint8)
+
+
+def unpack_ids(packed: NDArray[np.uint8]) -> list[IdArray]:
+    """Undo `pack_ids`; texts are objects."""
+    arrays = unpack_arrays(packed)
+    found: list[IdArray] = []
+    for name, lengths, data in zip(arrays[::3], arrays[1::3], arrays[2::3], strict=True):
+        kind = name.tobytes().decode()
+        if kind in ("str", "bytes"):
+            found.append(_unpack_texts(data.tobytes(), lengths, kind))
+        else:
+            found.append(data.copy().view(kind))
+    return found
+
+
+def _unpack_texts(whole: bytes, lengths: IdArray, kind: str) -> IdArray:
+    parts: list[Any] = [whole[a:b] for a, b in pairwise([0, *np.cumsum(lengths).tolist()])]
+    texts = np.empty(len(parts), object)
+    texts[:] = parts if kind == "bytes" else [p.decode("utf-8", "surrogatepass") for p in parts]
+    return texts
+
+
+#: Forms of objects that are remembered at most.
+_MAX_FORMS = 64
+_PLAIN_TYPES = (type(None), bool, int, str)
+
+
+@dataclass(frozen=True)
+class _ObjectForm:
+    """Form of an object of plain values and arrays."""
+
+    kind: type
+    state: dict[str, Any]
+    #: Which array each attribute is that is one.
+    arrays: dict[str, int]
+
+    def filled(self, arrays: list[NDArray[Any]]) -> Any:
+        thing: Any = object.__new__(self.kind)
+        state = vars(thing)
+        state.update(self.state)
+        for name, number in self.arrays.items():
+            state[name] = arrays[number]
+        return thing
+
+
+class RepeatedObjects:
+    """Packs and unpacks objects of some classes.
+
+    Parameters
+    ----------
+    known : KnownClasses
+    """
+
+    def __init__(self, known: KnownClasses) -> None:
+        self._known = known
+        self._heads: dict[Any, bytes] = {}
+        self._forms: dict[bytes, _ObjectForm] = {}
+
+    def pack(self, thing: Any) -> list[Any]:
+        """The bytes of `pack_object`, in parts.
+
+        Raises
+        ------
+        TypeError
+            It holds what cannot be sent.
+        """
+        form = _describe_form(thing)
+        if form is None:
+            return pack_object_parts(thing, self._known)
+        key, arrays = form
+        head = self._heads.get(key)
+        if head is None:
+            parts = pack_object_parts(thing, self._known)
+            head = b"".join(parts)
+            head = head[: len(head) - sum(map(len, list_array_bytes(arrays)))]
+            _remember_form(self._heads, key, head)
+        return [head, *list_array_bytes(arrays)]
+
+    def unpack(self, data: NDArray[np.uint8]) -> Any:
+        """Undo `pack_arrays`; arrays are parts of `data`.
+
+        Raises
+        ------
+        CommunicationError
+            The bytes are not what it makes.
+        """
+        arrays = unpack_arrays(data)
+        text = arrays[0].tobytes() if arrays else b""
+        form = self._forms.get(text)
+        if form is not None and len(arrays) == 1 + len(form.arrays):
+            return form.filled(arrays[1:])
+        thing = unpack_object(data, self._known)
+        if _describe_form(thing) is not None:
+            _remember_form(self._forms, text, _read_form(thing, text))
+        return thing
+
+
+def _remember_form(known: dict[Any, Any], key: Any, value: Any) -> None:
+    if len(known) >= _MAX_FORMS:
+        known.clear()
+    known[key] = value
+
+
+def _describe_form(thing: Any) -> tuple[Any, list[NDArray[Any]]] | None:
+    """Key of an object's form, other for each, and its arrays; None: it holds other things."""
+    if not hasattr(thing, "__dict__"):
+        return None
+    key: list[Any] = [type(thing)]
+    arrays = []
+    for name, value in vars(thing).items():
+        kind = type(value)
+        if kind is np.ndarray:
+            arrays.append(value)
+            key += (name, value.dtype, value.shape)
+        elif kind is float:
+            key += (name, kind, repr(value))  # 0.0 is not -0.0
+        elif kind in _PLAIN_TYPES:
+            key += (name, kind, value)
+        else:
+            return None
+    return tuple(key), arrays
+
+
+def _read_form(thing: Any, text: bytes) -> _ObjectForm:
+    """The form of an object that was read from a tree of that text."""
+    _, *rest = json.loads(text)["object"]
+    half = len(rest) // 2
+    named = zip(rest[:half], rest[half:], strict=True)
+    numbers = {name: value["array"] for name, value in named if isinstance(value, dict)}
+    state = {name: None if name in numbers else value for name, value in vars(thing).items()}
+    return _ObjectForm(type(thing), state, numbers)

@@ -10,37 +10,39 @@ from __future__ import annotations
 import itertools
 from array import array as row
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends.shared_buffer import SharedBuffer
-from daskml_dist.comm.area_board import ASLEEP as _ASLEEP
-from daskml_dist.comm.area_board import ENDED as _ENDED
-from daskml_dist.comm.area_board import TURN as _TURN
-from daskml_dist.comm.area_board import AreaBoard, room
-from daskml_dist.comm.base import Arrays, Communicator, Merge, Wait
-from daskml_dist.comm.life import Life
-from daskml_dist.comm.memory import UsedAgain
-from daskml_dist.comm.packing import pack_parts, unpack
-from daskml_dist.comm.shared_memory import LOOK, Bell, SharedSegment, Sleeper, fence
-from daskml_dist.comm.socket import gone
-from daskml_dist.comm.tree import merge_in_pairs
-from daskml_dist.comm.writer import Writer
+from daskml_dist.comm.array_reuse import ReusedMemory
+from daskml_dist.comm.base import Arrays, Communicator, Merge, Wait, merge_in_pairs
+from daskml_dist.comm.channels import describe_lost_connection
+from daskml_dist.comm.packing import pack_array_parts, unpack_arrays
+from daskml_dist.comm.shared_memory import (
+    SPIN_SECONDS,
+    WORDS_PER_LINE,
+    PeerLife,
+    PieceWriter,
+    SharedSegment,
+    SpinningWait,
+    WakePipe,
+    fence_memory,
+)
 from daskml_dist.errors import CommunicationError
 
-__all__ = ["SEGMENT", "Places", "SharedGroup"]
+__all__ = ["ENDED_WORD", "SEGMENT_BYTES", "RankMemory", "SharedGroup"]
 
 #: Bytes of an area: pieces of this size stay in the processor's cache on their way.
-_AREA = 1 << 18
+_AREA_BYTES = 1 << 18
 #: Bytes of a rank's memory.
-SEGMENT = 2 * _AREA
+SEGMENT_BYTES = 2 * _AREA_BYTES
 #: Bytes up to which more than two ranks add everything themselves, in one turn.
-_ONE_HOP = 1 << 15
+_MAX_ONE_TURN_BYTES = 1 << 15
 _BYTE = np.dtype(np.uint8)
 
-Places = dict[int, tuple[SharedSegment, Bell]]
+RankMemory = dict[int, tuple[SharedSegment, WakePipe]]
 
 
 class SharedGroup(Communicator):
@@ -66,28 +68,30 @@ class SharedGroup(Communicator):
     def __init__(
         self,
         rank: int,
-        places: Places,
-        lives: Mapping[int, Life],
+        places: RankMemory,
+        lives: Mapping[int, PeerLife],
         wait: Wait,
         close: Callable[[], None] = lambda: None,
-        look: float = LOOK,
+        look: float = SPIN_SECONDS,
     ) -> None:
         super().__init__()
         ranks = sorted(places)
         self.rank, self.size = ranks.index(rank), len(ranks)
         self._close = close
         self._turn = 0
-        self._memory = UsedAgain()
+        self._memory = ReusedMemory()
         own, bell = places[rank]
         self._places = [places[r] for r in ranks]
         self._words = own.words
-        self._areas = [[places[r][0].data[:_AREA], places[r][0].data[_AREA:]] for r in ranks]
+        self._areas = [
+            [places[r][0].data[:_AREA_BYTES], places[r][0].data[_AREA_BYTES:]] for r in ranks
+        ]
         self._views: dict[tuple[str, int, int], list[NDArray[Any]]] = {}
         self._others = [
             (
                 places[r][0].words,
                 places[r][1],
-                Sleeper(bell, self._words, _ASLEEP, lives[r], wait, look),
+                SpinningWait(bell, self._words, ASLEEP_WORD, lives[r], wait, look),
             )
             for r in ranks
             if r != rank
@@ -110,32 +114,34 @@ class SharedGroup(Communicator):
     def _meet(self) -> None:
         """Say that this rank's area is written, and wait until all ranks' are."""
         self._turn = turn = self._turn + 1
-        fence()
-        self._words[_TURN] = turn
-        fence()
+        fence_memory()
+        self._words[TURN_WORD] = turn
+        fence_memory()
         for words, bell, _ in self._others:
-            if words[_ASLEEP]:
+            if words[ASLEEP_WORD]:
                 bell.ring()
         self.wait(turn)
 
     def wait(self, turn: int) -> None:
         """Wait until all ranks have written their areas of a turn."""
         for words, _, sleeper in self._others:
-            if words[_TURN] < turn and not sleeper.until(words, _TURN, turn):
-                raise CommunicationError(gone("receiving from", "end of file"))
-        fence()
+            if words[TURN_WORD] < turn and not sleeper.until(words, TURN_WORD, turn):
+                raise CommunicationError(describe_lost_connection("receiving from", "end of file"))
+        fence_memory()
 
     def board(
         self, n: int | None, dtype: Any, lanes: list[list[int]], in_order: bool
     ) -> SharedBuffer | None:
         """The areas as a board of gradients, where these are summed in one turn, or in parts."""
         if n is None:
-            return AreaBoard(self, self._places, _AREA, lanes, _AREA, False)
+            return AreaBuffer(self, self._places, _AREA_BYTES, lanes, _AREA_BYTES, False)
         size = n * dtype.itemsize
         most = max(map(len, lanes)) if in_order else 1
-        if (self.size > 2 and size > _ONE_HOP) or most * room(size) > _AREA:
+        if (self.size > 2 and size > _MAX_ONE_TURN_BYTES) or most * round_to_lines(
+            size
+        ) > _AREA_BYTES:
             return None
-        return AreaBoard(self, self._places, _AREA, lanes, size, in_order)
+        return AreaBuffer(self, self._places, _AREA_BYTES, lanes, size, in_order)
 
     def took(self, turns: int, written: int) -> None:
         """Count turns that a loop has taken, and the bytes that this rank has written in them."""
@@ -154,9 +160,9 @@ class SharedGroup(Communicator):
         if out is None:
             out = array if array.flags.writeable else array.copy()
         flat, total = array.reshape(-1), out.reshape(-1)
-        one_hop = self.size == 2 or array.nbytes <= _ONE_HOP
+        one_hop = self.size == 2 or array.nbytes <= _MAX_ONE_TURN_BYTES
         reduce = self._sum if one_hop else self._sum_by_parts
-        step = _AREA // flat.itemsize
+        step = _AREA_BYTES // flat.itemsize
         for start in range(0, len(flat), step):
             reduce(flat[start : start + step], total[start : start + step])
         return out
@@ -195,7 +201,7 @@ class SharedGroup(Communicator):
     def _reduce_scatter(self, array: NDArray[Any], bounds: list[int]) -> NDArray[Any]:
         """Each turn holds a piece of every rank's range, which that rank adds up."""
         total = np.empty(bounds[self.rank + 1] - bounds[self.rank], array.dtype)
-        slot = _AREA // array.itemsize // self.size
+        slot = _AREA_BYTES // array.itemsize // self.size
         longest = max(b - a for a, b in itertools.pairwise(bounds))
         for start in range(0, longest, slot):
             pieces = [array[min(a + start, b) : min(a + start + slot, b)]
@@ -225,7 +231,7 @@ class SharedGroup(Communicator):
     def broadcast(self, array: NDArray[Any]) -> NDArray[Any]:
         """The first rank's array; the others', of the same shape and dtype, are written over."""
         flat = array.reshape(-1)
-        step = _AREA // flat.itemsize
+        step = _AREA_BYTES // flat.itemsize
         for start in range(0, len(flat), step):
             piece = flat[start : start + step]
             first = self._open(piece.dtype, len(piece))[0]
@@ -241,31 +247,31 @@ class SharedGroup(Communicator):
 
     def _allgather(self, arrays: Arrays) -> list[Arrays]:
         others = [r for r in range(self.size) if r != self.rank]
-        had = self._swap([pack_parts(arrays)], others)
-        return [arrays if r == self.rank else unpack(had[r]) for r in range(self.size)]
+        had = self._swap([pack_array_parts(arrays)], others)
+        return [arrays if r == self.rank else unpack_arrays(had[r]) for r in range(self.size)]
 
     def _alltoall(self, arrays: Arrays) -> Arrays:
         others = [r for r in range(self.size) if r != self.rank]
-        messages = [[] if r == self.rank else pack_parts([a]) for r, a in enumerate(arrays)]
+        messages = [[] if r == self.rank else pack_array_parts([a]) for r, a in enumerate(arrays)]
         had = self._swap(messages, others)
-        return [arrays[r] if r == self.rank else unpack(had[r])[0] for r in range(self.size)]
+        return [arrays[r] if r == self.rank else unpack_arrays(had[r])[0] for r in range(self.size)]
 
     def _reduce(self, arrays: Arrays, merge: Merge) -> Arrays:
         arrays = merge_in_pairs(self.rank, self.size, arrays, merge, self._hand_down)
-        data = self._broadcast_bytes(pack_parts(arrays) if self.rank == 0 else ())
-        return arrays if self.rank == 0 else unpack(data)
+        data = self._broadcast_bytes(pack_array_parts(arrays) if self.rank == 0 else ())
+        return arrays if self.rank == 0 else unpack_arrays(data)
 
     def _hand_down(self, arrays: Arrays, to: int | None, source: int | None) -> Arrays:
-        message = [] if to is None else pack_parts(arrays)
+        message = [] if to is None else pack_array_parts(arrays)
         had = self._swap([message], [] if source is None else [source])
-        return [] if source is None else unpack(had[source])
+        return [] if source is None else unpack_arrays(had[source])
 
     def _broadcast_bytes(self, buffers: Sequence[Any]) -> NDArray[np.uint8]:
         """The first rank's areas hold the length, and a piece of the bytes."""
-        data, writer = np.empty(0, np.uint8), Writer(buffers if self.rank == 0 else ())
-        done, length, room = 0, 1, _AREA - 8
+        data, writer = np.empty(0, np.uint8), PieceWriter(buffers if self.rank == 0 else ())
+        done, length, per_turn = 0, 1, _AREA_BYTES - 8
         while done < length:
-            area = self._open(_BYTE, _AREA)[0]
+            area = self._open(_BYTE, _AREA_BYTES)[0]
             if self.rank == 0:
                 length, own = writer.length, area.data
                 own[:8] = length.to_bytes(8, "little")
@@ -275,9 +281,9 @@ class SharedGroup(Communicator):
                 if not done:
                     length = int.from_bytes(area[:8].tobytes(), "little")
                     data = self._memory.empty(length)
-                piece = data[done : done + room]
+                piece = data[done : done + per_turn]
                 piece[...] = area[8 : 8 + len(piece)]
-            done += room
+            done += per_turn
         self.bytes_sent += writer.length * (self.size - 1)
         self.bytes_received += len(data)
         return data
@@ -291,14 +297,14 @@ class SharedGroup(Communicator):
         """
         n = len(messages)
         head = 8 * n + -8 * n % 64
-        slot = (_AREA - head) // n // 64 * 64
+        slot = (_AREA_BYTES - head) // n // 64 * 64
         at = head + slot * (self.rank if n > 1 else 0)
-        writers = [Writer(message) for message in messages]
+        writers = [PieceWriter(message) for message in messages]
         done, longest, had = 0, 1, dict[int, NDArray[np.uint8]]()
         while done < longest:
-            areas = self._open(_BYTE, _AREA)
+            areas = self._open(_BYTE, _AREA_BYTES)
             own = areas[self.rank].data
-            own[: 8 * n].cast("q")[:] = _lengths(writers)
+            own[: 8 * n].cast("q")[:] = _list_lengths(writers)
             for i, writer in enumerate(writers):
                 writer.write(own[head + i * slot : head + (i + 1) * slot])
             self._meet()
@@ -318,12 +324,114 @@ class SharedGroup(Communicator):
     def close(self) -> None:
         """Tell the others that this rank is done; the memory goes with its last user."""
         super().close()
-        self._words[_ENDED] = 1
-        fence()
+        self._words[ENDED_WORD] = 1
+        fence_memory()
         for _, bell, _ in self._others:
             bell.ring()
         self._close()
 
 
-def _lengths(writers: list[Writer]) -> memoryview:
+def _list_lengths(writers: list[PieceWriter]) -> memoryview:
     return memoryview(row("q", [writer.length for writer in writers]))
+
+
+#: Words of a rank: the turn that it has written, whether it sleeps, and whether it is done.
+TURN_WORD, ASLEEP_WORD, ENDED_WORD = 0, WORDS_PER_LINE, 2 * WORDS_PER_LINE
+#: Bytes that processors pass to each other: what two write lies in different ones.
+_LINE_BYTES = 128
+#: Nanoseconds that a loop looks for the others before it goes to sleep: some gradients' worth.
+_SPIN_NANOSECONDS = 1_000_000
+
+
+class _BufferGroup(Protocol):
+    """A group of ranks, as far as a board needs it."""
+
+    rank: int
+
+    @property
+    def turn(self) -> int: ...
+
+    def wait(self, turn: int) -> None: ...
+
+    def took(self, turns: int, written: int) -> None: ...
+
+
+def round_to_lines(size: int) -> int:
+    """Bytes from one gradient to the next."""
+    return -(-size // _LINE_BYTES) * _LINE_BYTES
+
+
+class AreaBuffer(SharedBuffer):
+    """The areas of a group as a board; each rank's gradients lie there one after the other.
+
+    Parameters
+    ----------
+    group : SharedGroup
+    places : sequence of (SharedSegment, Bell)
+        Of each rank.
+    area : int
+        Bytes of an area.
+    lanes : list of list of int
+        Numbers of each rank's lanes.
+    size : int
+        Bytes of a gradient.
+    in_order : bool
+        Whether to add up in the order of lanes; else each rank's first.
+    """
+
+    def __init__(
+        self,
+        group: _BufferGroup,
+        places: Sequence[tuple[SharedSegment, WakePipe]],
+        area: int,
+        lanes: list[list[int]],
+        size: int,
+        in_order: bool,
+    ) -> None:
+        # In their order, each lane has a place; else each rank, for the sum of its own.
+        every = lanes if in_order else [some[:1] for some in lanes]
+        self._group, self._size = group, size * len(every[group.rank])
+        segments = [segment for segment, _ in places]
+        found = [
+            [
+                (
+                    number,
+                    s.address_of(area + k * round_to_lines(size)),
+                    s.address_of(k * round_to_lines(size)),
+                )
+                for k, number in enumerate(some)
+            ]
+            for s, some in zip(segments, every, strict=True)
+        ]
+        joined = [place for some in found for place in some]
+        others = [
+            (s.word(TURN_WORD), s.word(ASLEEP_WORD), bell.descriptor)
+            for rank, (s, bell) in enumerate(places)
+            if rank != group.rank
+        ]
+        super().__init__(
+            segments[group.rank].word(TURN_WORD),
+            _split_by_turn(found[group.rank]),
+            _split_by_turn(sorted(joined) if in_order else joined),
+            np.array(others, np.int64),
+            _SPIN_NANOSECONDS,
+            True,
+            lanes,
+            group.rank,
+            size,
+        )
+
+    @property
+    def turn(self) -> int:
+        return self._group.turn
+
+    def wait(self, turn: int) -> None:
+        self._group.wait(turn)
+
+    def took(self, turns: int, written: int | None = None) -> None:
+        self._group.took(turns, self._size * turns if written is None else written)
+
+
+def _split_by_turn(places: list[tuple[int, int, int]]) -> NDArray[np.int64]:
+    """Addresses in even turns, and in odd ones."""
+    return np.ascontiguousarray(np.array(places, np.int64).reshape(-1, 3)[:, 1:].T)

@@ -16,44 +16,50 @@ import mmap
 import os
 import secrets
 import select
+import socket
+import ssl
 import stat
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.comm.base import SLICE, Wait
-from daskml_dist.comm.life import Life
+from daskml_dist.comm.base import CHECK_SECONDS, Wait
 
 __all__ = [
-    "LONG_LOOK",
-    "LOOK",
-    "TOKEN",
-    "WORD",
-    "Bell",
+    "LONG_SPIN_SECONDS",
+    "SPIN_SECONDS",
+    "TOKEN_BYTES",
+    "WORDS_PER_LINE",
+    "PeerLife",
+    "PieceWriter",
+    "ProcessLife",
     "SharedSegment",
-    "Sleeper",
-    "fence",
-    "here",
+    "SocketLife",
+    "SpinningWait",
+    "WakePipe",
+    "fence_memory",
+    "identify_machine",
 ]
 
 #: Bytes of the token that proves a segment.
-TOKEN = 32
+TOKEN_BYTES = 32
 #: Words (of 8 bytes) from one counter to the next: each has a cache line of its own.
-WORD = 16
+WORDS_PER_LINE = 16
 #: Bytes before the data: the counters, then the token.
-_HEAD = 4096
-_TOKEN_AT = _HEAD - TOKEN
+_HEADER_BYTES = 4096
+_TOKEN_START = _HEADER_BYTES - TOKEN_BYTES
 #: Seconds to look without sleeping: about what going to sleep and waking up cost.
-LOOK = 30e-6
+SPIN_SECONDS = 30e-6
 #: Where nobody else wants the processor: in as long, trainers that meet at each step have met.
-LONG_LOOK = 1e-3
+LONG_SPIN_SECONDS = 1e-3
 
 
-def fence() -> None:
+def fence_memory() -> None:
     """Let all reads and writes before it happen before all after it, on any processor.
 
     Python has no such call. Letting go of a lock and taking it again are two atomic operations
@@ -65,7 +71,7 @@ def fence() -> None:
     lock.acquire()
 
 
-def here() -> int:
+def identify_machine() -> int:
     """Number of this machine, its boot, and this process's namespaces; 0 where unknown.
 
     Only for processes with the same number do process numbers mean the same, and cannot the
@@ -79,11 +85,11 @@ def here() -> int:
     return int.from_bytes(hashlib.sha256(f"{boot}{spaces}".encode()).digest()[:7], "big")
 
 
-def _reopen(pid: int, descriptor: int) -> int:
+def _reopen_descriptor(pid: int, descriptor: int) -> int:
     return os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
-def _seals() -> int:
+def _required_seals() -> int:
     return fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
@@ -92,13 +98,13 @@ class SharedSegment:
 
     def __init__(self, memory: mmap.mmap) -> None:
         view = memoryview(memory)
-        self.words = view[:_TOKEN_AT].cast("Q")
-        self.token = bytes(view[_TOKEN_AT:_HEAD])
-        self.data: NDArray[np.uint8] = np.frombuffer(memory, np.uint8, offset=_HEAD)
+        self.words = view[:_TOKEN_START].cast("Q")
+        self.token = bytes(view[_TOKEN_START:_HEADER_BYTES])
+        self.data: NDArray[np.uint8] = np.frombuffer(memory, np.uint8, offset=_HEADER_BYTES)
 
     def word(self, index: int) -> int:
         """Address of a counter."""
-        return self.address_of(8 * index - _HEAD)
+        return self.address_of(8 * index - _HEADER_BYTES)
 
     def address_of(self, place: int) -> int:
         """Address of a byte of the data."""
@@ -120,14 +126,14 @@ class SharedSegment:
         descriptor = os.memfd_create("daskml_dist", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.fchmod(descriptor, 0o600)
-            os.ftruncate(descriptor, _HEAD + size)
+            os.ftruncate(descriptor, _HEADER_BYTES + size)
             # Whoever cuts off memory that another process has mapped would kill it.
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _seals())
-            memory = mmap.mmap(descriptor, _HEAD + size)
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _required_seals())
+            memory = mmap.mmap(descriptor, _HEADER_BYTES + size)
         except BaseException:
             os.close(descriptor)
             raise
-        memory[_TOKEN_AT:_HEAD] = secrets.token_bytes(TOKEN)
+        memory[_TOKEN_START:_HEADER_BYTES] = secrets.token_bytes(TOKEN_BYTES)
         return cls(memory), descriptor
 
     @classmethod
@@ -139,38 +145,40 @@ class SharedSegment:
         OSError
             Where it cannot be reached, or is no such segment of this user's alone.
         """
-        descriptor = _reopen(pid, number)
+        descriptor = _reopen_descriptor(pid, number)
         try:
             state = os.fstat(descriptor)
             private = state.st_uid == os.geteuid() and not state.st_mode & 0o077
             # Only memory has seals; to ask another file for them is an error.
-            sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _seals() == _seals()
-            if not (private and sealed and state.st_size == _HEAD + size):
+            sealed = (
+                fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _required_seals() == _required_seals()
+            )
+            if not (private and sealed and state.st_size == _HEADER_BYTES + size):
                 raise OSError("not a private segment of this user")
             return cls(mmap.mmap(descriptor, state.st_size))
         finally:
             os.close(descriptor)
 
 
-class Bell:
+class WakePipe:
     """Pipe that a process sleeps at and others ring; both hold it whole."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
 
     @classmethod
-    def make(cls) -> Bell:
+    def make(cls) -> WakePipe:
         """A new bell."""
         ends = os.pipe()
         try:
             # Both ends in one, so that a pipe whose other holder is gone is merely silent.
-            return cls(_reopen(os.getpid(), ends[0]))
+            return cls(_reopen_descriptor(os.getpid(), ends[0]))
         finally:
             for end in ends:
                 os.close(end)
 
     @classmethod
-    def find(cls, pid: int, number: int) -> Bell:
+    def find(cls, pid: int, number: int) -> WakePipe:
         """The bell of another process, by its descriptor there.
 
         Raises
@@ -178,7 +186,7 @@ class Bell:
         OSError
             Where it cannot be reached, or is no pipe of this user.
         """
-        bell = cls(_reopen(pid, number))
+        bell = cls(_reopen_descriptor(pid, number))
         state = os.fstat(bell.descriptor)
         if not stat.S_ISFIFO(state.st_mode) or state.st_uid != os.geteuid():
             raise OSError("not a bell of this user")
@@ -199,15 +207,15 @@ class Bell:
         os.close(self.descriptor)
 
 
-class Sleeper:
+class SpinningWait:
     """Wait for the other side to do something: a look for a moment, then sleep.
 
     Parameters
     ----------
-    bell : Bell
+    bell : WakePipe
     asleep : memoryview, int
         Words and the index of the one that tells the other side to ring.
-    life : Life
+    life : PeerLife
         Of the other side.
     wait : Wait or None
         Bound of the wait; None: none but the other side's life.
@@ -217,12 +225,12 @@ class Sleeper:
 
     def __init__(
         self,
-        bell: Bell,
+        bell: WakePipe,
         words: Any,
         index: int,
-        life: Life,
+        life: PeerLife,
         wait: Wait | None,
-        look: float = LOOK,
+        look: float = SPIN_SECONDS,
     ) -> None:
         self._bell, self._words, self._index = bell, words, index
         self._life, self._wait = life, wait
@@ -257,7 +265,7 @@ class Sleeper:
             while True:
                 self._words[self._index] = 1
                 # The other side looks whether we sleep after it has done its part.
-                fence()
+                fence_memory()
                 if words[index] >= value:
                     return True
                 if self._life.has_said() or not self._sleep(since):
@@ -267,7 +275,7 @@ class Sleeper:
             self._words[self._index] = 0
 
     def _sleep(self, since: float) -> bool:
-        events = self._poll.poll(SLICE * 1e3)
+        events = self._poll.poll(CHECK_SECONDS * 1e3)
         for descriptor, _ in events:
             if descriptor == self._bell.descriptor:
                 self._bell.quiet()
@@ -278,3 +286,118 @@ class Sleeper:
                 self._wait.check(since, "the other side of a connection")
             return not self._life.is_gone()
         return True
+
+
+class PeerLife(Protocol):
+    """Sign that the other side is there; what it did before it went counts."""
+
+    def fileno(self) -> int:
+        """Descriptor that becomes readable when the other side goes."""
+
+    def has_said(self) -> bool:
+        """Whether a side has said, in the memory itself, that it is done."""
+
+    def is_gone(self) -> bool:
+        """Whether the other side is gone, or this one has closed."""
+
+
+class SocketLife:
+    """Life of a socket on which nothing is sent: its end of file is that of the other side.
+
+    Parameters
+    ----------
+    sock : socket
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    def fileno(self) -> int:
+        """Descriptor of the socket."""
+        return self._sock.fileno()
+
+    def has_said(self) -> bool:
+        """Never: the socket tells."""
+        return False
+
+    def is_gone(self) -> bool:
+        """Whether the other side, or this one, has closed the socket."""
+        try:
+            self._sock.setblocking(False)
+            return len(self._sock.recv(1)) == 0
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return False
+        except OSError:
+            return True
+
+
+class ProcessLife:
+    """Life of a process of this host, and of the one in it who shares the memory.
+
+    Parameters
+    ----------
+    pid : int
+        To be given before anything else is opened by this number: while that is found to be
+        the other side's, so is the process.
+
+    Raises
+    ------
+    OSError
+        There is no such process, or the system cannot watch it.
+    """
+
+    def __init__(self, pid: int) -> None:
+        if not hasattr(os, "pidfd_open"):
+            raise OSError("no pidfd_open on this system")
+        self._descriptor = os.pidfd_open(pid)
+        self._words: tuple[Any, ...] = ()
+        self._index = 0
+
+    def watch(self, own: Any, other: Any, index: int) -> None:
+        """Look, too, at the word in which each side says that it is done."""
+        self._words, self._index = (own, other), index
+
+    def fileno(self) -> int:
+        """Descriptor of the process."""
+        return self._descriptor
+
+    def has_said(self) -> bool:
+        """Whether a side is done."""
+        return any(words[self._index] for words in self._words)
+
+    def is_gone(self) -> bool:
+        """Whether a side is done, or the process has ended."""
+        return self.has_said() or bool(select.select([self._descriptor], [], [], 0)[0])
+
+    def __del__(self) -> None:
+        if hasattr(self, "_descriptor"):
+            os.close(self._descriptor)
+
+
+#: Bytes from which a copy lets other threads run meanwhile.
+_LARGE_WRITE_BYTES = 1 << 15
+
+
+class PieceWriter:
+    """Writes buffers one after the other, as far as there is room."""
+
+    def __init__(self, buffers: Sequence[Any]) -> None:
+        self.length = sum(len(buffer) for buffer in buffers)
+        self._left = [memoryview(buffer) for buffer in reversed(buffers) if len(buffer)]
+
+    def write(self, room: memoryview) -> None:
+        at = 0
+        while self._left and at < len(room):
+            buffer = self._left.pop()
+            take = min(len(buffer), len(room) - at)
+            _copy_bytes(room[at : at + take], buffer[:take])
+            if take < len(buffer):
+                self._left.append(buffer[take:])
+            at += take
+
+
+def _copy_bytes(to: memoryview, source: memoryview) -> None:
+    if len(to) < _LARGE_WRITE_BYTES:
+        to[:] = source
+    else:  # lets other threads run meanwhile
+        np.copyto(np.frombuffer(to, np.uint8), np.frombuffer(source, np.uint8))

@@ -5,7 +5,7 @@ of the last pull (key caching; Li et al., "Scaling Distributed Machine Learning 
 Server", OSDI 2014, section 3.4).
 
 Frames are data, and nothing that a frame says of itself is believed: every length is held against
-the `Bounds` of the connection before memory is taken for it.
+the `MessageBounds` of the connection before memory is taken for it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,14 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from daskml_dist.comm.bounds import Bounds, array_layout, malformed
-from daskml_dist.comm.packing import kinds, put_together, take_apart
+from daskml_dist.comm.packing import (
+    MessageBounds,
+    check_array_layout,
+    join_object,
+    make_malformed_error,
+    name_classes,
+    split_object,
+)
 from daskml_dist.compression import Packed
 from daskml_dist.errors import CommunicationError
 from daskml_dist.ps.messages import Call, Reply, Request, Status
@@ -30,8 +36,8 @@ __all__ = [
     "CALL",
     "REPLY",
     "REQUEST",
-    "Keys",
-    "Reader",
+    "FrameReader",
+    "PulledKeys",
     "encode_call",
     "encode_reply",
     "encode_request",
@@ -50,34 +56,34 @@ _REPLY = struct.Struct("<BB?qqqq")
 # kind, length of the JSON text: dtype and shape of each array, and the tree that names them
 _CALL = struct.Struct("<BI")
 
-_NONE, _PULLED_LAST = -1, -2
+_NO_ROWS, _PULLED_LAST = -1, -2
 #: What a call may bring along besides plain values.
-_KINDS = kinds(SENT)
+_CALL_CLASSES = name_classes(SENT)
 
 Buffers = list[Any]
 #: The rows that each lane pulled last; one of each connection at either end.
-Keys = dict[int, NDArray[np.int64]]
+PulledKeys = dict[int, NDArray[np.int64]]
 
 
-class _Source(Protocol):
+class _ByteSource(Protocol):
     """Whatever bytes can be read from exactly."""
 
     def read_into(self, buffer: memoryview) -> None:
         """Fill the buffer."""
 
 
-def _bytes_of(array: NDArray[Any]) -> memoryview:
+def _view_bytes(array: NDArray[Any]) -> memoryview:
     return np.ascontiguousarray(array).data.cast("B")
 
 
-def _length(array: NDArray[Any] | None) -> int:
-    return _NONE if array is None else len(array)
+def _count_rows(array: NDArray[Any] | None) -> int:
+    return _NO_ROWS if array is None else len(array)
 
 
-def encode_request(request: Request, keys: Keys) -> Buffers:
+def encode_request(request: Request, keys: PulledKeys) -> Buffers:
     """Buffers of a request, header first; `keys` are the sender's, and are kept up."""
     values, index, wanted = request.values, request.index, request.pull_index
-    n_index, lane = _length(index), request.lanes[0]
+    n_index, lane = _count_rows(index), request.lanes[0]
     if index is not None and lane in keys and np.array_equal(index, keys[lane]):
         index, n_index = None, _PULLED_LAST
     if wanted is not None:
@@ -85,56 +91,59 @@ def encode_request(request: Request, keys: Keys) -> Buffers:
     header = _REQUEST.pack(
         REQUEST, request.pull, request.progress is not None, len(request.lanes),
         request.generation, request.clock, request.version, request.rows, request.loss,
-        _length(values), n_index, _length(wanted),
+        _count_rows(values), n_index, _count_rows(wanted),
         0 if request.packed is None else len(request.packed.arrays),
     )  # fmt: skip
     arrays: list[NDArray[Any] | None] = [request.progress, values, index, wanted]
     buffers: Buffers = [header + np.array(request.lanes, dtype="<i8").tobytes()]
-    buffers += [_bytes_of(a) for a in arrays if a is not None and a.size]
+    buffers += [_view_bytes(a) for a in arrays if a is not None and a.size]
     for array in () if request.packed is None else request.packed.arrays:
         buffers.append(_ARRAY.pack(array.dtype.str.encode(), len(array)))
-        buffers += [_bytes_of(array)] if array.size else []
+        buffers += [_view_bytes(array)] if array.size else []
     return buffers
 
 
 def encode_reply(reply: Reply) -> Buffers:
     """Buffers of a reply, header first."""
-    rows = _length(reply.values)
+    rows = _count_rows(reply.values)
     header = _REPLY.pack(
         REPLY, int(reply.status), reply.stop, reply.lane, reply.version, reply.clock, rows
     )
     if reply.values is None or rows == 0:
         return [header]
-    return [header, _bytes_of(reply.values)]
+    return [header, _view_bytes(reply.values)]
 
 
 def encode_call(message: Call) -> Buffers:
     """Buffers of a control call or its answer: plain values, arrays and snapshots."""
-    tree, arrays = take_apart(message, _KINDS)
+    tree, arrays = split_object(message, _CALL_CLASSES)
     text = json.dumps([[(a.dtype.str, a.shape) for a in arrays], tree]).encode()
-    return [_CALL.pack(CALL, len(text)) + text, *(_bytes_of(a) for a in arrays if a.size)]
+    return [_CALL.pack(CALL, len(text)) + text, *(_view_bytes(a) for a in arrays if a.size)]
 
 
-class Reader:
+class FrameReader:
     """Reader of frames from a source.
 
     Parameters
     ----------
     source : object with ``read_into(memoryview)``
-    bounds : Bounds
+    bounds : MessageBounds
         What the frames may hold.
     kinds : container of int
         Frames that the other side may send.
     """
 
     def __init__(
-        self, source: _Source, bounds: Bounds, kinds: Container[int] = (REQUEST, REPLY, CALL)
+        self,
+        source: _ByteSource,
+        bounds: MessageBounds,
+        kinds: Container[int] = (REQUEST, REPLY, CALL),
     ) -> None:
         self._source = source
         self._bounds = bounds
         self._dtype = np.dtype(bounds.dtype)
         self._kinds = kinds
-        self._keys: Keys = {}
+        self._keys: PulledKeys = {}
         self._kind = bytearray(1)
         self._heads = {
             REQUEST: (_REQUEST, bytearray(_REQUEST.size)),
@@ -166,7 +175,7 @@ class Reader:
         self._source.read_into(memoryview(self._kind))
         kind = self._kind[0]
         if kind not in self._kinds:
-            raise malformed(f"a frame of unknown kind {kind}")
+            raise make_malformed_error(f"a frame of unknown kind {kind}")
         try:
             if kind == REQUEST:
                 return self._request()
@@ -174,7 +183,7 @@ class Reader:
         except CommunicationError:
             raise
         except (ValueError, TypeError, LookupError, RecursionError, MemoryError) as error:
-            raise malformed(f"a frame that cannot be read ({error!r})") from error
+            raise make_malformed_error(f"a frame that cannot be read ({error!r})") from error
 
     def _bytes(self, length: int) -> bytearray:
         data = bytearray(length)
@@ -184,23 +193,23 @@ class Reader:
     def _call(self) -> Call:
         (_, length) = self._header(CALL)
         if length > self._bounds.most_text:
-            raise malformed(f"{length} bytes of text")
+            raise make_malformed_error(f"{length} bytes of text")
         announced, tree = json.loads(self._bytes(length))
         if len(announced) > self._bounds.most_arrays:
-            raise malformed(f"{len(announced)} arrays")
+            raise make_malformed_error(f"{len(announced)} arrays")
         for dtype, shape in announced:
-            array_layout(dtype, shape, self._bounds.most_array)
+            check_array_layout(dtype, shape, self._bounds.most_array)
         arrays = [self._array(tuple(shape), dtype) for dtype, shape in announced]
-        message = put_together(tree, arrays, _KINDS)
+        message = join_object(tree, arrays, _CALL_CLASSES)
         if not isinstance(message, dict):
-            raise malformed("a call that is none")
+            raise make_malformed_error("a call that is none")
         return message
 
     def _rows(self, n: int) -> int | None:
         """A number of rows that is announced; None for none."""
-        if not _NONE <= n <= self._bounds.n_rows:
-            raise malformed(f"{n} rows of {self._bounds.n_rows}")
-        return None if n == _NONE else n
+        if not _NO_ROWS <= n <= self._bounds.n_rows:
+            raise make_malformed_error(f"{n} rows of {self._bounds.n_rows}")
+        return None if n == _NO_ROWS else n
 
     def _request(self) -> Request:
         (
@@ -208,10 +217,10 @@ class Reader:
             n, n_index, n_wanted, n_packed,
         ) = self._header(REQUEST)  # fmt: skip
         if not (1 <= n_lanes <= self._bounds.n_lanes and 0 <= rows < math.inf):
-            raise malformed(f"a push of {n_lanes} lanes and {rows} rows")
+            raise make_malformed_error(f"a push of {n_lanes} lanes and {rows} rows")
         lanes = tuple(self._array((n_lanes,), "<i8").tolist())
         if not 0 <= min(lanes) <= max(lanes) < self._bounds.n_lanes:
-            raise malformed(f"a push of the lanes {lanes[:5]}")
+            raise make_malformed_error(f"a push of the lanes {lanes[:5]}")
         progress = self._array((n_lanes, 3), np.float64) if has_progress else None
         n_values = self._rows(n)
         values = None if n_values is None else self._matrix(n_values)
@@ -221,7 +230,7 @@ class Reader:
             self._keys[lanes[0]] = wanted
         packed = self._packed(n_packed) if n_packed else None
         if values is not None and len(values) != self._n_pushed(index):
-            raise malformed(f"{len(values)} rows of values for {self._n_pushed(index)}")
+            raise make_malformed_error(f"{len(values)} rows of values for {self._n_pushed(index)}")
         return Request(
             lanes, generation, clock, version, rows, values, index, pull, wanted, loss, progress,
             owned=True, packed=packed,
@@ -242,14 +251,14 @@ class Reader:
         if length and not (
             0 <= index[0] and index[-1] < self._bounds.n_rows and (index[1:] > index[:-1]).all()
         ):
-            raise malformed("rows that the server has not")
+            raise make_malformed_error("rows that the server has not")
         return index
 
     def _packed(self, n_arrays: int) -> Packed:
         arrays, left = [], self._bounds.most_packed
         for _ in range(n_arrays):
             dtype, length = _ARRAY.unpack(self._bytes(_ARRAY.size))
-            found, size = array_layout(dtype.rstrip(b"\0").decode(), (length,), left)
+            found, size = check_array_layout(dtype.rstrip(b"\0").decode(), (length,), left)
             left -= size
             arrays.append(self._array((length,), found))
         return Packed(tuple(arrays))

@@ -11,7 +11,7 @@ from typing import Any
 from daskml_dist.backends import get_backend
 from daskml_dist.comm.base import Endpoint, Wait
 from daskml_dist.comm.listener import Credentials
-from daskml_dist.comm.local import publish_server
+from daskml_dist.comm.server_connections import publish_server
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.blocks import Block, BlockInfo, inspect_block, join_column_infos
 from daskml_dist.data.collection import Collection, cut_by_columns

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.comm.base import Endpoint
-from daskml_dist.comm.bounds import Bounds
+from daskml_dist.comm.packing import MessageBounds
 from daskml_dist.data.batches import LaneSpec, count_held_out_rows
 from daskml_dist.data.blocks import Block
 from daskml_dist.ps.shard_state import ShardState, StateParts
@@ -212,7 +212,7 @@ class FitSpec:
         """Return a copy of the fit with some fields of its work replaced."""
         return replace(self, work=replace(cast(Any, self.work), **changes))
 
-    def bounds(self, server: int) -> Bounds:
+    def bounds(self, server: int) -> MessageBounds:
         """Return the largest sizes that frames to and from a server may announce."""
         layout = self.work.layout
         n_rows, width = layout.n_rows, layout.width
@@ -220,7 +220,7 @@ class FitSpec:
         if self.work.uses_shards:
             rows = layout.slices()[server]
             n_rows = rows.stop - rows.start
-        return Bounds(self.rows.dtype, n_rows, width, len(self.rows.lane_rows))
+        return MessageBounds(self.rows.dtype, n_rows, width, len(self.rows.lane_rows))
 
 
 @dataclass(frozen=True)

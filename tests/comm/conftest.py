@@ -14,7 +14,7 @@ from tests.comm.ranks import Ranks, host_number
 def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Ranks]]:
     """Makes the communicator of some ranks: who may share memory, and on which host each is."""
     made: list[Ranks] = []
-    monkeypatch.setattr("daskml_dist.comm.hosts.here", host_number)
+    monkeypatch.setattr("daskml_dist.comm.meeting.identify_machine", host_number)
 
     def make(*allowed: bool, wait: Wait | None = None, hosts: list[int] | None = None) -> Ranks:
         made.append(Ranks(list(allowed), wait or Wait(20), hosts))

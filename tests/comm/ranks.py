@@ -7,10 +7,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from daskml_dist.comm.allreduce import PeerGroup, PeerListener
 from daskml_dist.comm.base import Communicator, Wait
 from daskml_dist.comm.listener import Credentials
-from daskml_dist.comm.meet import share_memory
+from daskml_dist.comm.meeting import choose_communicator
+from daskml_dist.comm.socket_group import PeerGroup, PeerListener
 
 __all__ = ["Ranks", "host_number"]
 
@@ -36,7 +36,7 @@ class Ranks:
         def meet(rank: int) -> Communicator:
             _here.number = hosts[rank] if hosts else 1
             peers = PeerGroup(rank, endpoints, listeners[rank], credentials, wait)
-            return share_memory(peers, wait, allowed[rank])
+            return choose_communicator(peers, wait, allowed[rank])
 
         self.groups = list(self._pool.map(meet, range(len(allowed))))
 

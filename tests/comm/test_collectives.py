@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daskml_dist.comm.allreduce import PeerGroup
 from daskml_dist.comm.base import Communicator, Wait
-from daskml_dist.comm.local import NoPeers
-from daskml_dist.comm.meet import TwoLevels
+from daskml_dist.comm.meeting import TwoLevelGroup
+from daskml_dist.comm.server_connections import SoloCommunicator
 from daskml_dist.comm.shared_group import SharedGroup
+from daskml_dist.comm.socket_group import PeerGroup
 from daskml_dist.errors import CommunicationError, GenerationError, RunAbortedError
 from tests.comm.ranks import Ranks
 from tests.quick import in_turn
@@ -29,15 +29,15 @@ class Alone:
     """The one rank of a fit in one process."""
 
     def each(self, act: Callable[[Communicator], Any]) -> list[Any]:
-        return [act(NoPeers())]
+        return [act(SoloCommunicator())]
 
 
 LAYOUTS: dict[str, tuple[type[Communicator], list[int] | None, int]] = {
-    "alone": (NoPeers, None, 1),
+    "alone": (SoloCommunicator, None, 1),
     **{f"memory {n}": (SharedGroup, [1] * n, n) for n in (2, 3, 4)},
     **{f"sockets {n}": (PeerGroup, None, n) for n in (2, 3, 4)},
-    "hosts 3": (TwoLevels, [1, 2, 1], 3),
-    "hosts 4": (TwoLevels, [1, 2, 2, 1], 4),
+    "hosts 3": (TwoLevelGroup, [1, 2, 1], 3),
+    "hosts 4": (TwoLevelGroup, [1, 2, 2, 1], 4),
 }
 
 
@@ -128,7 +128,7 @@ def test_what_is_no_sum_is_merged_in_the_order_of_the_ranks(some: Any) -> None:
     found = some.each(act)
     size = len(found)
     inner = getattr(some, "groups", [None])[0]
-    order = inner._order if isinstance(inner, TwoLevels) else list(range(size))
+    order = inner._order if isinstance(inner, TwoLevelGroup) else list(range(size))
     for joined, depth in found:
         np.testing.assert_array_equal(joined, np.repeat(order, [30_000 * r for r in order]))
         assert depth == (size - 1).bit_length()

@@ -15,9 +15,9 @@ from daskml_dist.backends.csr_gradient import add
 from daskml_dist.backends.csr_rows import CSRRows
 from daskml_dist.backends.numpy_backend import NumpyBackend
 from daskml_dist.backends.touched_columns import TouchedColumns
-from daskml_dist.comm import area_board, shared_group
+from daskml_dist.comm import shared_group
 from daskml_dist.comm.base import Communicator
-from daskml_dist.comm.local import NoPeers
+from daskml_dist.comm.server_connections import SoloCommunicator
 from daskml_dist.losses import LogLoss
 from daskml_dist.optimizers import Adagrad
 from daskml_dist.penalties import Penalty
@@ -145,7 +145,7 @@ def test_steps_of_a_team_are_those_of_all_gradients(
     patience: int,
     penalty: Penalty,
 ) -> None:
-    monkeypatch.setattr(area_board, "_PATIENCE", patience)
+    monkeypatch.setattr(shared_group, "_SPIN_NANOSECONDS", patience)
     lanes, some = LANES[:size], ranks(*[True] * size)
     for cut in (1, 4):
         found = some.each(lambda group, cut=cut: _together(group, lanes, penalty, cut))
@@ -156,15 +156,15 @@ def test_steps_of_a_team_are_those_of_all_gradients(
 def test_gradients_longer_than_a_place_come_in_parts(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch, area: int
 ) -> None:
-    monkeypatch.setattr(shared_group, "_AREA", area)
-    monkeypatch.setattr(shared_group, "_ONE_HOP", 1 << 7)
+    monkeypatch.setattr(shared_group, "_AREA_BYTES", area)
+    monkeypatch.setattr(shared_group, "_MAX_ONE_TURN_BYTES", 1 << 7)
     some = ranks(True, True, True)
     _check(some.each(lambda group: _together(group, LANES, BOTH, 3)), LANES, BOTH)
 
 
 def test_one_rank_steps_alone() -> None:
     lanes = [[0, 1, 2, 3]]
-    _check([_together(NoPeers(), lanes, BOTH, 2)], lanes, BOTH)
+    _check([_together(SoloCommunicator(), lanes, BOTH, 2)], lanes, BOTH)
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daskml_dist.comm.allreduce import PeerGroup, PeerListener
 from daskml_dist.comm.base import Wait
-from daskml_dist.comm.devices import DeviceCommunicator, Place, decide, meet_devices
+from daskml_dist.comm.devices import (
+    DeviceCommunicator,
+    DevicePlace,
+    choose_route,
+    make_device_communicator,
+)
 from daskml_dist.comm.listener import Credentials
+from daskml_dist.comm.socket_group import PeerGroup, PeerListener
 from daskml_dist.errors import (
     CommunicationError,
     GenerationError,
@@ -28,12 +33,14 @@ from daskml_dist.errors import (
 
 HOST, CREDENTIALS = "127.0.0.1", Credentials(b"s" * 32)
 #: Two boxes of two GPUs, with NCCL 2.28.9.
-FOUR = [Place(host, gpu, 22809) for host in ("a", "b") for gpu in ("0000:01:00.0", "0000:02:00.0")]
+FOUR = [
+    DevicePlace(host, gpu, 22809) for host in ("a", "b") for gpu in ("0000:01:00.0", "0000:02:00.0")
+]
 
 
 def test_ranks_of_a_host_meet_by_nccl() -> None:
-    mixed = [FOUR[0], FOUR[2], FOUR[1], FOUR[3], Place("c", "0000:01:00.0", 23203)]
-    route = decide(mixed)
+    mixed = [FOUR[0], FOUR[2], FOUR[1], FOUR[3], DevicePlace("c", "0000:01:00.0", 23203)]
+    route = choose_route(mixed)
     assert route.hosts == [[0, 2], [1, 3], [4]]
     assert not route.problem
 
@@ -41,16 +48,19 @@ def test_ranks_of_a_host_meet_by_nccl() -> None:
 @pytest.mark.parametrize(
     ("places", "problem"),
     [
-        ([Place("a", "1", 22809), Place("a", "2", 0)], "a has no NCCL; install it"),
-        ([Place("a", "1", 22000), Place("a", "2", 22809)], "a has NCCL 22000; install it"),
-        ([Place("a", "1", 22809), Place("a", "1", 22809)], "share a GPU"),
-        ([Place("a", "1", 22809), Place("a", "2", 23203)], "install one version"),
-        ([Place("a", "1", 22809), Place("b", "1", 22809)], "one worker a host"),
-        ([Place("a", "1", 22809), Place("a", "", 22809)], "has no GPU"),
+        ([DevicePlace("a", "1", 22809), DevicePlace("a", "2", 0)], "a has no NCCL; install it"),
+        (
+            [DevicePlace("a", "1", 22000), DevicePlace("a", "2", 22809)],
+            "a has NCCL 22000; install it",
+        ),
+        ([DevicePlace("a", "1", 22809), DevicePlace("a", "1", 22809)], "share a GPU"),
+        ([DevicePlace("a", "1", 22809), DevicePlace("a", "2", 23203)], "install one version"),
+        ([DevicePlace("a", "1", 22809), DevicePlace("b", "1", 22809)], "one worker a host"),
+        ([DevicePlace("a", "1", 22809), DevicePlace("a", "", 22809)], "has no GPU"),
     ],
 )
-def test_else_arrays_go_through_host_memory(places: list[Place], problem: str) -> None:
-    assert problem in decide(places).problem
+def test_else_arrays_go_through_host_memory(places: list[DevicePlace], problem: str) -> None:
+    assert problem in choose_route(places).problem
 
 
 class _Box:
@@ -110,7 +120,7 @@ class _Ranks:
     """Communicators of one fit, by rank."""
 
     def __init__(
-        self, places: list[Place], wait: Wait, fails: int | None = None, no_name: bool = False
+        self, places: list[DevicePlace], wait: Wait, fails: int | None = None, no_name: bool = False
     ) -> None:
         # Imported here, so that tests of the decision need no stand-in for a device.
         from tests.strict_backend import StrictBackend
@@ -140,7 +150,9 @@ class _Ranks:
                 return f"of rank {number}".encode()
 
             place = places[number]
-            return meet_devices(peers, peers.among, self.backend, wait, place, identify, make)
+            return make_device_communicator(
+                peers, peers.among, self.backend, wait, place, identify, make
+            )
 
         self.communicators = list(self._pool.map(meet, range(len(places))))
 
@@ -158,7 +170,7 @@ def ranks() -> Iterator[Callable[..., _Ranks]]:
     pytest.importorskip("array_api_strict")
     made: list[_Ranks] = []
 
-    def make(places: list[Place], wait: Wait | None = None, **options: Any) -> _Ranks:
+    def make(places: list[DevicePlace], wait: Wait | None = None, **options: Any) -> _Ranks:
         made.append(_Ranks(places, wait or Wait(20), **options))
         return made[-1]
 
@@ -175,8 +187,11 @@ LAYOUTS = {
     "two boxes of two": (FOUR, lambda a: (a[0] + a[1]) + (a[2] + a[3])),
     "in turns": ([FOUR[i] for i in (0, 2, 1, 3)], lambda a: (a[0] + a[2]) + (a[1] + a[3])),
     "two and one": (FOUR[:3], lambda a: (a[0] + a[1]) + a[2]),
-    "one box": ([Place("a", str(i), 22809) for i in range(3)], lambda a: (a[0] + a[1]) + a[2]),
-    "no NCCL": ([Place(p.host, p.gpu) for p in FOUR], lambda a: a[0] + a[1] + a[2] + a[3]),
+    "one box": (
+        [DevicePlace("a", str(i), 22809) for i in range(3)],
+        lambda a: (a[0] + a[1]) + a[2],
+    ),
+    "no NCCL": ([DevicePlace(p.host, p.gpu) for p in FOUR], lambda a: a[0] + a[1] + a[2] + a[3]),
 }
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from daskml_dist.comm.base import Wait
-from daskml_dist.comm.lines import Lines
+from daskml_dist.comm.socket_group import PairMessages
 from daskml_dist.errors import CommunicationError, RunAbortedError
 from tests.comm.ranks import Ranks
 
@@ -19,7 +19,7 @@ def test_each_message_is_found_by_its_name(ranks: Callable[..., Ranks]) -> None:
     large = np.arange(3_000_000.0)  # more than the system holds between two sockets
 
     def act(group: Any) -> list[Any]:
-        lines, others = Lines(group), [(group.rank + k) % group.size for k in (1, 2, 0)]
+        lines, others = PairMessages(group), [(group.rank + k) % group.size for k in (1, 2, 0)]
         for to in others:
             lines.send(to, 1, [large + group.rank])
             lines.send(to, 2, [])
@@ -44,7 +44,7 @@ def test_a_message_that_never_comes(ranks: Callable[..., Ranks]) -> None:
     two = ranks(False, False, wait=Wait(30, is_aborted=lambda: aborted[0]))
 
     def act(group: Any) -> None:
-        lines = Lines(group)
+        lines = PairMessages(group)
         if group.rank:
             aborted[0] = True
             return

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.comm import memory
-from daskml_dist.comm.memory import UsedAgain
+from daskml_dist.comm import array_reuse as memory
+from daskml_dist.comm.array_reuse import ReusedMemory
 
 SIZE = 1 << 21
 
@@ -16,7 +16,7 @@ def _address(array: NDArray[np.uint8]) -> int:
 
 
 def test_memory_comes_back_once_the_last_view_is_gone() -> None:
-    pool = UsedAgain()
+    pool = ReusedMemory()
     first = pool.empty(SIZE)
     address = _address(first)
     part = first.view(np.float64)[10:20].reshape(2, 5).T
@@ -31,11 +31,11 @@ def test_memory_comes_back_once_the_last_view_is_gone() -> None:
 
 
 def test_little_waits_for_the_next_use() -> None:
-    pool = UsedAgain()
-    held = [pool.empty(SIZE + 8 * k) for k in range(3 * memory._MOST // SIZE)]
+    pool = ReusedMemory()
+    held = [pool.empty(SIZE + 8 * k) for k in range(3 * memory._MAX_KEPT_BYTES // SIZE)]
     held.clear()
     waiting = sum(size * len(some) for size, some in pool._free.items())
-    assert 0 < waiting <= memory._MOST
+    assert 0 < waiting <= memory._MAX_KEPT_BYTES
     small = pool.empty(100)
     del small
     assert 100 not in pool._free

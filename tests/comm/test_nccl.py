@@ -46,9 +46,11 @@ class _Communicator:
 def done(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether the stream has done its work, at one look after the other."""
     left = [False, False, True]
-    monkeypatch.setattr(nccl, "_ready", lambda array: (array, 0))
-    monkeypatch.setattr(nccl, "_mark", lambda: lambda: left.pop(0) if len(left) > 1 else left[0])
-    monkeypatch.setattr(nccl, "_GOODBYE", 0.3)
+    monkeypatch.setattr(nccl, "_prepare_array", lambda array: (array, 0))
+    monkeypatch.setattr(
+        nccl, "_record_event", lambda: lambda: left.pop(0) if len(left) > 1 else left[0]
+    )
+    monkeypatch.setattr(nccl, "_GOODBYE_SECONDS", 0.3)
     return left
 
 
@@ -123,13 +125,13 @@ def test_neither_nccl_nor_cupy_is_needed_to_decide() -> None:
     code = (
         "import sys\n"
         "sys.modules['cupy'] = sys.modules['nccl'] = None\n"
-        "from daskml_dist.comm.devices import Place, decide\n"
+        "from daskml_dist.comm.devices import DevicePlace, choose_route\n"
         "from daskml_dist.backends import get_backend\n"
         "from daskml_dist.comm.nccl import find_gpu_and_nccl\n"
         "assert find_gpu_and_nccl() == ('', 0)\n"
-        "here = Place.here(get_backend('cpu'))\n"
+        "here = DevicePlace.here(get_backend('cpu'))\n"
         "assert (here.gpu, here.nccl) == ('', 0)\n"
-        "print(decide([here, here]).problem)\n"
+        "print(choose_route([here, here]).problem)\n"
     )
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
@@ -199,13 +201,13 @@ def test_one_rank_of_nccl() -> None:
     assert gpu
     if not version:
         pytest.skip("libnccl is not installed")
-    group = NcclGroup.make(0, 1, nccl.new_identifier(), Wait(30))
+    group = NcclGroup.make(0, 1, nccl.make_identifier(), Wait(30))
     values = np.arange(12.0).reshape(3, 4)
     for array in (cupy.asarray(values), cupy.asfortranarray(cupy.asarray(values))):
         np.testing.assert_array_equal(cupy.asnumpy(group.all_reduce(array)), values)
         np.testing.assert_array_equal(cupy.asnumpy(group.broadcast(array, 0)), values)
     group.close()
-    again = NcclGroup.make(0, 1, nccl.new_identifier(), Wait(30))
+    again = NcclGroup.make(0, 1, nccl.make_identifier(), Wait(30))
     again.abort()
     with pytest.raises(CommunicationError):
         again.all_reduce(cupy.ones(3))

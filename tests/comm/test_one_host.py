@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from daskml_dist.comm.base import Communicator, Wait
-from daskml_dist.comm.life import ProcessLife
-from daskml_dist.comm.one_host import OneHost
+from daskml_dist.comm.meeting import OneHostMeeting
+from daskml_dist.comm.shared_memory import ProcessLife
 from daskml_dist.errors import CommunicationError, MessageError
 from daskml_dist.ps.callers import Callers
 
@@ -42,7 +42,7 @@ def _meet(
     allowed: list[bool], say: Callable[[int, list[Any]], Any] = lambda _, place: place
 ) -> tuple[list[Any], int]:
     """The groups of some ranks, or the errors, and how often all have met."""
-    server, hosts = _Server(len(allowed)), [OneHost(each) for each in allowed]
+    server, hosts = _Server(len(allowed)), [OneHostMeeting(each) for each in allowed]
 
     def meet(rank: int) -> Any:
         def tell(words: Any) -> list[Any]:

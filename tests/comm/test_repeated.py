@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daskml_dist.comm.packing import kinds, pack_object, unpack_object
-from daskml_dist.comm.repeated import RepeatedObjects
+from daskml_dist.comm.packing import RepeatedObjects, name_classes, pack_object, unpack_object
 from daskml_dist.errors import CommunicationError
 
 
@@ -23,7 +22,7 @@ class _Question:
     inner: Any = None
 
 
-KNOWN = kinds([_Question])
+KNOWN = name_classes([_Question])
 QUESTIONS = [
     _Question(np.arange(6.0).reshape(2, 3)),
     _Question(np.ones((2, 3))),  # the same form

@@ -20,15 +20,21 @@ import pytest
 from distributed import Client
 
 from daskml_dist.comm import shared_memory
-from daskml_dist.comm.allreduce import PeerGroup
 from daskml_dist.comm.base import Communicator, Endpoint, Wait
-from daskml_dist.comm.bounds import Bounds
+from daskml_dist.comm.channels import (
+    RING_BYTES,
+    RingInbox,
+    RingOffer,
+    RingOutbox,
+    accept_ring_offer,
+)
 from daskml_dist.comm.listener import Credentials, Listener
-from daskml_dist.comm.meet import TwoLevels
-from daskml_dist.comm.remote import RemoteConnection, serve
-from daskml_dist.comm.ring import RING_BYTES, Offer, RingInbox, RingOutbox, accept_offer
+from daskml_dist.comm.meeting import TwoLevelGroup
+from daskml_dist.comm.packing import MessageBounds
+from daskml_dist.comm.server_connections import RemoteConnection, serve_connection
 from daskml_dist.comm.shared_group import SharedGroup
-from daskml_dist.comm.shared_memory import Bell, SharedSegment
+from daskml_dist.comm.shared_memory import SharedSegment, WakePipe
+from daskml_dist.comm.socket_group import PeerGroup
 from daskml_dist.errors import CommunicationError, GenerationError, RunAbortedError
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.optimizers import get_optimizer
@@ -57,8 +63,8 @@ def boxes() -> Iterator[Callable[..., Boxes]]:
     def make(send_wait: Wait | None = None, read_wait: Wait | None = None) -> Boxes:
         one, other = socket.socketpair()
         sockets.extend([one, other])
-        offer = Offer(allowed=True)
-        found, answer = accept_offer(offer.data, allowed=True)
+        offer = RingOffer(allowed=True)
+        found, answer = accept_ring_offer(offer.data, allowed=True)
         ring = offer.taken(answer)
         assert ring is not None
         assert found is not None
@@ -128,26 +134,26 @@ def test_waits_end_as_their_bound_says(
         outbox.send([bytes(RING_BYTES + 1)])
 
 
-def _answer_to(offer: Offer, **_: Any) -> bytes:
-    ring, answer = accept_offer(offer.data, allowed=True)
+def _answer_to(offer: RingOffer, **_: Any) -> bytes:
+    ring, answer = accept_ring_offer(offer.data, allowed=True)
     assert ring is None
     return answer
 
 
 def test_another_network_namespace_is_another_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    offer = Offer(allowed=True)
-    monkeypatch.setattr("daskml_dist.comm.ring.here", lambda: 1)
+    offer = RingOffer(allowed=True)
+    monkeypatch.setattr("daskml_dist.comm.channels.identify_machine", lambda: 1)
     assert offer.taken(_answer_to(offer)) is None
 
 
 def test_memory_that_others_could_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_memory.os, "fchmod", lambda descriptor, mode: None)
-    offer = Offer(allowed=True)
+    offer = RingOffer(allowed=True)
     assert offer.taken(_answer_to(offer)) is None
 
 
 def test_another_object_under_the_same_number_is_refused() -> None:
-    offer = Offer(allowed=True)
+    offer = RingOffer(allowed=True)
     # The last 32 bytes are the digest of the token.
     offer.data = offer.data[:-32] + bytes(32)
     assert offer.taken(_answer_to(offer)) is None
@@ -155,7 +161,7 @@ def test_another_object_under_the_same_number_is_refused() -> None:
 
 def test_a_false_proof_ends_the_connection() -> None:
     with pytest.raises(ConnectionError, match="false answer"):
-        Offer(allowed=True).taken(b"x" * Offer.ANSWER)
+        RingOffer(allowed=True).taken(b"x" * RingOffer.ANSWER)
 
 
 @pytest.mark.parametrize("caller", [True, False])
@@ -165,8 +171,8 @@ def test_the_same_exchange_with_and_without(caller: bool, listening: bool) -> No
     rule = one_group(get_optimizer("sgd"), Constant(1.0), Penalty(0, 0), 5, 1.0)
     shard = Shard(rule, ShardState(np.zeros((5, 1)), {}))
     server = ParameterServer(Asynchronous(), [0], shard, None, 1)
-    bounds = Bounds("float64", 5, 1, 1)
-    answer = partial(serve, server, bounds=bounds)
+    bounds = MessageBounds("float64", 5, 1, 1)
+    answer = partial(serve_connection, server, bounds=bounds)
     listener = Listener(HOST, Credentials(SECRET, shared_memory=listening), on_pair=answer)
     endpoint = Endpoint("", HOST, listener.port)
     credentials = Credentials(SECRET, shared_memory=caller)
@@ -252,7 +258,7 @@ def test_several_hosts_agree_to_the_bit(
     ranks: Callable[..., Ranks], allowed: list[bool], hosts: list[int]
 ) -> None:
     some = ranks(*allowed, hosts=hosts)
-    assert all(isinstance(group, TwoLevels) for group in some.groups)
+    assert all(isinstance(group, TwoLevelGroup) for group in some.groups)
     rng = np.random.default_rng(3)
     for n in (28, 200_001):
         parts = rng.normal(size=(len(allowed), n))
@@ -325,7 +331,7 @@ def test_memory_has_no_name_that_a_killed_process_could_leave() -> None:
         return {word for word in [*mapped, *_descriptors()] if word.startswith("/dev/shm/")}
 
     before = named()
-    offer = Offer(allowed=True)
+    offer = RingOffer(allowed=True)
     assert any(offer.data)
     assert named() <= before
     offer.close()
@@ -340,9 +346,9 @@ def test_descriptors_are_given_back(boxes: Callable[..., Boxes]) -> None:
 
     before = count()
     for _ in range(5):
-        Offer(allowed=True).close()
-        offer = Offer(allowed=True)
-        found, answer = accept_offer(offer.data, allowed=True)
+        RingOffer(allowed=True).close()
+        offer = RingOffer(allowed=True)
+        found, answer = accept_ring_offer(offer.data, allowed=True)
         taken = offer.taken(answer)
         del offer, found, taken
     until(lambda: count() <= before)
@@ -372,7 +378,7 @@ def test_only_memory_and_pipes_are_taken_up(tmp_path: Path) -> None:
     with file.open("r+b") as opened, pytest.raises(OSError):  # noqa: PT011 (the system's words)
         SharedSegment.find(os.getpid(), opened.fileno(), file.stat().st_size - 4096)
     with file.open("r+b") as opened, pytest.raises(OSError, match="not a bell"):
-        Bell.find(os.getpid(), opened.fileno())
+        WakePipe.find(os.getpid(), opened.fileno())
     unsealed = os.memfd_create("daskml_dist")
     try:
         os.fchmod(unsealed, 0o600)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from daskml_dist.comm.base import Endpoint, Wait
-from daskml_dist.comm.bounds import Bounds
 from daskml_dist.comm.listener import Credentials, Listener
-from daskml_dist.comm.remote import RemoteConnection, serve
+from daskml_dist.comm.packing import MessageBounds
+from daskml_dist.comm.server_connections import RemoteConnection, serve_connection
 from daskml_dist.errors import CommunicationError
 from daskml_dist.optimizers import get_optimizer
 from daskml_dist.penalties import Penalty
@@ -24,7 +24,7 @@ from daskml_dist.schedules import Constant
 from tests.rules import one_group
 
 HOST, SECRET = "127.0.0.1", b"s" * 32
-BOUNDS = Bounds("float64", 1, 1, 1)
+BOUNDS = MessageBounds("float64", 1, 1, 1)
 
 
 def _server(n_rows: int, n_lanes: int) -> ParameterServer:
@@ -37,8 +37,8 @@ def test_lanes_that_send_before_they_receive_do_not_block_each_other() -> None:
     """Parameters larger than the system's buffers, both ways at once."""
     n_rows, n_lanes = 1_000_000, 4
     server = _server(n_rows, n_lanes)
-    bounds = Bounds("float64", n_rows, 1, n_lanes)
-    answer = partial(serve, server, bounds=bounds)
+    bounds = MessageBounds("float64", n_rows, 1, n_lanes)
+    answer = partial(serve_connection, server, bounds=bounds)
     listener = Listener(HOST, Credentials(SECRET), on_pair=answer)
     endpoint = Endpoint("", HOST, listener.port)
     connection = RemoteConnection(endpoint, Credentials(SECRET), Wait(20), bounds)

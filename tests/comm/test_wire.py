@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from daskml_dist.comm.bounds import Bounds
-from daskml_dist.comm.wire import Keys, Reader, encode_request
+from daskml_dist.comm.packing import MessageBounds
+from daskml_dist.comm.wire import FrameReader, PulledKeys, encode_request
 from daskml_dist.ps.messages import Request
 
 
@@ -26,8 +26,8 @@ class _Way:
     """One direction of a connection."""
 
     def __init__(self) -> None:
-        self._pipe, self._keys = _Pipe(), Keys()
-        self._reader = Reader(self._pipe, Bounds("float32", 2000, 2, 10))
+        self._pipe, self._keys = _Pipe(), PulledKeys()
+        self._reader = FrameReader(self._pipe, MessageBounds("float32", 2000, 2, 10))
 
     def send(
         self, lane: int, index: NDArray[np.int64] | None, wanted: NDArray[np.int64] | None

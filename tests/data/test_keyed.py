@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from dask.delayed import Delayed, delayed
 
-from daskml_dist.comm.ids import pack_ids, unpack_ids
+from daskml_dist.comm.packing import pack_ids, unpack_ids
 from daskml_dist.data.keyed import KeyedBlock, KeyedCollection
 from daskml_dist.data.keyed.collection import EntryColumns
 from daskml_dist.solvers.als import SIDES

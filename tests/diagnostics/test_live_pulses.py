@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from daskml_dist.comm.local import NoPeers
+from daskml_dist.comm.server_connections import SoloCommunicator
 from daskml_dist.diagnostics.live import heartbeats as pulses
 from daskml_dist.diagnostics.live.fits import Fits
 from daskml_dist.diagnostics.live.heartbeats import N_PULSES, Pulses, load_table, speed_table
@@ -145,4 +145,4 @@ def test_a_worker_tells_while_it_has_trainers(monkeypatch: pytest.MonkeyPatch) -
     assert [message["steps"] for message in told] == [[[0, 4], [1, 5]], [[0, 4]]]
     first = {key: told[0][key] for key in ("traffic", "rows_here", "rows_streamed", "memory")}
     assert first == {"traffic": {"sockets": 5}, "rows_here": 10, "rows_streamed": 20, "memory": 7}
-    assert NoPeers().traffic == {"one process": 0}
+    assert SoloCommunicator().traffic == {"one process": 0}

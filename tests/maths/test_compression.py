@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from daskml_dist.comm.bounds import Bounds
-from daskml_dist.comm.wire import Reader, encode_request
+from daskml_dist.comm.packing import MessageBounds
+from daskml_dist.comm.wire import FrameReader, encode_request
 from daskml_dist.compression import (
     COMPRESSORS,
     Compressor,
@@ -121,7 +121,7 @@ def test_packed_pushes_travel_whole(compression: Any, sparse_push: bool) -> None
     index = np.arange(30) if sparse_push else None
     sent = Request((3, 5), 1, 2, 4, 8.0, None, index, pull_index=index, packed=packed)
     data = b"".join(bytes(buffer) for buffer in encode_request(sent, {}))
-    found = Reader(_Bytes(data), Bounds("float64", 30, 2, 6)).read()
+    found = FrameReader(_Bytes(data), MessageBounds("float64", 30, 2, 6)).read()
     assert isinstance(found, Request)
     assert found.packed is not None
     assert (found.lanes, found.clock, found.rows) == ((3, 5), 2, 8.0)

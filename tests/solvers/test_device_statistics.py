@@ -21,7 +21,7 @@ from scipy import sparse
 
 from daskml_dist import solvers
 from daskml_dist.backends import Backend, get_backend
-from daskml_dist.comm.packing import pack_object, take_apart, unpack_object
+from daskml_dist.comm.packing import pack_object, split_object, unpack_object
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.models import curvature
 from daskml_dist.models.base import BatchRows
@@ -127,7 +127,7 @@ def test_each_statistic_travels_as_data(model: Any, statistic: Statistic, y: Any
     found = unpack_object(pack_object(statistic, kinds), kinds)
     assert type(found) is type(statistic)
     # Taken apart, since statistics may hold others.
-    np.testing.assert_equal(take_apart(found, kinds), take_apart(statistic, kinds))
+    np.testing.assert_equal(split_object(found, kinds), split_object(statistic, kinds))
 
 
 @pytest.mark.parametrize(("container", "make", "dtype", "weighted"), list(_ways()))

@@ -14,7 +14,7 @@ from scipy import sparse
 from sklearn.metrics import log_loss
 
 from daskml_dist import Run
-from daskml_dist.comm.sharded import ShardedConnection
+from daskml_dist.comm.server_connections import ShardedConnection
 from daskml_dist.compression import (
     TopK,
 )

@@ -12,7 +12,7 @@ import pytest
 
 from daskml_dist.backends import Backend
 from daskml_dist.comm.base import Communicator, Wait
-from daskml_dist.comm.local import NoPeers
+from daskml_dist.comm.server_connections import SoloCommunicator
 from daskml_dist.data.batches import LaneRows, LaneSpec
 from daskml_dist.data.collection import as_collection
 from daskml_dist.errors import CommunicationError
@@ -114,7 +114,7 @@ class _Fit:
         communicator: Communicator | None = None,
     ) -> Solution | None:  # fmt: skip
         """One trainer's part of a generation."""
-        peers = communicator or NoPeers()
+        peers = communicator or SoloCommunicator()
         own = tuple(self.lanes[peers.rank :: peers.size])
         spec = TrainerSpec(
             "run", peers.rank, peers.rank, peers.size, generation, own, (0,) * len(own), 1, (),

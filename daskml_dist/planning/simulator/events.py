@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.comm.allreduce import _MESH
+from daskml_dist.comm.socket_group import _MAX_MESH_BYTES
 from daskml_dist.planning.simulator.parts import Costs, Outcome, Stragglers, Training
 from daskml_dist.policies import Gate, Policy
 from daskml_dist.training.worker.loops.shared import _MEET_EVERY
@@ -77,11 +77,11 @@ def simulate(
 
 
 def allreduce_seconds(costs: Costs, workers: int, n_bytes: float) -> float:
-    """Time of an all-reduce as :mod:`daskml_dist.comm.allreduce` makes it: a mesh, or a ring."""
+    """Time of an all-reduce as :mod:`daskml_dist.comm.socket_group` makes it: a mesh, or a ring."""
     others = workers - 1
     if others == 0:
         return 0.0
-    if n_bytes <= _MESH or workers == 2:
+    if n_bytes <= _MAX_MESH_BYTES or workers == 2:
         sending = others * (costs.peer + n_bytes / costs.bandwidth)
         return costs.latency + sending + others * n_bytes * costs.add
     part = n_bytes / workers
@@ -101,7 +101,7 @@ def _replicas(
     applies = costs.apply * n_bytes * (len(ends) if every == 1 else steps)
     total = float(ends.sum() + len(ends) * meeting + applies)
     network = len(ends) * 2 * (workers - 1) / workers * n_bytes / costs.bandwidth
-    if n_bytes <= _MESH:
+    if n_bytes <= _MAX_MESH_BYTES:
         network *= workers / 2
     return Outcome(
         workers,

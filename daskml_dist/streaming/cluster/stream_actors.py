@@ -10,7 +10,7 @@ from typing import Any
 
 from distributed import Client
 
-from daskml_dist.comm.base import SLICE, Endpoint
+from daskml_dist.comm.base import CHECK_SECONDS, Endpoint
 from daskml_dist.dask_internals.cluster import proxy_of, submit_all
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.computing import FIRST_TASK_NOTICE_SECONDS, Deadline
@@ -163,7 +163,7 @@ class StreamActors:
 
     def _proxy(self, member: _Member) -> Any:
         try:
-            return proxy_of(self._client, member.future, member.kind, member.address, SLICE)
+            return proxy_of(self._client, member.future, member.kind, member.address, CHECK_SECONDS)
         except (TimeoutError, DaskMLDistError):
             raise
         except Exception as error:
@@ -231,7 +231,7 @@ class StreamActors:
         since = time.monotonic()
         while True:
             try:
-                return call.result(timeout=SLICE)
+                return call.result(timeout=CHECK_SECONDS)
             except DaskMLDistError as error:
                 if is_consequence(error):
                     raise WorkerUnreachableError("", f"{member.address}: {error}") from error

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.comm.sharded import ShardedConnection
+from daskml_dist.comm.server_connections import ShardedConnection
 from daskml_dist.ps.messages import LaneGradient, sum_in_lane_order
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState

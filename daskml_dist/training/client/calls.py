@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 from distributed import Client
 
-from daskml_dist.comm.base import SLICE
+from daskml_dist.comm.base import CHECK_SECONDS
 
 __all__ = ["call_workers", "listen", "stop_listening"]
 
@@ -55,7 +55,7 @@ def call_workers(
         pending = set(calls)
         # Look now and then whether a silent worker is still on the scheduler's list.
         while pending and time.monotonic() < deadline:
-            _, pending = await asyncio.wait(pending, timeout=min(SLICE, timeout))
+            _, pending = await asyncio.wait(pending, timeout=min(CHECK_SECONDS, timeout))
             if pending:
                 # A worker that is gone by now will not answer.
                 scheduler: Any = client.scheduler

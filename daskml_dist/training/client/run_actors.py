@@ -18,8 +18,8 @@ from typing import Any
 import dask
 from distributed import Client, Future
 
-from daskml_dist.comm.base import SLICE, Endpoint
-from daskml_dist.comm.handshake import Secret
+from daskml_dist.comm.base import CHECK_SECONDS, Endpoint
+from daskml_dist.comm.handshake import RunSecret
 from daskml_dist.dask_internals.cluster import proxy_at, proxy_of, submit_all
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.blocks import BlockInfo
@@ -205,7 +205,7 @@ class RunActors:
         # silent.
         while host.proxy is None:
             with suppress(TimeoutError):
-                host.proxy = self._get_proxy(host, SLICE)
+                host.proxy = self._get_proxy(host, CHECK_SECONDS)
             if host.proxy is not None:
                 break
             self._check_host(host)
@@ -275,7 +275,7 @@ class RunActors:
             while True:
                 # A call that was under way when its worker was killed may never be answered.
                 with suppress(TimeoutError):
-                    return call.result(timeout=SLICE)
+                    return call.result(timeout=CHECK_SECONDS)
                 self._check_host(host)
                 if time.monotonic() > deadline:
                     raise WorkerUnreachableError(host.address, "no answer in time")
@@ -324,7 +324,7 @@ class RunActors:
         running = asyncio.run_coroutine_threadsafe(gather(), loop.asyncio_loop)
         while True:
             with suppress(TimeoutError):
-                return running.result(timeout=SLICE)
+                return running.result(timeout=CHECK_SECONDS)
             for trainer in trainers:
                 # It may have gone with its worker, and would then never come.
                 if trainer.future.status != "finished" or not self._is_there(trainer.address):
@@ -435,7 +435,7 @@ class Early:
 
     def __init__(self, client: Client) -> None:
         self.run_id = f"daskml-{uuid.uuid4().hex}"
-        self.secret = Secret.make()
+        self.secret = RunSecret.make()
         self.address: str | None = None
         self._name = f"{self.run_id}-early"
         self.key = _make_actor_key(self._name)

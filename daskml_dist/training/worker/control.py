@@ -17,8 +17,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from daskml_dist.comm.base import SLICE
-from daskml_dist.comm.local import count_servers
+from daskml_dist.comm.base import CHECK_SECONDS
+from daskml_dist.comm.server_connections import count_servers
 from daskml_dist.dask_internals.cluster import count_actors, forget_closing
 from daskml_dist.errors import MessageError, RunAbortedError, TrainingError
 from daskml_dist.training.interrupts import unshield
@@ -216,7 +216,7 @@ class ClientLine:
             while not self.is_renewed():
                 if self.is_aborted() or not self._is_wanted() or time.monotonic() > deadline:
                     raise error
-                _changed.wait(SLICE)
+                _changed.wait(CHECK_SECONDS)
             self._generation, order = _orders[self._run][self._name]
         return order
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from daskml_dist.comm.shared_memory import here
+from daskml_dist.comm.shared_memory import identify_machine
 
 __all__ = ["Seat", "kept_to", "share_of"]
 
@@ -44,7 +44,7 @@ class Seat:
         """Return the seat of the calling thread."""
         if not hasattr(os, "sched_getaffinity"):
             return cls(0, n_threads, ())
-        return cls(here(), n_threads, tuple(sorted(os.sched_getaffinity(0))))
+        return cls(identify_machine(), n_threads, tuple(sorted(os.sched_getaffinity(0))))
 
 
 def share_of(rank: int, seats: Sequence[Seat]) -> frozenset[int]:

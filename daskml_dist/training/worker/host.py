@@ -20,11 +20,9 @@ from typing import Any
 from distributed import get_client, get_worker, secede
 
 from daskml_dist.comm.base import Endpoint, ServerConnection, Wait
-from daskml_dist.comm.bounds import Bounds
 from daskml_dist.comm.listener import Channel, Credentials, Listener
-from daskml_dist.comm.local import publish_server
-from daskml_dist.comm.reach import reach
-from daskml_dist.comm.remote import serve
+from daskml_dist.comm.packing import MessageBounds
+from daskml_dist.comm.server_connections import connect_to_server, publish_server, serve_connection
 from daskml_dist.dask_internals.cluster import (
     ask_for,
     before_closing,
@@ -201,7 +199,7 @@ class ServerHost:
         say_hello(worker, run_id)
         before_closing(worker, run_id, partial(take_leave, worker, run_id))
         serve_callers = partial(
-            serve,
+            serve_connection,
             self._server,
             bounds=fit.bounds(number),
             on_loss=partial(_report_lost_connection, self._alarm, number),
@@ -308,11 +306,11 @@ class ServerHost:
 
 
 def _connect_to_standby(
-    standby: Endpoint, server: ParameterServer, bounds: Bounds, credentials: Credentials
+    standby: Endpoint, server: ParameterServer, bounds: MessageBounds, credentials: Credentials
 ) -> ServerConnection:
     """Open the connection to a standby."""
     wait = Wait(_STANDBY_TIMEOUT, is_aborted=lambda: server.is_over)
-    return reach(standby, credentials, wait, bounds)
+    return connect_to_server(standby, credentials, wait, bounds)
 
 
 def _report_lost_connection(alarm: Callable[..., None], number: int, error: BaseException) -> None:

@@ -19,16 +19,17 @@ from typing import Any
 import numpy as np
 
 from daskml_dist.backends.denormals import arithmetic
-from daskml_dist.comm.allreduce import PeerGroup, PeerListener
 from daskml_dist.comm.base import Communicator, Endpoint, Wait
-from daskml_dist.comm.devices import meet_devices
+from daskml_dist.comm.devices import make_device_communicator
 from daskml_dist.comm.listener import Credentials
-from daskml_dist.comm.local import NoPeers
-from daskml_dist.comm.meet import share_memory
-from daskml_dist.comm.one_host import OneHost, Tell
-from daskml_dist.comm.reach import reach
-from daskml_dist.comm.sharded import ShardedConnection
-from daskml_dist.comm.shared_memory import LONG_LOOK, LOOK
+from daskml_dist.comm.meeting import OneHostMeeting, TellAll, choose_communicator
+from daskml_dist.comm.server_connections import (
+    ShardedConnection,
+    SoloCommunicator,
+    connect_to_server,
+)
+from daskml_dist.comm.shared_memory import LONG_SPIN_SECONDS, SPIN_SECONDS
+from daskml_dist.comm.socket_group import PeerGroup, PeerListener
 from daskml_dist.data.batches import LaneRows, LaneSpec
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.streamed_blocks import BlockStream
@@ -128,7 +129,7 @@ class Trainer:
         #: Connections to the servers of this generation, and those that are nobody's.
         self._reached: list[ShardedConnection] = []
         self._spare: list[ShardedConnection] = []
-        self._communicator: Communicator = NoPeers()
+        self._communicator: Communicator = SoloCommunicator()
 
     def run(self, blocks: Mapping[int, Block] | Callable[[int], Block]) -> TrainerResult:
         """Run the passes of the fit over the blocks of this trainer's lanes.
@@ -296,13 +297,13 @@ class Trainer:
 
     def _forget_connections(self) -> None:
         """Drop what the traffic of a generation is counted from."""
-        self._reached, self._communicator = [], NoPeers()
+        self._reached, self._communicator = [], SoloCommunicator()
 
     def _connect_to_servers(self) -> ShardedConnection:
         """Open a connection to all servers of the generation."""
         fit = self._fit
         connections = [
-            reach(endpoint, self._credentials, self._wait, fit.bounds(number))
+            connect_to_server(endpoint, self._credentials, self._wait, fit.bounds(number))
             for number, endpoint in enumerate(self._spec.servers)
         ]
         reached = ShardedConnection(
@@ -315,7 +316,9 @@ class Trainer:
         """Wait until every trainer is there; connect to those that this one must talk to."""
         spec = self._spec
         if spec.generation and self._fit.work.uses_shards:
-            return NoPeers()  # whoever is ready goes on at once, as far as the policy lets it
+            return (
+                SoloCommunicator()
+            )  # whoever is ready goes on at once, as far as the policy lets it
         # The rendezvous at the first server tells each trainer when all are there.
         connection = self._connect_to_servers()
         self._spare.append(connection)
@@ -327,10 +330,10 @@ class Trainer:
         # Alone, or with parameters on servers, trainers never talk to each other.
         if spec.n_trainers == 1 or self._fit.work.uses_shards:
             self._divide_cores(tell, [])
-            return NoPeers()
+            return SoloCommunicator()
         return self._share_one_host(tell) or self._connect_by_sockets(tell)
 
-    def _divide_cores(self, tell: Tell, place: list[Any]) -> list[Any]:
+    def _divide_cores(self, tell: TellAll, place: list[Any]) -> list[Any]:
         """Wait until every trainer is there, and divide the host's cores among them."""
         seat = Seat.own(self._spec.n_threads)
         said = tell([seat.host, seat.n_threads, list(seat.cores), place])
@@ -340,19 +343,19 @@ class Trainer:
             self._cores = share_of(self._spec.rank, seats)
         return [place for *_, place in said]
 
-    def _share_one_host(self, tell: Tell) -> Communicator | None:
+    def _share_one_host(self, tell: TellAll) -> Communicator | None:
         """Return a communicator in memory that all trainers share; None where they cannot."""
         # Shared memory serves collectives of the CPU; pipelines send in pairs, GPUs use NCCL.
         enough = not self._fit.work.in_pairs and sums_backend_of(self._fit).device == "cpu"
-        memory = OneHost(enough and self._credentials.shared_memory)
+        memory = OneHostMeeting(enough and self._credentials.shared_memory)
         try:
             places = self._divide_cores(tell, memory.place)
-            look = LONG_LOOK if self._cores else LOOK
+            look = LONG_SPIN_SECONDS if self._cores else SPIN_SECONDS
             return memory.group(self._spec.rank, places, tell, self._wait, look)
         finally:
             memory.close()
 
-    def _connect_by_sockets(self, tell: Tell) -> Communicator:
+    def _connect_by_sockets(self, tell: TellAll) -> Communicator:
         """Return a communicator by sockets, and shared memory within each host."""
         spec = self._spec
         listener = PeerListener(self._host, self._credentials, spec.peer_key(spec.rank))
@@ -364,11 +367,13 @@ class Trainer:
             if self._fit.work.in_pairs:
                 return group
             allowed = self._credentials.shared_memory
-            host = share_memory(group, self._wait, allowed, own_core=bool(self._cores))
+            host = choose_communicator(group, self._wait, allowed, own_core=bool(self._cores))
             # Under "auto" ranks may differ, and all of them must meet to find out.
             if self._fit.run.device == "cpu":
                 return host
-            return meet_devices(host, group.among, sums_backend_of(self._fit), self._wait)
+            return make_device_communicator(
+                host, group.among, sums_backend_of(self._fit), self._wait
+            )
         except BaseException:
             listener.close()
             raise

@@ -39,7 +39,7 @@ def credentials(
 @pytest.fixture
 def served(credentials: Credentials, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     # Seconds after which a listener looks for half connections that have expired.
-    monkeypatch.setattr(listener, "_TICK", 0.1)
+    monkeypatch.setattr(listener, "_EXPIRY_SECONDS", 0.1)
     served = Served(credentials)
     yield served
     served.listener.close()

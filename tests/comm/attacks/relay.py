@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from daskml_dist.comm.base import Endpoint
-from daskml_dist.comm.socket import close_socket
+from daskml_dist.comm.channels import close_socket
 from tests.comm.attacks.served import HOST
 
 

@@ -13,9 +13,9 @@ from functools import partial
 import numpy as np
 
 from daskml_dist.comm.base import Wait
-from daskml_dist.comm.bounds import Bounds
 from daskml_dist.comm.listener import Credentials, Listener
-from daskml_dist.comm.remote import RemoteConnection, serve
+from daskml_dist.comm.packing import MessageBounds
+from daskml_dist.comm.server_connections import RemoteConnection, serve_connection
 from daskml_dist.errors import CommunicationError
 from daskml_dist.optimizers import get_optimizer
 from daskml_dist.penalties import Penalty
@@ -28,7 +28,7 @@ from daskml_dist.schedules import Constant
 from tests.rules import one_group
 
 HOST, KEY, SECRET = "127.0.0.1", "run-0-1", b"s" * 32
-BOUNDS = Bounds("float64", 8, 1, 2)
+BOUNDS = MessageBounds("float64", 8, 1, 2)
 #: Seconds that a handshake may take here.
 PATIENCE = 0.5
 
@@ -47,7 +47,7 @@ class Served:
         self.credentials = credentials
         self.losses = threading.Semaphore(0)
         count = lambda _: self.losses.release()  # noqa: E731
-        answer = partial(serve, make_server(), bounds=BOUNDS, on_loss=count)
+        answer = partial(serve_connection, make_server(), bounds=BOUNDS, on_loss=count)
         self.listener = Listener(HOST, credentials, on_pair=answer, key=KEY)
         self.endpoint = self.listener.endpoint
 

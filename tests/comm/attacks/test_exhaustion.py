@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 
-from daskml_dist.comm import caller, handshake
+from daskml_dist.comm import handshake
 from daskml_dist.comm import listener as module
-from daskml_dist.comm.allreduce import PeerListener
 from daskml_dist.comm.base import Endpoint, Wait
-from daskml_dist.comm.caller import call_peer
-from daskml_dist.comm.handshake import NAME, UP
-from daskml_dist.comm.listener import Channel, Credentials
+from daskml_dist.comm.handshake import NAME_BYTES, UP
+from daskml_dist.comm.listener import Channel, Credentials, call_peer
+from daskml_dist.comm.socket_group import PeerListener
 from daskml_dist.errors import CommunicationError
 from tests.comm.attacks.served import HOST, KEY, PATIENCE, SECRET, Served, is_closed, until
 
@@ -28,7 +27,7 @@ def _open_channel(
 ) -> Channel:
     for _ in range(20):  # within the listener's patience a machine under load may not come to it
         with suppress(CommunicationError):
-            call = caller._Call(endpoint, replace(credentials, patience=20), role, name)
+            call = module._ListenerCall(endpoint, replace(credentials, patience=20), role, name)
             call.offer()
             return call.channel()
     raise AssertionError("no handshake succeeds")
@@ -42,7 +41,7 @@ def _open_channel(
 )
 def test_a_thousand_connections(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """Silent connections delay the fit's own no longer than their grace, and all are forgotten."""
-    monkeypatch.setattr(module, "_GRACE", 0.1)
+    monkeypatch.setattr(module, "_GRACE_SECONDS", 0.1)
     listener, welcome, lock = served.listener, served.listener._welcome, threading.Lock()
     under_way = most = 0
 
@@ -65,7 +64,7 @@ def test_a_thousand_connections(served: Served, monkeypatch: pytest.MonkeyPatch)
             sock.setblocking(False)
             sock.connect_ex((HOST, served.endpoint.port))
         served.works()
-    assert 0 < most <= module._MOST_GREETED
+    assert 0 < most <= module._MAX_HANDSHAKES
     until(lambda: not listener._guests and not listener._open and not listener._half)
 
 
@@ -107,12 +106,12 @@ def test_the_listener_outlives_what_the_system_lacks(
 def test_half_a_connection_expires(served: Served) -> None:
     listener = served.listener
     endpoint, credentials = served.endpoint, served.credentials
-    up = _open_channel(endpoint, credentials, UP, b"n" * NAME)
+    up = _open_channel(endpoint, credentials, UP, b"n" * NAME_BYTES)
     try:
         assert is_closed(up.sock)
         until(lambda: not listener._half and not listener._open)
         # The other half that comes too late finds nothing.
-        late = _open_channel(endpoint, credentials, handshake.DOWN, b"n" * NAME)
+        late = _open_channel(endpoint, credentials, handshake.DOWN, b"n" * NAME_BYTES)
         until(lambda: not listener._half and not listener._open)
         late.close()
     finally:
@@ -123,7 +122,7 @@ def test_half_a_connection_expires(served: Served) -> None:
 def test_two_channels_of_one_direction_are_no_connection(served: Served) -> None:
     with ExitStack() as stack:
         for _ in range(2):
-            channel = _open_channel(served.endpoint, served.credentials, UP, b"n" * NAME)
+            channel = _open_channel(served.endpoint, served.credentials, UP, b"n" * NAME_BYTES)
             stack.enter_context(closing(channel))
         assert is_closed(channel.sock)
     until(lambda: not served.listener._open)

@@ -15,13 +15,18 @@ import numpy as np
 import pytest
 
 from daskml_dist.comm import wire
-from daskml_dist.comm.allreduce import PeerGroup, PeerListener
 from daskml_dist.comm.base import Wait
-from daskml_dist.comm.caller import call_listener
-from daskml_dist.comm.listener import Credentials, Listener
-from daskml_dist.comm.packing import kinds, pack, pack_object, unpack, unpack_object
-from daskml_dist.comm.remote import RemoteConnection
-from daskml_dist.comm.wire import Reader, encode_call, encode_request
+from daskml_dist.comm.listener import Credentials, Listener, call_listener
+from daskml_dist.comm.packing import (
+    name_classes,
+    pack_arrays,
+    pack_object,
+    unpack_arrays,
+    unpack_object,
+)
+from daskml_dist.comm.server_connections import RemoteConnection
+from daskml_dist.comm.socket_group import PeerGroup, PeerListener
+from daskml_dist.comm.wire import FrameReader, encode_call, encode_request
 from daskml_dist.errors import CommunicationError, DaskMLDistError
 from daskml_dist.ps.messages import Reply, Request
 from daskml_dist.ps.shard_state import ShardSnapshot
@@ -148,11 +153,11 @@ def _fuzz(seed: int, count: int) -> None:
         for at in rng.integers(len(data), size=rng.integers(1, 4)):
             data[at] = rng.integers(256)
         with suppress(DaskMLDistError):
-            Reader(_Bytes(bytes(data[: rng.integers(1, len(data) + 1)])), BOUNDS).read()
-        packed = bytearray(pack([np.arange(4), np.ones((2, 3), np.float32)]))
+            FrameReader(_Bytes(bytes(data[: rng.integers(1, len(data) + 1)])), BOUNDS).read()
+        packed = bytearray(pack_arrays([np.arange(4), np.ones((2, 3), np.float32)]))
         packed[rng.integers(len(packed))] = rng.integers(256)
         with suppress(DaskMLDistError):
-            unpack(np.frombuffer(bytes(packed), np.uint8))
+            unpack_arrays(np.frombuffer(bytes(packed), np.uint8))
 
 
 def test_changed_frames_are_refused_or_read() -> None:
@@ -166,7 +171,7 @@ def test_many_changed_frames(seed: int) -> None:
 
 
 def test_snapshots_travel_whole_and_as_data() -> None:
-    reader = Reader(_Bytes(_frames()[2]), BOUNDS)
+    reader = FrameReader(_Bytes(_frames()[2]), BOUNDS)
     found = reader.read()
     assert isinstance(found, dict)
     snapshot = found["blob"][0]
@@ -180,7 +185,7 @@ def test_snapshots_travel_whole_and_as_data() -> None:
     np.testing.assert_array_equal(again.pop(4), thing.pop(4))
     assert again == thing
     with pytest.raises(TypeError, match="cannot travel"):
-        pack_object(Path("x"), kinds(SENT))
+        pack_object(Path("x"), name_classes(SENT))
     with pytest.raises(CommunicationError):
         unpack_object(pickle.dumps(thing), {})
 

@@ -12,9 +12,8 @@ import pytest
 
 from daskml_dist.comm import handshake
 from daskml_dist.comm.base import Endpoint
-from daskml_dist.comm.caller import call_peer
-from daskml_dist.comm.handshake import NAME, PEER, UP, Deadline
-from daskml_dist.comm.listener import Credentials, Listener
+from daskml_dist.comm.handshake import NAME_BYTES, PEER, UP, HandshakeDeadline
+from daskml_dist.comm.listener import Credentials, Listener, call_peer
 from daskml_dist.errors import CommunicationError
 from tests.comm.attacks.relay import Relay
 from tests.comm.attacks.served import HOST, KEY, PATIENCE, SECRET, is_closed, until
@@ -38,7 +37,7 @@ def _as_rank(rank: int) -> Callable[[bytes], bytes]:
         fixed = len(handshake._PROTOCOL) + 1
         if not data.startswith(handshake._PROTOCOL):
             return data
-        return data[:fixed] + rank.to_bytes(NAME, "big") + data[fixed + NAME :]
+        return data[:fixed] + rank.to_bytes(NAME_BYTES, "big") + data[fixed + NAME_BYTES :]
 
     return change
 
@@ -112,8 +111,10 @@ def test_reflected_proofs_are_refused() -> None:
     came: list[int] = []
     with peer_listener(came) as listener:
         with closing(socket.create_connection((HOST, listener.port), timeout=60)) as sock:
-            sock.sendall(handshake._HELLO.pack(handshake._PROTOCOL, PEER, bytes(NAME), bytes(32)))
-            answer = Deadline(20).receive(sock, 64)
+            sock.sendall(
+                handshake._HELLO.pack(handshake._PROTOCOL, PEER, bytes(NAME_BYTES), bytes(32))
+            )
+            answer = HandshakeDeadline(20).receive(sock, 64)
             sock.sendall(answer[32:])  # the listener's proof as the caller's
             assert is_closed(sock)
     assert came == []

@@ -15,22 +15,21 @@ import pytest
 
 from daskml_dist.comm import handshake, wire
 from daskml_dist.comm.base import Endpoint, Wait
-from daskml_dist.comm.caller import call_listener, call_peer
-from daskml_dist.comm.handshake import NAME, PEER, UP, Secret
-from daskml_dist.comm.listener import Credentials, Listener
-from daskml_dist.comm.remote import RemoteConnection
-from daskml_dist.comm.ring import Offer
+from daskml_dist.comm.channels import RingOffer
+from daskml_dist.comm.handshake import NAME_BYTES, PEER, UP, RunSecret
+from daskml_dist.comm.listener import Credentials, Listener, call_listener, call_peer
+from daskml_dist.comm.server_connections import RemoteConnection
 from daskml_dist.errors import CommunicationError
 from tests.comm.attacks.relay import Relay
 from tests.comm.attacks.served import BOUNDS, HOST, KEY, PATIENCE, SECRET, Served, is_closed
 
-_HELLO = handshake._HELLO.pack(handshake._PROTOCOL, UP, bytes(NAME), bytes(32))
+_HELLO = handshake._HELLO.pack(handshake._PROTOCOL, UP, bytes(NAME_BYTES), bytes(32))
 GARBAGE = [
     b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + bytes(100),
     os.urandom(1 << 16),
     b"daskml 2X" + bytes(100),
     _HELLO.replace(UP, PEER) + bytes(32),  # proofs of nothing
-    _HELLO + bytes(Offer.SIZE + 32),
+    _HELLO + bytes(RingOffer.SIZE + 32),
     pickle.dumps(print),
     *(_HELLO[:n] for n in (0, 5, len(_HELLO) - 1, len(_HELLO))),  # and then no more
 ]
@@ -126,4 +125,6 @@ def test_an_empty_secret_opens_nothing() -> None:
             sock.sendall(_HELLO)
             assert is_closed(sock)
     assert "ssss" not in repr(Credentials(SECRET))
-    assert str(secret := Secret.make()) == repr(pickle.loads(pickle.dumps(secret))) == "Secret(...)"
+    assert (
+        str(secret := RunSecret.make()) == repr(pickle.loads(pickle.dumps(secret))) == "Secret(...)"
+    )

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.comm.sharded import Pulled, ShardedConnection
+from daskml_dist.comm.server_connections import PulledParameters, ShardedConnection
 from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.reader import Batch
@@ -47,7 +47,7 @@ class _BulkSteps:
         self._apart = self._fit.run.deterministic or self._fit.work.coordinates
         self._clock = context.clock
         self._batches: list[Batch] = []
-        self._pulled: list[Pulled] = []
+        self._pulled: list[PulledParameters] = []
 
     def pull_first(self) -> None:
         """Draw the first batches and pull the parameters for them."""

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from daskml_dist.comm.base import Communicator, Wait
-from daskml_dist.comm.sharded import ShardedConnection
+from daskml_dist.comm.server_connections import ShardedConnection
 from daskml_dist.errors import DivergedError, RunAbortedError, is_consequence
 from daskml_dist.ps.ledger import PassReport
 from daskml_dist.training.spec import FitSpec, Left, TrainerSpec

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from daskml_dist.comm.sharded import ShardedConnection
+from daskml_dist.comm.server_connections import ShardedConnection
 from daskml_dist.ps.messages import LaneGradient, sum_in_lane_order
 from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context

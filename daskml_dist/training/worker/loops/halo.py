@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.comm.base import Communicator
-from daskml_dist.comm.ids import pack_ids, unpack_ids
+from daskml_dist.comm.packing import pack_ids, unpack_ids
 from daskml_dist.data.keyed.cut import KeyedBlock, rank_by_use
 from daskml_dist.data.keyed.ids import IdLookup, merge_ids
 from daskml_dist.solvers.keyed import KeyedRows, KeyRange

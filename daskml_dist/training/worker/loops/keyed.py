@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.comm.packing import pack_object, unpack_object
-from daskml_dist.comm.sharded import ShardedConnection
+from daskml_dist.comm.server_connections import ShardedConnection
 from daskml_dist.data.keyed.cut import KeyedBlock
 from daskml_dist.solvers.keyed import KeyedRows, KeyedSolution, KeyRange
 from daskml_dist.training.worker.loops.context import Context

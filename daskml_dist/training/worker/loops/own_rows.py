@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.namespace import is_host
 from daskml_dist.comm.packing import pack_object, unpack_object
-from daskml_dist.comm.sharded import ShardedConnection
+from daskml_dist.comm.server_connections import ShardedConnection
 from daskml_dist.models.base import BatchRows
 from daskml_dist.solvers import Solution
 from daskml_dist.solvers.own_rows import State

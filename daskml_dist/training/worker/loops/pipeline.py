@@ -21,9 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends.namespace import zeros
-from daskml_dist.comm.allreduce import PeerGroup
 from daskml_dist.comm.base import Arrays
-from daskml_dist.comm.lines import Lines
+from daskml_dist.comm.socket_group import PairMessages, PeerGroup
 from daskml_dist.errors import DivergedError
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.staged import StagedModel
@@ -76,7 +75,7 @@ class PipelineSteps:
         self._rows = self._model.rows_of(self._stages.layers)
         self._shard = self._home.shard(context.fit.start_state(self._rows), self._rows.start)
         peers = context.communicator
-        self._lines = Lines(peers) if isinstance(peers, PeerGroup) else None
+        self._lines = PairMessages(peers) if isinstance(peers, PeerGroup) else None
         self._own: dict[tuple[int, int], Arrays] = {}
         self._jobs = self._list_micro_batches()
         self._alike = None

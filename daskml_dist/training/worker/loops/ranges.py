@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.comm.sharded import ShardedConnection
+from daskml_dist.comm.server_connections import ShardedConnection
 from daskml_dist.solvers import RangedSolver, Solution, Statistic
 from daskml_dist.training.spec import Left
 from daskml_dist.training.worker.loops.context import Context

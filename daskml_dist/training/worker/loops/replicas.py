@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.namespace import is_host
 from daskml_dist.backends.shared_buffer import SharedBuffer
-from daskml_dist.comm.sharded import ShardedConnection
+from daskml_dist.comm.server_connections import ShardedConnection
 from daskml_dist.models.base import LinearForm
 from daskml_dist.ps.messages import sum_in_lane_order
 from daskml_dist.ps.shard import Shard

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.comm.memory import UsedAgain
+from daskml_dist.comm.array_reuse import ReusedMemory
 from daskml_dist.comm.packing import pack_object, unpack_object
-from daskml_dist.comm.sharded import ShardedConnection
+from daskml_dist.comm.server_connections import ShardedConnection
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.solvers import Statistic
 from daskml_dist.training.worker.lane import Lane
@@ -287,7 +287,7 @@ class SumLog:
     reports: list[FloatArray] = field(default_factory=list)
     is_whole: bool = True
     n_bytes: int = 0
-    _memory: UsedAgain = field(default_factory=UsedAgain)
+    _memory: ReusedMemory = field(default_factory=ReusedMemory)
 
     def room(self, n: int) -> FloatArray:
         """Return memory for the next sum, of `n` numbers."""

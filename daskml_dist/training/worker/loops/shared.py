@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends.row_slices import row_slices
-from daskml_dist.comm.sharded import ShardedConnection
+from daskml_dist.comm.server_connections import ShardedConnection
 from daskml_dist.ps.rule import UpdateRule
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState

@@ -21,9 +21,14 @@ import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.comm.packing import Kinds, kinds, pack_object_parts, unpack_object
-from daskml_dist.comm.repeated import RepeatedObjects
-from daskml_dist.comm.sharded import ShardedConnection
+from daskml_dist.comm.packing import (
+    KnownClasses,
+    RepeatedObjects,
+    name_classes,
+    pack_object_parts,
+    unpack_object,
+)
+from daskml_dist.comm.server_connections import ShardedConnection
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.losses import Loss
 from daskml_dist.solvers import ReduceScatterStatistic, RowState, Solution, Statistic
@@ -330,7 +335,7 @@ class _AskedSums:
         self._context.communicator.broadcast_bytes()
 
 
-def question_kinds(*brought: Any) -> Kinds:
+def question_kinds(*brought: Any) -> KnownClasses:
     """Return the classes that questions are made of, by name: a module's, and those brought along.
 
     Parameters
@@ -341,7 +346,7 @@ def question_kinds(*brought: Any) -> Kinds:
     of_modules = [
         kind for base in _BASES for kind in _iterate_subclasses(base) if _is_found_in_module(kind)
     ]
-    return kinds([*of_modules, *_find_pickled_classes(brought)])
+    return name_classes([*of_modules, *_find_pickled_classes(brought)])
 
 
 def _iterate_subclasses(base: type[Any]) -> Iterator[type[Any]]:

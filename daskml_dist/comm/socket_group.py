@@ -12,6 +12,7 @@ import itertools
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -19,25 +20,31 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.comm.base import Arrays, Communicator, Endpoint, Merge, Wait
-from daskml_dist.comm.bounds import malformed
-from daskml_dist.comm.caller import call_peer
-from daskml_dist.comm.listener import Credentials, Listener
-from daskml_dist.comm.packing import pack_parts, unpack
-from daskml_dist.comm.socket import Inbox, Outbox, close_socket, gone
-from daskml_dist.comm.tree import children, merge_in_pairs, parent
+from daskml_dist.comm.base import (
+    Arrays,
+    Communicator,
+    Endpoint,
+    Merge,
+    Wait,
+    find_children,
+    find_parent,
+    merge_in_pairs,
+)
+from daskml_dist.comm.channels import Inbox, Outbox, close_socket, describe_lost_connection
+from daskml_dist.comm.listener import Credentials, Listener, call_peer
+from daskml_dist.comm.packing import make_malformed_error, pack_array_parts, unpack_arrays
 from daskml_dist.errors import CommunicationError
 
-__all__ = ["PeerGroup", "PeerListener"]
+__all__ = ["PairMessages", "PeerGroup", "PeerListener"]
 
 #: Bytes up to which a send surely fits the system's buffers, so that all may send first.
-_SMALL = 1 << 15
+_BUFFERED_BYTES = 1 << 15
 #: Bytes of an array up to which everyone sends to everyone.
-_MESH = 1 << 18
+_MAX_MESH_BYTES = 1 << 18
 #: Bytes that are added at a time, while they are still in the processor's cache.
-_PIECE = 1 << 18
+_ADD_PIECE_BYTES = 1 << 18
 #: Bytes that are made room for before any of them has come.
-_TRUSTED = 1 << 26
+_TRUSTED_BYTES = 1 << 26
 
 
 class PeerListener:
@@ -129,13 +136,13 @@ class PeerGroup(Communicator):
 
         size = sum(len(buffer) for buffer in buffers)
         self.bytes_sent += size * len(ranks)
-        if size <= _SMALL:
+        if size <= _BUFFERED_BYTES:
             send()
             return None
         try:
             return self._sender.submit(send)
         except RuntimeError as error:  # closed meanwhile, by another thread
-            raise CommunicationError(gone("sending to", error)) from error
+            raise CommunicationError(describe_lost_connection("sending to", error)) from error
 
     def _receive(self, rank: int, array: NDArray[Any]) -> None:
         self._in[rank].read_into(array.data.cast("B"))
@@ -143,7 +150,7 @@ class PeerGroup(Communicator):
 
     def _receive_and_add(self, rank: int, array: NDArray[Any]) -> None:
         """Add what comes while more of it is on its way."""
-        scratch = np.empty(min(len(array), _PIECE // array.itemsize), dtype=array.dtype)
+        scratch = np.empty(min(len(array), _ADD_PIECE_BYTES // array.itemsize), dtype=array.dtype)
         for start in range(0, len(array), len(scratch)):
             part = array[start : start + len(scratch)]
             received = scratch[: len(part)]
@@ -154,7 +161,7 @@ class PeerGroup(Communicator):
 
     def _allreduce(self, array: NDArray[Any], out: NDArray[Any] | None) -> NDArray[Any]:
         array = np.ascontiguousarray(array)
-        if array.size and array.nbytes <= _MESH:
+        if array.size and array.nbytes <= _MAX_MESH_BYTES:
             return self._allreduce_mesh(array, out)
         if out is not None:
             out[...] = array
@@ -196,7 +203,7 @@ class PeerGroup(Communicator):
         array = np.ascontiguousarray(array)
         total = array[bounds[self.rank] : bounds[self.rank + 1]].copy()
         for to, source in self._turns():
-            sending = self._send([to], _bytes(array[bounds[to] : bounds[to + 1]]))
+            sending = self._send([to], _view_bytes(array[bounds[to] : bounds[to + 1]]))
             if total.size:
                 self._receive_and_add(source, total)
             if sending is not None:
@@ -212,7 +219,7 @@ class PeerGroup(Communicator):
 
     def send(self, rank: int, arrays: Arrays) -> None:
         """Send arrays to a rank that waits for them; in any thread."""
-        frame = _frame(arrays)
+        frame = _pack_frame(arrays)
         self._out[rank].send(frame)
         with self._counting:
             self.bytes_sent += sum(len(buffer) for buffer in frame)
@@ -224,7 +231,7 @@ class PeerGroup(Communicator):
     # -- what each rank has --------------------------------------------------------------------
 
     def _allgather(self, arrays: Arrays) -> list[Arrays]:
-        sending = self._send(self._others, *_frame(arrays))
+        sending = self._send(self._others, *_pack_frame(arrays))
         gathered = [arrays if r == self.rank else self._receive_arrays(r) for r in range(self.size)]
         if sending is not None:
             sending.result()
@@ -239,30 +246,30 @@ class PeerGroup(Communicator):
         """Give some other ranks what is for them, and take what each of these has for this one."""
         had = {}
         for to, source in self._turns():
-            sending = self._send([to], *_frame([arrays[to]])) if to in ranks else None
+            sending = self._send([to], *_pack_frame([arrays[to]])) if to in ranks else None
             if source in ranks:
-                had[source] = _single(self._receive_arrays(source))
+                had[source] = _unwrap_single(self._receive_arrays(source))
             if sending is not None:
                 sending.result()
         return had
 
     def _reduce(self, arrays: Arrays, merge: Merge) -> Arrays:
         arrays = merge_in_pairs(self.rank, self.size, arrays, merge, self._hand_down)
-        data = self._broadcast_bytes(pack_parts(arrays) if self.rank == 0 else ())
-        return arrays if self.rank == 0 else unpack(data)
+        data = self._broadcast_bytes(pack_array_parts(arrays) if self.rank == 0 else ())
+        return arrays if self.rank == 0 else unpack_arrays(data)
 
     def _hand_down(self, arrays: Arrays, to: int | None, source: int | None) -> Arrays:
-        if to is not None and (sending := self._send([to], *_frame(arrays))) is not None:
+        if to is not None and (sending := self._send([to], *_pack_frame(arrays))) is not None:
             sending.result()
         return [] if source is None else self._receive_arrays(source)
 
     def _broadcast_bytes(self, buffers: Sequence[Any]) -> NDArray[np.uint8]:
         data = np.empty(0, np.uint8)
         if self.rank:
-            data = self._receive_frame(parent(self.rank))
+            data = self._receive_frame(find_parent(self.rank))
             buffers = [data.data]
-        for rank in children(self.rank, self.size):
-            sending = self._send([rank], *_framed(buffers))
+        for rank in find_children(self.rank, self.size):
+            sending = self._send([rank], *_prefix_length(buffers))
             if sending is not None:
                 sending.result()
         return data
@@ -273,13 +280,13 @@ class PeerGroup(Communicator):
         return self._receive_bytes(rank, int(length[0]))
 
     def _receive_arrays(self, rank: int) -> Arrays:
-        return unpack(self._receive_frame(rank))
+        return unpack_arrays(self._receive_frame(rank))
 
     def _receive_bytes(self, rank: int, length: int) -> NDArray[np.uint8]:
         """So many bytes; room is made for no more than twice those that have come."""
         if length < 0:
-            raise malformed(f"{length} bytes")
-        data, done = np.empty(min(length, _TRUSTED), dtype=np.uint8), 0
+            raise make_malformed_error(f"{length} bytes")
+        data, done = np.empty(min(length, _TRUSTED_BYTES), dtype=np.uint8), 0
         while True:
             self._receive(rank, data[done:])
             if len(data) == length:
@@ -315,20 +322,92 @@ class PeerGroup(Communicator):
         self._sender.shutdown(wait=False)
 
 
-def _bytes(array: NDArray[Any]) -> memoryview:
+def _view_bytes(array: NDArray[Any]) -> memoryview:
     return array.view(np.uint8).data if array.size else memoryview(b"")
 
 
-def _framed(buffers: Sequence[Any]) -> list[Any]:
+def _prefix_length(buffers: Sequence[Any]) -> list[Any]:
     """Buffers behind their length."""
     return [sum(len(buffer) for buffer in buffers).to_bytes(8, "little"), *buffers]
 
 
-def _frame(arrays: Arrays) -> list[Any]:
-    return _framed(pack_parts(arrays))
+def _pack_frame(arrays: Arrays) -> list[Any]:
+    return _prefix_length(pack_array_parts(arrays))
 
 
-def _single(arrays: Arrays) -> NDArray[Any]:
+def _unwrap_single(arrays: Arrays) -> NDArray[Any]:
     if len(arrays) != 1:
-        raise malformed(f"{len(arrays)} arrays for one")
+        raise make_malformed_error(f"{len(arrays)} arrays for one")
     return arrays[0]
+
+
+#: Bytes of a message of which the system surely holds a few between two sockets.
+_AWAITED_BYTES = 1 << 15
+
+
+class PairMessages:
+    """Messages between pairs of ranks, beside the collectives of a group. Used by one thread.
+
+    Who sends goes on at once. Each destination has a thread of its own, so that one that does not
+    read keeps up nothing that is for another. Between two collectives of the group all that was
+    sent is received.
+
+    Parameters
+    ----------
+    peers : PeerGroup
+    """
+
+    def __init__(self, peers: PeerGroup) -> None:
+        self._peers = peers
+        #: What has come, or was sent to the own rank, and nobody has asked for yet.
+        self._come: dict[tuple[int, int], Arrays] = {}
+        self._senders: dict[int, ThreadPoolExecutor] = {}
+        self._sending: dict[int, deque[Future[None]]] = {}
+
+    def send(self, to: int, name: int, arrays: Arrays, *, awaited: bool = False) -> None:
+        """Send arrays, which must not change before :meth:`flush`.
+
+        `awaited`: there are never more than a few such messages that nobody has asked for, so that
+        the system holds small ones, and they need not wait for another thread.
+
+        Raises
+        ------
+        CommunicationError
+            An earlier message could not be sent.
+        """
+        if to == self._peers.rank:
+            self._come[to, name] = arrays
+            return
+        message = [np.array([name], np.int64), *arrays]
+        sending = self._sending.setdefault(to, deque())
+        while sending and sending[0].done():
+            sending.popleft().result()
+        if awaited and not sending and sum(array.nbytes for array in arrays) <= _AWAITED_BYTES:
+            self._peers.send(to, message)
+            return
+        if to not in self._senders:
+            self._senders[to] = ThreadPoolExecutor(1, thread_name_prefix="daskml-line")
+        try:
+            sending.append(self._senders[to].submit(self._peers.send, to, message))
+        except RuntimeError as error:  # closed meanwhile, by another thread
+            raise CommunicationError(describe_lost_connection("sending to", error)) from error
+
+    def receive(self, source: int, name: int) -> Arrays:
+        """Wait for the message of that name; others that come before are kept."""
+        while (source, name) not in self._come:
+            if source == self._peers.rank:
+                raise make_malformed_error(f"no message {name} of its own")
+            head, *arrays = self._peers.receive(source)
+            self._come[source, int(head[0])] = arrays
+        return self._come.pop((source, name))
+
+    def flush(self) -> None:
+        """Wait until all has been sent."""
+        for sending in self._sending.values():
+            while sending:
+                sending.popleft().result()
+
+    def close(self) -> None:
+        """End the threads; what they are at ends with the group's sockets."""
+        for sender in self._senders.values():
+            sender.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,398 @@
+"""Bytes through a socket, one direction each."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import os
+import socket
+import struct
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from daskml_dist.comm.base import CHECK_SECONDS, Wait
+from daskml_dist.comm.shared_memory import (
+    TOKEN_BYTES,
+    WORDS_PER_LINE,
+    SharedSegment,
+    SocketLife,
+    SpinningWait,
+    WakePipe,
+    fence_memory,
+    identify_machine,
+)
+from daskml_dist.comm.wire import Buffers
+from daskml_dist.errors import CommunicationError, DaskMLDistError, WaitTimeoutError
+
+__all__ = [
+    "RING_BYTES",
+    "SEND_SECONDS",
+    "Inbox",
+    "Outbox",
+    "Ring",
+    "RingInbox",
+    "RingOffer",
+    "RingOutbox",
+    "accept_ring_offer",
+    "close_socket",
+    "describe_lost_connection",
+]
+
+_BUFFER_BYTES = 1 << 16
+#: Seconds that one send may take before the other side counts as gone.
+SEND_SECONDS = 60.0
+
+
+class Outbox:
+    """The sending direction. Thread-safe.
+
+    Parameters
+    ----------
+    sock : socket
+    wait : Wait or None
+        Bound of each send; None: a minute.
+    """
+
+    #: Bytes that may be on their way though nobody reads them yet.
+    holds = _BUFFER_BYTES
+
+    def __init__(self, sock: socket.socket, wait: Wait | None = None) -> None:
+        _set_timeout(sock, CHECK_SECONDS if wait else SEND_SECONDS)
+        self._sock = sock
+        self._wait = wait
+        self._lock = threading.Lock()
+        self.sent = 0
+
+    def send(self, buffers: Buffers) -> None:
+        """Send all buffers as one frame."""
+        size = sum(len(b) for b in buffers)
+        try:
+            with self._lock:
+                self._put(buffers, size)
+                self.sent += size
+        except BaseException as error:
+            # Half a frame may be out: what follows it could not be read.
+            self.close()
+            if isinstance(error, OSError) and not isinstance(error, DaskMLDistError):
+                raise CommunicationError(describe_lost_connection("sending to", error)) from error
+            raise
+
+    def _put(self, buffers: Buffers, size: int) -> None:
+        if size <= _BUFFER_BYTES:
+            self._send_all(buffers[0] if len(buffers) == 1 else b"".join(buffers))
+            return
+        for buffer in buffers:
+            self._send_all(buffer)
+
+    def _send_all(self, buffer: Any) -> None:
+        if self._wait is None:
+            self._sock.sendall(buffer)
+            return
+        rest, since = memoryview(buffer), time.monotonic()
+        while rest:
+            try:
+                rest = rest[self._sock.send(rest) :]
+            except TimeoutError:
+                # The other side does not read: perhaps it is stopped, and replaced meanwhile.
+                self._wait.check(since, "the other side of a connection")
+
+    def close(self) -> None:
+        """Close the socket; the other side reads an end of file."""
+        close_socket(self._sock)
+
+
+class Inbox:
+    """The receiving direction. One reader.
+
+    Parameters
+    ----------
+    sock : socket
+    wait : Wait or None
+        Bound of each read; None waits until the socket is closed.
+    """
+
+    def __init__(self, sock: socket.socket, wait: Wait | None) -> None:
+        _set_timeout(sock, CHECK_SECONDS if wait else None)
+        self.sock = sock
+        self._wait = wait
+        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
+        self._start = self._end = 0
+        self.received = 0
+
+    def read_into(self, target: memoryview) -> None:
+        """Fill `target`."""
+        n = len(target)
+        self.received += n
+        have = min(n, self._end - self._start)
+        if have:
+            target[:have] = self._buffer[self._start : self._start + have]
+            self._start += have
+        while have < n:
+            if n - have >= _BUFFER_BYTES:
+                have += self._recv(target[have:])
+                continue
+            self._start, self._end = 0, self._recv(self._buffer)
+            take = min(n - have, self._end)
+            target[have : have + take] = self._buffer[:take]
+            self._start = take
+            have += take
+
+    def _recv(self, target: memoryview) -> int:
+        since = time.monotonic()
+        while True:
+            try:
+                count = self.sock.recv_into(target)
+            except TimeoutError:
+                if self._wait is not None:
+                    self._wait.check(since, "the other side of a connection")
+                continue
+            except OSError as error:
+                raise CommunicationError(
+                    describe_lost_connection("receiving from", error)
+                ) from error
+            if count == 0:
+                raise CommunicationError(describe_lost_connection("receiving from", "end of file"))
+            return count
+
+    def close(self) -> None:
+        """Close the socket."""
+        close_socket(self.sock)
+
+
+def _set_timeout(sock: socket.socket, seconds: float | None) -> None:
+    try:
+        sock.settimeout(seconds)
+    except OSError as error:  # closed already
+        raise CommunicationError(describe_lost_connection("speaking to", error)) from error
+
+
+def describe_lost_connection(doing: str, error: object) -> str:
+    """Message where the other side is not there any more."""
+    return (
+        f"Lost the connection while {doing} another worker of the fit ({error}). A worker was "
+        "probably closed or killed; look at the workers' logs and fit again."
+    )
+
+
+def close_socket(sock: socket.socket) -> None:
+    """Close a socket, whatever others do with it; may be called twice."""
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+    sock.close()
+
+
+_HEAD_WORD, _TAIL_WORD, _READER_ASLEEP, _WRITER_ASLEEP = (
+    0,
+    WORDS_PER_LINE,
+    2 * WORDS_PER_LINE,
+    3 * WORDS_PER_LINE,
+)
+#: Bytes that may be on their way.
+RING_BYTES = 1 << 22
+#: Bytes after which the other side is told, so that it works on them meanwhile.
+_NOTIFY_BYTES = 1 << 18
+#: Bytes from which a copy lets other threads run meanwhile.
+_LARGE_COPY_BYTES = 1 << 15
+# place, process, descriptors of the memory and of both bells; digest of the token
+_OFFER = struct.Struct("<qqqqq32s")
+_REFUSAL = bytes(TOKEN_BYTES)
+
+
+@dataclass
+class Ring:
+    """Ring as both sides hold it, with the bell of the reader and that of the writer."""
+
+    segment: SharedSegment
+    reader: WakePipe
+    writer: WakePipe
+
+
+class RingOffer:
+    """A new ring, as the caller of a socket offers it; empty where it cannot.
+
+    Parameters
+    ----------
+    allowed : bool
+        False offers nothing.
+    """
+
+    #: Bytes of an offer, and of the answer to it.
+    SIZE, ANSWER = _OFFER.size, TOKEN_BYTES
+
+    def __init__(self, allowed: bool) -> None:
+        self._ring: Ring | None = None
+        self._memory = -1
+        self.data = bytes(_OFFER.size)
+        if not allowed:
+            return
+        try:
+            segment, self._memory = SharedSegment.make(RING_BYTES)
+            self._ring = ring = Ring(segment, WakePipe.make(), WakePipe.make())
+        except OSError:
+            self.close()
+            return
+        self.data = _OFFER.pack(
+            identify_machine(), os.getpid(), self._memory,
+            ring.reader.descriptor, ring.writer.descriptor,
+            hashlib.sha256(segment.token).digest(),
+        )  # fmt: skip
+
+    def taken(self, answer: bytes) -> Ring | None:
+        """The ring, if the answer proves that the other side sees it too."""
+        ring, self._ring = self._ring, None
+        self.close()
+        if answer == _REFUSAL:
+            return None
+        if ring is None or not hmac.compare_digest(answer, ring.segment.token):
+            raise ConnectionError("a false answer to an offer of shared memory")
+        return ring
+
+    def close(self) -> None:
+        """Let go of what was not taken."""
+        if self._memory >= 0:
+            os.close(self._memory)
+        self._memory, self._ring = -1, None
+
+
+def accept_ring_offer(data: bytes, allowed: bool) -> tuple[Ring | None, bytes]:
+    """Take up an offer where it can be, and the answer to send."""
+    place, pid, memory, reader, writer, digest = _OFFER.unpack(data)
+    if not (allowed and place and place == identify_machine()):
+        return None, _REFUSAL
+    try:
+        segment = SharedSegment.find(pid, memory, RING_BYTES)
+        if not hmac.compare_digest(hashlib.sha256(segment.token).digest(), digest):
+            return None, _REFUSAL  # another object under the same number
+        return Ring(segment, WakePipe.find(pid, reader), WakePipe.find(pid, writer)), segment.token
+    except OSError:
+        return None, _REFUSAL
+
+
+class RingOutbox(Outbox):
+    """The writing side.
+
+    Parameters
+    ----------
+    control : socket
+    wait : Wait or None
+        Bound of each send; None: a minute.
+    ring : Ring
+    """
+
+    holds = RING_BYTES - (1 << 16)
+
+    def __init__(self, control: socket.socket, wait: Wait | None, ring: Ring) -> None:
+        super().__init__(control, wait)
+        self._ring = ring
+        self._words, self._data = ring.segment.words, ring.segment.data
+        self._small = self._data.data
+        self._head = self._posted = self._tail = 0
+        wait = wait or Wait(SEND_SECONDS)
+        self._sleeper = SpinningWait(
+            ring.writer, self._words, _WRITER_ASLEEP, SocketLife(control), wait
+        )
+
+    def _put(self, buffers: Buffers, size: int) -> None:
+        try:
+            for buffer in buffers:
+                self._write(buffer)
+            self._post()
+        except WaitTimeoutError as error:
+            if self._wait is not None:
+                raise
+            raise CommunicationError(describe_lost_connection("sending to", error)) from error
+
+    def _write(self, buffer: Any) -> None:
+        done, n = 0, len(buffer)
+        while done < n:
+            room = self._room()
+            at = self._head % RING_BYTES
+            take = min(n - done, room, RING_BYTES - at, _NOTIFY_BYTES)
+            if take < _LARGE_COPY_BYTES:
+                self._small[at : at + take] = buffer[done : done + take]
+            else:
+                part = np.frombuffer(buffer, np.uint8, take, done)
+                np.copyto(self._data[at : at + take], part)
+            done += take
+            self._head += take
+            if self._head - self._posted >= _NOTIFY_BYTES:
+                self._post()
+
+    def _room(self) -> int:
+        if self._head - self._tail == RING_BYTES:
+            self._post()
+            self._tail = self._words[_TAIL_WORD]
+            if self._head - self._tail == RING_BYTES:
+                self._await_room()
+        return RING_BYTES - (self._head - self._tail)
+
+    def _await_room(self) -> None:
+        if not self._sleeper.until(self._words, _TAIL_WORD, self._tail + 1):
+            raise CommunicationError(describe_lost_connection("sending to", "end of file"))
+        self._tail = self._words[_TAIL_WORD]
+
+    def _post(self) -> None:
+        fence_memory()
+        self._words[_HEAD_WORD] = self._posted = self._head
+        fence_memory()
+        if self._words[_READER_ASLEEP]:
+            self._ring.reader.ring()
+
+
+class RingInbox(Inbox):
+    """The reading side; see `RingOutbox` for the parameters."""
+
+    def __init__(self, control: socket.socket, wait: Wait | None, ring: Ring) -> None:
+        super().__init__(control, wait)
+        self._ring = ring
+        self._words, self._data = ring.segment.words, ring.segment.data
+        self._small = self._data.data
+        self._head = self._tail = self._told = 0
+        self._sleeper = SpinningWait(
+            ring.reader, self._words, _READER_ASLEEP, SocketLife(control), wait
+        )
+
+    def read_into(self, target: memoryview) -> None:
+        """Fill `target`."""
+        done, n = 0, len(target)
+        self.received += n
+        while done < n:
+            ready = self._ready()
+            at = self._tail % RING_BYTES
+            take = min(n - done, ready, RING_BYTES - at, _NOTIFY_BYTES)
+            if take < _LARGE_COPY_BYTES:
+                target[done : done + take] = self._small[at : at + take]
+            else:
+                part = np.frombuffer(target, np.uint8, take, done)
+                np.copyto(part, self._data[at : at + take])
+            done += take
+            self._tail += take
+            if self._tail - self._told >= _NOTIFY_BYTES:
+                self._tell()
+
+    def _ready(self) -> int:
+        if self._head == self._tail:
+            self._head = self._words[_HEAD_WORD]
+            if self._head == self._tail:
+                self._await_more()
+            fence_memory()
+        return self._head - self._tail
+
+    def _await_more(self) -> None:
+        self._tell()
+        if not self._sleeper.until(self._words, _HEAD_WORD, self._head + 1):
+            raise CommunicationError(describe_lost_connection("receiving from", "end of file"))
+        self._head = self._words[_HEAD_WORD]
+
+    def _tell(self) -> None:
+        """Give back the room of what was read."""
+        fence_memory()
+        self._words[_TAIL_WORD] = self._told = self._tail
+        fence_memory()
+        if self._words[_WRITER_ASLEEP]:
+            self._ring.writer.ring()
