@@ -17,7 +17,7 @@ from daskml_dist.backends.cupy_trees import CupyTrees
 from daskml_dist.backends.host_trees import HostTrees
 from daskml_dist.backends.trees import CONSTANT, EXACT, ROUNDED, Part, SplitFacts, SplitLeaf
 from daskml_dist.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
-from daskml_dist.solvers.boosting_losses import Binomial
+from daskml_dist.solvers.boosting_losses import BinomialBoostLoss
 
 __all__ = ["tree_cases"]
 
@@ -77,8 +77,8 @@ def _lanes(on: Device, mode: int) -> tuple[int, Any, Any]:
 
 def _gradients(on: Device) -> Measured:
     n, gpu, cpu = _lanes(on, EXACT)
-    found, expected = (lane.gradients(Binomial(), False) for lane in (gpu, cpu))
-    taken = on.milliseconds(lambda: gpu.gradients(Binomial(), False))
+    found, expected = (lane.gradients(BinomialBoostLoss(), False) for lane in (gpu, cpu))
+    taken = on.milliseconds(lambda: gpu.gradients(BinomialBoostLoss(), False))
     return Measured(taken, n * (8 + 8 + 4 + 4), largest_difference(found, expected))
 
 

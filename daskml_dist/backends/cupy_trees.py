@@ -96,7 +96,7 @@ class CupyRows:
 
     Parameters
     ----------
-    rooms : sequence of solvers.binned_rows.BinnedRows
+    rooms : sequence of solvers.binning.BinnedRows
         Of each lane, one at least.
     shape : tuple of int
         Of a histogram.

@@ -64,7 +64,7 @@ class HostRows:
 
     Parameters
     ----------
-    room : solvers.binned_rows.BinnedRows
+    room : solvers.binning.BinnedRows
     shape : tuple of int
         Of a histogram.
     """

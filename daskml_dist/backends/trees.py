@@ -99,7 +99,7 @@ class TreeRows(Protocol):
 
     Attributes
     ----------
-    rooms : list of solvers.binned_rows.BinnedRows
+    rooms : list of solvers.binning.BinnedRows
         The rows, those of one after those of another.
     n : int
         How many they are.
@@ -191,7 +191,7 @@ class TreeDevice(Protocol):
 
         Parameters
         ----------
-        rooms : sequence of solvers.binned_rows.BinnedRows
+        rooms : sequence of solvers.binning.BinnedRows
             Of each lane. In ``extra["raw"]`` are raw predictions, in ``extra["packed"]``,
             ``extra["index"]`` and ``extra["spare"]`` is room. A device takes ``extra["raw"]`` away
             once it has newer ones; :meth:`TreeRows.bring_raw` brings them.

@@ -15,8 +15,8 @@ from daskml_dist.models.centroids import Centres, Reassignment
 from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.solvers import Solution, Solver
-from daskml_dist.solvers.looks import Sample
-from daskml_dist.solvers.seeds import choose
+from daskml_dist.solvers.k_means import RowSampleSolver
+from daskml_dist.solvers.seeding import choose_centroids
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.engine import Engine
 from daskml_dist.training.spec import FitSpec
@@ -83,7 +83,7 @@ def _chosen(sample: _Array, k: int, init: Any, rng: np.random.RandomState) -> _A
         return np.asarray(init, np.float64)
     few = min(k, len(sample))
     if init == "k-means||" and few == k:
-        return choose(sample, np.ones(len(sample)), k, int(rng.randint(2**31 - 1)))
+        return choose_centroids(sample, np.ones(len(sample)), k, int(rng.randint(2**31 - 1)))
     if init == "random":
         centres = sample[rng.choice(len(sample), few, replace=False)]
     else:
@@ -104,7 +104,7 @@ def begin_anew(engine: Engine, fit: FitSpec, state: ShardState, rule: Reassignme
     counts, sums = model.parts(state.w)
     if not (n_low := int(rule.low(counts).sum())):
         return
-    drawn = looked(engine, fit, Sample(n_low, seed))
+    drawn = looked(engine, fit, RowSampleSolver(n_low, seed))
     rule = replace(rule, rows=drawn if model.shift is None else drawn - model.shift)
     every = np.ones(len(counts), np.bool_)
     by_count, by_sum = rule.changes(counts, sums, every, np.random.default_rng(seed))

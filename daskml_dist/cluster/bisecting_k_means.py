@@ -18,8 +18,8 @@ from daskml_dist.models.unlabelled import Unlabelled
 from daskml_dist.parameters.checks import check_count, check_number, check_one_of, seed_of
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution
-from daskml_dist.solvers.bisecting import BisectingSolver, Leaves
-from daskml_dist.solvers.lloyd import KMeansSolver
+from daskml_dist.solvers.bisecting_k_means import BisectingSolver, LeafAssignment
+from daskml_dist.solvers.k_means import KMeansSolver
 from daskml_dist.training.plan import DatasetInfo
 
 __all__ = ["BisectingKMeans"]
@@ -180,7 +180,7 @@ class _DownTree:
         Number of each leaf; of other nodes 0.
     """
 
-    leaves: Leaves
+    leaves: LeafAssignment
     labels: NDArray[np.int32]
 
     def __call__(self, X: Any) -> NDArray[Any]:

@@ -13,7 +13,7 @@ from daskml_dist.models.unlabelled import Unlabelled
 from daskml_dist.parameters.checks import check_count, check_number, check_one_of, seed_of
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution
-from daskml_dist.solvers.lloyd import KMeansSolver
+from daskml_dist.solvers.k_means import KMeansSolver
 from daskml_dist.training.plan import DatasetInfo
 
 __all__ = ["KMeans"]

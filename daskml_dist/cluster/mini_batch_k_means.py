@@ -32,7 +32,7 @@ from daskml_dist.parameters.run import Run
 from daskml_dist.policies import Policy
 from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.shard_state import ShardState
-from daskml_dist.solvers.looks import Inertia, Sample
+from daskml_dist.solvers.k_means import InertiaSolver, RowSampleSolver
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.engine import Engine, FitResult
@@ -287,7 +287,7 @@ callable, default="k-means||"
         if fit.steps.initial is not None:
             return fit
         n_rows = sum(fit.rows.lane_rows)
-        drawn = looked(engine, fit, Sample(self._sample_size(fit), fit.work.seed))
+        drawn = looked(engine, fit, RowSampleSolver(self._sample_size(fit), fit.work.seed))
         shift = None if self._sparse else shift_of(drawn)
         near, init = drawn if shift is None else drawn - shift, self.init
         if not isinstance(init, str):
@@ -355,7 +355,7 @@ callable, default="k-means||"
         if fit.work.stopping.max_iter * fit.work.n_steps == 1:
             self._begin_anew(engine, fit, state)
         if result.interrupted is None and self.compute_labels:
-            look = Inertia(model.centres(state.w), model.shift)
+            look = InertiaSolver(model.centres(state.w), model.shift)
             self._loss = float(looked(engine, fit, look)[0])
         else:
             self._loss = losses[-1] * sum(fit.rows.lane_rows) if losses else float("inf")

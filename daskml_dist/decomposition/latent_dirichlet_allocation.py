@@ -17,7 +17,7 @@ from daskml_dist.models.unlabelled import Unlabelled
 from daskml_dist.parameters.checks import check_count, check_number, check_one_of
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution
-from daskml_dist.solvers.topics import TopicSolver
+from daskml_dist.solvers.latent_dirichlet import LatentDirichletSolver
 from daskml_dist.training.plan import DatasetInfo
 
 __all__ = ["LatentDirichletAllocation"]
@@ -214,7 +214,7 @@ class LatentDirichletAllocation(BaseUnlabelledTransformer):
         check_number("perp_tol", self.perp_tol)
         check_number("mean_change_tol", self.mean_change_tol)
 
-    def _problem(self, rows: DatasetInfo) -> tuple[Unlabelled, TopicSolver]:
+    def _problem(self, rows: DatasetInfo) -> tuple[Unlabelled, LatentDirichletSolver]:
         n_rows, n_features = rows.survey.n_rows, rows.survey.n_features
         going_on = hasattr(self, "_going_on")
         online = going_on or self.learning_method == "online"
@@ -224,7 +224,7 @@ class LatentDirichletAllocation(BaseUnlabelledTransformer):
             self.doc_topic_prior_ = self.doc_topic_prior or share
             self.topic_word_prior_ = self.topic_word_prior or share
             self._begun = generator.gamma(100.0, 0.01, (self.n_components, n_features))
-        return Unlabelled(n_features), TopicSolver(
+        return Unlabelled(n_features), LatentDirichletSolver(
             doc_topic_prior=float(self.doc_topic_prior_),
             topic_word_prior=float(self.topic_word_prior_),
             max_iter=1 if going_on else int(self.max_iter),

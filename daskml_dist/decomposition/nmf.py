@@ -22,9 +22,12 @@ from daskml_dist.models.unlabelled import Unlabelled
 from daskml_dist.parameters.checks import check_count, check_flag, check_number, check_one_of
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution, Solver
-from daskml_dist.solvers.multiplicative import MultiplicativeNMF
-from daskml_dist.solvers.nmf import LeastSquaresNMF, best_weights
-from daskml_dist.solvers.nonnegative import Begin
+from daskml_dist.solvers.nmf import (
+    LeastSquaresNMF,
+    MultiplicativeNMF,
+    NMFInitializer,
+    solve_row_weights,
+)
 from daskml_dist.training.data_summary import DataSummary
 from daskml_dist.training.plan import DatasetInfo
 
@@ -277,7 +280,7 @@ class NMF(Components):
             self._check_weights(rows.survey, k)
         l1, l2 = self._penalties
         how: dict[str, Any] = {
-            "begin": Begin(k, init, *self._drawn(init, k, d), rows.weight_sum / n),
+            "begin": NMFInitializer(k, init, *self._drawn(init, k, d), rows.weight_sum / n),
             "max_iter": int(self.max_iter),
             "tol": float(self.tol),
             "l1_rows": d * l1[0],
@@ -397,5 +400,5 @@ class _Weights:
             found = updates.settled(updates.rows(rows), self.max_iter, self.tol)
         else:
             how = self.l1, self.l2, max(_SWEEPS, self.max_iter), min(_SETTLED, self.tol)
-            found = best_weights(updates.gram, updates.products(rows), *how)
+            found = solve_row_weights(updates.gram, updates.products(rows), *how)
         return np.asarray(found)

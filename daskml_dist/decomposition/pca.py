@@ -23,8 +23,7 @@ from daskml_dist.parameters.checks import (
 from daskml_dist.parameters.run import Run
 from daskml_dist.sklearn_internals import infer_dimension
 from daskml_dist.solvers import Solution, Solver
-from daskml_dist.solvers.components import CovarianceEigen
-from daskml_dist.solvers.power import PowerIterations
+from daskml_dist.solvers.principal_components import CovarianceEigenSolver, PowerIterations
 from daskml_dist.training.plan import DatasetInfo
 
 __all__ = ["PCA"]
@@ -201,7 +200,7 @@ shape (n_components,)
             )
         few = n_rows < 10 * d or n_rows * d * d <= _QUICK
         double = self.svd_solver == "full" or (self.svd_solver != "covariance_eigh" and few)
-        return CovarianceEigen(k, double)
+        return CovarianceEigenSolver(k, double)
 
     @property
     def _count(self) -> int | None:

@@ -12,8 +12,7 @@ from daskml_dist.models.unlabelled import Unlabelled
 from daskml_dist.parameters.checks import check_count, check_number, check_one_of, seed_of
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution, Solver
-from daskml_dist.solvers.components import CovarianceEigen
-from daskml_dist.solvers.power import PowerIterations
+from daskml_dist.solvers.principal_components import CovarianceEigenSolver, PowerIterations
 from daskml_dist.training.plan import DatasetInfo
 
 __all__ = ["TruncatedSVD"]
@@ -122,7 +121,7 @@ shape (n_components,)
                 "fewer components."
             )
         if d <= _FEW:
-            return Unlabelled(d), CovarianceEigen(k, double=True, centred=False)
+            return Unlabelled(d), CovarianceEigenSolver(k, double=True, centred=False)
         return Unlabelled(d), PowerIterations(
             n_components=k,
             n_oversamples=int(self.n_oversamples),

@@ -43,10 +43,10 @@ from daskml_dist.parameters.checks import (
 )
 from daskml_dist.solvers import Solution
 from daskml_dist.solvers.boosting_losses import BoostLoss
-from daskml_dist.solvers.hold_out import HoldoutMask, LastRows
-from daskml_dist.solvers.leaves import TreeParams
-from daskml_dist.solvers.parallel_coordinate_boosting import BoostSolver
-from daskml_dist.solvers.stopping import Range, Scorer, Stopping, Watching
+from daskml_dist.solvers.boosting_scores import RowRange, Scorer, StoppingRule, WatchedScores
+from daskml_dist.solvers.gradient_boosting import GradientBoostingSolver
+from daskml_dist.solvers.holdout import HoldoutMask, TrailingRows
+from daskml_dist.solvers.tree_growth import TreeParams
 from daskml_dist.training.engine import Engine
 from daskml_dist.training.plan import DatasetInfo
 from daskml_dist.training.settings import RunSettings
@@ -320,7 +320,7 @@ class BaseBoosting(BaseRounds):
         if begin is None:
             self._seed = seed_of(self.random_state)
         stopping, aside, watching = self._scored_rows(rows)
-        solver = BoostSolver(
+        solver = GradientBoostingSolver(
             loss=loss,
             learning_rate=float(p["learning_rate"]),
             max_iter=int(p["max_iter"]),
@@ -363,7 +363,7 @@ class BaseBoosting(BaseRounds):
 
     def _scored_rows(
         self, rows: DatasetInfo
-    ) -> tuple[Stopping | None, HoldoutMask | None, Watching | None]:
+    ) -> tuple[StoppingRule | None, HoldoutMask | None, WatchedScores | None]:
         """Return what stops the fit early, the rows that are held out, and what is watched."""
         p, given = self._params(), self._given_sets
         ends = [rows.survey.n_rows]
@@ -376,19 +376,19 @@ class BaseBoosting(BaseRounds):
         aside: HoldoutMask | None = None
         watching, within = None, None
         if given is not None:
-            aside = LastRows(ends[0], rows.class_weight)
+            aside = TrailingRows(ends[0], rows.class_weight)
             ranges = list(pairwise(ends))
             _check_not_empty(ranges, given.arguments)
             watched = ranges[:-1] if given.has_stopping_set else ranges
             if watched:
                 scorers = tuple(self._scorer(one, rows) for one in given.scorings)
-                watching = Watching(tuple(watched), scorers, given.keys)
+                watching = WatchedScores(tuple(watched), scorers, given.keys)
                 within = ranges[-1]
         if not stops:
             return None, aside, watching
         if given is None and p["validation_fraction"] is not None:
             aside = held_out(rows.survey, rows.classes, p["validation_fraction"], self._seed)
-        stopping = Stopping(
+        stopping = StoppingRule(
             int(p["n_iter_no_change"]), float(p["tol"]), aside is not None,
             self._scorer(self._stop_scoring, rows), within,
         )  # fmt: skip
@@ -462,7 +462,7 @@ class BaseBoosting(BaseRounds):
         return found
 
 
-def _check_not_empty(ranges: Sequence[Range], arguments: Sequence[tuple[str, ...]]) -> None:
+def _check_not_empty(ranges: Sequence[RowRange], arguments: Sequence[tuple[str, ...]]) -> None:
     for (first, end), (name, *_) in zip(ranges, arguments, strict=True):
         if first == end:
             raise InvalidDataError(f"{name} has no rows. Give it some, or leave it out.")

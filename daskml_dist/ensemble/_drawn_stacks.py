@@ -19,7 +19,7 @@ from daskml_dist.estimators.batched_fits.solver_rounds import (
     open_stack,
 )
 from daskml_dist.models.stacked import FoldAssignment
-from daskml_dist.solvers.stacked_scores import Looks
+from daskml_dist.solvers.batched_scores import ScoreParts
 
 __all__ = ["DrawnRoles", "can_be_drawn", "fit_drawn"]
 
@@ -80,7 +80,7 @@ def fit_drawn(
     own = [(k, k) for k in range(len(members))]
     try:
         with open_stack(members[0], collection, DrawnRoles(draws), classes, False) as stack:
-            fitted = [fit.estimator for fit in Fits(stack, members, own, (), Looks()).found()]
+            fitted = [fit.estimator for fit in Fits(stack, members, own, (), ScoreParts()).found()]
             for one in fitted:
                 one._set_history(*stack.last, stack.engine)
                 remember_dtypes(one, X)

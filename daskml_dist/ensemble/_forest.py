@@ -19,7 +19,7 @@ from daskml_dist.models.grown import Grown
 from daskml_dist.models.trees import Trees
 from daskml_dist.parameters.checks import check_count, check_flag
 from daskml_dist.solvers import Solution
-from daskml_dist.solvers.forest_grow import times_drawn
+from daskml_dist.solvers.forest_growth import count_draws
 from daskml_dist.training.plan import DatasetInfo
 from daskml_dist.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
@@ -86,7 +86,7 @@ class BaseForest(BaseTrees):
         self._check_fitted()
         n, rate, numbers = self._n_samples, self._drawn_rate, range(len(self))
         rows = np.arange(n, dtype=np.int32 if n < 2**31 else np.int64)
-        return [np.repeat(rows, times_drawn(n, self._seed, t, rate)) for t in numbers]
+        return [np.repeat(rows, count_draws(n, self._seed, t, rate)) for t in numbers]
 
     # -- fitting -------------------------------------------------------------------------------
 

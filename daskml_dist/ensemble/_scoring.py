@@ -14,7 +14,7 @@ from sklearn.metrics import get_scorer, get_scorer_names
 
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.nearest import nearest
-from daskml_dist.solvers.stopping import Scorer
+from daskml_dist.solvers.boosting_scores import Scorer
 
 __all__ = ["check_scoring", "scorer_of", "shares"]
 

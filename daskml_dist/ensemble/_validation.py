@@ -17,7 +17,7 @@ from scipy.sparse import issparse
 from daskml_dist.backends.dense_rows import sparse_rows
 from daskml_dist.data.lazy import is_dask
 from daskml_dist.errors import InvalidDataError
-from daskml_dist.solvers.hold_out import HoldOut
+from daskml_dist.solvers.holdout import StratifiedHoldout
 from daskml_dist.training.data_summary import DataSummary
 
 __all__ = ["GivenSets", "JoinedRows", "held_out", "joined"]
@@ -264,7 +264,9 @@ def _frames_in_a_row(parts: Sequence[Any]) -> Any:
     return dd.concat(lazy)
 
 
-def held_out(survey: DataSummary, classes: NDArray[Any] | None, share: float, seed: int) -> HoldOut:
+def held_out(
+    survey: DataSummary, classes: NDArray[Any] | None, share: float, seed: int
+) -> StratifiedHoldout:
     """Rows to hold out, of each class by its share.
 
     Parameters
@@ -292,4 +294,4 @@ def held_out(survey: DataSummary, classes: NDArray[Any] | None, share: float, se
             f"Early stopping leaves {max(n - held, 0)} rows to train on and {held} to validate "
             "with. Change validation_fraction, or set early_stopping=False."
         )
-    return HoldOut(first[n_rows > 0], counts[n_rows > 0], held, seed)
+    return StratifiedHoldout(first[n_rows > 0], counts[n_rows > 0], held, seed)

@@ -15,7 +15,7 @@ from daskml_dist.inference.each_row import rows_apart
 from daskml_dist.parameters.checks import check_class_weight, check_one_of
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution
-from daskml_dist.solvers.boosting_losses import Binomial, BoostLoss, Multinomial
+from daskml_dist.solvers.boosting_losses import BinomialBoostLoss, BoostLoss, MultinomialBoostLoss
 from daskml_dist.training.plan import DatasetInfo
 
 __all__ = ["HistGradientBoostingClassifier"]
@@ -173,7 +173,7 @@ default=None
     def _boost_loss(self, rows: DatasetInfo) -> BoostLoss:
         assert rows.classes is not None
         n = len(rows.classes)
-        return Binomial() if n == 2 else Multinomial(n)
+        return BinomialBoostLoss() if n == 2 else MultinomialBoostLoss(n)
 
     def _set_fitted(self, solution: Solution, model: Any, rows: DatasetInfo) -> None:
         assert rows.classes is not None

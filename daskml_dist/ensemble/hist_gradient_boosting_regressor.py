@@ -16,23 +16,23 @@ from daskml_dist.inference.predict import written
 from daskml_dist.parameters.checks import check_number, check_one_of
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers.boosting_losses import (
-    AbsoluteError,
+    AbsoluteErrorBoostLoss,
     BoostLoss,
-    Gamma,
-    Pinball,
-    Poisson,
-    SquaredError,
+    GammaBoostLoss,
+    PinballBoostLoss,
+    PoissonBoostLoss,
+    SquaredErrorBoostLoss,
 )
 from daskml_dist.training.plan import DatasetInfo
 
 __all__ = ["HistGradientBoostingRegressor"]
 
 _LOSSES: dict[str, type[BoostLoss]] = {
-    "squared_error": SquaredError,
-    "absolute_error": AbsoluteError,
-    "gamma": Gamma,
-    "poisson": Poisson,
-    "quantile": Pinball,
+    "squared_error": SquaredErrorBoostLoss,
+    "absolute_error": AbsoluteErrorBoostLoss,
+    "gamma": GammaBoostLoss,
+    "poisson": PoissonBoostLoss,
+    "quantile": PinballBoostLoss,
 }
 #: Those whose raw predictions are logarithms.
 _LOG = ("gamma", "poisson")
@@ -206,7 +206,7 @@ default=None
                     "is negative, or use another loss."
                 )
         if self.quantile is not None and self.loss == "quantile":
-            return Pinball(float(self.quantile))
+            return PinballBoostLoss(float(self.quantile))
         return _LOSSES[self.loss]()
 
     def _inverse_link(self) -> Callable[[NDArray[Any]], NDArray[Any]]:

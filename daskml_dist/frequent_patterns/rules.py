@@ -15,7 +15,7 @@ from daskml_dist.data.lazy import is_dask_frame
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.errors.arguments import telling_arguments
 from daskml_dist.parameters.checks import check_number, check_one_of
-from daskml_dist.solvers.apriori import cuts_of
+from daskml_dist.solvers.apriori import itemset_cuts
 
 __all__ = ["association_rules"]
 
@@ -137,7 +137,8 @@ class _Sets:
         self.sets = frame["itemset"].to_numpy()
         self.support = frame["support"].to_numpy(np.float64)
         self.count = frame["count"].to_numpy(np.float64)
-        #: Of each set, the baskets of each cut in two (`cuts_of`); None where all items are known.
+        #: Of each set, the baskets of each cut in two (`itemset_cuts`); None where all items are
+        #: known.
         self.split_counts = self.representativity = None
         if "split_counts" in frame.columns:
             self.split_counts = frame["split_counts"].to_numpy()
@@ -166,7 +167,7 @@ class _Sets:
         for length in self._lengths:
             codes = self._codes[length]
             whole = self._find(codes)
-            cuts = {cut: number for number, cut in enumerate(cuts_of(length))}
+            cuts = {cut: number for number, cut in enumerate(itemset_cuts(length))}
             for own, number in cuts.items():
                 rest = tuple(j for j in range(length) if j not in own)
                 sides = self._find(codes[:, list(own)]), self._find(codes[:, list(rest)])

@@ -17,8 +17,8 @@ from daskml_dist.errors import InvalidDataError
 from daskml_dist.errors.outside import outside
 from daskml_dist.parameters.checks import check_run
 from daskml_dist.parameters.run import Run
-from daskml_dist.solvers.keyed import Side
-from daskml_dist.solvers.pagerank import Chosen
+from daskml_dist.solvers.graph import VertexShares
+from daskml_dist.solvers.keyed import EntrySide
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.keyed_fit import KeyedFit
 
@@ -31,7 +31,7 @@ def edges_fit(
     edges: Any,
     names: tuple[Any, Any, Any],
     vertices: Any,
-    sides: Sequence[Side],
+    sides: Sequence[EntrySide],
     run: Run | None,
     client: Any,
     name: str,
@@ -46,7 +46,7 @@ def edges_fit(
         Of its columns; None: edges have no weights.
     vertices : array-like or None
         Vertices that there are besides.
-    sides : sequence of Side
+    sides : sequence of EntrySide
     run : Run or None
     client : distributed.Client or None
     name : str
@@ -62,7 +62,7 @@ def edges_fit(
     return KeyedFit(read_frame_entries(edges, columns, sides, more), settings, client, told)
 
 
-def find_chosen(fit: KeyedFit, side: str, given: Any, name: str) -> Chosen | None:
+def find_chosen(fit: KeyedFit, side: str, given: Any, name: str) -> VertexShares | None:
     """Shares that a user gives some vertices, by their numbers.
 
     Raises
@@ -88,7 +88,7 @@ def find_chosen(fit: KeyedFit, side: str, given: Any, name: str) -> Chosen | Non
             "vertices that are the source or target of an edge, with ids of the same type."
         )
     order = np.argsort(numbers)
-    return Chosen(numbers[order], shares[order] / shares.sum())
+    return VertexShares(numbers[order], shares[order] / shares.sum())
 
 
 def _shares(given: list[Any], name: str) -> NDArray[np.float64]:

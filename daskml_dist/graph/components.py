@@ -9,7 +9,7 @@ import numpy as np
 from daskml_dist.errors.arguments import telling_arguments
 from daskml_dist.graph._edges import edges_fit, result_frame
 from daskml_dist.parameters.run import Run
-from daskml_dist.solvers.connected import ComponentsSolver
+from daskml_dist.solvers.graph import ConnectedComponentsSolver
 from daskml_dist.training.callbacks import CallbackList
 
 __all__ = ["connected_components"]
@@ -61,9 +61,9 @@ def connected_components(
     >>> connected_components(edges)["component"].tolist()
     [0, 0, 0, 1, 1]
     """
-    names, sides = (source, target, None), ComponentsSolver.sides
+    names, sides = (source, target, None), ConnectedComponentsSolver.sides
     name = "connected_components"
     with edges_fit(edges, names, vertices, sides, run, client, name, callbacks) as fit:
-        solution, _, _ = fit.solve(ComponentsSolver(), CallbackList(callbacks))
+        solution, _, _ = fit.solve(ConnectedComponentsSolver(), CallbackList(callbacks))
     _, component = np.unique(solution.values["vertex"], return_inverse=True)
     return result_frame(solution.ids["vertex"], "component", component)

@@ -8,7 +8,7 @@ from daskml_dist.errors.arguments import telling_arguments
 from daskml_dist.graph._edges import edges_fit, find_chosen, result_frame, warn_unsettled
 from daskml_dist.parameters.checks import check_count, check_number
 from daskml_dist.parameters.run import Run
-from daskml_dist.solvers.pagerank import PageRankSolver
+from daskml_dist.solvers.graph import PageRankSolver
 from daskml_dist.training.callbacks import CallbackList
 
 __all__ = ["pagerank"]

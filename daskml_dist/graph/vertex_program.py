@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from daskml_dist.graph._edges import edges_fit, result_frame, warn_unsettled
 from daskml_dist.parameters.checks import check_count, check_number, check_one_of
 from daskml_dist.parameters.run import Run
-from daskml_dist.solvers.vertex import COMBINE, DIRECTIONS, VertexSolver, sides_of
+from daskml_dist.solvers.graph import COMBINE_FUNCTIONS, DIRECTIONS, VertexSolver, edge_sides
 from daskml_dist.training.callbacks import CallbackList
 
 __all__ = ["VertexProgram"]
@@ -161,10 +161,10 @@ class VertexProgram(ABC):
         """
         name = type(self).__name__
         check_one_of("direction", self.direction, tuple(DIRECTIONS))
-        check_one_of("combine", self.combine, tuple(COMBINE))
+        check_one_of("combine", self.combine, tuple(COMBINE_FUNCTIONS))
         check_count("max_iter", self.max_iter)
         check_number("tol", self.tol)
-        sides = sides_of(self.direction)
+        sides = edge_sides(self.direction)
         names = source, target, weight
         with edges_fit(edges, names, vertices, sides, run, client, name, callbacks) as fit:
             solution, _, _ = fit.solve(VertexSolver(self), CallbackList(callbacks))

@@ -16,10 +16,15 @@ from daskml_dist.models.linear import LinearModel
 from daskml_dist.penalties import get_penalty
 from daskml_dist.solvers import CoordinateDescent, Solution, Solver, get_solver
 from daskml_dist.solvers.base import Array, Sums
-from daskml_dist.solvers.folded import FoldedReduction, Grid, grid_of
+from daskml_dist.solvers.batched_solver import BatchedSolver, Candidate, candidate_solution
 from daskml_dist.solvers.objective import LossGradient
-from daskml_dist.solvers.paths import ElasticNetPath, with_intercept
-from daskml_dist.solvers.stacked import Candidate, StackedSolver, solution_of
+from daskml_dist.solvers.penalty_paths import (
+    AlphaGrid,
+    ElasticNetPath,
+    FoldedReduction,
+    append_intercepts,
+    make_alpha_grid,
+)
 
 __all__ = ["GramPaths", "Paths", "Settings", "WidePaths"]
 
@@ -36,7 +41,7 @@ class Settings:
     Parameters
     ----------
     ratios : ndarray of shape (n_ratios,)
-    grid : Grid or None
+    grid : AlphaGrid or None
         How strengths are chosen; None: they are given.
     given : ndarray
         Strengths in falling order.
@@ -50,7 +55,7 @@ class Settings:
     """
 
     ratios: NDArray[np.float64]
-    grid: Grid | None
+    grid: AlphaGrid | None
     given: NDArray[np.float64]
     max_iter: int
     tol: float
@@ -99,7 +104,7 @@ class GramPaths(Paths):
         if asked.grid is None:
             self.alphas = np.tile(asked.given, (len(asked.ratios), 1))
         else:
-            self.alphas = grid_of(asked.grid, self._reduced, self._n_rows)
+            self.alphas = make_alpha_grid(asked.grid, self._reduced, self._n_rows)
         path = ElasticNetPath(
             max_iter=asked.max_iter,
             tol=asked.tol,
@@ -114,7 +119,7 @@ class GramPaths(Paths):
             ]
             self.converged &= all(found.converged for found in paths)
             coefs = np.concatenate([found.coefs for found in paths])[:, :, None]
-            w.append(with_intercept(one, coefs) if model.fit_intercept else coefs)
+            w.append(append_intercepts(one, coefs) if model.fit_intercept else coefs)
         self.w = np.array(w)
 
     def last(self, alpha: float, ratio: float) -> Solution:
@@ -159,7 +164,7 @@ class WidePaths(Paths):
         self._stack, self._model, self._asked = stack, model, asked
         self._n_rows = stack.weights(model)
         last = len(self._n_rows) - 1
-        start = stack(stack.model(model), StackedSolver((self._column(last, _AtZero()),)))
+        start = stack(stack.model(model), BatchedSolver((self._column(last, _AtZero()),)))
         slopes = start.w[0, : model.n_features]
         if asked.grid is None:
             self.alphas = np.tile(asked.given, (len(asked.ratios), 1))
@@ -175,7 +180,7 @@ class WidePaths(Paths):
         """As in :class:`Paths`; some passes."""
         last = len(self._n_rows) - 1
         column = self._column(last, self._solver(alpha, ratio))
-        return solution_of(self._fitted([column]), 0)
+        return candidate_solution(self._fitted([column]), 0)
 
     def _path(self, alphas: Array, ratio: float) -> tuple[Array, bool]:
         n_splits = len(self._n_rows) - 1
@@ -197,7 +202,7 @@ class WidePaths(Paths):
         return np.concatenate(w, axis=1), converged
 
     def _fitted(self, columns: list[Candidate]) -> Solution:
-        return self._stack(self._stack.model(self._model), StackedSolver(tuple(columns)))
+        return self._stack(self._stack.model(self._model), BatchedSolver(tuple(columns)))
 
     def _solver(self, alpha: float, ratio: float) -> Solver:
         penalty = get_penalty("elasticnet", float(alpha), float(ratio))

@@ -13,10 +13,8 @@ from daskml_dist.estimators.batched_fits.solver_rounds import BatchedModels
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.parameters.checks import check_weighed
 from daskml_dist.solvers import Solution
-from daskml_dist.solvers.stacked import Candidate, StackedSolver, solution_of
-from daskml_dist.solvers.stacked_class_ranks import CLASS_RANKINGS
-from daskml_dist.solvers.stacked_ranks import RANKINGS
-from daskml_dist.solvers.stacked_scores import SCORES
+from daskml_dist.solvers.batched_scores import CANDIDATE_SCORES, CLASS_RANKINGS, RANKINGS
+from daskml_dist.solvers.batched_solver import BatchedSolver, Candidate, candidate_solution
 
 __all__ = ["LogisticPaths"]
 
@@ -73,7 +71,7 @@ class LogisticPaths:
             some = tuple(columns[start : start + _MOST_COLUMNS])
             found = self._stack(self.model, self._stack.solver(some, scored))
             sums += [found.extra["scores"].get(role)]
-            self.solutions += [solution_of(found, k) for k in range(len(some))]
+            self.solutions += [candidate_solution(found, k) for k in range(len(some))]
         self._sums = {} if role is None else {role: np.concatenate(sums)}
         w = np.array([one.w for one in self.solutions])
         self.w = w.reshape(self._n_splits, len(candidates), *w.shape[1:])
@@ -84,7 +82,7 @@ class LogisticPaths:
         """Fit of a candidate to all rows, from the mean of those of the splits."""
         column = self._column(candidate, self._n_splits)
         column = replace(column, start=self.w[:, number].mean(axis=0))
-        return solution_of(self._stack(self.model, StackedSolver((column,))), 0)
+        return candidate_solution(self._stack(self.model, BatchedSolver((column,))), 0)
 
     def scores(self, name: str, role: int) -> NDArray[np.float64]:
         """Scores over rows of the role of the fit, of shape (n_splits, n_candidates)."""
@@ -92,7 +90,7 @@ class LogisticPaths:
         # Weights of classes are no part of scores.
         sums = self._sums[role]
         check_weighed(dict(enumerate(sums[::n_candidates, 0])))
-        return SCORES["classifier"][name](sums).reshape(n_splits, n_candidates)
+        return CANDIDATE_SCORES["classifier"][name](sums).reshape(n_splits, n_candidates)
 
     def rankings(self, name: str, role: int) -> NDArray[np.float64]:
         """Ranking scores of the same shape; NaN where the rows themselves have to tell."""

@@ -20,11 +20,16 @@ from daskml_dist.models.linear import LinearModel
 from daskml_dist.models.stacked import TEST
 from daskml_dist.parameters.checks import check_class_weight, check_flag, check_weighed
 from daskml_dist.solvers import RidgeLeastSquares, Solution, Solver
-from daskml_dist.solvers.by_class import OnePass
-from daskml_dist.solvers.folded import FoldedReduction
-from daskml_dist.solvers.leave_one_out import LeaveOneOutRidge
-from daskml_dist.solvers.path_scores import TARGET_SCORES, PathSums, SignedHits
-from daskml_dist.solvers.paths import ridge_path, with_intercept
+from daskml_dist.solvers.base import SinglePassSolver
+from daskml_dist.solvers.penalty_paths import (
+    PATH_SCORES,
+    FoldedReduction,
+    LeaveOneOutRidge,
+    PathErrorSums,
+    PathHits,
+    append_intercepts,
+    solve_ridge_path,
+)
 from daskml_dist.training.plan import DatasetInfo
 
 __all__ = ["BaseRidgeCV"]
@@ -129,10 +134,10 @@ class BaseRidgeCV(CrossValidated, BaseRounds):
                 stack.model(model), FoldedReduction(l2=float(alphas.min()), of_mean=False, **facts)
             ).extra
             *reduced, last = found["reduced"]
-            coefs = np.array([ridge_path(one, alphas) for one in reduced])
+            coefs = np.array([solve_ridge_path(one, alphas) for one in reduced])
             if model.fit_intercept:
                 coefs = np.array(
-                    [with_intercept(one, w) for one, w in zip(reduced, coefs, strict=True)]
+                    [append_intercepts(one, w) for one, w in zip(reduced, coefs, strict=True)]
                 )
             scores = self._fold_scores(stack, splits, model, coefs).mean(axis=0)
             # As in a search: what is NaN comes last.
@@ -151,14 +156,14 @@ class BaseRidgeCV(CrossValidated, BaseRounds):
         """Scores of test rows, of shape (n_splits, n_alphas)."""
         name, stacked = self.scoring or self._own_score, stack.model(model)
         if self._classification and name == "accuracy":
-            hits = stack(stacked, OnePass(SignedHits(w, TEST, self._several))).w
+            hits = stack(stacked, SinglePassSolver(PathHits(w, TEST, self._several))).w
             check_weighed(dict(enumerate(hits[:, 0, 0])))
             return np.asarray(hits[..., 1] / hits[..., 0])
-        if not self._classification and isinstance(name, str) and name in TARGET_SCORES:
-            statistic = PathSums(w, TEST, absolute=name == "neg_mean_absolute_error")
-            sums = stack(stacked, OnePass(statistic)).w
+        if not self._classification and isinstance(name, str) and name in PATH_SCORES:
+            statistic = PathErrorSums(w, TEST, absolute=name == "neg_mean_absolute_error")
+            sums = stack(stacked, SinglePassSolver(statistic)).w
             check_weighed(dict(enumerate(sums[:, 0, 0, 0])))
-            return TARGET_SCORES[name](sums)
+            return PATH_SCORES[name](sums)
         estimators = {
             split: [
                 self._with(alpha, one, model, stack.rows)

@@ -15,7 +15,7 @@ from daskml_dist.backends import get_backend
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.collection import Collection
 from daskml_dist.models.linear import LinearModel
-from daskml_dist.solvers.leave_one_out import LeftOut
+from daskml_dist.solvers.penalty_paths import LeaveOneOutErrors
 from daskml_dist.training.dataset_info import DatasetInfo
 
 __all__ = ["Values", "values_left_out"]
@@ -48,7 +48,7 @@ class Values:
 
 def values_left_out(
     collection: Collection,
-    left_out: LeftOut,
+    left_out: LeaveOneOutErrors,
     model: LinearModel,
     rows: DatasetInfo,
     *,
@@ -59,7 +59,7 @@ def values_left_out(
     Parameters
     ----------
     collection : Collection
-    left_out : LeftOut
+    left_out : LeaveOneOutErrors
     model : LinearModel
         Encodes the targets.
     rows : DatasetInfo
@@ -98,7 +98,12 @@ def _weights(scale: float, of_class: Any, classes: Any, block: Block) -> NDArray
 
 
 def _of_block(
-    left_out: LeftOut, model: LinearModel, classes: Any, weigh: Any, squares: bool, block: Block
+    left_out: LeaveOneOutErrors,
+    model: LinearModel,
+    classes: Any,
+    weigh: Any,
+    squares: bool,
+    block: Block,
 ) -> NDArray[np.float64]:
     assert block.y is not None
     backend = get_backend("cpu")

@@ -29,9 +29,8 @@ from daskml_dist.parameters.checks import (
 )
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution
-from daskml_dist.solvers.by_class import OnePass
-from daskml_dist.solvers.folded import Grid
-from daskml_dist.solvers.path_scores import PathSums
+from daskml_dist.solvers.base import SinglePassSolver
+from daskml_dist.solvers.penalty_paths import AlphaGrid, PathErrorSums
 
 __all__ = ["ElasticNetCV"]
 
@@ -155,7 +154,7 @@ class ElasticNetCV(CrossValidated, LinearRegressor):
         ratios = np.atleast_1d(np.asarray(self.l1_ratio, np.float64))
         grid = None
         if isinstance(self.alphas, Integral):
-            grid = Grid(tuple(ratios), float(self.eps), int(self.alphas), bool(self.positive))
+            grid = AlphaGrid(tuple(ratios), float(self.eps), int(self.alphas), bool(self.positive))
         given = np.ravel(np.asarray([0.0] if grid else self.alphas, np.float64))
         asked = Settings(
             ratios=ratios,
@@ -170,7 +169,9 @@ class ElasticNetCV(CrossValidated, LinearRegressor):
         )
         fits = gram_fits(model.n_features, stack.roles.n_splits)
         paths = (GramPaths if fits else WidePaths)(stack, model, asked)
-        sums = stack(stack.model(model), OnePass(PathSums(paths.w, TEST))).w[..., 0, :]
+        sums = stack(stack.model(model), SinglePassSolver(PathErrorSums(paths.w, TEST))).w[
+            ..., 0, :
+        ]
         check_weighed(dict(enumerate(sums[:, 0, 0])))
         errors = (sums[..., 1] / sums[..., 0]).reshape(len(paths.w), len(ratios), -1)
         self._choose(errors.transpose(1, 2, 0), paths.alphas, ratios, grid is not None)

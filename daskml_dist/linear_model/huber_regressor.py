@@ -17,7 +17,7 @@ from daskml_dist.parameters.checks import check_count, check_number
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution, Solver
 from daskml_dist.solvers.huber import HuberScale
-from daskml_dist.solvers.of_targets import side_by_side
+from daskml_dist.solvers.lock_step import combine_target_problems
 from daskml_dist.training.data_summary import DataSummary
 from daskml_dist.training.plan import DatasetInfo, make_target_shift
 
@@ -137,7 +137,7 @@ class HuberRegressor(SeveralTargets, BaseRounds):
         scales = self._last_scales(shape)
         surveys = zip(survey.of_each_target, scales, strict=True)
         problems = [self._problem_of(rows, of_one, scale) for of_one, scale in surveys]
-        return side_by_side(problems, survey.n_targets)
+        return combine_target_problems(problems, survey.n_targets)
 
     def _last_scales(self, shape: tuple[int, int]) -> NDArray[np.float64]:
         """Scales to start from: the last fit's, where it is gone on from."""

@@ -28,11 +28,9 @@ from daskml_dist.models.stacked import TEST
 from daskml_dist.parameters.checks import check_flag
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution
-from daskml_dist.solvers.by_class import OnePass
-from daskml_dist.solvers.of_splits import LabelWeights
-from daskml_dist.solvers.stacked_class_ranks import CLASS_RANKINGS
-from daskml_dist.solvers.stacked_ranks import RANKINGS
-from daskml_dist.solvers.stacked_scores import SCORES
+from daskml_dist.solvers.base import SinglePassSolver
+from daskml_dist.solvers.batched_gradients import SplitLabelWeights
+from daskml_dist.solvers.batched_scores import CANDIDATE_SCORES, CLASS_RANKINGS, RANKINGS
 
 __all__ = ["LogisticRegressionCV"]
 
@@ -267,7 +265,7 @@ class LogisticRegressionCV(CrossValidated, LinearClassifier):
 
     def _paths(self, stack: BatchedModels) -> LogisticPaths:
         some, _ = self._plain(1.0, 0.0)._problem(stack.rows)
-        sums = stack(stack.model(some), OnePass(LabelWeights())).w
+        sums = stack(stack.model(some), SinglePassSolver(SplitLabelWeights())).w
         factors = self._class_factors(stack, sums[-1])
         return LogisticPaths(stack, some, sums, factors)
 
@@ -296,7 +294,7 @@ class LogisticRegressionCV(CrossValidated, LinearClassifier):
     def _is_summed(self, weigh: bool) -> bool:
         """Whether sums that come with the fits tell the scores."""
         name = "accuracy" if self.scoring is None else self.scoring
-        return weigh and isinstance(name, str) and name in SCORES["classifier"]
+        return weigh and isinstance(name, str) and name in CANDIDATE_SCORES["classifier"]
 
     def _scores(self, paths: LogisticPaths, splits: Any, weigh: bool) -> NDArray[np.float64]:
         """Scores of test rows, of shape (n_splits, n_candidates); with their weights, or not."""

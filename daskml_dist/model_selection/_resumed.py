@@ -29,7 +29,7 @@ from daskml_dist.model_selection._stacking import (
     targets_of,
 )
 from daskml_dist.model_selection._validation import Fitted, Splits, score_sides
-from daskml_dist.solvers.stacked_scores import Looks
+from daskml_dist.solvers.batched_scores import ScoreParts
 
 __all__ = ["ByPasses", "Model", "Resumed", "Stacks", "failed", "pass_over", "resumed_stacks"]
 
@@ -64,12 +64,12 @@ class Stacks(Resumed):
     scored : ScoresOfStacks
     train_score : bool
         Whether training rows are scored too.
-    looks : Looks
+    looks : ScoreParts
     """
 
     def __init__(
         self, stacks: Sequence[tuple[list[int], StepStack]], given: tuple[Any, bool],
-        scored: ScoresOfStacks, train_score: bool, looks: Looks,
+        scored: ScoresOfStacks, train_score: bool, looks: ScoreParts,
     ) -> None:  # fmt: skip
         self._stacks, self._given = stacks, given
         self._scored, self._summed = scored, (train_score, looks)

@@ -38,9 +38,12 @@ from daskml_dist.model_selection._roles import TEST, TRAIN, FoldAssignment, Ints
 from daskml_dist.model_selection._split_rows import label_counts
 from daskml_dist.model_selection._validation import Fitted, Splits, score_sides
 from daskml_dist.parameters.checks import check_weighed
-from daskml_dist.solvers.stacked_class_ranks import CLASS_RANKINGS
-from daskml_dist.solvers.stacked_ranks import RANKINGS
-from daskml_dist.solvers.stacked_scores import SCORES, Looks
+from daskml_dist.solvers.batched_scores import (
+    CANDIDATE_SCORES,
+    CLASS_RANKINGS,
+    RANKINGS,
+    ScoreParts,
+)
 
 __all__ = [
     "FailedFit",
@@ -146,7 +149,7 @@ def _fit_step_stacks(
     classes: Any,
     weighted: bool,
     train_score: bool,
-    looks: Looks,
+    looks: ScoreParts,
 ) -> list[list[StackedFit | FailedFit]]:
     """Fits by gradient steps, each stack one fit."""
     found: dict[int, list[StackedFit | FailedFit]] = {}
@@ -162,7 +165,7 @@ def _fit_step_stacks(
 
 
 def fits_of_columns(
-    stack: StepStack, columns: Sequence[StepCandidate], train_score: bool, looks: Looks
+    stack: StepStack, columns: Sequence[StepCandidate], train_score: bool, looks: ScoreParts
 ) -> list[StackedFit | FailedFit]:
     """Fits that columns have come to, with what their scores are made of."""
     roles = (TEST, TRAIN) if train_score else (TEST,)
@@ -188,7 +191,7 @@ def of_sums(estimator: Any, given: Any) -> OfSums | None:
     kind = "classifier" if estimator._classification else "regressor"
     if given == "neg_log_loss" and estimator._loss().name != "log_loss":
         return None
-    if isinstance(given, str) and given in SCORES[kind]:
+    if isinstance(given, str) and given in CANDIDATE_SCORES[kind]:
         return partial(StackedFit.score, name=given)
     rankings = {*RANKINGS, *CLASS_RANKINGS}
     if isinstance(given, str) and given in rankings and estimator._classification:
@@ -201,10 +204,10 @@ def of_sums(estimator: Any, given: Any) -> OfSums | None:
     return None
 
 
-def looks_of(known: Mapping[str, OfSums | None]) -> Looks:
+def looks_of(known: Mapping[str, OfSums | None]) -> ScoreParts:
     """Parts that scores are made of."""
     made = {one.func for one in known.values() if isinstance(one, partial)}
-    return Looks(_of_pairs in made, _of_ranks in made, _of_places in made)
+    return ScoreParts(_of_pairs in made, _of_ranks in made, _of_places in made)
 
 
 def _of_ranks(fit: StackedFit, role: int, name: str) -> float:

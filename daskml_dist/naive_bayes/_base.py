@@ -15,7 +15,7 @@ from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.inference.predict import written
 from daskml_dist.models.naive_bayes import RowsByClass
 from daskml_dist.solvers import Solution, Statistic
-from daskml_dist.solvers.by_class import OnePass
+from daskml_dist.solvers.base import SinglePassSolver
 from daskml_dist.training.plan import DatasetInfo
 
 __all__ = ["BaseNB", "check_priors"]
@@ -77,11 +77,11 @@ class BaseNB(BaseClassifier, BaseRounds):
         self._fit(X, y, sample_weight, client, classes=classes, reset=first)
         return self
 
-    def _problem(self, rows: DatasetInfo) -> tuple[RowsByClass, OnePass]:
+    def _problem(self, rows: DatasetInfo) -> tuple[RowsByClass, SinglePassSolver]:
         assert rows.classes is not None
         n_features, n_classes = rows.survey.n_features, len(rows.classes)
         self._check_sizes(n_features, n_classes)
-        return RowsByClass(n_features, n_classes), OnePass(self._statistic())
+        return RowsByClass(n_features, n_classes), SinglePassSolver(self._statistic())
 
     def _check_sizes(self, n_features: int, n_classes: int) -> None:
         """Check the parameters that have an entry a class or a feature."""

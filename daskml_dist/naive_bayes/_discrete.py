@@ -12,7 +12,7 @@ from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.outside import outside
 from daskml_dist.naive_bayes._base import Array, BaseNB, check_priors
 from daskml_dist.solvers import Statistic
-from daskml_dist.solvers.by_class import ClassCounts
+from daskml_dist.solvers.naive_bayes import ClassCounts
 
 __all__ = ["BaseCountsNB", "BaseDiscreteNB"]
 

@@ -16,7 +16,7 @@ from daskml_dist.naive_bayes._base import Array
 from daskml_dist.naive_bayes._discrete import BaseDiscreteNB
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Statistic
-from daskml_dist.solvers.by_class import ClassCounts
+from daskml_dist.solvers.naive_bayes import ClassCounts
 
 __all__ = ["BernoulliNB"]
 

@@ -15,7 +15,11 @@ from daskml_dist.naive_bayes._discrete import BaseDiscreteNB
 from daskml_dist.parameters.checks import check_number
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution, Statistic
-from daskml_dist.solvers.categories import CategoryPasses, NumberOfCategories, merge_categories
+from daskml_dist.solvers.naive_bayes import (
+    CategoryCountSolver,
+    LargestCategory,
+    merge_category_counts,
+)
 from daskml_dist.training.plan import DatasetInfo
 
 __all__ = ["CategoricalNB"]
@@ -97,11 +101,11 @@ n_categories)
         check_number("alpha", self.alpha)
 
     def _statistic(self) -> Statistic:
-        return NumberOfCategories()
+        return LargestCategory()
 
-    def _problem(self, rows: DatasetInfo) -> tuple[RowsByClass, CategoryPasses]:  # type: ignore[override]
+    def _problem(self, rows: DatasetInfo) -> tuple[RowsByClass, CategoryCountSolver]:  # type: ignore[override]
         model, _ = super()._problem(rows)
-        return model, CategoryPasses(self._statistic(), self._at_least(model.n_features))
+        return model, CategoryCountSolver(self._statistic(), self._at_least(model.n_features))
 
     def _at_least(self, n_features: int) -> tuple[int, ...]:
         given = np.asarray(0 if self.min_categories is None else self.min_categories)
@@ -121,7 +125,7 @@ n_categories)
         parts = [(solution.extra["sizes"], self._unscaled(solution.w, rows.weight_scale))]
         if hasattr(self, "_sums"):
             parts.append((tuple(self.n_categories_.tolist()), self._sums))
-        sizes, total = merge_categories(parts)
+        sizes, total = merge_category_counts(parts)
         assert rows.classes is not None
         self.classes_ = rows.classes
         self.n_features_in_ = model.n_features

@@ -14,7 +14,7 @@ from daskml_dist.naive_bayes._base import Array, BaseNB, check_priors
 from daskml_dist.parameters.checks import check_number
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Statistic
-from daskml_dist.solvers.by_class import ClassMoments
+from daskml_dist.solvers.naive_bayes import ClassMoments
 
 __all__ = ["GaussianNB"]
 

@@ -27,7 +27,7 @@ from daskml_dist.parameters.run import Run
 from daskml_dist.planning.planned import choose_client, plan
 from daskml_dist.recommender._base import BaseRecommender
 from daskml_dist.recommender._scores import find_ids
-from daskml_dist.solvers.als import ALSSolver, ratings_of_rows
+from daskml_dist.solvers.als import ALSSolver, build_ratings
 from daskml_dist.solvers.keyed import KeyedSolution
 from daskml_dist.training.history import History
 from daskml_dist.training.interrupts import raise_interrupt
@@ -262,7 +262,7 @@ class ALS(BaseRecommender):
         solver = self._solver()
         users, items, values = self._known_ratings(X)
         ids, at = np.unique(users, return_inverse=True)
-        rated = ratings_of_rows(at, items, values, len(ids), self.implicit)
+        rated = build_ratings(at, items, values, len(ids), self.implicit)
         by = self._item_regressors(solver.model)
         out = np.zeros((len(ids), solver.model.width), self.item_factors_.dtype)
         # Conjugate gradients would go on from factors that there are none of.
@@ -324,7 +324,7 @@ class ALS(BaseRecommender):
                 f"X holds the users {ids[:5].tolist()}. Pass the ratings of one of them."
             )
         solver = self._solver()
-        rated = ratings_of_rows(np.zeros(len(items), int), items, values, 1, self.implicit)
+        rated = build_ratings(np.zeros(len(items), int), items, values, 1, self.implicit)
         by = self._item_regressors(solver.model)
         added = solver.equations.contributions(rated, by, int(wanted), solver.model.width)
         first = np.argsort(-added, kind="stable")[: int(n)]

@@ -14,11 +14,14 @@ from daskml_dist.solvers.base import (
     Statistic,
     Sums,
 )
-from daskml_dist.solvers.coordinate_descent import CoordinateDescent
-from daskml_dist.solvers.gradient_boosting import Boosting
 from daskml_dist.solvers.lbfgs import LBFGS
-from daskml_dist.solvers.least_squares import OrdinaryLeastSquares, RidgeLeastSquares
+from daskml_dist.solvers.least_squares import (
+    CoordinateDescent,
+    OrdinaryLeastSquares,
+    RidgeLeastSquares,
+)
 from daskml_dist.solvers.newton import NewtonCholesky
+from daskml_dist.solvers.parallel_coordinate_boosting import Boosting
 
 __all__ = [
     "LBFGS",

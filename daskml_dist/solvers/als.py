@@ -22,12 +22,19 @@ from numpy.typing import NDArray
 from daskml_dist.backends.als import PIECE, LeastSquares, Ratings, Regressors, System
 from daskml_dist.errors import DivergedError
 from daskml_dist.models.factors import Factors
-from daskml_dist.solvers.keyed import Keyed, KeyedRows, KeyedSolution, KeyedSolver, KeyRange, Side
+from daskml_dist.solvers.keyed import (
+    EntrySide,
+    KeyedEntries,
+    KeyedRows,
+    KeyedSolution,
+    KeyedSolver,
+    KeyRange,
+)
 
-__all__ = ["SIDES", "ALSSolver", "ratings_of_rows"]
+__all__ = ["SIDES", "ALSSolver", "build_ratings"]
 
 #: Ratings by their users, and by their items.
-SIDES = (Side("user", "user", "item", 0), Side("item", "item", "user", 1))
+SIDES = (EntrySide("user", "user", "item", 0), EntrySide("item", "item", "user", 1))
 _OTHER = {"user": "item", "item": "user"}
 
 
@@ -59,13 +66,13 @@ class ALSSolver(KeyedSolver):
     def max_passes(self) -> int:
         return self.max_iter
 
-    def solve(self, keyed: Keyed) -> KeyedSolution:
+    def solve(self, keyed: KeyedEntries) -> KeyedSolution:
         """Make sweeps over the ratings; ``extra["mean"]`` is the mean of these."""
-        sweeps = _Sweeps(self, keyed)
+        sweeps = _ALSSweeps(self, keyed)
         converged = False
         while sweeps.n_iter < self.max_iter and not converged:
             before = sweeps.loss
-            sweeps.make_one()
+            sweeps.make_sweep()
             converged = self.tol is not None and sweeps.loss >= (1 - self.tol) * before
             if keyed.should_stop:
                 break
@@ -79,55 +86,55 @@ class ALSSolver(KeyedSolver):
         )
 
 
-class _Sweeps:
+class _ALSSweeps:
     """Progress of a fit in one trainer.
 
     Parameters
     ----------
     solver : ALSSolver
-    keyed : Keyed
+    keyed : KeyedEntries
     """
 
-    def __init__(self, solver: ALSSolver, keyed: Keyed) -> None:
+    def __init__(self, solver: ALSSolver, keyed: KeyedEntries) -> None:
         self._solver, self._model, self._keyed = solver, solver.model, keyed
         more_users = keyed.n_keys["user"] >= keyed.n_keys["item"]
         #: The side that is solved for first, and the other one.
         self._sides = ("user", "item") if more_users else ("item", "user")
-        self._n_ratings, self.mean, self._confidence = self._moments()
+        self._n_ratings, self.mean, self._confidence = self._count_and_mean()
         self.n_iter, self.loss = keyed.n_done, np.inf
-        self.factors = {side: self._first(side) for side in self._sides}
+        self.factors = {side: self._initial_factors(side) for side in self._sides}
         if keyed.small is not None:
             self.loss = float(keyed.small[0])
-        self._gram = self._gram_of(self._sides[1])
+        self._gram = self._sum_gram(self._sides[1])
 
-    def _moments(self) -> tuple[float, float, float]:
+    def _count_and_mean(self) -> tuple[float, float, float]:
         """Number of ratings, their mean, and the confidences of all pairs, summed."""
         keyed = self._keyed
-        parts = keyed.map(_count, "user")
+        parts = keyed.map(_count_ratings, "user")
         for part, own in zip(parts, keyed.ranges("user"), strict=True):
             part[1] = own.strengths[0].sum()
         n, total = keyed.sum(parts).tolist()
         pairs = float(keyed.n_keys["user"]) * float(keyed.n_keys["item"])
         return n, total / max(n, 1.0), self._solver.equations.alpha * total + pairs
 
-    def _first(self, side: str) -> NDArray[Any]:
+    def _initial_factors(self, side: str) -> NDArray[Any]:
         """Factors to begin with, those that were kept or new ones."""
         if self._keyed.kept is not None and side in self._keyed.kept:
             return np.array(self._keyed.kept[side], self._model.dtype)
         model, seed = self._model, self._solver.seed
         ranges = self._keyed.ranges(side)
-        parts = [model.start(_numbers(own), seed + (side == "item")) for own in ranges]
+        parts = [model.start(_key_numbers(own), seed + (side == "item")) for own in ranges]
         return np.concatenate([np.empty((0, model.width), model.dtype), *parts])
 
-    def make_one(self) -> None:
+    def make_sweep(self) -> None:
         """One sweep: the factors of both sides, and the loss."""
         first, last = self._sides
-        self._solve(first, self._gram)
-        others = self._gram_of(first)
+        self._solve_side(first, self._gram)
+        others = self._sum_gram(first)
         errors = np.zeros(len(self.factors[last]))
-        self._solve(last, others, errors)
-        self._gram = self._gram_of(last)
-        self.loss = self._loss(last, errors, others)
+        self._solve_side(last, others, errors)
+        self._gram = self._sum_gram(last)
+        self.loss = self._compute_loss(last, errors, others)
         self.n_iter += 1
         # Conjugate gradients go on from the factors of both sides.
         kept = self._sides if self._solver.equations.steps is not None else (last,)
@@ -135,26 +142,30 @@ class _Sweeps:
         # A record's loss is divided by the entries of both sides.
         self._keyed.keep(values, self.n_iter, [self.loss], self.loss * 2 * self._n_ratings)
 
-    def _gram_of(self, side: str) -> NDArray[np.float64]:
+    def _sum_gram(self, side: str) -> NDArray[np.float64]:
         """Sum of the squares of a side's factors; zeros where none is asked for."""
         model, factors = self._model, self.factors[side]
         if not model.implicit:
             return np.zeros((model.width, model.width))
-        return self._keyed.sum(self._keyed.map(lambda rows: model.gram(_own(factors, rows)), side))
+        return self._keyed.sum(
+            self._keyed.map(lambda rows: model.gram(_own_factors(factors, rows)), side)
+        )
 
-    def _parts(self, side: str, gram: NDArray[np.float64], again: bool = False) -> Iterator[Any]:
+    def _iterate_ratings(
+        self, side: str, gram: NDArray[np.float64], again: bool = False
+    ) -> Iterator[Any]:
         """Factors by which a side's ratings are explained, and what maps over these ratings.
 
         Of some rows at a time, where factors are many; `gram` is of all of the other side's.
         """
         equations, values = self._solver.equations, self.factors[_OTHER[side]]
-        ready = _summed if self._model.implicit else _plain
+        ready = _merge_duplicates if self._model.implicit else _fill_missing_values
         # Conjugate gradients go through the ratings of a row several times.
         piece = PIECE if equations.steps is None else None
         for touched, mapped in self._keyed.in_parts(side, values, ready, piece, again):
             yield self._model.regressors(touched, gram, self.mean), mapped
 
-    def _solve(
+    def _solve_side(
         self, side: str, gram: NDArray[np.float64], errors: NDArray[np.float64] | None = None
     ) -> None:
         """Solve for the factors of a side, and add what each one's ratings add to the loss."""
@@ -164,18 +175,18 @@ class _Sweeps:
 
         def add_errors(by: Regressors, rows: KeyedRows) -> None:
             if errors is not None:
-                own, out = _own(factors, rows), errors[rows.range.own]
-                equations.errors(_ratings(rows), by, own, out)
+                own, out = _own_factors(factors, rows), errors[rows.range.own]
+                equations.errors(_csr_ratings(rows), by, own, out)
 
         def solve(by: Regressors, rows: KeyedRows) -> None:
-            own = _own(factors, rows)
+            own = _own_factors(factors, rows)
             with np.errstate(over="ignore", invalid="ignore"):  # looked for below
                 if rows.of_row is None:
-                    failed = equations.solve(_ratings(rows), by, own).tolist()
+                    failed = equations.solve(_csr_ratings(rows), by, own).tolist()
                 else:
                     failed = self._take_piece(rows, by, own, open_)
             if failed:
-                raise self._singular(side, rows, failed[0])
+                raise self._singular_error(side, rows, failed[0])
             if not np.isfinite(own).all():
                 raise DivergedError(
                     f"The factors of some {side}s are not finite: ratings are too large for "
@@ -184,16 +195,18 @@ class _Sweeps:
             if rows.of_row is None:
                 add_errors(by, rows)
 
-        for by, mapped in self._parts(side, gram):
+        for by, mapped in self._iterate_ratings(side, gram):
             mapped(partial(solve, by))
-        for by, mapped in self._parts(side, gram, again=True) if errors is not None else ():
+        for by, mapped in (
+            self._iterate_ratings(side, gram, again=True) if errors is not None else ()
+        ):
             mapped(partial(add_errors, by))
 
     def _take_piece(
         self, rows: KeyedRows, by: Regressors, own: NDArray[Any], open_: dict[int, System]
     ) -> list[int]:
         """Take some ratings of a long row, which is solved with the last of them; as `solve`."""
-        equations, lane, ratings = self._solver.equations, rows.range.lane, _ratings(rows)
+        equations, lane, ratings = self._solver.equations, rows.range.lane, _csr_ratings(rows)
         assert rows.of_row is not None
         before, n = rows.of_row
         if not before:
@@ -203,7 +216,7 @@ class _Sweeps:
             return []
         return [] if equations.closed(open_.pop(lane), n, own[0]) else [0]
 
-    def _singular(self, side: str, rows: KeyedRows, row: int) -> DivergedError:
+    def _singular_error(self, side: str, rows: KeyedRows, row: int) -> DivergedError:
         n = int(np.diff(rows.indptr)[row]) if rows.of_row is None else rows.of_row[1]
         name = rows.range.ids[row : row + 1].tolist()[0]
         return DivergedError(
@@ -212,7 +225,9 @@ class _Sweeps:
             "reg_param, or lower rank; scale ratings that are huge."
         )
 
-    def _loss(self, side: str, errors: NDArray[np.float64], others: NDArray[np.float64]) -> float:
+    def _compute_loss(
+        self, side: str, errors: NDArray[np.float64], others: NDArray[np.float64]
+    ) -> float:
         """Root mean squared error; of implicit ratings the mean weighted square over all pairs."""
         parts = [[errors[at.own].sum()] for at in self._keyed.ranges(side)]
         (total,) = self._keyed.sum(parts).tolist()
@@ -221,31 +236,31 @@ class _Sweeps:
         return float(np.sqrt(total / max(self._n_ratings, 1.0)))
 
 
-def _count(rows: KeyedRows) -> list[float]:
+def _count_ratings(rows: KeyedRows) -> list[float]:
     return [float(len(rows.indices)), 0.0]
 
 
-def _numbers(own: KeyRange) -> slice:
+def _key_numbers(own: KeyRange) -> slice:
     """Numbers of some keys among all."""
     return slice(own.first, own.first + len(own))
 
 
-def _own(factors: NDArray[Any], rows: KeyedRows) -> NDArray[Any]:
+def _own_factors(factors: NDArray[Any], rows: KeyedRows) -> NDArray[Any]:
     """The factors of a lane's own rows."""
     return factors[rows.range.own]
 
 
-def _ratings(rows: KeyedRows) -> Ratings:
+def _csr_ratings(rows: KeyedRows) -> Ratings:
     assert rows.values is not None
     return Ratings(rows.indptr, rows.indices, rows.values)
 
 
-def _plain(rows: KeyedRows) -> KeyedRows:
+def _fill_missing_values(rows: KeyedRows) -> KeyedRows:
     """Ratings as they are, with values."""
     return rows if rows.values is not None else replace(rows, values=np.ones(len(rows.indices)))
 
 
-def ratings_of_rows(
+def build_ratings(
     rows: NDArray[Any], others: NDArray[Any], values: NDArray[Any], n_rows: int, implicit: bool
 ) -> Ratings:
     """Return ratings in CSR form, of which implicit ones of the same pair are added up.
@@ -261,16 +276,16 @@ def ratings_of_rows(
     order = np.lexsort((others, rows))
     indptr = np.append(0, np.bincount(rows, minlength=n_rows).cumsum()).astype(np.int64)
     found = Ratings(indptr, others[order].astype(np.int32), values[order])
-    return _sum_pairs(found) if implicit else found
+    return _sum_duplicate_pairs(found) if implicit else found
 
 
-def _summed(rows: KeyedRows) -> KeyedRows:
+def _merge_duplicates(rows: KeyedRows) -> KeyedRows:
     """Ratings of which those of the same pair are added up; pairs are in order."""
-    rows = _plain(rows)
-    return replace(rows, **_sum_pairs(_ratings(rows))._asdict())
+    rows = _fill_missing_values(rows)
+    return replace(rows, **_sum_duplicate_pairs(_csr_ratings(rows))._asdict())
 
 
-def _sum_pairs(ratings: Ratings) -> Ratings:
+def _sum_duplicate_pairs(ratings: Ratings) -> Ratings:
     """Add up the values of the same pair; pairs are in order."""
     values, indices, starts = ratings.values, ratings.indices, ratings.indptr[:-1]
     is_first = np.ones(len(values), np.bool_)

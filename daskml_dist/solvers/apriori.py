@@ -15,21 +15,29 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.errors import InvalidParameterError
-from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums
-from daskml_dist.solvers.item_counts import ItemCounts, PairCounts, SetCounts
+from daskml_dist.backends import Backend
+from daskml_dist.backends.item_bits import (
+    ItemBits,
+    add_item_counts,
+    add_pair_counts,
+    add_set_counts,
+    first_negative,
+)
+from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.models.base import BatchRows
+from daskml_dist.solvers.base import Array, RowState, Solution, Solver, Statistic, Sums
 
-__all__ = ["Apriori", "cuts_of"]
+__all__ = ["Apriori", "BasketBits", "SetCounts", "itemset_cuts"]
 
 #: Candidates that are counted in one round.
-_AT_ONCE = 1 << 21
+_MAX_CANDIDATES_PER_PASS = 1 << 21
 #: Items of a frequent itemset at most: one of n has 2 ** n frequent subsets.
-_LONGEST = 64
+_MAX_ITEMSET_LENGTH = 64
 
 
 @dataclass(frozen=True)
@@ -60,8 +68,8 @@ class Apriori(Solver):
     @property
     def max_passes(self) -> int:
         """As many as candidates may take."""
-        levels = min(self.max_length or _LONGEST, _LONGEST)
-        most = 1 + levels * (2 + 2 * self.max_candidates // _AT_ONCE)
+        levels = min(self.max_length or _MAX_ITEMSET_LENGTH, _MAX_ITEMSET_LENGTH)
+        most = 1 + levels * (2 + 2 * self.max_candidates // _MAX_CANDIDATES_PER_PASS)
         return most if not self.with_nulls else most + levels * self.max_candidates
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
@@ -73,79 +81,90 @@ class Apriori(Solver):
             With the ``"levels"``: for each length the itemsets, an int64 array of columns of shape
             (n, length), in their order, and their counts. With nulls the counts have a second
             column, of the rows in which all items are known; and ``"splits"`` has for each length
-            an array of the rows of each cut of an itemset in two (`cuts_of`): those that have all
-            items of the first part, and in which all items of the second are known.
+            an array of the rows of each cut of an itemset in two (`itemset_cuts`): those that have
+            all items of the first part, and in which all items of the second are known.
         """
         if sums.kept is not None:
-            at = _Progress.of_state(sums.kept)
+            at = _AprioriProgress.of_state(sums.kept)
         else:
-            at = _Progress()
+            at = _AprioriProgress()
             found = sums(ItemCounts())
             if self.with_nulls:
                 found = found.reshape(2, -1).T
-            items = self._frequent(found, sums.n_rows)
+            items = self._find_frequent(found, sums.n_rows)
             at.items, at.counts = items, [found[items]]
             at.sets = [np.arange(len(items), dtype=np.int32)[:, None]]
-        while self._goes_on(at):
+        while self._has_next_level(at):
             if sums.should_stop:
-                return at.solution(sums.n_rows, "the fit was stopped")
-            level = self._next(at)
+                return at.make_solution(sums.n_rows, "the fit was stopped")
+            level = self._make_candidates(at)
             while at.position < level.n:
-                self._count(level, at, sums, model.n_items // 2)
+                self._count_candidates(level, at, sums, model.n_items // 2)
                 sums.keep(np.empty(0), at.state)
                 if sums.should_stop and at.position < level.n:
-                    return at.solution(sums.n_rows, "the fit was stopped")
+                    return at.make_solution(sums.n_rows, "the fit was stopped")
             at.end_level()
-        solution = at.solution(sums.n_rows, "")
+        solution = at.make_solution(sums.n_rows, "")
         if self.with_nulls:
             items = at.items
             solution.extra["splits"] = [
-                self._splits(items[sets], sums, model.n_items // 2) for sets in at.sets if len(sets)
+                self._count_splits(items[sets], sums, model.n_items // 2)
+                for sets in at.sets
+                if len(sets)
             ]
         return solution
 
-    def _frequent(self, counts: Array, n_rows: int) -> NDArray[np.intp]:
+    def _find_frequent(self, counts: Array, n_rows: int) -> NDArray[np.intp]:
         """Return the places of counts that are enough."""
         if not self.with_nulls:
-            return np.flatnonzero(counts >= _least(self.min_support, n_rows))
+            return np.flatnonzero(counts >= _fewest_rows(self.min_support, n_rows))
         count, known = counts.T
         if isinstance(self.min_support, int):
             return np.flatnonzero(count >= self.min_support)
         return np.flatnonzero((count > 0) & (count / np.maximum(known, 1) >= self.min_support))
 
-    def _goes_on(self, at: _Progress) -> bool:
+    def _has_next_level(self, at: _AprioriProgress) -> bool:
         """Whether there may be longer itemsets: one of length k has k subsets of length k - 1."""
         length = len(at.sets) + 1
         return len(at.sets[-1]) >= length and length <= (self.max_length or length)
 
-    def _next(self, at: _Progress) -> _Pairs | _Sets:
+    def _make_candidates(self, at: _AprioriProgress) -> _PairCandidates | _SetCandidates:
         """Candidates of the next level."""
         length = len(at.sets) + 1
-        level: _Pairs | _Sets
-        level = _Pairs(at.items) if length == 2 else _Sets.of(at, self.max_candidates)
+        level: _PairCandidates | _SetCandidates
+        level = (
+            _PairCandidates(at.items) if length == 2 else _SetCandidates.of(at, self.max_candidates)
+        )
         if level.n > self.max_candidates:
             raise InvalidParameterError(
                 f"The {len(at.sets[-1]):,} frequent itemsets of length {length - 1} make more than "
                 f"max_candidates={self.max_candidates:,} candidates of length {length}. So far "
-                f"there are {at.found()}. Raise min_support (now {self.min_support:g}), set "
-                f"max_length={length - 1}, or raise max_candidates where there is memory for them."
+                f"there are {at.describe_levels()}. Raise min_support (now {self.min_support:g}), "
+                f"set max_length={length - 1}, or raise max_candidates where there is memory for "
+                "them."
             )
         return level
 
-    def _count(self, level: _Pairs | _Sets, at: _Progress, sums: Sums, n_items: int) -> None:
+    def _count_candidates(
+        self,
+        level: _PairCandidates | _SetCandidates,
+        at: _AprioriProgress,
+        sums: Sums,
+        n_items: int,
+    ) -> None:
         """Count some of a level's candidates."""
-        statistic, sets, end = level.some(at.position)
+        statistic, sets, end = level.take_batch(at.position)
         if self.with_nulls:
-            found = sums(_also_known(statistic, n_items)).reshape(2, -1).T
+            found = sums(_count_known_rows(statistic, n_items)).reshape(2, -1).T
         else:
             found = sums(statistic)
-        kept = self._frequent(found, sums.n_rows)
+        kept = self._find_frequent(found, sums.n_rows)
         at.add(sets(kept), found[kept], end)
 
     @staticmethod
-    def _splits(sets: NDArray[np.int64], sums: Sums, n_items: int) -> NDArray[np.int64]:
+    def _count_splits(sets: NDArray[np.int64], sums: Sums, n_items: int) -> NDArray[np.int64]:
         """Return, for each cut of itemsets, the rows with the first part and the second known."""
-        cuts = cuts_of(sets.shape[1])
+        cuts = itemset_cuts(sets.shape[1])
         found = np.empty((len(sets), len(cuts)), np.int64)
         if not cuts:
             return found
@@ -153,7 +172,7 @@ class Apriori(Solver):
         is_known = np.ones((len(cuts), sets.shape[1]), np.int64)
         for row, cut in zip(is_known, cuts, strict=True):
             row[list(cut)] = 0
-        step = max(1, _AT_ONCE // len(cuts))
+        step = max(1, _MAX_CANDIDATES_PER_PASS // len(cuts))
         for start in range(0, len(sets), step):
             columns = sets[start : start + step, None] + n_items * is_known
             items, numbers = np.unique(columns, return_inverse=True)
@@ -164,12 +183,12 @@ class Apriori(Solver):
         return found
 
 
-def cuts_of(length: int) -> list[tuple[int, ...]]:
+def itemset_cuts(length: int) -> list[tuple[int, ...]]:
     """Return the places of the first part in all cuts of an itemset in two, short parts first."""
     return [cut for size in range(1, length) for cut in combinations(range(length), size)]
 
 
-def _also_known(statistic: Any, n_items: int) -> SetCounts:
+def _count_known_rows(statistic: Any, n_items: int) -> SetCounts:
     """Return the counts of candidates, and of the rows in which all items of each are known."""
     own = statistic.as_sets() if isinstance(statistic, PairCounts) else statistic
     m = len(own.items)
@@ -181,7 +200,7 @@ def _also_known(statistic: Any, n_items: int) -> SetCounts:
     )
 
 
-def _least(min_support: float, n_rows: int) -> int:
+def _fewest_rows(min_support: float, n_rows: int) -> int:
     """Fewest rows whose share is enough, as the quotient of both tells."""
     if isinstance(min_support, int):
         return min_support
@@ -192,7 +211,7 @@ def _least(min_support: float, n_rows: int) -> int:
 
 
 @dataclass
-class _Progress:
+class _AprioriProgress:
     """Frequent itemsets so far, of numbers of the frequent items.
 
     Parameters
@@ -227,12 +246,12 @@ class _Progress:
         self.counts.append(np.concatenate([none[1], *self.new_counts]))
         self.new_sets, self.new_counts, self.position = [], [], 0
 
-    def found(self) -> str:
+    def describe_levels(self) -> str:
         """Numbers of each length, in words."""
         each = (f"{len(sets):,} of length {k}" for k, sets in enumerate(self.sets, 1))
         return ", ".join(each)
 
-    def solution(self, n_rows: int, problem: str) -> Solution:
+    def make_solution(self, n_rows: int, problem: str) -> Solution:
         """The whole levels."""
         levels = [
             (self.items[sets], counts.astype(np.int64))
@@ -253,7 +272,7 @@ class _Progress:
         return arrays
 
     @classmethod
-    def of_state(cls, state: dict[str, Any]) -> _Progress:
+    def of_state(cls, state: dict[str, Any]) -> _AprioriProgress:
         """Progress at which a state was made."""
         n_levels = (len(state) - 2) // 2
         sets = [state[f"sets{k}"] for k in range(n_levels)]
@@ -265,7 +284,7 @@ class _Progress:
 
 
 @dataclass(frozen=True, eq=False)
-class _Pairs:
+class _PairCandidates:
     """Candidates of two items: all pairs.
 
     Parameters
@@ -281,26 +300,28 @@ class _Pairs:
         return len(self.items) * (len(self.items) - 1) // 2
 
     @cached_property
-    def _ends(self) -> NDArray[np.int64]:
+    def _pair_ends(self) -> NDArray[np.int64]:
         """Pairs up to each first item's last."""
         return np.cumsum(np.arange(len(self.items) - 1, 0, -1))
 
-    def some(self, position: int) -> tuple[Statistic, Any, int]:
+    def take_batch(self, position: int) -> tuple[Statistic, Any, int]:
         """Statistic of some from a position on, what makes itemsets of their numbers, their end."""
-        first = int(np.searchsorted(self._ends, position, side="right"))
-        end = int(np.searchsorted(self._ends, position + _AT_ONCE, side="right"))
+        first = int(np.searchsorted(self._pair_ends, position, side="right"))
+        end = int(
+            np.searchsorted(self._pair_ends, position + _MAX_CANDIDATES_PER_PASS, side="right")
+        )
         end = max(end, first + 1)
 
         def sets(numbers: NDArray[np.int64]) -> NDArray[np.int32]:
-            a = np.searchsorted(self._ends, numbers + position, side="right")
-            b = numbers + position - self._ends[a] + len(self.items)
+            a = np.searchsorted(self._pair_ends, numbers + position, side="right")
+            b = numbers + position - self._pair_ends[a] + len(self.items)
             return np.column_stack([a, b]).astype(np.int32)
 
-        return PairCounts(self.items, first, end), sets, int(self._ends[end - 1])
+        return PairCounts(self.items, first, end), sets, int(self._pair_ends[end - 1])
 
 
 @dataclass(frozen=True, eq=False)
-class _Sets:
+class _SetCandidates:
     """Candidates of more items.
 
     Parameters
@@ -320,7 +341,7 @@ class _Sets:
     numbers: NDArray[np.int32]
 
     @classmethod
-    def of(cls, at: _Progress, most: int) -> _Sets:
+    def of(cls, at: _AprioriProgress, most: int) -> _SetCandidates:
         """Candidates of the level after the last."""
         from daskml_dist.backends.itemset_kernels import join
 
@@ -337,9 +358,9 @@ class _Sets:
         """Number of them."""
         return len(self.last)
 
-    def some(self, position: int) -> tuple[Statistic, Any, int]:
+    def take_batch(self, position: int) -> tuple[Statistic, Any, int]:
         """Statistic of some from a position on, what makes itemsets of their numbers, their end."""
-        end = min(position + _AT_ONCE, self.n)
+        end = min(position + _MAX_CANDIDATES_PER_PASS, self.n)
         first = int(np.searchsorted(self.bounds, position, side="right")) - 1
         stop = int(np.searchsorted(self.bounds, end))
         bounds = np.clip(self.bounds[first : stop + 1], position, end) - position
@@ -351,3 +372,113 @@ class _Sets:
             return self.numbers[found]
 
         return SetCounts(self.items, prefix, bounds, last), sets, end
+
+
+class BasketBits(RowState):
+    """The rows as bits, by item; made of them when they are first asked for."""
+
+    name = "bits"
+
+    def make(self, model: Any, rows: BatchRows, backend: Backend) -> Any:
+        """Nothing yet."""
+        return ItemBits()
+
+
+@dataclass(frozen=True, eq=False)
+class ItemCounts(Statistic):
+    """Rows of each item."""
+
+    in_parts: ClassVar[bool] = True
+
+    def shape(self, model: Any) -> tuple[int, ...]:
+        return (model.n_items,)
+
+    def add(self, model: Any, rows: BatchRows, out: Any, backend: Any) -> Any:
+        if (found := first_negative(rows.X, backend)) is not None:
+            row, value = found
+            raise InvalidDataError(
+                f"Block {rows.block}: X holds {value:g} (row {rows.first + row} of the block). An "
+                "entry tells whether, or how much of, an item is in a basket: make it zero or "
+                "more, such as X > 0."
+            )
+        add_item_counts(rows.X, out, backend)
+        return float("nan")
+
+
+@dataclass(frozen=True, eq=False)
+class SetCounts(Statistic):
+    """Rows of candidates that have at least two items.
+
+    Parameters
+    ----------
+    items : ndarray of int64
+        Columns that any candidate has, sorted.
+    prefix : ndarray of int32 of shape (n_prefixes, k - 1)
+        All but the last item of candidates, as numbers among `items`.
+    bounds : ndarray of int64 of shape (n_prefixes + 1,)
+        Where the candidates of each prefix begin.
+    last : ndarray of int32 of shape (n,)
+        Last item of each candidate.
+    """
+
+    items: NDArray[np.int64]
+    prefix: NDArray[np.int32]
+    bounds: NDArray[np.int64]
+    last: NDArray[np.int32]
+    in_parts: ClassVar[bool] = True
+
+    @property
+    def state(self) -> BasketBits:
+        """The bits of each item."""
+        return BasketBits()
+
+    def shape(self, model: Any) -> tuple[int, ...]:
+        return (len(self.last),)
+
+    def add(self, model: Any, rows: BatchRows, out: Any, backend: Any) -> Any:
+        prefix, last = self.prefix, self.last
+        for words, items in rows.state.tiles(rows.X, self.items, backend):
+            if len(items) > len(self.items):  # those of a level before: all that are kept
+                place = np.searchsorted(items, self.items).astype(np.int32)
+                prefix, last = place[self.prefix], place[self.last]
+            add_set_counts(words, prefix, self.bounds, last, out)
+        return float("nan")
+
+
+@dataclass(frozen=True, eq=False)
+class PairCounts(Statistic):
+    """Rows of pairs of items.
+
+    Parameters
+    ----------
+    items : ndarray of int64
+        Columns, sorted.
+    first, end : int
+        First items of the pairs, as numbers among `items`; the second are all after these.
+    """
+
+    items: NDArray[np.int64]
+    first: int
+    end: int
+    in_parts: ClassVar[bool] = True
+
+    @property
+    def state(self) -> BasketBits:
+        """The bits of each item."""
+        return BasketBits()
+
+    def shape(self, model: Any) -> tuple[int, ...]:
+        first = np.arange(self.first, self.end)
+        return (int((len(self.items) - 1 - first).sum()),)
+
+    def add(self, model: Any, rows: BatchRows, out: Any, backend: Any) -> Any:
+        if add_pair_counts(rows.X, self.items, self.first, self.end, out):
+            return float("nan")
+        return self.as_sets().add(model, rows, out, backend)
+
+    def as_sets(self) -> SetCounts:
+        """The same pairs, one by one."""
+        first, m = np.arange(self.first, self.end), len(self.items)
+        bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(m - 1 - first)])
+        last = np.concatenate([np.arange(j + 1, m, dtype=np.int32) for j in first.tolist()])
+        return SetCounts(self.items, first[:, None].astype(np.int32), bounds, last)

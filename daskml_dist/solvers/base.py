@@ -21,18 +21,20 @@ from daskml_dist.models.base import BatchRows
 from daskml_dist.penalties import Penalty
 
 __all__ = [
+    "NestedSums",
     "PenalisedSolver",
     "RangedSolver",
-    "Ranges",
+    "RangedSums",
     "ReduceScatterStatistic",
     "RowState",
+    "SinglePassSolver",
     "Solution",
     "Solver",
-    "Space",
     "State",
     "Statistic",
     "Sums",
-    "start_of",
+    "VectorSpace",
+    "initial_parameters",
 ]
 
 Array = NDArray[np.float64]
@@ -309,7 +311,7 @@ class Sums(Protocol):
         """
 
 
-class Space(Protocol):
+class VectorSpace(Protocol):
     """Vectors, of which this process may hold a range; numbers are the same in all processes."""
 
     def dot(self, a: Array, b: Array) -> float:
@@ -319,7 +321,7 @@ class Space(Protocol):
         """Largest absolute value of a vector's components; 0 for none."""
 
 
-class Ranges(Space, Protocol):
+class RangedSums(VectorSpace, Protocol):
     """All rows of a fit, seen by one of several processes that solve together.
 
     Attributes
@@ -446,13 +448,13 @@ class RangedSolver(Solver):
     """
 
     @abstractmethod
-    def solve_in_ranges(self, model: Any, ranges: Ranges, start: Array) -> Solution:
+    def solve_in_ranges(self, model: Any, ranges: RangedSums, start: Array) -> Solution:
         """Solve together with other processes, which make the same calls.
 
         Parameters
         ----------
         model : Model
-        ranges : Ranges
+        ranges : RangedSums
         start : ndarray of float64
             The own range of the flattened parameters to start from.
 
@@ -493,6 +495,53 @@ class PenalisedSolver(Solver):
     handles_l1: ClassVar[bool] = False
 
 
-def start_of(model: Any, start: Array | None) -> Array:
+@dataclass(frozen=True)
+class SinglePassSolver(Solver):
+    """Asks one statistic; the sum is the solution."""
+
+    statistic: Statistic
+
+    name = "one_pass"
+
+    @property
+    def max_passes(self) -> int:
+        """One."""
+        return 1
+
+    def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
+        """Return the sum."""
+        return Solution(sums(self.statistic).copy())
+
+
+@dataclass
+class NestedSums:
+    """The sums of a solver within another, whose state nobody keeps.
+
+    Parameters
+    ----------
+    sums : Sums
+        The outer solver's.
+    n_rows : int
+    """
+
+    sums: Sums
+    n_rows: int
+
+    @property
+    def kept(self) -> None:
+        return None
+
+    @property
+    def should_stop(self) -> bool:
+        return self.sums.should_stop
+
+    def __call__(self, statistic: Statistic) -> Array:
+        return self.sums(statistic)
+
+    def keep(self, *_: Any, **__: Any) -> None:
+        """Nothing."""
+
+
+def initial_parameters(model: Any, start: Array | None) -> Array:
     """The parameters to start from: zeros where none are given."""
     return np.zeros(model.parameters.shape) if start is None else start

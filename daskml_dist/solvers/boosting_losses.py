@@ -15,15 +15,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
-    "AbsoluteError", "Binomial", "BoostLoss", "Gamma", "Multinomial", "Pinball", "Poisson",
-    "SquaredError",
-]  # fmt: skip
+    "AbsoluteErrorBoostLoss",
+    "BinomialBoostLoss",
+    "BoostLoss",
+    "GammaBoostLoss",
+    "MultinomialBoostLoss",
+    "PinballBoostLoss",
+    "PoissonBoostLoss",
+    "SquaredErrorBoostLoss",
+]
 
 Array = NDArray[Any]
 _EPS = float(np.finfo(np.float64).eps)
 
 
-def _exp(x: Array) -> Array:
+def _exact_exponential(x: Array) -> Array:
     """The same bits on every machine, in an array of its own."""
     from daskml_dist.backends.exponential import exponential
 
@@ -75,7 +81,7 @@ class BoostLoss(ABC):
         """Loss of each row."""
 
 
-class SquaredError(BoostLoss):
+class SquaredErrorBoostLoss(BoostLoss):
     """Half the squared error."""
 
     kernel = "squared_error"
@@ -91,7 +97,7 @@ class SquaredError(BoostLoss):
         return np.asarray(0.5 * (raw[0] - y) ** 2)
 
 
-class AbsoluteError(BoostLoss):
+class AbsoluteErrorBoostLoss(BoostLoss):
     """Absolute error: leaves answer the median."""
 
     kernel = "absolute_error"
@@ -109,7 +115,7 @@ class AbsoluteError(BoostLoss):
 
 
 @dataclass
-class Pinball(BoostLoss):
+class PinballBoostLoss(BoostLoss):
     """Pinball loss: leaves answer a quantile.
 
     Parameters
@@ -134,7 +140,7 @@ class Pinball(BoostLoss):
         return np.asarray(np.where(over >= 0, self.quantile * over, (self.quantile - 1) * over))
 
 
-class Poisson(BoostLoss):
+class PoissonBoostLoss(BoostLoss):
     """Half the Poisson deviance, with a log link."""
 
     kernel = "poisson"
@@ -143,14 +149,14 @@ class Poisson(BoostLoss):
         return np.asarray(np.log(np.maximum(mean, _EPS)))
 
     def gradients(self, y: Array, raw: Array) -> tuple[Array, Array | None]:
-        mean = _exp(raw)
+        mean = _exact_exponential(raw)
         return mean - y, mean
 
     def losses(self, y: Array, raw: Array) -> Array:
         return np.asarray(np.exp(raw[0]) - y * raw[0])
 
 
-class Gamma(BoostLoss):
+class GammaBoostLoss(BoostLoss):
     """Half the gamma deviance, with a log link."""
 
     kernel = "gamma"
@@ -159,14 +165,14 @@ class Gamma(BoostLoss):
         return np.asarray(np.log(np.maximum(mean, _EPS)))
 
     def gradients(self, y: Array, raw: Array) -> tuple[Array, Array | None]:
-        ratio = y * _exp(-raw)
+        ratio = y * _exact_exponential(-raw)
         return 1 - ratio, ratio
 
     def losses(self, y: Array, raw: Array) -> Array:
         return np.asarray(raw[0] + y * np.exp(-raw[0]))
 
 
-class Binomial(BoostLoss):
+class BinomialBoostLoss(BoostLoss):
     """Log loss of two classes, 0 and 1."""
 
     kernel = "binomial"
@@ -177,7 +183,7 @@ class Binomial(BoostLoss):
 
     def gradients(self, y: Array, raw: Array) -> tuple[Array, Array | None]:
         # Of the smaller of both, so that nothing overflows.
-        small = _exp(-np.abs(raw))
+        small = _exact_exponential(-np.abs(raw))
         larger = 1 / (1 + small)
         small *= larger
         share = np.where(raw >= 0, larger, small)
@@ -191,7 +197,7 @@ class Binomial(BoostLoss):
 
 
 @dataclass
-class Multinomial(BoostLoss):
+class MultinomialBoostLoss(BoostLoss):
     """Log loss of several classes, numbered from 0.
 
     Parameters
@@ -214,7 +220,7 @@ class Multinomial(BoostLoss):
         return np.asarray(logs - logs.mean())
 
     def gradients(self, y: Array, raw: Array) -> tuple[Array, Array | None]:
-        share = _exp(raw - raw.max(axis=0))
+        share = _exact_exponential(raw - raw.max(axis=0))
         total = share[0].copy()
         for other in share[1:]:  # in this order, however few rows there are
             total += other

@@ -20,24 +20,23 @@ from daskml_dist.backends.namespace import arithmetic_dtype, cast, one_hot
 from daskml_dist.errors import DivergedError
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.mixture import Mixture
-from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums
-from daskml_dist.solvers.lloyd import KMeansSolver
-from daskml_dist.solvers.nested import Unkept
-from daskml_dist.solvers.rows import to_rows
-from daskml_dist.solvers.seeds import Seeds
+from daskml_dist.solvers.base import Array, NestedSums, Solution, Solver, Statistic, Sums
+from daskml_dist.solvers.k_means import KMeansSolver
+from daskml_dist.solvers.rows import to_rows_dtype
+from daskml_dist.solvers.seeding import SeedSample
 
 __all__ = ["DrawnMoments", "ExpectedMoments", "MixtureSolver", "NearestMoments"]
 
-_RESTLESS = (
+_NOT_CONVERGED = (
     "Best performing initialization did not converge. Try different init parameters, or increase "
     "max_iter, tol, or check for degenerate data."
 )
 #: Steps of k-means before EM.
-_LLOYD, _LLOYD_TOL = 300, 1e-4
+_KMEANS_STEPS, _KMEANS_TOL = 300, 1e-4
 
 
 @dataclass(frozen=True, eq=False)
-class _OfComponents(Statistic):
+class _ComponentMoments(Statistic):
     """Base class of moments of each component's share of the rows; last, the log-likelihood.
 
     Parameters
@@ -65,20 +64,20 @@ class _OfComponents(Statistic):
         return k + 1, 1 + d + (d * d if self.whole else d)
 
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
-        means, shift = (to_rows(a, rows.X, backend) for a in (self.means, self.shift))
+        means, shift = (to_rows_dtype(a, rows.X, backend) for a in (self.means, self.shift))
         weight = None if rows.weight is None else cast(rows.weight, means.dtype)
         with np.errstate(over="ignore", invalid="ignore"):  # the sums show it
-            return self._add(rows, shift, means, weight, out, backend)
+            return self._add_moments(rows, shift, means, weight, out, backend)
 
     @abstractmethod
-    def _add(
+    def _add_moments(
         self, rows: BatchRows, shift: Any, means: Any, weight: Any, out: Any, backend: Backend
     ) -> Any:
         """Add with what was brought along, where the rows lie; returns minus log-likelihoods."""
 
 
 @dataclass(frozen=True, eq=False)
-class ExpectedMoments(_OfComponents):
+class ExpectedMoments(_ComponentMoments):
     """Moments by the components' densities at each row: the E-step.
 
     Parameters
@@ -92,45 +91,51 @@ class ExpectedMoments(_OfComponents):
     constants: Array
     factors: Array
 
-    def _add(
+    def _add_moments(
         self, rows: BatchRows, shift: Any, means: Any, weight: Any, out: Any, backend: Backend
     ) -> Any:
-        constants, factors = (to_rows(a, rows.X, backend) for a in (self.constants, self.factors))
+        constants, factors = (
+            to_rows_dtype(a, rows.X, backend) for a in (self.constants, self.factors)
+        )
         sums = out[:-1, ...]
         found = add_expected(backend, rows.X, shift, constants, means, factors, weight, sums)
         out[-1, 0] += found
         return -found
 
 
-class _Shared(_OfComponents):
+class _StartingMoments(_ComponentMoments):
     """Base class of moments by shares that are no densities', to begin with."""
 
-    def _add(
+    def _add_moments(
         self, rows: BatchRows, shift: Any, means: Any, weight: Any, out: Any, backend: Backend
     ) -> Any:
         k, d = means.shape
         for at, near, some in near_rows(backend, rows.X, shift, weight, 2 * k * d):
-            shares = self._shares(rows, at, near, means, backend)
+            shares = self._row_shares(rows, at, near, means, backend)
             shares = shares if some is None else shares * some[:, None]
             add_moments(near, shares, means, out[:-1, ...])
         return float("nan")
 
     @abstractmethod
-    def _shares(self, rows: BatchRows, at: slice, near: Any, means: Any, backend: Backend) -> Any:
+    def _row_shares(
+        self, rows: BatchRows, at: slice, near: Any, means: Any, backend: Backend
+    ) -> Any:
         """Share of each row in each component, of shape (n, k)."""
 
 
 @dataclass(frozen=True, eq=False)
-class NearestMoments(_Shared):
+class NearestMoments(_StartingMoments):
     """Moments of the rows nearest to each mean."""
 
-    def _shares(self, rows: BatchRows, at: slice, near: Any, means: Any, backend: Backend) -> Any:
+    def _row_shares(
+        self, rows: BatchRows, at: slice, near: Any, means: Any, backend: Backend
+    ) -> Any:
         labels, _ = backend.nearest(near, 0 * means[0, ...], means)
         return one_hot(labels, means.shape[0], near.dtype)
 
 
 @dataclass(frozen=True, eq=False)
-class DrawnMoments(_Shared):
+class DrawnMoments(_StartingMoments):
     """Moments by shares that each row draws.
 
     Parameters
@@ -144,7 +149,9 @@ class DrawnMoments(_Shared):
     seed: int
     run: int
 
-    def _shares(self, rows: BatchRows, at: slice, near: Any, means: Any, backend: Backend) -> Any:
+    def _row_shares(
+        self, rows: BatchRows, at: slice, near: Any, means: Any, backend: Backend
+    ) -> Any:
         k = means.shape[0]
         stream = np.random.PCG64(np.random.SeedSequence((self.seed, self.run, rows.block + 1)))
         stream.advance((rows.first + at.start) * k)  # a number of 64 bits each
@@ -196,7 +203,7 @@ class MixtureSolver(Solver):
     @property
     def max_passes(self) -> int:
         """Steps, and those that find where to begin."""
-        return self.n_init * (self._k_means(0).max_passes + 3 + self.max_iter) + 1
+        return self.n_init * (self._kmeans_solver(0).max_passes + 3 + self.max_iter) + 1
 
     @property
     def whole(self) -> bool:
@@ -212,27 +219,27 @@ class MixtureSolver(Solver):
             With the packed mixture, and in another row the mean log-likelihood and whether it
             has converged; its ``"bounds"``, step by step.
         """
-        at = _Runs() if sums.kept is None else _Runs.of_state(sums.kept, self.kind)
+        at = _MixtureRuns() if sums.kept is None else _MixtureRuns.of_state(sums.kept, self.kind)
         while at.number < self.n_init:
-            self._run(at, model, sums)
+            self._run_em(at, model, sums)
             if sums.should_stop:
                 break
         extra: dict[str, Any] = {"bounds": np.array(at.best_bounds)}
         if self.max_iter and not at.best[-1, 1]:
-            extra["warnings"] = (_RESTLESS,)
+            extra["warnings"] = (_NOT_CONVERGED,)
         return Solution(at.best, at.best_n_iter, extra=extra)
 
-    def _run(self, at: _Runs, model: Any, sums: Sums) -> None:
+    def _run_em(self, at: _MixtureRuns, model: Any, sums: Sums) -> None:
         """One run from where it is to its end."""
         if at.mixture is None:
-            at.mixture, at.shift = self._first(at.number, model, sums)
+            at.mixture, at.shift = self._initial_mixture(at.number, model, sums)
             at.bounds = [self.bound]
         converged = False
         while at.n_iter < self.max_iter and not converged:
             if at.n_iter and sums.should_stop:
                 break
-            found = sums(self._expectation(at))
-            _check(found)
+            found = sums(self._make_expectation(at))
+            _check_finite(found)
             at.mixture = at.mixture.of_moments(found[:-1], self.reg_covar)
             at.bounds.append(float(found[-1, 0]) / sums.n_rows)
             at.n_iter += 1
@@ -241,36 +248,36 @@ class MixtureSolver(Solver):
                 sums.keep(at.packed(False), at.state)
         at.end_run(converged)
 
-    def _expectation(self, at: _Runs) -> ExpectedMoments:
+    def _make_expectation(self, at: _MixtureRuns) -> ExpectedMoments:
         assert at.mixture is not None
         constants, factors = at.mixture.terms()
         return ExpectedMoments(at.mixture.means, at.shift, self.whole, constants, factors)
 
     # -- first components ----------------------------------------------------------------------
 
-    def _first(self, number: int, model: Any, sums: Sums) -> tuple[Mixture, Array]:
+    def _initial_mixture(self, number: int, model: Any, sums: Sums) -> tuple[Mixture, Array]:
         """Mixture to begin with, and the shift that its means are less of."""
         weights, means, covariances = self.weights, self.means, self.covariances
         if weights is not None and means is not None and covariances is not None:
             shift = _rounded(means.mean(axis=0))
         else:
-            found, shift = self._found(number, model, sums)
+            found, shift = self._estimate_mixture(number, model, sums)
             weights = found.weights if weights is None else weights
             means = found.means + shift if means is None else means
             covariances = found.covariances if covariances is None else covariances
         return Mixture(weights, means - shift, covariances, self.kind), shift
 
-    def _found(self, number: int, model: Any, sums: Sums) -> tuple[Mixture, Array]:
+    def _estimate_mixture(self, number: int, model: Any, sums: Sums) -> tuple[Mixture, Array]:
         """Mixture of the first shares."""
-        once = Unkept(sums, sums.n_rows)
-        statistic: _OfComponents
+        once = NestedSums(sums, sums.n_rows)
+        statistic: _ComponentMoments
         if self.init in ("random", "random_from_data"):
-            rows = once(Seeds(self.k, (), None, self.seed, number))
+            rows = once(SeedSample(self.k, (), None, self.seed, number))
             rows = rows[rows[:, 0] > 0, 1:]
             shift = _rounded(rows.mean(axis=0))
             means = np.resize(rows, (self.k, rows.shape[1])) - shift
         else:
-            found = self._k_means(number).solve(model, once, None)
+            found = self._kmeans_solver(number).solve(model, once, None)
             # Sparse rows stay where they are, and have no shift there.
             shift = _rounded(found.w.mean(axis=0))
             means = found.w - shift
@@ -280,18 +287,18 @@ class MixtureSolver(Solver):
         else:
             statistic = NearestMoments(means, shift, self.whole)
         moments = once(statistic)
-        _check(moments)
+        _check_finite(moments)
         start = Mixture(np.full(self.k, 1 / self.k), means, np.empty(0), self.kind)
         return start.of_moments(moments[:-1], self.reg_covar), shift
 
-    def _k_means(self, number: int) -> KMeansSolver:
+    def _kmeans_solver(self, number: int) -> KMeansSolver:
         plus = self.init == "k-means++"
         return KMeansSolver(
             k=self.k,
             init="k-means++" if plus else "k-means||",
             n_init=1,
-            max_iter=1 if plus else _LLOYD,
-            tol=_LLOYD_TOL,
+            max_iter=1 if plus else _KMEANS_STEPS,
+            tol=_KMEANS_TOL,
             oversampling=1.0,
             rounds=4,
             seed=self.seed + number,
@@ -299,7 +306,7 @@ class MixtureSolver(Solver):
         )
 
 
-def _check(found: Array) -> None:
+def _check_finite(found: Array) -> None:
     if not np.isfinite(found).all():
         raise DivergedError(
             "The squares of the rows overflow. Scale the features (StandardScaler), or use float64."
@@ -312,7 +319,7 @@ def _rounded(mean: Array) -> Array:
 
 
 @dataclass
-class _Runs:
+class _MixtureRuns:
     """Progress of the runs."""
 
     number: int = 0
@@ -353,7 +360,7 @@ class _Runs:
         }
 
     @classmethod
-    def of_state(cls, state: dict[str, Array], kind: str) -> _Runs:
+    def of_state(cls, state: dict[str, Array], kind: str) -> _MixtureRuns:
         """Progress at which a state was made."""
         number, n_iter, best_n_iter = (int(value) for value in state["numbers"])
         mixture = Mixture.of_packed(state["mixture"], kind, len(state["shift"]))

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.solvers.binned_rows import BinnedRows, tiles
-from daskml_dist.solvers.own_rows import OwnRows
+from daskml_dist.solvers.binning import BinnedRows, iterate_tiles
+from daskml_dist.solvers.own_rows import Array, OwnRows
 
-__all__ = ["exact_sums"]
+__all__ = ["GroupedValues", "group_quantiles", "sum_exactly"]
 
-Array = NDArray[Any]
+#: Values, the group of each (from 0), and their weights or None.
+GroupedValues = tuple[Array, Array, Array | None]
+_SIGN_BIT = np.uint64(1 << 63)
+#: Bits of whole numbers that sums of float64 are exact to.
+_EXACT_BITS = 52
 #: Makes `m` numbers of each of some rows.
-Make = Callable[[BinnedRows, slice], Sequence[Array]]
+MakeSummands = Callable[[BinnedRows, slice], Sequence[Array]]
 
 
-def exact_sums(
-    rows: OwnRows, rooms: Sequence[BinnedRows], make: Make, m: int
+def sum_exactly(
+    rows: OwnRows, rooms: Sequence[BinnedRows], make: MakeSummands, m: int
 ) -> NDArray[np.float64]:
     """Sums over the rows of all trainers, by whole numbers; NaN where some number is not finite.
 
@@ -34,8 +38,8 @@ def exact_sums(
     """
 
     def made(room: BinnedRows) -> tuple[Array, Array]:
-        values, largest = _room(room, m), np.zeros(m)
-        for at in tiles(room.n):
+        values, largest = _summand_buffer(room, m), np.zeros(m)
+        for at in iterate_tiles(room.n):
             for k, of in enumerate(make(room, at)):
                 values[k, at] = of
                 largest[k] = np.maximum(largest[k], np.abs(of).max(initial=0.0))
@@ -51,7 +55,7 @@ def exact_sums(
 
     def summed(values: Array) -> NDArray[np.int64]:
         total = np.zeros(m, np.int64)
-        for at in tiles(values.shape[1]):
+        for at in iterate_tiles(values.shape[1]):
             total += np.rint(values[:, at] * scales[:, None]).astype(np.int64).sum(axis=1)
         return total
 
@@ -59,9 +63,98 @@ def exact_sums(
     return np.asarray(rows.sum(np.sum([np.zeros(m, np.int64), *own], axis=0)) / scales)
 
 
-def _room(room: BinnedRows, m: int) -> Array:
+def _summand_buffer(room: BinnedRows, m: int) -> Array:
     """Room for `m` numbers a row, the same each time."""
     held: Array | None = room.extra.get("summed")
     if held is None or len(held) < m:
         room.extra["summed"] = held = room.room((m, room.n), np.float64)
     return held[:m]
+
+
+def group_quantiles(
+    rows: OwnRows, given: Sequence[GroupedValues], n_groups: int, share: float, *, middle: bool
+) -> NDArray[np.float64]:
+    """A quantile of the values of each group; 0 of a group without weight.
+
+    Without weights it lies between two values (their mean for a median), with weights it is the
+    least value up to which lies the share of its group's weight, as scikit-learn's losses have it.
+
+    Parameters
+    ----------
+    rows : OwnRows
+    given : sequence of (values, groups, weights)
+        Of each own lane.
+    n_groups : int
+    share : float
+        From 0 to 1.
+    middle : bool
+        Whether there are no weights.
+    """
+    keys = [_order_preserving_keys(values) for values, _, _ in given]
+    groups = [of_row.astype(np.int64) for _, of_row, _ in given]
+    weights = _integer_weights(rows, [weight for *_, weight in given], [len(k) for k in keys])
+    own = sum(
+        (np.bincount(g, w, n_groups) for g, w in zip(groups, weights, strict=True)),
+        np.zeros(n_groups),
+    )
+    totals = rows.sum(own)
+    asked = [np.maximum(share * totals, 0.5)]
+    part = np.zeros(n_groups)
+    if middle:
+        at = share * np.maximum(totals - 1, 0)
+        part = at - np.floor(at)
+        asked = [np.floor(at) + 1, np.minimum(np.floor(at) + 2, np.maximum(totals, 1))]
+    found = [_values_of_keys(_select_keys(rows, keys, groups, weights, a)) for a in asked]
+    low, high = found[0], found[-1]
+    between = np.where(part < 0.5, low + (high - low) * part, high - (high - low) * (1 - part))
+    return np.where(totals > 0, np.where(part > 0, between, low), 0.0)
+
+
+def _integer_weights(rows: OwnRows, weights: list[Array | None], counts: list[int]) -> list[Array]:
+    """Weights as whole numbers whose sums are exact; 1 where there are none."""
+    largest = float(
+        rows.largest(np.array([_largest_weight(w) for w in weights]).max(keepdims=True))[0]
+    )
+    if not largest:
+        return [np.ones(n) for n in counts]
+    bits = _EXACT_BITS - int(rows.n_rows).bit_length()
+    scale = math.ldexp(1.0, bits - math.frexp(largest)[1])
+    return [
+        np.ones(n) if w is None else np.rint(w * scale)
+        for w, n in zip(weights, counts, strict=True)
+    ]
+
+
+def _largest_weight(weight: Array | None) -> float:
+    return 0.0 if weight is None else float(weight.max(initial=0.0))
+
+
+def _select_keys(
+    rows: OwnRows, keys: list[Array], groups: list[Array], weights: list[Array], asked: Array
+) -> NDArray[np.uint64]:
+    """Of each group the least key up to which lies the weight that is asked for."""
+    n, found, asked = len(asked), np.zeros(len(asked), np.uint64), asked.copy()
+    for shift in range(56, -8, -8):
+        digits = [((k >> np.uint64(shift)) & np.uint64(255)).astype(np.int64) for k in keys]
+        own = np.zeros(n * 256)
+        for digit, group, weight in zip(digits, groups, weights, strict=True):
+            own += np.bincount(group * 256 + digit, weight, n * 256)
+        below = rows.sum(own).reshape(n, 256).cumsum(axis=1)
+        digit = (below < asked[:, None]).sum(axis=1).clip(max=255)
+        asked -= np.where(digit > 0, below[np.arange(n), digit - 1], 0.0)
+        found |= digit.astype(np.uint64) << np.uint64(shift)
+        stay = [d == digit[g] for d, g in zip(digits, groups, strict=True)]
+        keys, groups, weights = (
+            [a[s] for a, s in zip(arrays, stay, strict=True)] for arrays in (keys, groups, weights)
+        )
+    return found
+
+
+def _order_preserving_keys(values: Array) -> NDArray[np.uint64]:
+    """Whole numbers in the order of the values."""
+    bits = (values + 0.0).view(np.uint64)
+    return np.where(bits & _SIGN_BIT, ~bits, bits | _SIGN_BIT)
+
+
+def _values_of_keys(keys: NDArray[np.uint64]) -> NDArray[np.float64]:
+    return np.where(keys & _SIGN_BIT, keys ^ _SIGN_BIT, ~keys).view(np.float64)

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from daskml_dist.backends.forest_devices import forests_on
 from daskml_dist.backends.forests import ForestDevice
@@ -20,26 +19,28 @@ from daskml_dist.models.bins import Bins
 from daskml_dist.models.forest_bins import forest_edges_of
 from daskml_dist.models.trees import Tree, Trees
 from daskml_dist.solvers.base import Solution
-from daskml_dist.solvers.bin_sample import find_bins
-from daskml_dist.solvers.forest_device import whole_trees
-from daskml_dist.solvers.forest_grow import ForestGrowth, Growing
-from daskml_dist.solvers.forest_oob import out_of_bag
-from daskml_dist.solvers.forest_rows import ForestRows, forest_rows, gathered, scaled
-from daskml_dist.solvers.forest_together import Together
-from daskml_dist.solvers.own_rows import OwnRows, RowSolver
+from daskml_dist.solvers.binning import find_bins
+from daskml_dist.solvers.forest_growth import ForestContext, ForestParams
+from daskml_dist.solvers.forest_joint_growth import JointGrower
+from daskml_dist.solvers.forest_levels import grow_whole_trees
+from daskml_dist.solvers.forest_rows import (
+    ForestRows,
+    bin_forest_rows,
+    gather_forest_rows,
+    scale_to_integers,
+)
+from daskml_dist.solvers.own_rows import Array, OwnRows, RowSolver
 
 __all__ = ["ForestSolver"]
 
-Array = NDArray[Any]
-
 #: Arrays of some trees.
-_NAMES = (
+_TREE_ARRAYS = (
     *(f.name for f in fields(Tree)), "roots", "edges", "n_edges", "categorical", "facts", "impurity"
 )  # fmt: skip
 #: Share of a device's free memory for all rows and the lines of a tree.
-_SHARE = 0.8
+_DEVICE_SHARE = 0.8
 #: Trees of a trainer between two reports, at most.
-_ROUND = 4
+_TREES_PER_REPORT = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +49,7 @@ class ForestSolver(RowSolver):
 
     Parameters
     ----------
-    growth : ForestGrowth
+    growth : ForestParams
     n_trees : int
     max_bins : int
     seed : int
@@ -62,7 +63,7 @@ class ForestSolver(RowSolver):
         Of the classes of each of several outputs; empty: none.
     """
 
-    growth: ForestGrowth
+    growth: ForestParams
     n_trees: int
     max_bins: int
     seed: int
@@ -82,13 +83,13 @@ class ForestSolver(RowSolver):
         Returns
         -------
         Solution
-            With the arrays of `Trees.packed`, the "impurity" of all nodes, and what `out_of_bag`
-            finds.
+            With the arrays of `Trees.packed`, the "impurity" of all nodes, and what
+            `predict_out_of_bag` finds.
         """
-        return _Forest(self, rows).run()
+        return _ForestRun(self, rows).run()
 
 
-class _Forest:
+class _ForestRun:
     """A forest on one trainer's rows."""
 
     def __init__(self, solver: ForestSolver, rows: OwnRows) -> None:
@@ -101,18 +102,18 @@ class _Forest:
             bins = trees.bins
             self._done = [(trees, kept["impurity"])]
         growth = solver.growth
-        self._rooms, self._bins = self._binned(bins)
-        self._scales = scaled(
+        self._rooms, self._bins = self._bin_own_rows(bins)
+        self._scales = scale_to_integers(
             rows, self._rooms, growth.criterion, growth.classes, growth.rate is not None,
             growth.balanced,
         )  # fmt: skip
         first = self._rooms[0]
-        self._device = _device_of(rows.device, growth)
-        self._growing = Growing(
+        self._device = _choose_device(rows.device, growth)
+        self._growing = ForestContext(
             growth, self._bins, self._scales, first.low, first.high, solver.seed
         )
 
-    def _binned(self, known: Bins | None) -> tuple[list[ForestRows], Bins]:
+    def _bin_own_rows(self, known: Bins | None) -> tuple[list[ForestRows], Bins]:
         """The binned rows of the own lanes."""
         rows, solver = self._rows, self._solver
         made: dict[int, ForestRows] = rows.memory.setdefault("binned", {})
@@ -129,12 +130,12 @@ class _Forest:
             del made[lane]
         new = [lane for lane in rows.lanes if lane not in made]
         n_outputs, of_classes = solver.growth.n_outputs, solver.class_weight
-        found = rows.map(lambda lane: forest_rows(rows, lane, bins, n_outputs, of_classes), new)
+        found = rows.map(lambda lane: bin_forest_rows(rows, lane, bins, n_outputs, of_classes), new)
         made.update(zip(new, found, strict=True))
         return [made[lane] for lane in rows.lanes], bins
 
     @property
-    def _functional(self) -> bool:
+    def _grows_apart(self) -> bool:
         solver = self._solver
         if solver.growth.criterion.needs_rows:
             return True
@@ -147,72 +148,76 @@ class _Forest:
         drawn = 16 * growth.n_line * rows.n_rows
         need = 2 * n_bytes + drawn * len(rows.lanes)
         # A device that has trees grow by levels has all rows too, and the lines of a tree.
-        lacks = need > rows.budget or n_bytes + drawn > _SHARE * self._device.budget
+        lacks = need > rows.budget or n_bytes + drawn > _DEVICE_SHARE * self._device.budget
         return not rows.largest(np.array([float(lacks)]))[0]
 
     def run(self) -> Solution:
         """Grow the trees."""
         n_trees, n = self._solver.n_trees, sum(len(trees) for trees, _ in self._done)
-        grow = self._alone() if self._functional else self._together()
+        grow = self._make_apart_grower() if self._grows_apart else self._make_joint_grower()
         while n < n_trees and not self._rows.should_stop:
-            numbers = range(n, min(n_trees, n + _ROUND * self._rows.size))
+            numbers = range(n, min(n_trees, n + _TREES_PER_REPORT * self._rows.size))
             self._done = [*self._done, grow(numbers)]
             n = numbers.stop
             # Hears whether the user wishes an end.
             self._rows.largest(np.zeros(1))
-            self._rows.keep(n, partial(_state, self._done))
-        state = _state(self._done)
+            self._rows.keep(n, partial(_pack_forest_state, self._done))
+        state = _pack_forest_state(self._done)
         if self._solver.out_of_bag:
             trees = Trees.unpacked(state)
-            state |= out_of_bag(self._rows, self._rooms, self._growing, trees)
+            state |= predict_out_of_bag(self._rows, self._rooms, self._growing, trees)
         return Solution(np.empty(0), n, extra=state)
 
-    def _alone(self) -> Any:
+    def _make_apart_grower(self) -> Any:
         """Function that grows some trees, each trainer its own, of all rows."""
-        whole, device, growing = gathered(self._rows, self._rooms), self._device, self._growing
+        whole, device, growing = (
+            gather_forest_rows(self._rows, self._rooms),
+            self._device,
+            self._growing,
+        )
         lane = device.lane(whole, growing.shared, self._rows.room) if device.by_levels else None
 
         def grow(numbers: range) -> tuple[Trees, Array]:
             own = numbers[self._rows.ranges(len(numbers))[self._rows.rank]]
             if lane is not None:
-                found = whole_trees(device, lane, growing, own, len(whole.numbers))
+                found = grow_whole_trees(device, lane, growing, own, len(whole.numbers))
             else:
                 found = self._rows.map(lambda t: growing.whole(whole, t), own)
-            return self._exchanged(found)
+            return self._exchange_trees(found)
 
         return grow
 
-    def _exchanged(self, own: Sequence[tuple[Tree, Array]]) -> tuple[Trees, Array]:
+    def _exchange_trees(self, own: Sequence[tuple[Tree, Array]]) -> tuple[Trees, Array]:
         """The trees of all trainers, in their order."""
-        parts = [_packed(own, self._bins)] if own else []
+        parts = [_pack_trees(own, self._bins)] if own else []
         if self._rows.size > 1:
-            arrays = [parts[0][name] for name in _NAMES] if parts else []
+            arrays = [parts[0][name] for name in _TREE_ARRAYS] if parts else []
             every = self._rows.gather(arrays)
-            parts = [dict(zip(_NAMES, found, strict=True)) for found in every if found]
-        return _merged([(Trees.unpacked(part), part["impurity"]) for part in parts])
+            parts = [dict(zip(_TREE_ARRAYS, found, strict=True)) for found in every if found]
+        return _concatenate_trees([(Trees.unpacked(part), part["impurity"]) for part in parts])
 
-    def _together(self) -> Any:
+    def _make_joint_grower(self) -> Any:
         """Function that grows some trees, all trainers each of them."""
-        together = Together(self._rows, self._rooms, self._growing, self._device)
+        together = JointGrower(self._rows, self._rooms, self._growing, self._device)
 
         def grow(numbers: range) -> tuple[Trees, Array]:
-            packed = _packed(together.grow(numbers), self._bins)
+            packed = _pack_trees(together.grow(numbers), self._bins)
             return Trees.unpacked(packed), packed["impurity"]
 
         return grow
 
 
-def _device_of(device: str, growth: ForestGrowth) -> ForestDevice:
+def _choose_device(device: str, growth: ForestParams) -> ForestDevice:
     """Device that trees grow on: medians are found by the host's loops alone."""
     return forests_on("cpu" if growth.criterion.needs_rows else device)
 
 
-def _packed(trees: Sequence[tuple[Tree, Array]], bins: Bins) -> dict[str, Array]:
+def _pack_trees(trees: Sequence[tuple[Tree, Array]], bins: Bins) -> dict[str, Array]:
     packed = Trees.of([tree for tree, _ in trees], 1, bins).packed()
     return {**packed, "impurity": np.concatenate([impurity for _, impurity in trees])}
 
 
-def _merged(parts: Sequence[tuple[Trees, Array]]) -> tuple[Trees, Array]:
+def _concatenate_trees(parts: Sequence[tuple[Trees, Array]]) -> tuple[Trees, Array]:
     """Trees behind each other."""
     if len(parts) == 1:
         return parts[0]
@@ -223,8 +228,43 @@ def _merged(parts: Sequence[tuple[Trees, Array]]) -> tuple[Trees, Array]:
     return merged, np.concatenate([impurity for _, impurity in parts])
 
 
-def _state(done: Sequence[tuple[Trees, Array]]) -> dict[str, Array]:
+def _pack_forest_state(done: Sequence[tuple[Trees, Array]]) -> dict[str, Array]:
     if not done:
         return {}
-    trees, impurity = _merged(done)
+    trees, impurity = _concatenate_trees(done)
     return {**trees.packed(), "impurity": impurity}
+
+
+def predict_out_of_bag(
+    rows: OwnRows, rooms: Sequence[ForestRows], growing: ForestContext, trees: Trees
+) -> dict[str, Array]:
+    """Sums of answers, numbers of trees and targets of all rows, in their order.
+
+    The first trainer alone gets them; the others get none.
+    """
+    keys = np.array([growing.keys(t)[0] for t in range(len(trees))], np.uint64)
+    parts = rows.map(lambda room: _predict_lane(room, keys, growing, trees), rooms)
+    own = [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
+    found = []
+    for array in own:
+        empty = array[:0]
+        every = rows.deal([array, *[empty] * (rows.size - 1)]) if rows.size > 1 else [array]
+        found.append(np.concatenate(every))
+    numbers, sums, times, y = found
+    order = np.argsort(numbers, kind="stable")
+    return {"oob_sums": sums[order], "oob_times": times[order], "oob_y": y[order]}
+
+
+def _predict_lane(
+    room: ForestRows, keys: Array, growing: ForestContext, trees: Trees
+) -> list[Array]:
+    from daskml_dist.backends.forest_oob import add_out_of_bag
+
+    nodes = trees.nodes
+    sums = np.zeros((len(room.y), nodes.value.shape[1]))
+    times = np.zeros(len(room.y), np.int64)
+    add_out_of_bag(
+        room.rows, room.numbers, keys, growing.table, trees.roots, nodes.feature, nodes.bin,
+        nodes.left, nodes.missing_left, growing.bins.max_bins, nodes.value, sums, times,
+    )  # fmt: skip
+    return [room.numbers, sums, times, room.y]

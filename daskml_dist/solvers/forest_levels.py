@@ -5,30 +5,41 @@ What it makes of a level is one call of each kind, whatever the number of nodes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.backends.forests import TOLD, ForestDevice, ForestFacts, ForestLane, Nodes
 from daskml_dist.models.grown_tree import GrownTree
+from daskml_dist.models.trees import Tree
+from daskml_dist.solvers.forest_growth import ForestContext
+from daskml_dist.solvers.forest_rows import ForestRows
+from daskml_dist.solvers.own_rows import Array
 
-__all__ = ["best_cuts", "grown_by_levels"]
+__all__ = [
+    "find_best_cuts",
+    "grow_by_levels",
+    "grow_tree_parts",
+    "grow_whole_trees",
+    "sum_root_lines",
+]
 
-Array = NDArray[Any]
-
-#: What `best_cuts` asks.
-Look = Callable[[Array, slice, bool], Array]
+#: Share of the device's free memory for the lines of trees that grow together.
+_LINES_SHARE = 0.3
+#: What `find_best_cuts` asks.
+FindCuts = Callable[[Array, slice, bool], Array]
 #: Bytes of the histograms of some nodes.
-_BYTES = 2**28
+_HISTOGRAM_BYTES = 2**28
 #: Features that nodes look at where none of the first varied.
-_MORE = 8
+_MORE_FEATURES = 8
+#: Where the features that a node looks at stand in the facts of a tree; see `forest_cuts`.
+_N_FEATURES_FACT = 7
 
 
-def grown_by_levels(
+def grow_by_levels(
     device: ForestDevice, lane: ForestLane, facts: ForestFacts, of_trees: NDArray[np.int64],
     least: NDArray[np.float64], roots: Nodes, depth: NDArray[np.int32],
 ) -> list[GrownTree]:  # fmt: skip
@@ -47,10 +58,12 @@ def grown_by_levels(
     roots : Nodes
     depth : ndarray of int32 of shape (n,)
     """
-    return _Levels(device, lane, facts, of_trees, least).grow(roots, depth)
+    return _LevelGrower(device, lane, facts, of_trees, least).grow(roots, depth)
 
 
-def best_cuts(look: Look, n: int, facts: ForestFacts, m: int, most: int) -> NDArray[np.int64]:
+def find_best_cuts(
+    look: FindCuts, n: int, facts: ForestFacts, m: int, most: int
+) -> NDArray[np.int64]:
     """The best cut of each of some nodes, as `ForestDevice.best` tells.
 
     Where none of the first features of a node varies, it looks at more, up to the first that does.
@@ -72,16 +85,16 @@ def best_cuts(look: Look, n: int, facts: ForestFacts, m: int, most: int) -> NDAr
     found[:, 0] = -1
     first, last, which = 0, m, np.arange(n)
     while len(which) and first < last:
-        for at, of in _batches(len(which), last - first, facts.n_sums, most):
+        for at, of in _iterate_batches(len(which), last - first, facts.n_sums, most):
             some, one = which[at], first > 0
             best = look(some, slice(first + of.start, first + of.stop), one)
-            _merge(found, some, best, one)
+            _merge_cuts(found, some, best, one)
         which = which[found[which, 3] == 0]
-        first, last = last, min(last + _MORE, facts.n_features)
+        first, last = last, min(last + _MORE_FEATURES, facts.n_features)
     return found
 
 
-def _merge(found: Array, which: Array, best: Array, one: bool) -> None:
+def _merge_cuts(found: Array, which: Array, best: Array, one: bool) -> None:
     """Take note of better cuts; with `one`, of nodes of which nothing varied before."""
     before = found[which]
     worths, old = (np.ascontiguousarray(b[:, 1]).view(np.float64) for b in (best, before))
@@ -94,7 +107,7 @@ def _merge(found: Array, which: Array, best: Array, one: bool) -> None:
     found[which] = before
 
 
-def _batches(
+def _iterate_batches(
     n_nodes: int, n_features: int, n_sums: int, most: int
 ) -> Iterator[tuple[slice, slice]]:
     """Nodes and features whose histograms are made at once, in at most so many bytes."""
@@ -107,7 +120,7 @@ def _batches(
 
 
 @dataclass
-class _Store:
+class _LevelStore:
     """Nodes of all levels so far, as arrays of each."""
 
     tree: list[Array] = field(default_factory=list)
@@ -162,7 +175,7 @@ class _Store:
         return [of_tree(order[a:b]) for a, b in pairwise(ends.tolist())]
 
 
-class _Levels:
+class _LevelGrower:
     """Growth of some nodes."""
 
     def __init__(
@@ -174,14 +187,14 @@ class _Levels:
 
     def grow(self, nodes: Nodes, depth: Array) -> list[GrownTree]:
         """Trees that grow of the nodes."""
-        store, n_trees = _Store(), len(nodes)
+        store, n_trees = _LevelStore(), len(nodes)
         while len(nodes):
-            open_, sums = self._open(nodes, depth, store)
-            nodes, split = self._split(nodes.some(open_), sums, open_, store)
+            open_, sums = self._open_nodes(nodes, depth, store)
+            nodes, split = self._split_nodes(nodes.some(open_), sums, open_, store)
             depth = (depth[split] + 1).repeat(2)
         return store.made(n_trees, self._facts.bounded)
 
-    def _open(self, nodes: Nodes, depth: Array, store: _Store) -> tuple[Array, Array]:
+    def _open_nodes(self, nodes: Nodes, depth: Array, store: _LevelStore) -> tuple[Array, Array]:
         """Store nodes; which may be split, and the sums of these."""
         from daskml_dist.backends.forest_nodes import may_be_split
 
@@ -195,15 +208,15 @@ class _Levels:
         (open_,) = np.nonzero(may)
         return open_, sums[open_]
 
-    def _split(
-        self, nodes: Nodes, sums: Array, number: Array, store: _Store
+    def _split_nodes(
+        self, nodes: Nodes, sums: Array, number: Array, store: _LevelStore
     ) -> tuple[Nodes, Array]:
         """Split nodes, where that is worth it; their children, and the numbers of those split."""
         from daskml_dist.backends.forest_nodes import settled
 
         if not len(nodes):
             return nodes, number
-        best = self._find(nodes, sums)
+        best = self._find_cuts(nodes, sums)
         gain, bounds = np.empty(len(nodes)), np.empty((len(nodes), 2, 3))
         ways = np.empty((len(nodes), 2), np.uint64)
         worths = np.ascontiguousarray(best[:, 1]).view(np.float64)
@@ -224,7 +237,7 @@ class _Levels:
         )  # fmt: skip
         return children, number
 
-    def _find(self, nodes: Nodes, sums: Array) -> Array:
+    def _find_cuts(self, nodes: Nodes, sums: Array) -> Array:
         """The best cut of each node."""
         device, facts = self._device, self._facts
 
@@ -237,8 +250,98 @@ class _Levels:
             told = device.cuts(some, features, hist, jobs, own, facts, self._of_trees)
             return device.best(told, features, one)
 
-        return best_cuts(look, len(nodes), facts, int(self._of_trees[0, _FEATURES]), _BYTES)
+        return find_best_cuts(
+            look, len(nodes), facts, int(self._of_trees[0, _N_FEATURES_FACT]), _HISTOGRAM_BYTES
+        )
 
 
-#: Where the features that a node looks at stand in the facts of a tree; see `forest_cuts`.
-_FEATURES = 7
+def grow_whole_trees(
+    device: ForestDevice,
+    lane: ForestLane,
+    growing: ForestContext,
+    numbers: Sequence[int],
+    n_rows: int,
+) -> list[tuple[Tree, Array]]:
+    """Some trees, and the impurity of their nodes, of rows that a lane has all."""
+    found: list[tuple[Tree, Array]] = []
+    each = 2 * 8 * growing.growth.n_line * max(n_rows, 1)
+    while len(found) < len(numbers):
+        left = len(numbers) - len(found)
+        many = int(min(left, max(1.0, _LINES_SHARE * device.budget / each)))
+        some = numbers[len(found) : len(found) + many]
+        with device.memory(n_rows):
+            n = _draw_tree_lines(lane, growing, some)
+            sums, _ = sum_root_lines(lane, growing, n)
+            facts, least = growing.all_facts(sums[:, -2])
+            paths = np.array([growing.keys(t)[1] for t in some], np.uint64)
+            grown = grow_by_levels(
+                device, lane, growing.shared, facts, least, _make_roots(growing, n, paths),
+                np.zeros(len(n), np.int32),
+            )  # fmt: skip
+        found += [growing.done(tree) for tree in grown]
+    return found
+
+
+def grow_tree_parts(
+    device: ForestDevice,
+    growing: ForestContext,
+    bins: Array,
+    lines: Array,
+    ends: NDArray[np.int64],
+    facts: Array,
+    least: Array,
+    paths: NDArray[np.uint64],
+    depths: NDArray[np.int32],
+    bounds: NDArray[np.float64],
+) -> list[GrownTree]:
+    """Parts of trees that grow of nodes whose rows are all here.
+
+    Parameters
+    ----------
+    device : ForestDevice
+    growing : ForestContext
+    bins : ndarray of uint8 of shape (n_lines, width)
+    lines : ndarray of int64 of shape (n_lines, n_line)
+        Of the nodes, behind each other.
+    ends : ndarray of int64 of shape (n_nodes + 1,)
+        Where they end, and 0.
+    facts, least, paths, depths, bounds
+        Of each node.
+    """
+    n, none = len(paths), np.empty(0, np.int64)
+    room = ForestRows(
+        bins, none, np.empty(0), None, growing.low, growing.high, none, none.astype(np.int32),
+        np.empty((0, lines.shape[1] - 2), np.int64),
+    )  # fmt: skip
+    with device.memory(len(lines)):
+        lane = device.lane(room, growing.shared, np.zeros)
+        lane.hold(lines, np.ascontiguousarray(ends[:-1]))
+        nodes = Nodes(np.arange(n), np.zeros(n, np.int64), np.diff(ends), paths, bounds, 0)
+        return grow_by_levels(device, lane, growing.shared, facts, least, nodes, depths)
+
+
+def sum_root_lines(
+    lane: ForestLane, growing: ForestContext, n: Sequence[int]
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Sums and reaches of all lines of some trees."""
+    growth = growing.growth
+    sums = np.zeros((len(n), growth.n_sums + 2), np.int64)
+    reach = np.full((len(n), 2 * growth.n_outputs), -np.inf)
+    lane.sums(_make_roots(growing, n, np.zeros(len(n), np.uint64)), sums, reach)
+    return sums, reach
+
+
+def _draw_tree_lines(lane: ForestLane, growing: ForestContext, numbers: Sequence[int]) -> list[int]:
+    """Let a lane that has all rows draw those of some trees; how many each has."""
+    keys = np.array([growing.keys(t)[0] for t in numbers], np.uint64)
+    n = lane.draw(keys, None)
+    if growing.growth.balanced:
+        sums, _ = sum_root_lines(lane, growing, n)
+        n = lane.draw(keys, growing.factors(sums))
+    return n
+
+
+def _make_roots(growing: ForestContext, n: Sequence[int], paths: NDArray[np.uint64]) -> Nodes:
+    start = np.zeros(len(n), np.int64)
+    bounds = np.tile(growing.bounds(), (len(n), 1))
+    return Nodes(np.arange(len(n)), start, np.array(n, np.int64), paths, bounds, 0)

@@ -12,26 +12,30 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from daskml_dist.backends.base import SparseRows
 from daskml_dist.backends.binning import put_in_bins
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.models.bins import Bins
 from daskml_dist.models.criteria import Criterion
-from daskml_dist.solvers.binned_rows import tiles
-from daskml_dist.solvers.own_rows import OwnRows
+from daskml_dist.solvers.binning import iterate_tiles
+from daskml_dist.solvers.own_rows import Array, OwnRows
 
-__all__ = ["ForestRows", "Scales", "forest_rows", "gathered", "scaled"]
+__all__ = [
+    "ForestRows",
+    "ForestScales",
+    "bin_forest_rows",
+    "gather_forest_rows",
+    "scale_to_integers",
+]
 
-Array = NDArray[Any]
 
 #: Bytes of a row's bins are a multiple of this.
-_WORD = 8
+_WORD_BYTES = 8
 #: Rows that are binned together, at most and at least; and entries of dense rows.
-_TILE, _FEWEST, _ENTRIES = 16_384, 64, 1 << 23
+_MAX_TILE_ROWS, _MIN_TILE_ROWS, _MAX_TILE_ENTRIES = 16_384, 64, 1 << 23
 #: Bits for rows that are drawn many times, and for weights of classes.
-_DRAW_BITS, FACTOR_BITS = 5, 12
+_REPEAT_BITS, FACTOR_BITS = 5, 12
 
 
 @dataclass(eq=False)
@@ -74,11 +78,11 @@ class ForestRows:
 
 
 #: Makes a number of each of some rows.
-Make = Callable[[ForestRows, slice], Array]
+MakeNumbers = Callable[[ForestRows, slice], Array]
 
 
 @dataclass(frozen=True)
-class Scales:
+class ForestScales:
     """Scales by which the numbers of rows became whole ones.
 
     Parameters
@@ -98,7 +102,7 @@ class Scales:
     centre: Any = 0.0
 
 
-def forest_rows(
+def bin_forest_rows(
     rows: OwnRows, lane: int, bins: Bins, n_outputs: int, class_weight: Sequence[Array]
 ) -> ForestRows:
     """Bins of a lane's rows; sparse ones are made dense some at a time.
@@ -114,12 +118,12 @@ def forest_rows(
     """
     n, d = rows.count(lane), bins.n_features
     made = ForestRows(
-        rows.room((n, -(-d // _WORD) * _WORD), np.uint8), rows.room((n,), np.int64),
+        rows.room((n, -(-d // _WORD_BYTES) * _WORD_BYTES), np.uint8), rows.room((n,), np.int64),
         rows.room((n,) if n_outputs == 1 else (n, n_outputs), np.float64), None,
         np.full((d, 256), np.inf), np.full((d, 256), -np.inf),
     )  # fmt: skip
-    tile = min(_TILE, max(_FEWEST, _ENTRIES // d))
-    put, stop = _TilesIn(rows, made, bins, class_weight, min(n, tile)), 0
+    tile = min(_MAX_TILE_ROWS, max(_MIN_TILE_ROWS, _MAX_TILE_ENTRIES // d))
+    put, stop = _TileWriter(rows, made, bins, class_weight, min(n, tile)), 0
     for first, block in rows.blocks(lane):
         for start in range(0, block.X.shape[0], tile):
             X = block.X[start : start + tile]
@@ -131,7 +135,7 @@ def forest_rows(
     return made
 
 
-class _TilesIn:
+class _TileWriter:
     """Puts tiles of rows in their place among a lane's.
 
     Parameters
@@ -174,10 +178,10 @@ class _TilesIn:
         reach_of(X, of, made.low, made.high)
 
 
-def scaled(
+def scale_to_integers(
     rows: OwnRows, rooms: Sequence[ForestRows], criterion: Criterion, classes: Sequence[int],
     bootstrap: bool, factors: bool,
-) -> Scales:  # fmt: skip
+) -> ForestScales:  # fmt: skip
     """Make whole numbers of the targets and weights of all trainers' rows, and merge their bins.
 
     Parameters
@@ -207,36 +211,36 @@ def scaled(
     for room in rooms:
         room.low, room.high = -both[0], both[1]
     bits = int(rows.n_rows).bit_length()
-    spare = (_DRAW_BITS if bootstrap else 0) + (FACTOR_BITS if factors else 0)
-    weight = _weights(rows, rooms, 62 - bits - spare)
-    scales = Scales(bits, weight)
+    spare = (_REPEAT_BITS if bootstrap else 0) + (FACTOR_BITS if factors else 0)
+    weight = _scale_weights(rows, rooms, 62 - bits - spare)
+    scales = ForestScales(bits, weight)
     if criterion.of_classes:
         for room in rooms:
-            room.slot, room.more = _slots(rows, room.y, classes)
+            room.slot, room.more = _class_slots(rows, room.y, classes)
         return scales
-    return _targets(rows, rooms, criterion, scales, 62 - spare)
+    return _scale_targets(rows, rooms, criterion, scales, 62 - spare)
 
 
-def _slots(rows: OwnRows, y: Array, classes: Sequence[int]) -> tuple[Array, Array]:
+def _class_slots(rows: OwnRows, y: Array, classes: Sequence[int]) -> tuple[Array, Array]:
     """Classes of the first output, and the sums that those of the others add to."""
     first = np.append(0, np.cumsum(classes[:-1]))
     slot = rows.room((len(y),), np.int32)
     more = rows.room((len(y), len(classes) // 2 * 2), np.int64)
-    for at in tiles(len(y)):
+    for at in iterate_tiles(len(y)):
         slots = y[at].reshape(-1, len(classes)).astype(np.int32) + first
         slot[at], more[at] = slots[:, 0], -1
         more[at, : len(classes) - 1] = slots[:, 1:]
     return slot, more
 
 
-def _weights(rows: OwnRows, rooms: Sequence[ForestRows], bits: int) -> float:
+def _scale_weights(rows: OwnRows, rooms: Sequence[ForestRows], bits: int) -> float:
     """Make the weights whole numbers; their scale."""
     facts = np.zeros(3)
     for room in rooms:
         room.weight = rows.room((len(room.y),), np.int64)
         if (given := room.given) is None:
             continue
-        for at in tiles(len(given)):
+        for at in iterate_tiles(len(given)):
             odd = (given[at] % 1).any()
             facts = np.maximum(facts, [1.0, given[at].max(initial=0.0), odd])
     weighted, largest, odd = rows.largest(facts)
@@ -247,21 +251,21 @@ def _weights(rows: OwnRows, rooms: Sequence[ForestRows], bits: int) -> float:
     if not 0 < largest < np.inf:
         raise InvalidDataError("All weights are zero. Give some rows a positive weight.")
 
-    scale = _scale(rows, rooms, _given, largest, bits)
+    scale = _find_scale(rows, rooms, _user_weights, largest, bits)
     if not odd and scale >= 1:
         scale = 1.0
     for room in rooms:
-        for at in tiles(len(room.y)):
-            room.weight[at] = np.rint(_given(room, at) * scale)
+        for at in iterate_tiles(len(room.y)):
+            room.weight[at] = np.rint(_user_weights(room, at) * scale)
     return scale
 
 
-def _given(room: ForestRows, at: slice) -> Array:
+def _user_weights(room: ForestRows, at: slice) -> Array:
     return np.ones(len(room.y[at])) if room.given is None else room.given[at]
 
 
-def _scale(
-    rows: OwnRows, rooms: Sequence[ForestRows], make: Make, largest: float, bits: int
+def _find_scale(
+    rows: OwnRows, rooms: Sequence[ForestRows], make: MakeNumbers, largest: float, bits: int
 ) -> float:
     """The largest power of two that brings the sum of some numbers, all positive, below 2**bits."""
     if not largest > 0:
@@ -271,21 +275,25 @@ def _scale(
     total = sum(
         int(np.ceil(make(room, at) * rough).astype(np.int64).sum())
         for room in rooms
-        for at in tiles(len(room.y))
+        for at in iterate_tiles(len(room.y))
     )
     total = int(rows.sum(np.array([total]))[0])
     return float(np.ldexp(rough, bits - total.bit_length() - 1))
 
 
-def _targets(
-    rows: OwnRows, rooms: Sequence[ForestRows], criterion: Criterion, scales: Scales, bits: int
-) -> Scales:
-    found = [_reach(room.y.reshape(len(room.y), -1)) for room in rooms]
+def _scale_targets(
+    rows: OwnRows,
+    rooms: Sequence[ForestRows],
+    criterion: Criterion,
+    scales: ForestScales,
+    bits: int,
+) -> ForestScales:
+    found = [_target_range(room.y.reshape(len(room.y), -1)) for room in rooms]
     top, bottom = rows.largest(np.max(found, axis=0).ravel()).reshape(2, -1)
     bottom = -bottom
     centre = np.zeros(len(top))
     if criterion.kind == 3:
-        _check_poisson(top, bottom)
+        _check_poisson_targets(top, bottom)
     elif not criterion.needs_rows:
         # Digits that all targets share would cost bits.
         apart = np.maximum(abs(top), abs(bottom)) > 16 * (top - bottom)
@@ -296,55 +304,57 @@ def _targets(
         room.more = rows.room((len(room.y), 2 * k + 1), np.int64)
         room.more[:, k + 1 :] = room.y.reshape(len(room.y), -1).view(np.int64)
     target, term = (
-        _whole(rows, rooms, partial(_weighted, made, centre), columns, bits)
+        _write_integers(rows, rooms, partial(_weighted_numbers, made, centre), columns, bits)
         for made, columns in (
-            (_as_they_are, slice(0, k)),
-            (partial(_terms, criterion), slice(k, k + 1)),
+            (_identity, slice(0, k)),
+            (partial(_criterion_terms, criterion), slice(k, k + 1)),
         )
     )
-    return Scales(
+    return ForestScales(
         scales.bits, scales.weight, target, target if criterion.needs_rows else term, centre
     )
 
 
-def _as_they_are(y: Array) -> Array:
+def _identity(y: Array) -> Array:
     return y
 
 
-def _terms(criterion: Criterion, y: Array) -> Array:
+def _criterion_terms(criterion: Criterion, y: Array) -> Array:
     terms: Array = criterion.terms(y).sum(axis=1, keepdims=True)
     return terms
 
 
-def _weighted(made: Callable[[Array], Array], centre: Array, room: ForestRows, at: slice) -> Array:
+def _weighted_numbers(
+    made: Callable[[Array], Array], centre: Array, room: ForestRows, at: slice
+) -> Array:
     """Numbers made of some targets, by their weights; a column or more."""
     y = room.y[at]
     return np.asarray(made(y.reshape(len(y), -1) - centre)) * room.weight[at, None]
 
 
-def _whole(
-    rows: OwnRows, rooms: Sequence[ForestRows], make: Make, columns: slice, bits: int
+def _write_integers(
+    rows: OwnRows, rooms: Sequence[ForestRows], make: MakeNumbers, columns: slice, bits: int
 ) -> float:
     """Make whole numbers, columns of `ForestRows.more`; their scale."""
-    parts = ((room, at) for room in rooms for at in tiles(len(room.y)))
+    parts = ((room, at) for room in rooms for at in iterate_tiles(len(room.y)))
     own = max((np.abs(make(room, at)).max(initial=0.0) for room, at in parts), default=0.0)
     most = rows.largest(np.array([own]))[0]
     if not np.isfinite(most):
         raise InvalidDataError("The targets are too large: their squares overflow. Scale y.")
     width = columns.stop - columns.start
-    scale = _scale(rows, rooms, lambda room, at: np.abs(make(room, at)), most * width, bits)
+    scale = _find_scale(rows, rooms, lambda room, at: np.abs(make(room, at)), most * width, bits)
     for room in rooms:
-        for at in tiles(len(room.y)):
+        for at in iterate_tiles(len(room.y)):
             room.more[at, columns] = np.rint(make(room, at) * scale)
     return scale
 
 
-def _reach(y: Array) -> Array:
+def _target_range(y: Array) -> Array:
     """Largest target, and minus the smallest, of each output."""
     return np.stack([y.max(axis=0, initial=-np.inf), -y.min(axis=0, initial=np.inf)])
 
 
-def _check_poisson(top: Array, bottom: Array) -> None:
+def _check_poisson_targets(top: Array, bottom: Array) -> None:
     if (bottom < 0).any():
         raise InvalidDataError(
             "Some value(s) of y are negative which is not allowed for Poisson regression. "
@@ -357,19 +367,19 @@ def _check_poisson(top: Array, bottom: Array) -> None:
         )
 
 
-def gathered(rows: OwnRows, rooms: Sequence[ForestRows]) -> ForestRows:
+def gather_forest_rows(rows: OwnRows, rooms: Sequence[ForestRows]) -> ForestRows:
     """The rows of all lanes of all trainers."""
     own = [
-        _joined([getattr(room, name) for room in rooms])
+        _concatenate([getattr(room, name) for room in rooms])
         for name in ("rows", "numbers", "weight", "slot", "more")
     ]
     every = rows.gather(own) if rows.size > 1 else [own]
     bins, numbers, weight, slot, more = (
-        np.ascontiguousarray(_joined(parts)) for parts in zip(*every, strict=True)
+        np.ascontiguousarray(_concatenate(parts)) for parts in zip(*every, strict=True)
     )
     first = rooms[0]
     return ForestRows(bins, numbers, np.empty(0), None, first.low, first.high, weight, slot, more)
 
 
-def _joined(parts: Sequence[Array]) -> Array:
+def _concatenate(parts: Sequence[Array]) -> Array:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -1,202 +1,400 @@
-"""Parallel-update boosting: a step in all coordinates at once, each as long as is safe."""
+"""Gradient boosting of trees on the rows of all trainers: the same trees on any number of them.
+
+What decides is a sum of whole numbers, or follows from a row alone; draws are hashed from the
+number that a row has among all. Gradients of a tree are brought to 31 bits, hessians to 24, by a
+power of two that follows from the largest of all rows. Of more rows than bins are made of, 13 and
+12 bits are enough: each is rounded up or down by a draw, so that sums are right in the mean, and
+histograms take half the time (Shi et al., "Quantized training of gradient boosting decision
+trees", NeurIPS 2022).
+
+References
+----------
+T. Chen and C. Guestrin, "XGBoost: A scalable tree boosting system", KDD 2016.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from daskml_dist.backends import Backend
-from daskml_dist.backends.namespace import arithmetic_dtype, namespace, ones, scalar, total
-from daskml_dist.errors import InvalidParameterError
-from daskml_dist.losses import LogLoss
-from daskml_dist.models.base import BatchRows
-from daskml_dist.solvers.base import Array, PenalisedSolver, Solution, Statistic, Sums, start_of
-from daskml_dist.solvers.rows import elementwise, row_tiles, to_rows
+from daskml_dist.backends.tree_devices import trees_on
+from daskml_dist.backends.trees import CONSTANT, EXACT, ROUNDED, TreeRows
+from daskml_dist.errors import DivergedError, InvalidDataError
+from daskml_dist.models.bins import Bins
+from daskml_dist.models.hashed import draws
+from daskml_dist.models.trees import Tree, Trees
+from daskml_dist.solvers.base import Solution
+from daskml_dist.solvers.binning import SAMPLE_ROWS, BinnedRows, bin_rows, find_bins
+from daskml_dist.solvers.boosting_losses import BoostLoss
+from daskml_dist.solvers.boosting_scores import BoostScores, StoppingRule, WatchedScores
+from daskml_dist.solvers.exact_sums import GroupedValues, group_quantiles, sum_exactly
+from daskml_dist.solvers.holdout import HoldoutMask
+from daskml_dist.solvers.own_rows import Array, OwnRows, RowSolver
+from daskml_dist.solvers.tree_growth import Leaf, TreeGrower, TreeParams
 
-__all__ = ["Boosting", "Correlations", "LongestRow"]
+__all__ = ["GradientBoostingSolver", "StoppingRule"]
 
-#: A step at most, in units of one over the longest row: what only one class has would have no end.
-_LONGEST_STEP = 3.0
-#: Newton iterations of a step at most; a handful is usual.
-_MAX_NEWTON = 50
-
-
-@dataclass(frozen=True)
-class LongestRow(Statistic):
-    """The largest l1-norm of a row."""
-
-    additive = False
-    in_parts: ClassVar[bool] = True
-
-    def shape(self, model: Any) -> tuple[int, ...]:
-        return (1,)
-
-    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
-        X = rows.X
-        every = ones((X.shape[1], 1), arithmetic_dtype(X), like=out)
-        xp = namespace(every)
-        for at in row_tiles(X, backend):
-            norms = backend.dot(elementwise(xp.abs, backend.part(X, at)), every)
-            self.merge(out, xp.max(norms, keepdims=True))
-        return float("nan")
-
-    def merge(self, total: Array, part: Array) -> None:
-        total[...] = namespace(total).maximum(total, part)
+#: Bits of a gradient and of a hessian: all digits of float32, or few of many rows.
+_EXACT_BITS, _ROUNDED_BITS = (30, 24), (12, 12)
+#: Mean square of gradients, and mean of hessians, in units of the last bit, for which few do.
+_MIN_MEAN_SQUARE, _MIN_MEAN_HESSIAN = 256, 4
+#: Names this use of a seed.
+_ROUNDING_DRAW = 4
+#: Names this use of a seed.
+_FEATURE_DRAW = 3
 
 
 @dataclass(frozen=True, eq=False)
-class Correlations(Statistic):
-    """Losses at `w`, and how each feature goes with what the rows still lack.
+class GradientBoostingSolver(RowSolver):
+    """Boosting of trees.
 
-    ``[loss, *(W- - W+), *(W- + W+)]``, where `W+` sums what asks for a larger coefficient and `W-`
-    what asks for a smaller one. Their difference is the gradient of the summed loss.
-    """
-
-    w: Array
-    in_parts: ClassVar[bool] = True
-
-    def shape(self, model: Any) -> tuple[int, ...]:
-        return (1 + 2 * self.w.size,)
-
-    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
-        xp, w = namespace(out), to_rows(self.w, rows.X, backend)
-        parts = xp.reshape(out[1:], (2, *w.shape))
-        summed = 0.0
-        for at in row_tiles(rows.X, backend):
-            part = rows.part(at, backend)
-            X, weight = part.X, part.weight
-            losses, g = model.loss.value_and_gradient(
-                model.targets(part.y, w.dtype), model.raw_prediction(w, X, backend)
-            )
-            if weight is not None:
-                losses, g = losses * weight, g * (weight if g.ndim == 1 else weight[:, None])
-            _add_products(model, X, g, parts[0, ...], backend)
-            _add_products(model, elementwise(xp.abs, X), xp.abs(g), parts[1, ...], backend)
-            summed += scalar(total(losses, dtype=xp.float64))
-        out[0] += summed
-        return summed
-
-
-def _add_products(model: Any, X: Any, g: Any, out: Any, backend: Backend) -> None:
-    backend.add_tdot(X, g, out[: model.n_features, ...])
-    if model.fit_intercept:
-        out[-1, ...] += total(g, axis=0, dtype=namespace(g).float64)
-
-
-@dataclass(frozen=True)
-class Boosting(PenalisedSolver):
-    """Parallel-update boosting of the log loss, for wide sparse rows.
-
-    Every round is one pass: it sums, for each feature, what asks for a larger coefficient (`W+`)
-    and what asks for a smaller one (`W-`), and moves all coefficients at once, each to the minimum
-    of a bound of the objective that leaves the others out; without a penalty by
-    ``log(W+ / W-) / (2 R)``, where `R` is the largest l1-norm of a row. So the objective falls in
-    every round, with no line search and no learning rate, whatever the number of features. Steps
-    are short where rows are long: scale features to 1 at most, and expect hundreds of rounds.
-
-    It stops once no component of the gradient is larger than `tol`.
-
-    References
+    Parameters
     ----------
-    M. Collins, R. E. Schapire and Y. Singer, "Logistic regression, AdaBoost and Bregman
-    distances", Machine Learning 48, 2002: the bound, and the parallel update.
-    J. Duchi and Y. Singer, "Boosting with structural sparsity", ICML 2009: with penalties.
-    T. Chandra et al., "Sibyl: a system for large scale machine learning", LADIS 2010 (keynote).
-
-    Examples
-    --------
-    >>> from daskml_dist.penalties import Penalty
-    >>> from daskml_dist.solvers import Boosting
-    >>> Boosting(Penalty(0.1, 1.0), max_iter=100, tol=1e-4).handles_l1
-    True
+    loss : BoostLoss
+    learning_rate : float
+    max_iter : int
+    growth : TreeParams
+    max_bins : int
+    categories : tuple of ndarray of float64, or None, a feature
+        Sorted; empty where they are to be looked for. None: the feature is a number.
+    seed : int
+    stopping : StoppingRule or None
+        None: all iterations are made.
+    aside : HoldoutMask or None
+        Rows that are held out, to stop early by or to be watched.
+    watching : WatchedScores or None
+        Scores of rows held out that the user watches.
+    begin : mapping of str to ndarray, or None
+        State of a fit to go on from.
     """
 
-    name = "boosting"
-    handles_l1 = True
+    loss: BoostLoss
+    learning_rate: float
+    max_iter: int
+    growth: TreeParams
+    max_bins: int
+    categories: tuple[NDArray[np.float64] | None, ...]
+    seed: int
+    stopping: StoppingRule | None = None
+    aside: HoldoutMask | None = None
+    watching: WatchedScores | None = None
+    begin: Mapping[str, Array] | None = None
 
     @property
     def max_passes(self) -> int:
-        """One a round, one for the longest row, one at the end."""
-        return self.max_iter + 2
+        """An iteration each."""
+        return self.max_iter
 
-    def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
-        """Minimise the penalised mean loss.
+    @property
+    def score_names(self) -> tuple[str, ...]:
+        """Keys of the scores that each iteration is reported with."""
+        return () if self.watching is None else self.watching.names
 
-        Raises
-        ------
-        InvalidParameterError
-            For another loss than the log loss, which the bound is of.
+    def solve(self, model: Any, rows: OwnRows) -> Solution:
+        """Boost.
+
+        Returns
+        -------
+        Solution
+            With the arrays of `Trees.packed`, the "baseline", and the scores ("train_score",
+            "validation_score").
         """
-        if not isinstance(model.loss, LogLoss):
-            raise InvalidParameterError(
-                f'solver="boosting" minimises the log loss, not {model.loss!r}. Use "lbfgs".'
+        return _BoostingRun(self, rows).run()
+
+
+class _BoostingRun:
+    """Boosting on one trainer's rows."""
+
+    def __init__(self, solver: GradientBoostingSolver, rows: OwnRows) -> None:
+        self._solver, self._rows, self._loss = solver, rows, solver.loss
+        self._device = trees_on(rows.device)
+        self._aside = None if solver.aside is None else solver.aside.located(rows)
+        kept = rows.kept or solver.begin
+        self._before: list[Tree] = []
+        bins, scores = None, dict[str, list[float]](train_score=[], validation_score=[])
+        if kept is not None:
+            trees = Trees.unpacked(kept)
+            bins, self._before = trees.bins, [trees.tree(i) for i in range(len(trees))]
+            scores = {name: kept[name].tolist() for name in scores}
+        self._scores = BoostScores(rows, solver.stopping, solver.watching, self._loss, scores)
+        self._rooms, self._held = self._bin_own_rows(bins)
+        self._check_row_counts()
+        bins = self._rooms[0].bins
+        self._bins = bins
+        # Weights of 1 are as good as none. A trainer's rows may all be held out.
+        weights = [room.weight for room in self._rooms if room.weight is not None]
+        weighted = float(any((weight != 1).any() for weight in weights))
+        self._weighted = bool(rows.largest(np.array([weighted]))[0])
+        self._constant = self._loss.constant_hessian and not self._weighted
+        self._missing = self._find_missing_features()
+        self._baseline = self._initial_prediction() if kept is None else kept["baseline"]
+        self._trees = self._before
+        rows.map(self._update_predictions, [*self._rooms, *self._held])
+
+    # -- rows ----------------------------------------------------------------------------------
+
+    def _bin_own_rows(self, bins: Bins | None) -> tuple[list[BinnedRows], list[BinnedRows]]:
+        """The binned rows of the own lanes, and those held out."""
+        rows, solver, aside = self._rows, self._solver, self._aside
+        made: dict[int, Any] = rows.memory.setdefault("bin_rows", {})
+        if bins is None:
+            bins = rows.memory.get("bins")
+        # Who has come after a loss knows none.
+        if rows.largest(np.array([float(bins is None)]))[0]:
+            n = float(rows.n_rows) if aside is None else aside.n_left(rows.n_rows)
+            bins = find_bins(rows, solver.max_bins, solver.categories, solver.seed, aside, n)
+        assert bins is not None
+        rows.memory["bins"] = bins
+        for lane in set(made) - set(rows.lanes):
+            del made[lane]
+        new = [lane for lane in rows.lanes if lane not in made]
+        stopping = solver.stopping
+        numbered = solver.watching is not None
+        if stopping is not None:
+            numbered |= stopping.scorer is not None or stopping.within is not None
+        found = rows.map(lambda lane: bin_rows(rows, lane, bins, aside, numbered), new)
+        made.update(zip(new, found, strict=True))
+        own = [made[lane][0] for lane in rows.lanes]
+        held = [made[lane][1] for lane in rows.lanes if made[lane][1] is not None]
+        return own, held
+
+    def _check_row_counts(self) -> None:
+        n = self._rows.sum(np.array([sum(r.n for r in self._rooms), sum(r.n for r in self._held)]))
+        self._n_train, self._n_held = n.tolist()
+        if not self._n_train or (self._aside is not None and not self._n_held):
+            raise InvalidDataError(
+                f"Early stopping leaves {self._n_train} rows to train on and {self._n_held} to "
+                "validate with. Change validation_fraction, or set early_stopping=False."
             )
-        if (kept := sums.kept) is None:
-            w, n_iter = start_of(model, start), 0
-            reach = _reach(model, float(sums(LongestRow())[0]))
-        else:
-            w, n_iter, reach = kept["w"], int(kept["n_iter"]), float(kept["reach"])
-        l1, l2 = np.zeros((len(w), 1)), np.zeros((len(w), 1))
-        l1[: model.n_penalised], l2[: model.n_penalised] = self.penalty.l1, self.penalty.l2
-        while True:
-            total = sums(Correlations(w))[1:].reshape(2, *w.shape) / sums.n_rows
-            steepest = _steepest(w, total[0] + l2 * w, l1)
-            if steepest <= self.tol:
-                return Solution(w, n_iter)
-            # The last pass too sets should_stop.
-            if n_iter == self.max_iter:
-                message = f"a component of the gradient is still {steepest:.2g}"
-                return Solution(w, n_iter, False, message)
-            if sums.should_stop:
-                return Solution(w, n_iter)
-            more, less = np.maximum([total[1] - total[0], total[1] + total[0]], 0) / 2
-            w = _moved(w, more, less, reach, l1, l2)
+
+    def _find_missing_features(self) -> NDArray[np.uint8]:
+        missing = np.max([room.missing for room in self._rooms], axis=0)
+        return np.asarray(self._rows.largest(missing), np.uint8)
+
+    def _update_predictions(self, room: BinnedRows) -> None:
+        """Make what is kept of each row, as all trees so far leave it."""
+        k, extra = self._loss.n_outputs, room.extra
+        if "raw" not in extra or extra["n_trees"] > len(self._trees):
+            extra["raw"] = room.room((k, room.n), np.float64)
+            extra["raw"] += self._baseline[:, None]
+            extra["n_trees"] = 0
+            extra["packed"] = room.room((k, room.n), np.int64)
+            extra["index"] = room.room((room.n,), np.int32)
+            extra["spare"] = room.room((room.n,), np.int32)
+        for number in range(extra["n_trees"], len(self._trees)):
+            _add_tree_values(room, self._trees[number], number % k)
+        extra["n_trees"] = len(self._trees)
+
+    # -- starts and leaves ---------------------------------------------------------------------
+
+    def _initial_prediction(self) -> NDArray[np.float64]:
+        """The raw prediction of no tree."""
+        if self._loss.quantile is not None:
+            whole = [(r.y, np.zeros(r.n, np.int64), r.weight) for r in self._rooms]
+            return self._group_quantiles(whole, 1)
+
+        def targets(room: BinnedRows, at: slice) -> list[Array]:
+            weight = _row_weights(room, at)
+            return [*(self._loss.of_target(room.y[at]) * weight[:, None]).T, weight]
+
+        sums = sum_exactly(self._rows, self._rooms, targets, self._loss.n_outputs + 1)
+        if not sums[-1] > 0:
+            raise InvalidDataError(
+                "All weights of the rows to train on are zero. Give some rows a positive weight."
+            )
+        return self._loss.start(sums[:-1] / sums[-1])
+
+    def _group_quantiles(
+        self, given: Sequence[GroupedValues], n_groups: int
+    ) -> NDArray[np.float64]:
+        share = self._loss.quantile
+        assert share is not None
+        return group_quantiles(self._rows, given, n_groups, share, middle=not self._weighted)
+
+    def _residual_quantiles(self, leaves: Sequence[Leaf]) -> NDArray[np.float64]:
+        """The quantile of the residuals of each leaf's rows."""
+
+        lanes = self._grower.lanes
+
+        def of_lane(i: int) -> list[GroupedValues]:
+            lanes[i].bring_raw()
+            groups = lanes[i].leaves([leaf.at[i] for leaf in leaves])
+            return [
+                (room.y - room.extra["raw"][0], of_room, room.weight)
+                for room, of_room in zip(lanes[i].rooms, groups, strict=True)
+            ]
+
+        given = self._rows.map(of_lane, range(len(lanes)))
+        return self._group_quantiles([part for parts in given for part in parts], len(leaves))
+
+    # -- iterations ----------------------------------------------------------------------------
+
+    def run(self) -> Solution:
+        """Make the iterations."""
+        solver, k = self._solver, self._loss.n_outputs
+        self._grower = grower = TreeGrower(
+            self._rows, self._rooms, self._bins, solver.growth, self._missing, self._constant,
+            self._device,
+        )  # fmt: skip
+        gradients = GradientPacker(
+            self._rows, grower.lanes, self._loss, solver.seed, self._constant, self._n_train
+        )
+        n_iter = len(self._trees) // k
+        self._scores.begin(self._rooms, self._held, self._n_train, solver.seed)
+        if not self._scores.found["train_score"]:
+            self._score_rows()
+        # A fit that goes on from another makes an iteration at least.
+        stopped = self._rows.kept is not None and self._scores.end()
+        while n_iter < solver.max_iter and not stopped and not self._rows.should_stop:
+            packed = gradients.make(n_iter * k)
+            trees = [
+                self._grow_tree(output, packed[output], n_iter * k + output) for output in range(k)
+            ]
+            self._trees = [*self._trees, *trees]
             n_iter += 1
-            sums.keep(w, partial(_state, w, n_iter, reach))
+            self._rows.map(self._update_predictions, self._held)
+            self._score_rows()
+            stopped = self._scores.end()
+            self._rows.keep(n_iter, self._state(), scores=self._scores.watched())
+        return Solution(np.empty(0), n_iter, extra=self._state()())
+
+    def _grow_tree(self, output: int, packed: Any, number: int) -> Tree:
+        """The next tree of an output, whose answers are then added to those of the rows."""
+        solver = self._solver
+        tree, leaves = self._grower.grow(output, *packed, solver.seed, _FEATURE_DRAW, number)
+        if self._loss.quantile is not None:
+            numbers = [leaf.number for leaf in leaves]
+            tree.value[numbers, 0] = self._residual_quantiles(leaves)
+        tree.value *= solver.learning_rate
+        self._add_leaf_values(tree, leaves, output)
+        return tree
+
+    def _state(self) -> Any:
+        """Function that makes the state as it is now."""
+        scores = {name: list(values) for name, values in self._scores.found.items()}
+        return partial(
+            _pack_boosting_state,
+            self._trees,
+            self._loss.n_outputs,
+            self._bins,
+            self._baseline,
+            scores,
+        )
+
+    def _add_leaf_values(self, tree: Tree, leaves: Sequence[Leaf], output: int) -> None:
+        """Add the leaves' values to the raw predictions of their rows."""
+        values = tree.value[[leaf.number for leaf in leaves], 0]
+
+        def add(i: int) -> None:
+            lane = self._grower.lanes[i]
+            for room in lane.rooms:
+                # A fit that goes on from an earlier iteration makes the predictions anew.
+                room.extra["n_trees"] += 1
+            lane.answer(output, [leaf.at[i] for leaf in leaves], values)
+
+        self._rows.map(add, range(len(self._grower.lanes)))
+
+    def _score_rows(self) -> None:
+        """Score the rows as they are predicted now."""
+        if self._solver.stopping is not None:
+            self._rows.map(lambda lane: lane.bring_raw(), self._grower.lanes)
+            self._scores.add()
 
 
-def _state(w: Array, n_iter: int, reach: float) -> dict[str, Array]:
-    """All that the next rounds need."""
-    return {"w": w, "n_iter": np.array(float(n_iter)), "reach": np.array(reach)}
+def _row_weights(room: BinnedRows, at: slice) -> Array:
+    return np.ones(len(room.y[at])) if room.weight is None else room.weight[at]
 
 
-def _reach(model: Any, longest: float) -> float:
-    """Most that raw predictions can change with a step in all parameters at once."""
-    longest += float(model.fit_intercept)
-    # With several outputs, a loss depends on their differences.
-    return (longest if model.width == 1 else 2 * longest) or 1.0
+def _add_tree_values(room: BinnedRows, tree: Tree, output: int) -> None:
+    """Add a tree's values to the raw predictions of binned rows."""
+    from daskml_dist.backends.tree_predict import add_binned
+
+    tables = np.stack([tree.goes_left(i, room.bins) for i in range(len(tree.feature))])
+    add_binned(
+        room.rows, tree.feature, tree.left, tables, tree.value[:, 0], room.extra["raw"][output]
+    )
 
 
-def _steepest(w: Array, slope: Array, l1: Array) -> float:
-    """Largest component of the smallest subgradient."""
-    at_zero = np.maximum(np.abs(slope) - l1, 0)
-    return float(np.where(w == 0, at_zero, np.abs(slope + l1 * np.sign(w))).max())
+def _pack_boosting_state(
+    trees: Sequence[Tree], k: int, bins: Bins, baseline: Array,
+    scores: Mapping[str, Sequence[float]],
+) -> dict[str, Array]:  # fmt: skip
+    return {
+        **Trees.of(trees, k, bins).packed(),
+        "baseline": baseline,
+        **{name: np.array(values, np.float64) for name, values in scores.items()},
+    }
 
 
-def _moved(w: Array, more: Array, less: Array, reach: float, l1: Array, l2: Array) -> Array:
-    """The parameters that minimise the bound, coordinate by coordinate.
+class GradientPacker:
+    """Maker of the gradients that trees grow on.
 
-    With `z` the step times `reach`, it is ``(more * exp(-z) + less * exp(z)) / reach`` and the
-    penalty at ``w + z / reach``: convex, so that a step that is cut off still lowers it.
+    Parameters
+    ----------
+    rows : OwnRows
+    lanes : sequence of TreeRows
+        The rows of each own lane.
+    loss : BoostLoss
+    seed : int
+    constant : bool
+        Whether all hessians are 1.
+    n_rows : int
+        Rows of all trainers to train on.
     """
-    to_zero = -reach * w
-    sign = np.zeros_like(w)
-    if l1.any():
-        far = np.clip(to_zero, -500, 500)
-        at_zero = less * np.exp(far) - more * np.exp(-far)
-        sign = np.where(np.abs(at_zero) > l1, -np.sign(at_zero), 0.0)
-    z = np.zeros_like(w)
-    for _ in range(_MAX_NEWTON):
-        up, down = less * np.exp(z), more * np.exp(-z)
-        slope = up - down + l2 * (w + z / reach) + l1 * sign
-        curvature = up + down + l2 / reach
-        change = np.divide(slope, curvature, out=np.zeros_like(w), where=curvature > 0)
-        before, z = z, np.clip(z - change, -_LONGEST_STEP, _LONGEST_STEP)
-        if np.abs(z - before).max() < 1e-12:
-            break
-    zero = (sign == 0) & (l1 > 0)
-    z = np.where(zero, np.clip(to_zero, -_LONGEST_STEP, _LONGEST_STEP), z)
-    return np.where(zero & (z == to_zero), 0.0, w + z / reach)
+
+    def __init__(
+        self, rows: OwnRows, lanes: Sequence[TreeRows], loss: BoostLoss, seed: int,
+        constant: bool, n_rows: int,
+    ) -> None:  # fmt: skip
+        self._rows, self._lanes, self._loss, self._seed = rows, lanes, loss, seed
+        self._constant, self._n_rows = constant, n_rows
+
+    def make(self, number: int) -> list[tuple[int, tuple[float, float]]]:
+        """Make the gradients of all rows for some trees; how each output's are packed."""
+        made = self._rows.map(lambda lane: lane.gradients(self._loss, self._constant), self._lanes)
+        largest = self._rows.largest(np.max(made, axis=0).ravel())
+        if not np.isfinite(largest).all():
+            raise DivergedError(
+                "The gradients became NaN or infinite: the targets, or learning_rate, are too "
+                "large. Scale the targets, or lower learning_rate."
+            )
+        units = largest.reshape(2, -1)
+        return [self._choose_packing(k, units[:, k], number + k) for k in range(units.shape[1])]
+
+    def _choose_packing(self, k: int, units: Array, number: int) -> tuple[int, tuple[float, float]]:
+        """Pack the gradients of an output, rounded where they are enough; how, and the units."""
+        if not self._constant and self._n_rows > SAMPLE_ROWS:
+            squares, sums = self._pack_output(k, ROUNDED, units, _ROUNDED_BITS, number)
+            if (
+                squares >= _MIN_MEAN_SQUARE * self._n_rows
+                and sums >= _MIN_MEAN_HESSIAN * self._n_rows
+            ):
+                return ROUNDED, _packing_units(units, _ROUNDED_BITS)
+        mode = CONSTANT if self._constant else EXACT
+        self._pack_output(k, mode, units, _EXACT_BITS, number)
+        of_g, of_h = _packing_units(units, _EXACT_BITS)
+        return mode, (of_g, 1.0 if self._constant else of_h)
+
+    def _pack_output(
+        self, k: int, mode: int, units: Array, bits: tuple[int, int], number: int
+    ) -> list[int]:
+        """Pack the gradients of an output; the squares of rounded ones, and rounded hessians."""
+        key = int(draws([number], self._seed, _ROUNDING_DRAW)[0] >> np.uint64(32))
+        of_g, of_h = _packing_units(units, bits)
+        found = self._rows.map(
+            lambda lane: lane.pack(k, mode, 1 / of_g, 1 / of_h, key), self._lanes
+        )
+        own = np.array(found, np.int64).sum(axis=0)
+        total: list[int] = (self._rows.sum(own) if mode == ROUNDED else own).tolist()
+        return total
+
+
+def _packing_units(units: Array, bits: tuple[int, int]) -> tuple[float, float]:
+    """Units of gradients and hessians of so many bits, powers of two."""
+    g, h = (float(np.ldexp(1.0, int(np.frexp(u)[1]) - b)) for u, b in zip(units, bits, strict=True))
+    return g, h

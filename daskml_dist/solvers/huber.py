@@ -13,10 +13,10 @@ from daskml_dist.backends import Backend
 from daskml_dist.backends.namespace import namespace, scalar, total
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.curvature import curvature_tiles
-from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums, start_of
-from daskml_dist.solvers.lbfgs import quasi_newton
-from daskml_dist.solvers.objective import check_squares
-from daskml_dist.solvers.rows import widened
+from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums, initial_parameters
+from daskml_dist.solvers.lbfgs import minimize_lbfgsb
+from daskml_dist.solvers.objective import check_gradient_overflow
+from daskml_dist.solvers.rows import to_float64
 
 __all__ = ["HuberScale", "HuberSums"]
 
@@ -46,7 +46,7 @@ class HuberSums(Statistic):
         loss = 0.0
         for at in curvature_tiles(rows.X, backend):
             part = rows.part(at, backend)
-            X = widened(part.X)
+            X = to_float64(part.X)
             residual = part.y - model.raw_prediction(w, X, backend)
             with np.errstate(over="ignore"):
                 losses, by_scale, g = self._at(residual)
@@ -113,18 +113,18 @@ class HuberScale(Solver):
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         """Minimise; ``extra["scale"]`` is the scale."""
-        begin, begun = start_of(model, start), False
+        begin, begun = initial_parameters(model, start), False
         shape = begin.shape
 
         def evaluate(flat: NDArray[Any]) -> tuple[float, NDArray[Any]]:
             nonlocal begun
             found = self._objective(model, sums, flat[:-1].reshape(shape), float(flat[-1]))
             if not begun:
-                check_squares(found[1])
+                check_gradient_overflow(found[1])
                 begun = True
             return found
 
-        found = quasi_newton(
+        found = minimize_lbfgsb(
             evaluate,
             np.append(begin.ravel(), self.scale),
             sums,

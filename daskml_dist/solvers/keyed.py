@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 
 from daskml_dist.solvers.base import Solution
 
-__all__ = ["KeyRange", "Keyed", "KeyedRows", "KeyedSolution", "KeyedSolver", "Side"]
+__all__ = ["EntrySide", "KeyRange", "KeyedEntries", "KeyedRows", "KeyedSolution", "KeyedSolver"]
 
 Array = NDArray[Any]
 R = TypeVar("R")
 
 
 @dataclass(frozen=True)
-class Side:
+class EntrySide:
     """One of the two ways to look at entries: as rows of their first key, or of their second.
 
     Parameters
@@ -101,7 +101,7 @@ class KeyedRows:
     of_row: tuple[int, int] | None = None
 
 
-class Keyed(Protocol):
+class KeyedEntries(Protocol):
     """The entries of a fit, as one of the trainers sees them that solve together.
 
     All trainers make the same calls in the same order, and get the same answers where these are
@@ -280,15 +280,19 @@ class KeyedSolution(Solution):
         first = some[0]
         places = [one.lanes for one in some]
         for space in first.values:
-            first.values[space] = _joined([one.values[space] for one in some], space, places)
+            first.values[space] = _join_lane_values(
+                [one.values[space] for one in some], space, places
+            )
         # A lane without keys does not know of what type they are.
         for space in first.ids:
-            first.ids[space] = _joined([one.ids[space] for one in some], space, places, True)
+            first.ids[space] = _join_lane_values(
+                [one.ids[space] for one in some], space, places, True
+            )
         first.lanes = {}
         return first
 
 
-def _joined(
+def _join_lane_values(
     arrays: Sequence[Array], space: str, places: Sequence[Any], filled: bool = False
 ) -> Array:
     """Values of all lanes, in the order of these; of those alone that have some where `filled`."""
@@ -315,7 +319,7 @@ class KeyedSolver(ABC):
     def max_passes(self) -> int: ...
 
     @abstractmethod
-    def solve(self, keyed: Keyed) -> KeyedSolution:
+    def solve(self, keyed: KeyedEntries) -> KeyedSolution:
         """Solve together with other trainers, which make the same calls.
 
         Where ``keyed.kept`` is not None it goes on from there, as if the iteration number

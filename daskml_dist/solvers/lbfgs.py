@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,20 +18,37 @@ from daskml_dist.solvers.base import (
     Array,
     PenalisedSolver,
     RangedSolver,
-    Ranges,
+    RangedSums,
     Solution,
+    State,
     Sums,
-    start_of,
+    VectorSpace,
+    initial_parameters,
 )
-from daskml_dist.solvers.objective import LossGradient, SmoothObjective, row_strengths
-from daskml_dist.solvers.owlqn import orthant_wise
+from daskml_dist.solvers.objective import LossGradient, SmoothObjective, penalty_row_strengths
 
-__all__ = ["LBFGS", "quasi_newton"]
+__all__ = [
+    "LBFGS",
+    "minimize_lbfgsb",
+    "minimize_orthant_wise",
+    "minimize_side_by_side",
+    "pseudo_gradient",
+]
 
+#: Pairs of steps and changes of the gradient that are remembered.
+_MAX_PAIRS = 10
+#: Share of the expected decrease that a step must bring (Armijo).
+_ARMIJO_SHARE = 1e-4
+#: Halvings of a step at most.
+_MAX_HALVINGS = 50
+#: Pairs that are remembered; trials of a line search at most; share of the slope to be gained.
+_MAX_BATCH_PAIRS, _MAX_BATCH_TRIALS, _BATCH_ARMIJO = 10, 20, 1e-4
+#: Share of the first loss that a step must gain, and of the largest first slope that is none.
+_BATCH_FTOL, _BATCH_GTOL = 1e-5, 1e-4
 #: Values nearer to each other than this share are the same to the line search, as in scikit-learn.
-_FTOL = 64 * float(np.finfo(float).eps)
+_RELATIVE_TOLERANCE = 64 * float(np.finfo(float).eps)
 #: Evaluations of one line search at most, as in scikit-learn.
-_MAXLS = 50
+_MAX_LINE_SEARCH = 50
 
 
 @dataclass(frozen=True)
@@ -36,7 +56,7 @@ class LBFGS(PenalisedSolver, RangedSolver):
     """Quasi-Newton steps from the last ten gradients; each evaluation is one pass.
 
     It stops once no component of the gradient is larger than `tol`. A penalty with an l1 part
-    takes orthant-wise steps, see :mod:`daskml_dist.solvers.owlqn`.
+    takes orthant-wise steps, see :func:`minimize_orthant_wise`.
 
     Parameters
     ----------
@@ -65,12 +85,12 @@ class LBFGS(PenalisedSolver, RangedSolver):
     @property
     def max_passes(self) -> int:
         """Evaluations at most: SciPy looks at their number after each line search."""
-        return self.max_fun + _MAXLS
+        return self.max_fun + _MAX_LINE_SEARCH
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         """Minimise the penalised mean loss."""
         objective = SmoothObjective(model, sums, self.penalty)
-        begin = last = start_of(model, start)
+        begin = last = initial_parameters(model, start)
         shape = begin.shape
 
         def evaluate(flat: NDArray[Any]) -> tuple[float, NDArray[Any]]:
@@ -80,8 +100,10 @@ class LBFGS(PenalisedSolver, RangedSolver):
             return value, gradient.ravel()
 
         if self.penalty.l1:
-            l1 = row_strengths(model, self.penalty.l1, self.penalty.intercept_scaling, power=1)
-            return orthant_wise(
+            l1 = penalty_row_strengths(
+                model, self.penalty.l1, self.penalty.intercept_scaling, power=1
+            )
+            return minimize_orthant_wise(
                 evaluate,
                 begin,
                 np.broadcast_to(l1, shape).ravel(),
@@ -91,23 +113,23 @@ class LBFGS(PenalisedSolver, RangedSolver):
                 on_step=lambda _, state: sums.keep(last, state),
                 kept=sums.kept,
             )
-        found = quasi_newton(
+        found = minimize_lbfgsb(
             evaluate,
             begin.ravel(),
             sums,
             on_step=lambda flat: sums.keep(flat.reshape(shape)),
             maxiter=self.max_iter,
-            maxls=_MAXLS,
+            maxls=_MAX_LINE_SEARCH,
             gtol=self.tol,
-            ftol=_FTOL,
+            ftol=_RELATIVE_TOLERANCE,
             maxfun=self.max_fun,
         )
         return dataclasses.replace(found, w=found.w.reshape(shape))
 
-    def solve_in_ranges(self, model: Any, ranges: Ranges, start: Array) -> Solution:
+    def solve_in_ranges(self, model: Any, ranges: RangedSums, start: Array) -> Solution:
         """Minimise with vectors of which each process holds a range.
 
-        The steps are those of :mod:`daskml_dist.solvers.owlqn`, with or without an l1 part.
+        The steps are those of :func:`minimize_orthant_wise`, with or without an l1 part.
 
         References
         ----------
@@ -116,7 +138,7 @@ class LBFGS(PenalisedSolver, RangedSolver):
         shape = model.parameters.shape
         l1, l2 = (
             np.broadcast_to(
-                row_strengths(model, strength, self.penalty.intercept_scaling, power), shape
+                penalty_row_strengths(model, strength, self.penalty.intercept_scaling, power), shape
             ).ravel()[ranges.own]
             for power, strength in ((1, self.penalty.l1), (2, self.penalty.l2))
         )
@@ -127,7 +149,7 @@ class LBFGS(PenalisedSolver, RangedSolver):
             gradient = total[1:] / ranges.n_rows + pull
             return loss / ranges.n_rows + ranges.dot(pull, w) / 2, gradient
 
-        found = orthant_wise(
+        found = minimize_orthant_wise(
             evaluate,
             start,
             l1,
@@ -140,7 +162,7 @@ class LBFGS(PenalisedSolver, RangedSolver):
         return dataclasses.replace(found, n_iter=found.n_iter + ranges.n_done)
 
 
-def quasi_newton(
+def minimize_lbfgsb(
     evaluate: Callable[[NDArray[Any]], tuple[float, NDArray[Any]]],
     start: NDArray[Any],
     sums: Sums,
@@ -188,3 +210,277 @@ def quasi_newton(
         str(found.message),
         {"value": float(found.fun)},
     )
+
+
+def minimize_orthant_wise(
+    evaluate: Callable[[Array], tuple[float, Array]],
+    start: Array,
+    l1: Array,
+    *,
+    max_iter: int,
+    tol: float,
+    should_stop: Callable[[], bool],
+    space: VectorSpace | None = None,
+    on_step: Callable[[int, State | None], None] = lambda n_iter, state: None,
+    kept: dict[str, Array] | None = None,
+) -> Solution:
+    """Minimise ``evaluate(w) + sum(l1 * |w|)``; what the l1 part holds at zero is exactly 0.
+
+    Everything but the two functions of `space` is elementwise, so that several processes may each
+    run this on a range of every vector: numbers, and with them decisions, are the same in all.
+
+    Parameters
+    ----------
+    evaluate : callable
+        Value and gradient of the smooth part at a flat `w`.
+    start : ndarray
+        Parameters to start from, of any shape.
+    l1 : ndarray of shape (start.size,)
+        Strengths, 0 where a parameter is not penalised.
+    max_iter : int
+    tol : float
+        Largest component of the pseudo-gradient at which it stops.
+    should_stop : callable
+        Asked after each iteration.
+    space : VectorSpace, optional
+        Dot products and largest components; by default of whole vectors.
+    on_step : callable, optional
+        Takes the number of iterations after each, and what makes the state to go on from (None
+        after the last); the last point evaluated is where it ended.
+    kept : dict from str to ndarray, or None
+        A state to go on from; None: from `start`.
+
+    Returns
+    -------
+    Solution
+        With `w` in the shape of `start`.
+    """
+    space = space or _WholeVectors()
+    pairs: deque[_CurvaturePair] = deque(maxlen=_MAX_PAIRS)
+    if kept is None:
+        w, n_iter = start.ravel().copy(), 0
+        smooth, gradient = evaluate(w)
+        value = smooth + space.dot(l1, np.abs(w))
+    else:
+        w, gradient, value, n_iter = _restore_orthant_state(kept, pairs)
+    message = ""
+    while True:
+        pseudo = pseudo_gradient(w, gradient, l1)
+        if space.largest(pseudo) <= tol or should_stop():
+            break
+        if n_iter == max_iter:
+            message = f"the limit of {max_iter} iterations was reached"
+            break
+        found = _search_orthant(space, evaluate, w, value, pseudo, pairs, l1)
+        if found is None and pairs:
+            # What is remembered misleads: go on along the gradient.
+            pairs.clear()
+            continue
+        if found is None:
+            message = "no step along the gradient lowers the objective any more"
+            break
+        n_iter += 1
+        new, new_value, new_gradient = found
+        step, change = new - w, new_gradient - gradient
+        curvature, square = space.dot(step, change), space.dot(change, change)
+        if curvature > np.finfo(float).eps * square:
+            pairs.append(_CurvaturePair(step, change, curvature, square))
+        gain = (value - new_value) / max(abs(value), abs(new_value), 1.0)
+        w, value, gradient = new, new_value, new_gradient
+        if gain <= _RELATIVE_TOLERANCE:
+            on_step(n_iter, None)
+            break
+        on_step(n_iter, partial(_pack_orthant_state, w, gradient, value, n_iter, pairs))
+    return Solution(w.reshape(start.shape), n_iter, not message, message)
+
+
+def pseudo_gradient(w: Array, gradient: Array, l1: Array) -> Array:
+    """The subgradient nearest to zero of the sum; where it is 0, zero is the best value."""
+    right, left = gradient + l1, gradient - l1
+    at_zero = np.where(right < 0, right, np.where(left > 0, left, 0.0))
+    return np.where(w == 0, at_zero, gradient + l1 * np.sign(w))
+
+
+class _WholeVectors:
+    """Vectors that are all here."""
+
+    def dot(self, a: Array, b: Array) -> float:
+        return float(a @ b)
+
+    def largest(self, a: Array) -> float:
+        return float(np.abs(a).max(initial=0.0))
+
+
+class _CurvaturePair(NamedTuple):
+    """A step, the change of the gradient along it, and their dot products."""
+
+    step: Array
+    change: Array
+    curvature: float
+    square: float
+
+
+def _pack_orthant_state(
+    w: Array, gradient: Array, value: float, n_iter: int, pairs: deque[_CurvaturePair]
+) -> dict[str, Array]:
+    """All that the next iterations need."""
+    return {
+        "w": w,
+        "gradient": gradient,
+        "numbers": np.array([value, n_iter]),
+        "steps": np.array([pair.step for pair in pairs]),
+        "changes": np.array([pair.change for pair in pairs]),
+        "products": np.array([[pair.curvature, pair.square] for pair in pairs]),
+    }
+
+
+def _restore_orthant_state(
+    kept: dict[str, Array], pairs: deque[_CurvaturePair]
+) -> tuple[Array, Array, float, int]:
+    """Undo `_pack_orthant_state`: point, gradient, value and iterations; `pairs` is filled."""
+    rows = zip(kept["steps"], kept["changes"], kept["products"].tolist(), strict=True)
+    pairs.extend(_CurvaturePair(step, change, *products) for step, change, products in rows)
+    value, n_iter = kept["numbers"].tolist()
+    return kept["w"], kept["gradient"], value, int(n_iter)
+
+
+def _search_orthant(
+    space: VectorSpace,
+    evaluate: Callable[[Array], tuple[float, Array]],
+    w: Array,
+    value: float,
+    pseudo: Array,
+    pairs: deque[_CurvaturePair],
+    l1: Array,
+) -> tuple[Array, float, Array] | None:
+    """A point along the quasi-Newton direction, inside the orthant; None where none is lower."""
+    direction = -_multiply_inverse_hessian(space, pseudo, pairs)
+    penalised = l1 > 0
+    # Steps against the pseudo-gradient come of the curvature of other orthants.
+    direction[penalised & (direction * pseudo >= 0)] = 0.0
+    if not space.largest(direction):
+        return None
+    orthant = np.where(w == 0, -np.sign(pseudo), np.sign(w))
+    t = 1.0 if pairs else 1.0 / math.sqrt(space.dot(pseudo, pseudo))
+    for _ in range(_MAX_HALVINGS):
+        new = w + t * direction
+        new[penalised & (new * orthant <= 0)] = 0.0
+        smooth, gradient = evaluate(new)
+        new_value = smooth + space.dot(l1, np.abs(new))
+        if new_value <= value + _ARMIJO_SHARE * space.dot(pseudo, new - w):
+            return new, new_value, gradient
+        t /= 2
+    return None
+
+
+def _multiply_inverse_hessian(
+    space: VectorSpace, vector: Array, pairs: deque[_CurvaturePair]
+) -> Array:
+    """The two loops of L-BFGS (Nocedal and Wright 2006, algorithm 7.4)."""
+    result = vector.copy()
+    shares = []
+    for pair in reversed(pairs):
+        share = space.dot(pair.step, result) / pair.curvature
+        result -= share * pair.change
+        shares.append(share)
+    if pairs:
+        result *= pairs[-1].curvature / pairs[-1].square
+    for pair, share in zip(pairs, reversed(shares), strict=True):
+        result += pair.step * (share - space.dot(pair.change, result) / pair.curvature)
+    return result
+
+
+def minimize_side_by_side(
+    function: Callable[[Array, NDArray[np.intp]], tuple[Array, Array]],
+    start: Array,
+    max_iter: int,
+    tols: tuple[Array, Array] | None = None,
+    share: float = 1.0,
+) -> tuple[Array, tuple[Array, Array]]:
+    """Minima of smooth functions.
+
+    Parameters
+    ----------
+    function : callable
+        Takes points of shape (n, n_parameters) and the numbers of the n functions; returns their
+        values, of shape (n,), and gradients.
+    start : ndarray of float64 of shape (n_functions, n_parameters)
+    max_iter : int
+    tols : tuple of two ndarray of shape (n_functions,), optional
+        A function is at its end where a step gains less than the first, or no slope is larger than
+        the second; None: small shares of the value and of the slopes at the start.
+    share : float, default=1.0
+        Factor on these.
+
+    Returns
+    -------
+    points : ndarray of float64 of shape (n_functions, n_parameters)
+    tols : tuple of two ndarray
+    """
+    v = start.astype(np.float64)
+    value, slope = function(v, np.arange(len(v)))
+    unit, norm = np.where(value == 0, 1.0, np.abs(value)), (slope**2).sum(axis=1)
+    if tols is None:
+        tols = _BATCH_FTOL * unit, _BATCH_GTOL * np.abs(slope).max(axis=1)
+    ftol, gtol = (tol * share for tol in tols)
+    # So long a step along the first gradient is worth about the value itself.
+    scale = unit / np.where(norm > 0, norm, 1.0)
+    pairs: list[tuple[Array, Array, Array]] = []
+    going = np.flatnonzero(np.isfinite(value) & (np.abs(slope).max(axis=1) > gtol))
+    for _ in range(max_iter):
+        if not len(going):
+            break
+        way = -_multiply_batch_inverse(pairs, going, scale, slope[going])
+        moved, new_value, new_slope = _search_batch(function, going, v, value, slope, way)
+        s, y = moved - v[going], new_slope - slope[going]
+        bent = (s * y).sum(axis=1)
+        good = bent > 1e-10 * (y * y).sum(axis=1) * scale[going]
+        of_all = [np.zeros_like(v), np.zeros_like(v), np.zeros(len(v))]
+        of_all[0][going], of_all[1][going] = s, y
+        of_all[2][going] = np.where(good, 1 / np.where(good, bent, 1.0), 0.0)
+        pairs = [*pairs, (of_all[0], of_all[1], of_all[2])][-_MAX_BATCH_PAIRS:]
+        squares = (y * y).sum(axis=1)
+        scale[going] = np.where(good, bent / np.where(good, squares, 1.0), scale[going])
+        gain = value[going] - new_value
+        v[going], value[going], slope[going] = moved, new_value, new_slope
+        going = going[(gain >= ftol[going]) & (np.abs(new_slope).max(axis=1) > gtol[going])]
+    return v, tols
+
+
+def _multiply_batch_inverse(
+    pairs: list[tuple[Array, Array, Array]], at: Any, scale: Array, q: Array
+) -> Array:
+    """Product of the inverse curvature, as far as pairs tell it, with gradients."""
+    q, known = q.copy(), []
+    for s, y, rho in reversed(pairs):
+        share = rho[at] * (s[at] * q).sum(axis=1)
+        q -= share[:, None] * y[at]
+        known.append(share)
+    q *= scale[at][:, None]
+    for s, y, rho in pairs:
+        share = known.pop() - rho[at] * (y[at] * q).sum(axis=1)
+        q += share[:, None] * s[at]
+    return q
+
+
+def _search_batch(
+    function: Any, at: Any, v: Array, value: Array, slope: Array, way: Array
+) -> tuple[Array, Array, Array]:
+    """Points along ways that gain enough, or where the ways begin; values and gradients there."""
+    moved, new_value, new_slope = v[at], value[at], slope[at]
+    down, step = (slope[at] * way).sum(axis=1), np.ones(len(at))
+    left = np.flatnonzero(down < 0)
+    for _ in range(_MAX_BATCH_TRIALS):
+        if not len(left):
+            break
+        tried = v[at[left]] + step[left, None] * way[left]
+        found, slopes = function(tried, at[left])
+        enough = found <= value[at[left]] + _BATCH_ARMIJO * step[left] * down[left]
+        some = left[enough]
+        moved[some], new_value[some], new_slope[some] = tried[enough], found[enough], slopes[enough]
+        over, left, t = found[~enough], left[~enough], step[left[~enough]]
+        # The lowest point of the parabola through both values and the slope.
+        with np.errstate(all="ignore"):
+            lowest = -down[left] * t**2 / (2 * (over - value[at[left]] - down[left] * t))
+        step[left] = np.clip(np.where(np.isfinite(lowest), lowest, 0.0), 0.1 * t, 0.5 * t)
+    return moved, new_value, new_slope

@@ -2,28 +2,350 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import linalg, optimize
+from scipy.linalg import lapack
 
-from daskml_dist.errors import TrainingError
-from daskml_dist.solvers.base import Array, Solution, Solver, Sums, start_of
-from daskml_dist.solvers.reduction import MAX_LOOKS, Reduced, reduce_rows
+from daskml_dist.backends import Backend
+from daskml_dist.backends.namespace import cast, namespace, ones
+from daskml_dist.errors import DivergedError, TrainingError
+from daskml_dist.models.base import BatchRows
+from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums, initial_parameters
+from daskml_dist.solvers.rows import row_tiles, to_dense_float64
 
-__all__ = ["LeastSquares", "OrdinaryLeastSquares", "RidgeLeastSquares", "non_negative"]
+__all__ = [
+    "MAX_REDUCTION_PASSES",
+    "SINGULAR_CUTOFF",
+    "CoordinateDescent",
+    "LeastSquaresSolver",
+    "OrdinaryLeastSquares",
+    "ReducedProblem",
+    "RidgeLeastSquares",
+    "SecondMoments",
+    "reduce_rows",
+    "solve_nonnegative",
+]
 
+#: Bytes of a piece of a dense block: with its product it stays in the processor's cache.
+_PIECE_BYTES = 2**21
+#: Rows of a piece at least, so that adding its product costs little beside making it.
+_MIN_PIECE_ROWS = 2048
+#: Looks at most; each sees conditions that are about 1e7 times those of the one before.
+MAX_REDUCTION_PASSES = 4
+#: The least eigenvalue over the error of the products, so that coefficients are right to about
+#: 1e-5 in float32 (measured over conditions and offsets); float64 has digits to spare for half
+#: of them.
+_MIN_EIGENVALUE_RATIO = 1e5
+_EPS = float(np.finfo(np.float64).eps)
+#: Root mean squares from which on squares keep their digits, in float64 and float32.
+_MIN_RMS_DOUBLE, _MIN_RMS_SINGLE = 1e-146, 1e-15
+#: The least singular value that a look tells from zero for sure, in roots of its error.
+_DISTINCT_ROOTS = 4.0
+#: Message that begins with scikit-learn's words.
+_GAP_MESSAGE = (
+    "Objective did not converge. You might want to increase the number of iterations. The duality "
+    "gap is {:.3g}"
+)
 #: Singular values below this share of the largest are rounding.
-_NO_VALUE = 1e-12
+SINGULAR_CUTOFF = 1e-12
 #: Changes of the active set at most, times the features.
-_MANY = 30
+_MAX_CHANGES_PER_FEATURE = 30
+
+
+@dataclass(frozen=True, eq=False)
+class SecondMoments(Statistic):
+    """Upper triangle of ``A.T @ A`` for the rows ``A = [X, 1, y - y_shift]``, weighted.
+
+    Dense rows are multiplied in their own dtype at first sight, at the speed of BLAS. A second
+    look is in float64, and makes sparse rows dense, a few at a time: `A` then begins with
+    ``X - x_shift``, or with ``(X - x_shift) @ transform``.
+
+    Parameters
+    ----------
+    y_shift : ndarray of float64 of shape (n_targets,)
+    x_shift : ndarray of float64 of shape (n_features,), or None
+    transform : ndarray of float64 of shape (n_features, n_features), or None
+    """
+
+    y_shift: Array
+    x_shift: Array | None = None
+    transform: Array | None = None
+    in_parts: ClassVar[bool] = True
+
+    @property
+    def shows_not_finite(self) -> bool:
+        """By the squares."""
+        return True
+
+    def shape(self, model: Any) -> tuple[int, ...]:
+        """One row and column for each feature, for the 1, and for each target."""
+        n = model.n_features + 1 + len(self.y_shift)
+        return n, n
+
+    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
+        """Add the moments of some rows, piece by piece."""
+        again = self.x_shift is not None
+        # At first sight sparse rows add up in float64 whatever their number.
+        pieces = row_tiles(
+            rows.X, backend, dense=again, cached=_PIECE_BYTES, at_least=_MIN_PIECE_ROWS
+        )
+        with np.errstate(over="ignore", invalid="ignore"):  # the solver looks at the sums
+            if again:
+                for at in pieces:
+                    self._add_shifted(rows.part(at, backend), out, backend)
+            else:
+                self._add_plain(rows, pieces, out, backend)
+        return float("nan")
+
+    def _add_plain(
+        self, rows: BatchRows, pieces: Iterable[slice], out: Any, backend: Backend
+    ) -> None:
+        d, weight, side = rows.X.shape[1], rows.weight, self._side_columns(rows.y, backend)
+        weighted = side if weight is None else side * weight[:, None]
+        out[d:, d:] += weighted.T @ side
+        for at in pieces:
+            of_rows = None if weight is None else weight[at]
+            X = backend.rows(rows.X, at)
+            backend.add_products(X, side[at, ...], of_rows, out[:d, ...])
+
+    def _add_shifted(self, part: BatchRows, out: Any, backend: Backend) -> None:
+        assert self.x_shift is not None
+        side, weight = self._side_columns(part.y, backend), part.weight
+        rows = to_dense_float64(part.X) - backend.to_device(self.x_shift)
+        xp = namespace(rows)
+        if self.transform is not None:
+            rows = rows @ backend.to_device(self.transform)
+        rows = xp.concat([rows, side], axis=1)
+        if weight is not None:
+            rows *= xp.sqrt(cast(weight, rows.dtype))[:, None]
+        out += rows.T @ rows
+
+    def _side_columns(self, y: Any, backend: Backend) -> Any:
+        """The columns beside X: 1 and the targets."""
+        xp = namespace(y)
+        targets = xp.reshape(y, (y.shape[0], -1)) - backend.to_device(self.y_shift)
+        return xp.concat([ones((y.shape[0], 1), targets.dtype, like=y), targets], axis=1)
+
+
+@dataclass(frozen=True)
+class ReducedProblem:
+    """A least-squares problem of a few rows, centred where the model has an intercept.
+
+    Parameters
+    ----------
+    R : ndarray of shape (n, n_features)
+    z : ndarray of shape (n, n_targets)
+    y_squares : ndarray of shape (n_targets,)
+        Sum of the squared (centred) targets.
+    x_mean : ndarray of shape (n_features,)
+    y_mean : ndarray of shape (n_targets,)
+        Zero without an intercept.
+    n_looks : int
+        Passes over the rows.
+    """
+
+    R: Array
+    z: Array
+    y_squares: Array
+    x_mean: Array
+    y_mean: Array
+    n_looks: int
+
+
+def reduce_rows(
+    model: Any,
+    sums: Sums,
+    *,
+    eps: float,
+    l2: float,
+    cut: float,
+    dear: bool = False,
+) -> ReducedProblem:
+    """Reduce all rows.
+
+    Parameters
+    ----------
+    model : LinearModel
+    sums : Sums
+    eps : float
+        Relative precision of the first look.
+    l2 : float
+        Squared-norm penalty that the problem will get: directions that are small beside it need
+        few digits.
+    cut : float
+        Singular values below this share of the largest will be taken for zero, so they need none.
+    dear : bool
+        Whether another look costs much more than the first: then a direction that is as small as
+        a look can tell counts as zero too (dependent columns, of one-hot codes for instance).
+
+    Raises
+    ------
+    DivergedError
+        The squares overflow.
+    """
+    y_shift = np.zeros(model.width)  # the model's own shift leaves the targets near zero
+    try:
+        seen = _sum_plain_rows(model, sums, SecondMoments(y_shift), eps)
+    except DivergedError:
+        if eps <= _EPS:
+            raise
+        # Squares that float32 cannot hold.
+        seen, eps = (
+            _sum_plain_rows(model, sums, SecondMoments(y_shift, np.zeros(model.n_features))),
+            _EPS,
+        )
+    floor = 0.0
+    for n_looks in range(1, MAX_REDUCTION_PASSES + 1):
+        penalised = seen.gram + l2 * seen.transform.T @ seen.transform
+        certain = max(_MIN_EIGENVALUE_RATIO * eps, np.sqrt(eps))
+        if _smallest_eigenvalue(penalised) >= certain:
+            floor = 0.0
+            break
+        floor = certain if cut else 0.0
+        values, vectors = linalg.eigh(penalised)
+        # No eigenvalue is wrong by more than this: the errors of all entries, in one direction.
+        roots = np.sqrt(np.maximum(values, 0.0) + len(values) * eps)
+        rows = roots[:, None] * (vectors.T @ seen.inverse)
+        known = values > floor
+        least = _DISTINCT_ROOTS * np.sqrt(len(values) * eps) if dear and cut else 0.0
+        if (
+            n_looks == MAX_REDUCTION_PASSES
+            or sums.should_stop
+            or _are_negligible(rows, known, max(cut, least))
+        ):
+            break
+        if eps > _EPS:
+            seen, eps = _sum_plain_rows(model, sums, SecondMoments(seen.y_mean, seen.x_mean)), _EPS
+        else:
+            seen = _sum_transformed_rows(model, sums, seen, vectors, roots)
+    R, z = seen.factor(floor)
+    return ReducedProblem(R, z, seen.y_squares, seen.x_mean, seen.y_mean, n_looks)
+
+
+def _are_negligible(rows: Array, known: NDArray[np.bool_], cut: float) -> bool:
+    """Whether all directions that are not known count as zero for sure."""
+    if not cut or not known.any():
+        return False
+    return bool(2 * linalg.norm(rows[~known], 2) <= cut * linalg.norm(rows[known], 2))
+
+
+@dataclass(frozen=True)
+class _RowProducts:
+    """Sums of the rows ``U = (X - x_mean) @ transform``, and what leads back: inverse.
+
+    Features that are zero everywhere are ones in `gram`, by `filler`, and zeros in the rest.
+    """
+
+    gram: Array
+    xy: Array
+    y_squares: Array
+    transform: Array
+    inverse: Array
+    filler: Array
+    x_mean: Array
+    y_mean: Array
+
+    def factor(self, floor: float) -> tuple[Array, Array]:
+        """`R` and `z`, of the directions whose eigenvalues are above `floor`."""
+        if not floor:
+            with suppress(linalg.LinAlgError):
+                root = linalg.cholesky(self.gram)
+                return root @ self.inverse, linalg.solve_triangular(root, self.xy, trans="T")
+        values, vectors = linalg.eigh(self.gram)
+        kept = values > floor
+        roots, vectors = np.sqrt(values[kept])[:, None], vectors[:, kept]
+        return roots * (vectors.T @ self.inverse), vectors.T @ self.xy / roots
+
+
+def _sum_plain_rows(
+    model: Any, sums: Sums, statistic: SecondMoments, eps: float = _EPS
+) -> _RowProducts:
+    """Look at the rows as they are; each feature is scaled by its norm afterwards."""
+    total = _sum_checked(sums, statistic)
+    norms = np.sqrt(np.diag(total)[: model.n_features])
+    _check_underflow(
+        norms, total, model.n_features, _MIN_RMS_DOUBLE if eps <= _EPS else _MIN_RMS_SINGLE
+    )
+    scales = np.divide(1.0, norms, out=np.zeros(len(norms)), where=norms > 0)
+    gram, xy, y_squares, x_mean, y_mean = _centre_products(model, total)
+    filler = np.diag(np.where(norms > 0, 0.0, 1.0))
+    return _RowProducts(
+        gram * scales[:, None] * scales + filler,
+        xy * scales[:, None],
+        y_squares,
+        np.diag(scales),
+        np.diag(norms),
+        filler,
+        x_mean if statistic.x_shift is None else x_mean + statistic.x_shift,
+        y_mean + statistic.y_shift,
+    )
+
+
+def _sum_transformed_rows(
+    model: Any, sums: Sums, seen: _RowProducts, vectors: Array, roots: Array
+) -> _RowProducts:
+    """Look through the inverse of the factor found: such rows are nearly orthonormal."""
+    transform = seen.transform @ vectors / roots
+    inverse = roots[:, None] * (vectors.T @ seen.inverse)
+    filler = vectors.T @ seen.filler @ vectors / np.outer(roots, roots)
+    total = _sum_checked(sums, SecondMoments(seen.y_mean, seen.x_mean, transform))
+    gram, xy, y_squares, mean, y_mean = _centre_products(model, total)
+    x_mean, y_mean = seen.x_mean + mean @ inverse, seen.y_mean + y_mean
+    return _RowProducts(gram + filler, xy, y_squares, transform, inverse, filler, x_mean, y_mean)
+
+
+def _sum_checked(sums: Sums, statistic: SecondMoments) -> Array:
+    total = sums(statistic)
+    if not np.isfinite(total).all():
+        raise DivergedError(
+            "The squares of the rows overflow. Scale the features (StandardScaler), or use float64."
+        )
+    return np.asarray(np.triu(total) + np.triu(total, 1).T)
+
+
+def _check_underflow(norms: Array, total: Array, d: int, small: float) -> None:
+    """Check that no feature's squares vanish where its values do not."""
+    sums, n = np.abs(total[:d, d]), total[d, d]
+    # By Cauchy and Schwarz a mean is no larger than the root of the mean square.
+    vanished = sums > 2 * np.sqrt(n) * norms
+    vanished |= (norms > 0) & (norms < np.sqrt(n) * small)
+    if vanished.any():
+        raise DivergedError(
+            f"The squares of feature {int(vanished.argmax())} are too small for float64. Scale the "
+            "features (StandardScaler)."
+        )
+
+
+def _centre_products(model: Any, total: Array) -> tuple[Array, Array, Array, Array, Array]:
+    """Gram matrix, products with y, squares of y, and the means that they are about."""
+    d = model.n_features
+    n, mean = total[d, d], total[d] / total[d, d]
+    if not model.fit_intercept:
+        mean = np.zeros(len(mean))
+    moments = total - n * np.outer(mean, mean)
+    y_squares = np.maximum(np.diag(moments)[d + 1 :], 0.0)
+    return moments[:d, :d], moments[:d, d + 1 :], y_squares, mean[:d], mean[d + 1 :]
+
+
+def _smallest_eigenvalue(gram: Array) -> float:
+    """About the smallest eigenvalue, by Cholesky; zero where there is none above zero."""
+    root, failed = lapack.dpotrf(gram)
+    if failed:
+        return 0.0
+    size = float(linalg.norm(gram, 1))
+    return float(lapack.dpocon(root, size)[0]) * size
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class LeastSquares(Solver):
+class LeastSquaresSolver(Solver):
     """Solves a problem that knows the rows by their second moments alone.
 
     Parameters
@@ -42,20 +364,22 @@ class LeastSquares(Solver):
     @property
     def max_passes(self) -> int:
         """One is made, unless too few digits are left."""
-        return MAX_LOOKS
+        return MAX_REDUCTION_PASSES
 
     @property
-    def _l2(self) -> float:
+    def _smallest_penalty(self) -> float:
         """Penalty of the sum over rows, beside which small directions need few digits."""
         return 0.0
 
     @property
-    def _cut(self) -> float:
+    def _rank_cutoff(self) -> float:
         """Share of the largest singular value below which the others count as zero."""
         return 0.0
 
     @abstractmethod
-    def _coef(self, reduced: Reduced, n_rows: int, start: Array) -> tuple[Array, dict[str, Any]]:
+    def _solve_coefficients(
+        self, reduced: ReducedProblem, n_rows: int, start: Array
+    ) -> tuple[Array, dict[str, Any]]:
         """Coefficients of shape (n_features, n_targets), and other fields of the solution."""
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
@@ -64,24 +388,26 @@ class LeastSquares(Solver):
             model,
             sums,
             eps=self.eps,
-            l2=self._l2,
-            cut=self._cut,
+            l2=self._smallest_penalty,
+            cut=self._rank_cutoff,
             dear=self.sparse,
         )
         return self.of_reduced(model, reduced, sums.n_rows, start)
 
     def of_reduced(
-        self, model: Any, reduced: Reduced, n_rows: int, start: Array | None = None
+        self, model: Any, reduced: ReducedProblem, n_rows: int, start: Array | None = None
     ) -> Solution:
         """Solve a problem that is reduced already."""
-        coef, facts = self._coef(reduced, n_rows, start_of(model, start)[: model.n_features])
+        coef, facts = self._solve_coefficients(
+            reduced, n_rows, initial_parameters(model, start)[: model.n_features]
+        )
         if model.fit_intercept:
             coef = np.vstack([coef, reduced.y_mean - reduced.x_mean @ coef])
         return Solution(coef, **facts)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class OrdinaryLeastSquares(LeastSquares):
+class OrdinaryLeastSquares(LeastSquaresSolver):
     """The least squares of least norm.
 
     Parameters
@@ -108,12 +434,14 @@ class OrdinaryLeastSquares(LeastSquares):
     mean_weight: float
 
     @property
-    def _cut(self) -> float:
+    def _rank_cutoff(self) -> float:
         return self.tol
 
-    def _coef(self, reduced: Reduced, n_rows: int, start: Array) -> tuple[Array, dict[str, Any]]:
+    def _solve_coefficients(
+        self, reduced: ReducedProblem, n_rows: int, start: Array
+    ) -> tuple[Array, dict[str, Any]]:
         if self.positive:
-            coef = non_negative(_told_columns(reduced, n_rows), reduced.z)
+            coef = solve_nonnegative(_zero_constant_columns(reduced, n_rows), reduced.z)
             return coef, {"n_iter": reduced.n_looks}
         n_values = min(n_rows, len(start))
         singular = np.zeros(n_values)
@@ -127,7 +455,7 @@ class OrdinaryLeastSquares(LeastSquares):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class RidgeLeastSquares(LeastSquares):
+class RidgeLeastSquares(LeastSquaresSolver):
     """Least squares with a squared-norm penalty.
 
     Parameters
@@ -155,35 +483,39 @@ class RidgeLeastSquares(LeastSquares):
     positive: bool
 
     @property
-    def _l2(self) -> float:
+    def _smallest_penalty(self) -> float:
         return float(self.alpha.min())
 
     @property
-    def _cut(self) -> float:
-        return 0.0 if self._l2 else _NO_VALUE
+    def _rank_cutoff(self) -> float:
+        return 0.0 if self._smallest_penalty else SINGULAR_CUTOFF
 
-    def _coef(self, reduced: Reduced, n_rows: int, start: Array) -> tuple[Array, dict[str, Any]]:
-        used, coef = self._solve(reduced, n_rows)
+    def _solve_coefficients(
+        self, reduced: ReducedProblem, n_rows: int, start: Array
+    ) -> tuple[Array, dict[str, Any]]:
+        used, coef = self._solve_penalised(reduced, n_rows)
         return coef, {"n_iter": reduced.n_looks, "extra": {"solver": used}}
 
-    def _solve(self, reduced: Reduced, n_rows: int) -> tuple[str, Array]:
+    def _solve_penalised(self, reduced: ReducedProblem, n_rows: int) -> tuple[str, Array]:
         """The method used, and the coefficients."""
         if self.positive:
-            R, targets = _told_columns(reduced, n_rows), range(len(self.alpha))
-            return "lbfgs", np.hstack([self._non_negative(R, reduced.z, t) for t in targets])
+            R, targets = _zero_constant_columns(reduced, n_rows), range(len(self.alpha))
+            return "lbfgs", np.hstack(
+                [self._solve_one_nonnegative(R, reduced.z, t) for t in targets]
+            )
         if self.method == "cholesky" or (self.method == "auto" and reduced.n_looks == 1):
             with suppress(linalg.LinAlgError):
-                return "cholesky", self._cholesky(reduced)
-        return "svd", self._svd(reduced)
+                return "cholesky", self._solve_by_cholesky(reduced)
+        return "svd", self._solve_by_svd(reduced)
 
-    def _svd(self, reduced: Reduced) -> Array:
+    def _solve_by_svd(self, reduced: ReducedProblem) -> Array:
         U, values, Vt = linalg.svd(reduced.R, full_matrices=False)
-        values = np.where(values > _NO_VALUE * values.max(initial=0.0), values, 0.0)[:, None]
+        values = np.where(values > SINGULAR_CUTOFF * values.max(initial=0.0), values, 0.0)[:, None]
         out = np.zeros((len(values), len(self.alpha)))
         shrunk = np.divide(values, values**2 + self.alpha, out=out, where=values > 0)
         return np.asarray(Vt.T @ (shrunk * (U.T @ reduced.z)))
 
-    def _cholesky(self, reduced: Reduced) -> Array:
+    def _solve_by_cholesky(self, reduced: ReducedProblem) -> Array:
         gram, xy = reduced.R.T @ reduced.R, reduced.R.T @ reduced.z
         coef = np.empty(xy.shape)
         for alpha in np.unique(self.alpha):
@@ -192,25 +524,25 @@ class RidgeLeastSquares(LeastSquares):
             coef[:, at] = linalg.cho_solve(linalg.cho_factor(penalised), xy[:, at])
         return coef
 
-    def _non_negative(self, R: Array, z: Array, target: int) -> Array:
+    def _solve_one_nonnegative(self, R: Array, z: Array, target: int) -> Array:
         """A penalty is a few more rows."""
         d = R.shape[1]
         rows = np.vstack([R, np.sqrt(self.alpha[target]) * np.eye(d)])
         z = np.vstack([z[:, [target]], np.zeros((d, 1))])
-        return non_negative(rows, z)
+        return solve_nonnegative(rows, z)
 
 
-def _told_columns(reduced: Reduced, n_rows: int) -> Array:
+def _zero_constant_columns(reduced: ReducedProblem, n_rows: int) -> Array:
     """`R`, with zeros for features of which centring has left rounding alone.
 
     A constant feature's column is some 1e-16, and a coefficient of 1e13 would fit it to the rest.
     """
     left = np.einsum("ij,ij->j", reduced.R, reduced.R)
-    told = left > _NO_VALUE**2 * (left + n_rows * reduced.x_mean**2)
+    told = left > SINGULAR_CUTOFF**2 * (left + n_rows * reduced.x_mean**2)
     return np.where(told, reduced.R, 0.0)
 
 
-def non_negative(R: Array, z: Array) -> Array:
+def solve_nonnegative(R: Array, z: Array) -> Array:
     """Least squares with no negative coefficient, of each column of `z`.
 
     Raises
@@ -221,10 +553,113 @@ def non_negative(R: Array, z: Array) -> Array:
     if not R.any():  # no row tells anything; SciPy's result is then what was in memory
         return np.zeros((R.shape[1], z.shape[1]))
     try:
-        found = [optimize.nnls(R, column, maxiter=_MANY * R.shape[1])[0] for column in z.T]
+        found = [
+            optimize.nnls(R, column, maxiter=_MAX_CHANGES_PER_FEATURE * R.shape[1])[0]
+            for column in z.T
+        ]
     except RuntimeError as error:
         raise TrainingError(
             f"Non-negative least squares failed: {error}. Scale the features (StandardScaler), or "
             "drop some that nearly repeat others."
         ) from error
     return np.array(found).T
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class CoordinateDescent(LeastSquaresSolver):
+    """Half the mean squared error plus ``alpha * (l1_ratio |w|_1 + (1 - l1_ratio) / 2 |w|^2)``.
+
+    scikit-learn's `enet_path` needs of X and y, beside the Gram matrix, only the number of rows
+    and the squares of y: the mean problem has one row.
+
+    Parameters
+    ----------
+    alpha, l1_ratio : float
+    n_rows : int
+        Rows of the fit.
+    max_iter : int
+        Cycles over the features at most.
+    tol : float
+        Dual gap to stop at, as a share of the mean squared target.
+    positive : bool
+    selection : {"cyclic", "random"}
+    seed : int
+        Of the order of features that are drawn.
+
+    References
+    ----------
+    J. Friedman, T. Hastie and R. Tibshirani, "Regularization paths for generalized linear models
+    via coordinate descent", Journal of Statistical Software 33, 2010.
+
+    Examples
+    --------
+    >>> from daskml_dist.solvers import CoordinateDescent
+    >>> solver = CoordinateDescent(
+    ...     eps=2.2e-16, sparse=False, alpha=0.1, l1_ratio=1.0, n_rows=100, max_iter=1000, tol=1e-4,
+    ...     positive=False, selection="cyclic", seed=0,
+    ... )
+    >>> solver.name, solver.alpha
+    ('least_squares', 0.1)
+    """
+
+    alpha: float
+    l1_ratio: float
+    n_rows: int
+    max_iter: int
+    tol: float
+    positive: bool
+    selection: str
+    seed: int
+
+    @property
+    def _smallest_penalty(self) -> float:
+        # Directions that are small beside the penalty are shrunk away, by l1 as by l2.
+        return self.alpha * self.n_rows
+
+    def _solve_coefficients(
+        self, reduced: ReducedProblem, n_rows: int, start: Array
+    ) -> tuple[Array, dict[str, Any]]:
+        R, z = reduced.R / np.sqrt(n_rows), reduced.z / np.sqrt(n_rows)
+        gram, xy = R.T @ R, np.asfortranarray(R.T @ z)
+        found = [
+            self._follow_path(gram, xy[:, t], squares / n_rows, start[:, t])
+            for t, squares in enumerate(reduced.y_squares)
+        ]
+        coefs, gaps, n_iters = zip(*found, strict=True)
+        messages = [_GAP_MESSAGE.format(gap) for gap, ok in gaps if not ok]
+        return np.array(coefs).T, {
+            "n_iter": max(n_iters),
+            "converged": not messages,
+            "message": "; ".join(messages[:1]),
+            "extra": {"dual_gap": [gap for gap, _ in gaps], "n_iter": list(n_iters)},
+        }
+
+    def _follow_path(
+        self, gram: Array, xy: Array, square: float, start: Array
+    ) -> tuple[Array, tuple[float, bool], int]:
+        """Coefficients, dual gap and whether it is small enough, and cycles, of one target."""
+        # Slow to import, and other solvers do without.
+        from sklearn.exceptions import ConvergenceWarning
+        from sklearn.linear_model import enet_path
+
+        with warnings.catch_warnings():
+            # The estimator warns, in the user's process.
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            _, coefs, gaps, n_iters = enet_path(
+                np.zeros((1, len(xy)), order="F"),
+                np.array([np.sqrt(square)]),
+                l1_ratio=self.l1_ratio,
+                alphas=[self.alpha],
+                precompute=gram,
+                Xy=xy,
+                coef_init=np.array(start),
+                return_n_iter=True,
+                positive=self.positive,
+                check_input=False,
+                max_iter=self.max_iter,
+                tol=self.tol,
+                selection=self.selection,
+                random_state=self.seed,
+            )
+        gap = float(gaps[0])
+        return coefs[:, 0], (gap, gap <= self.tol * square), int(n_iters[0])

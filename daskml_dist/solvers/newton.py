@@ -12,30 +12,42 @@ import scipy.linalg
 from numpy.typing import NDArray
 
 from daskml_dist.backends import Backend
-from daskml_dist.backends.namespace import namespace
+from daskml_dist.backends.namespace import cast, namespace
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.losses import Loss
+from daskml_dist.losses import EpsilonInsensitive, Loss
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.curvature import add_curvature
 from daskml_dist.penalties import Penalty
-from daskml_dist.solvers.base import Array, PenalisedSolver, Solution, Statistic, Sums, start_of
+from daskml_dist.solvers.base import (
+    Array,
+    PenalisedSolver,
+    Solution,
+    Statistic,
+    Sums,
+    initial_parameters,
+)
 from daskml_dist.solvers.lbfgs import LBFGS
 from daskml_dist.solvers.objective import SmoothObjective
-from daskml_dist.solvers.rows import to_rows
+from daskml_dist.solvers.rows import to_rows_dtype
 
-__all__ = ["LossHessian", "NewtonCholesky", "NewtonRun", "NewtonSteps"]
+__all__ = ["LossHessian", "NewtonCholesky", "NewtonRun", "NewtonSteps", "RoundedTube", "TubeNewton"]
 
+#: Widths of the rounding, in units of the targets' spread. Larger leaps lose the way: of the few
+#: rows inside the parabola, others are there after a step.
+_ROUNDING_WIDTHS = [10.0 ** -(k / 2) for k in range(11)]
+#: Iterations at most for each width but the last.
+_MAX_STEPS_PER_WIDTH = 10
 #: Share of the expected decrease that a step must bring (Armijo), as in scikit-learn.
-_SUFFICIENT = 2.0**-11
+_ARMIJO_SHARE = 2.0**-11
 #: Steps of a line search at most, each half the one before, as in scikit-learn.
-_MAX_STEPS = 21
+_MAX_LINE_SEARCH = 21
 #: Losses nearer to each other than this share are the same; rows may be float32. The gradient
 #: then says whether a step helped, and does so for float64 rows too.
-_SAME_LOSS = 16 * float(np.finfo(np.float32).eps)
+_LOSS_RESOLUTION = 16 * float(np.finfo(np.float32).eps)
 #: Share of rows without curvature from which the Hessian says little, as in scikit-learn.
-_MANY_FLAT = 0.25
+_MAX_FLAT_SHARE = 0.25
 #: Parameters at most: the Hessian of more takes over 2 GiB on every worker.
-_MAX_SIZE = 2**14
+_MAX_PARAMETERS = 2**14
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +71,7 @@ class LossHessian(Statistic):
         return (2 + self.w.size + self.w.size**2,)
 
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
-        xp, w = namespace(out), to_rows(self.w, rows.X, backend)
+        xp, w = namespace(out), to_rows_dtype(self.w, rows.X, backend)
         if self.loss is not None:
             model = replace(model, loss=self.loss)
         gradient = xp.reshape(out[2 : 2 + w.size], w.shape)
@@ -73,7 +85,7 @@ class LossHessian(Statistic):
 
 
 @dataclass
-class _Point:
+class _NewtonPoint:
     """The objective at some parameters; `hessian` is None where it was not asked for."""
 
     w: Array
@@ -88,7 +100,7 @@ class _Point:
         return float(np.abs(self.gradient).max())
 
 
-class _TroubleError(Exception):
+class _NewtonTroubleError(Exception):
     """Trouble for which Newton's steps cannot go on."""
 
 
@@ -123,21 +135,21 @@ class NewtonCholesky(PenalisedSolver):
     @property
     def max_passes(self) -> int:
         """All line searches to their ends, and L-BFGS after them."""
-        return 1 + _MAX_STEPS * self.max_iter + 15_000
+        return 1 + _MAX_LINE_SEARCH * self.max_iter + 15_000
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         """Minimise the penalised mean loss."""
         steps = NewtonSteps(model, sums, self.penalty, self.tol)
         if (kept := sums.kept) is None:
-            run = steps.run(start_of(model, start), self.max_iter)
+            run = steps.run(initial_parameters(model, start), self.max_iter)
         else:
             run = steps.run(kept["w"], self.max_iter, int(kept["n_iter"]), float(kept["before"]))
         if run.trouble:
-            return self._by_lbfgs(model, sums, run)
+            return self._continue_by_lbfgs(model, sums, run)
         message = f"the limit of {self.max_iter} iterations was reached"
         return Solution(run.w, run.n_iter, run.solved or sums.should_stop, message)
 
-    def _by_lbfgs(self, model: Any, sums: Sums, run: NewtonRun) -> Solution:
+    def _continue_by_lbfgs(self, model: Any, sums: Sums, run: NewtonRun) -> Solution:
         left = max(1, self.max_iter - run.n_iter)
         solution = LBFGS(self.penalty, left, self.tol).solve(model, sums, run.w)
         text = (
@@ -178,24 +190,24 @@ class NewtonSteps:
         penalty: Penalty,
         tol: float,
         loss: Loss | None = None,
-        many_flat: float = _MANY_FLAT,
+        many_flat: float = _MAX_FLAT_SHARE,
     ) -> None:
         size = int(np.prod(model.shape))
-        if size > _MAX_SIZE:
+        if size > _MAX_PARAMETERS:
             raise InvalidParameterError(
                 f"Newton's method needs a matrix of {size:,} x {size:,} numbers on every worker. "
                 f'Use solver="lbfgs" (LinearSVR: loss="squared_epsilon_insensitive") for more than '
-                f"{_MAX_SIZE:,} parameters."
+                f"{_MAX_PARAMETERS:,} parameters."
             )
         self._model, self._sums, self._loss = model, sums, loss
         self._tol, self._many_flat = tol, many_flat
         self._objective = SmoothObjective(model, sums, penalty)
         softmax = model.width > 1 and model.loss.multiclass == "softmax"
         # Rows of the parameters that all classes can be shifted by at no cost.
-        self._loose = softmax & (self._objective.l2[:, 0] == 0)
+        self._shiftable = softmax & (self._objective.l2[:, 0] == 0)
         free = np.ones(model.shape, dtype=bool)
-        free[self._loose, -1] = False
-        self._free = np.flatnonzero(free)
+        free[self._shiftable, -1] = False
+        self._free_parameters = np.flatnonzero(free)
 
     def run(
         self, start: Array, max_iter: int, n_iter: int = 0, before: float = np.inf, **also: float
@@ -214,99 +226,99 @@ class NewtonSteps:
             What else the solver must know to go on.
         """
         w = start.copy()
-        w[self._loose] -= w[self._loose, -1:]
-        point = self._at(w)
+        w[self._shiftable] -= w[self._shiftable, -1:]
+        point = self._evaluate(w)
         while n_iter < max_iter and not self._sums.should_stop:
             # Newton's gradients shrink by ever larger factors. Where the next is likely small
             # enough, its Hessian would not be needed.
             is_last = n_iter > 0 and point.slope**2 <= self._tol * before
             before = point.slope
             try:
-                step = self._step(point)
-                new = self._search(point, step, is_last)
-            except _TroubleError as trouble:
+                step = self._compute_step(point)
+                new = self._search_line(point, step, is_last)
+            except _NewtonTroubleError as trouble:
                 # At a minimum, even of a loss that bends nowhere, there is nowhere to go.
                 solved = point.slope <= self._tol
                 reason = "" if solved else str(trouble)
-                return NewtonRun(self._symmetric(point.w), n_iter, solved, reason)
+                return NewtonRun(self._centre_classes(point.w), n_iter, solved, reason)
             n_iter += 1
-            state = partial(_state, new.w, n_iter=n_iter, before=before, **also)
+            state = partial(_pack_newton_state, new.w, n_iter=n_iter, before=before, **also)
             # The last sum is that of the new point, unless that was asked for without a Hessian.
             whole = new.hessian is not None
-            solved = self._is_solved(new, point.hessian, step)
+            solved = self._has_converged(new, point.hessian, step)
             goes_on = whole and not solved
-            self._sums.keep(self._symmetric(new.w), state if goes_on else None, again=1)
+            self._sums.keep(self._centre_classes(new.w), state if goes_on else None, again=1)
             if solved:
-                return NewtonRun(self._symmetric(new.w), n_iter, True)
-            point = new if whole else self._at(new.w)
-        return NewtonRun(self._symmetric(point.w), n_iter, False)
+                return NewtonRun(self._centre_classes(new.w), n_iter, True)
+            point = new if whole else self._evaluate(new.w)
+        return NewtonRun(self._centre_classes(point.w), n_iter, False)
 
-    def _symmetric(self, w: Array) -> Array:
+    def _centre_classes(self, w: Array) -> Array:
         """`w` with a mean of zero over the classes wherever that changes nothing."""
         w = w.copy()
-        if self._loose.any():
-            w[self._loose] -= w[self._loose].mean(axis=1, keepdims=True)
+        if self._shiftable.any():
+            w[self._shiftable] -= w[self._shiftable].mean(axis=1, keepdims=True)
         return w
 
-    def _at(self, w: Array, is_last: bool = False) -> _Point:
+    def _evaluate(self, w: Array, is_last: bool = False) -> _NewtonPoint:
         """One pass."""
         size = w.size
         if is_last and self._loss is None:
             value, gradient = self._objective.value_and_gradient(w)
-            return _Point(w, value, gradient.ravel())
+            return _NewtonPoint(w, value, gradient.ravel())
         total = self._sums(LossHessian(w, self._loss)) / self._sums.n_rows
         gradient = total[2 : 2 + size].reshape(w.shape)
         value, gradient = self._objective.penalised(float(total[0]), gradient, w)
         hessian = total[2 + size :].reshape(size, size)
         hessian[np.diag_indices(size)] += np.repeat(self._objective.l2, w.shape[1])
-        return _Point(w, value, gradient.ravel(), hessian, float(total[1]))
+        return _NewtonPoint(w, value, gradient.ravel(), hessian, float(total[1]))
 
-    def _step(self, point: _Point) -> Array:
+    def _compute_step(self, point: _NewtonPoint) -> Array:
         """The flat step, zero where a parameter is fixed."""
         if point.flat > self._many_flat:
-            raise _TroubleError("a loss without curvature in many rows")
+            raise _NewtonTroubleError("a loss without curvature in many rows")
         assert point.hessian is not None
-        free = self._free
+        free = self._free_parameters
         step = np.zeros(point.w.size)
         hessian = point.hessian[np.ix_(free, free)]
-        step[free] = -_solve(hessian, point.gradient[free])
+        step[free] = -_solve_scaled(hessian, point.gradient[free])
         if point.gradient @ step > 0:
-            raise _TroubleError("a step uphill")
+            raise _NewtonTroubleError("a step uphill")
         return step
 
-    def _search(self, point: _Point, step: Array, is_last: bool) -> _Point:
+    def _search_line(self, point: _NewtonPoint, step: Array, is_last: bool) -> _NewtonPoint:
         """The first point along the step that helps: by half a step each time."""
         slope = float(point.gradient @ step)
         t = 1.0
-        for _ in range(_MAX_STEPS):
-            new = self._at(point.w + t * step.reshape(point.w.shape), is_last)
+        for _ in range(_MAX_LINE_SEARCH):
+            new = self._evaluate(point.w + t * step.reshape(point.w.shape), is_last)
             gain = new.value - point.value
-            if gain <= t * _SUFFICIENT * slope:
+            if gain <= t * _ARMIJO_SHARE * slope:
                 return new
-            same = abs(gain) <= _SAME_LOSS * abs(point.value)
+            same = abs(gain) <= _LOSS_RESOLUTION * abs(point.value)
             if same and np.abs(new.gradient).sum() < np.abs(point.gradient).sum():
                 return new
             t /= 2
-        raise _TroubleError("a direction in which no step lowers the loss")
+        raise _NewtonTroubleError("a direction in which no step lowers the loss")
 
-    def _is_solved(self, point: _Point, hessian: Array | None, step: Array) -> bool:
+    def _has_converged(self, point: _NewtonPoint, hessian: Array | None, step: Array) -> bool:
         """Whether gradient and Newton decrement are small."""
         if hessian is None or point.slope > self._tol:
             return False
         return float(step @ hessian @ step) / 2 <= self._tol
 
 
-def _state(w: Array, **numbers: float) -> dict[str, Array]:
+def _pack_newton_state(w: Array, **numbers: float) -> dict[str, Array]:
     """All that the next steps need."""
     return {"w": w, **{name: np.array(float(number)) for name, number in numbers.items()}}
 
 
-def _solve(hessian: Array, gradient: Array) -> NDArray[Any]:
+def _solve_scaled(hessian: Array, gradient: Array) -> NDArray[Any]:
     """The solution of ``hessian @ x = gradient``."""
     # Features of very different sizes are not collinear: judge by the matrix of unit diagonal.
     diagonal = np.diag(hessian)
     if not np.isfinite(hessian).all() or not (diagonal > 0).all():
-        raise _TroubleError("a singular Hessian")
+        raise _NewtonTroubleError("a singular Hessian")
     scale = np.sqrt(diagonal)
     with warnings.catch_warnings():
         warnings.simplefilter("error", scipy.linalg.LinAlgWarning)
@@ -315,5 +327,77 @@ def _solve(hessian: Array, gradient: Array) -> NDArray[Any]:
                 hessian / (scale * scale[:, None]), gradient / scale, assume_a="pos"
             )
         except (np.linalg.LinAlgError, scipy.linalg.LinAlgWarning) as error:
-            raise _TroubleError("a singular Hessian") from error
+            raise _NewtonTroubleError("a singular Hessian") from error
     return np.asarray(x / scale)
+
+
+@dataclass(frozen=True)
+class RoundedTube(EpsilonInsensitive):
+    """``max(0, |raw - y| - epsilon)`` whose kinks are parabolas of some width.
+
+    Parameters
+    ----------
+    epsilon, width : float
+        In the unit of the target.
+    """
+
+    name = "rounded_tube"
+    has_hessian = True
+    width: float = 1.0
+
+    def value_gradient_hessian(self, y: Any, raw: Any) -> tuple[Any, Any, Any]:
+        """As in `Loss`, for raw predictions of shape (n,)."""
+        xp, residual = namespace(raw), raw - cast(y, raw.dtype)
+        excess = self._residual_beyond_epsilon(residual)
+        share = xp.minimum(excess / self.width, 1)
+        values = (excess - self.width * share / 2) * share
+        # Without a tube the parabola of |residual| holds at 0 as well.
+        inside = share < 1
+        if self.epsilon > 0:
+            inside &= excess > 0
+        return values, xp.copysign(share, residual), cast(inside, raw.dtype) / self.width
+
+
+@dataclass(frozen=True)
+class TubeNewton(PenalisedSolver):
+    """The epsilon-insensitive loss by Newton steps on rounded losses, each from the last solution.
+
+    The last rounding is 1e-5 of the targets' spread, and so about is what the solution is off.
+
+    Parameters
+    ----------
+    epsilon : float
+        Half the width of the tube.
+    spread : float
+        Standard deviation of the targets.
+
+    References
+    ----------
+    O. Chapelle, "Training a support vector machine in the primal", Neural Computation 19, 2007.
+    """
+
+    name = "tube-newton"
+    epsilon: float = 0.0
+    spread: float = 1.0
+
+    @property
+    def max_passes(self) -> int:
+        """All line searches to their ends."""
+        return 21 * (self.max_iter + len(_ROUNDING_WIDTHS))
+
+    def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
+        """Minimise the penalised mean loss."""
+        w, n_done, first = initial_parameters(model, start), 0, 0
+        made: dict[str, Any] = {}
+        if (kept := sums.kept) is not None:
+            w, n_done, first = kept["w"], int(kept["n_done"]), int(kept["width"])
+            made = {"n_iter": int(kept["n_iter"]), "before": float(kept["before"])}
+        for number, width in enumerate(_ROUNDING_WIDTHS[first:], first):
+            loss = RoundedTube(self.epsilon, width * self.spread)
+            steps = NewtonSteps(model, sums, self.penalty, self.tol, loss, many_flat=1.0)
+            left = self.max_iter - n_done
+            most = left if width == _ROUNDING_WIDTHS[-1] else min(left, _MAX_STEPS_PER_WIDTH)
+            run = steps.run(w, most, **made, width=number, n_done=n_done)
+            w, n_done, made = run.w, n_done + run.n_iter, {}
+        message = run.trouble or f"the limit of {self.max_iter} iterations was reached"
+        return Solution(w, n_done, run.solved or sums.should_stop, message)

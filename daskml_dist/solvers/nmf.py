@@ -14,33 +14,401 @@ nonnegative matrix factorization", Neural Computation 24(4), 2012. A. M. S. Ang 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
+from scipy.special import ndtri
 
 from daskml_dist.backends import Backend
 from daskml_dist.backends.namespace import cast, namespace, total, zeros
 from daskml_dist.backends.nonnegative import descend, left_squares, nonnegative
+from daskml_dist.errors import DivergedError, InvalidDataError
 from daskml_dist.models.base import BatchRows
-from daskml_dist.solvers.base import Array, Solution, Statistic, Sums
-from daskml_dist.solvers.nonnegative import NonnegativeSolver, weighted
-from daskml_dist.solvers.rows import is_sparse, row_tiles, sum_of_squares, to_rows
+from daskml_dist.models.nonnegative import Updates, check_signs, multiplied
+from daskml_dist.solvers.base import Array, NestedSums, RowState, Solution, Solver, Statistic, Sums
+from daskml_dist.solvers.principal_components import CovarianceEigenSolver, PowerIterations
+from daskml_dist.solvers.rows import (
+    is_sparse,
+    map_entries,
+    row_tiles,
+    sum_of_rows,
+    sum_of_squares,
+    to_rows_dtype,
+)
 
-__all__ = ["LeastSquaresNMF", "LeastSquaresWeights", "best_weights"]
+__all__ = [
+    "EntryTotals",
+    "LeastSquaresNMF",
+    "LeastSquaresWeights",
+    "MultiplicativeNMF",
+    "MultiplicativeStep",
+    "NMFInitializer",
+    "SignedNorms",
+    "StepWeights",
+    "solve_row_weights",
+]
 
+#: Features up to which all products of features are made for singular vectors.
+_MAX_GRAM_FEATURES = 512
+#: Smaller numbers of singular vectors count as 0.
+_ZERO_BELOW = 1e-6
+#: Numbers of the components that are remembered, before weights are made of the last ones alone.
+_MAX_HISTORY_NUMBERS = 1 << 24
+#: Steps and change of weights that are made of components alone.
+_ANCHOR_STEPS, _ANCHOR_TOL = 100, 1e-3
+#: Steps from one look at the error to the next.
+_STEPS_PER_CHECK = 10
+#: Components that count as 0 where beta is at most 1.
+_ZERO_COMPONENT = float(np.finfo(np.float64).eps)
 #: Bytes of a piece of a dense block that both products read.
-_PIECE = 1 << 20
+_PIECE_BYTES = 1 << 20
 #: Sweeps over the weights of a row at most; the change that ends them, of what is left of the
 #: components' slope, at most and at least.
-_SWEEPS, _SETTLED, _MOST, _LEAST = 200, 1e-2, 1e-3, 1e-7
+_MAX_WEIGHT_SWEEPS, _SLOPE_SHARE, _MAX_WEIGHT_TOL, _MIN_WEIGHT_TOL = 200, 1e-2, 1e-3, 1e-7
 #: Sweeps over the components between two sums.
-_INNER = 3
+_COMPONENT_SWEEPS = 3
 #: Of the way on: first, its growth, that of its bound, and what it shrinks by (Ang and Gillis).
-_FIRST, _GROWTH, _BOUND_GROWTH, _SHRINK = 0.5, 1.05, 1.01, 1.5
+_FIRST_EXTRAPOLATION, _EXTRAPOLATION_GROWTH, _BOUND_GROWTH_RATE, _EXTRAPOLATION_SHRINK = (
+    0.5,
+    1.05,
+    1.01,
+    1.5,
+)
 
 
-def best_weights(gram: Any, products: Any, l1: float, l2: float, sweeps: int, tol: float) -> Any:
+def multiply_by_weight(values: Any, weight: Any | None) -> Any:
+    """Rows of numbers, each times its weight."""
+    return values if weight is None else values * cast(weight, values.dtype)[:, None]
+
+
+@dataclass(frozen=True, eq=False)
+class EntryTotals(Statistic):
+    """Weighted sums of all entries and of their squares, and the number of zeros.
+
+    Parameters
+    ----------
+    counts : bool, default=False
+        Whether zeros are counted.
+    signed : bool, default=False
+        Whether to let negative numbers through.
+    """
+
+    counts: bool = False
+    signed: bool = False
+    in_parts: ClassVar[bool] = True
+
+    @property
+    def shows_not_finite(self) -> bool:
+        """By the squares."""
+        return True
+
+    def shape(self, model: Any) -> tuple[int, ...]:
+        return (3,)
+
+    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
+        with np.errstate(over="ignore", invalid="ignore"):  # the sums show it
+            for at in row_tiles(rows.X, backend):
+                part = rows.part(at, backend)
+                if not self.signed:
+                    check_signs(part.X)
+                out[0] += sum_of_rows(part.X, part.weight, backend)
+                out[1] += sum_of_squares(part.X, part.weight, backend)
+                if self.counts:
+                    above = map_entries(lambda entries: entries > 0, part.X)
+                    n_entries = part.X.shape[0] * part.X.shape[1]
+                    out[2] += n_entries - sum_of_rows(above, None, backend)
+        return float("nan")
+
+
+@dataclass(frozen=True, eq=False)
+class SignedNorms(Statistic):
+    """Weighted squares of the positive, and of the negative, products of rows with vectors.
+
+    Parameters
+    ----------
+    vectors : ndarray of shape (n_features, k)
+    """
+
+    vectors: Array
+    in_parts: ClassVar[bool] = True
+
+    def shape(self, model: Any) -> tuple[int, ...]:
+        return 2, self.vectors.shape[1]
+
+    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
+        vectors = to_rows_dtype(self.vectors, rows.X, backend)
+        for at in row_tiles(rows.X, backend):
+            part = rows.part(at, backend)
+            found = cast(backend.dot(part.X, vectors), out.dtype)
+            found = namespace(found).reshape(found, (-1, vectors.shape[1]))
+            own = multiply_by_weight(found * found, part.weight)
+            positive = cast(found > 0, out.dtype)
+            out[0, :] += total(own * positive, axis=0)
+            out[1, :] += total(own * (1 - positive), axis=0)
+        return float("nan")
+
+
+@dataclass(frozen=True, eq=False)
+class InitialWeights(RowState):
+    """Weights of the components in each row, as a factorisation begins with them.
+
+    Parameters
+    ----------
+    n_components : int
+    vectors : ndarray of shape (n_features, k), or None
+        Products with these, but for negative ones; of the first vector, their absolute values.
+    fill : float
+        Takes the place of zeros; all there is without vectors.
+    spread : float
+        Of zeros and without vectors: times the absolute value of a normal number; 0: not.
+    seed : int
+        Of these, which belong to the rows' places in their blocks.
+    given : bool
+        Take the rows' targets.
+    """
+
+    n_components: int
+    vectors: Array | None = None
+    fill: float = 0.0
+    spread: float = 0.0
+    seed: int = 0
+    given: bool = False
+    name: ClassVar[str] = "weights"
+
+    def make(self, model: Any, rows: BatchRows, backend: Backend) -> Any:
+        """As they begin."""
+        n, k = rows.X.shape[0], self.n_components
+        if self.given:
+            return to_rows_dtype(np.ones(1), rows.X, backend) * namespace(rows.y).reshape(
+                rows.y, (n, k)
+            )
+        rest = np.full((n, k), self.fill)
+        if self.spread:
+            stream = np.random.PCG64(np.random.SeedSequence((self.seed, rows.block + 1)))
+            stream.advance(rows.first * k)  # a number of 64 bits each
+            uniform = np.random.Generator(stream).random((n, k))
+            rest = self.spread * ndtri((1 + uniform) / 2)
+        rest = to_rows_dtype(rest, rows.X, backend)
+        if self.vectors is None:
+            return rest
+        xp = namespace(rest)
+        found = backend.dot(rows.X, to_rows_dtype(self.vectors, rows.X, backend))
+        found = xp.reshape(found, (n, k))
+        found[:, 0] = xp.abs(found[:, 0])
+        return xp.where(found < _ZERO_BELOW, rest, found)
+
+
+@dataclass(frozen=True)
+class NMFInitializer:
+    """First components and weights.
+
+    Parameters
+    ----------
+    n_components : int
+    init : str
+        As of NMF; "custom": components are the solver's start.
+    seed : int
+    drawn : ndarray of shape (n_features, n_components) or None
+        Normal numbers, of "random".
+    scale : float
+        The mean weight of a row, of which the engine makes 1.
+    """
+
+    n_components: int
+    init: str
+    seed: int
+    drawn: Array | None = None
+    scale: float = 1.0
+
+    def max_passes(self, d: int) -> int:
+        """Passes over the rows."""
+        return 2 + max(1, self._singular_solver(d).max_passes)
+
+    def totals(self, sums: Sums, *, counts: bool = False) -> tuple[float, float]:
+        """Sum of all entries; and the number of zeros, where they are counted."""
+        entries, squares, none = sums(EntryTotals(counts)).tolist()
+        if not np.isfinite(squares):
+            raise DivergedError(
+                "The squares of the rows overflow. Scale the features (MaxAbsScaler), or use "
+                "float64."
+            )
+        if not entries:
+            raise InvalidDataError(
+                "X holds nothing but zeros: there is nothing to factor. Look at what made it."
+            )
+        return entries, none
+
+    def __call__(
+        self, model: Any, sums: Sums, start: Array | None, mean: float
+    ) -> tuple[Array, InitialWeights]:
+        """Components of shape (n_features, k), and what weights begin with.
+
+        Parameters
+        ----------
+        model : Model
+        sums : Sums
+        start : ndarray of shape (n_features, k) or None
+        mean : float
+            Of all entries.
+        """
+        k = self.n_components
+        first = InitialWeights(k, seed=self.seed)
+        if self.init == "custom":
+            assert start is not None
+            return start, replace(first, given=True)
+        if self.init == "random":
+            assert self.drawn is not None
+            scale = float(np.sqrt(mean / k))
+            return scale * np.abs(self.drawn), replace(first, spread=scale)
+        H, vectors = self._split_singular_vectors(model, sums)
+        fill = mean if self.init == "nndsvda" else 0.0
+        spread = mean / 100 if self.init == "nndsvdar" else 0.0
+        rest = fill if not spread else spread * self._draw_normal(H.shape)
+        return np.where(H < _ZERO_BELOW, rest, H), replace(
+            first, vectors=vectors, fill=fill, spread=spread
+        )
+
+    def _draw_normal(self, shape: tuple[int, ...]) -> Array:
+        return np.abs(np.random.default_rng(self.seed).standard_normal(shape))
+
+    def _singular_solver(self, d: int) -> Solver:
+        k = self.n_components
+        if d <= _MAX_GRAM_FEATURES:
+            return CovarianceEigenSolver(k, double=True, centred=False)
+        return PowerIterations(k, 10, n_iter=3, centred=False, seed=self.seed)
+
+    def _split_singular_vectors(self, model: Any, sums: Sums) -> tuple[Array, Array]:
+        """The larger half of each pair of singular vectors, the rows' as a function of rows."""
+        k = self.n_components
+        found = self._singular_solver(model.n_features).solve(
+            model, NestedSums(sums, sums.n_rows), None
+        )
+        V, weight = found.w[:k], sums.n_rows * self.scale
+        values = np.sqrt(found.extra["values"][:k] * weight)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            norms = self.scale * sums(SignedNorms(np.ascontiguousarray(V.T)))
+            left = np.sqrt(norms) / values
+        left[:, ~(values > values[0] * 1e-12)] = 0.0
+        halves = np.stack([np.maximum(V, 0), np.maximum(-V, 0)])
+        right = np.linalg.norm(halves, axis=2)
+        sizes = left * right
+        side = (sizes[1] >= sizes[0]).astype(int)
+        at = side, np.arange(k)
+        size, of_left, of_right = sizes[at], left[at], right[at]
+        length = np.sqrt(values * size)
+        H = halves[at]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            H *= np.where(size > 0, length / of_right, 0.0)[:, None]
+            scale = np.where(size > 0, length / (of_left * values), 0.0)
+        H[0] = np.sqrt(values[0]) * np.abs(V[0])
+        scale[0] = 1 / np.sqrt(values[0])
+        sign = np.where(side == 1, -1.0, 1.0)
+        weights = V * (sign * scale)[:, None]
+        return np.ascontiguousarray(H.T), np.ascontiguousarray(weights.T)
+
+
+@dataclass(frozen=True)
+class NonnegativeSolver(Solver):
+    """Base class of the solvers that factor non-negative rows.
+
+    Parameters
+    ----------
+    begin : NMFInitializer
+    max_iter : int
+    tol : float
+        Of what tells the solver that it has come to the end.
+    l1_rows, l2_rows, l1, l2 : float
+        Penalties on the weights of a row, and, for each row, on the components.
+    n_features : int
+    """
+
+    begin: NMFInitializer
+    max_iter: int
+    tol: float
+    l1_rows: float
+    l2_rows: float
+    l1: float
+    l2: float
+    n_features: int
+
+    #: Passes beside those of the begin and of the steps.
+    _more: ClassVar[int] = 0
+
+    @property
+    def max_passes(self) -> int:
+        """Those of the begin, of the steps, and what comes on top."""
+        return self.begin.max_passes(self.n_features) + self.max_iter + self._more
+
+
+@dataclass(frozen=True, eq=False)
+class LeastSquaresWeights(Statistic):
+    """``X.T @ W``, ``W.T @ W`` and the error, for the best weights W of the rows.
+
+    The error is half the squared distance of the rows, less half their squares, plus penalties.
+
+    Parameters
+    ----------
+    across : ndarray of shape (n_features, k)
+        The components.
+    l1, l2 : float
+        As of :func:`solve_row_weights`.
+    sweeps : int
+    tol : float
+    only_error : bool
+        Leave the sums out, and let the error be half the squared distance alone.
+    """
+
+    across: Array
+    l1: float = 0.0
+    l2: float = 0.0
+    sweeps: int = _MAX_WEIGHT_SWEEPS
+    tol: float = _MAX_WEIGHT_TOL
+    only_error: bool = False
+    in_parts: ClassVar[bool] = True
+
+    def shape(self, model: Any) -> tuple[int, ...]:
+        d, k = (0, 0) if self.only_error else self.across.shape
+        return d + k + 1, max(k, 1)
+
+    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
+        across = to_rows_dtype(self.across, rows.X, backend)
+        gram = across.T @ across
+        sparse, error = is_sparse(rows.X), 0.0
+        for at in row_tiles(rows.X, backend, cached=_PIECE_BYTES):
+            part = rows.part(at, backend)
+            products = backend.dot(part.X, across)
+            products = namespace(across).reshape(products, (part.X.shape[0], across.shape[1]))
+            W = solve_row_weights(gram, products, self.l1, self.l2, self.sweeps, self.tol)
+            own = multiply_by_weight(W, part.weight)
+            if self.only_error and not sparse:
+                squares = left_squares(part.X, W, across, backend)
+                error = error + total(multiply_by_weight(squares[:, None], part.weight)) / 2
+                continue
+            squares = cast(own.T @ W, out.dtype)
+            error = error + self._partial_error(gram, products, W, own, squares, out.dtype)
+            if self.only_error:
+                error = error + sum_of_squares(part.X, part.weight, backend) / 2
+            else:
+                backend.add_tdot(part.X, own, out[: across.shape[0], ...])
+                out[across.shape[0] : -1, ...] += squares
+        out[-1, 0] += error
+        return float("nan")
+
+    def _partial_error(
+        self, gram: Any, products: Any, W: Any, own: Any, squares: Any, dtype: Any
+    ) -> Any:
+        """Error of some rows, less half their squares."""
+        inner = total(cast(gram, dtype) * squares) / 2 - total(cast(own * products, dtype))
+        if self.only_error:
+            return inner
+        penalty = self.l1 * total(cast(own, dtype)) + self.l2 / 2 * total(cast(own * W, dtype))
+        return inner + penalty
+
+
+def solve_row_weights(
+    gram: Any, products: Any, l1: float, l2: float, sweeps: int, tol: float
+) -> Any:
     """The weights of some rows for which the squared error, and penalty, is smallest.
 
     Parameters
@@ -57,69 +425,6 @@ def best_weights(gram: Any, products: Any, l1: float, l2: float, sweeps: int, to
         for t in range(gram.shape[0]):
             gram[t, t] += l2
     return nonnegative(gram, products - l1 if l1 else products, sweeps, tol)
-
-
-@dataclass(frozen=True, eq=False)
-class LeastSquaresWeights(Statistic):
-    """``X.T @ W``, ``W.T @ W`` and the error, for the best weights W of the rows.
-
-    The error is half the squared distance of the rows, less half their squares, plus penalties.
-
-    Parameters
-    ----------
-    across : ndarray of shape (n_features, k)
-        The components.
-    l1, l2 : float
-        As of :func:`best_weights`.
-    sweeps : int
-    tol : float
-    only_error : bool
-        Leave the sums out, and let the error be half the squared distance alone.
-    """
-
-    across: Array
-    l1: float = 0.0
-    l2: float = 0.0
-    sweeps: int = _SWEEPS
-    tol: float = _MOST
-    only_error: bool = False
-    in_parts: ClassVar[bool] = True
-
-    def shape(self, model: Any) -> tuple[int, ...]:
-        d, k = (0, 0) if self.only_error else self.across.shape
-        return d + k + 1, max(k, 1)
-
-    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
-        across = to_rows(self.across, rows.X, backend)
-        gram = across.T @ across
-        sparse, error = is_sparse(rows.X), 0.0
-        for at in row_tiles(rows.X, backend, cached=_PIECE):
-            part = rows.part(at, backend)
-            products = backend.dot(part.X, across)
-            products = namespace(across).reshape(products, (part.X.shape[0], across.shape[1]))
-            W = best_weights(gram, products, self.l1, self.l2, self.sweeps, self.tol)
-            own = weighted(W, part.weight)
-            if self.only_error and not sparse:
-                squares = left_squares(part.X, W, across, backend)
-                error = error + total(weighted(squares[:, None], part.weight)) / 2
-                continue
-            squares = cast(own.T @ W, out.dtype)
-            error = error + self._error(gram, products, W, own, squares, out.dtype)
-            if self.only_error:
-                error = error + sum_of_squares(part.X, part.weight, backend) / 2
-            else:
-                backend.add_tdot(part.X, own, out[: across.shape[0], ...])
-                out[across.shape[0] : -1, ...] += squares
-        out[-1, 0] += error
-        return float("nan")
-
-    def _error(self, gram: Any, products: Any, W: Any, own: Any, squares: Any, dtype: Any) -> Any:
-        """Error of some rows, less half their squares."""
-        inner = total(cast(gram, dtype) * squares) / 2 - total(cast(own * products, dtype))
-        if self.only_error:
-            return inner
-        penalty = self.l1 * total(cast(own, dtype)) + self.l2 / 2 * total(cast(own * W, dtype))
-        return inner + penalty
 
 
 @dataclass(frozen=True)
@@ -142,38 +447,42 @@ class LeastSquaresNMF(NonnegativeSolver):
             With the components, of shape (n_features, k), and "error": half the squared distance
             of all rows.
         """
-        at = _Point(sums.kept) if sums.kept is not None else self._begun(model, sums, start)
+        at = (
+            _DescentState(sums.kept)
+            if sums.kept is not None
+            else self._start_state(model, sums, start)
+        )
         while at.n_iter < self.max_iter and not at.done and not sums.should_stop:
-            self._step(at, sums)
+            self._take_step(at, sums)
             if at.n_iter < self.max_iter and not at.done:
                 sums.keep(at.H, at.state, extra={"error": np.nan})
-        error = float(sums(self._asked(at.H, at.settled, only_error=True))[-1, 0])
+        error = float(sums(self._make_request(at.H, at.settled, only_error=True))[-1, 0])
         message = "the components still change"
         return Solution(at.H, at.n_iter, at.done or not self.tol, message, {"error": error})
 
-    def _begun(self, model: Any, sums: Sums, start: Array | None) -> _Point:
+    def _start_state(self, model: Any, sums: Sums, start: Array | None) -> _DescentState:
         entries, _ = self.begin.totals(sums)
         mean = entries / (sums.n_rows * model.n_features)
         H, _ = self.begin(model, sums, start, mean)
-        way = np.array([_FIRST, 1.0, _FIRST])
-        return _Point(
-            {"H": H, "ahead": H, "way": way, "seen": np.array([np.inf, np.nan, _MOST, 0])}
+        way = np.array([_FIRST_EXTRAPOLATION, 1.0, _FIRST_EXTRAPOLATION])
+        return _DescentState(
+            {"H": H, "ahead": H, "way": way, "seen": np.array([np.inf, np.nan, _MAX_WEIGHT_TOL, 0])}
         )
 
-    def _asked(self, across: Array, tol: float, **how: bool) -> LeastSquaresWeights:
+    def _make_request(self, across: Array, tol: float, **how: bool) -> LeastSquaresWeights:
         return LeastSquaresWeights(across, self.l1_rows, self.l2_rows, tol=tol, **how)
 
-    def _step(self, at: _Point, sums: Sums) -> None:
+    def _take_step(self, at: _DescentState, sums: Sums) -> None:
         """Improve the components by one sum, or go back where the last one went too far."""
         ahead, n = at.ahead, sums.n_rows
         d, k = ahead.shape
-        found = sums(self._asked(ahead, at.settled))
+        found = sums(self._make_request(ahead, at.settled))
         at.n_iter += 1
         error = float(found[-1, 0]) + n * float(
             self.l1 * ahead.sum() + self.l2 / 2 * (ahead * ahead).sum()
         )
         if error > at.error:
-            at.go_back()
+            at.retreat()
             return
         at.error = error
         gram = found[d:-1] + n * self.l2 * np.eye(k)
@@ -181,16 +490,18 @@ class LeastSquaresNMF(NonnegativeSolver):
         size = float(np.abs(np.where(ahead > 0, slope, np.minimum(slope, 0.0))).sum())
         if np.isnan(at.first_slope):
             at.first_slope = size
-        at.settled = min(_MOST, max(_LEAST, _SETTLED * size / (at.first_slope or 1.0)))
+        at.settled = min(
+            _MAX_WEIGHT_TOL, max(_MIN_WEIGHT_TOL, _SLOPE_SHARE * size / (at.first_slope or 1.0))
+        )
         if size <= self.tol * at.first_slope:
             at.H, at.done = ahead, True
             return
         new = ahead.copy()
-        descend(gram, slope, new, _INNER, 0.0)
-        at.go_on(new)
+        descend(gram, slope, new, _COMPONENT_SWEEPS, 0.0)
+        at.advance(new)
 
 
-class _Point:
+class _DescentState:
     """Components as far as they are found, and where they are looked at next.
 
     Parameters
@@ -207,17 +518,17 @@ class _Point:
         self.n_iter = int(n_iter)
         self.done = False
 
-    def go_on(self, new: Array) -> None:
+    def advance(self, new: Array) -> None:
         """Take other components, and look some way ahead of them."""
         self.ahead = np.maximum(new + self.way * (new - self.H), 0.0)
         self.H, self.before = new, self.way
-        self.bound = min(1.0, _BOUND_GROWTH * self.bound)
-        self.way = min(self.bound, _GROWTH * self.way)
+        self.bound = min(1.0, _BOUND_GROWTH_RATE * self.bound)
+        self.way = min(self.bound, _EXTRAPOLATION_GROWTH * self.way)
 
-    def go_back(self) -> None:
+    def retreat(self) -> None:
         """Look where the components are, and go shorter ways from there."""
         self.ahead, self.error = self.H, np.inf
-        self.bound, self.way = self.before, self.way / _SHRINK
+        self.bound, self.way = self.before, self.way / _EXTRAPOLATION_SHRINK
 
     def state(self) -> dict[str, Array]:
         """All that is needed to go on."""
@@ -227,3 +538,282 @@ class _Point:
             "way": np.array([self.way, self.bound, self.before]),
             "seen": np.array([self.error, self.first_slope, self.settled, self.n_iter]),
         }
+
+
+@dataclass(frozen=True, eq=False)
+class StepWeights(InitialWeights):
+    """Weights of the components in each row, after some steps.
+
+    Parameters
+    ----------
+    beta, l1, l2 : float
+        As of :class:`Updates`.
+    anchor : ndarray of shape (n_features, k), or None
+        Weights begin as what these components alone make of a row.
+    history : tuple of ndarray of shape (n_features, k), or None
+        Components of each step since; None: they are not told, and lost weights become NaN.
+    """
+
+    beta: float = field(default=2.0, kw_only=True)
+    l1: float = field(default=0.0, kw_only=True)
+    l2: float = field(default=0.0, kw_only=True)
+    anchor: Array | None = field(default=None, kw_only=True)
+    history: tuple[Array, ...] | None = field(default=(), kw_only=True)
+
+    def updates(self, across: Array, X: Any, backend: Backend) -> Updates:
+        """Updates of the weights of some rows."""
+        across = to_rows_dtype(across, X, backend)
+        return Updates(across, self.beta, self.l1, self.l2, backend)
+
+    def make(self, model: Any, rows: BatchRows, backend: Backend) -> Any:
+        """As the steps left them."""
+        if self.history is None:
+            shape = rows.X.shape[0], self.n_components
+            return to_rows_dtype(np.full(shape, np.nan), rows.X, backend)
+        if self.anchor is None:
+            W = super().make(model, rows, backend)
+        else:
+            W = to_rows_dtype(np.zeros((rows.X.shape[0], self.n_components)), rows.X, backend)
+            updates = self.updates(self.anchor, rows.X, backend)
+            for at in row_tiles(rows.X, backend, cached=_PIECE_BYTES):
+                X = updates.rows(backend.part(rows.X, at))
+                W[at, ...] = updates.settled(X, _ANCHOR_STEPS, _ANCHOR_TOL)
+        for across in self.history:
+            updates = self.updates(across, rows.X, backend)
+            for at in row_tiles(rows.X, backend, cached=_PIECE_BYTES):
+                W[at, ...] = updates.step(updates.rows(backend.part(rows.X, at)), W[at, ...])
+        return W
+
+
+@dataclass(frozen=True, eq=False)
+class MultiplicativeStep(Statistic):
+    """A step of the weights; numerators and denominators of that of the components.
+
+    First the numerators, of shape (n_features, k); then the denominators, as far as rows are asked
+    for them; the error before the step; and the number of rows whose weights are not known.
+
+    Parameters
+    ----------
+    across : ndarray of shape (n_features, k)
+        The components.
+    weights : StepWeights
+    anew : bool
+        Whether all weights are made anew first.
+    looks : bool
+        Whether the error is asked for.
+    steps : bool
+        Whether a step is.
+    """
+
+    across: Array
+    weights: StepWeights
+    anew: bool = False
+    looks: bool = False
+    steps: bool = True
+    in_parts: ClassVar[bool] = True
+
+    @property
+    def state(self) -> StepWeights:
+        """The weights."""
+        return self.weights
+
+    def shape(self, model: Any) -> tuple[int, ...]:
+        d, k = self.across.shape
+        below = {2.0: k, 1.0: 1}.get(self.weights.beta, d)
+        return d + below + 2, k
+
+    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
+        if self.anew:
+            rows.state[...] = self.weights.make(model, rows, backend)
+        updates = self.weights.updates(self.across, rows.X, backend)
+        with np.errstate(over="ignore", invalid="ignore"):  # the solver looks at the sums
+            for at in row_tiles(rows.X, backend, cached=_PIECE_BYTES):
+                self._add_step(rows.part(at, backend), updates, out)
+        return float("nan")
+
+    def _add_step(self, part: BatchRows, updates: Updates, out: Any) -> None:
+        W, X = part.state, updates.rows(part.X)
+        xp, d = namespace(W), updates.across.shape[0]
+        if bool(xp.any(xp.isnan(W))):
+            out[-1, 0] += W.shape[0]
+            return
+        if self.looks:
+            errors = updates.errors(X, W)
+            weight = None if part.weight is None else cast(part.weight, errors.dtype)
+            out[-2, 0] += total(cast(errors if weight is None else errors * weight, out.dtype))
+        if not self.steps:
+            return
+        W[...] = updates.step(X, W)
+        own = multiply_by_weight(W, part.weight)
+        updates.add_shares(X, W, own, out[:d, ...], out[d:-2, ...])
+
+
+@dataclass(frozen=True)
+class MultiplicativeNMF(NonnegativeSolver):
+    """Non-negative components of all rows, for the smallest beta-divergence.
+
+    Its other parameters are those of its base; `tol` is of the decrease of the error in ten steps,
+    of the first error.
+
+    Parameters
+    ----------
+    beta : float
+    """
+
+    name = "mu"
+    beta: float
+    _more = 3  # a step that is asked for again, and the last error
+
+    def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
+        """Find them.
+
+        Returns
+        -------
+        Solution
+            With the components, of shape (n_features, k), and "error": the divergence of all rows.
+        """
+        at = (
+            self._start_state(model, sums, start)
+            if sums.kept is None
+            else self._restored_state(sums.kept)
+        )
+        while at.n_iter < self.max_iter and not sums.should_stop:
+            if self._step_or_settle(at, sums):
+                break
+            sums.keep(at.H, at.state, extra={"error": np.nan})
+        settled = at.settled or not self.tol
+        if not at.settled:
+            at.error = float(self._sum_step(at, sums, looks=True, steps=False)[-2, 0])
+        message = "the error still falls"
+        return Solution(at.H, at.n_iter, settled, message, {"error": at.error})
+
+    def _start_state(self, model: Any, sums: Sums, start: Array | None) -> _UpdateState:
+        entries, zeros = self.begin.totals(sums, counts=self.beta <= 0)
+        d = model.n_features
+        if zeros:
+            raise InvalidDataError(
+                "When beta_loss <= 0 and X contains zeros, the solver may diverge. Add small "
+                'values to X, or use a positive beta_loss ("kullback-leibler").'
+            )
+        H, first = self.begin(model, sums, start, entries / (sums.n_rows * d))
+        return _UpdateState(H, self._step_weights(first))
+
+    def _step_weights(self, first: InitialWeights) -> StepWeights:
+        how: dict[str, Any] = {"beta": self.beta, "l1": self.l1_rows, "l2": self.l2_rows}
+        return StepWeights(**vars(first), **how)
+
+    def _restored_state(self, state: dict[str, Array]) -> _UpdateState:
+        fill, spread, seed, given = state["first"].tolist()
+        first = InitialWeights(
+            self.begin.n_components,
+            _array_or_none(state["vectors"]),
+            fill,
+            spread,
+            int(seed),
+            bool(given),
+        )
+        return _UpdateState(state["H"], self._step_weights(first), state)
+
+    def _step_or_settle(self, at: _UpdateState, sums: Sums) -> bool:
+        """Take a step, unless the error has settled before it."""
+        looks = bool(self.tol) and at.n_iter % _STEPS_PER_CHECK == 0
+        found = self._sum_step(at, sums, looks=looks)
+        if looks:
+            error = float(np.sqrt(2 * max(0.0, found[-2, 0])))
+            if at.n_iter and at.last - error < self.tol * at.first:
+                at.settled, at.error = True, float(found[-2, 0])
+                return True
+            at.first, at.last = error if not at.n_iter else at.first, error
+        at.advance(self._update_components(at.H, found, sums.n_rows))
+        return False
+
+    def _sum_step(self, at: _UpdateState, sums: Sums, *, looks: bool, steps: bool = True) -> Array:
+        """The sums of a step; again, where some weights were lost."""
+        tells = at.tells or at.fresh
+        found = sums(MultiplicativeStep(at.H, at.weights_for(tells), at.fresh, looks, steps))
+        if found[-1, 0] and not tells:
+            at.tells = True
+            found = sums(MultiplicativeStep(at.H, at.weights_for(True), True, looks, steps))
+        at.fresh = False
+        if found[-1, 0] or not np.isfinite(found).all():
+            raise DivergedError(
+                "The updates overflow. Scale the features (MaxAbsScaler), or use float64."
+            )
+        return found
+
+    def _update_components(self, H: Array, found: Array, n_rows: int) -> Array:
+        """Components after a step."""
+        d = len(H)
+        if self.beta == 2:
+            below = H @ found[d:-2]
+        elif self.beta == 1:
+            below = np.where(found[d] == 0, 1.0, found[d])[None, :]
+        else:
+            below = found[d:-2]
+        l1, l2 = n_rows * self.l1, n_rows * self.l2
+        with np.errstate(over="ignore", invalid="ignore"):  # the next sums show it
+            new: Array = multiplied(H, found[:d], below, self.beta, l1, l2)
+        return np.where(new < _ZERO_COMPONENT, 0.0, new) if self.beta <= 1 else new
+
+
+class _UpdateState:
+    """Components as far as they are found, and how they came.
+
+    Parameters
+    ----------
+    H : ndarray of shape (n_features, k)
+    weights : StepWeights
+        Weights to begin with.
+    state : dict from str to ndarray, optional
+        As :meth:`state` returns.
+    """
+
+    def __init__(
+        self, H: Array, weights: StepWeights, state: dict[str, Array] | None = None
+    ) -> None:
+        self.H, self._first = H, weights
+        self._anchor: Array | None = None
+        self._history: list[Array] = []
+        #: Errors at the begin, at the last look and in the end, and steps.
+        self.first = self.last = self.error = np.nan
+        self.n_iter = 0
+        self.settled = False
+        #: Whether sums tell how weights came, and whether all are made anew.
+        self.tells, self.fresh = False, state is None
+        if state is not None:
+            self._anchor, self._history = _array_or_none(state["anchor"]), list(state["history"])
+            self.first, self.last, n_iter, tells, fresh = state["course"].tolist()
+            self.n_iter, self.tells, self.fresh = int(n_iter), bool(tells), bool(fresh)
+
+    def weights_for(self, tells: bool) -> StepWeights:
+        """Memory of the next step, which tells how it came or not."""
+        first = self._first
+        if tells:
+            return replace(first, anchor=self._anchor, history=tuple(self._history))
+        how: dict[str, Any] = {"beta": first.beta, "l1": first.l1, "l2": first.l2}
+        return StepWeights(first.n_components, history=None, **how)
+
+    def advance(self, H: Array) -> None:
+        """Take the components after a step."""
+        self._history.append(self.H)
+        self.H = H
+        self.n_iter += 1
+        if (len(self._history) + 1) * H.size > _MAX_HISTORY_NUMBERS:
+            self._anchor, self._history, self.fresh = H, [], True
+
+    def state(self) -> dict[str, Array]:
+        """All that is needed to go on."""
+        first, none = self._first, np.empty((0, 0))
+        course = [self.first, self.last, self.n_iter, self.tells, self.fresh]
+        return {
+            "H": self.H,
+            "vectors": none if first.vectors is None else first.vectors,
+            "first": np.array([first.fill, first.spread, first.seed, first.given], float),
+            "anchor": none if self._anchor is None else self._anchor,
+            "history": np.array(self._history) if self._history else np.empty((0, *self.H.shape)),
+            "course": np.array(course, float),
+        }
+
+
+def _array_or_none(array: Array) -> Array | None:
+    return array if array.size else None

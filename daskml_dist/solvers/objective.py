@@ -13,9 +13,9 @@ from daskml_dist.errors import DivergedError
 from daskml_dist.models.base import BatchRows
 from daskml_dist.penalties import Penalty
 from daskml_dist.solvers.base import Array, Statistic, Sums
-from daskml_dist.solvers.rows import to_rows
+from daskml_dist.solvers.rows import to_rows_dtype
 
-__all__ = ["LossGradient", "SmoothObjective", "check_squares", "row_strengths"]
+__all__ = ["LossGradient", "SmoothObjective", "check_gradient_overflow", "penalty_row_strengths"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +35,7 @@ class LossGradient(Statistic):
         return (1 + self.w.size,)
 
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
-        w = to_rows(self.w, rows.X, backend)
+        w = to_rows_dtype(self.w, rows.X, backend)
         gradient = namespace(out).reshape(out[1:], self.w.shape)
         # A step that a line search tries may be far too long; it sees that by the loss.
         with np.errstate(over="ignore", invalid="ignore"):
@@ -59,7 +59,7 @@ class SmoothObjective:
         self._model = model
         self._sums = sums
         self._begun = False
-        self.l2 = row_strengths(model, penalty.l2, penalty.intercept_scaling, power=2)
+        self.l2 = penalty_row_strengths(model, penalty.l2, penalty.intercept_scaling, power=2)
 
     def value_and_gradient(self, w: Array) -> tuple[float, Array]:
         """Value and gradient at `w`, in its shape."""
@@ -69,7 +69,7 @@ class SmoothObjective:
     def penalised(self, loss: float, gradient: Array, w: Array) -> tuple[float, Array]:
         """Value and gradient with the penalty, of those of the mean loss."""
         if not self._begun:
-            check_squares(gradient)
+            check_gradient_overflow(gradient)
             self._begun = True
         if self.l2.any():
             pull = self.l2 * w
@@ -78,7 +78,7 @@ class SmoothObjective:
         return loss, gradient
 
 
-def check_squares(gradient: Array) -> None:
+def check_gradient_overflow(gradient: Array) -> None:
     """Check that a solver can square the gradient that it starts from.
 
     Raises
@@ -94,7 +94,7 @@ def check_squares(gradient: Array) -> None:
         )
 
 
-def row_strengths(model: Any, strength: float, scaling: float | None, power: int) -> Array:
+def penalty_row_strengths(model: Any, strength: float, scaling: float | None, power: int) -> Array:
     """Strength of a penalty on each row of the parameters; float64 of shape (n_rows, 1).
 
     Parameters

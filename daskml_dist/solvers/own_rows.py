@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from daskml_dist.models.base import BatchRows
 from daskml_dist.solvers.base import Solution
 
-__all__ = ["OwnRows", "RowSolver"]
+__all__ = ["Array", "OwnRows", "RowSolver"]
 
 Array = NDArray[Any]
 #: Makes all that a solver needs to go on from where it is, as arrays by name.

@@ -12,22 +12,22 @@ from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.solvers.base import Array
 
 __all__ = [
-    "as_dense",
-    "elementwise",
     "is_sparse",
+    "map_entries",
     "row_tiles",
     "sum_of_rows",
     "sum_of_squares",
-    "to_rows",
-    "widened",
+    "to_dense_float64",
+    "to_float64",
+    "to_rows_dtype",
 ]
 
 #: Bytes of dense float64 rows that are worked on together in a processor's cache.
-_CACHED = 1 << 18
+_CACHE_BYTES = 1 << 18
 
 
 def row_tiles(
-    X: Any, backend: Backend, *, dense: bool = False, cached: int = _CACHED, at_least: int = 1
+    X: Any, backend: Backend, *, dense: bool = False, cached: int = _CACHE_BYTES, at_least: int = 1
 ) -> Iterator[slice]:
     """Slices of X to be worked on one after the other; sparse rows are one, unless made dense.
 
@@ -54,26 +54,26 @@ def is_sparse(X: Any) -> bool:
     return isinstance(X, SparseRows)
 
 
-def to_rows(array: Array, X: Any, backend: Backend) -> Any:
+def to_rows_dtype(array: Array, X: Any, backend: Backend) -> Any:
     """Array that a statistic brought along, where rows lie, in the dtype of their arithmetic."""
     return cast(backend.to_device(array), arithmetic_dtype(X))
 
 
-def widened(X: Any) -> Any:
+def to_float64(X: Any) -> Any:
     """The rows in float64, dense or sparse as they are."""
     if isinstance(X, SparseRows):
-        return X.with_values(widened(X.values))
+        return X.with_values(to_float64(X.values))
     return cast(X, namespace(X).float64)
 
 
-def elementwise(function: Callable[[Any], Any], X: Any) -> Any:
+def map_entries(function: Callable[[Any], Any], X: Any) -> Any:
     """Apply a function that keeps zeros to all entries, in their dtype."""
     if isinstance(X, SparseRows):
-        return X.with_values(elementwise(function, X.values))
+        return X.with_values(map_entries(function, X.values))
     return cast(function(X), X.dtype)
 
 
-def as_dense(X: Any) -> Any:
+def to_dense_float64(X: Any) -> Any:
     """The rows as a dense float64 array."""
     rows = X.toarray() if isinstance(X, SparseRows) else X
     return cast(rows, namespace(rows).float64)
@@ -93,4 +93,4 @@ def sum_of_rows(X: Any, weight: Any | None, backend: Backend) -> Any:
 
 def sum_of_squares(X: Any, weight: Any | None, backend: Backend) -> Any:
     """Weighted sum of all squares of some rows, in float64 where they lie."""
-    return sum_of_rows(elementwise(lambda entries: entries * entries, X), weight, backend)
+    return sum_of_rows(map_entries(lambda entries: entries * entries, X), weight, backend)

@@ -11,8 +11,8 @@ from daskml_dist.models.linear import LinearModel
 from daskml_dist.parameters.checks import check_number
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import PenalisedSolver, Solver, get_solver
-from daskml_dist.solvers.of_targets import side_by_side
-from daskml_dist.solvers.smoothing import TubeNewton
+from daskml_dist.solvers.lock_step import combine_target_problems
+from daskml_dist.solvers.newton import TubeNewton
 from daskml_dist.svm._liblinear import BaseLinearSVM
 from daskml_dist.training.data_summary import DataSummary
 from daskml_dist.training.plan import DatasetInfo
@@ -118,7 +118,7 @@ class LinearSVR(SeveralTargets, BaseLinearSVM):
     def _problem(self, rows: DatasetInfo) -> tuple[LinearModel, Solver]:
         survey = rows.survey
         problems = [self._problem_of(rows, of_one) for of_one in survey.of_each_target]
-        return side_by_side(problems, survey.n_targets)
+        return combine_target_problems(problems, survey.n_targets)
 
     def _problem_of(
         self, rows: DatasetInfo, survey: DataSummary

@@ -31,8 +31,7 @@ from daskml_dist.models.stacked import TRAIN, FoldAssignment
 from daskml_dist.models.wide import WideLinear
 from daskml_dist.optimizers import Optimizer
 from daskml_dist.penalties import Penalty
-from daskml_dist.solvers.columns_lbfgs import minimised
-from daskml_dist.solvers.owlqn import orthant_wise
+from daskml_dist.solvers.lbfgs import minimize_orthant_wise, minimize_side_by_side
 from daskml_dist.training.coordinates import FEW, Coordinates
 
 __all__ = [
@@ -187,7 +186,7 @@ class Pilot:
         # OWL-QN (Andrew and Gao 2007) for an l1 penalty, L-BFGS-B otherwise.
         if l1.any():
             last = _LastEvaluation(scaled, l1)
-            orthant_wise(
+            minimize_orthant_wise(
                 last, first, l1, max_iter=most, tol=tol,
                 should_stop=lambda: is_over(last.v, last.value),
             )  # fmt: skip
@@ -520,11 +519,11 @@ class StackedPilot:
         v = np.stack([p.inside(begin.astype(np.float64))[:, 0] for p in places])
         every, share = self._make_objective(slice(0, n)), self.pilot.tol
         if whole:
-            v, _ = minimised(every, v, most, share=share)
+            v, _ = minimize_side_by_side(every, v, most, share=share)
             half = v
         else:
-            half, tols = minimised(self._make_objective(slice(0, -(-n // 2))), v, most)
-            v, _ = minimised(every, half, most, tols, share)
+            half, tols = minimize_side_by_side(self._make_objective(slice(0, -(-n // 2))), v, most)
+            v, _ = minimize_side_by_side(every, half, most, tols, share)
 
         def outside(found: Array) -> list[Array]:
             return [p.outside(v[:, None]) for p, v in zip(places, found, strict=True)]

@@ -19,13 +19,13 @@ from daskml_dist.models.raw_forest import RawForest
 from daskml_dist.models.raw_trees import RawTrees
 from daskml_dist.models.trees import Tree, Trees
 from daskml_dist.solvers.boosting_losses import (
-    AbsoluteError,
-    Binomial,
-    Gamma,
-    Multinomial,
-    Pinball,
-    Poisson,
-    SquaredError,
+    AbsoluteErrorBoostLoss,
+    BinomialBoostLoss,
+    GammaBoostLoss,
+    MultinomialBoostLoss,
+    PinballBoostLoss,
+    PoissonBoostLoss,
+    SquaredErrorBoostLoss,
 )
 from tests.backends.kernel_problems import needs_compiler
 from tests.cuda_emulation import EmulatedCupy
@@ -178,9 +178,14 @@ def test_packed_sums_do_not_overflow(mode, backend, monkeypatch):
 
 
 LOSSES = {
-    "squared_error": SquaredError(), "absolute_error": AbsoluteError(), "quantile": Pinball(0.7),
-    "poisson": Poisson(), "gamma": Gamma(), "binomial": Binomial(), "multinomial": Multinomial(9),
-}  # fmt: skip
+    "squared_error": SquaredErrorBoostLoss(),
+    "absolute_error": AbsoluteErrorBoostLoss(),
+    "quantile": PinballBoostLoss(0.7),
+    "poisson": PoissonBoostLoss(),
+    "gamma": GammaBoostLoss(),
+    "binomial": BinomialBoostLoss(),
+    "multinomial": MultinomialBoostLoss(9),
+}
 
 
 def test_each_loss_has_a_kernel():

@@ -12,7 +12,7 @@ from daskml_dist.backends import get_backend
 from daskml_dist.losses import Hinge, LogLoss, Loss, SquaredError
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.linear import LinearModel
-from daskml_dist.solvers.moments import Moments
+from daskml_dist.solvers.least_squares import SecondMoments
 from daskml_dist.solvers.newton import LossHessian
 from daskml_dist.solvers.objective import LossGradient
 
@@ -51,8 +51,8 @@ SUMS = [
     (LossGradient(W), Hinge()),
     (LossHessian(W), LogLoss()),
     (LossHessian(W), SquaredError()),
-    (Moments(np.zeros(1)), SquaredError()),
-    (Moments(np.zeros(1), np.ones(D)), SquaredError()),
+    (SecondMoments(np.zeros(1)), SquaredError()),
+    (SecondMoments(np.zeros(1), np.ones(D)), SquaredError()),
 ]
 
 
@@ -102,10 +102,10 @@ def test_rows_without_curvature_are_told() -> None:
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("column", [0, D - 1])
 @pytest.mark.parametrize(
-    "statistic", [LossGradient(0 * W), LossHessian(0 * W), Moments(np.zeros(1))]
+    "statistic", [LossGradient(0 * W), LossHessian(0 * W), SecondMoments(np.zeros(1))]
 )
 def test_sums_that_show_what_is_not_finite(statistic, column, value):
-    loss = SquaredError() if isinstance(statistic, Moments) else LogLoss()
+    loss = SquaredError() if isinstance(statistic, SecondMoments) else LogLoss()
     model, X, y, _ = _problem(loss, "float32", False)
     assert statistic.shows_not_finite
     assert np.isfinite(_sums(statistic, model, BatchRows(X, y))).all()

@@ -20,8 +20,8 @@ from daskml_dist.decomposition import NMF
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.unlabelled import Unlabelled
-from daskml_dist.solvers import multiplicative
-from daskml_dist.solvers.multiplicative import MultiplicativeStep, StepWeights
+from daskml_dist.solvers import nmf
+from daskml_dist.solvers.nmf import MultiplicativeStep, StepWeights
 from tests.strict_backend import StrictBackend
 
 RNG = np.random.default_rng(0)
@@ -163,7 +163,7 @@ def _beta(loss: Any) -> float:
 def test_what_is_remembered_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     how: dict[str, Any] = {"solver": "mu", "init": "nndsvda", "max_iter": 60, "random_state": 0}
     whole = NMF(K, **how).fit(X)
-    monkeypatch.setattr(multiplicative, "_REMEMBERED", 5 * K * D)
+    monkeypatch.setattr(nmf, "_MAX_HISTORY_NUMBERS", 5 * K * D)
     ours = NMF(K, **how).fit(X)
     assert ours.reconstruction_err_ < 1.02 * whole.reconstruction_err_
     assert not np.array_equal(ours.components_, whole.components_)

@@ -16,7 +16,7 @@ from daskml_dist import Run
 from daskml_dist.decomposition import TruncatedSVD, truncated_svd
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.feature_extraction import HashingVectorizer
-from daskml_dist.solvers import power
+from daskml_dist.solvers import principal_components as power
 
 S = sparse.random(600, 40, 0.2, format="csr", random_state=0) * sparse.diags_array(
     1.3 ** -np.arange(40)

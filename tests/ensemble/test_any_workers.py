@@ -20,7 +20,7 @@ from daskml_dist.ensemble import (
     RandomForestClassifier,
     RandomForestRegressor,
 )
-from daskml_dist.solvers import forest_together
+from daskml_dist.solvers import forest_joint_growth
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(4_000, 6))
@@ -68,9 +68,9 @@ def workers(request: pytest.FixtureRequest) -> Iterator[Client]:
     """Worker processes that let small nodes be finished by one of them."""
 
     def lower(small: int) -> None:
-        from daskml_dist.solvers import forest_together as module
+        from daskml_dist.solvers import forest_joint_growth as module
 
-        module.SMALL = small
+        module.SMALL_NODE_ROWS = small
 
     with (
         LocalCluster(
@@ -101,7 +101,7 @@ def test_trees_of_any_number_of_workers(
 ) -> None:
     model, y, weight = KINDS[kind]
     if kind not in alone:
-        monkeypatch.setattr(forest_together, "SMALL", 300)
+        monkeypatch.setattr(forest_joint_growth, "SMALL_NODE_ROWS", 300)
         alone[kind] = bits(_fit(model, "functional", Run(n_lanes=1), [X, y, weight], None))
     n, streamed = len(X) // 16, "streamed" in decomposition
 

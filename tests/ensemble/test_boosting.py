@@ -15,7 +15,7 @@ from sklearn import ensemble as truth
 from daskml_dist import Run
 from daskml_dist.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.solvers import grow
+from daskml_dist.solvers import tree_growth
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(2_000, 6))
@@ -42,8 +42,8 @@ def test_trees_without_a_bound_are_those_whose_bound_is_far(at_once: int, monkey
     given: dict[str, Any] = {**GIVEN, "max_iter": 2, "min_samples_leaf": 3, "run": SHORT}
     given["categorical_features"] = [4]
     far = HistGradientBoostingRegressor(**given, max_leaf_nodes=5_000).fit(X, Y)
-    monkeypatch.setattr(grow, "_AT_ONCE", at_once)
-    monkeypatch.setattr(grow, "_BYTES", 0)
+    monkeypatch.setattr(tree_growth, "_MIN_SPLITS_AT_ONCE", at_once)
+    monkeypatch.setattr(tree_growth, "_HISTOGRAM_BYTES", 0)
     near = HistGradientBoostingRegressor(**given, max_leaf_nodes=None).fit(X, Y)
     assert arrays(near) == arrays(far)
     assert near._trees.tree(0).n_leaves > 200
@@ -167,7 +167,7 @@ def test_rows_rounded_by_draws_are_as_good(monkeypatch: pytest.MonkeyPatch) -> N
     labels = Y > 0
     given = {"max_iter": 20, "early_stopping": False, "random_state": 0}
     exact = HistGradientBoostingClassifier(**given).fit(X, labels)
-    monkeypatch.setattr("daskml_dist.solvers.gradients.SAMPLE", 1_000)
+    monkeypatch.setattr("daskml_dist.solvers.gradient_boosting.SAMPLE_ROWS", 1_000)
     found = [
         HistGradientBoostingClassifier(**given, run=Run(n_lanes=n)).fit(X, labels) for n in (1, 3)
     ]
@@ -180,7 +180,7 @@ def test_rows_rounded_by_draws_are_as_good(monkeypatch: pytest.MonkeyPatch) -> N
 def test_more_rows_than_a_sample_give_bins_of_the_same_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("daskml_dist.solvers.bin_sample.SAMPLE", 700)
+    monkeypatch.setattr("daskml_dist.solvers.binning.SAMPLE_ROWS", 700)
     given = {"max_iter": 2, "random_state": 0}
     one, three = (
         HistGradientBoostingRegressor(**given, run=Run(n_lanes=n)).fit(X, Y) for n in (1, 3)

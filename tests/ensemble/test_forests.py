@@ -24,7 +24,7 @@ from daskml_dist.ensemble import (
     RandomForestRegressor,
 )
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.solvers import forest_together
+from daskml_dist.solvers import forest_joint_growth
 from daskml_dist.solvers.forest import ForestSolver
 
 rng = np.random.default_rng(0)
@@ -56,8 +56,8 @@ def bits(model: Any) -> list[bytes]:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nodes of few rows alone be finished by one trainer, and histograms be summed in parts."""
-    monkeypatch.setattr(forest_together, "SMALL", 200)
-    monkeypatch.setattr(forest_together, "_BYTES", 2**15)
+    monkeypatch.setattr(forest_joint_growth, "SMALL_NODE_ROWS", 200)
+    monkeypatch.setattr(forest_joint_growth, "_HISTOGRAM_BYTES", 2**15)
 
 
 @pytest.mark.usefixtures("small")

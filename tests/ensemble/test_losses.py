@@ -13,14 +13,14 @@ from distributed import Client, LocalCluster
 
 from daskml_dist import Run
 from daskml_dist.ensemble import HistGradientBoostingClassifier
-from daskml_dist.solvers.parallel_coordinate_boosting import BoostSolver
+from daskml_dist.solvers.gradient_boosting import GradientBoostingSolver
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(6_000, 6))
 Y = np.digitize(X[:, 0] + X[:, 1] * X[:, 2], [-0.5, 0.5])
 
 
-def killing(solver: BoostSolver, folder: Path, at: list[int]) -> BoostSolver:
+def killing(solver: GradientBoostingSolver, folder: Path, at: list[int]) -> GradientBoostingSolver:
     """A solver one of whose processes kills itself in some of its iterations, once in each."""
 
     class Killed:
@@ -46,7 +46,7 @@ def killing(solver: BoostSolver, folder: Path, at: list[int]) -> BoostSolver:
                     os.kill(os.getpid(), signal.SIGKILL)
             return self._rows.sum_own(array)
 
-    class Killing(BoostSolver):
+    class Killing(GradientBoostingSolver):
         def solve(self, model: Any, rows: Any) -> Any:
             return super().solve(model, Killed(rows))
 

@@ -21,8 +21,7 @@ from daskml_dist.frequent_patterns import frequent_itemsets, itemsets
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.baskets import Baskets
 from daskml_dist.solvers import apriori
-from daskml_dist.solvers.apriori import Apriori
-from daskml_dist.solvers.item_counts import BasketBits, SetCounts
+from daskml_dist.solvers.apriori import Apriori, BasketBits, SetCounts
 from tests.frequent_patterns.baskets import brute, drawn
 
 ROWS = drawn(700, [0.6, 0.5, 0.3, 0.4, 0.2, 0.3, 0.2, 0.3], seed=2)
@@ -75,7 +74,7 @@ def levels(solver: Apriori, sums: Any) -> dict[Any, int]:
 
 @pytest.mark.parametrize("form", [np.asarray, sparse.csr_matrix])
 def test_a_few_candidates_at_a_time(form: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apriori, "_AT_ONCE", 7)
+    monkeypatch.setattr(apriori, "_MAX_CANDIDATES_PER_PASS", 7)
     solver, truth = Apriori(7, None, 1000), brute(ROWS, 7)
     whole = Direct(form(ROWS))
     assert levels(solver, whole) == truth

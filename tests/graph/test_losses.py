@@ -12,7 +12,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 from daskml_dist.data.keyed.collection import EntryColumns, read_frame_entries
-from daskml_dist.solvers.pagerank import PageRankSolver
+from daskml_dist.solvers.graph import PageRankSolver
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.keyed_fit import KeyedFit
 from daskml_dist.training.settings import RunSettings

@@ -22,7 +22,7 @@ from daskml_dist import linear_model, model_selection
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.estimators.batched_fits import solver_rounds
 from daskml_dist.naive_bayes import GaussianNB
-from daskml_dist.solvers import stacked_gradient
+from daskml_dist.solvers import batched_gradients
 from daskml_dist.training.callbacks import CallbackList
 from tests.quick import in_turn
 
@@ -116,7 +116,7 @@ def test_stacks_give_scikit_learns_results(pair: tuple[str, str], weighted: bool
 
 def test_a_share_of_the_rows_tells_where_to_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     """The optimum is that of all rows all the same."""
-    monkeypatch.setattr(stacked_gradient, "_RUN", 8)
+    monkeypatch.setattr(batched_gradients, "_SAMPLE_RUN_ROWS", 8)
     found = []
     for many in (1 << 40, 0):
         monkeypatch.setattr(solver_rounds, "_MANY", many)

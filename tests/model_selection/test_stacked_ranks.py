@@ -20,7 +20,7 @@ from sklearn.model_selection import KFold, ShuffleSplit
 
 from daskml_dist.linear_model import LogisticRegression, LogisticRegressionCV, SGDClassifier
 from daskml_dist.model_selection import GridSearchCV, _stacking
-from daskml_dist.solvers import stacked_ranks
+from daskml_dist.solvers import batched_scores
 
 RNG = np.random.default_rng(0)
 N = 400
@@ -42,7 +42,7 @@ def test_a_columns_scores_are_scikit_learns(kind: str) -> None:
         scores = {"constant": np.zeros(n + 2), "none tied": rng.normal(size=n + 2)}.get(
             kind, rng.integers(0, 5, n + 2) / 3
         )
-        found = stacked_ranks.rankings(scores, np.where(y == 1, weight, -weight))
+        found = batched_scores.ranking_scores(scores, np.where(y == 1, weight, -weight))
         truth = [metric(y, scores, sample_weight=weight) for metric in TRUTHS.values()]
         np.testing.assert_allclose(found, truth, rtol=1e-12)
 
@@ -52,7 +52,7 @@ def test_what_cannot_be_ranked_is_no_number() -> None:
         ([], []), ([1.0, 2.0], [1.0, 1.0]), ([1.0, 2.0], [-1.0, -1.0]),
         ([np.nan, 2.0], [-1.0, 1.0]),
     ):  # fmt: skip
-        assert np.isnan(stacked_ranks.rankings(np.array(scores), np.array(signed))).all()
+        assert np.isnan(batched_scores.ranking_scores(np.array(scores), np.array(signed))).all()
 
 
 class _Kept(GridSearchCV):
@@ -95,7 +95,7 @@ def together(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_columns_are_ranked_together(monkeypatch: pytest.MonkeyPatch, weight: Any) -> None:
     _check(LogisticRegression(), "C", X, Y, weight)
     # As many passes as there are pairs of columns.
-    monkeypatch.setattr(stacked_ranks, "_TOGETHER", 4 * N)
+    monkeypatch.setattr(batched_scores, "_MAX_SCORES_PER_PASS", 4 * N)
     _check(SGD, "alpha", X, Y, weight)
 
 
@@ -106,7 +106,7 @@ def test_columns_are_ranked_on_workers(client: Client) -> None:
 
 
 def test_columns_that_are_too_long_are_scored_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacked_ranks, "_TOGETHER", 10)
+    monkeypatch.setattr(batched_scores, "_MAX_SCORES_PER_PASS", 10)
     _check(SGD, "alpha", X, Y, None)
 
 
@@ -130,7 +130,7 @@ def test_paths_are_ranked_together(monkeypatch: pytest.MonkeyPatch) -> None:
         return model.fit(X, Y).scores_
 
     together = [scores(name) for name in TRUTHS]
-    monkeypatch.setattr(stacked_ranks, "_TOGETHER", 10)
+    monkeypatch.setattr(batched_scores, "_MAX_SCORES_PER_PASS", 10)
     alone = [scores(name) for name in TRUTHS]
     np.testing.assert_allclose(together, alone, rtol=1e-12)
 

@@ -13,32 +13,45 @@ from daskml_dist.models.naive_bayes import RowsByClass
 from daskml_dist.models.stacked import TEST, TRAIN, FoldAssignment, StackedLinear
 from daskml_dist.models.unlabelled import Unlabelled
 from daskml_dist.solvers import Statistic
-from daskml_dist.solvers.bisecting import InLeaf, LeafErrors, Leaves
-from daskml_dist.solvers.by_class import ClassCounts, ClassMoments
-from daskml_dist.solvers.categories import CategoryCounts, NumberOfCategories
+from daskml_dist.solvers.batched_gradients import (
+    BatchedGradient,
+    BatchedHessian,
+    PerSplitStatistic,
+    SplitLabelWeights,
+    SplitWeights,
+)
+from daskml_dist.solvers.batched_scores import (
+    BatchedClassRanks,
+    BatchedRanks,
+    BatchedScores,
+    RoleCounts,
+)
+from daskml_dist.solvers.bisecting_k_means import LeafAssignment, LeafErrors, LeafStatistic
 from daskml_dist.solvers.em import DrawnMoments, ExpectedMoments, NearestMoments
-from daskml_dist.solvers.gradient_boosting import Correlations, LongestRow
 from daskml_dist.solvers.huber import HuberSums
-from daskml_dist.solvers.leave_one_out import LeftOut
-from daskml_dist.solvers.lloyd import CentroidAssignment, Farthest
-from daskml_dist.solvers.moments import Moments
-from daskml_dist.solvers.multiplicative import MultiplicativeStep, StepWeights
-from daskml_dist.solvers.newton import LossHessian
-from daskml_dist.solvers.nmf import LeastSquaresWeights
-from daskml_dist.solvers.nonnegative import HalfNorms, Totals
+from daskml_dist.solvers.k_means import CentroidAssignment, FarthestRows
+from daskml_dist.solvers.latent_dirichlet import DocumentBounds, TopicWords
+from daskml_dist.solvers.least_squares import SecondMoments
+from daskml_dist.solvers.lock_step import PerTargetStatistic
+from daskml_dist.solvers.naive_bayes import (
+    CategoryCounts,
+    ClassCounts,
+    ClassMoments,
+    LargestCategory,
+)
+from daskml_dist.solvers.newton import LossHessian, RoundedTube
+from daskml_dist.solvers.nmf import (
+    EntryTotals,
+    LeastSquaresWeights,
+    MultiplicativeStep,
+    SignedNorms,
+    StepWeights,
+)
 from daskml_dist.solvers.objective import LossGradient
-from daskml_dist.solvers.of_splits import CodeWeights, LabelWeights, OfSplits
-from daskml_dist.solvers.of_targets import OfTargets
-from daskml_dist.solvers.path_scores import PathSums, SignedHits
-from daskml_dist.solvers.power import GramProducts
-from daskml_dist.solvers.scatter import Scatter
-from daskml_dist.solvers.seeds import CandidateWeights, Seeds
-from daskml_dist.solvers.smoothing import RoundedTube
-from daskml_dist.solvers.stacked_class_ranks import StackedClassRanks
-from daskml_dist.solvers.stacked_gradient import StackedGradient, StackedHessian
-from daskml_dist.solvers.stacked_ranks import RoleCounts, StackedRanks
-from daskml_dist.solvers.stacked_scores import StackedScores
-from daskml_dist.solvers.topics import DocumentBounds, TopicWords
+from daskml_dist.solvers.parallel_coordinate_boosting import Correlations, LongestRow
+from daskml_dist.solvers.penalty_paths import LeaveOneOutErrors, PathErrorSums, PathHits
+from daskml_dist.solvers.principal_components import GramProducts, ScatterStatistic
+from daskml_dist.solvers.seeding import CandidateWeights, SeedSample
 
 N_ROWS, N_FEATURES = 60, 5
 RNG = np.random.default_rng(0)
@@ -78,9 +91,9 @@ def _moments() -> Iterator[tuple[str, Sample]]:
         model = LinearModel(LOSSES["squared_error"](), N_FEATURES, 0, True, n_targets)
         y_shift, x_shift = RNG.normal(size=n_targets or 1), RNG.normal(size=N_FEATURES)
         transform = RNG.normal(size=(N_FEATURES, N_FEATURES))
-        yield f"{task}-plain", (model, Moments(y_shift), y)
-        yield f"{task}-shifted", (model, Moments(y_shift, x_shift), y)
-        yield f"{task}-transformed", (model, Moments(y_shift, x_shift, transform), y)
+        yield f"{task}-plain", (model, SecondMoments(y_shift), y)
+        yield f"{task}-shifted", (model, SecondMoments(y_shift, x_shift), y)
+        yield f"{task}-transformed", (model, SecondMoments(y_shift, x_shift, transform), y)
 
 
 def _by_class(**statistics: Statistic) -> Iterator[tuple[str, Sample]]:
@@ -95,17 +108,17 @@ def _of_leaves() -> dict[type[Statistic], dict[str, Sample]]:
     rng, model = np.random.default_rng(2), Unlabelled(N_FEATURES)
     pairs, split = rng.normal(size=(2, 2, N_FEATURES)) + 1, np.array([0, 1])
     trees = {
-        "near": Leaves(split, pairs, pairs.mean(axis=1)),
-        "there": Leaves(split, pairs, None),
+        "near": LeafAssignment(split, pairs, pairs.mean(axis=1)),
+        "there": LeafAssignment(split, pairs, None),
     }
     asked = {
         "sums": CentroidAssignment(pairs[0], None),
-        "seeds": Seeds(3, (pairs[0],), None, 0, 1),
-        "farthest": Farthest(3, pairs[0], None),
+        "seeds": SeedSample(3, (pairs[0],), None, 0, 1),
+        "farthest": FarthestRows(3, pairs[0], None),
     }
     return {
-        InLeaf: {
-            f"{name}-{what}": (model, InLeaf(sums, tree, 2), None)
+        LeafStatistic: {
+            f"{name}-{what}": (model, LeafStatistic(sums, tree, 2), None)
             for name, tree in trees.items()
             for what, sums in asked.items()
         },
@@ -117,7 +130,7 @@ def _of_centres(statistic: type[Statistic], **more: Any) -> dict[str, Sample]:
     """Samples near the origin, and where rows lie."""
     centres, model = np.random.default_rng(1).normal(size=(4, N_FEATURES)), Unlabelled(N_FEATURES)
     shifts = {"near": X.mean(axis=0), "there": None}
-    drawn = statistic in (Seeds, CandidateWeights)
+    drawn = statistic in (SeedSample, CandidateWeights)
     where: dict[str, Any] = (
         {"groups": (centres[:1], centres[1:])} if drawn else {"centres": centres}
     )
@@ -155,8 +168,8 @@ def _of_parts() -> dict[type[Statistic], dict[str, Sample]]:
         for beta, spread in ((2.0, 0.5), (2.0, 0.0), (1.0, 0.0), (1.0, 0.5))
     }
     return {
-        Totals: {"all": (model, Totals(counts=True, signed=True), None)},
-        HalfNorms: {"all": (model, HalfNorms(vectors), None)},
+        EntryTotals: {"all": (model, EntryTotals(counts=True, signed=True), None)},
+        SignedNorms: {"all": (model, SignedNorms(vectors), None)},
         LeastSquaresWeights: {
             "sums": (model, LeastSquaresWeights(across, **exact), None),
             "error": (model, LeastSquaresWeights(across, **exact, only_error=True), None),
@@ -218,14 +231,14 @@ SAMPLES: dict[type[Statistic], dict[str, Sample]] = {
     HuberSums: dict(_linear(lambda w: HuberSums(w, 0.7, 1.35), {"number": ["squared_error"]})),
     LongestRow: dict(_linear(lambda w: LongestRow(), {"two": ["log_loss"]})),
     Correlations: dict(_linear(Correlations, {"two": ["log_loss"], "three": ["log_loss"]})),
-    Moments: dict(_moments()),
+    SecondMoments: dict(_moments()),
     ClassCounts: dict(_by_class(plain=ClassCounts(), over=ClassCounts(threshold=1.0))),
     ClassMoments: dict(_by_class(plain=ClassMoments())),
-    NumberOfCategories: dict(_by_class(plain=NumberOfCategories(signed=True))),
+    LargestCategory: dict(_by_class(plain=LargestCategory(signed=True))),
     CategoryCounts: dict(_by_class(plain=CategoryCounts((3, 1, 2, 2, 4)))),
     CentroidAssignment: _of_centres(CentroidAssignment),
-    Farthest: _of_centres(Farthest, n_rows=3),
-    Seeds: _of_centres(Seeds, n_rows=3, seed=0, round=1),
+    FarthestRows: _of_centres(FarthestRows, n_rows=3),
+    SeedSample: _of_centres(SeedSample, n_rows=3, seed=0, round=1),
     CandidateWeights: _of_centres(CandidateWeights),
     **_of_leaves(),
     **_of_documents(),
@@ -233,8 +246,8 @@ SAMPLES: dict[type[Statistic], dict[str, Sample]] = {
     ExpectedMoments: _of_components(ExpectedMoments, constants=np.log([0.2, 0.3, 0.5])),
     NearestMoments: _of_components(NearestMoments),
     DrawnMoments: _of_components(DrawnMoments, seed=0, run=1),
-    Scatter: {
-        name: (Unlabelled(N_FEATURES), Scatter(double), None)
+    ScatterStatistic: {
+        name: (Unlabelled(N_FEATURES), ScatterStatistic(double), None)
         for name, double in (("own", False), ("double", True))
     },
     GramProducts: {
@@ -290,7 +303,7 @@ def _left_out() -> dict[str, Sample]:
         model = LinearModel(LOSSES["squared_error"](), N_FEATURES, 0, True, n_targets)
         w, basis = rng.normal(size=(3, *model.shape)), rng.normal(size=(N_FEATURES, 4))
         shrunk = rng.random((3, 4)) / 1_000
-        found[task] = model, LeftOut(w, X.mean(axis=0), basis, shrunk, 1 / N_ROWS), y
+        found[task] = model, LeaveOneOutErrors(w, X.mean(axis=0), basis, shrunk, 1 / N_ROWS), y
     return found
 
 
@@ -301,36 +314,36 @@ def _of_targets() -> dict[str, Sample]:
     w = np.random.default_rng(1).normal(size=model.shape) / 3
     each = tuple(LossGradient(w[:, k : k + 1]) for k in range(2))
     return {
-        "both": (model, OfTargets(each, (0, 1)), y),
-        "one": (model, OfTargets(each[1:], (1,)), y),
+        "both": (model, PerTargetStatistic(each, (0, 1)), y),
+        "one": (model, PerTargetStatistic(each[1:], (1,)), y),
     }
 
 
 SAMPLES |= {
-    OfTargets: _of_targets(),
-    LeftOut: _left_out(),
-    PathSums: {
+    PerTargetStatistic: _of_targets(),
+    LeaveOneOutErrors: _left_out(),
+    PathErrorSums: {
         f"{task}-{'absolute' if absolute else 'squared'}": sample
         for absolute in (False, True)
         for name in ("number", "numbers")
-        for task, sample in _of_paths(lambda w, a=absolute: PathSums(w, TEST, a), name).items()
+        for task, sample in _of_paths(lambda w, a=absolute: PathErrorSums(w, TEST, a), name).items()
     },
-    SignedHits: {
+    PathHits: {
         task: sample
         for name in ("number", "numbers")
-        for task, sample in _of_paths(lambda w: SignedHits(w, TEST), name).items()
+        for task, sample in _of_paths(lambda w: PathHits(w, TEST), name).items()
     },
-    LabelWeights: _stacked(lambda w, splits: LabelWeights(), "two", "three"),
-    StackedGradient: _stacked(StackedGradient),
-    StackedHessian: _stacked(lambda w, splits: StackedHessian(w, splits, 1)),
+    SplitLabelWeights: _stacked(lambda w, splits: SplitLabelWeights(), "two", "three"),
+    BatchedGradient: _stacked(BatchedGradient),
+    BatchedHessian: _stacked(lambda w, splits: BatchedHessian(w, splits, 1)),
     RoleCounts: _stacked(lambda w, splits: RoleCounts(TEST)),
-    StackedClassRanks: _stacked(
-        lambda w, splits: StackedClassRanks(w, splits, TEST, N_ROWS), "three"
+    BatchedClassRanks: _stacked(
+        lambda w, splits: BatchedClassRanks(w, splits, TEST, N_ROWS), "three"
     ),
-    StackedRanks: _stacked(lambda w, splits: StackedRanks(w, splits, TEST, N_ROWS), "two"),
-    StackedScores: _stacked(
-        lambda w, splits: StackedScores(w, splits, TEST, pairs=True, places=True)
+    BatchedRanks: _stacked(lambda w, splits: BatchedRanks(w, splits, TEST, N_ROWS), "two"),
+    BatchedScores: _stacked(
+        lambda w, splits: BatchedScores(w, splits, TEST, pairs=True, places=True)
     ),
-    CodeWeights: _stacked(lambda w, splits: CodeWeights()),
-    OfSplits: _stacked(lambda w, splits: OfSplits(LossGradient(w[0]), (0, 2))),
+    SplitWeights: _stacked(lambda w, splits: SplitWeights()),
+    PerSplitStatistic: _stacked(lambda w, splits: PerSplitStatistic(LossGradient(w[0]), (0, 2))),
 }

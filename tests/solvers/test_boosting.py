@@ -21,8 +21,8 @@ from daskml_dist.models.base import BatchRows
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.penalties import Penalty
 from daskml_dist.solvers import Solution, Statistic
-from daskml_dist.solvers.gradient_boosting import Boosting, Correlations
 from daskml_dist.solvers.objective import LossGradient
+from daskml_dist.solvers.parallel_coordinate_boosting import Boosting, Correlations
 
 RNG = np.random.default_rng(0)
 DENSE = np.sign(RNG.normal(size=(400, 12))) * (RNG.random((400, 12)) < 0.3)

@@ -26,8 +26,8 @@ from daskml_dist.errors import InvalidDataError
 from daskml_dist.models import curvature
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.naive_bayes import RowsByClass
-from daskml_dist.solvers import Statistic, moments, rows
-from daskml_dist.solvers.by_class import ClassCounts
+from daskml_dist.solvers import Statistic, least_squares, rows
+from daskml_dist.solvers.naive_bayes import ClassCounts
 from daskml_dist.training.worker.loops.solver import question_kinds
 from tests.cuda_emulation import EmulatedCupy
 from tests.solvers.statistic_samples import (
@@ -150,7 +150,7 @@ def test_sums_are_those_of_the_cpu(
     for few_rows in (False, True):
         if few_rows:
             monkeypatch.setattr(type(backend), "entries_at_once", 7 * N_FEATURES)
-            monkeypatch.setattr(moments, "_FEW_ROWS", 1)
+            monkeypatch.setattr(least_squares, "_MIN_PIECE_ROWS", 1)
         on_gpu, on_gpu_total = _add(backend, model, statistic, *given)
         assert_allclose(on_gpu, loss, rtol=tolerance)
         assert on_gpu_total.dtype == np.float64
@@ -172,8 +172,10 @@ def test_sparse_rows_are_asked_alike() -> None:
     some = backend.rows(sparse.csr_array(dense), np.array([3, 1, 4]))
     assert rows.is_sparse(some)
     assert not rows.is_sparse(dense)
-    assert_allclose(rows.as_dense(some), dense[[3, 1, 4]])
-    assert_allclose(rows.as_dense(rows.elementwise(np.sqrt, some)), np.sqrt(dense[[3, 1, 4]]))
+    assert_allclose(rows.to_dense_float64(some), dense[[3, 1, 4]])
+    assert_allclose(
+        rows.to_dense_float64(rows.map_entries(np.sqrt, some)), np.sqrt(dense[[3, 1, 4]])
+    )
 
 
 @pytest.mark.parametrize("blocks", [rows.row_tiles, curvature.curvature_tiles])

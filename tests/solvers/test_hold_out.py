@@ -6,16 +6,18 @@ import numpy as np
 import pytest
 
 from daskml_dist.models.hashed import draws
-from daskml_dist.solvers.hold_out import HoldOut, LastRows, allotted
+from daskml_dist.solvers.holdout import StratifiedHoldout, TrailingRows, allot_by_share
 
 Y = np.random.default_rng(0).choice(3, 2_000, p=[0.75, 0.24, 0.01]).astype(float)
 
 
-def held_out(n: int, cuts: list[int], y: np.ndarray = Y, seed: int = 0) -> HoldOut:
+def held_out(n: int, cuts: list[int], y: np.ndarray = Y, seed: int = 0) -> StratifiedHoldout:
     """Rows to hold out, of rows that lie in parts."""
     first = np.array([0, *cuts])
     parts = np.split(y.astype(int), cuts)
-    return HoldOut(first, np.array([np.bincount(part, minlength=3) for part in parts]), n, seed)
+    return StratifiedHoldout(
+        first, np.array([np.bincount(part, minlength=3) for part in parts]), n, seed
+    )
 
 
 def test_each_class_has_its_share() -> None:
@@ -37,7 +39,7 @@ def test_the_rows_are_the_same_in_any_parts() -> None:
 
 @pytest.mark.parametrize("n", [1, 10_000, 199_999])
 def test_as_many_of_many_rows_as_asked_for(n: int) -> None:
-    held = HoldOut(np.array([0]), np.array([[200_000]]), n, 3)
+    held = StratifiedHoldout(np.array([0]), np.array([[200_000]]), n, 3)
     is_held = held.reader()(0, np.zeros(200_000))
     assert is_held.sum() == n
     # Those of the smallest draws, which is what a whole sort tells.
@@ -56,11 +58,11 @@ def test_as_many_of_many_rows_as_asked_for(n: int) -> None:
     ],
 )
 def test_allotted(counts: list[int], n: int, wanted: list[int]) -> None:
-    assert allotted(np.array(counts), n).tolist() == wanted
+    assert allot_by_share(np.array(counts), n).tolist() == wanted
 
 
 def test_rows_behind_those_of_the_fit_have_no_weights_of_classes() -> None:
-    last = LastRows(5, np.array([2.0, 0.5, 0.0]))
+    last = TrailingRows(5, np.array([2.0, 0.5, 0.0]))
     np.testing.assert_array_equal(last.reader()(3, np.zeros(4)), [False, False, True, True])
     found = last.own_weight(np.array([0.0, 1.0, 2.0]), np.array([4.0, 1.5, 0.0]))
     np.testing.assert_array_equal(found, [2, 3, 0])

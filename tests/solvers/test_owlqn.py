@@ -16,7 +16,7 @@ from sklearn.linear_model import LogisticRegression as Reference
 from sklearn.preprocessing import scale
 
 from daskml_dist.linear_model import LogisticRegression
-from daskml_dist.solvers.owlqn import orthant_wise, pseudo_gradient
+from daskml_dist.solvers.lbfgs import minimize_orthant_wise, pseudo_gradient
 from tests.quick import in_turn
 
 CANCER = (scale(load_breast_cancer().data), load_breast_cancer().target)
@@ -83,7 +83,7 @@ def test_least_squares_equal_the_lasso() -> None:
         residual = A @ w - b
         return float(residual @ residual) / 120, A.T @ residual / 60
 
-    found = orthant_wise(
+    found = minimize_orthant_wise(
         evaluate, np.zeros((10, 1)), np.full(10, 0.1), max_iter=200, tol=1e-9, should_stop=_never
     )
     lasso = Lasso(alpha=0.1, fit_intercept=False, tol=1e-12).fit(A, b)

@@ -7,7 +7,7 @@ import numpy as np
 from daskml_dist.backends import get_backend
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.unlabelled import Unlabelled
-from daskml_dist.solvers.seeds import Seeds
+from daskml_dist.solvers.seeding import SeedSample
 
 BACKEND, MODEL = get_backend("cpu"), Unlabelled(1)
 WEIGHT = np.array([0.0, 1.0, 2.0, 4.0, 8.0])
@@ -15,7 +15,7 @@ X = np.arange(len(WEIGHT))[:, None].astype(float)
 
 
 def _winners(seed: int, n_rows: int, cuts: tuple[int, ...] = ()) -> list[int]:
-    race = Seeds(n_rows=n_rows, groups=(), shift=None, seed=seed, round=0)
+    race = SeedSample(n_rows=n_rows, groups=(), shift=None, seed=seed, round=0)
     total = np.zeros(race.shape(MODEL))
     for start, stop in zip((0, *cuts), (*cuts, len(X)), strict=True):
         part = np.zeros_like(total)

@@ -14,10 +14,9 @@ from sklearn.linear_model import LogisticRegression as Truth
 from daskml_dist.estimators.batched_fits import solver_rounds
 from daskml_dist.linear_model import LogisticRegression, LogisticRegressionCV, PoissonRegressor
 from daskml_dist.model_selection import GridSearchCV, KFold
-from daskml_dist.solvers import stacked_gradient, stacked_starts
-from daskml_dist.solvers.stacked_gradient import StackedGradient
-from daskml_dist.solvers.stacked_leaders import leaders
-from daskml_dist.solvers.stacked_starts import Starts
+from daskml_dist.solvers import batched_gradients, batched_solver
+from daskml_dist.solvers.batched_gradients import BatchedGradient
+from daskml_dist.solvers.batched_solver import WarmStarts, choose_leaders
 from tests.quick import quick
 
 RNG = np.random.default_rng(0)
@@ -44,8 +43,8 @@ CASES: dict[str, tuple[Any, Any]] = {
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shares and Hessians of few rows."""
-    monkeypatch.setattr(stacked_gradient, "_RUN", 8)
-    monkeypatch.setattr(stacked_starts, "_ROWS", 4)
+    monkeypatch.setattr(batched_gradients, "_SAMPLE_RUN_ROWS", 8)
+    monkeypatch.setattr(batched_solver, "_MIN_ROWS_PER_PARAMETER", 4)
     monkeypatch.setattr(solver_rounds, "_MANY", 0)
     monkeypatch.setattr(solver_rounds, "_SHARE_OF_ROWS", 4)
 
@@ -54,14 +53,14 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Columns of each reading of all rows."""
     found: list[int] = []
-    add = StackedGradient._add
+    add = BatchedGradient._add_candidates
 
-    def counted(self: StackedGradient, *given: Any) -> Any:
+    def counted(self: BatchedGradient, *given: Any) -> Any:
         if self.share == 1:
             found.append(len(self.w))
         return add(self, *given)
 
-    monkeypatch.setattr(StackedGradient, "_add", counted)
+    monkeypatch.setattr(BatchedGradient, "_add_candidates", counted)
     return found
 
 
@@ -109,7 +108,7 @@ def test_all_rows_are_read_less_often(
     _search(1e-5, *CASES[case])
     few = sum(read)
     read.clear()
-    monkeypatch.setattr(Starts, "_share_for", lambda self, n_groups: None)
+    monkeypatch.setattr(WarmStarts, "_hessian_share", lambda self, n_groups: None)
     _search(1e-5, *CASES[case])
     assert 0 < few < share * sum(read)
 
@@ -130,7 +129,7 @@ def test_the_nearest_optimum_leads() -> None:
     """Of squares with the Hessian 1, distances are those of the places."""
     at = {3: 0.0, 5: 0.01, 7: 1.0, 8: 1.012, 9: 0.99, 11: np.nan}
     places = {i: np.array([[x]]) for i, x in at.items()}
-    found = leaders(places, {i: np.array([1.0, x]) for i, x in at.items()})
+    found = choose_leaders(places, {i: np.array([1.0, x]) for i, x in at.items()})
     assert found == {3: 3, 5: 3, 7: 7, 8: 7, 9: 7, 11: 11}
 
 

@@ -30,7 +30,7 @@ from daskml_dist.solvers import (
     Statistic,
     Sums,
 )
-from daskml_dist.solvers.smoothing import TubeNewton
+from daskml_dist.solvers.newton import TubeNewton
 from daskml_dist.training.data_summary import DataSummary
 from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.in_process import InProcessEngine

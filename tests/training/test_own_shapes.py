@@ -19,7 +19,7 @@ from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.linear_model import LogisticRegression, SGDClassifier
 from daskml_dist.models import BatchRows, Model, Parameters, Part, StepModel
 from daskml_dist.solvers import Statistic
-from daskml_dist.solvers.by_class import OnePass
+from daskml_dist.solvers.base import SinglePassSolver
 from tests.quick import quick
 
 N_ROWS, SIDE, N_TOKENS, LENGTH = 1_200, 8, 30, 12
@@ -289,7 +289,7 @@ def test_round_estimators_take_images(client: Client) -> None:
             pass
 
         def _problem(self, rows: Any) -> tuple[Any, Any]:
-            return Pixels(), OnePass(Mean())
+            return Pixels(), SinglePassSolver(Mean())
 
         def _set_fitted(self, solution: Any, model: Any, rows: Any) -> None:
             self.mean_ = solution.w / rows.survey.n_rows

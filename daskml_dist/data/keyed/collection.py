@@ -31,7 +31,7 @@ from daskml_dist.data.keyed.cut import KeyedBlock, KeyTable, NumberedEntries, nu
 from daskml_dist.data.keyed.ids import IdLookup, convert_ids
 from daskml_dist.data.lazy import is_dask_frame
 from daskml_dist.errors import InvalidDataError
-from daskml_dist.solvers.keyed import Side
+from daskml_dist.solvers.keyed import EntrySide
 
 __all__ = [
     "EntryColumns",
@@ -96,7 +96,7 @@ class KeyedCollection(Collection):
         Lazy entries that it has been cut of.
     """
 
-    sides: tuple[Side, ...] = ()
+    sides: tuple[EntrySide, ...] = ()
     sources: tuple[Any, ...] = ()
     numbers: Callable[[Any], NumberedEntries] | None = None
     lanes: int | None = None
@@ -106,7 +106,7 @@ class KeyedCollection(Collection):
 
     @classmethod
     def of(
-        cls, kind: Any, sources: Sequence[Any], numbers: Any, sides: Sequence[Side]
+        cls, kind: Any, sources: Sequence[Any], numbers: Any, sides: Sequence[EntrySide]
     ) -> KeyedCollection:
         """Return the entries of parts of a frame, in memory or lazy."""
         return cls(kind, [], (), None, None, tensors=True, sides=tuple(sides),
@@ -204,14 +204,14 @@ class KeyedCollection(Collection):
 class _SampleIds:
     """Entries of a part, and `sample_of` for some sides."""
 
-    sides: tuple[Side, ...]
+    sides: tuple[EntrySide, ...]
 
     def __call__(self, part: NumberedEntries) -> tuple[int, Any]:
         return len(part), cut.sample_ids(part, self.sides)
 
 
 def _make_keyed_block(
-    sides: Sequence[Side], cuts: dict[str, Any], index: int, parcels: Any, *_: Any, **__: Any
+    sides: Sequence[EntrySide], cuts: dict[str, Any], index: int, parcels: Any, *_: Any, **__: Any
 ) -> KeyedBlock:
     return cut.build_block(index, parcels, sides, cuts)
 
@@ -221,7 +221,7 @@ def _return_block(index: int, block: KeyedBlock, *_: Any, **__: Any) -> KeyedBlo
 
 
 def _build_parcels(
-    held: HeldParts, sizes: Sequence[int], sides: Sequence[Side], cuts: dict[str, Any],
+    held: HeldParts, sizes: Sequence[int], sides: Sequence[EntrySide], cuts: dict[str, Any],
     groups: Sequence[range],
 ) -> list[list[list[Delayed]]]:  # fmt: skip
     """Return the parcels of each group, by side, each made of parts that one worker holds.
@@ -252,7 +252,7 @@ def _batch_parts(own: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
 
 
 def _build_side_parcels(
-    tasks: TaskBuilder, held: HeldParts, together: Sequence[list[int]], side: Side, cuts: Any,
+    tasks: TaskBuilder, held: HeldParts, together: Sequence[list[int]], side: EntrySide, cuts: Any,
     groups: Sequence[range],
 ) -> list[list[Any]]:  # fmt: skip
     """Return the keys of the parcels of each group, on one side."""
@@ -397,7 +397,7 @@ def convert_values(values: Any, name: str, least: float | None) -> NDArray[np.fl
 
 
 def read_frame_entries(
-    frame: Any, columns: EntryColumns, sides: Sequence[Side], more: NDArray[Any] | None = None
+    frame: Any, columns: EntryColumns, sides: Sequence[EntrySide], more: NDArray[Any] | None = None
 ) -> KeyedCollection:
     """Return the entries of a pandas or Dask dataframe.
 
@@ -451,7 +451,7 @@ class _MatrixCells:
 
 
 def read_matrix_entries(
-    matrix: Any, sides: Sequence[Side], least: float | None = None
+    matrix: Any, sides: Sequence[EntrySide], least: float | None = None
 ) -> KeyedCollection:
     """Return the stored cells of a scipy.sparse matrix, or of a dask Array with such chunks.
 

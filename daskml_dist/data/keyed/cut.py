@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.keyed.ids import IdLookup, check_one_kind, factorize_columns, merge_ids
 from daskml_dist.errors import InvalidDataError
-from daskml_dist.solvers.keyed import Side
+from daskml_dist.solvers.keyed import EntrySide
 
 __all__ = [
     "EntryParcel",
@@ -170,7 +170,7 @@ def _narrow_values(values: NDArray[np.float64]) -> Array:
 # -- where ranges are cut --------------------------------------------------------------------------
 
 
-def sample_ids(part: NumberedEntries, sides: Sequence[Side]) -> dict[str, tuple[Array, Array]]:
+def sample_ids(part: NumberedEntries, sides: Sequence[EntrySide]) -> dict[str, tuple[Array, Array]]:
     """Return some ids of each space, and how many entries each of them stands for."""
     found = {}
     for space in dict.fromkeys(side.rows for side in sides):
@@ -221,7 +221,7 @@ def _find_range_edges(ids: Array, cuts: Array) -> list[int]:
 # -- pieces of a part ------------------------------------------------------------------------------
 
 
-def _split_into_pieces(part: NumberedEntries, side: Side, cuts: Array) -> list[EntryPiece]:
+def _split_into_pieces(part: NumberedEntries, side: EntrySide, cuts: Array) -> list[EntryPiece]:
     """Return a part's entries, split by the range of their row keys."""
     row_ids, column_ids = part.ids[side.by], part.ids[1 - side.by]
     rows, columns, values = part.codes[side.by], part.codes[1 - side.by], part.values
@@ -265,7 +265,7 @@ def split_keys(part: NumberedEntries, by: int, cuts: Array) -> list[KeyTable]:
 
 
 def make_parcels(
-    numbers: Sequence[int], parts: Sequence[NumberedEntries], side: Side, cuts: Array,
+    numbers: Sequence[int], parts: Sequence[NumberedEntries], side: EntrySide, cuts: Array,
     groups: Sequence[range],
 ) -> list[EntryParcel]:  # fmt: skip
     """Return parcels of some parts, one for each group of ranges; `numbers` are the parts' own."""
@@ -305,7 +305,7 @@ def _join_tables(some: Sequence[Array], parts: Iterable[KeyTable]) -> KeyTable:
 
 
 def build_block(
-    index: int, parcels: Sequence[EntryParcel], sides: Sequence[Side], cuts: dict[str, Array]
+    index: int, parcels: Sequence[EntryParcel], sides: Sequence[EntrySide], cuts: dict[str, Array]
 ) -> KeyedBlock:
     """Return the block of a lane and side; numbers of blocks run through the sides of each lane."""
     from daskml_dist.backends.csr_order import MANY, Entries, in_rows, uses_of
@@ -372,7 +372,7 @@ class KeyedBlock(Block):
     """
 
     # All of them are given by name; `Block` has fields with defaults.
-    side: Side = None  # type: ignore[assignment]
+    side: EntrySide = None  # type: ignore[assignment]
     lane: int = 0
     column_cuts: NDArray[Any] = None  # type: ignore[assignment]
     ids: NDArray[Any] = None  # type: ignore[assignment]

@@ -27,7 +27,7 @@ from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.ps.stacked_optimizer import StackedOptimizer
 from daskml_dist.schedules import Schedule
-from daskml_dist.solvers.stacked_scores import SUMS, Looks
+from daskml_dist.solvers.batched_scores import SUMS_ONLY, ScoreParts
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.history import History
@@ -266,7 +266,7 @@ class StepStack:
     # -- what came of it -----------------------------------------------------------------------
 
     def scores(
-        self, columns: Sequence[StepCandidate], role: int, looks: Looks = SUMS
+        self, columns: Sequence[StepCandidate], role: int, looks: ScoreParts = SUMS_ONLY
     ) -> NDArray[np.float64]:
         """Sums of the columns' scores over the rows that play a role in their split."""
         return self._asked.scores(self._stacked, *_side_by_side(columns), role, looks)

@@ -22,14 +22,21 @@ from daskml_dist.estimators.solver_rounds import _SHARE, BaseRounds
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.models.stacked import TEST, TRAIN, FoldAssignment, StackedLinear
 from daskml_dist.solvers import Solution, Solver
-from daskml_dist.solvers.by_class import OnePass
+from daskml_dist.solvers.base import SinglePassSolver
+from daskml_dist.solvers.batched_gradients import SplitLabelWeights, SplitWeights, evaluate_by_split
+from daskml_dist.solvers.batched_scores import (
+    CANDIDATE_SCORES,
+    CLASS_RANKINGS,
+    RANKINGS,
+    SUMS_ONLY,
+    BatchedClassRanks,
+    BatchedRankingSolver,
+    BatchedRanks,
+    BatchedScores,
+    ScoreParts,
+)
+from daskml_dist.solvers.batched_solver import BatchedSolver, Candidate, candidate_solution
 from daskml_dist.solvers.lbfgs import LBFGS
-from daskml_dist.solvers.of_splits import CodeWeights, LabelWeights
-from daskml_dist.solvers.stacked import Candidate, StackedSolver, solution_of
-from daskml_dist.solvers.stacked_class_ranks import CLASS_RANKINGS, StackedClassRanks
-from daskml_dist.solvers.stacked_gradient import in_order_of_splits
-from daskml_dist.solvers.stacked_ranks import RANKINGS, StackedRankings, StackedRanks
-from daskml_dist.solvers.stacked_scores import SCORES, SUMS, Looks, StackedScores
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.data_summary import TargetSurvey
 from daskml_dist.training.dataset_info import DatasetInfo, balanced_weights, named_weights
@@ -83,7 +90,7 @@ class StackedFit:
     def score(self, name: str, role: int) -> float:
         """A score by scikit-learn's name."""
         kind = "classifier" if self.estimator._classification else "regressor"
-        return float(SCORES[kind][name](self.sums[role][None, :])[0])
+        return float(CANDIDATE_SCORES[kind][name](self.sums[role][None, :])[0])
 
     def ranking(self, name: str, role: int) -> float:
         """A ranking score; NaN where the rows themselves have to tell it."""
@@ -124,7 +131,7 @@ def fit_stack(
     classes: Any,
     weighted: bool,
     train_score: bool,
-    looks: Looks,
+    looks: ScoreParts,
 ) -> list[list[StackedFit]]:
     """Fit clones of estimators to the training rows of each split, and score them.
 
@@ -142,7 +149,7 @@ def fit_stack(
         Whether rows have weights.
     train_score : bool
         Whether training rows are scored too.
-    looks : Looks
+    looks : ScoreParts
 
     Returns
     -------
@@ -271,24 +278,24 @@ class Asked:
         """
         found = model.roles.weights
         if found is None and model.classes is None:
-            return self(model, OnePass(CodeWeights())).w[:, None]
+            return self(model, SinglePassSolver(SplitWeights())).w[:, None]
         if found is None:
-            found = self(model, OnePass(LabelWeights())).w
+            found = self(model, SinglePassSolver(SplitLabelWeights())).w
         if not found.all():
             raise NotStackedError("Training rows of a split lack a label.")
         return found
 
     def scores(
         self, model: StackedLinear, w: NDArray[np.float64], splits: NDArray[np.int64], role: int,
-        looks: Looks = SUMS,
+        looks: ScoreParts = SUMS_ONLY,
     ) -> NDArray[np.float64]:  # fmt: skip
         """Sums that scores of columns are made of, over rows that play a role in their splits."""
 
         def sums(w: NDArray[np.float64], splits: NDArray[np.int64]) -> NDArray[np.float64]:
-            asked = StackedScores(w, splits, role, looks.pairs, looks.places)
-            return self(model, OnePass(asked)).w
+            asked = BatchedScores(w, splits, role, looks.pairs, looks.places)
+            return self(model, SinglePassSolver(asked)).w
 
-        return in_order_of_splits(sums, w, splits)
+        return evaluate_by_split(sums, w, splits)
 
     def rankings(
         self, model: StackedLinear, w: NDArray[np.float64], splits: NDArray[np.int64], role: int
@@ -297,11 +304,13 @@ class Asked:
 
         NaN where these are not found together.
         """
-        question = StackedRanks if model.each.width == 1 else StackedClassRanks
+        question = BatchedRanks if model.each.width == 1 else BatchedClassRanks
         if model.classes is None or not (model.each.width == 1 or model.each.loss.proba):
             return np.full((len(w), len(question.names)), np.nan)
-        return in_order_of_splits(
-            lambda w, splits: self(model, StackedRankings(w, splits, role, question)).w, w, splits
+        return evaluate_by_split(
+            lambda w, splits: self(model, BatchedRankingSolver(w, splits, role, question)).w,
+            w,
+            splits,
         )
 
 
@@ -337,14 +346,14 @@ class BatchedModels(Asked):
 
     def solver(
         self, columns: tuple[Candidate, ...], scored: tuple[tuple[int, bool, bool], ...] = ()
-    ) -> StackedSolver:
+    ) -> BatchedSolver:
         """Solver of some columns: of many, on many rows, it begins with a share of these."""
         n_rows = sum(info.n_rows for info in self.rows.survey.infos)
         begins = (
             n_rows * len(columns) >= _MANY and self._engine.streaming is None
             and all(type(c.solver) is LBFGS and c.start is None for c in columns)
         )  # fmt: skip
-        return StackedSolver(columns, _SHARE_OF_ROWS if begins else 1, scored)
+        return BatchedSolver(columns, _SHARE_OF_ROWS if begins else 1, scored)
 
     def of_split(self, weight: float) -> DatasetInfo:
         """Facts of the training rows of a split, of their weight."""
@@ -354,7 +363,7 @@ class BatchedModels(Asked):
 
     def weights(self, each: LinearModel) -> NDArray[np.float64]:
         """Weight of the training rows of each split."""
-        return self(self.model(each), OnePass(CodeWeights())).w
+        return self(self.model(each), SinglePassSolver(SplitWeights())).w
 
 
 class Fits:
@@ -368,12 +377,12 @@ class Fits:
         Numbers of an estimator and of its split; those of an estimator lie together.
     sides : tuple of int
         Roles of the rows that are scored.
-    looks : Looks
+    looks : ScoreParts
     """
 
     def __init__(
         self, stack: BatchedModels, estimators: Sequence[Any], asked: list[tuple[int, int]],
-        sides: tuple[int, ...], looks: Looks,
+        sides: tuple[int, ...], looks: ScoreParts,
     ) -> None:  # fmt: skip
         self._stack, self._estimators, self._asked = stack, estimators, asked
         self._sides, self._looks = sides, looks
@@ -433,7 +442,7 @@ class Fits:
         for k, (i, (_, _, rows)) in enumerate(problems.items()):
             candidate = self._estimators[self._asked[i][0]]
             estimator = type(candidate)(**candidate.get_params(deep=False))
-            one = solution_of(solution, k)
+            one = candidate_solution(solution, k)
             estimator._set_fitted(one, stacked.each, rows)
             estimator._set_n_iter(one)
             estimator._warn(one)

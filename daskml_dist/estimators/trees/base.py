@@ -33,7 +33,7 @@ from daskml_dist.models.trees import Trees
 from daskml_dist.parameters.checks import seed_of
 from daskml_dist.solvers import Solution
 from daskml_dist.solvers.forest import ForestSolver
-from daskml_dist.solvers.forest_grow import ForestGrowth
+from daskml_dist.solvers.forest_growth import ForestParams
 from daskml_dist.training.engine import Engine
 from daskml_dist.training.plan import DatasetInfo
 from daskml_dist.training.settings import RunSettings
@@ -114,11 +114,11 @@ class BaseTrees(BaseRounds):
             return (rows.classes,)
         return tuple(labels for labels, _ in rows.survey.label_columns)
 
-    def _growth(self, rows: DatasetInfo, n_classes: tuple[int, ...]) -> ForestGrowth:
+    def _growth(self, rows: DatasetInfo, n_classes: tuple[int, ...]) -> ForestParams:
         """Bounds of the growth of trees on some rows."""
         p, d, n = self._params(), rows.survey.n_features, rows.survey.n_rows
         leaf, n_outputs = rows_of(p["min_samples_leaf"], n), rows.survey.n_targets or 1
-        growth = ForestGrowth(
+        growth = ForestParams(
             criterion=CRITERIA[p["criterion"]],
             classes=n_classes,
             n_outputs=n_outputs,

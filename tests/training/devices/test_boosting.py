@@ -15,9 +15,9 @@ from daskml_dist.backends.cupy_trees import CupyRows, CupyTrees
 from daskml_dist.backends.host_trees import HostTrees
 from daskml_dist.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from daskml_dist.errors import DeviceMemoryError
-from daskml_dist.solvers import gradients
-from daskml_dist.solvers.boosting_losses import SquaredError
-from daskml_dist.solvers.parallel_coordinate_boosting import _Boosting
+from daskml_dist.solvers import gradient_boosting
+from daskml_dist.solvers.boosting_losses import SquaredErrorBoostLoss
+from daskml_dist.solvers.gradient_boosting import _BoostingRun
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(500, 6))
@@ -81,8 +81,8 @@ def test_trees_are_the_cpus(case: str, launched: set[str], monkeypatch: pytest.M
     given = {**SMALL, "random_state": 0, **given}
     weight = WEIGHT if given.pop("weighted", False) else None
     if given.pop("rounded", False):
-        for name in ("SAMPLE", "_LEAST_SQUARE", "_LEAST"):
-            monkeypatch.setattr(gradients, name, 0)
+        for name in ("SAMPLE_ROWS", "_MIN_MEAN_SQUARE", "_MIN_MEAN_HESSIAN"):
+            monkeypatch.setattr(gradient_boosting, name, 0)
     gpu, cpu = (make(device=device, **given).fit(X, y, weight) for device in ("gpu", "cpu"))
     assert arrays(gpu) == arrays(cpu)
     names = "tree_gradients", "tree_histograms", "tree_partition", "tree_splits"
@@ -134,8 +134,8 @@ def test_who_goes_on_after_a_loss_makes_raw_predictions_anew(
         model = HistGradientBoostingRegressor(device=device, **SMALL).fit(X, Y)
     left, expected = (room.extra for room in rooms)
     assert "raw" not in left
-    after = object.__new__(_Boosting)
-    after._loss, after._baseline = SquaredError(), model._baseline
+    after = object.__new__(_BoostingRun)
+    after._loss, after._baseline = SquaredErrorBoostLoss(), model._baseline
     after._trees = [model._trees.tree(i) for i in range(len(model._trees))]
     after._bring_up(rooms[0])
     np.testing.assert_array_equal(left["raw"], expected["raw"])

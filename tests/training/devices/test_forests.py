@@ -18,8 +18,8 @@ from daskml_dist.ensemble import (
     RandomForestRegressor,
 )
 from daskml_dist.errors import DeviceMemoryError, InvalidParameterError
-from daskml_dist.solvers import forest_levels, forest_together
-from daskml_dist.solvers.forest import _Forest
+from daskml_dist.solvers import forest_joint_growth, forest_levels
+from daskml_dist.solvers.forest import _ForestRun
 from daskml_dist.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 rng = np.random.default_rng(0)
@@ -107,9 +107,9 @@ def test_trees_of_all_trainers_are_the_cpus(
     case: str, launched: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Some nodes are split by all, in parts of few histograms, and some small ones together.
-    monkeypatch.setattr(forest_together, "SMALL", 60)
-    monkeypatch.setattr(forest_together, "_BYTES", 2**15)
-    monkeypatch.setattr(forest_levels, "_BYTES", 2**15)
+    monkeypatch.setattr(forest_joint_growth, "SMALL_NODE_ROWS", 60)
+    monkeypatch.setattr(forest_joint_growth, "_HISTOGRAM_BYTES", 2**15)
+    monkeypatch.setattr(forest_levels, "_HISTOGRAM_BYTES", 2**15)
     make, y, given = CASES[case]
     gpu, cpu = (
         make(device=on, decomposition=how, **given).fit(X, y)
@@ -152,9 +152,9 @@ def test_rows_that_a_gpu_has_no_room_for_stay_where_they_are(
 ) -> None:
     how: list[str] = []
     for name in ("_alone", "_together"):
-        grow = getattr(_Forest, name)
+        grow = getattr(_ForestRun, name)
         monkeypatch.setattr(
-            _Forest, name, lambda self, name=name, grow=grow: (how.append(name), grow(self))[1]
+            _ForestRun, name, lambda self, name=name, grow=grow: (how.append(name), grow(self))[1]
         )
     for free in (1e9, 1e4):
         monkeypatch.setattr(cupy_forests.CupyForests, "budget", free)
@@ -183,8 +183,8 @@ def test_workers_grow_the_same_trees(
 ) -> None:
     import dask.array as da
 
-    monkeypatch.setattr(forest_together, "SMALL", 60)
-    monkeypatch.setattr(forest_together, "_BYTES", 2**15)
+    monkeypatch.setattr(forest_joint_growth, "SMALL_NODE_ROWS", 60)
+    monkeypatch.setattr(forest_joint_growth, "_HISTOGRAM_BYTES", 2**15)
     cpu = ExtraTreesClassifier(device="cpu", **FEW).fit(X, THREE)
     # In this process, where a GPU is emulated.
     with LocalCluster(n_workers=2, processes=False, dashboard_address=":0") as cluster:

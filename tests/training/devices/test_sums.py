@@ -14,7 +14,7 @@ from daskml_dist import Run
 from daskml_dist.backends.namespace import is_host
 from daskml_dist.comm import devices
 from daskml_dist.ensemble import HistGradientBoostingClassifier, RandomForestRegressor
-from daskml_dist.solvers import forest_together
+from daskml_dist.solvers import forest_joint_growth
 from daskml_dist.training.worker.loops.own_rows import _TrainerRows
 from tests.training.devices.test_forests import FEW, THREE, WEIGHT, X, Y
 
@@ -79,8 +79,8 @@ def test_sums_of_gpus_stay_there(model: str, monkeypatch: pytest.MonkeyPatch) ->
     import dask.array as da
 
     make, y, given = MODELS[model]
-    monkeypatch.setattr(forest_together, "SMALL", 60)
-    monkeypatch.setattr(forest_together, "_BYTES", 2**15)
+    monkeypatch.setattr(forest_joint_growth, "SMALL_NODE_ROWS", 60)
+    monkeypatch.setattr(forest_joint_growth, "_HISTOGRAM_BYTES", 2**15)
     monkeypatch.setattr(devices, "find_gpu_and_nccl", lambda: ("0000:01:00.0", 22809))
     monkeypatch.setattr(devices, "_problem", lambda places, hosts: "")
     monkeypatch.setattr(devices, "new_identifier", lambda: b"here")

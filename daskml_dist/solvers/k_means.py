@@ -19,18 +19,30 @@ from daskml_dist.backends.namespace import cast, scalar
 from daskml_dist.errors import DivergedError
 from daskml_dist.models.base import BatchRows
 from daskml_dist.solvers.base import Array, RowState, Solution, Solver, Statistic, Sums
-from daskml_dist.solvers.bottom_k_sampling import BottomKSample, some_rows
-from daskml_dist.solvers.rows import to_rows
-from daskml_dist.solvers.seeds import CandidateWeights, Seeds, choose
+from daskml_dist.solvers.rows import to_rows_dtype
+from daskml_dist.solvers.seeding import (
+    BottomKSample,
+    CandidateWeights,
+    SeedSample,
+    choose_centroids,
+    iterate_row_chunks,
+)
 
-__all__ = ["CentroidAssignment", "Farthest", "KMeansSolver", "RowBounds"]
+__all__ = [
+    "CentroidAssignment",
+    "FarthestRows",
+    "InertiaSolver",
+    "KMeansSolver",
+    "RowBounds",
+    "RowSampleSolver",
+]
 
 #: Squared mean, of the rows' variance, from which they are looked at again, nearer to it.
-_FAR = 100.0
+_RECENTRE_RATIO = 100.0
 #: Rows of the sample that first centres are found in: for each centre, at least, and its entries.
-_OF_EACH, _SAMPLE, _ENTRIES = 50, 2000, 1 << 21
+_SAMPLE_PER_CENTROID, _MIN_SAMPLE_ROWS, _MAX_SAMPLE_ENTRIES = 50, 2000, 1 << 21
 #: Squared way of the centres, of the rows' variance, below which they have not moved.
-_STILL = 1e-28
+_UNMOVED_SHARE = 1e-28
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,9 +99,9 @@ class CentroidAssignment(Statistic):
         return len(self.centres) + 1, 1 + model.n_features
 
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
-        centres = to_rows(self.centres, rows.X, backend)
+        centres = to_rows_dtype(self.centres, rows.X, backend)
         shift, before = (
-            None if each is None else to_rows(each, rows.X, backend)
+            None if each is None else to_rows_dtype(each, rows.X, backend)
             for each in (self.shift, self.before)
         )
         weight = None if rows.weight is None else cast(rows.weight, centres.dtype)
@@ -102,7 +114,7 @@ class CentroidAssignment(Statistic):
 
 
 @dataclass(frozen=True, eq=False)
-class Farthest(BottomKSample):
+class FarthestRows(BottomKSample):
     """The rows farthest from their centres: ``[squared distance, centre, weight, *row]``.
 
     Parameters
@@ -118,9 +130,9 @@ class Farthest(BottomKSample):
     n_facts: ClassVar[int] = 2
 
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
-        centres = to_rows(self.centres, rows.X, backend)
-        shift = None if self.shift is None else to_rows(self.shift, rows.X, backend)
-        for part in some_rows(rows, backend):
+        centres = to_rows_dtype(self.centres, rows.X, backend)
+        shift = None if self.shift is None else to_rows_dtype(self.shift, rows.X, backend)
+        for part in iterate_row_chunks(rows, backend):
             found = backend.nearest(part.X, shift, centres)
             labels, apart = (backend.to_numpy(array) for array in found)
             weight = np.ones(len(apart)) if part.weight is None else backend.to_numpy(part.weight)
@@ -182,31 +194,31 @@ class KMeansSolver(Solver):
             ``"n_found"``, how many have rows; and the ``"shift"`` that was taken from rows.
         """
         if sums.kept is not None:
-            at = _Runs.of_state(sums.kept)
+            at = _KMeansRuns.of_state(sums.kept)
         else:
-            at = self._before_all(model.n_features, sums)
+            at = self._prepare_runs(model.n_features, sums)
         while at.number < self.n_init:
-            self._run(at, sums)
+            self._run_lloyd(at, sums)
             if sums.should_stop:
                 break
         inertia, n_iter, n_found = at.best_numbers
-        return Solution(at.whole(at.best), int(n_iter), extra=at.facts(inertia, n_found))
+        return Solution(at.add_shift(at.best), int(n_iter), extra=at.extra_facts(inertia, n_found))
 
-    def _before_all(self, n_features: int, sums: Sums) -> _Runs:
+    def _prepare_runs(self, n_features: int, sums: Sums) -> _KMeansRuns:
         """The rows' mean, which is taken from all that is dense, and their variance."""
         origin = np.zeros((1, n_features))
         shift = None if self.sparse else origin[0]
-        mean, variance = self._moments(sums, origin, shift)
-        if shift is not None and mean @ mean > _FAR * variance:
-            shift = _rounded(mean)
-            mean, variance = self._moments(sums, origin, shift)
+        mean, variance = self._mean_and_variance(sums, origin, shift)
+        if shift is not None and mean @ mean > _RECENTRE_RATIO * variance:
+            shift = round_to_float32(mean)
+            mean, variance = self._mean_and_variance(sums, origin, shift)
             mean += shift
         tolerance = self.tol * variance / n_features
-        shift = None if shift is None else _rounded(mean)
-        return _Runs(n_features, shift, tolerance, _STILL * variance)
+        shift = None if shift is None else round_to_float32(mean)
+        return _KMeansRuns(n_features, shift, tolerance, _UNMOVED_SHARE * variance)
 
     @staticmethod
-    def _moments(sums: Sums, origin: Array, shift: Array | None) -> tuple[Array, float]:
+    def _mean_and_variance(sums: Sums, origin: Array, shift: Array | None) -> tuple[Array, float]:
         """Mean, less the shift, and variance of all features together."""
         found = sums(CentroidAssignment(origin, shift))
         if not np.isfinite(found).all():
@@ -217,38 +229,40 @@ class KMeansSolver(Solver):
         mean = found[0, 1:] / found[0, 0]
         return mean, max(0.0, float(found[1, 0] / found[0, 0] - mean @ mean))
 
-    def _run(self, at: _Runs, sums: Sums) -> None:
+    def _run_lloyd(self, at: _KMeansRuns, sums: Sums) -> None:
         """One run from where it is to its end."""
         if at.n_iter == 0:
-            at.centres = self._first_centres(at, sums)
+            at.centres = self._choose_first_centroids(at, sums)
         while True:
-            found = self._assigned(at, sums)
-            before, at.centres = at.centres, self._means(found, at, sums)
+            found = self._assign_rows(at, sums)
+            before, at.centres = at.centres, self._update_centroids(found, at, sums)
             at.n_iter += 1
             moved = float(((at.centres - before) ** 2).sum())
             if moved <= max(at.tolerance, at.still) or at.n_iter == self.max_iter:
                 break
             if sums.should_stop:
                 break
-            sums.keep(at.whole(at.centres), at.state, extra=at.facts(*_numbers(found)))
+            sums.keep(
+                at.add_shift(at.centres), at.state, extra=at.extra_facts(*_inertia_and_count(found))
+            )
         if moved > at.still and not sums.should_stop:
-            found = self._assigned(at, sums)
-        at.end_run(*_numbers(found))
+            found = self._assign_rows(at, sums)
+        at.end_run(*_inertia_and_count(found))
 
     @staticmethod
-    def _assigned(at: _Runs, sums: Sums) -> Array:
+    def _assign_rows(at: _KMeansRuns, sums: Sums) -> Array:
         before, at.asked = at.asked, at.centres
         return sums(CentroidAssignment(at.centres, at.shift, before))
 
-    def _means(self, found: Array, at: _Runs, sums: Sums) -> Array:
+    def _update_centroids(self, found: Array, at: _KMeansRuns, sums: Sums) -> Array:
         """Mean of each centre's rows; one without rows goes to the row farthest from its own."""
         weight, total = found[:-1, :1].copy(), found[:-1, 1:].copy()
         (empty,) = np.nonzero(weight[:, 0] == 0)
         if len(empty):
-            far = sums(Farthest(len(empty), centres=at.centres, shift=at.shift))
+            far = sums(FarthestRows(len(empty), centres=at.centres, shift=at.shift))
             for centre, (key, old, own, *row) in zip(empty, far, strict=True):
                 if key > 0 and weight[int(old), 0] > own:
-                    apart = own * at.near(np.array(row))
+                    apart = own * at.subtract_shift(np.array(row))
                     total[int(old)] -= apart
                     weight[int(old)] -= own
                     total[centre], weight[centre] = apart, own
@@ -256,59 +270,63 @@ class KMeansSolver(Solver):
 
     # -- first centres -------------------------------------------------------------------------
 
-    def _first_centres(self, at: _Runs, sums: Sums) -> Array:
+    def _choose_first_centroids(self, at: _KMeansRuns, sums: Sums) -> Array:
         if not isinstance(self.init, str):
-            return at.near(self.init)
+            return at.subtract_shift(self.init)
         if self.init == "random":
-            return self._filled(self._drawn(at, sums, self.k, ()))
+            return self._repeat_to_k(self._draw_seeds(at, sums, self.k, ()))
         one_by_one = self.init == "k-means++"
         groups: tuple[Array, ...] = (
-            self._drawn(at, sums, 1, ()) if one_by_one else self._of_sample(at, sums),
+            self._draw_seeds(at, sums, 1, ())
+            if one_by_one
+            else self._centroids_of_sample(at, sums),
         )
         some = 1 if one_by_one else max(1, round(self.oversampling * self.k))
         for _ in range(self.k - 1 if one_by_one else self.rounds):
-            drawn = self._drawn(at, sums, some, groups)
+            drawn = self._draw_seeds(at, sums, some, groups)
             if not len(drawn):
                 break
             groups = (*groups, drawn)
         candidates = np.concatenate(groups)
         if len(candidates) <= self.k:
-            return self._filled(candidates)
+            return self._repeat_to_k(candidates)
         weight = sums(CandidateWeights(groups, at.shift))
-        return choose(candidates, weight[:, 0], self.k, self.seed + at.number)
+        return choose_centroids(candidates, weight[:, 0], self.k, self.seed + at.number)
 
-    def _of_sample(self, at: _Runs, sums: Sums) -> Array:
+    def _centroids_of_sample(self, at: _KMeansRuns, sums: Sums) -> Array:
         """Centres of some rows, drawn by their weights, that one process works on."""
-        some = min(max(_OF_EACH * self.k, _SAMPLE), sums.n_rows)
-        some = max(min(some, _ENTRIES // at.n_features), 2 * self.k)
-        rows = self._drawn(at, sums, some, ())
+        some = min(max(_SAMPLE_PER_CENTROID * self.k, _MIN_SAMPLE_ROWS), sums.n_rows)
+        some = max(min(some, _MAX_SAMPLE_ENTRIES // at.n_features), 2 * self.k)
+        rows = self._draw_seeds(at, sums, some, ())
         if len(rows) <= self.k:
             return rows
-        return choose(rows, np.ones(len(rows)), self.k, self.seed + at.number)
+        return choose_centroids(rows, np.ones(len(rows)), self.k, self.seed + at.number)
 
-    def _drawn(self, at: _Runs, sums: Sums, n_rows: int, groups: tuple[Array, ...]) -> Array:
+    def _draw_seeds(
+        self, at: _KMeansRuns, sums: Sums, n_rows: int, groups: tuple[Array, ...]
+    ) -> Array:
         """Rows drawn by their distance to the candidates so far, less the shift."""
         numbers = {"seed": self.seed, "round": at.number * (self.k + self.rounds + 1) + len(groups)}
-        found = sums(Seeds(n_rows=n_rows, groups=groups, shift=at.shift, **numbers))
-        return at.near(found[found[:, 0] > 0, 1:])
+        found = sums(SeedSample(n_rows=n_rows, groups=groups, shift=at.shift, **numbers))
+        return at.subtract_shift(found[found[:, 0] > 0, 1:])
 
-    def _filled(self, rows: Array) -> Array:
+    def _repeat_to_k(self, rows: Array) -> Array:
         """As many rows as centres: the same ones again where the data has no more."""
         return np.resize(rows, (self.k, rows.shape[1]))
 
 
-def _rounded(mean: Array) -> Array:
+def round_to_float32(mean: Array) -> Array:
     """A shift that float32 holds too, so that all that is near it is exact in both."""
     return mean.astype(np.float32).astype(np.float64)
 
 
-def _numbers(found: Array) -> tuple[float, int]:
+def _inertia_and_count(found: Array) -> tuple[float, int]:
     """Inertia, and centres that have rows."""
     return float(found[-1, 0]), int((found[:-1, 0] > 0).sum())
 
 
 @dataclass
-class _Runs:
+class _KMeansRuns:
     """Progress of the runs.
 
     Parameters
@@ -332,15 +350,15 @@ class _Runs:
     #: Centres that rows were last assigned to, if any. No part of the state: rows forget them too.
     asked: Array | None = None
 
-    def near(self, rows: Array) -> Array:
+    def subtract_shift(self, rows: Array) -> Array:
         """Rows less the shift."""
         return rows if self.shift is None else rows - self.shift
 
-    def whole(self, centres: Array) -> Array:
+    def add_shift(self, centres: Array) -> Array:
         """Centres with the shift."""
         return centres if self.shift is None else centres + self.shift
 
-    def facts(self, inertia: float, n_found: float) -> dict[str, Any]:
+    def extra_facts(self, inertia: float, n_found: float) -> dict[str, Any]:
         """Facts that a solution has beside the centres."""
         return {"inertia": inertia, "n_found": n_found, "shift": self.shift}
 
@@ -358,7 +376,7 @@ class _Runs:
         return {"shift": shift, "numbers": np.array(numbers), **points}
 
     @classmethod
-    def of_state(cls, state: dict[str, Array]) -> _Runs:
+    def of_state(cls, state: dict[str, Array]) -> _KMeansRuns:
         """Progress at which a state was made."""
         tolerance, still, number, n_iter, *best = state["numbers"].tolist()
         shift = state["shift"] if state["shift"].size else None
@@ -366,3 +384,53 @@ class _Runs:
             state["centres"].shape[1], shift, tolerance, still, int(number), int(n_iter),
             state["centres"], state["best"], tuple(best),
         )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RowSampleSolver(Solver):
+    """Some rows, drawn by their weights in one pass; fewer, where fewer have any.
+
+    Parameters
+    ----------
+    n_rows : int
+    seed : int
+    """
+
+    name = "sample"
+    n_rows: int
+    seed: int
+
+    @property
+    def max_passes(self) -> int:
+        """One."""
+        return 1
+
+    def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
+        """The rows, in an array of shape (n_rows, n_features)."""
+        found = sums(SeedSample(n_rows=self.n_rows, groups=(), shift=None, seed=self.seed, round=0))
+        return Solution(found[found[:, 0] > 0, 1:])
+
+
+@dataclass(frozen=True, eq=False)
+class InertiaSolver(Solver):
+    """The sum of the squared distances of the rows to the nearest of given centres.
+
+    Parameters
+    ----------
+    centres : ndarray of shape (k, n_features)
+        Less the shift.
+    shift : ndarray of shape (n_features,) or None
+    """
+
+    name = "inertia"
+    centres: Array
+    shift: Array | None
+
+    @property
+    def max_passes(self) -> int:
+        """One."""
+        return 1
+
+    def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
+        """The sum, alone in an array."""
+        return Solution(np.array([sums(CentroidAssignment(self.centres, self.shift))[-1, 0]]))

@@ -15,6 +15,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,30 +26,166 @@ from daskml_dist.backends.trees import Part, SplitFacts, SplitLeaf, TreeDevice
 from daskml_dist.models.bins import Bins
 from daskml_dist.models.hashed import draws
 from daskml_dist.models.trees import Tree, goes_left
-from daskml_dist.solvers.binned_rows import BinnedRows
-from daskml_dist.solvers.leaves import Leaf, TreeBuilder, TreeParams
-from daskml_dist.solvers.own_rows import OwnRows
+from daskml_dist.solvers.binning import BinnedRows
+from daskml_dist.solvers.own_rows import Array, OwnRows
 
-__all__ = ["Grower"]
+__all__ = ["Leaf", "TreeGrower", "TreeParams"]
 
-Array = NDArray[Any]
+#: What was found of a node that is not split.
+_NO_SPLIT = [-1] * 7
 #: Numbers that trainers tell of their best split: its gain, what `best_split` found, categories.
-_TOLD = 12
-_BINS = np.arange(256)
+_SPLIT_FIELDS = 12
+_BIN_NUMBERS = np.arange(256)
 #: Leaves of a tree that has no bound on them.
-_UNBOUNDED = 2**31
+_NO_LIMIT = 2**31
+#: Leaves whose children are made at once at most, where a bound on leaves will leave some of them.
+_MIN_SPLITS_AT_ONCE = 8
 #: Leaves whose children are made at once where fewer than twice as many more may be split. A sum
 #: of all trainers, or an answer of a GPU, takes longer than the few rows that are parted in vain.
-_FEW = 4
-#: Leaves whose children are made at once at most, where a bound on leaves will leave some of them.
-_AT_ONCE = 8
+_MIN_SPECULATIVE_SPLITS = 4
 #: And where so many more may be split that most of these will be: their share of them.
-_SHARE = 16
+_LIKELY_SHARE = 16
 #: Bytes of the histograms that are made at once at most: they stay in the processor's cache.
-_BYTES = 2**22
+_HISTOGRAM_BYTES = 2**22
 
 
-class Grower:
+@dataclass(frozen=True, eq=False)
+class TreeParams:
+    """Bounds of a tree's growth; see `HistGradientBoostingRegressor`.
+
+    Parameters
+    ----------
+    max_leaf_nodes, max_depth : int or None
+    min_samples_leaf : int
+    l2_regularization : float
+    max_features : float
+        Share of the features that a split may use, drawn anew at each node.
+    signs : ndarray of int8 of shape (n_features,)
+        Of monotonic constraints.
+    groups : tuple of tuple of int, or None
+        Features that may meet on a way from the root to a leaf.
+    min_hessian : float
+    """
+
+    max_leaf_nodes: int | None
+    max_depth: int | None
+    min_samples_leaf: int
+    l2_regularization: float
+    max_features: float
+    signs: NDArray[np.int8]
+    groups: tuple[tuple[int, ...], ...] | None = None
+    min_hessian: float = 1e-3
+
+
+@dataclass(eq=False, slots=True)
+class Leaf:
+    """Node of a growing tree.
+
+    Parameters
+    ----------
+    depth : int
+    at : list of slice
+        Of the index of each of `TreeGrower.lanes`, where its rows are.
+    totals : ndarray of int64 of shape (3,)
+        Sums of gradients, hessians and rows.
+    value, low, high : float
+        What it answers, and the bounds of what its children may.
+    groups : tuple of int
+        Which groups of features may still be used.
+    path : int
+        Number that its way from the root has.
+    hist : ndarray of int64 of shape (m, n_bins, channels) or None
+        Of the features whose owner this trainer is.
+    gain : float
+    found : list of int
+        What `best_split` found.
+    bitset : ndarray of uint64 of shape (4,) or None
+        Categories that go left.
+    children : tuple of Leaf
+        Once they are made; they are part of the tree once it is split.
+    may : list of bool
+        Whether the children may be split.
+    number : int
+        Among the tree's nodes.
+    """
+
+    depth: int
+    at: list[slice]
+    totals: NDArray[np.int64]
+    value: float
+    low: float = -math.inf
+    high: float = math.inf
+    groups: tuple[int, ...] = ()
+    path: int = 1
+    hist: Array | None = None
+    gain: float = -1.0
+    found: list[int] = field(default_factory=list)
+    bitset: NDArray[np.uint64] | None = None
+    children: tuple[Leaf, ...] = ()
+    may: list[bool] = field(default_factory=list)
+    number: int = -1
+
+    @property
+    def smaller(self) -> int:
+        """Number of the child that has fewer rows."""
+        left, right = self.children
+        return 0 if left.totals[2] < right.totals[2] else 1
+
+    def __lt__(self, other: Leaf) -> bool:
+        return (-self.gain, self.number) < (-other.gain, other.number)
+
+
+class TreeBuilder:
+    """Nodes of a growing tree, by the names of `Tree`."""
+
+    def __init__(self, bins: Bins) -> None:
+        self._bins = bins
+        self._nodes: list[Leaf] = []
+        self._left: list[int] = []
+        self._value: list[float] = []
+
+    def add(self, leaf: Leaf) -> None:
+        """Add a node."""
+        leaf.number = len(self._nodes)
+        self._nodes.append(leaf)
+        self._left.append(leaf.number)
+
+    def split(self, leaf: Leaf) -> None:
+        """Add the children of a node."""
+        self._left[leaf.number] = len(self._nodes)
+        for child in leaf.children:
+            self.add(child)
+
+    def made(self, leaves: Sequence[Leaf]) -> Tree:
+        """The tree."""
+        nodes, n = self._nodes, len(self._nodes)
+        is_leaf = np.zeros(n, bool)
+        is_leaf[[leaf.number for leaf in leaves]] = True
+        inner = [None if a else leaf for a, leaf in zip(is_leaf, nodes, strict=True)]
+        found = np.array([_NO_SPLIT if leaf is None else leaf.found for leaf in inner]).T
+        bitsets = [None if leaf is None else leaf.bitset for leaf in inner]
+        given = [bitset for bitset in bitsets if bitset is not None]
+        is_given = np.array([bitset is not None for bitset in bitsets])
+        totals = np.array([leaf.totals for leaf in nodes])
+        threshold_of = self._bins.threshold
+        thresholds = [np.inf if leaf is None else threshold_of(*leaf.found[:2]) for leaf in inner]
+        return Tree(
+            feature=found[0].astype(np.int32),
+            bin=found[1].astype(np.int32),
+            threshold=np.array(thresholds),
+            left=np.array(self._left, np.int32),
+            missing_left=found[2] > 0,
+            category=np.where(is_given, is_given.cumsum() - 1, -1).astype(np.int32),
+            value=np.array([[leaf.value] for leaf in nodes]),
+            gain=np.array([-1.0 if leaf is None else leaf.gain for leaf in inner]),
+            count=totals[:, 2],
+            weight=totals[:, 1].astype(np.float64),
+            depth=np.array([leaf.depth for leaf in nodes], np.int32),
+            bitsets=np.array(given, np.uint64).reshape(-1, 4),
+        )
+
+
+class TreeGrower:
     """Grows trees on the same binned rows.
 
     Parameters
@@ -78,18 +215,20 @@ class Grower:
         d = bins.n_features
         self._own = rows.ranges(d)[rows.rank]
         #: Whether histograms stay where they were made.
-        self._stay = rows.size == 1 or rows.sums_on_device
-        self._finder = device if self._stay else HostTrees()
+        self._histograms_stay = rows.size == 1 or rows.sums_on_device
+        self._finder = device if self._histograms_stay else HostTrees()
         self._constant = constant
         self._missing = missing
-        self._facts = SplitFacts(
+        self._split_facts = SplitFacts(
             bins.counts, missing, bins.categorical.astype(np.uint8), growth.signs,
             growth.l2_regularization, growth.min_hessian, growth.min_samples_leaf,
         )  # fmt: skip
         shape = d, bins.n_bins, 2 if constant else 3
         self.lanes = device.rows(rooms, shape)
         self._all = np.ones(d, np.uint8)
-        self._most_at_once = max(_AT_ONCE, _BYTES // (8 * math.prod(shape)))
+        self._max_splits_at_once = max(
+            _MIN_SPLITS_AT_ONCE, _HISTOGRAM_BYTES // (8 * math.prod(shape))
+        )
 
     def grow(
         self, output: int, mode: int, scales: tuple[float, float], *seed: int
@@ -108,15 +247,15 @@ class Grower:
         """
         self._packed, self._scales, self._seed = (mode, output), np.array(scales), seed
         with self._device.memory(sum(lane.n for lane in self.lanes)):
-            return self._grown()
+            return self._grow_best_first()
 
-    def _grown(self) -> tuple[Tree, list[Leaf]]:
+    def _grow_best_first(self) -> tuple[Tree, list[Leaf]]:
         self._tree = TreeBuilder(self._bins)
-        open_ = [self._root()]
+        open_ = [self._make_root()]
         leaves: list[Leaf] = []
-        most = self._growth.max_leaf_nodes or _UNBOUNDED
-        if most == _UNBOUNDED:
-            self._split_all(open_[0])
+        most = self._growth.max_leaf_nodes or _NO_LIMIT
+        if most == _NO_LIMIT:
+            self._split_all_leaves(open_[0])
         while open_:
             leaf = heapq.heappop(open_)
             left = most - len(open_) - len(leaves) - 1
@@ -124,38 +263,44 @@ class Grower:
                 leaves.append(leaf)
                 continue
             if not leaf.children:
-                self._split(self._likely([leaf, *open_], left), left)
+                self._split_leaves(self._choose_likely_splits([leaf, *open_], left), left)
             self._tree.split(leaf)
             for child in leaf.children:
                 heapq.heappush(open_, child)
         return self._tree.made(leaves), leaves
 
-    def _split_all(self, root: Leaf) -> None:
+    def _split_all_leaves(self, root: Leaf) -> None:
         """Make the children of all leaves that gain by it, where no bound forbids any.
 
         Those that were made last come first, so that few histograms wait for their turn.
         """
         waiting = [root] if root.gain > 0 else []
         while waiting:
-            some = waiting[-self._most_at_once :]
+            some = waiting[-self._max_splits_at_once :]
             del waiting[-len(some) :]
-            self._split(some, _UNBOUNDED)
+            self._split_leaves(some, _NO_LIMIT)
             waiting += [child for leaf in some for child in leaf.children if child.gain > 0]
 
-    def _likely(self, some: Iterable[Leaf], left: int) -> list[Leaf]:
+    def _choose_likely_splits(self, some: Iterable[Leaf], left: int) -> list[Leaf]:
         """Leaves that will probably be split, where `left` more may be: the best first.
 
         What one sum tells of several leaves need not be waited for several times.
         """
-        some_left = min(left, max(_FEW, left // 2))
-        most = min(some_left, max(_AT_ONCE, left // _SHARE), self._most_at_once)
+        some_left = min(left, max(_MIN_SPECULATIVE_SPLITS, left // 2))
+        most = min(
+            some_left,
+            max(_MIN_SPLITS_AT_ONCE, left // _LIKELY_SHARE),
+            self._max_splits_at_once,
+        )
         return heapq.nsmallest(most, (leaf for leaf in some if leaf.gain > 0 and not leaf.children))
 
     # -- nodes ---------------------------------------------------------------------------------
 
-    def _root(self) -> Leaf:
+    def _make_root(self) -> Leaf:
         at = [slice(0, lane.n) for lane in self.lanes]
-        hist = self._added(self._rows.map(lambda lane: lane.whole(*self._packed), self.lanes))
+        hist = self._sum_histograms(
+            self._rows.map(lambda lane: lane.whole(*self._packed), self.lanes)
+        )
         totals = self._rows.sum(self._device.to_host(hist[0, 0].sum(axis=0)))
         n, h = int(totals[-1]), int(totals[-1 if self._constant else 1])
         leaf = Leaf(0, at, np.array([totals[0], h, n]), 0.0)
@@ -164,18 +309,18 @@ class Grower:
             leaf.groups = tuple(range(len(growth.groups)))
         if n >= 2 * growth.min_samples_leaf and h * self._scales[1] >= growth.min_hessian:
             leaf.hist = self._rows.sum_own(hist)[:, 0]
-            self._find([leaf])
+            self._find_best_splits([leaf])
         self._tree.add(leaf)
         return leaf
 
-    def _split(self, some: Sequence[Leaf], left: int) -> None:
+    def _split_leaves(self, some: Sequence[Leaf], left: int) -> None:
         """Make the children of some leaves, and find their own best splits.
 
         `left`: splits that the tree may still make; after the last one nobody asks for these.
         """
-        growth, depths = self._growth, self._growth.max_depth or _UNBOUNDED
+        growth, depths = self._growth, self._growth.max_depth or _NO_LIMIT
         self._make_children(some)
-        tables = self._tables(some)
+        tables = self._make_bin_tables(some)
         tasks = []
         for leaf, table in zip(some, tables, strict=True):
             deeper = left > 1 and leaf.depth + 1 < depths
@@ -185,7 +330,7 @@ class Grower:
             ]
             side = leaf.smaller if any(leaf.may) else -1
             tasks.append((leaf.found[0], table, leaf.at, side))
-        parts = self._rows.map(lambda i: self._parts(i, tasks), range(len(self.lanes)))
+        parts = self._rows.map(lambda i: self._partition_lane(i, tasks), range(len(self.lanes)))
         for number, leaf in enumerate(some):
             for i, at in enumerate(leaf.at):
                 middle = parts[i][1][number]
@@ -193,14 +338,14 @@ class Grower:
                 leaf.children[1].at.append(slice(middle, at.stop))
         summed = [leaf for leaf in some if any(leaf.may)]
         if summed:
-            own = self._rows.sum_own(self._added([hist for hist, _ in parts]))
+            own = self._rows.sum_own(self._sum_histograms([hist for hist, _ in parts]))
             for number, leaf in enumerate(summed):
                 assert leaf.hist is not None
                 small, large = leaf.children[leaf.smaller], leaf.children[1 - leaf.smaller]
                 # Nobody asks for the parent's any more.
                 leaf.hist -= own[:, number]
                 small.hist, large.hist = own[:, number], leaf.hist
-            self._find(
+            self._find_best_splits(
                 [
                     child
                     for leaf in summed
@@ -211,19 +356,19 @@ class Grower:
         for leaf in some:
             leaf.hist = None
 
-    def _parts(
+    def _partition_lane(
         self, i: int, tasks: Sequence[tuple[int, NDArray[np.uint8], list[slice], int]]
     ) -> tuple[Array, list[int]]:
         """Part a lane's rows of some leaves; histograms, and where the right children begin."""
         some = [Part(feature, table, at[i], side) for feature, table, at, side in tasks]
         return self.lanes[i].parted(some, *self._packed)
 
-    def _added(self, parts: Sequence[Any]) -> Any:
+    def _sum_histograms(self, parts: Sequence[Any]) -> Any:
         """The sum of all lanes' histograms; in host memory where they are summed there."""
         total, *others = parts
         for part in others:
             total += part
-        return total if self._stay else self._device.to_host(total)
+        return total if self._histograms_stay else self._device.to_host(total)
 
     def _make_children(self, some: Sequence[Leaf]) -> None:
         """Make the children of leaves, as far as their splits alone tell of them."""
@@ -251,10 +396,10 @@ class Grower:
                 # Nothing is known of missing values: they go with most rows.
                 leaf.found[2] = int(left.totals[2] > right.totals[2])
 
-    def _tables(self, some: Sequence[Leaf]) -> NDArray[np.uint8]:
+    def _make_bin_tables(self, some: Sequence[Leaf]) -> NDArray[np.uint8]:
         """Of each bin of the features that leaves are split by, whether it goes left."""
         found = np.array([leaf.found[1:3] for leaf in some])
-        tables = (_BINS <= found[:, :1]).astype(np.uint8)
+        tables = (_BIN_NUMBERS <= found[:, :1]).astype(np.uint8)
         tables[:, self._bins.max_bins] = found[:, 1]
         for table, leaf in zip(tables, some, strict=True):
             if leaf.bitset is not None:
@@ -265,15 +410,22 @@ class Grower:
 
     # -- splits --------------------------------------------------------------------------------
 
-    def _find(self, some: Sequence[Leaf]) -> None:
+    def _find_best_splits(self, some: Sequence[Leaf]) -> None:
         """Find the best split of some leaves, of all trainers' features."""
-        told = np.zeros((self._rows.size, len(some), _TOLD), np.int64)
+        told = np.zeros((self._rows.size, len(some), _SPLIT_FIELDS), np.int64)
         leaves = [
-            SplitLeaf(leaf.hist, self._allowed(leaf), leaf.totals, leaf.value, leaf.low, leaf.high)
+            SplitLeaf(
+                leaf.hist,
+                self._allowed_features(leaf),
+                leaf.totals,
+                leaf.value,
+                leaf.low,
+                leaf.high,
+            )
             for leaf in some
         ]
         own = told[self._rows.rank]
-        self._finder.find(leaves, self._own.start, self._facts, self._scales, own)
+        self._finder.find(leaves, self._own.start, self._split_facts, self._scales, own)
         if self._rows.size > 1:
             told = self._rows.sum(told)
         gains = np.ascontiguousarray(told[:, :, 0]).view(np.float64)
@@ -284,7 +436,7 @@ class Grower:
             leaf.gain, leaf.found = float(gains[best[i], i]), found[1:8].tolist()
             leaf.bitset = found[8:].copy().view(np.uint64) if leaf.found[6] else None
 
-    def _allowed(self, leaf: Leaf) -> NDArray[np.uint8]:
+    def _allowed_features(self, leaf: Leaf) -> NDArray[np.uint8]:
         """Features that a leaf may be split by."""
         growth, allowed = self._growth, self._all
         if growth.groups is not None:

@@ -21,11 +21,11 @@ from daskml_dist.models.topics import DocumentFit, check_counts, log_expectation
 from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums
 from daskml_dist.solvers.rows import is_sparse
 
-__all__ = ["DocumentBounds", "TopicSolver", "TopicWords"]
+__all__ = ["DocumentBounds", "LatentDirichletSolver", "TopicWords"]
 
 
 @dataclass(frozen=True, eq=False)
-class _OfDocuments(Statistic):
+class _DocumentStatistic(Statistic):
     """Base class of sums over documents whose topics are found first.
 
     Parameters
@@ -46,7 +46,7 @@ class _OfDocuments(Statistic):
         """Finder of a document's topics."""
         return DocumentFit(self.prior, self.max_iter, self.tol)
 
-    def _counts(self, rows: Any, backend: Backend) -> tuple[Any, NDArray[np.intp]]:
+    def _host_counts(self, rows: Any, backend: Backend) -> tuple[Any, NDArray[np.intp]]:
         """A CSR block on the host, and which of its rows are meant."""
         if isinstance(rows, CSRRows):
             X, places = rows.X, rows.rows
@@ -59,7 +59,7 @@ class _OfDocuments(Statistic):
 
 
 @dataclass(frozen=True, eq=False)
-class TopicWords(_OfDocuments):
+class TopicWords(_DocumentStatistic):
     """Expected number of times that each topic makes each word, but for the factor `topics`.
 
     A last row holds the number of documents.
@@ -86,7 +86,7 @@ class TopicWords(_OfDocuments):
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         from daskml_dist.backends import topic_kernels
 
-        X, places = self._counts(rows.X, backend)
+        X, places = self._host_counts(rows.X, backend)
         # Blocks begin their turns at different batches, so that short ones fill all alike.
         turn = (self.batch - rows.first - max(rows.block, 0)) % self.n_batches
         at = np.arange(turn, len(places), self.n_batches)
@@ -106,7 +106,7 @@ class TopicWords(_OfDocuments):
 
 
 @dataclass(frozen=True, eq=False)
-class DocumentBounds(_OfDocuments):
+class DocumentBounds(_DocumentStatistic):
     """The documents' part of the variational bound, and their words.
 
     Parameters
@@ -121,14 +121,14 @@ class DocumentBounds(_OfDocuments):
         return (2,)
 
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
-        X, places = self._counts(rows.X, backend)
+        X, places = self._host_counts(rows.X, backend)
         found = self.fit.bounds_of(X[places], self.log_topics).sum(axis=0)
         out += backend.to_device(found)
         return -float(found[0])
 
 
 @dataclass(frozen=True)
-class TopicSolver(Solver):
+class LatentDirichletSolver(Solver):
     """Variational Bayes: the words of all topics from those of all documents, or of some in turn.
 
     Parameters
@@ -186,14 +186,14 @@ class TopicSolver(Solver):
             and ``"n_updates"``.
         """
         assert start is not None
-        at = _Topics(start, perplexity=np.inf)
+        at = _TopicState(start, perplexity=np.inf)
         if sums.kept is not None:
             numbers = sums.kept["numbers"]
-            at = _Topics(sums.kept["components"], int(numbers[0]), float(numbers[1]))
+            at = _TopicState(sums.kept["components"], int(numbers[0]), float(numbers[1]))
         n_batches = self.n_batches or 1
         while at.n_updates < self.max_iter * n_batches and not sums.should_stop:
-            self._update(at, sums)
-            if at.n_updates % n_batches == 0 and self._has_settled(at, sums):
+            self._update_topics(at, sums)
+            if at.n_updates % n_batches == 0 and self._has_converged(at, sums):
                 break
             if at.n_updates < self.max_iter * n_batches:
                 sums.keep(at.components, at.state, extra={"n_updates": at.n_updates})
@@ -202,22 +202,26 @@ class TopicSolver(Solver):
             extra["bound"] = self._perplexity(at, sums)
         return Solution(at.components, -(-at.n_updates // n_batches), extra=extra)
 
-    def _update(self, at: _Topics, sums: Sums) -> None:
+    def _update_topics(self, at: _TopicState, sums: Sums) -> None:
         """Let the topics be those of a part of the documents, or take a step there."""
         n_batches, topics = self.n_batches or 1, np.exp(at.log_topics)
         rounds = self.n_before + at.n_updates
         where: dict[str, Any] = {"batch": at.n_updates % n_batches, "n_batches": n_batches}
-        found = sums(TopicWords(**self._fit, topics=topics, seed=self.seed, round=rounds, **where))
+        found = sums(
+            TopicWords(
+                **self._document_settings, topics=topics, seed=self.seed, round=rounds, **where
+            )
+        )
         words, n_documents = (found[:-1] * topics).T, found[-1, 0]
         at.n_updates += 1
         if self.n_batches is None:
-            at.set(self.topic_word_prior + words)
+            at.set_components(self.topic_word_prior + words)
         elif n_documents:
             rate = (self.learning_offset + rounds + 1) ** -self.learning_decay
             target = self.topic_word_prior + self.total_samples / n_documents * words
-            at.set((1 - rate) * at.components + rate * target)
+            at.set_components((1 - rate) * at.components + rate * target)
 
-    def _has_settled(self, at: _Topics, sums: Sums) -> bool:
+    def _has_converged(self, at: _TopicState, sums: Sums) -> bool:
         """Whether the perplexity has not changed since the last look, if it is time for one."""
         n_iter = at.n_updates // (self.n_batches or 1)
         if self.evaluate_every <= 0 or n_iter % self.evaluate_every:
@@ -225,13 +229,13 @@ class TopicSolver(Solver):
         before, at.perplexity = at.perplexity, self._perplexity(at, sums)
         return bool(abs(before - at.perplexity) < self.perp_tol)
 
-    def _perplexity(self, at: _Topics, sums: Sums) -> float:
-        score, n_words = sums(DocumentBounds(**self._fit, log_topics=at.log_topics))
+    def _perplexity(self, at: _TopicState, sums: Sums) -> float:
+        score, n_words = sums(DocumentBounds(**self._document_settings, log_topics=at.log_topics))
         bound = score + topics_bound(at.components, self.topic_word_prior)
         return float(np.exp(-bound / n_words)) if n_words > 0 else np.inf
 
     @property
-    def _fit(self) -> dict[str, Any]:
+    def _document_settings(self) -> dict[str, Any]:
         return {
             "prior": self.doc_topic_prior,
             "max_iter": self.max_doc_update_iter,
@@ -239,7 +243,7 @@ class TopicSolver(Solver):
         }
 
 
-class _Topics:
+class _TopicState:
     """Topics as far as they are found.
 
     Parameters
@@ -252,9 +256,9 @@ class _Topics:
 
     def __init__(self, components: Array, n_updates: int = 0, perplexity: float = np.inf) -> None:
         self.n_updates, self.perplexity = n_updates, perplexity
-        self.set(components)
+        self.set_components(components)
 
-    def set(self, components: Array) -> None:
+    def set_components(self, components: Array) -> None:
         """Take other parameters."""
         self.components = np.ascontiguousarray(components)
         #: E[log beta], of shape (n_words, k).

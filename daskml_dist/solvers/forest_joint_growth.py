@@ -12,33 +12,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from daskml_dist.backends.forests import ForestDevice, Nodes
 from daskml_dist.models.grown_tree import GrownTree, joined
 from daskml_dist.models.trees import Tree
-from daskml_dist.solvers.forest_device import grown_parts, root_sums
-from daskml_dist.solvers.forest_grow import Growing
-from daskml_dist.solvers.forest_levels import best_cuts
-from daskml_dist.solvers.forest_parts import flat, part_of
+from daskml_dist.solvers.forest_growth import ForestContext
+from daskml_dist.solvers.forest_levels import find_best_cuts, grow_tree_parts, sum_root_lines
 from daskml_dist.solvers.forest_rows import ForestRows
-from daskml_dist.solvers.own_rows import OwnRows
+from daskml_dist.solvers.own_rows import Array, OwnRows
 
-__all__ = ["Together"]
-
-Array = NDArray[Any]
+__all__ = ["JointGrower"]
 
 #: Bytes of the histograms of some nodes.
-_BYTES = 2**25
+_HISTOGRAM_BYTES = 2**25
 #: Rows of a node that one trainer finishes, and bytes of those that travel together.
-SMALL, _SENT = 2**14, 2**27
+SMALL_NODE_ROWS, _SENT_BYTES = 2**14, 2**27
 
 
 @dataclass(eq=False)
-class _Node:
+class _JointNode:
     """Node of a growing tree.
 
     Parameters
@@ -65,7 +59,7 @@ class _Node:
     told: Array = field(default_factory=lambda: np.empty(0))
 
 
-class Together:
+class JointGrower:
     """Grows trees on the rows of all trainers.
 
     Parameters
@@ -73,12 +67,16 @@ class Together:
     rows : OwnRows
     rooms : sequence of ForestRows
         Of the own lanes.
-    growing : Growing
+    growing : ForestContext
     device : ForestDevice
     """
 
     def __init__(
-        self, rows: OwnRows, rooms: Sequence[ForestRows], growing: Growing, device: ForestDevice
+        self,
+        rows: OwnRows,
+        rooms: Sequence[ForestRows],
+        growing: ForestContext,
+        device: ForestDevice,
     ) -> None:
         self._rows, self._rooms, self._growing, self._device = rows, rooms, growing, device
         self._growth = growing.growth
@@ -87,27 +85,29 @@ class Together:
     def grow(self, numbers: range) -> list[tuple[Tree, Array]]:
         """Some trees, and the impurity of their nodes."""
         with self._device.memory(sum(len(room.numbers) for room in self._rooms)):
-            return self._grown_trees(numbers)
+            return self._grow_all_levels(numbers)
 
-    def _grown_trees(self, numbers: range) -> list[tuple[Tree, Array]]:
+    def _grow_all_levels(self, numbers: range) -> list[tuple[Tree, Array]]:
         growing = self._growing
-        drawn = self._drawn(numbers)
-        self._tops = [_Top(growing) for _ in numbers]
+        drawn = self._draw_lines(numbers)
+        self._tops = [_TopNodes(growing) for _ in numbers]
         level = [
-            _Node(k, 0, 0, growing.keys(t)[1], [slice(0, n[k]) for n in drawn], growing.bounds())
+            _JointNode(
+                k, 0, 0, growing.keys(t)[1], [slice(0, n[k]) for n in drawn], growing.bounds()
+            )
             for k, t in enumerate(numbers)
         ]
         for node in level:
             self._tops[node.tree].add(node)
-        small: list[_Node] = []
+        small: list[_JointNode] = []
         depth = 0
         while level:
-            level = self._level(level, small, depth)
+            level = self._grow_level(level, small, depth)
             depth += 1
-        parts = self._finished(small)
+        parts = self._finish_small_nodes(small)
         return [growing.done(joined(top.made(), parts[k])) for k, top in enumerate(self._tops)]
 
-    def _drawn(self, numbers: range) -> list[list[int]]:
+    def _draw_lines(self, numbers: range) -> list[list[int]]:
         """Let trees draw the rows of each own lane; how many lines each has."""
         growing, factor = self._growing, None
         keys = np.array([growing.keys(t)[0] for t in numbers], np.uint64)
@@ -115,12 +115,12 @@ class Together:
         if not self._growth.balanced:
             return drawn
         sums = sum(
-            root_sums(lane, growing, n)[0] for lane, n in zip(self._lanes, drawn, strict=True)
+            sum_root_lines(lane, growing, n)[0] for lane, n in zip(self._lanes, drawn, strict=True)
         )
         factor = growing.factors(self._rows.sum(np.asarray(sums)))
         return self._rows.map(lambda lane: lane.draw(keys, factor), self._lanes)
 
-    def _nodes(self, nodes: Sequence[_Node], i: int) -> Nodes:
+    def _nodes(self, nodes: Sequence[_JointNode], i: int) -> Nodes:
         """Nodes of a level, as a lane has them."""
         return Nodes(
             np.array([node.tree for node in nodes]),
@@ -133,22 +133,24 @@ class Together:
 
     # -- a level -------------------------------------------------------------------------------
 
-    def _level(self, level: list[_Node], small: list[_Node], depth: int) -> list[_Node]:
+    def _grow_level(
+        self, level: list[_JointNode], small: list[_JointNode], depth: int
+    ) -> list[_JointNode]:
         """Split the nodes of a level; their children."""
         from daskml_dist.backends.forest_nodes import may_be_split
 
-        sums, reach = self._totals(level)
+        sums, reach = self._sum_nodes(level)
         if not depth:
             self._facts, self._least = self._growing.all_facts(sums[:, -2])
         tree, may = np.array([node.tree for node in level]), np.zeros(len(level), np.bool_)
         may_be_split(self._facts, tree, sums, reach, np.full(len(level), depth), may)
         mask = (1 << self._growing.scales.bits) - 1
-        few = (sums[:, -2] & mask) <= SMALL
+        few = (sums[:, -2] & mask) <= SMALL_NODE_ROWS
         small += [level[k] for k in np.flatnonzero(may & few)]
         open_ = [level[k] for k in np.flatnonzero(may & ~few)]
-        return self._split(open_, self._find(open_)) if open_ else []
+        return self._split_nodes(open_, self._find_cuts(open_)) if open_ else []
 
-    def _totals(self, level: list[_Node]) -> tuple[Array, Array]:
+    def _sum_nodes(self, level: list[_JointNode]) -> tuple[Array, Array]:
         """Add up the sums of nodes, and find their reaches."""
         growth = self._growth
         sums = np.zeros((len(level), growth.n_sums + 2), np.int64)
@@ -164,15 +166,17 @@ class Together:
             self._tops[node.tree].sums[node.number] = own
         return sums, reach
 
-    def _find(self, nodes: list[_Node]) -> Array:
+    def _find_cuts(self, nodes: list[_JointNode]) -> Array:
         """The best cuts of nodes."""
 
         def look(which: Array, of: slice, one: bool) -> Array:
-            return self._look([nodes[k] for k in which], of, one)
+            return self._find_feature_cuts([nodes[k] for k in which], of, one)
 
-        return best_cuts(look, len(nodes), self._growing.shared, self._growth.max_features, _BYTES)
+        return find_best_cuts(
+            look, len(nodes), self._growing.shared, self._growth.max_features, _HISTOGRAM_BYTES
+        )
 
-    def _look(self, nodes: list[_Node], of: slice, one: bool) -> Array:
+    def _find_feature_cuts(self, nodes: list[_JointNode], of: slice, one: bool) -> Array:
         """The best cuts of nodes by some of the features that they draw."""
         device, facts, rows = self._device, self._growing.shared, self._rows
         first, *others = (self._nodes(nodes, i) for i in range(len(self._lanes)))
@@ -195,7 +199,7 @@ class Together:
             told = rows.sum(told) if there else device.to_device(rows.sum(device.to_host(told)))
         return device.best(told, features, one)
 
-    def _split(self, nodes: list[_Node], best: Array) -> list[_Node]:
+    def _split_nodes(self, nodes: list[_JointNode], best: Array) -> list[_JointNode]:
         """Split nodes, where that is worth it; their children."""
         from daskml_dist.backends.forest_nodes import settled
 
@@ -209,20 +213,22 @@ class Together:
             gain, of_children, ways,
         )  # fmt: skip
         split = np.flatnonzero(gain >= 0)
-        children: list[_Node] = []
+        children: list[_JointNode] = []
         for k in split.tolist():
             node = nodes[k]
             node.feature, node.told = int(best[k, 0]), best[k, 1:]
             top = self._tops[node.tree]
             top.split(node, float(gain[k]))
             for way, bounds in zip(ways[k], of_children[k], strict=True):
-                children.append(_Node(node.tree, 0, node.depth + 1, way, [], bounds))
+                children.append(_JointNode(node.tree, 0, node.depth + 1, way, [], bounds))
                 top.add(children[-1])
         if len(split):
-            self._part([nodes[k] for k in split], best[split], children)
+            self._partition_lines([nodes[k] for k in split], best[split], children)
         return children
 
-    def _part(self, some: list[_Node], best: Array, children: list[_Node]) -> None:
+    def _partition_lines(
+        self, some: list[_JointNode], best: Array, children: list[_JointNode]
+    ) -> None:
         """Part the lines of nodes, and tell their children where these are."""
         cuts = np.ascontiguousarray(best[:, [0, 4, 6]])
         middles = self._rows.map(
@@ -235,15 +241,15 @@ class Together:
 
     # -- small nodes ---------------------------------------------------------------------------
 
-    def _finished(self, small: list[_Node]) -> list[list[tuple[int, GrownTree]]]:
+    def _finish_small_nodes(self, small: list[_JointNode]) -> list[list[tuple[int, GrownTree]]]:
         """Parts of each tree that grow of small nodes."""
         found: list[list[tuple[int, GrownTree]]] = [[] for _ in self._tops]
-        for some in self._groups(small):
-            for node, part in zip(some, self._parts(some), strict=True):
+        for some in self._group_small_nodes(small):
+            for node, part in zip(some, self._grow_small_nodes(some), strict=True):
                 found[node.tree].append((node.number, part))
         return found
 
-    def _groups(self, small: list[_Node]) -> Iterator[list[_Node]]:
+    def _group_small_nodes(self, small: list[_JointNode]) -> Iterator[list[_JointNode]]:
         """Nodes whose rows travel together."""
         mask = (1 << self._growing.scales.bits) - 1
         each = self._rooms[0].rows.shape[1] + 8 * self._growth.n_line
@@ -251,27 +257,27 @@ class Together:
         for node in small:
             some.append(node)
             nbytes += each * (int(node.sums[-2]) & mask)
-            if nbytes >= _SENT:
+            if nbytes >= _SENT_BYTES:
                 yield some
                 some, nbytes = [], 0
         if some:
             yield some
 
-    def _parts(self, small: list[_Node]) -> list[GrownTree]:
+    def _grow_small_nodes(self, small: list[_JointNode]) -> list[GrownTree]:
         """Growth of some small nodes."""
         size, rank = self._rows.size, self._rows.rank
-        given = [self._sent(small[to::size]) for to in range(size)]
+        given = [self._own_node_rows(small[to::size]) for to in range(size)]
         if size > 1:
             taken = [self._rows.deal(list(arrays)) for arrays in zip(*given, strict=True)]
         else:
             taken = [[array] for (arrays,) in [given] for array in arrays]
-        grown = self._grown(small[rank::size], *taken)
+        grown = self._finish_nodes(small[rank::size], *taken)
         if size == 1:
             return grown
-        every = self._rows.gather(flat(grown, self._growing))
-        return [part_of(every[k % size], k // size) for k in range(len(small))]
+        every = self._rows.gather(flatten_parts(grown, self._growing))
+        return [unpack_part(every[k % size], k // size) for k in range(len(small))]
 
-    def _sent(self, nodes: list[_Node]) -> tuple[Array, Array, Array]:
+    def _own_node_rows(self, nodes: list[_JointNode]) -> tuple[Array, Array, Array]:
         """The own rows of some nodes: how many of each, bins and lines."""
         counts, bins, lines = [], [], []
         for node in nodes:
@@ -292,8 +298,8 @@ class Together:
             np.concatenate([np.empty((0, n_line), np.int64), *lines]),
         )
 
-    def _grown(
-        self, nodes: list[_Node], counts: list[Array], bins: list[Array], lines: list[Array]
+    def _finish_nodes(
+        self, nodes: list[_JointNode], counts: list[Array], bins: list[Array], lines: list[Array]
     ) -> list[GrownTree]:
         """Finish some nodes of which all trainers have sent their rows."""
         ends = [np.append(0, of.cumsum()) for of in counts]
@@ -318,10 +324,10 @@ class Together:
 
         if not self._device.by_levels:
             return self._rows.map(finish, range(len(nodes)))
-        return self._grown_by_levels(nodes, [joined_rows(k) for k in range(len(nodes))])
+        return self._finish_by_levels(nodes, [joined_rows(k) for k in range(len(nodes))])
 
-    def _grown_by_levels(
-        self, nodes: list[_Node], given: list[tuple[Array, Array]]
+    def _finish_by_levels(
+        self, nodes: list[_JointNode], given: list[tuple[Array, Array]]
     ) -> list[GrownTree]:
         """Finish some nodes together, each of its bins and lines."""
         if not nodes:
@@ -330,7 +336,7 @@ class Together:
         for (_, lines), first in zip(given, ends.tolist(), strict=False):
             lines[:, 0] += first
         trees = np.array([node.tree for node in nodes])
-        return grown_parts(
+        return grow_tree_parts(
             self._device, self._growing, np.concatenate([bins for bins, _ in given]),
             np.concatenate([lines for _, lines in given]), ends, self._facts[trees],
             self._least[trees],
@@ -340,17 +346,17 @@ class Together:
         )  # fmt: skip
 
 
-class _Top:
+class _TopNodes:
     """The nodes that all trainers have made of a tree."""
 
-    def __init__(self, growing: Growing) -> None:
+    def __init__(self, growing: ForestContext) -> None:
         self._growing = growing
-        self._nodes: list[_Node] = []
+        self._nodes: list[_JointNode] = []
         self._left: list[int] = []
         self._gain: list[float] = []
         self.sums: list[Array] = []
 
-    def add(self, node: _Node) -> None:
+    def add(self, node: _JointNode) -> None:
         """Add a node."""
         node.number = len(self._nodes)
         self._nodes.append(node)
@@ -358,7 +364,7 @@ class _Top:
         self._gain.append(0.0)
         self.sums.append(np.empty(0))
 
-    def split(self, node: _Node, gain: float) -> None:
+    def split(self, node: _JointNode, gain: float) -> None:
         """Note a split, whose children come next."""
         self._left[node.number], self._gain[node.number] = len(self._nodes), gain
 
@@ -379,3 +385,18 @@ class _Top:
         made.left[:] = left
         made.gain[:] = self._gain
         return made
+
+
+def flatten_parts(grown: list[GrownTree], growing: ForestContext) -> list[Array]:
+    """The arrays of some parts of trees behind each other, and how many nodes each has."""
+    empty = GrownTree.room(0, growing.growth.n_sums, growing.bounded)
+    n = np.array([0, *(len(part.left) for part in grown)], np.int64)
+    arrays = zip(empty.arrays, *(part.arrays for part in grown), strict=True)
+    return [n.cumsum(), *(np.concatenate(parts) for parts in arrays)]
+
+
+def unpack_part(arrays: list[Array], k: int) -> GrownTree:
+    """The k-th of some parts."""
+    ends, *of = arrays
+    at = slice(ends[k], ends[k + 1])
+    return GrownTree(*(array[at] for array in of))

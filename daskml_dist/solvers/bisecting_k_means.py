@@ -21,19 +21,18 @@ from daskml_dist.backends import Backend
 from daskml_dist.backends.namespace import arithmetic_dtype, cast, namespace, scalar, total, zeros
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.models.base import BatchRows
-from daskml_dist.solvers.base import Array, RowState, Solution, Solver, Statistic, Sums
-from daskml_dist.solvers.lloyd import KMeansSolver
-from daskml_dist.solvers.nested import Unkept
-from daskml_dist.solvers.rows import is_sparse, to_rows
+from daskml_dist.solvers.base import Array, NestedSums, RowState, Solution, Solver, Statistic, Sums
+from daskml_dist.solvers.k_means import KMeansSolver
+from daskml_dist.solvers.rows import is_sparse, to_rows_dtype
 
-__all__ = ["BisectingSolver", "InLeaf", "LeafErrors", "Leaves"]
+__all__ = ["BisectingSolver", "LeafAssignment", "LeafErrors", "LeafStatistic"]
 
 #: Entries of dense rows among which those of a leaf are chosen at once.
-_AT_ONCE = 1 << 20
+_CHUNK_ENTRIES = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
-class Leaves(RowState):
+class LeafAssignment(RowState):
     """The leaf of each row in a tree of splits.
 
     Node 0 is the root; split i makes the nodes 2 i + 1 and 2 i + 2.
@@ -72,32 +71,34 @@ class Leaves(RowState):
         shift, centres = None, self.centres[number]
         if self.shifts is not None:
             centres = centres - self.shifts[number]
-            shift = to_rows(self.shifts[number], rows.X, backend)
-        centres, node = to_rows(centres, rows.X, backend), int(self.split[number])
-        if not _can_choose(rows.X):
+            shift = to_rows_dtype(self.shifts[number], rows.X, backend)
+        centres, node = to_rows_dtype(centres, rows.X, backend), int(self.split[number])
+        if not _supports_row_selection(rows.X):
             labels, apart = backend.nearest(rows.X, shift, centres)
             child = cast(labels + (2 * number + 1), state.dtype)
             state[:] = namespace(state).where(state == node, child, state)
             return apart
         apart = np.zeros(len(state), rows.X.dtype)
-        for first, at, X in _rows_at(state, node, rows.X):
+        for first, at, X in _iterate_node_rows(state, node, rows.X):
             labels, apart[first + at] = backend.nearest(X, shift, centres)
             state[first + at] = labels + (2 * number + 1)
         return apart
 
 
-def _can_choose(X: Any) -> bool:
+def _supports_row_selection(X: Any) -> bool:
     """Whether some rows can be taken at the cost of their copy."""
     return isinstance(X, np.ndarray)
 
 
-def _rows_at(state: Any, node: int, X: Any) -> Iterator[tuple[int, NDArray[np.intp], Any]]:
+def _iterate_node_rows(
+    state: Any, node: int, X: Any
+) -> Iterator[tuple[int, NDArray[np.intp], Any]]:
     """Rows at a node, some at a time: the first of some neighbours, which of these, and they.
 
     In memory that is used again: new memory is dearer than the copy.
     """
     room: Any = None
-    for some in row_slices(len(state), max(_AT_ONCE // max(X.shape[1], 1), 1)):
+    for some in row_slices(len(state), max(_CHUNK_ENTRIES // max(X.shape[1], 1), 1)):
         (at,) = np.nonzero(state[some] == node)
         if len(at) == some.stop - some.start:
             yield some.start, at, X[some]
@@ -107,31 +108,31 @@ def _rows_at(state: Any, node: int, X: Any) -> Iterator[tuple[int, NDArray[np.in
             yield some.start, at, X[some].take(at, axis=0, out=room[: len(at)], mode="clip")
 
 
-def _weights_in(rows: BatchRows, node: int) -> Any:
+def _weight_node_rows(rows: BatchRows, node: int) -> Any:
     """The rows' weights, where they are at a node; 0 elsewhere."""
     inside = cast(rows.state == node, arithmetic_dtype(rows.X))
     return inside if rows.weight is None else inside * cast(rows.weight, inside.dtype)
 
 
 @dataclass(frozen=True, eq=False)
-class InLeaf(Statistic):
+class LeafStatistic(Statistic):
     """A sum over the rows of one leaf.
 
     Parameters
     ----------
     asked : Statistic
         The sum; rows of no weight must add nothing to it.
-    leaves : Leaves
+    leaves : LeafAssignment
     leaf : int
     """
 
     additive: ClassVar[bool] = False
     asked: Statistic
-    leaves: Leaves
+    leaves: LeafAssignment
     leaf: int
 
     @property
-    def state(self) -> Leaves:
+    def state(self) -> LeafAssignment:
         """The leaves; what the sum remembers of each row is made anew."""
         return self.leaves
 
@@ -140,19 +141,19 @@ class InLeaf(Statistic):
 
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         loss = 0.0
-        for some in self._some(rows):
+        for some in self._select_leaf_rows(rows):
             if self.asked.state is not None:
                 some.state = self.asked.state.make(model, some, backend)
             loss = loss + self.asked.add(model, some, out, backend)
         return loss
 
-    def _some(self, rows: BatchRows) -> Iterator[BatchRows]:
+    def _select_leaf_rows(self, rows: BatchRows) -> Iterator[BatchRows]:
         """The rows of the leaf; where they cannot be chosen, others have no weight."""
-        if not _can_choose(rows.X):
-            weight = _weights_in(rows, self.leaf)
+        if not _supports_row_selection(rows.X):
+            weight = _weight_node_rows(rows, self.leaf)
             yield BatchRows(rows.X, None, weight, rows.key, rows.block, rows.first)
             return
-        for first, at, X in _rows_at(rows.state, self.leaf, rows.X):
+        for first, at, X in _iterate_node_rows(rows.state, self.leaf, rows.X):
             weight = None if rows.weight is None else rows.weight[first + at]
             place = rows.block, rows.first + first
             yield BatchRows(X, None, weight, rows.key, *place, places=at)
@@ -167,18 +168,18 @@ class LeafErrors(Statistic):
 
     Parameters
     ----------
-    leaves : Leaves
+    leaves : LeafAssignment
         With the last split, that the rows have still to go down.
     """
 
-    leaves: Leaves
+    leaves: LeafAssignment
 
     @property
-    def state(self) -> Leaves:
+    def state(self) -> LeafAssignment:
         """The leaves before the last split."""
         tree, before = self.leaves, slice(-1)
         shifts = None if tree.shifts is None else tree.shifts[before]
-        return Leaves(tree.split[before], tree.centres[before], shifts)
+        return LeafAssignment(tree.split[before], tree.centres[before], shifts)
 
     def shape(self, model: Any) -> tuple[int, ...]:
         return 2, 2
@@ -188,7 +189,7 @@ class LeafErrors(Statistic):
         apart = self.leaves.descend(rows.state, rows, last, backend)
         double, loss = namespace(apart).float64, 0.0
         for side in range(2):
-            weight = cast(_weights_in(rows, 2 * last + 1 + side), double)
+            weight = cast(_weight_node_rows(rows, 2 * last + 1 + side), double)
             errors = total(weight * cast(apart, double))
             out[side, 0] += total(weight)
             out[side, 1] += errors
@@ -197,14 +198,14 @@ class LeafErrors(Statistic):
 
 
 @dataclass
-class _OfLeaf(Unkept):
+class _LeafSums(NestedSums):
     """The rows of a leaf, seen through sums."""
 
-    leaves: Leaves
+    leaves: LeafAssignment
     leaf: int
 
     def __call__(self, statistic: Statistic) -> Array:
-        return self.sums(InLeaf(statistic, self.leaves, self.leaf))
+        return self.sums(LeafStatistic(statistic, self.leaves, self.leaf))
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,7 +229,7 @@ class BisectingSolver(Solver):
     @property
     def max_passes(self) -> int:
         """A leaf that cannot be split costs a try."""
-        return self._of_root(1).max_passes + 2 * self.k * (self.two.max_passes + 1)
+        return self._root_solver(1).max_passes + 2 * self.k * (self.two.max_passes + 1)
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         """Split leaves.
@@ -240,28 +241,30 @@ class BisectingSolver(Solver):
             ``"nodes"``, which nodes they are; and the ``"shift"`` of all rows.
         """
         if sums.kept is not None:
-            tree = _Tree.of_state(sums.kept)
+            tree = _CentroidTree.of_state(sums.kept)
         else:
-            root = self._of_root(model.n_features).solve(model, Unkept(sums, sums.n_rows), None)
+            root = self._root_solver(model.n_features).solve(
+                model, NestedSums(sums, sums.n_rows), None
+            )
             first = np.array([[sums.n_rows, root.extra["inertia"], 1.0]])
-            tree = _Tree.of_root(root.w[0], root.extra["shift"], first)
+            tree = _CentroidTree.of_root(root.w[0], root.extra["shift"], first)
         while len(tree.leaves.split) < self.k - 1 and not sums.should_stop:
             leaf = tree.next_leaf(self.by_weight)
             if leaf is None:
                 break
-            sums.keep(tree.leaf_centres(), tree.state, extra=tree.answer())
-            self._split(tree, leaf, model, sums)
-        return Solution(tree.leaf_centres(), len(tree.leaves.split), extra=tree.answer())
+            sums.keep(tree.leaf_centres(), tree.state, extra=tree.solution_facts())
+            self._split_leaf(tree, leaf, model, sums)
+        return Solution(tree.leaf_centres(), len(tree.leaves.split), extra=tree.solution_facts())
 
-    def _of_root(self, n_features: int) -> KMeansSolver:
+    def _root_solver(self, n_features: int) -> KMeansSolver:
         """One centre, the mean."""
         origin = np.zeros((1, n_features))
         return replace(self.two, k=1, init=origin, n_init=1, max_iter=2, tol=0.0)
 
-    def _split(self, tree: _Tree, leaf: int, model: Any, sums: Sums) -> None:
+    def _split_leaf(self, tree: _CentroidTree, leaf: int, model: Any, sums: Sums) -> None:
         """Split a leaf, or take note that its rows are all alike."""
         two = replace(self.two, seed=self.two.seed + leaf)
-        found = two.solve(model, _OfLeaf(sums, sums.n_rows, tree.leaves, leaf), None)
+        found = two.solve(model, _LeafSums(sums, sums.n_rows, tree.leaves, leaf), None)
         if found.extra["n_found"] < 2:
             tree.facts[leaf, 2] = 0.0
             return
@@ -272,12 +275,12 @@ class BisectingSolver(Solver):
 
 
 @dataclass
-class _Tree:
+class _CentroidTree:
     """Leaves, and what is known of each node.
 
     Parameters
     ----------
-    leaves : Leaves
+    leaves : LeafAssignment
     shift : ndarray of shape (n_features,), or None
         Of all rows.
     centres : ndarray of shape (n_nodes, n_features)
@@ -285,17 +288,17 @@ class _Tree:
         Weight, sum of squared distances, and whether it may be split.
     """
 
-    leaves: Leaves
+    leaves: LeafAssignment
     shift: Array | None
     centres: Array = field(repr=False)
     facts: Array
 
     @classmethod
-    def of_root(cls, centre: Array, shift: Array | None, facts: Array) -> _Tree:
+    def of_root(cls, centre: Array, shift: Array | None, facts: Array) -> _CentroidTree:
         """A tree without splits."""
         d = len(centre)
         shifts = None if shift is None else np.empty((0, d))
-        leaves = Leaves(np.empty(0, np.int64), np.empty((0, 2, d)), shifts)
+        leaves = LeafAssignment(np.empty(0, np.int64), np.empty((0, 2, d)), shifts)
         return cls(leaves, shift, centre[None], facts)
 
     def next_leaf(self, by_weight: bool) -> int | None:
@@ -321,21 +324,23 @@ class _Tree:
         """Centres of the leaves, from left to right."""
         return self.centres[self.leaf_nodes()]
 
-    def answer(self) -> dict[str, Any]:
+    def solution_facts(self) -> dict[str, Any]:
         """Facts that an estimator makes attributes of."""
         nodes = self.leaf_nodes()
         inertia = float(self.facts[nodes, 1].sum())
         return {"inertia": inertia, "leaves": self.leaves, "nodes": nodes, "shift": self.shift}
 
-    def leaves_with(self, leaf: int, centres: Array, shift: Array | None) -> Leaves:
+    def leaves_with(self, leaf: int, centres: Array, shift: Array | None) -> LeafAssignment:
         """The leaves after one more split."""
         old = self.leaves
         shifts = None
         if old.shifts is not None and shift is not None:
             shifts = np.vstack([old.shifts, shift])
-        return Leaves(np.append(old.split, leaf), np.concatenate([old.centres, [centres]]), shifts)
+        return LeafAssignment(
+            np.append(old.split, leaf), np.concatenate([old.centres, [centres]]), shifts
+        )
 
-    def grow(self, leaves: Leaves, errors: Array) -> None:
+    def grow(self, leaves: LeafAssignment, errors: Array) -> None:
         """Take a split."""
         self.leaves = leaves
         self.centres = np.vstack([self.centres, leaves.centres[-1]])
@@ -349,9 +354,9 @@ class _Tree:
         return {"split": split, "centres": self.centres, "facts": self.facts, **given}
 
     @classmethod
-    def of_state(cls, state: dict[str, Array]) -> _Tree:
+    def of_state(cls, state: dict[str, Array]) -> _CentroidTree:
         """The tree of which a state was made."""
         centres, split = state["centres"], state["split"].astype(np.int64)
         pairs = centres[1:].reshape(len(split), 2, -1)
-        leaves = Leaves(split, pairs, state.get("shifts"))
+        leaves = LeafAssignment(split, pairs, state.get("shifts"))
         return cls(leaves, state.get("shift"), centres, state["facts"].copy())

@@ -17,17 +17,17 @@ from numpy.typing import NDArray
 from daskml_dist.models.hashed import draws
 from daskml_dist.solvers.own_rows import OwnRows
 
-__all__ = ["HoldOut", "HoldoutMask", "LastRows", "allotted"]
+__all__ = ["HoldoutMask", "StratifiedHoldout", "TrailingRows", "allot_by_share"]
 
 #: Number of the first of some neighbours, and their targets: says of each whether it is kept aside.
 IsAside = Callable[[int, NDArray[Any]], NDArray[np.bool_]]
 
 #: Names this use of a seed.
-_HELD = 2
+_HOLDOUT_DRAW = 2
 #: Numbers that are hashed at a time.
-_TILE = 1 << 20
+_DRAWS_AT_ONCE = 1 << 20
 #: Standard deviations, of the place of a rank among draws, that are looked through for it.
-_SURE = 10.0
+_WINDOW_DEVIATIONS = 10.0
 
 
 class HoldoutMask(Protocol):
@@ -60,7 +60,7 @@ class HoldoutMask(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class LastRows(HoldoutMask):
+class TrailingRows(HoldoutMask):
     """Rows behind those of the fit.
 
     Parameters
@@ -90,7 +90,7 @@ class LastRows(HoldoutMask):
 
 
 @dataclass(frozen=True, eq=False)
-class HoldOut(HoldoutMask):
+class StratifiedHoldout(HoldoutMask):
     """Rows of each class, drawn.
 
     Parameters
@@ -110,7 +110,7 @@ class HoldOut(HoldoutMask):
     seed: int
     of_fit: ClassVar[bool] = True
 
-    def located(self, rows: OwnRows) -> HoldOut:
+    def located(self, rows: OwnRows) -> StratifiedHoldout:
         if self.counts.shape[1] == 1:
             return self  # the place of a row is its number
         firsts = np.concatenate([np.empty(0, np.int64), *map(rows.firsts, rows.lanes)])
@@ -118,7 +118,7 @@ class HoldOut(HoldoutMask):
         if not rows.largest(np.array([float(cut)]))[0]:
             return self
         # Lanes have parts of blocks: how many of each class, only their rows tell.
-        found = rows.map(lambda lane: self._counted(rows, lane), rows.lanes)
+        found = rows.map(lambda lane: self._count_classes(rows, lane), rows.lanes)
         given = rows.gather([firsts, np.concatenate(found)])
         first, counts = (np.concatenate(parts) for parts in zip(*given, strict=True))
         order = np.argsort(first, kind="stable")
@@ -128,7 +128,7 @@ class HoldOut(HoldoutMask):
         return float(n_rows - self.n)
 
     def reader(self) -> IsAside:
-        return _Reader(self)
+        return _HoldoutReader(self)
 
     @cached_property
     def places(self) -> NDArray[np.int64]:
@@ -142,15 +142,15 @@ class HoldOut(HoldoutMask):
         """Draws below which the rows of a class are held out."""
         counts = self.counts.sum(axis=0)
         firsts = (counts.cumsum() - counts).tolist()
-        held = allotted(counts, self.n)
+        held = allot_by_share(counts, self.n)
         given = zip(firsts, counts.tolist(), held.tolist(), strict=True)
-        return np.array([self._smallest(first, n, k) for first, n, k in given], np.uint64)
+        return np.array([self._find_threshold(first, n, k) for first, n, k in given], np.uint64)
 
     def drawn(self, places: NDArray[np.int64]) -> NDArray[np.uint64]:
         """Draws of some places."""
-        return draws(places, self.seed, _HELD)
+        return draws(places, self.seed, _HOLDOUT_DRAW)
 
-    def _counted(self, rows: OwnRows, lane: int) -> NDArray[np.int64]:
+    def _count_classes(self, rows: OwnRows, lane: int) -> NDArray[np.int64]:
         """Rows of each class in the parts of a lane."""
         firsts, k = rows.firsts(lane), self.counts.shape[1]
         order = np.argsort(firsts, kind="stable")
@@ -160,20 +160,20 @@ class HoldOut(HoldoutMask):
             found[part] += np.bincount(block.y.astype(np.intp), minlength=k)
         return found
 
-    def _smallest(self, first: int, n: int, k: int) -> int:
+    def _find_threshold(self, first: int, n: int, k: int) -> int:
         """The draw below which are `k` of those of `n` places."""
         if k == 0:
             return 0
         # It is looked for where it must be, so that few draws are kept.
         share = k / n
-        spread = _SURE * ((k * (1 - share)) ** 0.5 + 1) / n
+        spread = _WINDOW_DEVIATIONS * ((k * (1 - share)) ** 0.5 + 1) / n
         low, high = (
             np.uint64(int(min(max(at, 0.0), 1.0) * (2**64 - 2**12)))
             for at in (share - spread, share + spread)
         )
         below, kept = 0, []
-        for start in range(first, first + n, _TILE):
-            found = self.drawn(np.arange(start, min(start + _TILE, first + n)))
+        for start in range(first, first + n, _DRAWS_AT_ONCE):
+            found = self.drawn(np.arange(start, min(start + _DRAWS_AT_ONCE, first + n)))
             below += int((found < low).sum())
             kept.append(found[(found >= low) & (found <= high)])
         window = np.sort(np.concatenate(kept))
@@ -181,10 +181,10 @@ class HoldOut(HoldoutMask):
         return int(window[at]) if at < len(window) else int(high) + 1
 
 
-class _Reader:
+class _HoldoutReader:
     """Tells of the rows of a pass which are held out."""
 
-    def __init__(self, held: HoldOut) -> None:
+    def __init__(self, held: StratifiedHoldout) -> None:
         self._held, self._n_classes = held, held.counts.shape[1]
         #: Of parts begun: number of the next row, places of the next of each class.
         self._reached: dict[int, tuple[int, NDArray[np.int64]]] = {}
@@ -195,10 +195,10 @@ class _Reader:
             places = np.arange(first, first + len(y))
             return np.asarray(held.drawn(places) < held.bounds[0])
         of_class = y.astype(np.intp)
-        places = self._places(first, of_class)
+        places = self._class_places(first, of_class)
         return np.asarray(held.drawn(places) < held.bounds[of_class])
 
-    def _places(self, first: int, of_class: NDArray[np.intp]) -> NDArray[np.int64]:
+    def _class_places(self, first: int, of_class: NDArray[np.intp]) -> NDArray[np.int64]:
         held = self._held
         part = int(np.searchsorted(held.first, first, side="right")) - 1
         if first == held.first[part]:
@@ -215,7 +215,7 @@ class _Reader:
         return found
 
 
-def allotted(counts: NDArray[np.int64], n: int) -> NDArray[np.int64]:
+def allot_by_share(counts: NDArray[np.int64], n: int) -> NDArray[np.int64]:
     """`n` rows allotted to classes by their shares, so that one of each class is left at least.
 
     The largest remainders get one more, of equal ones the first.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,18 +15,18 @@ from daskml_dist.models.criteria import Criterion
 from daskml_dist.models.grown_tree import Answers, GrownTree
 from daskml_dist.models.hashed import draws, mixed
 from daskml_dist.models.trees import Tree
-from daskml_dist.solvers.forest_rows import FACTOR_BITS, ForestRows, Scales
+from daskml_dist.solvers.forest_rows import FACTOR_BITS, ForestRows, ForestScales
+from daskml_dist.solvers.own_rows import Array
 
-__all__ = ["ForestGrowth", "Growing", "times_drawn"]
+__all__ = ["ForestContext", "ForestParams", "count_draws"]
 
-Array = NDArray[Any]
 
 #: Names these uses of a seed.
-_ROWS, _NODES = 11, 12
+_ROW_DRAWS, _NODE_DRAWS = 11, 12
 
 
 @dataclass(frozen=True, eq=False)
-class ForestGrowth:
+class ForestParams:
     """Bounds of the growth of a forest's trees; see `RandomForestClassifier`.
 
     Parameters
@@ -88,26 +87,32 @@ class ForestGrowth:
         return 2 + self.n_more
 
 
-class Growing:
+class ForestContext:
     """Facts that the growth of any tree of a forest needs.
 
     Parameters
     ----------
-    growth : ForestGrowth
+    growth : ForestParams
     bins : Bins
-    scales : Scales
+    scales : ForestScales
     low, high : ndarray of float64 of shape (n_features, 256)
         Smallest and largest value of each bin.
     seed : int
     """
 
     def __init__(
-        self, growth: ForestGrowth, bins: Bins, scales: Scales, low: Array, high: Array, seed: int
+        self,
+        growth: ForestParams,
+        bins: Bins,
+        scales: ForestScales,
+        low: Array,
+        high: Array,
+        seed: int,
     ) -> None:
         self.growth, self.bins, self.scales = growth, bins, scales
         self.low, self.high = low, high
         self._seed = seed
-        self.table = _draw_table(growth.rate)
+        self.table = _draw_probabilities(growth.rate)
         self.bounded = bool(growth.signs.any())
         weight = scales.weight * (2.0**FACTOR_BITS if growth.balanced else 1.0)
         self.shared = ForestFacts(
@@ -147,7 +152,7 @@ class Growing:
 
     def keys(self, tree: int) -> tuple[np.uint64, np.uint64]:
         """Key of a tree's draws of rows, and the number of the way to its root."""
-        rows, nodes = (draws([tree], self._seed, use)[0] for use in (_ROWS, _NODES))
+        rows, nodes = (draws([tree], self._seed, use)[0] for use in (_ROW_DRAWS, _NODE_DRAWS))
         return rows, nodes
 
     def lines(self, room: ForestRows, tree: int, factor: Array | None = None) -> Array:
@@ -155,7 +160,7 @@ class Growing:
         found = np.empty((len(room.numbers), self.growth.n_line), np.int64)
         return drawn_lines(room, self.shared, self.keys(tree)[0], factor, found)
 
-    def _balanced(self, lines: Array) -> NDArray[np.int64]:
+    def _balance_factors(self, lines: Array) -> NDArray[np.int64]:
         """Factors that make the classes of drawn rows weigh the same."""
         from daskml_dist.backends.forest_kernels import node_sums
 
@@ -178,7 +183,7 @@ class Growing:
         """A tree of the rows of all lanes, and the impurity of its nodes."""
         lines = self.lines(room, tree)
         if self.growth.balanced:
-            lines = self.lines(room, tree, self._balanced(lines))
+            lines = self.lines(room, tree, self._balance_factors(lines))
         weight = int((lines[:, 1] >> self.scales.bits).sum())
         facts, gain = self.facts(weight)
         grown = self.part(facts, gain, room.rows, lines, self.keys(tree)[1], 0, self.bounds())
@@ -216,15 +221,15 @@ class Growing:
         return self.answers.of(grown, self.bins, self.low, self.high)
 
 
-def times_drawn(n: int, seed: int, tree: int, rate: float | None) -> NDArray[np.int64]:
-    """Numbers of times that a tree draws each of `n` rows; `rate` is that of `ForestGrowth`."""
+def count_draws(n: int, seed: int, tree: int, rate: float | None) -> NDArray[np.int64]:
+    """Numbers of times that a tree draws each of `n` rows; `rate` is that of `ForestParams`."""
     if rate is None:
         return np.ones(n, np.int64)
-    draw = mixed(mixed(np.arange(1, n + 1).astype(np.uint64)) + draws([tree], seed, _ROWS))
-    return np.searchsorted(_draw_table(rate), draw, side="right").astype(np.int64)
+    draw = mixed(mixed(np.arange(1, n + 1).astype(np.uint64)) + draws([tree], seed, _ROW_DRAWS))
+    return np.searchsorted(_draw_probabilities(rate), draw, side="right").astype(np.int64)
 
 
-def _draw_table(rate: float | None) -> NDArray[np.uint64]:
+def _draw_probabilities(rate: float | None) -> NDArray[np.uint64]:
     """Cumulated probabilities of 0, 1, ... draws, of 2**64; empty where each row is drawn once."""
     if rate is None:
         return np.empty(0, np.uint64)

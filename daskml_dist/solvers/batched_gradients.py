@@ -1,0 +1,454 @@
+"""Gradients and Hessians of many columns, each over the training rows of its split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.backends import Backend
+from daskml_dist.backends.namespace import cast, is_host, namespace, one_hot, total, zeros
+from daskml_dist.models.base import BatchRows
+from daskml_dist.models.linear import LinearModel
+from daskml_dist.models.stacked import TRAIN, StackedLinear
+from daskml_dist.solvers.base import Array, Statistic
+from daskml_dist.solvers.newton import LossHessian
+from daskml_dist.solvers.rows import is_sparse, row_tiles, to_rows_dtype
+
+__all__ = [
+    "ActiveCandidates",
+    "BatchedGradient",
+    "BatchedHessian",
+    "PerSplitStatistic",
+    "SplitLabelWeights",
+    "SplitWeights",
+    "evaluate_by_split",
+    "is_kernel_supported",
+    "iterate_candidate_tiles",
+    "iterate_split_rows",
+]
+
+#: Splits whose training rows are told apart by the bits of a number.
+_MAX_MEMBERSHIP_BITS = 62
+#: Bytes of float64 rows that are copied at once.
+_COPY_BYTES = 1 << 21
+#: Raw predictions of a tile of rows that a processor's cache holds.
+_TILE_ENTRIES = 1 << 16
+#: Rows of a tile at least, so that products are worth their calls; and of one that a kernel takes,
+#: which makes tiles of its own: so many that Python's part is small beside it.
+_MIN_TILE_ROWS, _KERNEL_TILE_ROWS = 64, 1 << 12
+#: Columns that are scored together at most, so that caches hold them.
+_MAX_CANDIDATES_PER_PASS = 1024
+#: Neighbouring rows of a share of all.
+_SAMPLE_RUN_ROWS = 512
+
+
+@dataclass(frozen=True, eq=False)
+class PerSplitStatistic(Statistic):
+    """Another statistic over the training rows of some splits.
+
+    Parameters
+    ----------
+    each : Statistic
+    splits : tuple of int
+    """
+
+    each: Statistic
+    splits: tuple[int, ...]
+
+    @property
+    def additive(self) -> bool:  # type: ignore[override]
+        """As of the other."""
+        return self.each.additive
+
+    @property
+    def shows_not_finite(self) -> bool:
+        """As of the other."""
+        return self.each.shows_not_finite
+
+    def shape(self, model: StackedLinear) -> tuple[int, ...]:
+        return len(self.splits), *self.each.shape(model.each)
+
+    def merge(self, total: Array, part: Array) -> None:
+        for of_split, more in zip(total, part, strict=True):
+            self.each.merge(of_split, more)
+
+    def add(self, model: StackedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
+        xp, (y, roles) = namespace(rows.y), model.parted(rows.y)
+        y = cast(y, xp.int32 if model.each.n_classes > 2 else rows.y.dtype)
+        y = np.ascontiguousarray(y) if is_host(y) else y
+        every = BatchRows(rows.X, y, rows.weight, rows.key, rows.block, rows.first)
+        plain = model.class_weight is None and not model.roles.counted
+        shared = self.additive and is_host(y) and plain
+        if shared and self._add_by_membership(model, every, roles, out, backend):
+            return float("nan")
+        for k, some in enumerate(weight_rows_by_split(model, rows, np.array(self.splits), backend)):
+            self.each.add(model.each, some, out[k, ...], backend)
+        return float("nan")
+
+    def _add_by_membership(
+        self, model: StackedLinear, rows: BatchRows, roles: Any, out: Any, backend: Backend
+    ) -> bool:
+        """Add rows that the same splits train on once, for all of these.
+
+        Of folds, each row is read once, whatever their number. False: there are so many kinds of
+        rows that nothing is gained.
+        """
+        if len(self.splits) >= _MAX_MEMBERSHIP_BITS:
+            return False
+        trained = roles[:, list(self.splits)] == TRAIN
+        kinds = trained @ (1 << np.arange(len(self.splits)))
+        there = [(kind, np.flatnonzero(kinds == kind)) for kind in np.unique(kinds) if kind]
+        if len(there) > len(self.splits) + 1 or (
+            is_sparse(rows.X) and not all(map(_are_contiguous, (at for _, at in there)))
+        ):
+            return False
+        for kind, at in there:
+            sums = np.zeros(out.shape[1:])
+            for some in _iterate_selected_rows(rows, at, backend):
+                self.each.add(model.each, some, sums, backend)
+            for k in range(len(self.splits)):
+                if kind >> k & 1:
+                    out[k] += sums
+        return True
+
+
+def _are_contiguous(at: NDArray[np.intp]) -> bool:
+    return len(at) == int(at[-1]) - int(at[0]) + 1
+
+
+def _iterate_selected_rows(
+    rows: BatchRows, at: NDArray[np.intp], backend: Backend
+) -> Iterator[BatchRows]:
+    """Some of the rows: neighbours as they lie, others copied, a tile at a time."""
+    if _are_contiguous(at):
+        yield rows.part(slice(int(at[0]), int(at[-1]) + 1), backend)
+        return
+    step = max(1, _COPY_BYTES // (8 * max(1, rows.X.shape[1])))
+    for start in range(0, len(at), step):
+        some = at[start : start + step]
+        weight = None if rows.weight is None else rows.weight[some]
+        X = backend.rows(rows.X, some)
+        yield BatchRows(X, rows.y[some], weight, (*rows.key, start), rows.block)
+
+
+def iterate_split_rows(
+    model: StackedLinear, rows: BatchRows, split: int, role: int, backend: Backend
+) -> Iterator[BatchRows]:
+    """The rows that play a role in a split; where they cannot be told apart, the others weigh 0."""
+    _, roles = model.parted(rows.y)
+    playing = roles[:, split] == role
+    if is_host(roles):
+        at = np.flatnonzero(playing)
+        if not len(at):
+            return
+        if not is_sparse(rows.X) or _are_contiguous(at):
+            yield from _iterate_selected_rows(rows, at, backend)
+            return
+    weight = cast(playing, roles.dtype)
+    if rows.weight is not None:
+        weight = weight * cast(rows.weight, roles.dtype)
+    yield BatchRows(rows.X, rows.y, weight, rows.key, rows.block, rows.first)
+
+
+def training_weights(
+    model: StackedLinear, rows: BatchRows, splits: NDArray[np.int64], dtype: Any, backend: Backend
+) -> Any:
+    """Weights of rows in some splits, of shape (n, n_some): zero where a split does not train."""
+    y, roles = model.parted(rows.y)
+    xp = namespace(roles)
+    every = np.array_equal(splits, np.arange(roles.shape[1]))
+    some = roles if every else xp.take(roles, backend.to_device(splits), axis=1)
+    found = cast(model.times(some, TRAIN), dtype)
+    if rows.weight is not None:
+        found = found * cast(rows.weight, dtype)[:, None]
+    if model.class_weight is not None:
+        of_class = cast(backend.to_device(model.class_weight.T[:, splits]), dtype)
+        found = found * xp.take(of_class, model.label_codes(y), axis=0)
+    return found
+
+
+def weight_rows_by_split(
+    model: StackedLinear, rows: BatchRows, splits: NDArray[np.int64], backend: Backend
+) -> list[BatchRows]:
+    """Rows as each model reads them, with their weights in each of some splits."""
+    xp, (y, _) = namespace(rows.y), model.parted(rows.y)
+    y = cast(y, xp.int32 if model.each.n_classes > 2 else rows.y.dtype)
+    weights = training_weights(model, rows, splits, rows.y.dtype, backend).T
+    if is_host(y):  # kernels read neighbours
+        y, weights = np.ascontiguousarray(y), np.ascontiguousarray(weights)
+    return [
+        BatchRows(rows.X, y, weights[k, :], rows.key, rows.block, rows.first)
+        for k in range(len(splits))
+    ]
+
+
+@dataclass(frozen=True, eq=False)
+class SplitWeights(Statistic):
+    """Weight of the training rows of each split."""
+
+    def shape(self, model: StackedLinear) -> tuple[int, ...]:
+        return (model.roles.n_splits,)
+
+    def add(self, model: StackedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
+        splits, float64 = np.arange(model.roles.n_splits), namespace(rows.y).float64
+        out += total(training_weights(model, rows, splits, float64, backend), axis=0)
+        return float("nan")
+
+
+@dataclass(frozen=True, eq=False)
+class SplitLabelWeights(Statistic):
+    """Weight of the training rows of each split, by their labels."""
+
+    def shape(self, model: StackedLinear) -> tuple[int, ...]:
+        assert model.classes is not None
+        return model.roles.n_splits, len(model.classes)
+
+    def add(self, model: StackedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
+        splits, float64 = np.arange(model.roles.n_splits), namespace(rows.y).float64
+        weights = training_weights(model, rows, splits, float64, backend)
+        code = model.label_codes(model.parted(rows.y)[0])
+        out += weights.T @ one_hot(code, out.shape[1], float64)
+        return float("nan")
+
+
+class ActiveCandidates:
+    """Columns of the splits that some rows play a role in.
+
+    Parameters
+    ----------
+    w : ndarray of shape (n_columns, n_rows, width)
+        Parameters of all columns.
+    splits : ndarray of int of shape (n_columns,), ascending
+    at : ndarray of int
+        The columns.
+    X : rows
+        Where, and in which dtype, the maths is done.
+    backend : Backend
+
+    Attributes
+    ----------
+    splits : ndarray of int
+    w : array of shape (n_rows, n_some * width)
+    sums : dict of str to array
+        Whatever is added up.
+    """
+
+    def __init__(
+        self, w: Array, splits: NDArray[np.int64], at: NDArray[np.intp], X: Any, backend: Backend
+    ) -> None:
+        self.at, self.splits, self.width = at, splits[at], w.shape[2]
+        flat = np.ascontiguousarray(w[at].transpose(1, 0, 2).reshape(w.shape[1], -1))
+        self.w = to_rows_dtype(flat, X, backend)
+        self.sums: dict[str, Any] = {}
+
+    def stops(self, n_splits: int) -> NDArray[np.int64]:
+        """Ends of the columns of each split."""
+        return np.searchsorted(self.splits, np.arange(n_splits), side="right")
+
+    def coefficients(self, model: LinearModel) -> tuple[Any, Any]:
+        """Coefficients of shape (n_features, n_some), and intercepts, of which kernels know."""
+        if model.fit_intercept:
+            return self.w[:-1], self.w[-1]
+        return self.w, np.zeros(self.w.shape[1], self.w.dtype)
+
+
+def is_kernel_supported(model: LinearModel, rows: BatchRows) -> bool:
+    """Whether the compiled kernels of log losses take rows."""
+    X = rows.X
+    if not isinstance(X, np.ndarray) or model.width > 1:
+        return False
+    is_log_loss = model.linear.dense_kernel == "log_loss"
+    return is_log_loss and X.flags.c_contiguous and X.dtype == rows.y.dtype
+
+
+def iterate_candidate_tiles(
+    model: StackedLinear, w: Array, splits: NDArray[np.int64], role: int, rows: BatchRows,
+    backend: Backend, in_kernel: bool,
+) -> Iterator[tuple[BatchRows, ActiveCandidates]]:  # fmt: skip
+    """Some rows at a time, as many as a cache holds raw predictions of, and their columns.
+
+    Rows of a fold lie together where nobody shuffled them: columns that all of them are nothing to
+    are left out.
+    """
+    n_columns, _, width = w.shape
+    known: dict[bytes, ActiveCandidates] = {}
+    most = (
+        _KERNEL_TILE_ROWS
+        if in_kernel
+        else max(_MIN_TILE_ROWS, _TILE_ENTRIES // max(n_columns * width, 1))
+    )
+    for tile in row_tiles(rows.X, backend, cached=8 * most * max(1, rows.X.shape[1])):
+        for start in range(tile.start, tile.stop, most):
+            part = rows.part(slice(start, min(start + most, tile.stop)), backend)
+            _, roles = model.parted(part.y)
+            there = np.ones(roles.shape[1], bool)
+            if is_host(roles):
+                there = model.times(roles, role).any(axis=0)
+            if (key := there.tobytes()) not in known:
+                at = np.flatnonzero(there[splits])
+                known[key] = ActiveCandidates(w, splits, at, rows.X, backend)
+            if len(known[key].at):
+                yield part, known[key]
+
+
+def evaluate_by_split(
+    of: Callable[[Array, NDArray[np.int64]], Array], w: Array, splits: NDArray[np.int64]
+) -> Array:
+    """Results of a function of columns, of which those of a split must be neighbours."""
+    order = np.argsort(splits, kind="stable")
+    parts = []
+    for start in range(0, len(order), _MAX_CANDIDATES_PER_PASS):
+        some = order[start : start + _MAX_CANDIDATES_PER_PASS]
+        parts.append(of(w[some], splits[some]))
+    sums = np.concatenate(parts)
+    found = np.empty_like(sums)
+    found[order] = sums
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class BatchedGradient(Statistic):
+    """Losses and gradients of columns, each over the training rows of its split.
+
+    Parameters
+    ----------
+    w : ndarray of shape (n_columns, n_rows, width)
+    splits : ndarray of int of shape (n_columns,), ascending
+    share : int, default=1
+        One run of rows in so many is read, and counts for the others.
+    """
+
+    w: Array
+    splits: NDArray[np.int64]
+    share: int = 1
+    in_parts: ClassVar[bool] = True
+
+    def shape(self, model: StackedLinear) -> tuple[int, ...]:
+        n_columns, *size = self.w.shape
+        return n_columns, 1 + int(np.prod(size))
+
+    def add(self, model: StackedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
+        if self.share == 1:
+            return self._add_candidates(model, rows, out, backend)
+        of_some = zeros(out.shape, np.float64, out)
+        runs, factor = _sample_runs(rows.X.shape[0], self.share)
+        for run in runs:
+            self._add_candidates(model, rows.part(run, backend), of_some, backend)
+        out += of_some * factor
+        return float("nan")
+
+    def _add_candidates(
+        self, model: StackedLinear, rows: BatchRows, out: Any, backend: Backend
+    ) -> Any:
+        met: dict[int, ActiveCandidates] = {}
+        kernel = is_kernel_supported(model.each, rows)
+        tiles = iterate_candidate_tiles(model, self.w, self.splits, TRAIN, rows, backend, kernel)
+        for part, some in tiles:
+            if id(some) not in met:
+                met[id(some)] = some
+                some.sums["losses"] = zeros((len(some.at),), np.float64, out)
+                some.sums["gradient"] = zeros(some.w.shape, np.float64, out)
+            if kernel:
+                self._add_by_kernel(model, part, some, backend)
+                continue
+            with np.errstate(over="ignore", invalid="ignore"):
+                raw = model.each.raw_prediction(some.w, part.X, backend)
+                g = self._weighted_derivatives(model, raw, part, some, backend)
+                model.each.add_products(part.X, g, some.sums["gradient"], backend)
+        xp, (_, n_rows, width) = namespace(out), self.w.shape
+        for some in met.values():
+            shares = xp.reshape(some.sums["gradient"], (n_rows, len(some.at), width))
+            shares = xp.reshape(xp.permute_dims(shares, (1, 0, 2)), (len(some.at), -1))
+            found = xp.concat([some.sums["losses"][:, None], shares], axis=1)
+            if len(some.at) == out.shape[0]:
+                out += found
+            else:
+                out[some.at] += found
+        return float("nan")
+
+    def _add_by_kernel(
+        self, model: StackedLinear, rows: BatchRows, some: ActiveCandidates, backend: Backend
+    ) -> None:
+        from daskml_dist.backends.stack_kernels import log_gradients
+
+        w, bias = some.coefficients(model.each)
+        gradient = np.zeros((len(w) + 1, len(bias)))
+        every = np.arange(model.roles.n_splits)
+        log_gradients(
+            rows.X, np.ascontiguousarray(rows.y[:, 0]),
+            training_weights(model, rows, every, rows.X.dtype, backend), some.stops(len(every)),
+            w, bias, some.sums["losses"], gradient,
+        )  # fmt: skip
+        some.sums["gradient"] += gradient[: len(some.w)]
+
+    def _weighted_derivatives(
+        self,
+        model: StackedLinear,
+        raw: Any,
+        rows: BatchRows,
+        some: ActiveCandidates,
+        backend: Backend,
+    ) -> Any:
+        """Derivatives of the weighted losses; the losses are added up a column."""
+        xp, losses = namespace(raw), some.sums["losses"]
+        every = np.arange(model.roles.n_splits)
+        mask = training_weights(model, rows, every, raw.dtype, backend)
+        y, width = rows.y[:, 0], some.width
+        n, n_columns = raw.shape[0], len(some.at)
+        each = xp.reshape(raw, (n * n_columns, width) if width > 1 else (n * n_columns,))
+        targets = model.each.targets(
+            cast(xp.repeat(y, n_columns), xp.int32 if model.each.n_classes > 2 else y.dtype),
+            raw.dtype,
+        )
+        values, g = model.each.loss.value_and_gradient(targets, each)
+        weight = xp.take(mask, backend.to_device(some.splits), axis=1)
+        losses += total(xp.reshape(values, (n, n_columns)) * weight, axis=0, dtype=xp.float64)
+        return xp.reshape(xp.reshape(g, (n, n_columns, width)) * weight[:, :, None], raw.shape)
+
+
+def _sample_runs(n: int, share: int) -> tuple[list[slice], float]:
+    """One run of rows in so many, and what each of their rows counts for."""
+    runs = [
+        slice(start, min(start + _SAMPLE_RUN_ROWS, n))
+        for start in range(0, n, _SAMPLE_RUN_ROWS * share)
+    ]
+    return runs, n / max(sum(run.stop - run.start for run in runs), 1)
+
+
+@dataclass(frozen=True, eq=False)
+class BatchedHessian(Statistic):
+    """Hessians of columns over the training rows of their splits, of a share of these.
+
+    Of each as :class:`LossHessian` has it.
+
+    Parameters
+    ----------
+    w : ndarray of shape (n_columns, n_rows, width)
+    splits : ndarray of int of shape (n_columns,)
+    share : int
+        As of :class:`BatchedGradient`.
+    """
+
+    w: Array
+    splits: NDArray[np.int64]
+    share: int
+    in_parts: ClassVar[bool] = True
+
+    def shape(self, model: StackedLinear) -> tuple[int, ...]:
+        return len(self.w), *LossHessian(self.w[0]).shape(model.each)
+
+    def add(self, model: StackedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
+        of_some = zeros(out.shape, np.float64, out)
+        runs, factor = _sample_runs(rows.X.shape[0], self.share)
+        splits, at = np.unique(self.splits, return_inverse=True)
+        questions = [LossHessian(w) for w in self.w]
+        for run in runs:
+            of_splits = weight_rows_by_split(model, rows.part(run, backend), splits, backend)
+            for k, question in enumerate(questions):
+                question.add(model.each, of_splits[at[k]], of_some[k, ...], backend)
+        out += of_some * factor
+        return float("nan")

@@ -1,0 +1,360 @@
+"""Rows of a lane as trees grow on them: a byte for each entry, and what boosting keeps of a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from daskml_dist.backends.binning import put_in_bins
+from daskml_dist.backends.csr_rows import CSRRows
+from daskml_dist.errors import InvalidDataError
+from daskml_dist.models.base import BatchRows
+from daskml_dist.models.bins import Bins, edges_of
+from daskml_dist.models.hashed import draws
+from daskml_dist.solvers.holdout import HoldoutMask
+from daskml_dist.solvers.own_rows import Array, OwnRows
+
+__all__ = ["SAMPLE_ROWS", "BinnedRows", "bin_rows", "find_bins", "iterate_tiles", "select_rows"]
+
+#: Edges of some values and their weights, for so many bins.
+EdgeFinder = Callable[[Array, Array | None, int], Array]
+#: Rows of the sample; of fewer, all are looked at.
+SAMPLE_ROWS = 200_000
+#: Share that is drawn beyond it, so that enough come for sure; the rest is cut off.
+_OVERDRAW = 1.03
+#: Names this use of a seed.
+_SAMPLE_DRAW = 1
+#: Rows of bins begin where a word does, so that few reach over a processor's lines.
+_WORD_BYTES = 8
+#: Rows of which something is made at once.
+TILE_ROWS = 2**16
+
+
+def find_bins(
+    rows: OwnRows,
+    max_bins: int,
+    categories: Sequence[NDArray[np.float64] | None],
+    seed: int,
+    aside: HoldoutMask | None,
+    n_used: float,
+    edges_by: EdgeFinder = edges_of,
+) -> Bins:
+    """Bins of all features.
+
+    Parameters
+    ----------
+    rows : OwnRows
+    max_bins : int
+    categories : sequence of ndarray of float64, or None
+        Of each feature, sorted; empty where they are to be looked for. None: it is a number.
+    seed : int
+    aside : HoldoutMask or None
+        Rows that are not to be looked at.
+    n_used : float
+        How many the others are, roughly.
+    edges_by : callable
+        Makes the edges of a feature, of its values, weights (or None) and `max_bins`.
+    """
+    categories = _find_categories(rows, max_bins, categories, aside)
+    sampled, weight, numbers = _sample_rows(rows, seed, aside, n_used)
+    # Each trainer gets the columns that it finds edges of.
+    ranges = rows.ranges(len(categories))
+    column = deal_columns(rows, sampled, ranges)
+    weight, numbers = (
+        np.concatenate(parts) for parts in zip(*rows.gather([weight, numbers]), strict=True)
+    )
+    if (weight == 1).all():
+        weight = weight[:0]
+    if len(numbers) > SAMPLE_ROWS:
+        # Numbers differ, and so do what they are hashed to.
+        drawn = draws(numbers, seed, _SAMPLE_DRAW)
+        at = np.flatnonzero(drawn <= np.partition(drawn, SAMPLE_ROWS - 1)[SAMPLE_ROWS - 1])
+        at = at[np.argsort(numbers[at], kind="stable")]
+    else:
+        at = np.argsort(numbers, kind="stable")
+    own = categories[ranges[rows.rank]]
+    weight = weight[at] if len(weight) else None
+    edges = [
+        edges_by(column(j, at), weight, max_bins) if c is None else c for j, c in enumerate(own)
+    ]
+    return Bins(_gather_edges(rows, edges), max_bins, np.array([c is not None for c in categories]))
+
+
+def _sample_rows(
+    rows: OwnRows, seed: int, aside: HoldoutMask | None, n_used: float
+) -> tuple[list[Any], Any, Array]:
+    """Rows of the own lanes, somewhat more than are needed; their weights and numbers."""
+    share = 1.0 if n_used <= SAMPLE_ROWS else min(1.0, _OVERDRAW * SAMPLE_ROWS / n_used)
+    last = np.uint64(min(int(share * 2.0**64), 2**64 - 1))
+    each = rows.map(lambda lane: _sample_lane(rows, lane, seed, last, aside), rows.lanes)
+    found = [part for parts in each for part in parts]
+    weight = np.concatenate([np.empty(0), *(of for _, of, _ in found)])
+    numbers = np.concatenate([np.empty(0, np.int64), *(of for _, _, of in found)])
+    return [X for X, _, _ in found], weight, numbers
+
+
+def _find_categories(
+    rows: OwnRows,
+    max_bins: int,
+    given: Sequence[NDArray[np.float64] | None],
+    aside: HoldoutMask | None,
+) -> list[NDArray[np.float64] | None]:
+    """Categories of all rows that the user gave for the fit, where they are not known."""
+    found = list(given)
+    asked = [j for j, known in enumerate(given) if known is not None and not len(known)]
+    if not asked:
+        return found
+    strange = None if aside is None or aside.of_fit else aside
+    each = rows.map(lambda lane: _distinct_values(rows, lane, asked, max_bins, strange), rows.lanes)
+    for number, j in enumerate(asked):
+        parts = rows.gather([_union_sorted([of_lane[number] for of_lane in each])])
+        every = _union_sorted([part for (part,) in parts])
+        if len(every) > max_bins:
+            raise InvalidDataError(
+                f"Categorical feature at index {j} is expected to have a cardinality <= "
+                f"{max_bins} but actually has a cardinality of {len(every)} or more. Raise "
+                "max_bins (255 at most), join rare categories, or encode it as numbers "
+                "(TargetEncoder)."
+            )
+        found[j] = every
+    return found
+
+
+def _distinct_values(
+    rows: OwnRows, lane: int, asked: list[int], max_bins: int, strange: HoldoutMask | None
+) -> list[Array]:
+    """Distinct values of some features of a lane, as many as tell that they are too many."""
+    found, is_strange = [np.empty(0) for _ in asked], None if strange is None else strange.reader()
+    for first, block in rows.blocks(lane):
+        X = block.X if is_strange is None else block.X[~is_strange(first, block.y)]
+        for number, j in enumerate(asked):
+            values = np.unique(X[:, j]).astype(np.float64)
+            union = _union_sorted([found[number], values[~np.isnan(values)]])
+            found[number] = union[: max_bins + 1]
+    return found
+
+
+def _union_sorted(parts: list[Array]) -> Array:
+    return np.unique(np.concatenate([np.empty(0), *parts]))
+
+
+def _gather_edges(rows: OwnRows, own: list[NDArray[np.float64]]) -> tuple[NDArray[np.float64], ...]:
+    """The edges of all features, of all trainers' own."""
+    given = [np.array([len(e) for e in own], np.int64), np.concatenate([np.empty(0), *own])]
+    every: list[NDArray[np.float64]] = []
+    for lengths, values in rows.gather(given):
+        every += np.split(values, lengths.cumsum()[:-1]) if len(lengths) else []
+    return tuple(every)
+
+
+def _sample_lane(
+    rows: OwnRows, lane: int, seed: int, last: np.uint64, aside: HoldoutMask | None
+) -> list[tuple[Array, Array, Array]]:
+    """Rows of a lane, block by block, their weights (empty where there are none) and numbers."""
+    found, is_aside = [], None if aside is None else aside.reader()
+    for first, block in rows.blocks(lane):
+        numbers = np.arange(first, first + block.X.shape[0])
+        which = np.ones(len(numbers), bool)
+        if last < np.uint64(2**64 - 1):
+            which = draws(numbers, seed, _SAMPLE_DRAW) <= last
+        if is_aside is not None:
+            which &= ~is_aside(first, block.y)
+        X, _, weight = select_rows(block, which)
+        weight = np.empty(0) if weight is None else weight.astype(np.float64)
+        found.append((X, weight, numbers[which]))
+    return found
+
+
+class BinnedRows:
+    """Binned rows, their targets and weights, in room for more.
+
+    Parameters
+    ----------
+    most : int
+        Rows at most.
+    bins : Bins
+    room : callable
+        As `OwnRows.room`.
+    numbered : bool, default=False
+        Whether the numbers of the rows are kept.
+
+    Attributes
+    ----------
+    n : int
+        Rows.
+    missing : ndarray of uint8 of shape (n_features,)
+        Whether a feature has missing values.
+    rows : ndarray of uint8 of shape (n, width)
+        The bins of each row, and zeros up to whole words.
+    columns : ndarray of uint8 of shape (n_features, n)
+        The same by feature.
+    y : ndarray of float64 of shape (n,)
+    weight : ndarray of float64 of shape (n,) or None
+    salt : ndarray of uint32 of shape (n,)
+        A hash of each row's number among all.
+    numbers : ndarray of int64 of shape (n,) or None
+        These, where they are kept.
+    extra : dict
+        What a solver keeps of them beside.
+    """
+
+    def __init__(
+        self, most: int, bins: Bins, room: Callable[[tuple[int, ...], Any], NDArray[Any]],
+        numbered: bool = False,
+    ) -> None:  # fmt: skip
+        d = bins.n_features
+        self.n = 0
+        self.missing = np.zeros(d, np.uint8)
+        self.bins = bins
+        self.room = room
+        self._rows = room((most, -(-d // _WORD_BYTES) * _WORD_BYTES), np.uint8)
+        self._columns = room((d, most), np.uint8)
+        self._y = room((most,), np.float64)
+        self._weight: NDArray[Any] | None = None
+        self._salt = room((most,), np.uint32)
+        self._numbers = room((most,), np.int64) if numbered else None
+        self.extra: dict[str, Any] = {}
+
+    def add(
+        self, X: NDArray[Any], y: NDArray[Any], weight: NDArray[Any] | None,
+        numbers: NDArray[np.int64],
+    ) -> None:  # fmt: skip
+        """Add some rows and their numbers among all; weights come with all of them, or none."""
+        if not len(X):
+            return
+        bins, at = self.bins, slice(self.n, self.n + len(X))
+        put_in_bins(
+            np.ascontiguousarray(X), bins.table, bins.n_edges, bins.categorical, bins.max_bins,
+            self._rows[at], self._columns[:, at], self.missing,
+        )  # fmt: skip
+        self._y[at] = y
+        self._salt[at] = (draws(numbers) >> np.uint64(32)).astype(np.uint32)
+        if self._numbers is not None:
+            self._numbers[at] = numbers
+        if weight is not None:
+            if self._weight is None:
+                self._weight = self.room((len(self._y),), np.float64)
+            self._weight[at] = weight
+        self.n = at.stop
+
+    @property
+    def rows(self) -> NDArray[np.uint8]:
+        return self._rows[: self.n]
+
+    @property
+    def columns(self) -> NDArray[np.uint8]:
+        return self._columns[:, : self.n]
+
+    @property
+    def y(self) -> NDArray[np.float64]:
+        return self._y[: self.n]
+
+    @property
+    def salt(self) -> NDArray[np.uint32]:
+        return self._salt[: self.n]
+
+    @property
+    def numbers(self) -> NDArray[np.int64] | None:
+        return None if self._numbers is None else self._numbers[: self.n]
+
+    @property
+    def weight(self) -> NDArray[np.float64] | None:
+        return None if self._weight is None else self._weight[: self.n]
+
+
+def bin_rows(
+    rows: OwnRows, lane: int, bins: Bins, aside: HoldoutMask | None, numbered: bool = False
+) -> tuple[BinnedRows, BinnedRows | None]:
+    """Bins of a lane's rows, and of those that are kept aside for validation."""
+    most = rows.count(lane)
+    own = BinnedRows(most, bins, rows.room, numbered)
+    if aside is None:
+        for first, block in rows.blocks(lane):
+            numbers = np.arange(first, first + len(block.X))
+            own.add(block.X, block.y, block.weight, numbers)
+        return own, None
+    held = BinnedRows(most, bins, rows.room, numbered)
+    is_aside = aside.reader()
+    for first, block in rows.blocks(lane):
+        numbers = np.arange(first, first + len(block.X))
+        is_held = is_aside(first, block.y)
+        own.add(*select_rows(block, ~is_held), numbers[~is_held])
+        X, y, weight = select_rows(block, is_held)
+        weight = None if weight is None else aside.own_weight(y, weight)
+        held.add(X, y, weight, numbers[is_held])
+    return own, held
+
+
+def select_rows(
+    block: BatchRows, which: NDArray[np.bool_]
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]:
+    """Some rows of a block, their targets and weights."""
+    if which.all():
+        return block.X, block.y, block.weight
+    return block.X[which], block.y[which], None if block.weight is None else block.weight[which]
+
+
+def iterate_tiles(n: int) -> Iterator[slice]:
+    """Some of `n` rows at a time, so that what is made of them stays small."""
+    for start in range(0, n, TILE_ROWS):
+        yield slice(start, min(n, start + TILE_ROWS))
+
+
+def deal_columns(
+    rows: OwnRows, parts: Sequence[Any], ranges: Sequence[slice]
+) -> Callable[[int, Array], Array]:
+    """Give each trainer its range of the columns of all trainers' sampled rows.
+
+    Parameters
+    ----------
+    rows : OwnRows
+    parts : sequence of ndarray or CSRRows of shape (n, n_features)
+        The own rows.
+    ranges : sequence of slice
+        Of the columns of each trainer.
+
+    Returns
+    -------
+    callable
+        The values of a column of the own range, of chosen rows: of all trainers' behind each other.
+        Sparse ones are dense one column at a time.
+    """
+    if rows.largest(np.array([float(any(isinstance(X, CSRRows) for X in parts))]))[0]:
+        return _deal_sparse_columns(rows, parts, ranges)
+    X = np.concatenate(parts or [np.empty((0, ranges[-1].stop), np.float32)])
+    own = np.concatenate(rows.deal([np.ascontiguousarray(X[:, at]) for at in ranges]))
+    return lambda j, at: own[at, j]
+
+
+def _deal_sparse_columns(
+    rows: OwnRows, parts: Sequence[Any], ranges: Sequence[slice]
+) -> Callable[[int, Array], Array]:
+    n_features = ranges[-1].stop
+    blocks = [sparse.csr_array((0, n_features)), *map(_as_csr_matrix, parts)]
+    X = sparse.csc_array(sparse.vstack(blocks))
+    given = [X[:, at] for at in ranges]
+    ends = rows.deal([part.indptr.astype(np.int64) for part in given])
+    indices = rows.deal([part.indices.astype(np.int64) for part in given])
+    values = rows.deal([part.data for part in given])
+    counts = [int(n) for (n,) in rows.deal([np.array([X.shape[0]])] * len(ranges))]
+    starts = np.append(0, np.cumsum(counts))
+
+    def column(j: int, at: Array) -> Array:
+        found = np.zeros(starts[-1], np.result_type(*values))
+        for (first, _), end, index, value in zip(
+            pairwise(starts), ends, indices, values, strict=True
+        ):
+            stored = slice(end[j], end[j + 1])
+            found[first + index[stored]] = value[stored]
+        return np.asarray(found[at])
+
+    return column
+
+
+def _as_csr_matrix(X: Any) -> Any:
+    return sparse.csr_array(X.X[X.rows] if isinstance(X, CSRRows) else X)

@@ -1,0 +1,264 @@
+"""Sums over the rows of each class, in one pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daskml_dist.backends import Backend
+from daskml_dist.backends.base import SparseRows
+from daskml_dist.backends.namespace import cast, is_host, namespace, ones, zeros
+from daskml_dist.errors import InvalidDataError
+from daskml_dist.models.base import BatchRows
+from daskml_dist.models.naive_bayes import as_categories, merge_moments
+from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums
+from daskml_dist.solvers.rows import is_sparse, map_entries, row_tiles, to_dense_float64
+
+__all__ = [
+    "CategoryCountSolver",
+    "CategoryCounts",
+    "ClassCounts",
+    "ClassMoments",
+    "LargestCategory",
+    "merge_category_counts",
+]
+
+#: Categories of all features together that a table may have for each class.
+_MAX_CATEGORIES = 10**7
+#: Bytes of rows, as float64, whose moments are merged with all others' at once.
+_TILE_BYTES = 1 << 20
+#: Classes that cost less than to find those of some rows.
+_MAX_DIRECT_CLASSES = 64
+
+
+@dataclass(frozen=True)
+class ClassCounts(Statistic):
+    """Weight of the rows of each class, and their weighted sum: ``[weight, *sum]`` a class.
+
+    Parameters
+    ----------
+    threshold : float or None
+        What is larger counts as 1 and all else as 0; None: X is added as it is.
+    signed : bool
+        Whether X may hold negative numbers.
+    of : str
+        Estimator that errors name.
+    """
+
+    threshold: float | None = None
+    signed: bool = True
+    of: str = "naive Bayes"
+    in_parts: ClassVar[bool] = True
+
+    def shape(self, model: Any) -> tuple[int, ...]:
+        return model.n_classes, 1 + model.n_features
+
+    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
+        out[:, :1] += _sum_group_weights(rows.y, rows.weight, model.n_classes, backend)
+        for at in row_tiles(rows.X, backend):
+            part = rows.part(at, backend)
+            X = part.X
+            if not self.signed:
+                _check_nonnegative(X, self.of)
+            if self.threshold is not None:
+                X = map_entries(lambda entries: entries > self.threshold, X)
+            backend.add_rows(X, part.y, part.weight, out[:, 1:])
+        return float("nan")
+
+
+@dataclass(frozen=True)
+class ClassMoments(Statistic):
+    """Weight, means and summed squared deviations of the rows of each class.
+
+    The last group holds all rows with weight 1, where rows have weights; else it stays empty. Rows
+    are taken a few at a time, in two steps (their means, then the deviations from these), and
+    merged, so that digits are lost neither to a large mean nor to a class far from the others.
+    """
+
+    additive = False
+    in_parts: ClassVar[bool] = True
+
+    def shape(self, model: Any) -> tuple[int, ...]:
+        return model.n_classes + 1, 1 + 2 * model.n_features
+
+    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
+        everything = slice(model.n_classes, model.n_classes + 1)
+        for at in row_tiles(rows.X, backend, dense=True, cached=_TILE_BYTES):
+            part = rows.part(at, backend)
+            # The host's kernels read rows of any dtype.
+            plain = is_host(part.X) and not is_sparse(part.X)
+            X, weight = part.X if plain else to_dense_float64(part.X), part.weight
+            classes, code = _find_present_classes(part.y, model.n_classes)
+            some = None if weight is None else cast(weight, out.dtype)
+            self._merge_row_moments(X, code, some, out, classes, backend)
+            if weight is not None:
+                no_code = zeros(code.shape, code.dtype, like=code)
+                self._merge_row_moments(X, no_code, None, out, everything, backend)
+        return float("nan")
+
+    def merge(self, total: Array, part: Array) -> None:
+        merge_moments(total, part)
+
+    def _merge_row_moments(
+        self, X: Any, code: Any, weight: Any, out: Any, groups: Any, backend: Backend
+    ) -> None:
+        xp, n_features = namespace(X), X.shape[1]
+        total = out[groups, ...]
+        part = zeros(total.shape, out.dtype, like=out)
+        count, mean, squares = part[:, :1], part[:, 1 : 1 + n_features], part[:, 1 + n_features :]
+        count += _sum_group_weights(code, weight, total.shape[0], backend)
+        backend.add_rows(X, code, weight, mean)
+        mean /= xp.where(count > 0, count, 1.0)
+        backend.add_squares(X, code, weight, mean, squares)
+        merge_moments(total, part)
+        out[groups, ...] = total
+
+
+def _sum_group_weights(code: Any, weight: Any | None, n_groups: int, backend: Backend) -> Any:
+    """Weight of the rows of each group, of shape (n_groups, 1)."""
+    each = ones((code.shape[0], 1), np.float64, like=code)
+    counts = zeros((n_groups, 1), np.float64, like=code)
+    backend.add_rows(each, code, weight, counts)
+    return counts
+
+
+def _find_present_classes(y: Any, n_classes: int) -> tuple[Any, Any]:
+    """Classes that some rows may have, as an index, and each row's position among them."""
+    if n_classes <= _MAX_DIRECT_CLASSES or not is_host(y):
+        return slice(0, n_classes), y
+    # The host's blocks are small, and hold few of many classes.
+    return np.unique(y, return_inverse=True)
+
+
+def _check_nonnegative(X: Any, of: str) -> None:
+    stored = X.values if isinstance(X, SparseRows) else X
+    if stored.size and namespace(stored).min(stored) < 0:
+        raise InvalidDataError(
+            f"Negative values in data passed to {of} (input X), which must hold counts. Use "
+            "GaussianNB, or scale the features to [0, 1] (MinMaxScaler)."
+        )
+
+
+@dataclass(frozen=True)
+class LargestCategory(Statistic):
+    """Largest category of each feature, and 1.
+
+    Parameters
+    ----------
+    signed : bool
+        Whether to let negative numbers through.
+    """
+
+    signed: bool = False
+    additive: ClassVar[bool] = False
+    in_parts: ClassVar[bool] = True
+
+    def shape(self, model: Any) -> tuple[int, ...]:
+        return (model.n_features,)
+
+    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
+        found = backend.to_numpy(out).copy()
+        for at in row_tiles(rows.X, backend, dense=True):
+            X = as_categories(_dense_on_host(rows, at, backend), signed=self.signed)
+            self.merge(found, X.max(axis=0) + 1.0)
+        out[...] = backend.to_device(found)
+        return float("nan")
+
+    def merge(self, total: Array, part: Array) -> None:
+        """Keep the larger numbers."""
+        np.maximum(total, part, out=total)
+
+
+@dataclass(frozen=True)
+class CategoryCounts(Statistic):
+    """Weight of the rows of each class, and of those that hold each category of each feature.
+
+    Parameters
+    ----------
+    sizes : tuple of int
+        Categories of each feature.
+    """
+
+    sizes: tuple[int, ...]
+    in_parts: ClassVar[bool] = True
+
+    def shape(self, model: Any) -> tuple[int, ...]:
+        return model.n_classes, 1 + sum(self.sizes)
+
+    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
+        found = np.zeros(self.shape(model))
+        firsts = np.cumsum([1, *self.sizes[:-1]])
+        for at in row_tiles(rows.X, backend, dense=True):
+            X = as_categories(_dense_on_host(rows, at, backend), signed=True)
+            y = backend.to_numpy(rows.y[at])
+            weight = np.ones(len(y)) if rows.weight is None else backend.to_numpy(rows.weight[at])
+            np.add.at(found[:, 0], y, weight)
+            for j, (first, size) in enumerate(zip(firsts.tolist(), self.sizes, strict=True)):
+                known = (X[:, j] >= 0) & (X[:, j] < size)
+                at_once = y[known] * size + X[known, j]
+                counts = np.bincount(at_once, weight[known], minlength=model.n_classes * size)
+                found[:, first : first + size] += counts.reshape(model.n_classes, size)
+        out += backend.to_device(found)
+        return float("nan")
+
+
+@dataclass(frozen=True)
+class CategoryCountSolver(Solver):
+    """Finds the number of categories of each feature, then counts them.
+
+    Parameters
+    ----------
+    first : Statistic
+        What finds the number of categories.
+    at_least : tuple of int
+        Categories of each feature at least.
+    """
+
+    first: Statistic
+    at_least: tuple[int, ...]
+
+    name = "category_passes"
+
+    @property
+    def max_passes(self) -> int:
+        """Two."""
+        return 2
+
+    def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
+        """Return the counts, and the ``"sizes"`` of the features."""
+        found = sums(self.first)
+        if found.sum() > _MAX_CATEGORIES:
+            raise InvalidDataError(
+                f"Column {int(found.argmax())} of X holds {found.max() - 1:.0f}, and a category is "
+                "to be a number from 0 on without large gaps. Encode X by OrdinalEncoder."
+            )
+        sizes = tuple(np.maximum(found.astype(np.int64), self.at_least).tolist())
+        return Solution(sums(CategoryCounts(sizes)).copy(), extra={"sizes": sizes})
+
+
+def merge_category_counts(
+    parts: list[tuple[tuple[int, ...], Array]],
+) -> tuple[tuple[int, ...], Array]:
+    """Counts of several sums, of which each may know of other categories.
+
+    Parameters
+    ----------
+    parts : list of (sizes, counts)
+        As of `CategoryCounts`.
+    """
+    sizes = tuple(max(each) for each in zip(*(sizes for sizes, _ in parts), strict=True))
+    total = np.zeros((len(parts[0][1]), 1 + sum(sizes)))
+    for own, counts in parts:
+        total[:, 0] += counts[:, 0]
+        at, here = 1, 1
+        for size, known in zip(sizes, own, strict=True):
+            total[:, at : at + known] += counts[:, here : here + known]
+            at, here = at + size, here + known
+    return sizes, total
+
+
+def _dense_on_host(rows: BatchRows, at: slice, backend: Backend) -> NDArray[Any]:
+    return backend.to_numpy(to_dense_float64(rows.part(at, backend).X))

@@ -1,0 +1,524 @@
+"""Least-squares problems of the training rows of each split, reduced with few readings of the rows.
+
+What a fold adds to the sums is added once, and the problem of a split is the sum of its folds'.
+Every penalty is then a matter of matrices of the features.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from scipy import linalg
+
+from daskml_dist.backends import Backend
+from daskml_dist.backends.namespace import cast, is_host, namespace, total
+from daskml_dist.models.base import BatchRows
+from daskml_dist.models.stacked import StackedLinear
+from daskml_dist.solvers.base import Array, Solution, Solver, State, Statistic, Sums
+from daskml_dist.solvers.batched_gradients import PerSplitStatistic, iterate_split_rows
+from daskml_dist.solvers.batched_solver import BatchedSolver, Candidate
+from daskml_dist.solvers.least_squares import (
+    MAX_REDUCTION_PASSES,
+    SINGULAR_CUTOFF,
+    ReducedProblem,
+    SecondMoments,
+    reduce_rows,
+)
+from daskml_dist.solvers.rows import row_tiles, to_dense_float64, to_rows_dtype
+
+__all__ = [
+    "PATH_SCORES",
+    "AlphaGrid",
+    "ElasticNetPath",
+    "FoldedReduction",
+    "LeaveOneOutErrors",
+    "LeaveOneOutRidge",
+    "PathErrorSums",
+    "PathHits",
+    "append_intercepts",
+    "make_alpha_grid",
+    "solve_ridge_path",
+]
+
+#: Raw predictions that a processor's cache holds, and rows of a tile at least.
+_TILE_ENTRIES, _MIN_TILE_ROWS = 1 << 16, 64
+#: The least strength, as scikit-learn has it, where no feature tells of the target.
+_MIN_ALPHA = float(np.finfo(np.float64).resolution)
+
+
+def solve_ridge_path(reduced: ReducedProblem, alphas: Array) -> Array:
+    """Coefficients of ridge for each penalty of the sum over rows.
+
+    Parameters
+    ----------
+    reduced : ReducedProblem
+    alphas : ndarray of float64 of shape (n_alphas,)
+
+    Returns
+    -------
+    ndarray of float64 of shape (n_alphas, n_features, n_targets)
+    """
+    U, values, Vt = linalg.svd(reduced.R, full_matrices=False)
+    values = np.where(values > SINGULAR_CUTOFF * values.max(initial=0.0), values, 0.0)
+    shrunk = np.zeros((len(alphas), len(values)))
+    np.divide(
+        values, values**2 + np.asarray(alphas)[:, None], out=shrunk, where=values[None, :] > 0
+    )
+    products = U.T @ reduced.z
+    return np.asarray(Vt.T @ (shrunk[:, :, None] * products))
+
+
+def append_intercepts(reduced: ReducedProblem, coefs: Array) -> Array:
+    """Coefficients of shape (..., n_features, n_targets) and the intercepts below them."""
+    intercept = reduced.y_mean - reduced.x_mean @ coefs
+    return np.concatenate([coefs, intercept[..., None, :]], axis=-2)
+
+
+@dataclass(frozen=True)
+class PenaltyPath:
+    """Coefficients along a path of penalties.
+
+    Parameters
+    ----------
+    coefs : ndarray of float64 of shape (n_alphas, n_features)
+    gaps : ndarray of float64 of shape (n_alphas,)
+        Duality gaps of the mean objective.
+    n_iter : list of int
+    converged : bool
+    """
+
+    coefs: Array
+    gaps: Array
+    n_iter: list[int]
+    converged: bool
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ElasticNetPath:
+    """Coordinate descent on the Gram matrix, from each strength to the next, by scikit-learn.
+
+    Parameters
+    ----------
+    max_iter : int
+        Cycles over the features at most, for each strength.
+    tol : float
+        Dual gap to stop at, as a share of the mean squared target.
+    positive : bool
+    selection : {"cyclic", "random"}
+    random_state : int, RandomState or None
+    """
+
+    max_iter: int
+    tol: float
+    positive: bool
+    selection: str
+    random_state: object
+
+    def __call__(
+        self, reduced: ReducedProblem, n_rows: float, alphas: Array, l1_ratio: float
+    ) -> PenaltyPath:
+        """Follow the path of a problem of one target."""
+        from sklearn.exceptions import ConvergenceWarning
+        from sklearn.linear_model import enet_path
+
+        R, z = reduced.R / np.sqrt(n_rows), reduced.z[:, 0] / np.sqrt(n_rows)
+        square = float(reduced.y_squares[0]) / n_rows
+        with warnings.catch_warnings():
+            # The estimator warns, once.
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            # The mean problem has one row, of which the Gram matrix and the squares tell all.
+            _, coefs, gaps, n_iter = enet_path(
+                np.zeros((1, R.shape[1]), order="F"),
+                np.array([np.sqrt(square)]),
+                l1_ratio=l1_ratio,
+                alphas=alphas,
+                precompute=R.T @ R,
+                Xy=R.T @ z,
+                return_n_iter=True,
+                positive=self.positive,
+                check_input=False,
+                max_iter=self.max_iter,
+                tol=self.tol,
+                selection=self.selection,
+                random_state=self.random_state,
+            )
+        return PenaltyPath(coefs.T, gaps, list(n_iter), bool((gaps <= self.tol * square).all()))
+
+
+@dataclass(frozen=True, eq=False)
+class LeaveOneOutErrors(Statistic):
+    """Squared errors of ridge at rows that it was fitted without, for each penalty and target.
+
+    Summed with the rows' weights.
+
+    Parameters
+    ----------
+    w : ndarray of shape (n_alphas, n_features + fit_intercept, n_targets)
+    x_mean : ndarray of shape (n_features,)
+    basis : ndarray of shape (n_features, rank)
+        Directions of the rows' variance.
+    shrunk : ndarray of shape (n_alphas, rank)
+        Inverse of the penalised squares along them.
+    share : float
+        Leverage of a row of weight 1 by the intercept.
+    """
+
+    w: Array
+    x_mean: Array
+    basis: Array
+    shrunk: Array
+    share: float
+
+    @classmethod
+    def of(
+        cls, reduced: ReducedProblem, alphas: Array, fit_intercept: bool, n_rows: float
+    ) -> LeaveOneOutErrors:
+        """Of a reduced problem, and penalties of the sum over rows."""
+        coefs = solve_ridge_path(reduced, alphas)
+        w = append_intercepts(reduced, coefs) if fit_intercept else coefs
+        _, values, Vt = linalg.svd(reduced.R, full_matrices=False)
+        kept = values > SINGULAR_CUTOFF * values.max(initial=0.0)
+        shrunk = 1 / (values[kept] ** 2 + np.asarray(alphas)[:, None])
+        share = 1 / n_rows if fit_intercept else 0.0
+        return cls(w, reduced.x_mean, Vt[kept].T, shrunk, share)
+
+    def shape(self, model: Any) -> tuple[int, ...]:
+        """One for each penalty and target."""
+        return self.w.shape[0], self.w.shape[2]
+
+    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
+        """Add the squared errors of some rows, a tile at a time."""
+        for at in row_tiles(rows.X, backend, dense=True):
+            part = rows.part(at, backend)
+            errors = self.errors(part.X, part.y, part.weight, backend)
+            errors *= errors
+            if part.weight is not None:
+                errors *= cast(part.weight, errors.dtype)[:, None, None]
+            out += total(errors, axis=0)
+        return float("nan")
+
+    def errors(self, X: Any, y: Any, weight: Any | None, backend: Backend) -> Any:
+        """Errors of rows, of shape (n, n_alphas, n_targets), in float64."""
+        lying = backend.to_device
+        rows, (n_alphas, n_rows, n_targets) = to_dense_float64(X), self.w.shape
+        xp, d = namespace(rows), rows.shape[1]
+        turned = (rows - lying(self.x_mean)) @ lying(self.basis)
+        leverage = (turned * turned) @ lying(self.shrunk.T.copy()) + self.share
+        if weight is not None:
+            leverage *= cast(weight, xp.float64)[:, None]
+        flat = np.moveaxis(self.w, 0, 1).reshape(n_rows, -1)
+        raw = rows @ lying(flat[:d].copy())
+        if n_rows > d:
+            raw += lying(flat[d].copy())
+        raw = xp.reshape(raw, (rows.shape[0], n_alphas, n_targets))
+        residual = cast(xp.reshape(y, (rows.shape[0], 1, n_targets)), xp.float64) - raw
+        return residual / (1 - leverage)[:, :, None]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LeaveOneOutRidge(Solver):
+    """Ridge for several penalties.
+
+    The solution has no parameters of its own: ``extra["left_out"]`` has a
+    :class:`LeaveOneOutErrors`, and ``extra["squares"]`` the sums of squared errors, of shape
+    (n_alphas, n_targets).
+
+    Parameters
+    ----------
+    alphas : ndarray of float64 of shape (n_alphas,)
+        Penalties of the sum over rows.
+    eps : float
+        Relative precision of the products of rows.
+    sparse : bool
+        Whether there are sparse rows.
+    """
+
+    alphas: Array
+    eps: float
+    sparse: bool
+
+    name = "leave_one_out"
+
+    @property
+    def max_passes(self) -> int:
+        """Looks at the rows, and one more."""
+        return MAX_REDUCTION_PASSES + 1
+
+    def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
+        """Reduce the rows, and leave each out."""
+        reduced = reduce_rows(
+            model, sums, eps=self.eps, l2=float(self.alphas.min()), cut=0.0, dear=self.sparse
+        )
+        n_rows = float(sums.n_rows)
+        left_out = LeaveOneOutErrors.of(reduced, self.alphas, model.fit_intercept, n_rows)
+        squares = np.array(sums(left_out))
+        extra = {"left_out": left_out, "squares": squares}
+        return Solution(left_out.w[0], reduced.n_looks + 1, extra=extra)
+
+
+@dataclass(frozen=True)
+class AlphaGrid:
+    """Strengths of an l1 penalty, from the one that leaves no coefficient down.
+
+    Parameters
+    ----------
+    l1_ratios : tuple of float
+    eps : float
+        The last strength as a share of the first.
+    n : int
+        Strengths.
+    positive : bool
+    """
+
+    l1_ratios: tuple[float, ...]
+    eps: float
+    n: int
+    positive: bool
+
+    def of(self, xy: Array, n_rows: float) -> Array:
+        """Strengths of shape (n_l1_ratios, n), of products of centred features and target."""
+        largest = max(0.0, xy.max()) if self.positive else np.abs(xy).max()
+        found = []
+        for ratio in self.l1_ratios:
+            first = largest / (n_rows * ratio)
+            found.append(
+                np.full(self.n, _MIN_ALPHA)
+                if first <= _MIN_ALPHA
+                else np.geomspace(first, first * self.eps, num=self.n)
+            )
+        return np.array(found)
+
+
+def make_alpha_grid(grid: AlphaGrid, reduced: ReducedProblem, n_rows: float) -> Array:
+    """Strengths for a reduced problem of so many rows."""
+    return grid.of((reduced.R.T @ reduced.z)[:, 0], n_rows)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FoldedReduction(Solver):
+    """The reduced problem of each split.
+
+    The solution has no parameters; ``extra["reduced"]`` has a :class:`ReducedProblem` for each
+    split and ``extra["n_rows"]`` the weights of their rows.
+
+    Parameters
+    ----------
+    eps : float
+        Relative precision of the products of rows.
+    sparse : bool
+        Whether there are sparse rows.
+    l2 : float or Grid
+        The least penalty of the sum over rows that will be tried. Of a grid: its last strength,
+        which is one of the mean.
+    of_mean : bool
+        Whether `l2` is a penalty of the mean over rows.
+    """
+
+    eps: float
+    sparse: bool
+    l2: float | AlphaGrid
+    of_mean: bool
+
+    name = "folded"
+
+    @property
+    def max_passes(self) -> int:
+        """The first is shared, others are of a split each."""
+        return MAX_REDUCTION_PASSES * 100
+
+    def solve(self, model: StackedLinear, sums: Sums, start: Array | None) -> Solution:
+        """Reduce the rows of all splits."""
+        d, n_splits = model.n_features, model.roles.n_splits
+        first = sums(
+            PerSplitStatistic(SecondMoments(np.zeros(model.each.width)), tuple(range(n_splits)))
+        )
+        n_rows = first[:, d, d]
+        columns = []
+        for split, weight in enumerate(n_rows):
+            l2 = self._smallest_penalty(first[split], d, model.each.fit_intercept)
+            solver = _SplitReduction(self.eps, self.sparse, l2 * weight if self.of_mean else l2)
+            columns.append(Candidate(split, solver, float(weight)))
+        found = BatchedSolver(tuple(columns)).solve(model, _CachedSums(sums, first), None)
+        reduced = [extra["reduced"] for *_, extra in found.extra["columns"]]
+        return Solution(np.zeros(0), extra={"reduced": reduced, "n_rows": np.array(n_rows)})
+
+    def _smallest_penalty(self, moments: Array, d: int, fit_intercept: bool) -> float:
+        if not isinstance(self.l2, AlphaGrid):
+            return self.l2
+        n, xy = moments[d, d], moments[:d, d + 1]
+        if fit_intercept:
+            xy = xy - moments[:d, d] * moments[d, d + 1] / n
+        return float(self.l2.of(xy, n).min())
+
+
+@dataclass(frozen=True)
+class _SplitReduction(Solver):
+    """One of the problems."""
+
+    eps: float
+    sparse: bool
+    l2: float
+
+    @property
+    def max_passes(self) -> int:
+        return MAX_REDUCTION_PASSES
+
+    def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
+        cut = 0.0 if self.l2 else SINGULAR_CUTOFF
+        reduced = reduce_rows(model, sums, eps=self.eps, l2=self.l2, cut=cut, dear=self.sparse)
+        return Solution(np.zeros(0), reduced.n_looks, extra={"reduced": reduced})
+
+
+class _CachedSums:
+    """Sums of which the first look at each split is known."""
+
+    def __init__(self, sums: Sums, first: Array) -> None:
+        self._sums, self._first = sums, first
+        self.n_rows, self.kept = sums.n_rows, None
+
+    @property
+    def should_stop(self) -> bool:
+        return self._sums.should_stop
+
+    def keep(self, w: Array, state: State | None = None, again: int = 0, extra: Any = None) -> None:
+        pass
+
+    def __call__(self, statistic: Statistic) -> Array:
+        each = statistic.each if isinstance(statistic, PerSplitStatistic) else None
+        if (
+            isinstance(statistic, PerSplitStatistic)
+            and isinstance(each, SecondMoments)
+            and each.x_shift is None
+        ):
+            return self._first[list(statistic.splits)]
+        return self._sums(statistic)
+
+
+@dataclass(frozen=True, eq=False)
+class _PathStatistic(Statistic):
+    """Sums of the fits of each split over its rows of a role.
+
+    Parameters
+    ----------
+    w : ndarray of shape (n_splits, n_alphas, n_rows, n_targets)
+        Of the first splits of the model.
+    role : {TRAIN, TEST}
+    """
+
+    w: Array
+    role: int
+    in_parts: ClassVar[bool] = True
+
+    def add(self, model: StackedLinear, rows: BatchRows, out: Any, backend: Backend) -> Any:
+        n_alphas, n_rows, n_targets = self.w.shape[1:]
+        width = n_alphas * n_targets
+        most = max(_MIN_TILE_ROWS, _TILE_ENTRIES // max(width, 1))
+        for split, paths in enumerate(self.w):
+            w = to_rows_dtype(np.moveaxis(paths, 0, 1).reshape(n_rows, width), rows.X, backend)
+            for some in iterate_split_rows(model, rows, split, self.role, backend):
+                for at in row_tiles(some.X, backend, cached=8 * most * some.X.shape[1]):
+                    part = some.part(at, backend)
+                    raw = model.each.raw_prediction(w, part.X, backend)
+                    n = part.X.shape[0]
+                    raw = namespace(raw).reshape(raw, (n, n_alphas, n_targets))
+                    y, _ = model.parted(part.y)
+                    y = namespace(y).reshape(y, (n, n_targets))
+                    self._add_fit_sums(raw, y, part.weight, out[split, ...])
+        return float("nan")
+
+    def _add_fit_sums(self, raw: Any, y: Any, weight: Any | None, out: Any) -> None:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False)
+class PathErrorSums(_PathStatistic):
+    """Of each fit and target: weight, squared and absolute errors, targets, squares, and rows.
+
+    Parameters
+    ----------
+    absolute : bool
+        Whether absolute errors are asked for; else they are zero.
+    """
+
+    absolute: bool = False
+
+    def shape(self, model: StackedLinear) -> tuple[int, ...]:
+        return *self.w.shape[:2], self.w.shape[3], 6
+
+    def _add_fit_sums(self, raw: Any, y: Any, weight: Any | None, out: Any) -> None:
+        xp = namespace(raw)
+        y64 = cast(y, xp.float64)
+        there = y.shape[0] if weight is None else total(cast(weight != 0, xp.float64))
+        out[..., 5] += there
+        out[..., 0] += y.shape[0] if weight is None else total(weight, dtype=xp.float64)
+        out[..., 3] += _sum_weighted(y64, weight)
+        out[..., 4] += _sum_weighted(y64 * y64, weight)
+        residual = raw - cast(y, raw.dtype)[:, None, :]
+        if self.absolute:
+            out[..., 2] += _sum_weighted(xp.abs(residual), weight)
+        residual *= residual
+        out[..., 1] += _sum_weighted(residual, weight)
+
+
+@dataclass(frozen=True, eq=False)
+class PathHits(_PathStatistic):
+    """Weight of the rows, and of those whose label is that of the largest raw prediction.
+
+    Targets are 1 for the label and -1 for others; one column of targets is of the second label of
+    two.
+
+    Parameters
+    ----------
+    several : bool, default=False
+        Whether rows have several labels; then the weight of those of which all are told right.
+    """
+
+    several: bool = False
+
+    def shape(self, model: StackedLinear) -> tuple[int, ...]:
+        return *self.w.shape[:2], 2
+
+    def _add_fit_sums(self, raw: Any, y: Any, weight: Any | None, out: Any) -> None:
+        xp = namespace(raw)
+        if self.several:
+            right = xp.all((raw > 0) == (y > 0)[:, None, :], axis=2)
+        elif raw.shape[2] == 1:
+            right = (raw[:, :, 0] > 0) == (y > 0)
+        else:
+            right = xp.argmax(raw, axis=2) == xp.argmax(y, axis=1)[:, None]
+        out[..., 0] += y.shape[0] if weight is None else total(weight, dtype=xp.float64)
+        out[..., 1] += _sum_weighted(cast(right, xp.float64), weight)
+
+
+def _sum_weighted(values: Any, weight: Any | None) -> Any:
+    """Sum over rows, in float64."""
+    xp = namespace(values)
+    if weight is not None:
+        shape = (values.shape[0],) + (1,) * (values.ndim - 1)
+        values = values * xp.reshape(cast(weight, values.dtype), shape)
+    if is_host(values) and values.ndim == 3 and values.shape[2] == 1:
+        # NumPy sums neighbours along the other axis fast only where there is no third.
+        return values[:, :, 0].sum(axis=0, dtype=np.float64)[:, None]
+    return total(values, axis=0, dtype=xp.float64)
+
+
+def _r2_scores(sums: Array) -> Array:
+    n, squared, _, first, second, rows = np.moveaxis(sums, -1, 0)
+    spread = second - first**2 / n
+    with np.errstate(divide="ignore", invalid="ignore"):
+        score = np.where(spread > 0, 1 - squared / spread, np.where(squared > 0, 0.0, 1.0))
+    # One row has no spread, and says nothing.
+    return np.asarray(np.where(rows < 2, np.nan, score).mean(axis=-1))
+
+
+#: Scores by scikit-learn's names, of :class:`PathErrorSums`: the mean of all targets.
+PATH_SCORES: dict[str, Callable[[Array], Array]] = {
+    "neg_mean_absolute_error": lambda sums: -(sums[..., 2] / sums[..., 0]).mean(axis=-1),
+    "neg_mean_squared_error": lambda sums: -(sums[..., 1] / sums[..., 0]).mean(axis=-1),
+    "neg_root_mean_squared_error": lambda sums: -np.sqrt(sums[..., 1] / sums[..., 0]).mean(axis=-1),
+    "r2": _r2_scores,
+}

@@ -1,0 +1,505 @@
+"""Largest singular values of wide rows: a few passes, each a product with few vectors.
+
+References
+----------
+N. Halko, P. G. Martinsson and J. A. Tropp, "Finding structure with randomness: probabilistic
+algorithms for constructing approximate matrix decompositions", SIAM Review 53(2), 2011. C. Musco
+and C. Musco, "Randomized block Krylov methods for stronger and faster approximate singular value
+decomposition", NIPS 2015.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from scipy import linalg
+from scipy.sparse.linalg import LinearOperator, eigsh
+
+from daskml_dist.backends import Backend
+from daskml_dist.backends.host_products import add_matmul
+from daskml_dist.backends.namespace import arithmetic_dtype, cast, namespace, ones, total, zeros
+from daskml_dist.errors import DivergedError
+from daskml_dist.models.base import BatchRows
+from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums
+from daskml_dist.solvers.rows import (
+    is_sparse,
+    row_tiles,
+    sum_of_squares,
+    to_dense_float64,
+    to_rows_dtype,
+)
+
+__all__ = [
+    "CovarianceEigenSolver",
+    "GramProducts",
+    "PowerIterations",
+    "ScatterStatistic",
+    "orthonormalize",
+]
+
+#: Features up to which all eigenvectors are found, since it is quick.
+_MAX_FULL_FEATURES = 500
+#: Rows of a block whose mean is near that of all of them.
+_SHIFT_ROWS = 1024
+#: Bytes of a piece of a dense block: with its product it stays in the processor's cache.
+_SCATTER_PIECE_BYTES = 2**21
+#: Rows of a piece at least, so that adding its product costs little beside making it.
+_MIN_PIECE_ROWS = 2048
+#: Bytes of a piece of a dense block that both products read.
+_PIECE_BYTES = 1 << 21
+#: Numbers of the vectors of all passes that are kept at most, to find the best ones among them all.
+_MAX_KEPT_NUMBERS = 1 << 27
+#: Least share of the largest vector's length, beside all others, that Cholesky's factor can tell.
+_MIN_CHOLESKY_RATIO, _SAFE_CHOLESKY_RATIO = 1e-6, 1e-2
+#: Share of its length that an image keeps beside the blocks before, from which no digits are lost.
+_REORTHOGONALIZE_RATIO = 1e-3
+#: Vectors of ARPACK's subspace, of those that are asked for; and its restarts at most.
+_LANCZOS_FACTOR, _MAX_RESTARTS = 2, 100
+
+
+@dataclass(frozen=True, eq=False)
+class CovarianceEigenSolver(Solver):
+    """Eigenvectors of the covariance, by LAPACK; the covariance is one sum over all rows.
+
+    Parameters
+    ----------
+    n_components : int or None
+        The largest ones that are asked for; None: all.
+    double : bool
+        Whether products of float32 rows are made in float64.
+    centred : bool, default=True
+        Whether the rows' mean is taken from them; else eigenvectors are those of their products.
+    """
+
+    name = "covariance_eigh"
+    n_components: int | None
+    double: bool
+    centred: bool = True
+
+    @property
+    def max_passes(self) -> int:
+        """One."""
+        return 1
+
+    def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
+        """Find them.
+
+        Returns
+        -------
+        Solution
+            With the eigenvectors in rows, by falling eigenvalues (the "values"); the "mean" of the
+            rows; the "total" of all eigenvalues, and that about the mean, the "variance".
+        """
+        mean, covariance = sum_mean_covariance(sums, double=self.double)
+        variance = float(np.trace(covariance))
+        if not self.centred:
+            covariance += mean[:, None] * mean[None, :]
+        d, at = len(covariance), None
+        if self.n_components is not None and d > _MAX_FULL_FEATURES:
+            at = [d - max(self.n_components, 1), d - 1]
+        trace = float(np.trace(covariance))
+        values, vectors = linalg.eigh(
+            covariance, subset_by_index=at, overwrite_a=True, check_finite=False
+        )
+        values = np.maximum(values[::-1], 0.0)
+        extra = {"values": values, "mean": mean, "total": trace, "variance": variance}
+        return Solution(fix_vector_signs(vectors.T[::-1]), extra=extra)
+
+
+def fix_vector_signs(vectors: Array) -> Array:
+    """Vectors in rows, each turned so that its largest component is positive, as scikit-learn's."""
+    largest = vectors[np.arange(len(vectors)), np.abs(vectors).argmax(axis=1)]
+    return vectors * np.where(largest < 0, -1.0, 1.0)[:, None]
+
+
+@dataclass(frozen=True, eq=False)
+class GramProducts(Statistic):
+    """Products ``A.T @ (A @ vectors)`` of the rows ``A = X - shift``, and the sum of the rows.
+
+    The last column is the sum of the rows of A, the last row begins with the sum of their squares.
+    Neither is there where only products are asked for.
+
+    Parameters
+    ----------
+    vectors : ndarray of shape (n_features, m)
+    shift : ndarray of shape (n_features,) or None
+        Taken from each row; sparse rows stay as they are, and what they give is moved.
+    squares : bool, default=True
+        Whether squares are asked for; else there are zeros.
+    bare : bool, default=False
+        Whether only products are asked for, of rows without a shift.
+    """
+
+    vectors: Array
+    shift: Array | None = None
+    squares: bool = True
+    bare: bool = False
+    in_parts: ClassVar[bool] = True
+
+    @property
+    def shows_not_finite(self) -> bool:
+        """By the products and the sum of the rows."""
+        return True
+
+    def shape(self, model: Any) -> tuple[int, ...]:
+        more = 0 if self.bare else 1
+        return model.n_features + more, self.vectors.shape[1] + more
+
+    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
+        vectors = to_rows_dtype(self.vectors, rows.X, backend)
+        shift = None if self.shift is None else to_rows_dtype(self.shift, rows.X, backend)
+        with np.errstate(over="ignore", invalid="ignore"):  # the sums show it
+            for at in row_tiles(rows.X, backend, cached=_PIECE_BYTES):
+                self._add_products(rows.part(at, backend), vectors, shift, out, backend)
+        return float("nan")
+
+    def _add_products(
+        self, part: BatchRows, vectors: Any, shift: Any | None, out: Any, backend: Backend
+    ) -> None:
+        if is_sparse(part.X) and shift is not None:
+            self._add_shifted_sparse(part, vectors, shift, out, backend)
+            return
+        X = part.X if shift is None else part.X - shift
+        if self.bare:
+            found = namespace(vectors).reshape(backend.dot(X, vectors), (X.shape[0], -1))
+            weight = part.weight
+            found = found if weight is None else found * cast(weight, found.dtype)[:, None]
+            backend.add_tdot(X, found, out)
+            return
+        found = _weighted_products(X, vectors, part.weight, backend)
+        backend.add_tdot(X, found, out[:-1, ...])
+        if self.squares:
+            out[-1, 0] += sum_of_squares(X, part.weight, backend)
+
+    def _add_shifted_sparse(
+        self, part: BatchRows, vectors: Any, shift: Any, out: Any, backend: Backend
+    ) -> None:
+        """Add what sparse rows give, and take what the shift does."""
+        X, xp, m = part.X, namespace(vectors), vectors.shape[1]
+        found = _weighted_products(
+            X, xp.concat([vectors, shift[:, None]], axis=1), part.weight, backend
+        )
+        of_shift = total(cast(found[:, m], out.dtype))
+        weight = found[:, m + 1]
+        near = found[:, :m] - weight[:, None] * (shift @ vectors)[None, :]
+        near = xp.concat([near, weight[:, None]], axis=1)
+        backend.add_tdot(X, near, out[:-1, ...])
+        shift, side = cast(shift, out.dtype), total(cast(near, out.dtype), axis=0)
+        out[:-1, :] -= shift[:, None] * side[None, :]
+        if self.squares:
+            squares = sum_of_squares(X, part.weight, backend)
+            out[-1, 0] += squares - 2 * of_shift + side[m] * (shift @ shift)
+
+
+def _weighted_products(X: Any, vectors: Any, weight: Any | None, backend: Backend) -> Any:
+    """Products of rows with vectors, and 1; weighted."""
+    xp = namespace(vectors)
+    found = xp.reshape(backend.dot(X, vectors), (X.shape[0], vectors.shape[1]))
+    found = xp.concat([found, ones((X.shape[0], 1), found.dtype, like=found)], axis=1)
+    return found if weight is None else found * cast(weight, found.dtype)[:, None]
+
+
+@dataclass(frozen=True, eq=False)
+class PowerIterations(Solver):
+    """Largest singular values and right singular vectors of all rows.
+
+    Parameters
+    ----------
+    n_components : int
+    n_oversamples : int
+        Vectors beside these.
+    n_iter : int
+        Passes before the last of power iterations; fewer where the vectors of all passes can be
+        kept, which tell as much.
+    centred : bool
+        Whether the rows' mean is taken from them first.
+    seed : int
+        Of the first vectors.
+    lanczos : bool
+        Find them by ARPACK, a vector a pass.
+    tol : float
+        Of ARPACK; 0: to the last digits.
+    """
+
+    name = "randomized"
+    n_components: int
+    n_oversamples: int
+    n_iter: int
+    centred: bool
+    seed: int
+    lanczos: bool = False
+    tol: float = 0.0
+
+    @property
+    def max_passes(self) -> int:
+        """The mean, the passes, and the last one."""
+        steps = self.n_iter + 1
+        if self.lanczos:
+            steps = _MAX_RESTARTS * max(_LANCZOS_FACTOR * self.n_components + 1, 20) + 1
+        return steps + 2
+
+    def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
+        """Find them.
+
+        Returns
+        -------
+        Solution
+            With the vectors in rows, by falling eigenvalues of ``A.T @ A`` over the rows' number
+            (the "values"); the "mean" of the rows; the "total" of all eigenvalues, and that about
+            the mean, the "variance".
+        """
+        d = model.n_features
+        shift = self._row_mean(d, sums)
+        kept = _KrylovBlocks(self._draw_vectors(d))
+        if self.lanczos:
+            kept = _KrylovBlocks(self._run_lanczos(sums, kept.last, shift))
+        n_passes, most = (0, 1) if self.lanczos else self._plan_passes(d)
+        for _ in range(n_passes):
+            kept.add(self._multiply_gram(sums, kept.last, shift), most)
+            if sums.should_stop:
+                break
+        return self._extract_vectors(sums, kept, shift)
+
+    def _plan_passes(self, d: int) -> tuple[int, int]:
+        """Passes before the last, and of how many of them vectors are kept."""
+        width = min(self.n_components + self.n_oversamples, d)
+        n_passes = min(self.n_iter, 2 + self.n_iter // 3)
+        if (n_passes + 1) * width * d > _MAX_KEPT_NUMBERS or (n_passes + 1) * width > d:
+            return self.n_iter, 1
+        return n_passes, n_passes + 1
+
+    def _row_mean(self, d: int, sums: Sums) -> Array | None:
+        """Mean of the rows, where it is taken from them."""
+        if not self.centred:
+            return None
+        first = GramProducts(np.zeros((d, 0)), squares=False)
+        return np.asarray(self._checked_products(sums, first)[:-1, -1] / sums.n_rows)
+
+    def _extract_vectors(self, sums: Sums, kept: _KrylovBlocks, shift: Array | None) -> Solution:
+        """The best vectors of a subspace (Rayleigh and Ritz)."""
+        k = self.n_components
+        found = self._checked_products(sums, GramProducts(kept.last, shift)) / sums.n_rows
+        values, vectors = kept.best(found[:-1, :-1], k)
+        best = fix_vector_signs(vectors.T)
+        squares = float(found[-1, 0])
+        own_mean = found[:-1, -1]
+        variance = max(0.0, squares - float(own_mean @ own_mean))
+        extra = {
+            "values": np.maximum(values, 0.0),
+            "mean": own_mean if shift is None else shift,
+            "total": variance if self.centred else squares,
+            "variance": variance,
+        }
+        return Solution(best, n_iter=self.n_iter, extra=extra)
+
+    def _draw_vectors(self, d: int) -> Array:
+        width = 1 if self.lanczos else min(self.n_components + self.n_oversamples, d)
+        drawn = np.random.default_rng(self.seed).standard_normal((d, width))
+        return orthonormalize(drawn)[0]
+
+    def _run_lanczos(self, sums: Sums, first: Array, shift: Array | None) -> Array:
+        def product(v: Array) -> Array:
+            return self._multiply_gram(sums, v.reshape(-1, 1), shift)[:, 0]
+
+        d = len(first)
+        operator = LinearOperator((d, d), matvec=product, dtype=np.float64)
+        return np.asarray(
+            eigsh(
+                operator, k=self.n_components, v0=first[:, 0], tol=self.tol, maxiter=_MAX_RESTARTS
+            )[1]
+        )
+
+    def _multiply_gram(self, sums: Sums, vectors: Array, shift: Array | None) -> Array:
+        if shift is None:
+            products = GramProducts(vectors, squares=False, bare=True)
+            return self._checked_products(sums, products) / sums.n_rows
+        products = GramProducts(vectors, shift, squares=False)
+        return self._checked_products(sums, products)[:-1, :-1] / sums.n_rows
+
+    @staticmethod
+    def _checked_products(sums: Sums, statistic: GramProducts) -> Array:
+        found = sums(statistic)
+        if not np.isfinite(found).all():
+            raise DivergedError(
+                "The squares of the rows overflow. Scale the features (StandardScaler), or use "
+                "float64."
+            )
+        return found
+
+
+class _KrylovBlocks:
+    """Orthonormal vectors of some passes, each block of what the last one became, and its products.
+
+    Parameters
+    ----------
+    first : ndarray of shape (n_features, m)
+
+    Attributes
+    ----------
+    last : ndarray of shape (n_features, m)
+        The last block.
+    """
+
+    def __init__(self, first: Array) -> None:
+        self.last = first
+        self._blocks = [first]
+        #: Products of the blocks with what each became.
+        self._checked_products: list[list[Array]] = []
+
+    def add(self, image: Array, most: int) -> None:
+        """Take another block: what the last one became, but for the blocks that are kept.
+
+        `image` is changed.
+        """
+        if len(self._blocks) == most:
+            self._blocks, self._checked_products = [], []
+        products = self._project_out(image)
+        self.last, least = orthonormalize(image)
+        if self._blocks:
+            self._checked_products.append(products)
+        if any(least < _REORTHOGONALIZE_RATIO * np.abs(product).max() for product in products):
+            self._project_out(self.last)
+            self.last, _ = orthonormalize(self.last)
+        self._blocks.append(self.last)
+
+    def _project_out(self, image: Array) -> list[Array]:
+        """Products of all blocks with an array, from which each is taken, in place."""
+        products = [block.T @ image for block in self._blocks]
+        for block, product in zip(self._blocks, products, strict=True):
+            add_matmul(block, -product, image)
+        return products
+
+    def best(self, image: Array, k: int) -> tuple[Array, Array]:
+        """The k largest values, and their vectors, given what the last block became."""
+        self._checked_products.append([block.T @ image for block in self._blocks])
+        sizes = [block.shape[1] for block in self._blocks]
+        ends = np.cumsum([0, *sizes])
+        inner = np.zeros((ends[-1], ends[-1]))
+        for j, of_block in enumerate(self._checked_products):
+            for i, product in enumerate(of_block):
+                inner[ends[i] : ends[i + 1], ends[j] : ends[j + 1]] = product
+                inner[ends[j] : ends[j + 1], ends[i] : ends[i + 1]] = product.T
+        values, turned = linalg.eigh(inner)
+        turned = turned[:, ::-1][:, :k]
+        vectors = sum(block @ turned[ends[i] : ends[i + 1]] for i, block in enumerate(self._blocks))
+        return values[::-1][:k], np.asarray(vectors)
+
+
+def orthonormalize(vectors: Array) -> tuple[Array, float]:
+    """Orthonormal vectors of the same space, in columns; and the least of their old lengths.
+
+    The length is of what a vector has beside all before it. By the Cholesky factor of their
+    products, twice where digits are lost; else by QR.
+    """
+    least = np.inf
+    for _ in range(2):
+        factor, failed = linalg.lapack.dpotrf(vectors.T @ vectors)
+        diagonal = np.diagonal(factor)
+        if failed or not diagonal.min() > _MIN_CHOLESKY_RATIO * diagonal.max():
+            return np.asarray(linalg.qr(vectors, mode="economic")[0]), 0.0
+        vectors = vectors @ np.triu(linalg.lapack.dtrtri(factor)[0])
+        least = min(least, float(diagonal.min()))
+        if diagonal.min() > _SAFE_CHOLESKY_RATIO * diagonal.max():
+            break
+    return vectors, least
+
+
+@dataclass(frozen=True, eq=False)
+class ScatterStatistic(Statistic):
+    """Sum of ``outer(x - mean, x - mean)``, then the mean, then the weight of the rows.
+
+    Dense rows are taken from a point of their block's, near its mean, so that no digits are lost
+    however far from the origin they lie; what blocks give is merged with their means.
+
+    Parameters
+    ----------
+    double : bool
+        Whether the products of float32 rows are made in float64 too, not only added up in it.
+    """
+
+    double: bool
+    additive = False
+    in_parts: ClassVar[bool] = True
+
+    @property
+    def shows_not_finite(self) -> bool:
+        """By the squares."""
+        return True
+
+    def shape(self, model: Any) -> tuple[int, ...]:
+        """A row and a column for each feature; the mean; the weight, and zeros."""
+        return model.n_features + 2, model.n_features
+
+    def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
+        n, d = rows.X.shape
+        own = zeros((d, d + 1), out.dtype, like=out)
+        with np.errstate(over="ignore", invalid="ignore"):  # the sum shows it
+            shift = self._add_products(rows, own, backend)
+            weight = float(n) if rows.weight is None else float(total(rows.weight))
+            if not weight:
+                return float("nan")
+            mean = own[:, d] / weight
+            scatter = own[:, :d]
+            scatter -= weight * mean[:, None] * mean[None, :]
+            _merge_scatter(out, scatter, mean if shift is None else mean + shift, weight)
+        return float("nan")
+
+    def _add_products(self, rows: BatchRows, own: Any, backend: Backend) -> Any:
+        """Add products of some rows with themselves and 1; returns what was taken from them."""
+        near = None if is_sparse(rows.X) else self._estimate_centre(rows.X, backend)
+        for at in row_tiles(rows.X, backend, cached=_SCATTER_PIECE_BYTES, at_least=_MIN_PIECE_ROWS):
+            X = backend.rows(rows.X, at)
+            X = X if near is None else cast(X, near.dtype)
+            weight = None if rows.weight is None else rows.weight[at]
+            side = ones((X.shape[0], 1), X.dtype, like=own)
+            backend.add_products(X, side, weight, own, near)
+        return None if near is None else cast(near, own.dtype)
+
+    def _estimate_centre(self, X: Any, backend: Backend) -> Any:
+        """A point near some of the rows, in the dtype of the products."""
+        some = to_dense_float64(backend.rows(X, slice(0, min(_SHIFT_ROWS, X.shape[0]))))
+        mean = total(some, axis=0) / some.shape[0]
+        return mean if self.double else cast(mean, arithmetic_dtype(X))
+
+    def merge(self, total: Array, part: Array) -> None:
+        """Add up about the mean of both."""
+        if part[-1, 0]:
+            _merge_scatter(total, part[:-2], part[-2], float(part[-1, 0]))
+
+
+def _merge_scatter(out: Any, scatter: Any, mean: Any, weight: float) -> None:
+    """Bring the scatter of other rows into `out`, in place."""
+    before = float(out[-1, 0])
+    after = before + weight
+    apart = mean - out[-2, :]
+    out[:-2, :] += scatter
+    if before:
+        out[:-2, :] += (before * weight / after) * (apart[:, None] * apart[None, :])
+    out[-2, :] += (weight / after) * apart
+    out[-1, 0] = after
+
+
+class MeanCovariance(NamedTuple):
+    """Mean of all rows, of shape (n_features,), and their scatter over the sum of the weights."""
+
+    mean: Array
+    covariance: Array
+
+
+def sum_mean_covariance(sums: Sums, *, double: bool) -> MeanCovariance:
+    """Mean and covariance of all rows, in one pass.
+
+    Raises
+    ------
+    DivergedError
+        The squares overflow.
+    """
+    found = sums(ScatterStatistic(double))
+    if not np.isfinite(found).all():
+        raise DivergedError(
+            "The squares of the rows overflow. Scale the features (StandardScaler), or use float64."
+        )
+    covariance = found[:-2] / found[-1, 0]
+    return MeanCovariance(found[-2].copy(), (covariance + covariance.T) / 2)
