@@ -21,7 +21,7 @@ from daskml_dist.optimizers import get_optimizer
 from daskml_dist.penalties import Penalty
 from daskml_dist.policies import Asynchronous
 from daskml_dist.ps.messages import Request
-from daskml_dist.ps.rule import Group, UpdateRule
+from daskml_dist.ps.rule import ParameterGroup, UpdateRule
 from daskml_dist.ps.server import ParameterServer
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
@@ -120,7 +120,7 @@ def echo(rank: int, shared: bool, times: int, pipe: Any) -> None:
 def server(shared: bool, sizes: list[int], pipe: Any) -> None:
     """Shards of float32 under plain SGD, one size after the other."""
     for n in sizes:
-        group = Group(0, n, get_optimizer("sgd"), Penalty(0, 0), n)
+        group = ParameterGroup(0, n, get_optimizer("sgd"), Penalty(0, 0), n)
         rule = UpdateRule((group,), Constant(0.1), 1.0)
         shard = Shard(rule, ShardState(np.zeros((n, 1), np.float32), {}))
         state = ParameterServer(Asynchronous(), [0, 1], shard, None, 2)

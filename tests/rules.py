@@ -6,7 +6,7 @@ from typing import Any
 
 from daskml_dist.optimizers import Optimizer
 from daskml_dist.penalties import Penalty
-from daskml_dist.ps.rule import Group, UpdateRule
+from daskml_dist.ps.rule import ParameterGroup, UpdateRule
 from daskml_dist.schedules import Schedule
 
 
@@ -20,5 +20,5 @@ def one_group(
     **others: Any,
 ) -> UpdateRule:
     """The rule of parameters of any number of rows, of which the first are penalised."""
-    group = Group(0, 1 << 40, optimizer, penalty, n_penalised)
+    group = ParameterGroup(0, 1 << 40, optimizer, penalty, n_penalised)
     return UpdateRule((group,), schedule, steps_per_pass, average_after, **others)

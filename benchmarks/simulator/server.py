@@ -16,7 +16,7 @@ from daskml_dist.comm.server_connections import serve_connection
 from daskml_dist.optimizers import SGD
 from daskml_dist.penalties import Penalty
 from daskml_dist.policies import Asynchronous, Policy
-from daskml_dist.ps.rule import Group, UpdateRule
+from daskml_dist.ps.rule import ParameterGroup, UpdateRule
 from daskml_dist.ps.server import ParameterServer
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
@@ -27,7 +27,7 @@ __all__ = ["make_server", "run_server"]
 
 def make_server(policy: Policy, lanes: int, n: int) -> ParameterServer:
     """A server of `n` float64 parameters under plain SGD."""
-    group = Group(0, n, SGD(), Penalty(0.0, 0.0), n)
+    group = ParameterGroup(0, n, SGD(), Penalty(0.0, 0.0), n)
     rule = UpdateRule((group,), Constant(1e-3), 1e9)
     shard = Shard(rule, ShardState(np.zeros((n, 1)), {}))
     return ParameterServer(policy, list(range(lanes)), shard, None, 1)

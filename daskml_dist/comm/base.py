@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.shared_buffer import SharedBuffer
 from daskml_dist.errors import GenerationError, RunAbortedError, WaitTimeoutError
-from daskml_dist.ps.messages import Call, Reply, Request, Status
+from daskml_dist.ps.messages import CallPayload, Reply, Request, Status
 
 __all__ = [
     "Arrays",
@@ -114,14 +114,14 @@ class ServerConnection(ABC):
         """Wait for the next answer, whichever lane's."""
 
     @abstractmethod
-    def ask(self, op: str, payload: Call) -> None:
+    def ask(self, op: str, payload: CallPayload) -> None:
         """Make a control call, whose :meth:`answer` is to be waited for before the next one."""
 
     @abstractmethod
-    def answer(self) -> Call:
+    def answer(self) -> CallPayload:
         """Wait for the answer to what was asked."""
 
-    def call(self, op: str, payload: Call) -> Call:
+    def call(self, op: str, payload: CallPayload) -> CallPayload:
         """Make a control call and wait for its answer."""
         self.ask(op, payload)
         return self.answer()

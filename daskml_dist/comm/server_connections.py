@@ -41,9 +41,9 @@ from daskml_dist.comm.wire import (
 )
 from daskml_dist.compression import Compressor, Feedback, Packed
 from daskml_dist.errors import CommunicationError, RunAbortedError, WaitTimeoutError
-from daskml_dist.ps.layout import Layout
-from daskml_dist.ps.messages import Call, Reply, Request, Status
+from daskml_dist.ps.messages import CallPayload, Reply, Request, Status
 from daskml_dist.ps.server import ParameterServer
+from daskml_dist.ps.shard_state import ShardLayout
 
 __all__ = [
     "PulledParameters",
@@ -61,7 +61,7 @@ logger = logging.getLogger(__name__)
 _GOODBYE = "bye"
 
 
-class _CallAnswer(Call):
+class _CallAnswer(CallPayload):
     """The answer to a control call."""
 
     def __missing__(self, key: str) -> Any:
@@ -115,11 +115,11 @@ class RemoteConnection(ServerConnection):
         reply: Reply = self._read()
         return reply
 
-    def ask(self, op: str, payload: Call) -> None:
+    def ask(self, op: str, payload: CallPayload) -> None:
         """Make a control call."""
         self._out.send(encode_call({"op": op, **payload}))
 
-    def answer(self) -> Call:
+    def answer(self) -> CallPayload:
         """Wait for the answer to what was asked; answers to pulls are kept meanwhile."""
         while isinstance(answer := self._read(), Reply):
             self._keep(answer)
@@ -165,13 +165,13 @@ def _answer_until_goodbye(
     """Read and answer until a good-bye."""
     out, reader = down.outbox(None), FrameReader(up.inbox(None), bounds, (REQUEST, CALL))
 
-    def send(message: Reply | Call) -> None:
+    def send(message: Reply | CallPayload) -> None:
         # A trainer that is gone does not matter here: its client sees the loss.
         with contextlib.suppress(CommunicationError):
             out.send(encode_reply(message) if isinstance(message, Reply) else encode_call(message))
 
     # Whoever reads must never wait for a send: the other side may be sending too, and not read.
-    later: queue.SimpleQueue[Reply | Call | None] = queue.SimpleQueue()
+    later: queue.SimpleQueue[Reply | CallPayload | None] = queue.SimpleQueue()
     answer: Callable[[Any], None] = send
     try:
         if server.most_answer_bytes > out.holds:
@@ -233,7 +233,7 @@ class LocalConnection(ServerConnection):
         self._server = server
         self._wait = wait
         self._replies: queue.SimpleQueue[Reply] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[Call] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[CallPayload] = queue.SimpleQueue()
         self._asked = ""
 
     def send(self, request: Request) -> None:
@@ -257,14 +257,14 @@ class LocalConnection(ServerConnection):
         reply: Reply = self._take(self._replies, "a server of this process")
         return reply
 
-    def ask(self, op: str, payload: Call) -> None:
+    def ask(self, op: str, payload: CallPayload) -> None:
         """Make a control call."""
         self._asked = op
         self._server.call(op, payload, self._answers.put)
 
-    def answer(self) -> Call:
+    def answer(self) -> CallPayload:
         """Wait for the answer to what was asked."""
-        answer: Call = self._take(self._answers, f"the server ({self._asked})")
+        answer: CallPayload = self._take(self._answers, f"the server ({self._asked})")
         raise_for_status(answer["status"])
         return answer
 
@@ -342,7 +342,7 @@ class ShardedConnection:
     ----------
     connections : list of ServerConnection
         One a shard; the first server also holds the ledger.
-    layout : Layout
+    layout : ShardLayout
     generation : int
     compression : Compressor or None
         Makes pushes smaller. What they leave out is kept here, for each lane that pushes, and goes
@@ -353,7 +353,7 @@ class ShardedConnection:
     def __init__(
         self,
         connections: list[ServerConnection],
-        layout: Layout,
+        layout: ShardLayout,
         generation: int,
         compression: Compressor | None = None,
     ) -> None:
@@ -451,7 +451,7 @@ class ShardedConnection:
         w = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return PulledParameters(w, replies[0].clock, replies[0].stop)
 
-    def call(self, op: str, **payload: Any) -> Call:
+    def call(self, op: str, **payload: Any) -> CallPayload:
         """Make a control call to the first server."""
         return self._connections[0].call(op, {"generation": self._generation, **payload})
 
@@ -459,7 +459,7 @@ class ShardedConnection:
         """Make a control call to the first server, whose :meth:`answer` is waited for later."""
         self._connections[0].ask(op, {"generation": self._generation, **payload})
 
-    def answer(self) -> Call:
+    def answer(self) -> CallPayload:
         """Wait for the answer to what was asked."""
         return self._connections[0].answer()
 

@@ -29,8 +29,8 @@ from daskml_dist.comm.packing import (
 )
 from daskml_dist.compression import Packed
 from daskml_dist.errors import CommunicationError
-from daskml_dist.ps.messages import Call, Reply, Request, Status
-from daskml_dist.ps.snapshots import SENT
+from daskml_dist.ps.messages import CallPayload, Reply, Request, Status
+from daskml_dist.ps.snapshots import SNAPSHOT_CLASSES
 
 __all__ = [
     "CALL",
@@ -58,7 +58,7 @@ _CALL = struct.Struct("<BI")
 
 _NO_ROWS, _PULLED_LAST = -1, -2
 #: What a call may bring along besides plain values.
-_CALL_CLASSES = name_classes(SENT)
+_CALL_CLASSES = name_classes(SNAPSHOT_CLASSES)
 
 Buffers = list[Any]
 #: The rows that each lane pulled last; one of each connection at either end.
@@ -114,7 +114,7 @@ def encode_reply(reply: Reply) -> Buffers:
     return [header, _view_bytes(reply.values)]
 
 
-def encode_call(message: Call) -> Buffers:
+def encode_call(message: CallPayload) -> Buffers:
     """Buffers of a control call or its answer: plain values, arrays and snapshots."""
     tree, arrays = split_object(message, _CALL_CLASSES)
     text = json.dumps([[(a.dtype.str, a.shape) for a in arrays], tree]).encode()
@@ -163,7 +163,7 @@ class FrameReader:
         self._source.read_into(memoryview(buffer)[1:])
         return layout.unpack(buffer)
 
-    def read(self) -> Request | Reply | Call:
+    def read(self) -> Request | Reply | CallPayload:
         """Read one frame, whatever it is.
 
         Raises
@@ -190,7 +190,7 @@ class FrameReader:
         self._source.read_into(memoryview(data))
         return data
 
-    def _call(self) -> Call:
+    def _call(self) -> CallPayload:
         (_, length) = self._header(CALL)
         if length > self._bounds.most_text:
             raise make_malformed_error(f"{length} bytes of text")

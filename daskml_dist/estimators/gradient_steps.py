@@ -25,7 +25,7 @@ from daskml_dist.parameters.checks import check_steps
 from daskml_dist.parameters.run import Run
 from daskml_dist.planning.planned import choose_client
 from daskml_dist.policies import Policy
-from daskml_dist.ps.outer import OuterStep
+from daskml_dist.ps.rule import OuterStep
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.streaming import Streamed
 from daskml_dist.training.callbacks import CallbackList

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 __all__ = ["LEDGER_PARTS", "LedgerSnapshot", "PassLedger", "PassReport", "StoppingRule"]
 
-Record = dict[str, Any]
+PassRecord = dict[str, Any]
 
 
 @dataclass
@@ -39,7 +39,7 @@ class StoppingRule:
     stale_passes: int = 0
     converged: bool = False
 
-    def update(self, record: Record) -> bool:
+    def update(self, record: PassRecord) -> bool:
         """Take the record of a pass; True when the fit ends with it."""
         if self.tol is not None:
             value = -record["val_score"] if self.use_score else record["loss"]
@@ -81,7 +81,7 @@ class _OpenPass:
     counted: PassReport = field(default_factory=lambda: PassReport([]))
 
 
-def _copied(passes: dict[int, _OpenPass]) -> dict[int, _OpenPass]:
+def _copy_passes(passes: dict[int, _OpenPass]) -> dict[int, _OpenPass]:
     # A report never changes once it is in.
     return {
         number: _OpenPass(set(entry.missing), list(entry.reports), replace(entry.counted))
@@ -132,13 +132,13 @@ class PassLedger:
         *,
         lockstep: bool,
         score: Callable[[NDArray[np.float64]], float] | None = None,
-        on_record: Callable[[Record], None] = lambda record: None,
+        on_record: Callable[[PassRecord], None] = lambda record: None,
         first_pass: int = 0,
         score_names: tuple[str, ...] = (),
     ) -> None:
         self.lanes = set(lanes)
         self.rule = rule
-        self.records: list[Record] = []
+        self.records: list[PassRecord] = []
         #: Seconds that each lane computed in the last pass that it reported.
         self.busy: dict[int, float] = {}
         self._first_pass = first_pass
@@ -195,9 +195,9 @@ class PassLedger:
         entry.missing.difference_update(report.lanes)
         entry.reports.append(report)
         self.busy.update(zip(report.lanes, report.busy, strict=False))
-        while (at := self._passes + 1) in self._open and not self._open[at].missing:
+        while (at := self._n_passes + 1) in self._open and not self._open[at].missing:
             entry = self._open.pop(at)
-            self._close(at, [*entry.reports, entry.counted], age)
+            self._close_pass(at, [*entry.reports, entry.counted], age)
 
     @property
     def partial_rows(self) -> float:
@@ -216,7 +216,7 @@ class PassLedger:
         elapsed = time.perf_counter() - self._since
         return LedgerSnapshot(
             replace(self.rule), len(self.records), self.stopped, self._last_pass,
-            _copied(self._open), elapsed, list(self._staleness),
+            _copy_passes(self._open), elapsed, list(self._staleness),
         )  # fmt: skip
 
     def restore(self, snapshot: LedgerSnapshot) -> None:
@@ -224,7 +224,7 @@ class PassLedger:
         del self.records[snapshot.n_records :]
         self.rule, self.stopped = replace(snapshot.rule), snapshot.stopped
         self._last_pass = snapshot.last_pass
-        self._open = _copied(snapshot.open)
+        self._open = _copy_passes(snapshot.open)
         self._since = time.perf_counter() - snapshot.elapsed
         self._staleness = list(snapshot.staleness)
 
@@ -239,21 +239,21 @@ class PassLedger:
 
     def is_closed(self, number: int) -> bool:
         """Whether every lane has reported pass `number`."""
-        return number <= self._passes
+        return number <= self._n_passes
 
     @property
-    def _passes(self) -> int:
+    def _n_passes(self) -> int:
         return self._first_pass + len(self.records)
 
     def stop(self) -> None:
         """End the fit with the pass that is open."""
         self.stopped = True
 
-    def _close(self, number: int, reports: list[PassReport], age: float) -> None:
+    def _close_pass(self, number: int, reports: list[PassReport], age: float) -> None:
         now = max(self._since, time.perf_counter() - age)
         rows = sum(r.rows for r in reports)
         total, largest, *counts = self._staleness
-        record: Record = {
+        record: PassRecord = {
             "pass": number,
             "loss": sum(r.loss for r in reports) / rows if rows else float("nan"),
             "rows": round(rows),
@@ -264,7 +264,7 @@ class PassLedger:
             "staleness_mean": total / sum(counts) if counts else 0.0,
             "staleness_max": largest,
             "staleness_counts": counts,
-            "val_score": self._validation(reports),
+            "val_score": self._score_validation(reports),
         }
         for report in reports:
             record.update(zip(self._score_names, report.scores, strict=False))
@@ -278,7 +278,7 @@ class PassLedger:
             self._last_pass = number
         self._on_record(record)
 
-    def _validation(self, reports: list[PassReport]) -> float | None:
+    def _score_validation(self, reports: list[PassReport]) -> float | None:
         if self._score is None:
             return None
         # In the order of lanes, so that arrival does not show in the last digit.

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from daskml_dist.compression import Packed
 
 __all__ = [
-    "Call",
+    "CallPayload",
     "CallReply",
     "LaneGradient",
     "Reply",
     "Request",
     "Status",
-    "ok",
+    "make_ok_answer",
     "sum_in_lane_order",
 ]
 
@@ -27,8 +27,8 @@ __all__ = [
 LaneGradient = tuple[int, NDArray[np.int64] | None, NDArray[Any]]
 
 #: Payload of a control call and of its answer: plain values, arrays, and snapshots under "blob".
-Call = dict[str, Any]
-CallReply = Callable[[Call], None]
+CallPayload = dict[str, Any]
+CallReply = Callable[[CallPayload], None]
 
 
 class Status(IntEnum):
@@ -116,7 +116,7 @@ class Reply:
     values: NDArray[Any] | None = None
 
 
-def ok(**answer: Any) -> Call:
+def make_ok_answer(**answer: Any) -> CallPayload:
     """Answer to a control call that went well."""
     return {"status": int(Status.OK), **answer}
 

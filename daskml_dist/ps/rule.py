@@ -7,19 +7,19 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from daskml_dist.backends.namespace import numbers, zeros
+from daskml_dist.backends.namespace import namespace, numbers, zeros
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.models.base import Parameters
 from daskml_dist.optimizers import Adagrad, GroupOptions, Optimizer
 from daskml_dist.penalties import Penalty
-from daskml_dist.ps.outer import OuterStep
+from daskml_dist.ps.shard_state import copy_array
 from daskml_dist.schedules import Constant, Schedule
 
-__all__ = ["Group", "UpdateRule", "make_groups"]
+__all__ = ["OuterStep", "ParameterGroup", "UpdateRule", "make_parameter_groups"]
 
 
 @dataclass(frozen=True)
-class Group:
+class ParameterGroup:
     """Consecutive rows of the parameters that are updated alike.
 
     Parameters
@@ -93,7 +93,7 @@ class Group:
             strength = l1[:, at] if getattr(l1, "shape", (0, 1))[1] > 1 else l1
             self.optimizer.update(w[:, at], grad[:, at], own, rate * factor, number, strength)
 
-    def within(self, start: int, stop: int) -> Group:
+    def within(self, start: int, stop: int) -> ParameterGroup:
         """The part of the group in a range of rows, counted from its start; maybe empty."""
         first, last = max(self.start, start), min(self.stop, stop)
         n_rows = max(last - first, 0)
@@ -102,12 +102,12 @@ class Group:
         return replace(self, start=at, stop=at + n_rows, n_penalised=penalised)
 
 
-def make_groups(
+def make_parameter_groups(
     parameters: Parameters,
     optimizer: Optimizer,
     penalty: Penalty,
     options: Mapping[str, GroupOptions] | None = None,
-) -> tuple[Group, ...]:
+) -> tuple[ParameterGroup, ...]:
     """The groups of a model's parts, in their order; neighbours that are updated alike are one.
 
     Parameters
@@ -130,12 +130,12 @@ def make_groups(
             raise InvalidParameterError(
                 f"No part of the model is called {pattern!r}. Its parts are {names}."
             )
-    groups: list[Group] = []
+    groups: list[ParameterGroup] = []
     for part in parameters.parts:
         given = (o for pattern, o in options.items() if fnmatchcase(part.name, pattern))
         own = next(given, GroupOptions())
         rows, descends = parameters.rows[part.name], not (part.buffer or part.additive)
-        new = Group(
+        new = ParameterGroup(
             rows.start,
             rows.stop,
             own.optimizer or optimizer,
@@ -146,7 +146,7 @@ def make_groups(
             part.additive,
         )
         last = groups[-1] if groups else None
-        if last is not None and _alike(last, new):
+        if last is not None and _can_join(last, new):
             n_penalised = last.n_penalised + new.n_penalised
             groups[-1] = replace(last, stop=new.stop, n_penalised=n_penalised)
         else:
@@ -154,7 +154,7 @@ def make_groups(
     return tuple(groups)
 
 
-def _alike(last: Group, new: Group) -> bool:
+def _can_join(last: ParameterGroup, new: ParameterGroup) -> bool:
     """Whether a group can go on with the rows of another: penalised ones lead in each."""
     same = replace(new, start=last.start, stop=last.stop, n_penalised=last.n_penalised) == last
     return same and (new.n_penalised == 0 or last.n_penalised == last.stop - last.start)
@@ -188,7 +188,7 @@ class UpdateRule:
         Whether numbers too small to be normal count as 0, as in the model's gradients.
     """
 
-    groups: tuple[Group, ...]
+    groups: tuple[ParameterGroup, ...]
     schedule: Schedule
     steps_per_pass: float
     average_after: int | None = None
@@ -199,13 +199,13 @@ class UpdateRule:
     flushes: bool = False
 
     @property
-    def only(self) -> Group:
+    def only(self) -> ParameterGroup:
         """The group that holds all parameters, but for sums beside it."""
         (group,) = self._not_beside
         return group
 
     @property
-    def _not_beside(self) -> tuple[Group, ...]:
+    def _not_beside(self) -> tuple[ParameterGroup, ...]:
         """All groups but the sums that stand beside others."""
         return tuple(group for group in self.groups if not group.additive) or self.groups
 
@@ -285,3 +285,39 @@ class UpdateRule:
         return not self.coordinates or (
             type(self.only.optimizer) is Adagrad and not self.penalty_is_lazy
         )
+
+
+@dataclass(frozen=True)
+class OuterStep:
+    """Step with Nesterov's momentum from the last meeting towards the mean of the lanes.
+
+    A rate of 1 without momentum goes to the mean itself. All lanes make the same step, so that its
+    state is the same in each.
+
+    Parameters
+    ----------
+    rate : float
+    momentum : float
+
+    References
+    ----------
+    A. Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023.
+    """
+
+    rate: float
+    momentum: float
+
+    state_names = ("outer_origin", "outer_velocity")
+
+    def init(self, w: Any) -> dict[str, Any]:
+        """State before the first meeting: where lanes set out from, and how fast they came."""
+        return {"outer_origin": copy_array(w), "outer_velocity": namespace(w).zeros_like(w)}
+
+    def take(self, w: Any, mean: Any, opt_state: dict[str, Any]) -> None:
+        """Move `w` from where lanes set out, given the mean of where they are."""
+        origin, velocity = (opt_state[name] for name in self.state_names)
+        towards = mean - origin
+        velocity *= self.momentum
+        velocity += towards
+        origin += self.rate * (towards + self.momentum * velocity)
+        w[...] = origin

@@ -18,18 +18,31 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.backends.denormals import arithmetic
 from daskml_dist.compression import Compressor
 from daskml_dist.policies import Consistency
-from daskml_dist.ps.callers import Callers, Ready
-from daskml_dist.ps.keeper import Ship
 from daskml_dist.ps.ledger import PassLedger, PassReport
-from daskml_dist.ps.messages import Call, CallReply, Reply, Request, Status, ok
+from daskml_dist.ps.messages import (
+    CallPayload,
+    CallReply,
+    Reply,
+    Request,
+    Status,
+    make_ok_answer,
+    sum_in_lane_order,
+)
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
-from daskml_dist.ps.snapshots import KEPT, AvailableSnapshots, ServerSnapshot, standby_of
-from daskml_dist.ps.state import ServerState
+from daskml_dist.ps.snapshots import (
+    KEPT_SNAPSHOTS,
+    AvailableSnapshots,
+    ServerSnapshot,
+    ShipSnapshot,
+    SnapshotStore,
+    standby_generation,
+)
 
-__all__ = ["ParameterServer"]
+__all__ = ["ParameterServer", "WaitingCallers"]
 
 
 class ParameterServer:
@@ -48,7 +61,7 @@ class ParameterServer:
     n_trainers : int
         Trainers that must have arrived before any may start.
     generation : int
-        That of `standby_of` for a standby.
+        That of `standby_generation` for a standby.
     clock : int
         Clock at which the lanes start.
     n_steps : int
@@ -70,7 +83,7 @@ class ParameterServer:
         clock: int = 0,
         n_steps: int = 1,
         compression: Compressor | None = None,
-        kept: int = KEPT,
+        kept: int = KEPT_SNAPSHOTS,
     ) -> None:
         self.generation = generation
         self.shard = shard
@@ -81,7 +94,7 @@ class ParameterServer:
         self._n_lanes = len(lanes)
         self._n_trainers = n_trainers
         self._compression = compression
-        self._callers = Callers()
+        self._callers = WaitingCallers()
         self._aborted: str | None = None
         self._paused = False
         self._lock = threading.Lock()
@@ -118,15 +131,15 @@ class ParameterServer:
             Called once with a :class:`Reply` if ``request.pull``, from any thread.
         """
         if request.packed is not None:
-            self._unpack(request)  # not under the lock: others push meanwhile
+            self._decompress_push(request)  # not under the lock: others push meanwhile
         with self._lock:
-            refusal = self._refusal(request.generation)
+            refusal = self._find_refusal(request.generation)
             if refusal is None:
                 if request.values is not None:
                     self._state.accept(request)
                 if request.pull:
                     self._callers.pulls.append((request, reply))
-                ready = self._released()
+                ready = self._release_callers()
         if refusal is not None:
             if request.pull:
                 reply(Reply(request.lanes[0], refusal))
@@ -134,7 +147,7 @@ class ParameterServer:
         for answer in ready:
             answer()
 
-    def _unpack(self, request: Request) -> None:
+    def _decompress_push(self, request: Request) -> None:
         assert self.shard is not None
         assert self._compression is not None
         assert request.packed is not None
@@ -145,14 +158,14 @@ class ParameterServer:
             self._compression.decompress(request.packed, request.values.reshape(-1))
         request.packed, request.owned = None, True
 
-    def _refusal(self, generation: int) -> Status | None:
+    def _find_refusal(self, generation: int) -> Status | None:
         if self._aborted is not None:
             return Status.ABORTED
         if generation != self.generation or self._paused:
             return Status.STALE_GENERATION
         return None
 
-    def _released(self) -> Ready:
+    def _release_callers(self) -> ReadyAnswers:
         if self.is_over or self._paused or self._snapshots.is_behind:
             return []
         ready, still = self._callers.stored(), []
@@ -166,7 +179,7 @@ class ParameterServer:
 
     # -- control -------------------------------------------------------------------------------
 
-    def call(self, op: str, payload: Call, reply: CallReply) -> None:
+    def call(self, op: str, payload: CallPayload, reply: CallReply) -> None:
         """Take a control call; `reply` gets the answer, at once or once all have called.
 
         Parameters
@@ -179,29 +192,29 @@ class ParameterServer:
         reply : callable
         """
         with self._lock:
-            refusal = self._refusal(payload["generation"])
+            refusal = self._find_refusal(payload["generation"])
             if refusal is not None:
-                ready: Ready = [partial(reply, {"status": int(refusal)})]
+                ready: ReadyAnswers = [partial(reply, {"status": int(refusal)})]
             else:
                 ready = getattr(self, f"_on_{op}")(payload, reply)
         for answer in ready:
             answer()
 
-    def _on_rendezvous(self, payload: Call, reply: CallReply) -> Ready:
+    def _on_rendezvous(self, payload: CallPayload, reply: CallReply) -> ReadyAnswers:
         ready = self._callers.arrive(payload["rank"], payload["info"], reply, self._n_trainers)
         if ready and self.ledger is not None and self.generation == 0:
             self.ledger.start_clock()
         return ready
 
-    def _on_report(self, payload: Call, reply: CallReply) -> Ready:
+    def _on_report(self, payload: CallPayload, reply: CallReply) -> ReadyAnswers:
         ledger, number = self.ledger, payload["pass"]
         assert ledger is not None
         ledger.report(number, PassReport(**payload["report"]))
         if self._policy.lockstep:
             return self._callers.end_pass(number, reply, ledger)
-        return [partial(reply, ok(stop=ledger.ends_with(number)))]
+        return [partial(reply, make_ok_answer(stop=ledger.ends_with(number)))]
 
-    def _on_report_sums(self, payload: Call, reply: CallReply) -> Ready:
+    def _on_report_sums(self, payload: CallPayload, reply: CallReply) -> ReadyAnswers:
         """Take the reports of sums over all lanes, each a pass, from number `first` on."""
         ledger = self.ledger
         assert ledger is not None
@@ -209,22 +222,22 @@ class ParameterServer:
         for number, (loss, rows, sent, received, *scores, age) in enumerate(sums, first):
             report = PassReport(lanes, loss, rows, 1, int(sent), int(received), scores=scores)
             ledger.report(number, report, age)
-        return [partial(reply, ok(stop=ledger.ends_with(first + len(sums) - 1)))]
+        return [partial(reply, make_ok_answer(stop=ledger.ends_with(first + len(sums) - 1)))]
 
-    def _on_leave(self, payload: Call, reply: CallReply) -> Ready:
+    def _on_leave(self, payload: CallPayload, reply: CallReply) -> ReadyAnswers:
         self._state.leave(payload["lanes"])
-        ready: Ready = [partial(reply, ok())]
+        ready: ReadyAnswers = [partial(reply, make_ok_answer())]
         if self.shard is not None:
-            ready += self._released()
+            ready += self._release_callers()
         return ready
 
-    def _on_store(self, payload: Call, reply: CallReply) -> Ready:
+    def _on_store(self, payload: CallPayload, reply: CallReply) -> ReadyAnswers:
         """Take snapshots of lanes that trainers step by themselves; whole once all are there."""
         self._snapshots.store(payload["clock"], payload["blob"], self.ledger)
         self._callers.at_store.append(reply)
-        return self._released()
+        return self._release_callers()
 
-    def _on_restore(self, payload: Call, reply: CallReply) -> Ready:
+    def _on_restore(self, payload: CallPayload, reply: CallReply) -> ReadyAnswers:
         """Give back the lanes' snapshots that this generation goes on from; none at the start.
 
         Of some lanes alone, where these are named.
@@ -232,25 +245,25 @@ class ParameterServer:
         lanes = self._snapshots.lanes
         if "lanes" in payload:
             lanes = {n: lanes[n] for n in payload["lanes"] if n in lanes}
-        return [partial(reply, ok(blob=lanes))]
+        return [partial(reply, make_ok_answer(blob=lanes))]
 
-    def _on_apply_pending_penalty(self, payload: Call, reply: CallReply) -> Ready:
+    def _on_apply_pending_penalty(self, payload: CallPayload, reply: CallReply) -> ReadyAnswers:
         """Apply the penalty that is pending for parameters that no gradient touched."""
         if self.shard is not None:
             self.shard.apply_pending_penalty()
-        return [partial(reply, ok())]
+        return [partial(reply, make_ok_answer())]
 
-    def _on_keep(self, payload: Call, reply: CallReply) -> Ready:
+    def _on_keep(self, payload: CallPayload, reply: CallReply) -> ReadyAnswers:
         """Keep a snapshot of the server whose standby this is."""
         snapshot, records = payload["blob"]
         self._snapshots.kept.add(snapshot)
         if self.ledger is not None:
             self.ledger.records[payload["first"] :] = records
-        return [partial(reply, ok())]
+        return [partial(reply, make_ok_answer())]
 
     # -- snapshots --------------------------------------------------------------------------------
 
-    def make_snapshots(self, ship: Ship | None, every: int = 1) -> None:
+    def make_snapshots(self, ship: ShipSnapshot | None, every: int = 1) -> None:
         """Make a snapshot every so many updates from now on, keep it, and hand it to `ship`.
 
         `ship` must not block, and somebody must call :meth:`shipped` once the standby has it.
@@ -258,16 +271,16 @@ class ParameterServer:
         """
         with self._lock:
             self._state.begin_snapshots(ship, every)
-            ready = self._released()
+            ready = self._release_callers()
         for answer in ready:
             answer()
 
-    def stop_shipping(self, ship: Ship) -> None:
+    def stop_shipping(self, ship: ShipSnapshot) -> None:
         """Hand no more snapshots to `ship`, unless another one has taken its place."""
         with self._lock:
             if self._snapshots.ships_to(ship):
                 self._snapshots.drop_standby()
-            ready = self._released()
+            ready = self._release_callers()
         for answer in ready:
             answer()
 
@@ -275,7 +288,7 @@ class ParameterServer:
         """Note that the standby has a snapshot."""
         with self._lock:
             self._snapshots.shipped()
-            ready = self._released()
+            ready = self._release_callers()
         for answer in ready:
             answer()
 
@@ -355,7 +368,7 @@ class ParameterServer:
     def stand_by(self, generation: int) -> None:
         """Go on keeping snapshots, of the server of a new generation."""
         with self._lock:
-            self.generation, self._paused = standby_of(generation), False
+            self.generation, self._paused = standby_generation(generation), False
 
     def abort(self, reason: str) -> None:
         """Refuse everything from now on, and answer whoever waits."""
@@ -389,3 +402,251 @@ class ParameterServer:
         """Read-only parameters of the shard."""
         with self._lock:
             return None if self.shard is None else self.shard.published()
+
+
+#: Answers that are ready; given once the server's lock is free again.
+ReadyAnswers = list[Callable[[], Any]]
+
+
+class WaitingCallers:
+    """Those who wait for a server, and what they wait for.
+
+    Not thread-safe: the server that holds it guards it.
+    """
+
+    def __init__(self) -> None:
+        #: Pulls, until the policy lets their lanes go.
+        self.pulls: list[tuple[Request, Callable[[Reply], None]]] = []
+        #: Trainers that hand over snapshots, until the standby has those before.
+        self.at_store: list[CallReply] = []
+        self._arrived: dict[int, Any] = {}
+        self._at_rendezvous: list[CallReply] = []
+        self._at_pass_end: list[tuple[int, CallReply]] = []
+
+    def arrive(self, rank: int, info: Any, reply: CallReply, n_trainers: int) -> ReadyAnswers:
+        """Take a trainer at a rendezvous; once all are there, each is told of the others.
+
+        They may meet again, as often as they need.
+        """
+        self._arrived[rank] = info
+        self._at_rendezvous.append(reply)
+        if len(self._arrived) < n_trainers:
+            return []
+        peers = [self._arrived[rank] for rank in sorted(self._arrived)]
+        self._arrived.clear()
+        waiting, self._at_rendezvous = self._at_rendezvous, []
+        return [partial(r, make_ok_answer(peers=peers)) for r in waiting]
+
+    def end_pass(self, number: int, reply: CallReply, ledger: PassLedger) -> ReadyAnswers:
+        """Take one that has ended a pass; all are told once the pass is closed."""
+        self._at_pass_end.append((number, reply))
+        done = [(n, r) for n, r in self._at_pass_end if ledger.is_closed(n)]
+        self._at_pass_end = [(n, r) for n, r in self._at_pass_end if not ledger.is_closed(n)]
+        return [partial(r, make_ok_answer(stop=ledger.ends_with(n))) for n, r in done]
+
+    def stored(self) -> ReadyAnswers:
+        """Answers to those that have handed over snapshots."""
+        ready: ReadyAnswers = [partial(reply, make_ok_answer()) for reply in self.at_store]
+        self.at_store = []
+        return ready
+
+    def refuse(self, status: Status) -> ReadyAnswers:
+        """Answers to all who wait, the same to each."""
+        ready: ReadyAnswers = [
+            partial(reply, Reply(request.lanes[0], status)) for request, reply in self.pulls
+        ]
+        calls = [*self._at_rendezvous, *(reply for _, reply in self._at_pass_end), *self.at_store]
+        ready += [partial(reply, {"status": int(status)}) for reply in calls]
+        self.pulls, self.at_store = [], []
+        self._at_rendezvous, self._at_pass_end = [], []
+        return ready
+
+    def renew(self) -> None:
+        """Forget who has arrived: in a new generation, all come again."""
+        self._arrived.clear()
+
+
+class ServerState:
+    """State of a server, which it would go on from; snapshots of it are made when due.
+
+    Not thread-safe: the server that holds it guards it.
+
+    Parameters
+    ----------
+    policy : Consistency
+    lanes : list of int
+    shard : Shard or None
+    ledger : PassLedger or None
+    clock : int
+        Clock at which the lanes start.
+    n_steps : int
+        Steps of a lane in a pass.
+    kept : int
+        Snapshots that are kept.
+    """
+
+    def __init__(
+        self,
+        policy: Consistency,
+        lanes: list[int],
+        shard: Shard | None,
+        ledger: PassLedger | None,
+        clock: int,
+        n_steps: int,
+        kept: int,
+    ) -> None:
+        self.snapshots = SnapshotStore(len(lanes), kept)
+        #: Pushes that came too late or twice.
+        self.dropped = 0
+        self._policy = policy
+        self._shard = shard
+        self._ledger = ledger
+        self._gate = policy.gate(lanes, clock)
+        self._n_steps = n_steps
+        #: Clocks of lanes that have left.
+        self._left: dict[int, int] = {}
+        self._pending: dict[int, Request] = {}
+
+    # -- steps ---------------------------------------------------------------------------------
+
+    def accept(self, request: Request) -> None:
+        """Take a push, and apply what is due with it."""
+        if request.progress is not None:
+            self._accept_change(request)
+            return
+        accepted = [self._gate.push(lane, request.clock) for lane in request.lanes]
+        if not all(accepted):
+            self.dropped += 1
+            return
+        self._pending[request.lanes[0]] = request
+        self._apply_due()
+
+    def _apply_due(self) -> None:
+        while group := self._gate.due():
+            pushes = [self._pending.pop(lane) for lane in group if lane in self._pending]
+            if pushes:
+                self._apply_pushes(pushes)
+
+    def _apply_pushes(self, pushes: list[Request]) -> None:
+        shard = self._shard
+        assert shard is not None
+        with arithmetic(shard.rule.flushes):
+            self._step_shard(shard, pushes)
+        self._snapshot_when_due(shard.version)
+
+    def _step_shard(self, shard: Shard, pushes: list[Request]) -> None:
+        staleness = max(shard.version - push.version for push in pushes)
+        rows = sum(push.rows for push in pushes)
+        if self._ledger is not None:
+            self._ledger.observe_staleness(staleness)
+            loss = sum(push.loss for push in pushes)
+            self._ledger.count(self._find_pass(pushes[0].clock), rows, loss, 1)
+        index, total = sum_in_lane_order(
+            [(p.lanes[0], p.index, p.values) for p in pushes if p.values is not None],
+            {p.lanes[0] for p in pushes if p.owned},
+        )
+        shard.apply(total, rows, index, shard.rule.schedule.scale(staleness))
+
+    def _accept_change(self, request: Request) -> None:
+        """Add what the threads of a trainer have changed in their own replica (``"hogwild"``)."""
+        shard, progress = self._shard, request.progress
+        assert shard is not None
+        assert progress is not None
+        assert request.values is not None
+        staleness = shard.version - request.version
+        if self._ledger is not None:
+            self._ledger.observe_staleness(staleness)
+        for lane, (clock, rows, loss) in zip(request.lanes, progress.tolist(), strict=True):
+            steps = int(clock) - self._gate.clock(lane)
+            if steps <= 0:
+                continue
+            self._gate.join(lane, int(clock))
+            if self._ledger is not None:
+                self._ledger.count(self._find_pass(int(clock)), rows, loss, steps)
+        with arithmetic(shard.rule.flushes):
+            shard.add(request.values, request.rows, request.index)
+        self._snapshot_when_due(shard.version)
+
+    def _find_pass(self, clock: int) -> int:
+        return (clock - 1) // self._n_steps + 1
+
+    def may_go(self, lanes: Iterable[int]) -> bool:
+        """Whether the policy lets lanes start their next step."""
+        return self._gate.may_all_go(lanes)
+
+    def answer(self, request: Request) -> Reply:
+        """Reply to a pull, of lanes that may go."""
+        shard = self._shard
+        assert shard is not None
+        values = shard.published() if request.pull_index is None else shard.w[request.pull_index]
+        lane = request.lanes[0]
+        stop = self._ledger is not None and self._ledger.stopped
+        return Reply(lane, Status.OK, stop, shard.version, self._gate.clock(lane), values)
+
+    def leave(self, lanes: Iterable[int]) -> None:
+        """Wait for lanes no more."""
+        for lane in lanes:
+            self._left[lane] = self._gate.clock(lane)
+            self._gate.leave(lane)
+        if self._shard is not None:
+            self._apply_due()
+
+    # -- snapshots --------------------------------------------------------------------------------
+
+    def begin_snapshots(self, ship: ShipSnapshot | None, every: int) -> None:
+        """Make a snapshot now and every so many updates; where there is a last one, hand it on."""
+        self.snapshots.begin(ship, every)
+        if self._shard is not None:
+            self.snapshots.add(self.snapshot())
+        else:
+            self.snapshots.hand_on_last()
+
+    def _snapshot_when_due(self, version: int) -> None:
+        if self.snapshots.is_due(version):
+            self.snapshots.add(self.snapshot())
+
+    def snapshot(self) -> ServerSnapshot:
+        """Snapshot of the present."""
+        shard = self._shard
+        assert shard is not None
+        ledger = None if self._ledger is None else self._ledger.snapshot()
+        return ServerSnapshot(self.place(), self.clocks(), shard.snapshot(), ledger)
+
+    def place(self) -> int:
+        """The present's place among the snapshots."""
+        assert self._shard is not None
+        if self._policy.lockstep:
+            return max(self.clocks().values())
+        return self._shard.version
+
+    def clocks(self) -> dict[int, int]:
+        """Clocks of all lanes."""
+        clocks = {lane: self._gate.clock(lane) for lane in self._gate.clocks}
+        return {**self._left, **clocks}
+
+    # -- generations ---------------------------------------------------------------------------
+
+    def renew(self, lanes: Iterable[int], at: int | None) -> None:
+        """Go on from the present, or from the snapshot of a place; open rounds are dropped."""
+        clocks = self.clocks() if at is None else self._restore_snapshot(at)
+        # In lock-step, a lane that comes back takes up the others' round.
+        first = (max if self._policy.lockstep else min)(clocks.values(), default=0)
+        self._gate = self._policy.gate((), first)
+        for lane in lanes:
+            self._gate.join(lane, clocks.get(lane, first))
+        self._left.clear()
+        self._pending.clear()
+        self.snapshots.renew()
+        if self._ledger is not None:
+            self._ledger.renew()
+
+    def _restore_snapshot(self, at: int) -> dict[int, int]:
+        snapshot = self.snapshots.kept[at]
+        if snapshot.shard is not None:
+            assert self._shard is not None
+            self._shard.restore(snapshot.shard)
+        if snapshot.ledger is not None:
+            assert self._ledger is not None
+            self._ledger.restore(snapshot.ledger)
+        self.snapshots.go_back_to(snapshot)
+        return snapshot.clocks

@@ -20,10 +20,14 @@ from daskml_dist.backends.namespace import cast, namespace, zeros
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.backends.step import Step
 from daskml_dist.penalties import soft_threshold
-from daskml_dist.ps.few_rows import FewRows, rows_of
-from daskml_dist.ps.group_steps import GroupSteps, knows
-from daskml_dist.ps.rule import Group, UpdateRule
-from daskml_dist.ps.shard_state import ShardSnapshot, ShardState, copied
+from daskml_dist.ps.rule import ParameterGroup, UpdateRule
+from daskml_dist.ps.shard_state import ShardSnapshot, ShardState, copy_array
+from daskml_dist.ps.shard_steps import (
+    GroupSteps,
+    TouchedRowSteps,
+    find_group_rows,
+    is_own_optimizer,
+)
 
 __all__ = ["Shard"]
 
@@ -68,9 +72,9 @@ class Shard:
         parts = [group.within(start, stop) for group in rule.groups]
         #: The own part of each group.
         self._groups = [part for part in parts if part.start < part.stop or len(parts) == 1]
-        self._steps = self._bound()
+        self._steps = self._bind_steps()
         # The package's own make a step to the same bits, one operation at a time or compiled.
-        self._any_way = all(knows(group.optimizer) for group in self._groups)
+        self._any_way = all(is_own_optimizer(group.optimizer) for group in self._groups)
         # Sum of the learning rates so far, and what it was when the penalty of each row was last
         # applied: the difference is the penalty that is pending (lazy regularisation).
         self._rate_sum = 0.0
@@ -84,11 +88,11 @@ class Shard:
             xp = namespace(state.average)
             self._sum = cast(state.average, xp.float64) * state.n_averaged
 
-    def _bound(self) -> list[GroupSteps]:
+    def _bind_steps(self) -> list[GroupSteps]:
         """Steps of the groups, in the arrays that hold the parameters now."""
         few = self.rule.coordinates
         #: Steps in few rows of each group; None: none has been made.
-        self._few: list[FewRows] | None = None
+        self._few: list[TouchedRowSteps] | None = None
         return [
             GroupSteps(part, self.w, self.opt_state, self._backend, few) for part in self._groups
         ]
@@ -102,10 +106,10 @@ class Shard:
         parts = [group.within(0, stop) for group in rule.groups]
         self.rule = rule
         self._groups = [part for part in parts if part.start < part.stop or len(parts) == 1]
-        self._steps = self._bound()
+        self._steps = self._bind_steps()
 
     @property
-    def _only(self) -> Group:
+    def _only_group(self) -> ParameterGroup:
         (group,) = (group for group in self._groups if not group.additive)
         return group
 
@@ -147,17 +151,17 @@ class Shard:
         scale : float
             Factor on the learning rate (staleness).
         """
-        rate = self._count(rows, scale)
+        rate = self._count_step(rows, scale)
         if rows > 0:
             if self.rule.clip is not None:
-                self._clip(grad, rows, index)
+                self._clip_gradient(grad, rows, index)
             if index is None:
-                self._step_all(grad, rows, rate)
+                self._step_all_rows(grad, rows, rate)
             elif len(index):
-                self._step_at(grad, rows, index, rate)
+                self._step_touched_rows(grad, rows, index, rate)
         self._add_to_average()
 
-    def _count(self, rows: float, scale: float = 1.0) -> float:
+    def _count_step(self, rows: float, scale: float = 1.0) -> float:
         """Count a step; its learning rate."""
         # A NumPy float64 would widen a float32 step.
         rate = float(self.learning_rate() * scale)
@@ -177,15 +181,15 @@ class Shard:
         """Whether several steps may be made at once, where the state lies."""
         if not self.on_device:
             return self.rule.steps_alone
-        return self.rule.kernels_alone and knows(self.rule.groups[0].optimizer)
+        return self.rule.kernels_alone and is_own_optimizer(self.rule.groups[0].optimizer)
 
     def empty_step(self) -> Step:
         """The step that comes next, of no rows, which changes nothing."""
-        return replace(self._described(None, 0.0, 0.0), number=self.step + 1)
+        return replace(self._describe_step(None, 0.0, 0.0), number=self.step + 1)
 
     def next_steps(self, rows: Sequence[float]) -> list[Step]:
         """Count steps that are made at once, of so many rows each; what they are."""
-        return [self._described(None, n, self._count(n)) for n in rows]
+        return [self._describe_step(None, n, self._count_step(n)) for n in rows]
 
     def take_back(self, steps: Sequence[Step]) -> None:
         """Count some of the last of :meth:`next_steps` no more: they were not made."""
@@ -194,8 +198,8 @@ class Shard:
             self.rows -= step.rows
             self._rate_sum -= step.lr
 
-    def _described(self, grad: Any, rows: float, rate: float) -> Step:
-        group, few = self._only, self.rule.coordinates
+    def _describe_step(self, grad: Any, rows: float, rate: float) -> Step:
+        group, few = self._only_group, self.rule.coordinates
         l1, l2, k = group.penalty.l1, group.penalty.l2, group.n_penalised
         number = max(self.step, 1)  # an empty one may be described before the first
         arrays = self.w, grad, self.opt_state
@@ -214,7 +218,7 @@ class Shard:
             ``(w, *opt_state, row_rate_sums)``, of which the shard's own arrays are views from now
             on; `row_rate_sums` is the rate sum up to which a parameter's penalty has been applied.
         """
-        names = self._only.state_names
+        names = self._only_group.state_names
         row_rate_sums = (
             np.zeros(len(self.w)) if self._row_rate_sums is None else self._row_rate_sums
         )
@@ -224,7 +228,7 @@ class Shard:
             cells[:, at] = part
         self.w, self._row_rate_sums = cells[:, :1], cells[:, len(parts) - 1]
         self.opt_state |= {name: cells[:, i : i + 1] for i, name in enumerate(names, start=1)}
-        self._steps = self._bound()
+        self._steps = self._bind_steps()
         return cells
 
     @property
@@ -240,7 +244,7 @@ class Shard:
         self.rows += sum(rows)
         self._published = None
 
-    def _step_all(self, grad: NDArray[Any], rows: float, rate: float) -> None:
+    def _step_all_rows(self, grad: NDArray[Any], rows: float, rate: float) -> None:
         # A step is made in the same way in each run: which way, its number says.
         if not self._fused:
             n_rows, width = self.w.shape
@@ -249,11 +253,11 @@ class Shard:
             part = grad if steps.whole else grad[steps.at, ...]
             steps(part, rows, rate, self.step, self._fused)
 
-    def _clip(self, grad: Any, rows: float, index: NDArray[np.int64] | None) -> None:
+    def _clip_gradient(self, grad: Any, rows: float, index: NDArray[np.int64] | None) -> None:
         """Scale the mean gradient down to the largest norm; what is not touched has none."""
         xp = namespace(grad)
         own = [group for group in self._groups if group.descends]
-        at = [group.rows if index is None else rows_of(group, index) for group in own]
+        at = [group.rows if index is None else find_group_rows(group, index) for group in own]
         parts = [grad[some, ...] for some in at]
         total = sum(float(xp.sum(cast(part, xp.float64) ** 2)) for part in parts)
         norm = float(total) ** 0.5 / rows
@@ -262,10 +266,12 @@ class Shard:
             for part in parts:
                 part *= self.rule.clip / norm
 
-    def _step_at(self, grad: NDArray[Any], rows: float, index: NDArray[Any], rate: float) -> None:
+    def _step_touched_rows(
+        self, grad: NDArray[Any], rows: float, index: NDArray[Any], rate: float
+    ) -> None:
         if self._few is None:
             given = self.w, self.opt_state, self._row_rate_sums, self._backend
-            self._few = [FewRows(group, *given) for group in self._groups]
+            self._few = [TouchedRowSteps(group, *given) for group in self._groups]
         for few in self._few:
             few(grad, rows, index, rate, self.step, self._rate_sum)
 
@@ -292,7 +298,7 @@ class Shard:
         self._published = None
 
     def _apply_pending_penalty_of(
-        self, group: Group, w: NDArray[Any], row_rate_sums: NDArray[np.float64]
+        self, group: ParameterGroup, w: NDArray[Any], row_rate_sums: NDArray[np.float64]
     ) -> None:
         rate_sum, penalty = self._rate_sum * group.rate, group.penalty
         for at in row_slices(group.n_penalised, _PENALTY_ROWS):
@@ -348,29 +354,29 @@ class Shard:
     def snapshot(self) -> ShardSnapshot:
         """Copy of everything."""
         return ShardSnapshot(
-            copied(self.w),
-            {name: copied(array) for name, array in self.opt_state.items()},
+            copy_array(self.w),
+            {name: copy_array(array) for name, array in self.opt_state.items()},
             self.version,
             self._first_step,
             self.rows,
             self._rate_sum,
-            None if self._row_rate_sums is None else copied(self._row_rate_sums),
-            None if self._sum is None else copied(self._sum),
+            None if self._row_rate_sums is None else copy_array(self._row_rate_sums),
+            None if self._sum is None else copy_array(self._sum),
             self._n_summed,
         )
 
     def restore(self, snapshot: ShardSnapshot) -> None:
         """Become what the shard of the snapshot was; the snapshot stays as it is."""
-        self.w = copied(snapshot.w)
-        self.opt_state = {name: copied(array) for name, array in snapshot.opt_state.items()}
+        self.w = copy_array(snapshot.w)
+        self.opt_state = {name: copy_array(array) for name, array in snapshot.opt_state.items()}
         self.version, self._first_step = snapshot.version, snapshot.first_step
         self.rows, self._rate_sum = snapshot.rows, snapshot.rate_sum
         self._row_rate_sums = (
-            None if snapshot.row_rate_sums is None else copied(snapshot.row_rate_sums)
+            None if snapshot.row_rate_sums is None else copy_array(snapshot.row_rate_sums)
         )
-        self._sum = None if snapshot.total is None else copied(snapshot.total)
+        self._sum = None if snapshot.total is None else copy_array(snapshot.total)
         self._n_summed = snapshot.n_summed
-        self._steps, self._applied_rate_sum = self._bound(), None
+        self._steps, self._applied_rate_sum = self._bind_steps(), None
         self._published = None
 
     def published(self) -> NDArray[Any]:

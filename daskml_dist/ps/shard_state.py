@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.namespace import namespace
 
-__all__ = ["ShardSnapshot", "ShardState", "StateParts", "copied"]
+__all__ = ["ShardLayout", "ShardSnapshot", "ShardState", "StateParts", "copy_array"]
 
 
 @dataclass
@@ -37,11 +39,11 @@ class ShardState:
     def part(self, rows: slice) -> ShardState:
         """Copy of a slice of rows."""
         return ShardState(
-            copied(self.w[rows, ...]),
-            {name: copied(array[rows, ...]) for name, array in self.opt_state.items()},
+            copy_array(self.w[rows, ...]),
+            {name: copy_array(array[rows, ...]) for name, array in self.opt_state.items()},
             self.step,
             self.rows,
-            None if self.average is None else copied(self.average[rows, ...]),
+            None if self.average is None else copy_array(self.average[rows, ...]),
             self.n_averaged,
         )
 
@@ -121,7 +123,48 @@ class ShardSnapshot:
         )
 
 
-def copied(array: Any) -> Any:
+def copy_array(array: Any) -> Any:
     """A copy of an array of any library."""
     # Only what the standard alone describes has no method for it.
     return array.copy() if hasattr(array, "copy") else namespace(array).asarray(array, copy=True)
+
+
+@dataclass(frozen=True)
+class ShardLayout:
+    """Slices of a parameter matrix of `n_rows` x `width`.
+
+    Parameters
+    ----------
+    n_rows, width : int
+        Shape of the parameters.
+    n_shards : int
+        Wanted number of shards; no more than there are rows are made.
+    """
+
+    n_rows: int
+    width: int
+    n_shards: int
+
+    @cached_property
+    def bounds(self) -> NDArray[np.int64]:
+        """Row boundaries of the shards; shard s holds rows bounds[s] to bounds[s + 1]."""
+        n_shards = max(1, min(self.n_shards, self.n_rows))
+        return np.linspace(0, self.n_rows, n_shards + 1).astype(np.int64)
+
+    def slices(self) -> list[slice]:
+        """One slice of rows a shard."""
+        bounds = self.bounds.tolist()
+        return [slice(a, b) for a, b in itertools.pairwise(bounds)]
+
+    def split(self, values: NDArray[Any]) -> list[NDArray[Any]]:
+        """Views of `values` (..., n_rows, width), one a shard."""
+        return [values[..., s, :] for s in self.slices()]
+
+    def split_index(self, index: NDArray[np.int64]) -> list[tuple[NDArray[np.int64], slice]]:
+        """Split a sorted row index: for each shard the local index, and where it stood."""
+        bounds = self.bounds
+        cuts = np.searchsorted(index, bounds)
+        return [
+            (index[a:b] - bounds[s], slice(int(a), int(b)))
+            for s, (a, b) in enumerate(itertools.pairwise(cuts))
+        ]

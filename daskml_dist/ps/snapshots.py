@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from daskml_dist.ps.ledger import LEDGER_PARTS, LedgerSnapshot
+from daskml_dist.ps.ledger import LEDGER_PARTS, LedgerSnapshot, PassLedger
 from daskml_dist.ps.shard_state import ShardSnapshot
 
 __all__ = [
-    "KEPT",
-    "SENT",
+    "KEPT_SNAPSHOTS",
+    "SNAPSHOT_CLASSES",
     "AvailableSnapshots",
     "LaneSnapshot",
+    "RecentSnapshots",
     "ServerSnapshot",
-    "Snapshots",
-    "standby_of",
-    "whole",
+    "ShipSnapshot",
+    "SnapshotStore",
+    "join_lane_snapshots",
+    "standby_generation",
 ]
 
 #: Snapshots that are kept of one server of several: in lock-step these are one round apart at
 #: most, so the last three of each have one in common.
-KEPT = 3
+KEPT_SNAPSHOTS = 3
 
 
-def standby_of(generation: int) -> int:
+def standby_generation(generation: int) -> int:
     """The generation of a server that only keeps snapshots of another one, below 0.
 
     A server that was replaced thus cannot send snapshots to its successor's standby.
@@ -60,7 +62,7 @@ class LaneSnapshot:
         return self.shard
 
 
-def whole(lanes: Mapping[int, LaneSnapshot]) -> dict[int, LaneSnapshot]:
+def join_lane_snapshots(lanes: Mapping[int, LaneSnapshot]) -> dict[int, LaneSnapshot]:
     """The same lanes, where shards that are parts of the parameters are one, the first lane's."""
     held = sorted((lane.start, n) for n, lane in lanes.items() if lane.shard is not None)
     if not any(start for start, _ in held):
@@ -96,7 +98,7 @@ class ServerSnapshot:
 
 
 #: What snapshots are made of, as it goes from one process to another.
-SENT: tuple[type, ...] = (ServerSnapshot, LaneSnapshot, ShardSnapshot, *LEDGER_PARTS)
+SNAPSHOT_CLASSES: tuple[type, ...] = (ServerSnapshot, LaneSnapshot, ShardSnapshot, *LEDGER_PARTS)
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ class AvailableSnapshots:
         return set(self.clocks)
 
 
-class Snapshots:
+class RecentSnapshots:
     """The last snapshots of a server, by their place.
 
     Parameters
@@ -129,7 +131,7 @@ class Snapshots:
         That are kept.
     """
 
-    def __init__(self, most: int = KEPT) -> None:
+    def __init__(self, most: int = KEPT_SNAPSHOTS) -> None:
         self._kept: deque[ServerSnapshot] = deque(maxlen=most)
 
     def add(self, snapshot: ServerSnapshot) -> None:
@@ -157,3 +159,104 @@ class Snapshots:
     def clocks(self) -> dict[int, dict[int, int]]:
         """Clocks of each snapshot, by its place."""
         return {snapshot.at: snapshot.clocks for snapshot in self._kept}
+
+
+#: Hands a snapshot to the standby; must not block.
+ShipSnapshot = Callable[[ServerSnapshot], None]
+#: Snapshots under way to the standby from which on nobody is let go; of those that trainers hand
+#: over, who make the steps up to the next one before they take the answer.
+_MAX_UNDER_WAY, _MAX_HANDED_OVER = 2, 1
+
+
+class SnapshotStore:
+    """Keeper of a server's last snapshots, which hands each on to its standby.
+
+    Not thread-safe: the server that holds it guards it.
+
+    Parameters
+    ----------
+    n_lanes : int
+        Lanes whose snapshots make a whole one, where trainers hold the parameters.
+    most : int
+        Snapshots that are kept.
+    """
+
+    def __init__(self, n_lanes: int, most: int) -> None:
+        self.kept = RecentSnapshots(most)
+        #: The lanes' snapshots that this generation goes on from; none at the start.
+        self.lanes: dict[int, LaneSnapshot] = {}
+        self._n_lanes = n_lanes
+        self._storing: dict[int, dict[int, LaneSnapshot]] = {}
+        self._stored = False
+        self._ship: ShipSnapshot | None = None
+        self._every = 0
+        self._under_way = 0
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether snapshots under way to the standby are so many that no lane is let go."""
+        return self._under_way >= (_MAX_HANDED_OVER if self._stored else _MAX_UNDER_WAY)
+
+    def is_due(self, version: int) -> bool:
+        """Whether a snapshot is to be made after update number `version`."""
+        return bool(self._every) and version % self._every == 0
+
+    def add(self, snapshot: ServerSnapshot) -> None:
+        """Keep a snapshot of this server, and hand it on."""
+        self.kept.add(snapshot)
+        self._ship_snapshot(snapshot)
+
+    def _ship_snapshot(self, snapshot: ServerSnapshot) -> None:
+        if self._ship is not None:
+            self._under_way += 1
+            self._ship(snapshot)
+
+    def hand_on_last(self) -> None:
+        """Hand the last snapshot on, if there is one."""
+        if self.kept.last is not None:
+            self._ship_snapshot(self.kept.last)
+
+    def store(self, clock: int, lanes: dict[int, LaneSnapshot], ledger: PassLedger | None) -> None:
+        """Take snapshots of lanes at a clock; those of all lanes make one of the server."""
+        self._stored = True
+        stored = self._storing.setdefault(clock, {})
+        stored.update(lanes)
+        if len(stored) == self._n_lanes:
+            self._storing = {c: part for c, part in self._storing.items() if c > clock}
+            counted = None if ledger is None else ledger.snapshot()
+            clocks = dict.fromkeys(stored, clock)
+            self.add(ServerSnapshot(clock, clocks, None, counted, stored))
+
+    # -- the standby ----------------------------------------------------------------------------
+
+    def begin(self, ship: ShipSnapshot | None, every: int) -> None:
+        """Have snapshots made every so many updates, and hand them to `ship`, if any."""
+        self._ship, self._every, self._under_way = ship, every, 0
+
+    def ships_to(self, ship: ShipSnapshot) -> bool:
+        """Whether snapshots go there."""
+        return self._ship is ship
+
+    def drop_standby(self) -> None:
+        """Hand no more snapshots on."""
+        self._ship, self._under_way = None, 0
+
+    def shipped(self) -> None:
+        """Note that the standby has a snapshot."""
+        self._under_way = max(self._under_way - 1, 0)
+
+    # -- generations ---------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """Have no more snapshots made."""
+        self.begin(None, 0)
+
+    def renew(self) -> None:
+        """Begin a new generation: snapshots of some lanes alone are dropped."""
+        self._storing.clear()
+        self.drop_standby()
+
+    def go_back_to(self, snapshot: ServerSnapshot) -> None:
+        """Forget the snapshots after one that this generation goes on from."""
+        self.lanes = snapshot.lanes
+        self.kept.drop_from(snapshot.at + 1)

@@ -23,11 +23,9 @@ from daskml_dist.models.columned import ColumnModel
 from daskml_dist.models.staged import StagedModel
 from daskml_dist.optimizers import NAG, Optimizer
 from daskml_dist.policies import Policy
-from daskml_dist.ps.layout import Layout
 from daskml_dist.ps.ledger import StoppingRule
-from daskml_dist.ps.outer import OuterStep
-from daskml_dist.ps.rule import UpdateRule, make_groups
-from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.ps.rule import OuterStep, UpdateRule, make_parameter_groups
+from daskml_dist.ps.shard_state import ShardLayout, ShardState
 from daskml_dist.solvers import RangedSolver, Solver
 from daskml_dist.solvers.own_rows import RowSolver
 from daskml_dist.training.data_summary import DataSummary
@@ -126,7 +124,7 @@ def make_fit(
             coordinates=single_rows or few,
         ),
         # The parameters are cut into one shard a server.
-        layout=Layout(*model.parameters.shape, run.n_servers),
+        layout=ShardLayout(*model.parameters.shape, run.n_servers),
         stopping=StoppingRule(
             settings.max_iter, settings.tol, settings.n_iter_no_change, use_score=fraction > 0
         ),
@@ -159,7 +157,9 @@ def _make_update_rule(
             f"The norm of the whole gradient is known where one server holds all parameters, and "
             f"there are n_servers={settings.run.n_servers}. Use n_servers=1, or clip=None."
         )
-    groups = make_groups(model.parameters, settings.optimizer, settings.penalty, settings.groups)
+    groups = make_parameter_groups(
+        model.parameters, settings.optimizer, settings.penalty, settings.groups
+    )
     average, clip, outer = settings.average, settings.clip, _make_outer_step(settings.policy)
     rule = UpdateRule(
         groups,

@@ -19,10 +19,9 @@ from daskml_dist.models.base import LinearForm, Model, StepModel
 from daskml_dist.policies import Policy
 from daskml_dist.policies.base import Pipeline
 from daskml_dist.policies.gates import ArrivalGate, Gate
-from daskml_dist.ps.layout import Layout
 from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.rule import UpdateRule
-from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.ps.shard_state import ShardLayout, ShardState
 from daskml_dist.solvers import Solver
 from daskml_dist.solvers.keyed import KeyedSolver
 from daskml_dist.solvers.own_rows import RowSolver
@@ -49,7 +48,7 @@ class Work(ABC):
         Passes made before, where the fit is a later part of a longer one.
     seed : int
     shuffle : bool
-    layout : Layout
+    layout : ShardLayout
         Of the parameters that servers hold.
     coordinates : bool
         Whether a step touches few of the parameters.
@@ -65,7 +64,7 @@ class Work(ABC):
 
     on_host: ClassVar[bool] = False
     model: Model
-    layout: Layout
+    layout: ShardLayout
     stopping: StoppingRule
     n_steps: int
     first_pass: int
@@ -177,7 +176,7 @@ class StepWork(Work):
     model : StepModel
     policy : Policy
     rule : UpdateRule
-    layout : Layout
+    layout : ShardLayout
     stopping : StoppingRule
     n_steps : int
     seed : int
@@ -200,7 +199,7 @@ class StepWork(Work):
     model: StepModel
     policy: Policy
     rule: UpdateRule
-    layout: Layout
+    layout: ShardLayout
     stopping: StoppingRule
     n_steps: int
     seed: int
@@ -306,7 +305,7 @@ class SolverWork(Work):
     """Base class of a solver's work: servers keep only the ledger, and there are no steps."""
 
     #: Servers keep the passes alone.
-    layout: ClassVar[Layout] = Layout(0, 0, 1)  # type: ignore[misc]
+    layout: ClassVar[ShardLayout] = ShardLayout(0, 0, 1)  # type: ignore[misc]
     n_steps: ClassVar[int] = 1  # type: ignore[misc]
     shuffle: ClassVar[bool] = False  # type: ignore[misc]
     compression: ClassVar[None] = None  # type: ignore[misc]

@@ -18,7 +18,7 @@ from daskml_dist.errors import InvalidParameterError
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.optimizers import OPTIMIZERS, SGD, Adam, Optimizer
 from daskml_dist.penalties import Penalty
-from daskml_dist.ps.rule import Group, UpdateRule
+from daskml_dist.ps.rule import ParameterGroup, UpdateRule
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import InverseScaling
@@ -82,10 +82,10 @@ def test_groups_of_a_shard(clip: float | None, monkeypatch: pytest.MonkeyPatch) 
     """Each by its own optimizer, in one pass from the third step on; a buffer among them."""
     l1, both = Penalty(0.05, 0.0), Penalty(0.05, 0.02)
     groups = (
-        Group(0, 9, Adam(), both, 7),
-        Group(9, 12, SGD(), l1, 3, rate=0.5),
-        Group(12, 15, SGD(), l1, 0, buffer=True),
-        Group(15, 20, Adam(), both, 0),
+        ParameterGroup(0, 9, Adam(), both, 7),
+        ParameterGroup(9, 12, SGD(), l1, 3, rate=0.5),
+        ParameterGroup(12, 15, SGD(), l1, 0, buffer=True),
+        ParameterGroup(15, 20, Adam(), both, 0),
     )
     rule = UpdateRule(groups, InverseScaling(0.1), 5.0, clip=clip)
     shards, made, update = [], [], host_update.Updates.__call__

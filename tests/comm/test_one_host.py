@@ -16,7 +16,7 @@ from daskml_dist.comm.base import Communicator, Wait
 from daskml_dist.comm.meeting import OneHostMeeting
 from daskml_dist.comm.shared_memory import ProcessLife
 from daskml_dist.errors import CommunicationError, MessageError
-from daskml_dist.ps.callers import Callers
+from daskml_dist.ps.server import WaitingCallers
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="Linux has it")
 
@@ -125,7 +125,7 @@ def test_a_process_that_is_killed_is_gone() -> None:
 
 
 def test_trainers_may_meet_again_and_again() -> None:
-    callers, heard = Callers(), []
+    callers, heard = WaitingCallers(), []
     for turn in range(3):
         for rank in (1, 0):
             for answer in callers.arrive(rank, [turn, rank], heard.append, 2):

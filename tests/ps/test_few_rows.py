@@ -10,7 +10,7 @@ import pytest
 
 from daskml_dist.optimizers import SGD, Adagrad, Adam
 from daskml_dist.penalties import Penalty
-from daskml_dist.ps.rule import Group, UpdateRule
+from daskml_dist.ps.rule import ParameterGroup, UpdateRule
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Constant
@@ -18,14 +18,16 @@ from daskml_dist.schedules import Constant
 N_ROWS, WIDTH = 14, 3
 #: Embeddings, a layer behind them at another rate, running means, and counts.
 GROUPS = (
-    Group(0, 6, Adagrad(), Penalty(0.0, 0.2), 5),
-    Group(6, 10, Adam(), Penalty(0.1, 0.0), 4, rate=0.3),
-    Group(10, 12, SGD(), Penalty(0.0, 0.0), 0, buffer=True),
-    Group(12, 14, SGD(), Penalty(0.0, 0.0), 0, additive=True),
+    ParameterGroup(0, 6, Adagrad(), Penalty(0.0, 0.2), 5),
+    ParameterGroup(6, 10, Adam(), Penalty(0.1, 0.0), 4, rate=0.3),
+    ParameterGroup(10, 12, SGD(), Penalty(0.0, 0.0), 0, buffer=True),
+    ParameterGroup(12, 14, SGD(), Penalty(0.0, 0.0), 0, additive=True),
 )
 
 
-def made(groups: tuple[Group, ...], first: int = 0, stop: int = N_ROWS, **more: Any) -> Shard:
+def made(
+    groups: tuple[ParameterGroup, ...], first: int = 0, stop: int = N_ROWS, **more: Any
+) -> Shard:
     rule = UpdateRule(groups, Constant(0.1), 10.0, coordinates=True, **more)
     w = np.random.default_rng(0).normal(size=(N_ROWS, WIDTH))
     return Shard(rule, ShardState(w[first:stop].copy(), {}), first)
@@ -80,7 +82,7 @@ def test_shards_of_some_rows_step_as_the_whole() -> None:
 
 def test_few_rows_are_clipped_as_all_are() -> None:
     """What is not touched has no gradient."""
-    plain = (Group(0, N_ROWS, SGD(), Penalty(0.0, 0.0), 0),)
+    plain = (ParameterGroup(0, N_ROWS, SGD(), Penalty(0.0, 0.0), 0),)
     few, many = (made(plain, clip=0.05) for _ in range(2))
     for index, gradient in batches():
         before = few.w.copy()

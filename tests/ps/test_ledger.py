@@ -10,7 +10,7 @@ import pytest
 from daskml_dist.policies import Synchronous
 from daskml_dist.ps import ledger as module
 from daskml_dist.ps.ledger import PassLedger, PassReport, StoppingRule
-from daskml_dist.ps.messages import Call, Status
+from daskml_dist.ps.messages import CallPayload, Status
 from daskml_dist.ps.server import ParameterServer
 
 
@@ -19,8 +19,8 @@ def _server(max_iter: int = 100) -> tuple[ParameterServer, PassLedger]:
     return ParameterServer(Synchronous(), [0, 1, 2], None, ledger, n_trainers=1), ledger
 
 
-def _report(server: ParameterServer, first: int, sums: list[list[float]]) -> Call:
-    answers: list[Call] = []
+def _report(server: ParameterServer, first: int, sums: list[list[float]]) -> CallPayload:
+    answers: list[CallPayload] = []
     payload = {"generation": 0, "first": first, "sums": sums}
     server.call("report_sums", payload, answers.append)
     (answer,) = answers

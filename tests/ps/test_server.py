@@ -13,13 +13,12 @@ from numpy.typing import NDArray
 from daskml_dist.optimizers import OPTIMIZERS, get_optimizer
 from daskml_dist.penalties import Penalty
 from daskml_dist.policies import Asynchronous, BoundedStaleness, Hogwild, Policy, Synchronous
-from daskml_dist.ps.layout import Layout
 from daskml_dist.ps.ledger import PassLedger, StoppingRule
-from daskml_dist.ps.messages import Call, Reply, Request, Status
+from daskml_dist.ps.messages import CallPayload, Reply, Request, Status
 from daskml_dist.ps.rule import UpdateRule
 from daskml_dist.ps.server import ParameterServer
 from daskml_dist.ps.shard import Shard
-from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.ps.shard_state import ShardLayout, ShardState
 from daskml_dist.schedules import Constant, StalenessAware
 from tests.rules import one_group
 
@@ -42,7 +41,7 @@ class _Fleet:
         rng = np.random.default_rng(0)
         self.X = [np.c_[rng.normal(size=(n, N_FEATURES)), np.ones(n)] for n in SIZES]
         self.y = [rng.normal(size=(n, 1)) for n in SIZES]
-        self.layout = Layout(*SHAPE, n_servers)
+        self.layout = ShardLayout(*SHAPE, n_servers)
         self.lanes = list(range(len(SIZES)))
         self.replies: dict[int, list[list[Reply]]] = {lane: [] for lane in self.lanes}
         self.generation = 0
@@ -91,8 +90,8 @@ class _Fleet:
             self.servers[server].exchange(parts[lane][server], replies[lane].append)
         return [replies[lane] for lane in lanes]
 
-    def call(self, op: str, **payload: Any) -> list[Call]:
-        answers: list[Call] = []
+    def call(self, op: str, **payload: Any) -> list[CallPayload]:
+        answers: list[CallPayload] = []
         for server in self.servers:
             server.call(op, {"generation": self.generation, **payload}, answers.append)
         return answers
@@ -300,7 +299,7 @@ def test_stale_generation_is_dropped_and_told() -> None:
     fleet.renew(fleet.lanes)
     assert [r.status for r in waiting] == [Status.STALE_GENERATION]
     assert [r.status for r in fleet.send(old)] == [Status.STALE_GENERATION]
-    answers: list[Call] = []
+    answers: list[CallPayload] = []
     fleet.servers[0].call("leave", {"generation": 0, "lanes": [0]}, answers.append)
     assert answers == [{"status": int(Status.STALE_GENERATION)}]
     # The open round was dropped with the old generation: all push again, once.
@@ -329,7 +328,7 @@ def test_end_answers_all_who_wait(end: str) -> None:
     shard = Shard(_rule(), ShardState(np.zeros(SHAPE), {}))
     server = ParameterServer(Synchronous(), [0, 1, 2], shard, _ledger(), n_trainers=3)
     replies: list[Reply] = []
-    answers: list[Call] = []
+    answers: list[CallPayload] = []
     for lane in (0, 1):
         request = Request((lane,), 0, 1, 0, 1.0, np.ones(SHAPE))
         server.exchange(request, replies.append)
@@ -351,7 +350,7 @@ def test_end_answers_all_who_wait(end: str) -> None:
 
 def test_rendezvous_tells_all_peers_in_the_order_of_their_ranks() -> None:
     server = ParameterServer(Synchronous(), [0], None, _ledger(), n_trainers=3)
-    answers: list[Call] = []
+    answers: list[CallPayload] = []
     for rank in (2, 0, 1):
         assert answers == []
         payload = {"generation": 0, "rank": rank, "info": f"peer {rank}"}
@@ -361,7 +360,7 @@ def test_rendezvous_tells_all_peers_in_the_order_of_their_ranks() -> None:
 
 def test_pass_ends_for_all_lanes_together() -> None:
     server = ParameterServer(Synchronous(), [0, 1, 2], None, _ledger(), n_trainers=1)
-    answers: list[Call] = []
+    answers: list[CallPayload] = []
     for number in range(1, 6):
         for lane in (1, 0, 2):
             assert len(answers) == 3 * (number - 1)

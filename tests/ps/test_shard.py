@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 from daskml_dist.backends import coordinate_update, host_update
 from daskml_dist.optimizers import OPTIMIZERS, get_optimizer
 from daskml_dist.penalties import PENALTIES, Penalty, get_penalty
-from daskml_dist.ps.few_rows import FewRows
-from daskml_dist.ps.layout import Layout
 from daskml_dist.ps.rule import UpdateRule
 from daskml_dist.ps.shard import Shard
-from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.ps.shard_state import ShardLayout, ShardState
+from daskml_dist.ps.shard_steps import TouchedRowSteps
 from daskml_dist.schedules import Constant, Cosine, InverseScaling, Schedule
 from tests.interpreted import interpreted
 from tests.rules import one_group
@@ -171,7 +170,7 @@ def test_compiled_steps_in_few_rows_have_the_bits_of_arrays(
     compiled, arrays = (_shard(rule, _weights(dtype)) for _ in range(2))
     (group,) = arrays._groups
     arrays._few = [
-        FewRows(group, arrays.w, arrays.opt_state, arrays._row_rate_sums, arrays._backend)
+        TouchedRowSteps(group, arrays.w, arrays.opt_state, arrays._row_rate_sums, arrays._backend)
     ]
     arrays._few[0]._compiled = False
     for shard in (compiled, arrays):
@@ -385,7 +384,7 @@ def test_shards_equal_the_whole(
 ) -> None:
     kinds = get_penalty(penalty, 0.05, 0.5)
     rule = _rule(optimizer, kinds, coordinates=coordinates, average_after=4)
-    layout = Layout(N_ROWS, WIDTH, n_shards)
+    layout = ShardLayout(N_ROWS, WIDTH, n_shards)
     whole = _shard(rule, _weights(dtype))
     parts = [Shard(rule, whole.state().part(rows), rows.start) for rows in layout.slices()]
     assert len(parts) == min(n_shards, N_ROWS)

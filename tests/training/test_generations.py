@@ -15,16 +15,16 @@ from daskml_dist.optimizers import OPTIMIZERS, get_optimizer
 from daskml_dist.penalties import Penalty
 from daskml_dist.policies import POLICIES, Asynchronous, Hogwild, Synchronous, get_policy
 from daskml_dist.ps.ledger import PassLedger, PassReport, StoppingRule
-from daskml_dist.ps.messages import Call, Reply, Request, Status
+from daskml_dist.ps.messages import CallPayload, Reply, Request, Status
 from daskml_dist.ps.server import ParameterServer
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.ps.snapshots import (
     AvailableSnapshots,
     LaneSnapshot,
+    RecentSnapshots,
     ServerSnapshot,
-    Snapshots,
-    standby_of,
+    standby_generation,
 )
 from daskml_dist.schedules import InverseScaling
 from daskml_dist.training.client import membership
@@ -135,7 +135,7 @@ def test_a_server_that_is_lost_for_good_makes_the_fit_begin_anew(policy: str) ->
 
 
 def test_snapshots_keep_the_last_three_and_forget_a_future_that_was_left() -> None:
-    snapshots = Snapshots()
+    snapshots = RecentSnapshots()
     for at in (0, 32, 64, 96):
         snapshots.add(ServerSnapshot(at, {0: at}))
     assert list(snapshots.clocks) == [32, 64, 96]
@@ -143,7 +143,7 @@ def test_snapshots_keep_the_last_three_and_forget_a_future_that_was_left() -> No
     assert snapshots.clocks == {32: {0: 32}, 64: {0: 1}}
     assert snapshots.last is snapshots[64]
     assert snapshots.get(96) is None
-    alone = Snapshots(1)
+    alone = RecentSnapshots(1)
     for at in (0, 32):
         alone.add(ServerSnapshot(at, {0: at}))
         alone.drop_from(at + 1)
@@ -173,7 +173,7 @@ def _push(server: ParameterServer, lane: int, clock: int) -> None:
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("policy", [Synchronous(), Asynchronous()])
 def test_a_standby_goes_on_to_the_bit(policy: Any, optimizer: str) -> None:
-    server, standby = _server(policy, optimizer), _server(policy, optimizer, standby_of(0))
+    server, standby = _server(policy, optimizer), _server(policy, optimizer, standby_generation(0))
     snapshots: list[ServerSnapshot] = []
     server.make_snapshots(snapshots.append, every=8)
     for clock in range(1, 28):
@@ -202,15 +202,15 @@ def test_a_standby_goes_on_to_the_bit(policy: Any, optimizer: str) -> None:
     assert standby.ledger.partial_rows == server.ledger.partial_rows == 27 * 2 * 3
 
 
-def _keep(standby: ParameterServer, snapshot: ServerSnapshot, generation: int = 0) -> Call:
-    answers: list[Call] = []
-    payload = {"generation": standby_of(generation), "first": 0, "blob": (snapshot, [])}
+def _keep(standby: ParameterServer, snapshot: ServerSnapshot, generation: int = 0) -> CallPayload:
+    answers: list[CallPayload] = []
+    payload = {"generation": standby_generation(generation), "first": 0, "blob": (snapshot, [])}
     standby.call("keep", payload, answers.append)
     return answers[0]
 
 
 def test_a_server_that_was_replaced_cannot_reach_the_new_ones_standby() -> None:
-    standby = _server(Synchronous(), generation=standby_of(0))
+    standby = _server(Synchronous(), generation=standby_generation(0))
     snapshot = ServerSnapshot(0, {0: 0, 1: 0}, _server(Synchronous()).shard.snapshot())  # type: ignore[union-attr]
     assert _keep(standby, snapshot)["status"] == Status.OK
     standby.pause(1)
@@ -253,7 +253,7 @@ def test_a_paused_server_refuses_and_tells_what_it_has() -> None:
 def test_lanes_that_trainers_hold_are_whole_once_all_are_in() -> None:
     ledger = PassLedger([0, 1], StoppingRule(9, tol=None), lockstep=True)
     server = ParameterServer(get_policy("local"), [0, 1], None, ledger, 1, n_steps=10)
-    answers: list[Call] = []
+    answers: list[CallPayload] = []
     for lane in (0, 1):
         assert server.kept() == {}
         blob = {lane: LaneSnapshot(1.0 + lane, 5.0, 8)}
@@ -280,7 +280,7 @@ def test_who_reports_a_closed_pass_again_is_not_stopped_by_a_later_wish() -> Non
     """One lane would go on to the next pass, and wait there for the other for ever."""
     ledger = PassLedger([0, 1], StoppingRule(9, tol=None), lockstep=True)
     server = ParameterServer(get_policy("local"), [0, 1], None, ledger, 1)
-    answers: list[Call] = []
+    answers: list[CallPayload] = []
 
     def report(number: int, lane: int) -> bool:
         payload = {"generation": 0, "pass": number, "report": {"lanes": [lane]}}

@@ -7,9 +7,8 @@ from typing import Any
 
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.policies import Policy
-from daskml_dist.ps.layout import Layout
-from daskml_dist.ps.outer import OuterStep
-from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.ps.rule import OuterStep
+from daskml_dist.ps.shard_state import ShardLayout, ShardState
 from daskml_dist.training.spec import FitSpec
 
 __all__ = ["Plan"]
@@ -79,7 +78,7 @@ class Plan:
         return replace(fit, rows=rows).working(
             policy=policy,
             rule=replace(work.rule, outer=outer),
-            layout=Layout(*work.model.parameters.shape, self.n_servers),
+            layout=ShardLayout(*work.model.parameters.shape, self.n_servers),
             n_steps=_ENDLESS,
             initial=state if policy.uses_shards else None,
         )

@@ -32,7 +32,7 @@ from daskml_dist.errors import (
     is_consequence,
 )
 from daskml_dist.ps.shard_state import ShardState
-from daskml_dist.ps.snapshots import whole
+from daskml_dist.ps.snapshots import join_lane_snapshots
 from daskml_dist.solvers import Solution
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.client.batch_jobs import BatchJobs
@@ -656,7 +656,11 @@ class RunEnding:
             host = self._generations.servers[0].host
             place = max(at for at in self._actors.ask(host, "kept") if at < clock)
             snapshot, _ = self._actors.ask(host, "snapshot_at", place)
-            (w,) = (s.shard.w for s in whole(snapshot.lanes).values() if s.shard is not None)
+            (w,) = (
+                s.shard.w
+                for s in join_lane_snapshots(snapshot.lanes).values()
+                if s.shard is not None
+            )
             return w
         return fit.start_state().w
 

@@ -28,7 +28,7 @@ from daskml_dist.dask_internals.cluster import send_now
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.placement import Placement
 from daskml_dist.errors import DataLostError
-from daskml_dist.ps.snapshots import AvailableSnapshots, ServerSnapshot, standby_of
+from daskml_dist.ps.snapshots import AvailableSnapshots, ServerSnapshot, standby_generation
 from daskml_dist.training.client.calls import call_workers
 from daskml_dist.training.client.cluster_rows import ClusterRows
 from daskml_dist.training.client.held_blocks import tell_lost
@@ -323,7 +323,7 @@ class Generations:
 
     def mind_standbys(self) -> None:
         """See that each server has a standby on another worker."""
-        self._standbys.mind(self.servers, standby_of(self.number))
+        self._standbys.mind(self.servers, standby_generation(self.number))
 
     @property
     def has_standbys(self) -> bool:

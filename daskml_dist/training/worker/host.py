@@ -38,7 +38,7 @@ from daskml_dist.errors import CommunicationError, MessageError, TrainingError, 
 from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.server import ParameterServer
 from daskml_dist.ps.shard_state import ShardState
-from daskml_dist.ps.snapshots import AvailableSnapshots, ServerSnapshot, standby_of
+from daskml_dist.ps.snapshots import AvailableSnapshots, ServerSnapshot, standby_generation
 from daskml_dist.training.spec import FitSpec, TrainerResult, TrainerSpec
 from daskml_dist.training.worker.control import (
     ClientLine,
@@ -188,7 +188,7 @@ class ServerHost:
             Which server of the fit.
         n_trainers : int
         generation : int
-            That of `standby_of` for a standby.
+            That of `standby_generation` for a standby.
         """
         worker, run_id = self._worker, self.run_id
         self._fit, self._number = fit, number
@@ -451,7 +451,7 @@ class SnapshotShipper:
         self._server = server
         self._connect = connect
         self._on_failure = on_failure
-        self._generation = standby_of(server.generation)
+        self._generation = standby_generation(server.generation)
         self._snapshots: queue.SimpleQueue[ServerSnapshot | None] = queue.SimpleQueue()
         self._taken = self._sent = 0
         self._thread = threading.Thread(

@@ -14,7 +14,12 @@ from daskml_dist.ps.ledger import PassLedger
 from daskml_dist.ps.server import ParameterServer
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState, StateParts
-from daskml_dist.ps.snapshots import KEPT, LaneSnapshot, ServerSnapshot, whole
+from daskml_dist.ps.snapshots import (
+    KEPT_SNAPSHOTS,
+    LaneSnapshot,
+    ServerSnapshot,
+    join_lane_snapshots,
+)
 from daskml_dist.solvers import Solution
 from daskml_dist.solvers.keyed import KeyedSolution
 from daskml_dist.training.spec import FitSpec, Left, TrainerResult
@@ -76,7 +81,7 @@ def _count_kept_snapshots(fit: FitSpec) -> int:
     """Return how many snapshots a server keeps: one where they are large and nobody else's."""
     alone = n_servers(fit) == 1
     large = not fit.work.replays and math.prod(fit.steps.shape) >= _LARGE
-    return 1 if alone and large else KEPT
+    return 1 if alone and large else KEPT_SNAPSHOTS
 
 
 def joined_state(
@@ -169,7 +174,7 @@ def revived(
 def left_in(fit: FitSpec, lanes: Mapping[int, LaneSnapshot]) -> list[TrainerResult]:
     """Return the results of trainers that had come as far as the snapshots of their lanes."""
     total, lefts = sum(fit.rows.lane_rows), []
-    for number, lane in whole(lanes).items():
+    for number, lane in join_lane_snapshots(lanes).items():
         if lane.shard is not None:
             shard = Shard(fit.steps.rule, fit.start_state())
             shard.restore(lane.shard)

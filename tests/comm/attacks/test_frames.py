@@ -30,7 +30,7 @@ from daskml_dist.comm.wire import FrameReader, encode_call, encode_request
 from daskml_dist.errors import CommunicationError, DaskMLDistError
 from daskml_dist.ps.messages import Reply, Request
 from daskml_dist.ps.shard_state import ShardSnapshot
-from daskml_dist.ps.snapshots import SENT, LaneSnapshot
+from daskml_dist.ps.snapshots import SNAPSHOT_CLASSES, LaneSnapshot
 from tests.comm.attacks.served import BOUNDS, HOST, KEY, SECRET, Served, is_closed
 
 
@@ -185,7 +185,7 @@ def test_snapshots_travel_whole_and_as_data() -> None:
     np.testing.assert_array_equal(again.pop(4), thing.pop(4))
     assert again == thing
     with pytest.raises(TypeError, match="cannot travel"):
-        pack_object(Path("x"), name_classes(SENT))
+        pack_object(Path("x"), name_classes(SNAPSHOT_CLASSES))
     with pytest.raises(CommunicationError):
         unpack_object(pickle.dumps(thing), {})
 

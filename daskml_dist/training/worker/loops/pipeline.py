@@ -27,8 +27,8 @@ from daskml_dist.errors import DivergedError
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.staged import StagedModel
 from daskml_dist.ps.messages import sum_in_lane_order
-from daskml_dist.ps.shard_state import ShardState, copied
-from daskml_dist.ps.snapshots import LaneSnapshot, whole
+from daskml_dist.ps.shard_state import ShardState, copy_array
+from daskml_dist.ps.snapshots import LaneSnapshot, join_lane_snapshots
 from daskml_dist.training.spec import Left
 from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
@@ -182,7 +182,7 @@ class PipelineSteps:
             error.snapshot = self._good
             raise
         if self._stages.n_stages == 1 and clock % _KEPT_EVERY == 0:
-            self._good = self._home.to_host(copied(self._shard.w))
+            self._good = self._home.to_host(copy_array(self._shard.w))
         return parts
 
     def _run_stage(self) -> list[tuple[int, None, Any]]:
@@ -261,7 +261,7 @@ class PipelineSteps:
         self._busy += time.perf_counter() - since
         if stage > 0:
             # The next backward may use the same memory while this one is on its way.
-            self._send_to_stage(holders[stage - 1], _BACKWARD, job.number, [copied(before)])
+            self._send_to_stage(holders[stage - 1], _BACKWARD, job.number, [copy_array(before)])
 
     def _sum_pipelines(self, parts: list[tuple[int, None, Any]]) -> Any:
         """Return the sum of the gradients of all lanes, of all pipelines."""
@@ -299,7 +299,9 @@ class PipelineSteps:
 
     def restore(self, lanes: dict[int, LaneSnapshot]) -> None:
         """Continue from all stages at one clock, however they were cut."""
-        (held,) = (lane.shard for lane in whole(lanes).values() if lane.shard is not None)
+        (held,) = (
+            lane.shard for lane in join_lane_snapshots(lanes).values() if lane.shard is not None
+        )
         self._shard.restore(self._home.enter(held.part(self._rows)))
 
     def left(self) -> Left | None:
