@@ -24,7 +24,7 @@ from daskml_dist.errors.outside import outside
 from daskml_dist.estimators.base import BaseOnRows
 from daskml_dist.estimators.transformer import LazyTransformerMixin
 from daskml_dist.estimators.unsupervised import BaseUnlabelled
-from daskml_dist.models.unlabelled import Unlabelled
+from daskml_dist.models.row_models import Unlabelled
 from daskml_dist.parameters.checks import check_one_of
 from daskml_dist.solvers import Solution
 from daskml_dist.training.data_summary import DataSummary

@@ -9,7 +9,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from daskml_dist.cluster._base import BaseCentres
 from daskml_dist.errors.outside import outside
-from daskml_dist.models.unlabelled import Unlabelled
+from daskml_dist.models.row_models import Unlabelled
 from daskml_dist.parameters.checks import check_count, check_number, check_one_of, seed_of
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution

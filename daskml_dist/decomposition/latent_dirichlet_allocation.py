@@ -12,8 +12,8 @@ from sklearn.utils import check_random_state
 
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.estimators.unsupervised import BaseUnlabelledTransformer
+from daskml_dist.models.row_models import Unlabelled
 from daskml_dist.models.topics import DocumentFit, counts_of, log_expectations, topics_bound
-from daskml_dist.models.unlabelled import Unlabelled
 from daskml_dist.parameters.checks import check_count, check_number, check_one_of
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution

@@ -18,7 +18,7 @@ from daskml_dist.decomposition._base import Array, Components
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.outside import outside
 from daskml_dist.models.nonnegative import Updates, check_signs
-from daskml_dist.models.unlabelled import Unlabelled
+from daskml_dist.models.row_models import Unlabelled
 from daskml_dist.parameters.checks import check_count, check_flag, check_number, check_one_of
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution, Solver

@@ -12,7 +12,7 @@ from scipy import linalg
 
 from daskml_dist.decomposition._base import Array, Components, Projected
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.models.unlabelled import Unlabelled
+from daskml_dist.models.row_models import Unlabelled
 from daskml_dist.parameters.checks import (
     check_count,
     check_flag,

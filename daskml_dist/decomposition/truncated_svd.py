@@ -8,7 +8,7 @@ import numpy as np
 
 from daskml_dist.decomposition._base import Components
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.models.unlabelled import Unlabelled
+from daskml_dist.models.row_models import Unlabelled
 from daskml_dist.parameters.checks import check_count, check_number, check_one_of, seed_of
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution, Solver

@@ -31,8 +31,8 @@ from daskml_dist.ensemble._validation import GivenSets, JoinedRows, held_out, jo
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.inference.predict import map_rows
-from daskml_dist.models.grown import Grown
-from daskml_dist.models.raw_trees import RawTrees, TreeLeaves
+from daskml_dist.models.row_models import Grown
+from daskml_dist.models.tree_predictions import RawTrees, TreeLeaves
 from daskml_dist.models.trees import Trees
 from daskml_dist.parameters.checks import (
     check_count,

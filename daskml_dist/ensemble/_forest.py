@@ -15,7 +15,7 @@ from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.outside import outside
 from daskml_dist.estimators.trees.base import BaseTrees
 from daskml_dist.estimators.trees.parameters import is_count, is_share
-from daskml_dist.models.grown import Grown
+from daskml_dist.models.row_models import Grown
 from daskml_dist.models.trees import Trees
 from daskml_dist.parameters.checks import check_count, check_flag
 from daskml_dist.solvers import Solution

@@ -20,7 +20,7 @@ from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.arguments import telling_arguments
 from daskml_dist.errors.outside import outside
 from daskml_dist.estimators.solver_rounds import BaseRounds
-from daskml_dist.models.baskets import Baskets
+from daskml_dist.models.row_models import Baskets
 from daskml_dist.parameters.checks import check_count, check_flag, check_number, check_run
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution

@@ -14,8 +14,7 @@ from daskml_dist.estimators.supervised import as_columns
 from daskml_dist.linear_model._least_squares import check_memory
 from daskml_dist.linear_model.ridge import Ridge
 from daskml_dist.losses import Loss, SquaredError
-from daskml_dist.models.linear import LinearModel
-from daskml_dist.models.signed_classes import SignedClasses, SignedLabels
+from daskml_dist.models.linear import LinearModel, SignedClasses, SignedLabels
 from daskml_dist.parameters.checks import check_class_weight
 from daskml_dist.parameters.run import Run
 from daskml_dist.solvers import Solution, Solver

@@ -15,7 +15,7 @@ from daskml_dist.estimators.unsupervised import BaseUnlabelled
 from daskml_dist.mixture._checks import given_covariances, given_means, given_weights
 from daskml_dist.mixture._rows import OfMixture, labels, likelihoods, shares
 from daskml_dist.models.mixture import Mixture
-from daskml_dist.models.unlabelled import Unlabelled
+from daskml_dist.models.row_models import Unlabelled
 from daskml_dist.parameters.checks import (
     check_count,
     check_flag,

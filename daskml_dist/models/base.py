@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +18,18 @@ from daskml_dist.backends.namespace import namespace
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.losses import Loss
 
-__all__ = ["BatchRows", "LinearForm", "Model", "Parameters", "Part", "StepModel"]
+__all__ = [
+    "BatchRows",
+    "ColumnModel",
+    "ColumnPart",
+    "LinearForm",
+    "Model",
+    "Parameters",
+    "Part",
+    "StagedModel",
+    "StepModel",
+    "distinct",
+]
 
 
 @dataclass(frozen=True)
@@ -421,3 +433,244 @@ class StepModel(Model):
         if origin is not None:
             raise ValueError("its parameters are relative to nothing")
         return w.copy()
+
+
+class StagedModel(StepModel):
+    """Base class of networks whose layers form a chain, which a pipeline cuts into stages.
+
+    Attributes
+    ----------
+    layers : tuple of tuple of str
+        Names of the parts of each layer. The parts of a layer lie one after the other in
+        `parameters`, and the layers as data goes through them.
+
+    Examples
+    --------
+    >>> from daskml_dist.losses import SquaredError
+    >>> from daskml_dist.models import StagedModel
+    >>> from daskml_dist.models.mlp import MLP
+    >>> model = MLP(SquaredError(), sizes=(3, 2, 1), activation="tanh", n_classes=0)
+    >>> isinstance(model, StagedModel), model.layers[0]
+    (True, ('coefs.0', 'intercepts.0'))
+    >>> model.rows_of(range(1)), model.rows_of(range(1, 2))
+    (slice(0, 8, None), slice(8, 11, None))
+    """
+
+    layers: tuple[tuple[str, ...], ...]
+
+    def rows_of(self, layers: range) -> slice:
+        """Rows of the parameters' matrix that some neighbouring layers take."""
+        rows = self.parameters.rows
+        found = [rows[name] for layer in layers for name in self.layers[layer]]
+        return slice(found[0].start, found[-1].stop) if found else slice(0, 0)
+
+    @abstractmethod
+    def forward(
+        self, w: Any, x: Any, layers: range, rows: BatchRows, backend: Backend
+    ) -> tuple[Any, Any]:
+        """Output of some neighbouring layers.
+
+        Parameters
+        ----------
+        w : array
+            The rows of the parameters' matrix that are these layers'.
+        x : array of shape (n, ...)
+            Rows as prepared, or the output of the layer before; not to be changed.
+        layers : range
+        rows : BatchRows
+            The rows that all begins with. Only the first layer may look at their `X`.
+        backend : Backend
+
+        Returns
+        -------
+        array of shape (n, ...)
+        object
+            Memory for :meth:`backward`; good until then, though other rows come in between.
+        """
+
+    @abstractmethod
+    def backward(
+        self,
+        w: Any,
+        memory: Any,
+        gradient: Any,
+        out: Any,
+        layers: range,
+        rows: BatchRows,
+        backend: Backend,
+        *,
+        wants_input: bool,
+    ) -> Any:
+        """Add the gradient of some neighbouring layers' parameters to `out`, in place.
+
+        Parameters
+        ----------
+        w : array
+            As in :meth:`forward`.
+        memory : object
+            What that left.
+        gradient : array of shape (n, ...)
+            Of the loss by the output; may be changed.
+        out : array like `w`
+        layers : range
+        rows : BatchRows
+        backend : Backend
+        wants_input : bool
+
+        Returns
+        -------
+        array of shape (n, ...) or None
+            Gradient of the loss by the input, where it is wanted.
+        """
+
+    @abstractmethod
+    def loss_gradient(self, output: Any, rows: BatchRows, backend: Backend) -> tuple[Any, Any]:
+        """Sum of the rows' weighted losses, and its gradient by the last layer's output."""
+
+    def add_gradient(self, w: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
+        layers = range(len(self.layers))
+        output, memory = self.forward(w, rows.X, layers, rows, backend)
+        loss, gradient = self.loss_gradient(output, rows, backend)
+        self.backward(w, memory, gradient, out, layers, rows, backend, wants_input=False)
+        return loss
+
+
+class ColumnModel(ABC):
+    """Base class, beside `StepModel`, of models that are a function of ``X @ V``: their *head*.
+
+    Some columns of X and the rows of V that belong to them make up a `ColumnPart`; the sum of the
+    products of all parts is what the head goes on with. What belongs to no column (an intercept,
+    parameters of the head) is of the last part.
+
+    Examples
+    --------
+    >>> from daskml_dist.losses import SquaredError
+    >>> from daskml_dist.models import ColumnModel
+    >>> from daskml_dist.models.linear import LinearModel
+    >>> model = LinearModel(SquaredError(), 4, 0, True)
+    >>> isinstance(model, ColumnModel), model.rows_of_columns(2, 4)  # the intercept is of the last
+    (True, slice(2, 5, None))
+    """
+
+    @abstractmethod
+    def of_columns(self, start: int, stop: int) -> ColumnPart:
+        """The part of some neighbouring columns, itself a `StepModel`.
+
+        Its parameters are those of :meth:`rows_of_columns`; it begins where the whole one does.
+        """
+
+    @abstractmethod
+    def rows_of_columns(self, start: int, stop: int) -> slice:
+        """Rows of the parameters' matrix that belong to some neighbouring columns.
+
+        Those of the last columns are followed by those that belong to no column.
+        """
+
+
+class ColumnPart(ABC):
+    """Base class, beside `StepModel`, of the part of a model that belongs to some columns of X.
+
+    Attributes
+    ----------
+    has_head : bool
+        Whether the head has parameters; else every part can go on from the sum of the products.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.backends import get_backend
+    >>> from daskml_dist.losses import SquaredError
+    >>> from daskml_dist.models.linear import LinearModel
+    >>> part = LinearModel(SquaredError(), 4, 0, True).of_columns(0, 2)
+    >>> part.products(np.array([[1.0], [10.0]]), np.array([[1.0, 2.0]]), get_backend("cpu")).ravel()
+    array([21.])
+    """
+
+    has_head: bool = False
+
+    @abstractmethod
+    def products(self, w: Any, X: Any, backend: Backend) -> Any:
+        """Share of the part in what the head begins with.
+
+        Parameters
+        ----------
+        w : array
+            The part's parameters; of sparse rows perhaps those alone that they touch.
+        X : rows of shape (n, n_columns)
+        backend : Backend
+
+        Returns
+        -------
+        array of shape (n,) or (n, width), in memory of its own
+        """
+
+    @abstractmethod
+    def add_products(self, X: Any, slope: Any, out: Any, backend: Backend) -> None:
+        """Add the gradient of the part's parameters, but for the head's, to `out`, in place.
+
+        Parameters
+        ----------
+        X : rows of shape (n, n_columns)
+        slope : array like the products
+            Gradient of the summed loss by them; not to be changed.
+        out : array
+            As `w` in :meth:`products`.
+        backend : Backend
+        """
+
+    @abstractmethod
+    def head(self, w: Any, total: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
+        """Loss of some rows, from the sum of all parts' products.
+
+        Parameters
+        ----------
+        w : array
+            Parameters of the last part, asked for where the head has any.
+        total : array
+            Of the products; may be changed.
+        rows : BatchRows
+            Of targets and weights alone.
+        out : array like `w`
+            What the gradient of the head's parameters is added to.
+        backend : Backend
+
+        Returns
+        -------
+        float
+            Sum of the rows' weighted losses.
+        array like `total`
+            Its gradient by the products.
+        """
+
+    @abstractmethod
+    def head_sums(
+        self, w: Any, total: Any, rows: BatchRows, backend: Backend
+    ) -> NDArray[np.float64]:
+        """Sums over held-out rows, as `StepModel.validation_sums`, from the sum of the products."""
+
+
+def distinct(numbers: Sequence[NDArray[Any]]) -> tuple[NDArray[np.int64], list[NDArray[Any]]]:
+    """Sorted distinct numbers of some arrays, and the place of each entry's among them.
+
+    Parameters
+    ----------
+    numbers : sequence of ndarray of int
+        Of any shapes; numbers from 0 on.
+
+    Returns
+    -------
+    index : ndarray of int64 of shape (n_distinct,)
+    places : list of ndarray of int
+        Of the shapes of the arrays: ``index[places[i]]`` is ``numbers[i]``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskml_dist.models import distinct
+    >>> numbers, places = distinct([np.array([5, 2]), np.array([2, 9])])
+    >>> numbers.tolist(), [place.tolist() for place in places]
+    ([2, 5, 9], [[1, 0], [0, 2]])
+    """
+    from daskml_dist.backends import pair_kernels  # loads numba
+
+    return pair_kernels.distinct(numbers)

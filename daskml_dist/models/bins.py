@@ -8,16 +8,22 @@ and finer ones here where many rows have the same value (`spare_edges`).
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.models.spare_edges import with_spare_edges
+__all__ = ["Bins", "edges_of", "forest_edges_of", "values_there"]
 
-__all__ = ["Bins", "edges_of", "values_there"]
+
+#: Levels of quantiles that are asked for at most, for each bin: where values are heavy, several
+#: levels fall on one, and more are asked for.
+_MOST = 64
+
 
 Edges = NDArray[np.float64]
 
@@ -141,3 +147,115 @@ def _weighted_quantiles(values: Edges, shares: Edges, weight: NDArray[np.float64
     between = below[at] - asked <= np.finfo(np.float64).eps
     after = np.minimum(at + 1, last)
     return np.asarray(np.where(between, (values[at] + values[after]) / 2, values[at]))
+
+
+def forest_edges_of(
+    values: NDArray[Any], weight: NDArray[np.float64] | None, max_bins: int
+) -> Edges:
+    """Edges of a feature's bins: midpoints, between all distinct values where these are few.
+
+    They depend on the order of the values alone, and on their numbers (weights).
+
+    Parameters
+    ----------
+    values : ndarray of shape (n,)
+        May hold NaN.
+    weight : ndarray of shape (n,) or None
+    max_bins : int
+    """
+    values, weight = values_there(values, weight)
+    values = values.astype(np.float64)
+    if weight is None:
+        distinct, mass = np.unique(values, return_counts=True)
+    else:
+        distinct, inverse = np.unique(values, return_inverse=True)
+        mass = np.bincount(inverse, weight, minlength=len(distinct))
+    if len(distinct) <= 1:
+        return np.empty(0)
+    last = np.arange(len(distinct) - 1)
+    if len(distinct) > max_bins:
+        last = _chosen(mass.cumsum() / mass.sum(), max_bins)
+    with np.errstate(over="ignore", invalid="ignore"):
+        edges = (distinct[last] + distinct[last + 1]) / 2
+    edges = np.where(np.isfinite(edges), edges, distinct[last])
+    return np.asarray(np.clip(edges, -np.finfo(np.float64).max, np.finfo(np.float64).max))
+
+
+def _chosen(below: Edges, max_bins: int) -> NDArray[np.intp]:
+    """Last values of all bins but the highest: as many as there may be."""
+    shares, of_edges = tail_levels()
+
+    def ends(n: int) -> NDArray[np.intp]:
+        asked = np.interp(np.arange(1, n) / n, of_edges, shares)
+        found = np.unique(np.searchsorted(below, asked))
+        return found[found < len(below) - 1]
+
+    low, high = max_bins, _MOST * max_bins
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if len(ends(middle)) < max_bins else (low, middle)
+    return ends(low)
+
+
+def with_spare_edges(edges: Edges, distinct: Edges, mass: NDArray[Any], max_bins: int) -> Edges:
+    """The edges given, and others between them, until there are as many as there may be.
+
+    The heaviest bin of more than one value is halved, again and again. Mass counts as forests' bins
+    have it, more towards both ends of the values (`tail_levels`): what is left to be cut beside
+    heavy values is mostly a long tail. Edges follow from the values and their mass alone.
+
+    Parameters
+    ----------
+    edges : ndarray of float64
+        Sorted.
+    distinct : ndarray of float64 of shape (n,)
+        All values, sorted.
+    mass : ndarray of shape (n,)
+        Rows of each, or their weights.
+    max_bins : int
+    """
+    n, spare = len(distinct), max_bins - 1 - len(edges)
+    if spare <= 0:
+        return edges
+    shares, of_edges = tail_levels()
+    total = mass.cumsum()
+    below = np.append(0.0, np.interp(total / total[-1], shares, of_edges))
+    ends = np.unique([0, *np.searchsorted(distinct, edges, side="right"), n]).tolist()
+    bins = [_entry(below, a, b) for a, b in pairwise(ends) if b > a + 1]
+    heapq.heapify(bins)
+    cuts: list[int] = []
+    while bins and len(cuts) < spare:
+        _, a, b = heapq.heappop(bins)
+        cut = _middle(below, a, b)
+        cuts.append(cut)
+        for part in ((a, cut), (cut, b)):
+            if part[1] > part[0] + 1:
+                heapq.heappush(bins, _entry(below, *part))
+    low, high = distinct[np.array(cuts, np.intp) - 1], distinct[cuts]
+    with np.errstate(over="ignore", invalid="ignore"):
+        between = (low + high) / 2
+    # What is no number, or is rounded to the next value, would not part the two.
+    between = np.where(np.isfinite(between) & (between < high), between, low)
+    return np.sort(np.append(edges, np.maximum(between, -np.finfo(np.float64).max)))
+
+
+def _entry(below: Edges, first: int, end: int) -> tuple[float, int, int]:
+    """A bin of the values from the first to before the end; the heaviest sorts first."""
+    return float(below[first] - below[end]), first, end
+
+
+def _middle(below: Edges, first: int, end: int) -> int:
+    """First value of a bin's second half; both halves have one."""
+    half = (below[first] + below[end]) / 2
+    at = int(np.searchsorted(below, half))
+    if half - below[at - 1] <= below[at] - half:
+        at -= 1
+    return min(max(at, first + 1), end - 1)
+
+
+def tail_levels() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Shares of rows, and what share of the edges lies below: half of these evenly over the rows,
+    half by the arcsine law, whose density rises towards both ends.
+    """
+    shares = np.sin(np.pi * np.linspace(0, 1, 4097) / 2) ** 2
+    return shares, (shares + 2 / np.pi * np.arcsin(np.sqrt(shares))) / 2

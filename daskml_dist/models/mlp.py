@@ -10,21 +10,100 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import expit
 
 from daskml_dist.backends import Backend
 from daskml_dist.backends.base import SparseRows
 from daskml_dist.backends.host_memory import keeping_memory
-from daskml_dist.backends.namespace import cast, namespace, ones, scalar, total, zeros
+from daskml_dist.backends.namespace import cast, is_host, namespace, ones, scalar, total, zeros
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.losses import Loss
-from daskml_dist.models.activations import ACTIVATIONS
-from daskml_dist.models.base import BatchRows, Parameters, Part
-from daskml_dist.models.columned import ColumnModel
-from daskml_dist.models.labels import label_codes
-from daskml_dist.models.mlp_columns import MLPColumns
-from daskml_dist.models.staged import StagedModel
+from daskml_dist.models.base import (
+    BatchRows,
+    ColumnModel,
+    ColumnPart,
+    Parameters,
+    Part,
+    StagedModel,
+    StepModel,
+)
+from daskml_dist.models.row_models import label_codes
 
-__all__ = ["MLP"]
+__all__ = ["ACTIVATIONS", "MLP"]
+
+
+@dataclass(frozen=True)
+class Activation:
+    """An activation, entry by entry.
+
+    Parameters
+    ----------
+    apply : callable
+        Takes an array and makes its activations of it, in place.
+    pull_back : callable
+        Takes the gradient with respect to activations, and these; multiplies the gradient by the
+        derivative there, in place.
+    factor : float
+        Its root, over that of the sum of inputs and outputs, is the bound of initial weights.
+    """
+
+    apply: Callable[[Any], None]
+    pull_back: Callable[[Any, Any], None]
+    factor: float = 6.0
+
+    def bound_of(self, n_inputs: int, n_outputs: int) -> float:
+        """Bound of the initial weights of a layer.
+
+        X. Glorot and Y. Bengio, "Understanding the difficulty of training deep feedforward neural
+        networks", AISTATS 2010.
+        """
+        return float((self.factor / (n_inputs + n_outputs)) ** 0.5)
+
+
+def _nothing(*arrays: Any) -> None:
+    """Activations that are what they are made of."""
+
+
+def _relu(z: Any) -> None:
+    if is_host(z):
+        np.maximum(z, 0, out=z)
+    else:
+        z[...] = namespace(z).maximum(z, 0)
+
+
+def _relu_back(gradient: Any, a: Any) -> None:
+    gradient *= a > 0 if is_host(a) else cast(a > 0, a.dtype)
+
+
+def _tanh(z: Any) -> None:
+    if is_host(z):
+        np.tanh(z, out=z)
+    else:
+        z[...] = namespace(z).tanh(z)
+
+
+def _tanh_back(gradient: Any, a: Any) -> None:
+    gradient *= 1 - a * a
+
+
+def _logistic(z: Any) -> None:
+    if is_host(z):
+        expit(z, out=z)
+    else:
+        z[...] = 1 / (1 + namespace(z).exp(-z))
+
+
+def _logistic_back(gradient: Any, a: Any) -> None:
+    gradient *= a * (1 - a)
+
+
+ACTIVATIONS: dict[str, Activation] = {
+    "identity": Activation(_nothing, _nothing),
+    "logistic": Activation(_logistic, _logistic_back, factor=2.0),
+    "relu": Activation(_relu, _relu_back),
+    "tanh": Activation(_tanh, _tanh_back),
+}
+
 
 #: Rows that go through the layers together: what is made of them stays in a cache.
 _ROWS = 512
@@ -327,3 +406,148 @@ def _product(X: Any, weights: Any, use: str | None, backend: Backend) -> Any:
         return backend.matmul(cast(X, weights.dtype), weights, use)
     product = backend.dot(X, weights)
     return product[:, None] if product.ndim == 1 else product
+
+
+#: Numbers of a random stream that are drawn at once to be passed over.
+_AT_ONCE = 1 << 20
+
+
+@dataclass(frozen=True)
+class MLPColumns(StepModel, ColumnPart):
+    """Some columns of the first layer of a perceptron: as many rows of its weights.
+
+    With the last columns go the intercepts of that layer and all later layers.
+
+    Parameters
+    ----------
+    model : MLP
+    sizes : tuple of int
+        Of its layers.
+    activation : Activation
+    start, stop : int
+        The columns.
+    """
+
+    model: Any
+    sizes: tuple[int, ...]
+    activation: Activation
+    start: int
+    stop: int
+
+    starts_threads: ClassVar[bool] = False
+    parameters: Parameters = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        first, *others = self.model.parameters.parts
+        parts = [Part(first.name, (self.stop - self.start, self.sizes[1]))]
+        object.__setattr__(self, "parameters", Parameters((*parts, *others[: self._n_others])))
+
+    @property
+    def _is_last(self) -> bool:
+        return self.stop == self.sizes[0]
+
+    @property
+    def _n_others(self) -> int | None:
+        """Parts of the parameters behind the weights; None: all."""
+        return None if self._is_last else 0
+
+    @property
+    def has_head(self) -> bool:  # type: ignore[override]
+        """Whether there are later layers."""
+        return len(self.sizes) > 2
+
+    @property
+    def _later(self) -> range:
+        return range(1, len(self.sizes) - 1)
+
+    def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
+        """As the whole model does."""
+        encoded: NDArray[Any] = self.model.encode(y, classes, dtype)
+        return encoded
+
+    def identity(self) -> dict[str, Any]:
+        """Facts of the whole model, and the columns."""
+        return {**self.model.identity(), "columns": [self.start, self.stop]}
+
+    def init(self, seed: int, dtype: Any) -> NDArray[Any]:
+        """The same numbers as the whole model begins with, of which few are in memory at a time."""
+        rng, width = np.random.RandomState(seed), self.sizes[1]
+        bound = self.activation.bound_of(*self.sizes[:2])
+        w = np.zeros(self.parameters.shape, dtype)
+        for first in range(0, self.start * width, _AT_ONCE):
+            rng.uniform(size=min(_AT_ONCE, self.start * width - first))
+        own = self._n_weights
+        for first in range(0, own, _AT_ONCE):
+            at = slice(first, min(first + _AT_ONCE, own))
+            w[at, 0] = rng.uniform(-bound, bound, at.stop - first)
+        if self._is_last:
+            w[own : own + width, 0] = rng.uniform(-bound, bound, width)
+            w[own + width :] = self.model.init_some(rng, self._later, dtype)
+        return w
+
+    @property
+    def _n_weights(self) -> int:
+        return (self.stop - self.start) * self.sizes[1]
+
+    def _layer(self, w: Any) -> tuple[Any, Any]:
+        """Weights of the columns, and the intercepts, which the last ones have: views."""
+        shape, own = (self.stop - self.start, self.sizes[1]), self._n_weights
+        weights = namespace(w).reshape(w[:own, 0], shape)
+        return weights, w[own : own + shape[1], 0] if self._is_last else None
+
+    def products(self, w: Any, X: Any, backend: Backend) -> Any:
+        """As in :class:`ColumnPart`."""
+        weights, shift = self._layer(w)
+        if isinstance(X, SparseRows) or hasattr(X, "tocsr"):
+            product = backend.dot(X, weights)
+            z = product[:, None] if product.ndim == 1 else product
+        else:
+            z = backend.matmul(cast(X, weights.dtype), weights, None)
+        if shift is not None:
+            z += shift
+        return z
+
+    def add_products(self, X: Any, slope: Any, out: Any, backend: Backend) -> None:
+        """As in :class:`ColumnPart`."""
+        to_weights, to_shift = self._layer(out)
+        if isinstance(X, SparseRows) or hasattr(X, "tocsr"):
+            backend.add_tdot(X, slope, to_weights)
+        else:
+            backend.add_matmul(cast(X, slope.dtype).T, slope, to_weights)
+        if to_shift is not None:
+            to_shift += cast(total(slope, axis=0), to_shift.dtype)
+
+    def _behind(self, w: Any) -> Any:
+        """Parameters of the later layers."""
+        return w[self._n_weights + self.sizes[1] :, ...]
+
+    def head(self, w: Any, total: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
+        """As in :class:`ColumnPart`: the activation, and all later layers."""
+        if not self.has_head:
+            return self.model.loss_gradient(total, rows, backend)
+        self.activation.apply(total)
+        later, layers = self._behind(w), self._later
+        output, memory = self.model.forward(later, total, layers, rows, backend)
+        loss, slope = self.model.loss_gradient(output, rows, backend)
+        slope = self.model.backward(
+            later, memory, slope, self._behind(out), layers, rows, backend, wants_input=True
+        )
+        self.activation.pull_back(slope, total)
+        return loss, slope
+
+    def head_sums(
+        self, w: Any, total: Any, rows: BatchRows, backend: Backend
+    ) -> NDArray[np.float64]:
+        """As in :class:`ColumnPart`."""
+        raw = total
+        if self.has_head:
+            self.activation.apply(total)
+            raw, _ = self.model.forward(self._behind(w), total, self._later, rows, backend)
+        sums: NDArray[np.float64] = self.model.scored(
+            raw[:, 0] if raw.shape[1] == 1 else raw, rows, backend
+        )
+        return sums
+
+    def add_gradient(self, w: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
+        """A part alone has no loss."""
+        raise NotImplementedError

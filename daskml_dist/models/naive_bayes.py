@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from daskml_dist.backends.namespace import namespace
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.models.base import Model
-from daskml_dist.models.labels import label_codes
+from daskml_dist.models.row_models import label_codes
 
 __all__ = [
     "GaussianLogLikelihood",

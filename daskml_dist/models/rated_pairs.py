@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from daskml_dist.backends import Backend
 from daskml_dist.backends.namespace import cast, is_host, namespace, ones, scalar, total
 from daskml_dist.losses import Loss
-from daskml_dist.models.base import BatchRows, Parameters, Part, StepModel
-from daskml_dist.models.distinct import distinct
+from daskml_dist.models.base import BatchRows, Parameters, Part, StepModel, distinct
 from daskml_dist.models.hashed import mixed  #
 
 __all__ = ["RatedPairs"]

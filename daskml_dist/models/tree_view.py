@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
-from daskml_dist.models.node_numbers import numbers_of
-from daskml_dist.models.raw_forest import ForestLeaves
-from daskml_dist.models.trees import Trees
+from daskml_dist.models.tree_predictions import ForestLeaves
+from daskml_dist.models.trees import Trees, numbers_of
 
 __all__ = ["TreeView", "node_paths", "view_of"]
 

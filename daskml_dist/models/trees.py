@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 from daskml_dist.models.bins import Bins
 
-__all__ = ["Tree", "Trees", "goes_left"]
+__all__ = ["Tree", "Trees", "goes_left", "numbers_of"]
+
+Array = NDArray[Any]
 
 
 @dataclass(eq=False)
@@ -182,3 +184,11 @@ class Trees:
         bins = Bins(tuple(edges), max_bins, arrays["categorical"].astype(bool))
         nodes = Tree(**{f.name: arrays[f.name] for f in fields(Tree)})
         return cls(arrays["roots"], nodes, n_per_iteration, bins)
+
+
+def numbers_of(trees: Trees) -> Array:
+    """Number of each node in its tree as users see it: a left child follows its parent."""
+    from daskml_dist.backends.tree_order import depth_first
+
+    found: Array = depth_first(trees.roots, trees.nodes.left)
+    return found

@@ -19,8 +19,7 @@ from daskml_dist.estimators.gradient_steps import BaseSteps
 from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.inference.each_row import products_of_rows
 from daskml_dist.losses import Loss
-from daskml_dist.models.activations import ACTIVATIONS
-from daskml_dist.models.mlp import MLP
+from daskml_dist.models.mlp import ACTIVATIONS, MLP
 from daskml_dist.neural_network._base import BaseNetwork
 from daskml_dist.optimizers import SGD, Adam, Momentum, Nesterov, Optimizer
 from daskml_dist.parameters.checks import (

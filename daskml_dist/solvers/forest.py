@@ -15,8 +15,7 @@ import numpy as np
 
 from daskml_dist.backends.forest_devices import forests_on
 from daskml_dist.backends.forests import ForestDevice
-from daskml_dist.models.bins import Bins
-from daskml_dist.models.forest_bins import forest_edges_of
+from daskml_dist.models.bins import Bins, forest_edges_of
 from daskml_dist.models.trees import Tree, Trees
 from daskml_dist.solvers.base import Solution
 from daskml_dist.solvers.binning import find_bins

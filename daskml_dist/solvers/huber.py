@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from daskml_dist.backends import Backend
 from daskml_dist.backends.namespace import namespace, scalar, total
 from daskml_dist.models.base import BatchRows
-from daskml_dist.models.curvature import curvature_tiles
+from daskml_dist.models.linear import curvature_tiles
 from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums, initial_parameters
 from daskml_dist.solvers.lbfgs import minimize_lbfgsb
 from daskml_dist.solvers.objective import check_gradient_overflow

@@ -16,7 +16,7 @@ from daskml_dist.backends.namespace import cast, namespace
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.losses import EpsilonInsensitive, Loss
 from daskml_dist.models.base import BatchRows
-from daskml_dist.models.curvature import add_curvature
+from daskml_dist.models.linear import add_curvature
 from daskml_dist.penalties import Penalty
 from daskml_dist.solvers.base import (
     Array,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from daskml_dist.data.blocks import BlockInfo
 from daskml_dist.data.keyed import KeyedBlock, KeyedCollection
 from daskml_dist.data.keyed.ids import find_positions
-from daskml_dist.models.unlabelled import Unlabelled
+from daskml_dist.models.row_models import Unlabelled
 from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.solvers.keyed import KeyedSolution, KeyedSolver
 from daskml_dist.training.callbacks import CallbackList

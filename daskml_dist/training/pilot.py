@@ -27,8 +27,7 @@ from daskml_dist.backends.numpy_backend import NumpyBackend
 from daskml_dist.backends.row_threads import over_threads
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.linear import LinearModel
-from daskml_dist.models.stacked import TRAIN, FoldAssignment
-from daskml_dist.models.wide import WideLinear
+from daskml_dist.models.stacked import TRAIN, FoldAssignment, WideLinear
 from daskml_dist.optimizers import Optimizer
 from daskml_dist.penalties import Penalty
 from daskml_dist.solvers.lbfgs import minimize_orthant_wise, minimize_side_by_side

@@ -18,9 +18,7 @@ from daskml_dist.data.batches import LaneSpec, count_held_out_rows, count_pass_s
 from daskml_dist.data.feature_scales import FeatureScales
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 from daskml_dist.losses import Loss
-from daskml_dist.models.base import Model, StepModel
-from daskml_dist.models.columned import ColumnModel
-from daskml_dist.models.staged import StagedModel
+from daskml_dist.models.base import ColumnModel, Model, StagedModel, StepModel
 from daskml_dist.optimizers import NAG, Optimizer
 from daskml_dist.policies import Policy
 from daskml_dist.ps.ledger import StoppingRule

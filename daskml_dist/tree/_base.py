@@ -11,8 +11,8 @@ from sklearn.base import clone
 from sklearn.utils import Bunch
 
 from daskml_dist.estimators.trees.base import BaseTrees
-from daskml_dist.models.grown import Grown
-from daskml_dist.models.pruning import weakest_links
+from daskml_dist.models.grown_tree import weakest_links
+from daskml_dist.models.row_models import Grown
 from daskml_dist.models.tree_view import TreeView, view_of
 from daskml_dist.models.trees import Trees
 from daskml_dist.parameters.checks import check_one_of

@@ -17,8 +17,7 @@ from daskml_dist.backends import Backend, get_backend, namespace
 from daskml_dist.backends.devices import stored_dtype
 from daskml_dist.losses import LOSSES, Loss, Tweedie
 from daskml_dist.models.base import BatchRows
-from daskml_dist.models.curvature import add_curvature
-from daskml_dist.models.linear import LinearModel
+from daskml_dist.models.linear import LinearModel, add_curvature
 from daskml_dist.optimizers import OPTIMIZERS
 from daskml_dist.penalties import PENALTIES, Penalty, get_penalty, soft_threshold
 from daskml_dist.ps.shard import Shard

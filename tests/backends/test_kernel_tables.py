@@ -42,7 +42,7 @@ from daskml_dist.backends.scratch import Scratch
 from daskml_dist.backends.step import Step
 from daskml_dist.backends.touched_columns import TouchedColumns
 from daskml_dist.losses import LogLoss, SquaredError
-from daskml_dist.models.wide import WideLoss
+from daskml_dist.models.stacked import WideLoss
 from daskml_dist.optimizers import SGD
 from tests.backends.compiled_loops import compiled_functions, signs_of_a_width
 

@@ -15,8 +15,7 @@ from daskml_dist.backends.host_trees import HostTrees
 from daskml_dist.backends.tree_gradients import COMPILED
 from daskml_dist.backends.trees import CONSTANT, EXACT, ROUNDED, Part, SplitFacts, SplitLeaf
 from daskml_dist.models.bins import Bins
-from daskml_dist.models.raw_forest import RawForest
-from daskml_dist.models.raw_trees import RawTrees
+from daskml_dist.models.tree_predictions import RawForest, RawTrees
 from daskml_dist.models.trees import Tree, Trees
 from daskml_dist.solvers.boosting_losses import (
     AbsoluteErrorBoostLoss,

@@ -21,8 +21,7 @@ from daskml_dist.backends.forest_cuts import BITS
 from daskml_dist.ensemble import HistGradientBoostingRegressor
 from daskml_dist.models.bins import Bins
 from daskml_dist.models.hashed import mixed
-from daskml_dist.models.raw_forest import ForestLeaves, RawForest
-from daskml_dist.models.raw_trees import RawTrees
+from daskml_dist.models.tree_predictions import ForestLeaves, RawForest, RawTrees
 from daskml_dist.models.trees import Tree, Trees
 from tests.backends.test_kernel_tables import SIZES, around, dtypes
 from tests.ensemble.test_tree_masks import bins_of, rows_of, tree_of

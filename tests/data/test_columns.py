@@ -16,7 +16,7 @@ from daskml_dist.data.column_statistics import (
     find_distinct_rows,
 )
 from daskml_dist.errors import InvalidDataError
-from daskml_dist.models.labels import label_codes
+from daskml_dist.models.row_models import label_codes
 
 
 def unaligned(rows: NDArray[Any]) -> NDArray[Any]:

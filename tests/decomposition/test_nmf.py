@@ -19,7 +19,7 @@ from daskml_dist.backends import get_backend
 from daskml_dist.decomposition import NMF
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.models.base import BatchRows
-from daskml_dist.models.unlabelled import Unlabelled
+from daskml_dist.models.row_models import Unlabelled
 from daskml_dist.solvers import nmf
 from daskml_dist.solvers.nmf import MultiplicativeStep, StepWeights
 from tests.strict_backend import StrictBackend

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from daskml_dist.models.forest_bins import forest_edges_of
+from daskml_dist.models.bins import forest_edges_of
 
 rng = np.random.default_rng(0)
 

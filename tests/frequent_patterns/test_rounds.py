@@ -19,7 +19,7 @@ from daskml_dist.backends import get_backend
 from daskml_dist.backends.itemset_kernels import join
 from daskml_dist.frequent_patterns import frequent_itemsets, itemsets
 from daskml_dist.models.base import BatchRows
-from daskml_dist.models.baskets import Baskets
+from daskml_dist.models.row_models import Baskets
 from daskml_dist.solvers import apriori
 from daskml_dist.solvers.apriori import Apriori, BasketBits, SetCounts
 from tests.frequent_patterns.baskets import brute, drawn

@@ -15,9 +15,8 @@ from daskml_dist import neural_network as ours
 from daskml_dist.backends import Backend, get_backend
 from daskml_dist.backends.host_products import add_matmul
 from daskml_dist.losses import LogLoss, Poisson, SquaredError
-from daskml_dist.models.activations import ACTIVATIONS
 from daskml_dist.models.base import BatchRows
-from daskml_dist.models.mlp import MLP
+from daskml_dist.models.mlp import ACTIVATIONS, MLP
 from tests.strict_backend import StrictBackend
 
 N_ROWS, SIZES = 11, (4, 5, 6)

@@ -10,8 +10,8 @@ import numpy as np
 from daskml_dist.losses import LOSSES
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.models.naive_bayes import RowsByClass
+from daskml_dist.models.row_models import Unlabelled
 from daskml_dist.models.stacked import TEST, TRAIN, FoldAssignment, StackedLinear
-from daskml_dist.models.unlabelled import Unlabelled
 from daskml_dist.solvers import Statistic
 from daskml_dist.solvers.batched_gradients import (
     BatchedGradient,

@@ -19,7 +19,7 @@ from daskml_dist.backends.csr_rows import CSRRows
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.linear_model import LogisticRegression
 from daskml_dist.losses import LOSSES
-from daskml_dist.models import curvature
+from daskml_dist.models import linear as curvature
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.linear import LinearModel
 

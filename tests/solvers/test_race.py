@@ -6,7 +6,7 @@ import numpy as np
 
 from daskml_dist.backends import get_backend
 from daskml_dist.models.base import BatchRows
-from daskml_dist.models.unlabelled import Unlabelled
+from daskml_dist.models.row_models import Unlabelled
 from daskml_dist.solvers.seeding import SeedSample
 
 BACKEND, MODEL = get_backend("cpu"), Unlabelled(1)

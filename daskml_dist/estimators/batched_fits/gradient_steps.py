@@ -20,8 +20,7 @@ from daskml_dist.estimators.base import survey_of
 from daskml_dist.estimators.batched_fits.gradient_plans import OwnPlans, optimizer_of
 from daskml_dist.estimators.batched_fits.solver_rounds import Asked, NotStackedError
 from daskml_dist.models.linear import LinearModel
-from daskml_dist.models.stacked import FoldAssignment, StackedLinear
-from daskml_dist.models.wide import WideLinear
+from daskml_dist.models.stacked import FoldAssignment, StackedLinear, WideLinear
 from daskml_dist.penalties import Penalty
 from daskml_dist.ps.ledger import StoppingRule
 from daskml_dist.ps.shard_state import ShardState

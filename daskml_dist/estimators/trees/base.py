@@ -26,8 +26,8 @@ from daskml_dist.estimators.trees.parameters import (
     rows_of,
 )
 from daskml_dist.inference.predict import map_rows
-from daskml_dist.models.grown import Grown
-from daskml_dist.models.raw_forest import ForestLeaves, RawForest
+from daskml_dist.models.row_models import Grown
+from daskml_dist.models.tree_predictions import ForestLeaves, RawForest
 from daskml_dist.models.tree_view import node_paths
 from daskml_dist.models.trees import Trees
 from daskml_dist.parameters.checks import seed_of

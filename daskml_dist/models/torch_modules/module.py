@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,18 +15,26 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends import Backend
 from daskml_dist.backends.namespace import is_host, namespace, stream_of
-from daskml_dist.errors import DivergedError, InvalidParameterError
+from daskml_dist.errors import DeviceUnavailableError, DivergedError, InvalidParameterError
 from daskml_dist.models.base import BatchRows, Parameters, StepModel
-from daskml_dist.models.labels import label_codes
+from daskml_dist.models.row_models import label_codes
 from daskml_dist.models.torch_modules.flat import FlatModule, flat_of, torch_dtype
-from daskml_dist.models.torch_modules.inputs import TorchInputs, tensor_of
 from daskml_dist.models.torch_modules.library import load_torch, threads_of_torch
-from daskml_dist.models.torch_modules.losses import losses_of
-from daskml_dist.models.torch_modules.precision import LOSS_FACTORS, autocast
-from daskml_dist.models.torch_modules.source import ModuleSource, telling
-from daskml_dist.models.torch_modules.stream import Drawing, Seed
+from daskml_dist.models.torch_modules.source import Drawing, ModuleSource, Seed, telling
 
-__all__ = ["TorchModel"]
+__all__ = [
+    "IMAGES",
+    "PRECISIONS",
+    "Columns",
+    "TorchInputs",
+    "TorchModel",
+    "autocast",
+    "cross_entropy",
+    "losses_of",
+    "squared_error",
+    "tensor_of",
+]
+
 
 #: Steps of a lane between two copies of parameters whose loss was finite.
 _KEPT_EVERY = 32
@@ -315,3 +324,202 @@ class _Lane(FlatModule):
 
 def _shared_loss(loss: Any, w: Any) -> Any:
     return namespace(w).from_dlpack(loss.detach())
+
+
+#: How bytes of images lie in a row.
+IMAGES = ("channels_last", "channels_first")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Columns of a dataframe that are one input of a module.
+
+    Parameters
+    ----------
+    at : tuple of int
+        Positions of the columns; those of a single one by its name give a tensor of shape (n,).
+    single : bool
+    whole : bool
+        Whether they hold whole numbers, which come as int64.
+    """
+
+    at: tuple[int, ...]
+    single: bool
+    whole: bool
+
+
+@dataclass(frozen=True)
+class TorchInputs:
+    """Tensors that a module is called with, of rows.
+
+    Rows of floats come in the dtype of the parameters, bytes and bools as they are, and other whole
+    numbers (tokens) as int64.
+
+    Parameters
+    ----------
+    images : {"channels_last", "channels_first"} or None
+        Rows are images of bytes, which come as floats between 0 and 1, channels first.
+    columns : mapping of str to Columns, or None
+        The module's arguments, of columns of a dataframe; None: it takes the rows.
+    """
+
+    images: str | None = None
+    columns: Mapping[str, Columns] | None = None
+
+    def __call__(self, X: Any, dtype: Any, device: Any = None) -> tuple[list[Any], dict[str, Any]]:
+        """Positional and keyword arguments of a module for some rows.
+
+        Parameters
+        ----------
+        X : ndarray or CSR matrix of shape (n, ...), or an array of CuPy
+        dtype : dtype of torch
+            Of the parameters.
+        device : device of torch, optional
+            Where the parameters are.
+        """
+        rows = tensor_of(X.toarray() if hasattr(X, "toarray") else X)
+        if device is not None:
+            rows = rows.to(device)
+        if self.columns is not None:
+            return [], {name: self._input(rows, of, dtype) for name, of in self.columns.items()}
+        if self.images is not None:
+            return [self._image(rows, dtype)], {}
+        return [_as_input(rows, dtype)], {}
+
+    def _image(self, rows: Any, dtype: Any) -> Any:
+        if rows.ndim == 3:  # grey ones
+            rows = rows[:, None]
+        elif rows.ndim == 4 and self.images == "channels_last":
+            rows = rows.movedim(3, 1)
+        scale = 1.0 if rows.is_floating_point() else 1 / 255
+        return rows.to(dtype).contiguous() * scale
+
+    def _input(self, rows: Any, of: Columns, dtype: Any) -> Any:
+        torch = load_torch()
+        columns = rows[:, of.at[0]] if of.single else rows[:, list(of.at)]
+        return columns.to(torch.int64 if of.whole else dtype)
+
+
+def tensor_of(array: Any) -> Any:
+    """A tensor that shares the memory of an array, where it may be written."""
+    torch = load_torch()
+    if not is_host(array):
+        return torch.from_dlpack(array)
+    if array.dtype.kind == "u" and array.itemsize > 1:
+        # Few of torch's functions take these.
+        array = array.astype("int64")
+    if not (array.flags.writeable and array.flags.c_contiguous and array.dtype.isnative):
+        array = array.astype(array.dtype.newbyteorder("="), order="C", copy=True)
+    try:
+        return torch.from_numpy(array)
+    except TypeError as error:
+        raise InvalidParameterError(f"{error} Convert X to float32 or int64 first.") from error
+
+
+def _as_input(rows: Any, dtype: Any) -> Any:
+    torch = load_torch()
+    if rows.is_floating_point():
+        return rows if rows.dtype == dtype else rows.to(dtype)
+    return rows if rows.dtype in (torch.uint8, torch.bool) else rows.to(torch.int64)
+
+
+def cross_entropy(output: Any, y: Any) -> Any:
+    """Cross-entropy of logits: one a class, or a single one for the second of two classes."""
+    functional = load_torch().nn.functional
+    if y.is_floating_point():
+        return functional.binary_cross_entropy_with_logits(output, y, reduction="none")
+    return functional.cross_entropy(output, y, reduction="none")
+
+
+def squared_error(output: Any, y: Any) -> Any:
+    """Squared error of each target."""
+    return load_torch().nn.functional.mse_loss(output, y, reduction="none")
+
+
+def losses_of(criterion: Any, output: Any, y: Any, name: str) -> Any:
+    """Loss of each row, as a tensor of shape (n,).
+
+    Parameters
+    ----------
+    criterion : callable
+    output : tensor of shape (n, ...), or a tuple, which the criterion gets whole
+    y : tensor of shape (n, ...)
+    name : str
+        Of the module, for errors.
+
+    Raises
+    ------
+    InvalidParameterError
+        Outputs do not fit the targets, or there is no loss of each row.
+    """
+    first = output[0] if isinstance(output, tuple) else output
+    # A column beside a vector would make torch compare each output with each target.
+    if y.is_floating_point() and first.shape != y.shape:
+        first = _in_shape(first, y, name)
+        output = (first, *output[1:]) if isinstance(output, tuple) else first
+    shapes = f"outputs of shape {tuple(first.shape)} and targets of shape {tuple(y.shape)}"
+    labels = "" if y.is_floating_point() else " (numbers of the classes)"
+    with telling(f"The criterion, on {shapes}{labels},"):
+        losses = criterion(output, y)
+    if losses.ndim == 0 or losses.shape[0] != y.shape[0]:
+        raise InvalidParameterError(
+            f"The criterion gives a loss of shape {tuple(losses.shape)} for {y.shape[0]} rows, and "
+            'each row needs its own. Return it without a mean (reduction="none").'
+        )
+    if not y.is_floating_point() and losses.numel() != y.numel():
+        raise InvalidParameterError(
+            f"The criterion compares each of the outputs of shape {tuple(first.shape)} with the "
+            "number of the class. Use one that takes labels, such as torch.nn.CrossEntropyLoss."
+        )
+    return losses if losses.ndim == 1 else losses.flatten(1).mean(dim=1)
+
+
+def _in_shape(output: Any, y: Any, name: str) -> Any:
+    if output.numel() != y.numel():
+        raise InvalidParameterError(
+            f"{name} gives outputs of shape {tuple(output.shape)} for targets of shape "
+            f"{tuple(y.shape)}. Let its last layer have an output for each target."
+        )
+    return output.reshape(y.shape)
+
+
+#: Names of the dtypes, and torch's.
+PRECISIONS = {"bf16": "bfloat16", "fp16": "float16"}
+
+
+#: What a loss is multiplied by before the backward pass in float16, one after the other until
+#: nothing overflows: a gradient below 6e-8 would be 0 (Micikevicius et al., "Mixed precision
+#: training", ICLR 2018).
+LOSS_FACTORS = tuple(2.0**power for power in (16, 12, 8, 4, 0))
+
+
+def autocast(precision: str | None, device: Any) -> Callable[[], AbstractContextManager[Any]]:
+    """Maker of a context in which torch computes products in a precision.
+
+    Parameters
+    ----------
+    precision : {"bf16", "fp16"} or None
+    device : device of torch, or None
+        None: the host.
+
+    Raises
+    ------
+    DeviceUnavailableError
+        The device has no such dtype.
+    """
+    if precision is None:
+        return nullcontext
+    torch = load_torch()
+    kind = "cpu" if device is None else device.type
+    has = (
+        precision == "bf16"
+        if kind == "cpu"
+        else precision == "fp16" or torch.cuda.is_bf16_supported()
+    )
+    if not has:
+        raise DeviceUnavailableError(
+            f"precision={precision!r}: {'a CPU' if kind == 'cpu' else 'this GPU'} computes no "
+            f"networks in {PRECISIONS[precision]}. Use precision="
+            f"{'bf16' if precision == 'fp16' else 'fp16'!r}, or None."
+        )
+    return partial(torch.autocast, kind, getattr(torch, PRECISIONS[precision]))

@@ -9,13 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.models.torch_modules.chain import chain_of
 from daskml_dist.models.torch_modules.flat import by_pixel, kernels_of, torch_dtype
-from daskml_dist.models.torch_modules.inputs import TorchInputs
 from daskml_dist.models.torch_modules.library import load_torch
-from daskml_dist.models.torch_modules.losses import losses_of
-from daskml_dist.models.torch_modules.source import ModuleSource, telling
-from daskml_dist.models.torch_modules.stream import seeded
+from daskml_dist.models.torch_modules.module import TorchInputs, losses_of
+from daskml_dist.models.torch_modules.source import ModuleSource, chain_of, seeded, telling
 
 __all__ = ["Trial", "try_module"]
 

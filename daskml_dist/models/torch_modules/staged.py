@@ -10,17 +10,11 @@ from typing import Any
 from daskml_dist.backends import Backend
 from daskml_dist.backends.namespace import is_host, namespace
 from daskml_dist.errors import DivergedError
-from daskml_dist.models.base import BatchRows, Parameters
-from daskml_dist.models.staged import StagedModel
-from daskml_dist.models.torch_modules.chain import keep_children
+from daskml_dist.models.base import BatchRows, Parameters, StagedModel
 from daskml_dist.models.torch_modules.flat import FlatModule, torch_dtype
-from daskml_dist.models.torch_modules.inputs import tensor_of
 from daskml_dist.models.torch_modules.library import load_torch
-from daskml_dist.models.torch_modules.losses import losses_of
-from daskml_dist.models.torch_modules.module import TorchModel
-from daskml_dist.models.torch_modules.precision import autocast
-from daskml_dist.models.torch_modules.source import telling
-from daskml_dist.models.torch_modules.stream import Drawing, Seed
+from daskml_dist.models.torch_modules.module import TorchModel, autocast, losses_of, tensor_of
+from daskml_dist.models.torch_modules.source import Drawing, Seed, keep_children, telling
 
 __all__ = ["TorchChain"]
 

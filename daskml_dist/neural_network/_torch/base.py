@@ -15,10 +15,14 @@ from daskml_dist.data.conversion import as_rows
 from daskml_dist.errors import DivergedError, InvalidParameterError
 from daskml_dist.estimators.gradient_steps import BaseSteps
 from daskml_dist.models.torch_modules.flat import flat_of, parameters_of, torch_dtype
-from daskml_dist.models.torch_modules.inputs import IMAGES, Columns, TorchInputs
 from daskml_dist.models.torch_modules.library import check_torch, load_torch
-from daskml_dist.models.torch_modules.module import TorchModel
-from daskml_dist.models.torch_modules.precision import PRECISIONS
+from daskml_dist.models.torch_modules.module import (
+    IMAGES,
+    PRECISIONS,
+    Columns,
+    TorchInputs,
+    TorchModel,
+)
 from daskml_dist.models.torch_modules.source import ModuleSource, without_weights
 from daskml_dist.models.torch_modules.staged import TorchChain
 from daskml_dist.neural_network._base import BaseNetwork

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.models.torch_modules.losses import cross_entropy
+from daskml_dist.models.torch_modules.module import cross_entropy
 from daskml_dist.neural_network._base import NetworkClassifier
 from daskml_dist.neural_network._torch.base import BaseTorch
 from daskml_dist.neural_network._torch.predict import (

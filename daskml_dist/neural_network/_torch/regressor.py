@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from daskml_dist.models.torch_modules.losses import squared_error
+from daskml_dist.models.torch_modules.module import squared_error
 from daskml_dist.neural_network._base import NetworkRegressor
 from daskml_dist.neural_network._torch.base import BaseTorch
 from daskml_dist.parameters.run import Run

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.models.torch_modules.inputs import TorchInputs
-from daskml_dist.models.torch_modules.module import TorchModel
+from daskml_dist.models.torch_modules.module import TorchInputs, TorchModel
 from daskml_dist.models.torch_modules.probe import Trial, try_module
 from daskml_dist.models.torch_modules.source import ModuleSource, name_of
 from daskml_dist.training.dataset_info import DatasetInfo

@@ -24,8 +24,7 @@ from daskml_dist.backends.namespace import zeros
 from daskml_dist.comm.base import Arrays
 from daskml_dist.comm.socket_group import PairMessages, PeerGroup
 from daskml_dist.errors import DivergedError
-from daskml_dist.models.base import BatchRows
-from daskml_dist.models.staged import StagedModel
+from daskml_dist.models.base import BatchRows, StagedModel
 from daskml_dist.ps.messages import sum_in_lane_order
 from daskml_dist.ps.shard_state import ShardState, copy_array
 from daskml_dist.ps.snapshots import LaneSnapshot, join_lane_snapshots

@@ -1,0 +1,98 @@
+"""Rows without targets, as clusters, components and mixtures are found in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from daskml_dist.models.base import Model
+
+__all__ = ["Baskets", "Grown", "Unlabelled", "label_codes"]
+
+
+@dataclass(frozen=True)
+class Baskets(Model):
+    """Rows without a target, in the dtype that they have.
+
+    Parameters
+    ----------
+    n_items : int
+    """
+
+    n_items: int
+
+    def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
+        """The targets themselves, which nobody reads."""
+        return y
+
+    def prepare(self, X: Any, dtype: Any) -> Any:
+        """The rows themselves."""
+        return X
+
+
+@dataclass(frozen=True)
+class Grown(Model):
+    """Rows of trees: no arithmetic is done with them, so any value goes.
+
+    Parameters
+    ----------
+    n_features : int
+    columns : tuple of ndarray
+        Sorted labels of each of several outputs; empty where there is one, and in regression.
+    """
+
+    n_features: int
+    columns: tuple[NDArray[Any], ...] = ()
+    takes_missing: ClassVar[bool] = True
+    #: Trainers may keep to a share of the cores.
+    starts_threads: ClassVar[bool] = False
+
+    def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
+        """Targets in float64, labels by their numbers."""
+        if self.columns:
+            found = [np.searchsorted(c, of) for c, of in zip(self.columns, y.T, strict=True)]
+            return np.column_stack(found).astype(np.float64)
+        if classes is not None:
+            y = np.searchsorted(classes, y)
+        return np.asarray(y, np.float64)
+
+
+@dataclass(frozen=True)
+class Unlabelled(Model):
+    """Rows without targets.
+
+    Parameters
+    ----------
+    n_features : int
+    """
+
+    n_features: int
+
+    def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
+        """The targets themselves, which nobody reads."""
+        return y
+
+
+def label_codes(y: NDArray[Any], classes: NDArray[Any], dtype: DTypeLike) -> NDArray[Any]:
+    """Position of each label among sorted classes.
+
+    Parameters
+    ----------
+    y : ndarray of shape (n,)
+        Of `classes` alone.
+    classes : ndarray of shape (n_classes,)
+    dtype : dtype
+        Of the result, of integers.
+
+    Returns
+    -------
+    ndarray of shape (n,)
+    """
+    if classes.dtype.kind in "iu" and y.dtype.kind in "iu":
+        first, last = int(classes[0]), int(classes[-1])
+        if last - first == len(classes) - 1 and last <= np.iinfo(np.int64).max:
+            return (y.astype(np.int64) - first).astype(dtype, copy=False)
+    return np.searchsorted(classes, y).astype(dtype)
