@@ -56,7 +56,7 @@ class StreamedCentres(Streamed):
         self._call_init(None, first)
 
         def with_centres(fit: FitSpec) -> FitSpec:
-            return fit.working(model=Centres(first, shift))
+            return fit.replace_work(model=Centres(first, shift))
 
         from daskml_dist.streaming.start import resume
 
@@ -71,7 +71,7 @@ class StreamedCentres(Streamed):
         model = started.fit.steps.model
         assert isinstance(model, Centres)
         # Looks are made after calls, not within steps.
-        fit = started.fit.working(model=replace(model, reassignment=None))
+        fit = started.fit.replace_work(model=replace(model, reassignment=None))
         shift = None if model.shift is None else model.shift.tolist()
         started.likeness |= {"first": model.first.tolist(), "shift": shift}
         every = LOOK * int(self.n_clusters)

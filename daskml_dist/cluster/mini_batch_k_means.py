@@ -37,7 +37,7 @@ from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.engine import Engine, FitResult
 from daskml_dist.training.in_parts import train_in_parts
-from daskml_dist.training.plan import lane_batch
+from daskml_dist.training.plan import count_lane_batch_rows
 from daskml_dist.training.settings import RunSettings, Settings
 from daskml_dist.training.spec import FitSpec
 
@@ -279,7 +279,9 @@ callable, default="k-means||"
         if settings.batch_size is None:
             return settings
         batch = min(int(self.batch_size), rows.survey.n_rows)
-        return dataclasses.replace(settings, batch_size=lane_batch(batch, settings, lanes))
+        return dataclasses.replace(
+            settings, batch_size=count_lane_batch_rows(batch, settings, lanes)
+        )
 
     def _ready(self, engine: Engine, fit: FitSpec) -> FitSpec:
         # Known once the fit has ended; callbacks may ask for the estimator before.
@@ -299,7 +301,7 @@ callable, default="k-means||"
         # By so much of its size chance moves a mean of as many squares.
         chance = loss * self._mean_weight / math.sqrt(n_rows)
         model = Centres(first, shift, self._reassignment(fit, near))
-        return fit.working(model=model, stopping=self._stopping(fit, chance))
+        return fit.replace_work(model=model, stopping=self._stopping(fit, chance))
 
     def _sample_size(self, fit: FitSpec) -> int:
         """Rows that first centres are chosen in."""
@@ -363,7 +365,7 @@ callable, default="k-means||"
 
     def _begin_anew(self, engine: Engine, fit: FitSpec, state: ShardState) -> None:
         """After a lone step, which ends before its lanes look, what they would do."""
-        before = fit.start_state().w
+        before = fit.make_start_state().w
         model, since = fit.steps.model, step_rows(fit)
         if fit.steps.initial is not None:
             since += self._n_since

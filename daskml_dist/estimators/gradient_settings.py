@@ -13,7 +13,7 @@ from daskml_dist.parameters.checks import check_class_weight, seed_of
 from daskml_dist.penalties import Penalty, get_penalty
 from daskml_dist.policies import POLICIES, Pipeline, Policy, get_policy
 from daskml_dist.schedules import Schedule, get_schedule
-from daskml_dist.training.plan import check_columns
+from daskml_dist.training.plan import check_column_settings
 from daskml_dist.training.settings import RunSettings, Settings
 
 __all__ = ["step_settings"]
@@ -57,7 +57,7 @@ def step_settings(
         dtype=None if params["dtype"] is None else str(np.dtype(params["dtype"])),
     )
     if run.shard == "features":
-        check_columns(settings)
+        check_column_settings(settings)
     return settings
 
 

@@ -207,7 +207,7 @@ class BaseSteps(Streamed, BaseOnRows):
             if not more:
                 initial = self._begin_at(start, model, settings, rows)
             fit = self._plan(settings, model, rows, initial, engine)
-            fit = self._ready(engine, fit.working(step_callbacks=callbacks.of_steps))
+            fit = self._ready(engine, fit.replace_work(step_callbacks=callbacks.step_callbacks))
             callbacks.fitted = partial(self._fitted_with, fit.steps.model, rows)
             result = self._trained(engine, fit, callbacks)
             self._keep(fit.steps.model, result, rows, more=more)

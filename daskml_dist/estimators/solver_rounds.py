@@ -21,7 +21,7 @@ from daskml_dist.solvers.own_rows import RowSolver
 from daskml_dist.training.checkpoint import Checkpoint
 from daskml_dist.training.interrupts import raise_interrupt
 from daskml_dist.training.plan import DatasetInfo, make_solver_fit
-from daskml_dist.training.rounds_in_parts import saved_seed, train_rounds_in_parts
+from daskml_dist.training.rounds_in_parts import load_saved_seed, train_rounds_in_parts
 from daskml_dist.training.run import open_engine
 
 __all__ = ["BaseRounds"]
@@ -193,7 +193,7 @@ class BaseRounds(BaseOnRows):
         if checkpoint is None or given.get("random_state", 0) is not None:
             yield None
             return
-        saved = saved_seed(checkpoint) if checkpoint.resume else None
+        saved = load_saved_seed(checkpoint) if checkpoint.resume else None
         seed = seed_of(None) if saved is None else saved
         self.random_state: Any = seed
         try:

@@ -22,7 +22,7 @@ from daskml_dist.estimators.gradient_steps import BaseSteps
 from daskml_dist.estimators.supervised import Supervised
 from daskml_dist.model_selection._stacked_rates import stacked_losses
 from daskml_dist.parameters.run import Run
-from daskml_dist.training.learning_rate_search import rows_of_a_step
+from daskml_dist.training.learning_rate_search import count_step_rows
 from daskml_dist.training.run import open_engine
 from daskml_dist.training.sample import sample_rows
 
@@ -195,7 +195,7 @@ def _sample(
         fit = estimator._plan(settings, estimator._model(rows, None), rows, None, engine)
         lanes = engine.lanes(run.n_lanes, share=None, passes=1)
         block = sample_rows(engine, lanes, most, settings.seed, 0.0)
-        return block, rows_of_a_step(fit), settings.seed
+        return block, count_step_rows(fit), settings.seed
 
 
 def _short(estimator: Any, name: str, rate: float, batch: int, passes: int, seed: int) -> Any:

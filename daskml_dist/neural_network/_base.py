@@ -19,9 +19,9 @@ from daskml_dist.models.base import StepModel
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.engine import FitResult
-from daskml_dist.training.plan import lane_batch
+from daskml_dist.training.plan import count_lane_batch_rows
 from daskml_dist.training.settings import Settings
-from daskml_dist.training.spec import training_rows
+from daskml_dist.training.spec import count_training_rows
 
 __all__ = ["BaseNetwork", "NetworkClassifier", "NetworkRegressor"]
 
@@ -53,11 +53,13 @@ class BaseNetwork(BaseSteps, Supervised):
 
     def _over_lanes(self, settings: Settings, rows: DatasetInfo, lanes: list[LaneSpec]) -> Settings:
         batch = self._batch_rows(settings, lanes)
-        return dataclasses.replace(settings, batch_size=lane_batch(batch, settings, lanes))
+        return dataclasses.replace(
+            settings, batch_size=count_lane_batch_rows(batch, settings, lanes)
+        )
 
     def _batch_rows(self, settings: Settings, lanes: list[LaneSpec]) -> int:
         """Rows of one step of the parameters."""
-        n_rows = sum(training_rows(lanes, settings.validation_fraction))
+        n_rows = sum(count_training_rows(lanes, settings.validation_fraction))
         if settings.batch_size is None:
             return n_rows
         if isinstance(settings.batch_size, str):

@@ -17,7 +17,7 @@ from daskml_dist.planning.plan import Choice, Plan
 from daskml_dist.planning.rows import RowsShape
 from daskml_dist.planning.supposed import supposed_choice
 from daskml_dist.planning.text import bytes_text, seconds_text
-from daskml_dist.training.run import INLINE, client_of
+from daskml_dist.training.run import INLINE, find_default_client
 
 __all__ = ["advise", "known_costs"]
 
@@ -73,7 +73,7 @@ def advise(X: Any, estimator: Any, y: Any = None, client: Any = None) -> Plan:
     family.check(estimator)
     rows = family.shape(estimator, X, y)
     if client is None:
-        client = client_of(rows.collection)  # type: ignore[arg-type]
+        client = find_default_client(rows.collection)  # type: ignore[arg-type]
     else:
         check_client(client, "plan", "None for the current client")
     notes = list(rows.notes)

@@ -14,7 +14,7 @@ from typing import Any
 from daskml_dist._version import __version__
 from daskml_dist.planning.rows import RowsShape
 from daskml_dist.training.run import INLINE
-from daskml_dist.training.threads import blas
+from daskml_dist.training.threads import find_blas_controller
 
 __all__ = ["Place", "cluster_place", "inline_place", "place_of"]
 
@@ -112,7 +112,9 @@ def _cores() -> int:
 @cache
 def _machine() -> str:
     """Processor, threads and versions that costs depend on."""
-    threads = [info["num_threads"] for info in blas().info() if info["user_api"] == "blas"]
+    threads = [
+        info["num_threads"] for info in find_blas_controller().info() if info["user_api"] == "blas"
+    ]
     versions = ", ".join(f"{name} {version(name)}" for name in ("numpy", "numba", "distributed"))
     return (
         f"{_processor()}, {_cores()} cores, BLAS {max(threads, default=1)}, "

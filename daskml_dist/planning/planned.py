@@ -15,7 +15,7 @@ from daskml_dist.planning.families import Family, family_of
 from daskml_dist.planning.places import Place, cluster_place, inline_place
 from daskml_dist.planning.plan import Plan
 from daskml_dist.planning.rows import RowsShape
-from daskml_dist.training.run import AUTO, INLINE, client_of
+from daskml_dist.training.run import AUTO, INLINE, find_default_client
 
 __all__ = ["choose_client", "plan"]
 
@@ -70,7 +70,7 @@ def choose_client(estimator: Any, client: Any, collection: Collection, X: Any = 
     # Rows that lie on workers, or go to a GPU, are not moved to this process.
     if collection.kind != "memory" or getattr(estimator, "device", "cpu") == "gpu":
         return None
-    current = client_of(collection)
+    current = find_default_client(collection)
     if current is None:
         return INLINE
     try:

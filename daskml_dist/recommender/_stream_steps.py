@@ -133,4 +133,4 @@ def roomy(fit: FitSpec, n_users: int, n_items: int) -> FitSpec:
     rule = replace(
         fit.steps.rule, groups=(replace(group, stop=n, n_penalised=n),), coordinates=True
     )
-    return fit.working(model=model, rule=rule)
+    return fit.replace_work(model=model, rule=rule)

@@ -83,7 +83,7 @@ class StreamedPairs(Streamed):
             w[to : to + stop - start] = state.w[start:stop]
             for name in opt_state if same else ():
                 opt_state[name][to : to + stop - start] = state.opt_state[name][start:stop]
-        return fit.working(initial=ShardState(w, opt_state, state.step, state.rows))
+        return fit.replace_work(initial=ShardState(w, opt_state, state.step, state.rows))
 
     def _resume_stream(self, saved: Saved, path: Any, classes: Any) -> StartedPairs:
         from daskml_dist.recommender._stream_ids import Ids, ids_of
@@ -101,7 +101,7 @@ class StreamedPairs(Streamed):
             fit = roomy(fit, *room)
             model: Any = fit.steps.model
             model = dataclasses.replace(model, offset=offset)
-            return saved.fit(fit.working(model=model), path)
+            return saved.fit(fit.replace_work(model=model), path)
 
         started = self._started(X, (Ids(known[0]), Ids(known[1])), ready, stream["seen"])
         started.likeness = {name: likeness[name] for name in started.likeness}

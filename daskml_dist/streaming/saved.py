@@ -12,7 +12,7 @@ from scipy import sparse
 
 from daskml_dist.errors import CheckpointError
 from daskml_dist.ps.shard_state import ShardState
-from daskml_dist.training.in_parts import resumed
+from daskml_dist.training.in_parts import resume_from_checkpoint
 from daskml_dist.training.spec import FitSpec
 
 __all__ = ["Saved"]
@@ -100,14 +100,14 @@ class Saved:
         CheckpointError
             The file is of another stream.
         """
-        fit, _ = resumed(fit, path, self.state, self.facts)
+        fit, _ = resume_from_checkpoint(fit, path, self.state, self.facts)
         likeness = self.stream["likeness"]
         rule = replace(fit.steps.rule, steps_per_pass=likeness["steps_per_pass"])
         rates = likeness["rates"]
         if likeness.get("row_size") is not None:
             model: Any = fit.steps.model
-            fit = fit.working(model=replace(model, row_size=likeness["row_size"]))
-        return fit.working(rule=rule if rates is None else rule.at_rates(rates))
+            fit = fit.replace_work(model=replace(model, row_size=likeness["row_size"]))
+        return fit.replace_work(rule=rule if rates is None else rule.at_rates(rates))
 
 
 def _several(likeness: dict[str, Any]) -> bool:

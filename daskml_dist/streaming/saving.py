@@ -10,7 +10,7 @@ from daskml_dist.errors import CheckpointError, InvalidParameterError
 from daskml_dist.streaming.saved import Saved
 from daskml_dist.streaming.start import Started
 from daskml_dist.training.checkpoint import Checkpoint, CheckpointFiles
-from daskml_dist.training.in_parts import facts_of
+from daskml_dist.training.in_parts import make_checkpoint_facts
 
 __all__ = ["CLOSED", "ENDED", "TORN", "Saving"]
 
@@ -66,7 +66,7 @@ class Saving:
         if not self.checkpoint.resume:
             return None
         path = os.fspath(self.checkpoint.path)
-        found = CheckpointFiles.of(path, self.checkpoint.keep).newest()
+        found = CheckpointFiles.of(path, self.checkpoint.keep).load_newest()
         if found is None:
             return None
         if "stream" not in found[1]:
@@ -94,6 +94,9 @@ class Saving:
 
     def save(self, started: Started, stream: dict[str, Any]) -> None:
         """Save the parameters and the facts of the stream's course."""
-        facts = {**facts_of(started.fit, []), "stream": {**stream, "likeness": started.facts()}}
+        facts = {
+            **make_checkpoint_facts(started.fit, []),
+            "stream": {**stream, "likeness": started.facts()},
+        }
         self.checkpoint.save(started.steps.meeting(), facts)
         self._calls, self._since = 0, time.monotonic()

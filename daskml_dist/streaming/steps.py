@@ -58,7 +58,7 @@ class Steps:
         #: Rows of a step that the shard's rule is for.
         self._ruled: int | None = None
         self._few = work.coordinates
-        self.shard = Shard(work.rule, fit.start_state())
+        self.shard = Shard(work.rule, fit.make_start_state())
         self._gradient = np.zeros_like(self.shard.w)
         kinds = [group.optimizer for group in work.rule.groups]
         self._scaled = next((kind for kind in kinds if isinstance(kind, NAG)), None)

@@ -47,7 +47,7 @@ HOOKS = (
     "on_fit_end",
 )
 STEP_HOOK = "on_step_end"
-#: What a fit does, as ``on_phase`` is told.
+#: Phases of a fit, as ``on_phase`` is told.
 PHASES = (
     "waiting for workers",
     "reading",
@@ -131,7 +131,7 @@ class CallbackList:
         return iter(self._callbacks)
 
     @property
-    def of_steps(self) -> tuple[Any, ...]:
+    def step_callbacks(self) -> tuple[Any, ...]:
         """Return the callbacks with ``on_step_end``, which run where steps are made."""
         return tuple(c for c in self._callbacks if callable(getattr(c, STEP_HOOK, None)))
 
@@ -172,6 +172,7 @@ class CallbackList:
         BaseException
             What a callback raised, unless there is an `error`.
         """
+        # A fit that failed before its first phase has nothing to end.
         told, self._in_phase = self._callbacks if self._in_phase else (), False
         self._call_at_end(told, error, "on_phase", "end", 0, None)
 
@@ -271,6 +272,7 @@ class CallbackList:
             What a callback raised, unless there is an `error`, or an earlier call of this fit
             raised first.
         """
+        # An error of a callback may have ended the fit already; it stays the one that is raised.
         first = error or self._error
         begun, self._begun, self._error = self._begun, [], None
         told = begun and hasattr(run, "error")

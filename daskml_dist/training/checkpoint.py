@@ -2,9 +2,9 @@
 
 `Checkpoint` is what users give. `CheckpointFiles` writes files whole, moves them up, and refuses
 everything that is not a regular file, so that whoever may write to the folder cannot redirect a
-save or a read. `encode` and `decode` make an archive of plain arrays and JSON; reading believes
-nothing that a file says of itself: members are stored uncompressed, an array has as many bytes as
-it announces, and the result is a state that a fit can continue from, or an error.
+save or a read. `encode_checkpoint` and `decode_state` make an archive of plain arrays and JSON;
+reading believes nothing that a file says of itself: members are stored uncompressed, an array has
+as many bytes as it announces, and the result is a state that a fit can continue from, or an error.
 
 Each part of a fit is a fit of `every` passes that starts from the state of the one before, so the
 state is whole and consistent under every policy. Under ``"sync"`` and ``"allreduce"`` the parts
@@ -37,7 +37,7 @@ from daskml_dist.errors.names import NamedParameters
 from daskml_dist.errors.outside import outside
 from daskml_dist.ps.shard_state import ShardState
 
-__all__ = ["Checkpoint", "CheckpointFiles", "decode_log", "is_count", "is_number"]
+__all__ = ["Checkpoint", "CheckpointFiles", "decode_log", "is_count_fact", "is_number_fact"]
 
 
 T = TypeVar("T")
@@ -136,12 +136,12 @@ class Checkpoint(NamedParameters):
         """
         files = self._open_files()
         try:
-            files.probe()
+            files.probe_writing()
         except CheckpointError:
             raise
         except Exception as error:
             raise CheckpointError(
-                f"Cannot write checkpoints to {self.path} ({why(error)}). Name a file in a "
+                f"Cannot write checkpoints to {self.path} ({error_line(error)}). Name a file in a "
                 "folder that exists, has room, and that you may write to."
             ) from error
 
@@ -159,18 +159,19 @@ class Checkpoint(NamedParameters):
             It could not be written, for example because the disk is full. The newest whole one
             is as it was.
         """
-        files, data = self._open_files(), encode(state, facts)
+        # Encode first: an error there must not touch the files.
+        files, data = self._open_files(), encode_checkpoint(state, facts)
         try:
             if files.is_whole(files.new):  # a crash came while the files moved
-                files.rotate()
+                files.rotate_versions()
             files.write(files.new, data)
-            files.rotate()
+            files.rotate_versions()
         except CheckpointError:
             raise
         except Exception as error:
             raise CheckpointError(
-                f"Cannot save the checkpoint {self.path} ({why(error)}). The last one that was "
-                "saved is whole. Make room, or mend access to the file, and fit again with "
+                f"Cannot save the checkpoint {self.path} ({error_line(error)}). The last one that "
+                "was saved is whole. Make room, or mend access to the file, and fit again with "
                 "resume=True to go on from there."
             ) from error
 
@@ -187,7 +188,7 @@ class Checkpoint(NamedParameters):
         CheckpointError
             There is none, none is whole, or it has another format version.
         """
-        found = self._open_files().newest()
+        found = self._open_files().load_newest()
         if found is None:
             raise CheckpointError(
                 f"There is no checkpoint {self.path}. Correct the path, or set resume=False to "
@@ -231,7 +232,7 @@ class CheckpointFiles:
             fs, path = url_to_fs(url)
         except Exception as error:
             raise CheckpointError(
-                f"Cannot open the file system of the checkpoint {url} ({why(error)}). "
+                f"Cannot open the file system of the checkpoint {url} ({error_line(error)}). "
                 f"{_describe_remedy(error)}"
             ) from error
         return cls(fs, path, keep)
@@ -309,23 +310,25 @@ class CheckpointFiles:
             raise
         except Exception as error:
             raise CheckpointError(
-                f"Cannot read the checkpoint {name} ({why(error)}). Mend access to the file, or "
-                "set resume=False to begin anew."
+                f"Cannot read the checkpoint {name} ({error_line(error)}). Mend access to the "
+                "file, or set resume=False to begin anew."
             ) from error
 
     def is_whole(self, name: str) -> bool:
         """Return whether there is a whole checkpoint of that name."""
         with suppress(CheckpointError):
             data = self.read(name)
-            return data is not None and bool(decode_any(data, name))
+            return data is not None and bool(decode_checkpoint(data, name))
         return False
 
-    def newest(self, most: int | None = None) -> tuple[ShardState, dict[str, Any]] | None:
-        """Return the newest whole checkpoint of a fit by steps, as :meth:`newest_by`."""
-        return self.newest_by(decode, most)
+    def load_newest(self, most: int | None = None) -> tuple[ShardState, dict[str, Any]] | None:
+        """Return the newest whole checkpoint of a fit by steps, as :meth:`load_newest_by`."""
+        return self.load_newest_by(decode_state, most)
 
-    def newest_by(self, decode: Callable[[bytes, str], T], most: int | None = None) -> T | None:
-        """Return the result of `decode` for the newest whole checkpoint; None without a file.
+    def load_newest_by(
+        self, decode: Callable[[bytes, str], T], most: int | None = None
+    ) -> T | None:
+        """Return the result of `decode_state` for the newest whole checkpoint; None without a file.
 
         None where there is no file.
 
@@ -335,6 +338,7 @@ class CheckpointFiles:
             None is whole, or it has another format version.
         """
         damaged = ""
+        # Newest first. A whole path.new is a save that a crash kept from moving up.
         for name in (self.new, *self.versions):
             try:
                 data = self.read(name, most)
@@ -361,6 +365,7 @@ class CheckpointFiles:
 
         Only its owner may read it.
         """
+        # A link under this name would send the write to another file.
         exists = self.check_regular(name)
         try:
             if self._is_local:
@@ -376,7 +381,7 @@ class CheckpointFiles:
                 self.fs.rm_file(name)
             raise
 
-    def rotate(self) -> None:
+    def rotate_versions(self) -> None:
         """Move each file to the name of the one before it, from the oldest to the new one.
 
         The new one is whole all the while; files that a crash left half moved are overwritten.
@@ -399,7 +404,7 @@ class CheckpointFiles:
             self.fs.rm_file(target)
         self.fs.mv(source, target)
 
-    def probe(self) -> None:
+    def probe_writing(self) -> None:
         """Try to write, move and remove a small file, under names that are free for ours."""
         for name in (*self.versions, self.new):
             self.check_regular(name)
@@ -435,7 +440,7 @@ def _sync_folder(folder: str) -> None:
         os.close(handle)
 
 
-def why(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """Return an error in one line."""
     return f"{type(error).__name__}: {error}"
 
@@ -452,7 +457,7 @@ class DamagedError(CheckpointError):
     """A file is cut short, was changed, or never was a checkpoint."""
 
 
-def encode(state: ShardState | NDArray[np.uint8], facts: dict[str, Any]) -> bytes:
+def encode_checkpoint(state: ShardState | NDArray[np.uint8], facts: dict[str, Any]) -> bytes:
     """Return the file of a state, or of a round solver's log, with facts that JSON can hold."""
     if isinstance(state, np.ndarray):
         return _make_archive({"log": state}, facts)
@@ -479,7 +484,7 @@ def _make_archive(arrays: dict[str, Any], facts: dict[str, Any]) -> bytes:
     return buffer.getvalue()
 
 
-def decode(data: bytes, name: str) -> tuple[ShardState, dict[str, Any]]:
+def decode_state(data: bytes, name: str) -> tuple[ShardState, dict[str, Any]]:
     """Return the state and facts of a file.
 
     Raises
@@ -489,7 +494,7 @@ def decode(data: bytes, name: str) -> tuple[ShardState, dict[str, Any]]:
     CheckpointError
         It has another format version, or is of a round solver.
     """
-    state, facts = decode_any(data, name)
+    state, facts = decode_checkpoint(data, name)
     if not isinstance(state, ShardState):
         raise CheckpointError(
             f"{name} is of a fit by a round solver. Name another file, or set resume=False to "
@@ -504,9 +509,9 @@ def decode_log(data: bytes, name: str) -> tuple[NDArray[np.uint8], dict[str, Any
     Raises
     ------
     DamagedError, CheckpointError
-        As :func:`decode`; it is of a fit by steps.
+        As :func:`decode_state`; it is of a fit by steps.
     """
-    log, facts = decode_any(data, name)
+    log, facts = decode_checkpoint(data, name)
     if isinstance(log, ShardState):
         raise CheckpointError(
             f"{name} is of a fit by steps. Name another file, or set resume=False to begin anew."
@@ -514,7 +519,9 @@ def decode_log(data: bytes, name: str) -> tuple[NDArray[np.uint8], dict[str, Any
     return log, facts
 
 
-def decode_any(data: bytes, name: str) -> tuple[ShardState | NDArray[np.uint8], dict[str, Any]]:
+def decode_checkpoint(
+    data: bytes, name: str
+) -> tuple[ShardState | NDArray[np.uint8], dict[str, Any]]:
     """Return the state, or a round solver's log, and the facts of a file.
 
     Raises
@@ -540,6 +547,7 @@ def decode_any(data: bytes, name: str) -> tuple[ShardState | NDArray[np.uint8], 
             f"{facts.get('written_by', '0.1.0')}; this version reads format {_FORMAT}. Go on "
             "with that version, or set resume=False to begin anew."
         )
+    # Bits that changed on the disk would become wrong parameters.
     if _compute_checksums(arrays) != facts.get("checksums"):
         raise DamagedError(f"{name} is no whole checkpoint: an array's checksum is wrong.")
     if arrays.keys() == {"log"} and arrays["log"].dtype == np.uint8:
@@ -599,22 +607,22 @@ def _describe_problem(arrays: dict[str, NDArray[Any]], facts: dict[str, Any]) ->
             return f"{key} is not finite"
     if average is not None and average.shape != w.shape:
         return "its average has another shape than its parameters"
-    if not (is_count(facts.get("step")) and is_count(facts.get("n_averaged"))):
+    if not (is_count_fact(facts.get("step")) and is_count_fact(facts.get("n_averaged"))):
         return "its steps are no numbers of steps"
     if average is None and facts["n_averaged"]:
         return "it has no average"
     rows: Any = facts.get("rows_seen")
-    if not (is_number(rows) and 0 <= rows < math.inf):
+    if not (is_number_fact(rows) and 0 <= rows < math.inf):
         return "its rows are no number of rows"
     return ""
 
 
-def is_count(value: Any) -> bool:
+def is_count_fact(value: Any) -> bool:
     """Return whether a fact is a count."""
     return type(value) is int and 0 <= value < 1 << 63
 
 
-def is_number(value: Any) -> bool:
+def is_number_fact(value: Any) -> bool:
     """Return whether a fact is a number, infinity included."""
     return type(value) in (int, float) and not math.isnan(value)
 

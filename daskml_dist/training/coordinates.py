@@ -85,12 +85,14 @@ class Coordinates:
         """Compute coordinates for each of several least variances, reading the rows once."""
         n, d = X.shape
         total = n if weight is None else weight.sum() or 1.0
+        # Centring would make sparse rows dense, so only the scales are changed.
         if sparse.issparse(X):
             each = X.data.astype(np.float64) ** 2
             if weight is not None:
                 each *= np.repeat(weight, np.diff(X.indptr))
             squares = np.bincount(X.indices, each, d) / total
             return [cls(None, _safe_scale(squares + least)) for least in leasts]
+        # Fewer rows than columns: the minimum lies in the span of the rows.
         if turned and n <= FEW < d and min(leasts) > 0 and _have_like_units(X):
             return [_span_coordinates(X, weight, centred, least) for least in leasts]
         turned = turned and d <= FEW
@@ -115,6 +117,8 @@ class Coordinates:
         squares /= np.outer(scale, scale)
         found = []
         for least in leasts:
+            # The penalty's curvature is added to that of the loss: directions without variance need
+            # no division by nearly 0.
             bent = squares.copy()
             bent.flat[:: d + 1] += least / scale**2 + _FLAT
             # Whitening: rotate to the eigenvectors and divide by the standard deviations.
@@ -146,12 +150,12 @@ class Coordinates:
         """Map coefficients in these coordinates to coefficients of the original columns."""
         return (v if self.turn is None else self.turn @ v) / self.scale[:, None]
 
-    def transposed(self, gradient: Array) -> Array:
+    def apply_transpose(self, gradient: Array) -> Array:
         """Apply the transpose of :meth:`coef` to a gradient."""
         gradient = gradient / self.scale[:, None]
         return gradient if self.turn is None else self.turn.T @ gradient
 
-    def outside(self, v: Array) -> Array:
+    def from_coordinates(self, v: Array) -> Array:
         """Map parameters, with intercepts last, to those of the original rows."""
         d, k = len(self.scale), self.n_coordinates
         w = np.vstack([self.coef(v[:k]), v[k:]])
@@ -159,7 +163,7 @@ class Coordinates:
             w[d:] -= self.mean @ w[:d]
         return w
 
-    def inside(self, w: Array) -> Array:
+    def to_coordinates(self, w: Array) -> Array:
         """Map parameters of the original rows to these coordinates."""
         d = len(self.scale)
         coef = w[:d] * self.scale[:, None]

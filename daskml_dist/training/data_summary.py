@@ -60,6 +60,7 @@ class DataSummary:
         InvalidDataError
             Where blocks differ.
         """
+        # Every block must have rows of one shape.
         shapes = {info.row_shape for info in self.infos}
         if len(shapes) == 1:
             return shapes.pop()
@@ -112,6 +113,7 @@ class DataSummary:
         InvalidParameterError
             For a GPU that is to add up sparse rows in a fixed order.
         """
+        # A GPU pays from about a million entries, or where the rows lie on one already.
         few = self.n_entries < DEVICE_ENTRIES and all(info.device == "cpu" for info in self.infos)
         if asked == "auto" and few:
             return "cpu"
@@ -154,6 +156,7 @@ class DataSummary:
         sums = np.zeros(len(classes))
         for info in self.infos:
             if info.labels is not None and info.label_weights is not None:
+                # A block has few of the labels: add its weights at their positions.
                 np.add.at(sums, np.searchsorted(classes, info.labels), info.label_weights)
         return sums
 

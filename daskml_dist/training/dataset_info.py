@@ -49,6 +49,7 @@ class DatasetInfo:
         """Combine a summary with the classes and the `class_weight` that the user gave."""
         of_class = resolve_class_weights(class_weight, survey, classes)
         scale = compute_weight_scale(survey, classes, of_class, weighted)
+        # Weights are scaled to mean 1, so that penalties and learning rates keep their meaning.
         return cls(survey, classes, of_class, scale)
 
     def spec(

@@ -52,7 +52,7 @@ class FitResult:
     events : list of dict
         Changes of membership, in order.
     interrupted : KeyboardInterrupt or None
-        What ended the fit, still to be raised; the result is what it had come to.
+        Interrupt that ended the fit, still to be raised; the result is the state at that moment.
     """
 
     state: ShardState | Solution
@@ -97,7 +97,7 @@ class RunView:
     ) -> None:
         self.run_id = run_id
         self.policy_name = fit.work.name
-        self.max_iter = fit.work.planned
+        self.max_iter = fit.work.planned_passes
         self.n_lanes = len(fit.rows.lane_rows)
         self.n_servers = len(fit.work.layout.slices()) if fit.work.uses_shards else 0
         self.trainer_addresses = trainer_addresses
@@ -109,9 +109,9 @@ class RunView:
         self._stop = stop
         self._state: ShardState | None = None
         self._fitted: Callable[[ShardState], Any] | None = None
-        #: What ends the fit, as callbacks are told of its end.
+        #: Error that ends the fit, while callbacks are told of its end.
         self.error: BaseException | None = None
-        #: Parameters that the fit is to end with; None: those that it came to.
+        #: Parameters that the fit is to end with; None: its last ones.
         self.ending: NDArray[Any] | None = None
 
     def stop(self) -> None:
@@ -171,7 +171,7 @@ class Engine(ABC):
     interrupts : Interrupts
         Ctrl-C, from entering the context to leaving it.
     callbacks : CallbackList
-        Who is told of the phases of the fit, the last one on leaving the context.
+        Callbacks that are told of the phases of the fit, the last one on leaving the context.
     """
 
     def __init__(self) -> None:
@@ -278,7 +278,7 @@ class Engine(ABC):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self.columns is None:  # else numbers of columns are those of a part of them
+        if self.columns is None:  # else columns are numbered within a lane's part
             name_column_in_error(error, self.feature_names)
         try:
             # A Ctrl-C during the clean-up waits until it is done, and the callbacks hear of the end

@@ -19,7 +19,7 @@ from daskml_dist.diagnostics.curves import curves_html
 __all__ = ["EVAL_KEYS", "RECORD_KEYS", "History"]
 
 
-#: What a record holds, with the label of its axis in a plot.
+#: Keys of a record, with the label of each one's axis in a plot.
 RECORD_KEYS = {
     "pass": "pass",
     "loss": "mean training loss",
@@ -32,7 +32,7 @@ RECORD_KEYS = {
     "staleness_max": "largest staleness (versions)",
     "val_score": "validation score",
 }
-#: What it holds where ``fit`` was given an `eval_set`.
+#: Further keys of a record where ``fit`` was given an `eval_set`.
 EVAL_KEYS = {"eval_score": "score of the eval_set", "eval_seconds": "time of that score (s)"}
 Records = Sequence[dict[str, Any]]
 
@@ -73,7 +73,7 @@ class History:
         Where blocks were moved because they lay unevenly: ``skew``, the rows of the fullest lane
         over those of an even one, and ``moved_bytes``.
     interrupted : bool, default=False
-        Whether Ctrl-C ended the fit; the estimator then has what it had come to.
+        Whether Ctrl-C ended the fit; the estimator then has its state at that moment.
 
     Examples
     --------
@@ -207,7 +207,7 @@ def history_html(records: Records, extra: dict[str, Any], interrupted: bool) -> 
     Parameters
     ----------
     records, extra, interrupted
-        Those of :class:`daskml_dist.training.history.History`.
+        As of :class:`daskml_dist.training.history.History`.
     """
     rows = "".join(
         f'<tr><th style="text-align:left">{escape(name)}</th><td style="text-align:left">'

@@ -1,8 +1,8 @@
 """Fits by steps in parts: with a checkpoint between parts, pass by pass, or with a falling learning
 rate.
 
-Each part is a fit that starts from the state of the one before. `resumed` decides whether a
-checkpoint is of this fit; `OneFit` makes the parts look like one fit to callbacks.
+Each part is a fit that starts from the state of the one before. `resume_from_checkpoint` decides
+whether a checkpoint is of this fit; `OneFit` makes the parts look like one fit to callbacks.
 """
 
 from __future__ import annotations
@@ -22,13 +22,25 @@ from daskml_dist.models.base import StepModel
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Constant
 from daskml_dist.training.callbacks import CallbackList
-from daskml_dist.training.checkpoint import Checkpoint, CheckpointFiles, is_count, is_number
+from daskml_dist.training.checkpoint import (
+    Checkpoint,
+    CheckpointFiles,
+    is_count_fact,
+    is_number_fact,
+)
 from daskml_dist.training.engine import Engine, FitResult
 from daskml_dist.training.history import RECORD_KEYS
 from daskml_dist.training.spec import FitSpec
 from daskml_dist.training.work import StepWork
 
-__all__ = ["OneFit", "facts_of", "records_problem", "resumed", "train_adaptively", "train_in_parts"]
+__all__ = [
+    "OneFit",
+    "make_checkpoint_facts",
+    "records_problem",
+    "resume_from_checkpoint",
+    "train_adaptively",
+    "train_in_parts",
+]
 
 
 _Path = str | os.PathLike[str]
@@ -116,7 +128,7 @@ def train_in_parts(
     callbacks : CallbackList
     checkpoint : Checkpoint or None
     settled : callable
-        Whether a fit ends with the state that a part has come to.
+        Takes the state after a part; returns whether the fit ends with it.
 
     Raises
     ------
@@ -139,7 +151,7 @@ def train_in_parts(
             watched.on_part_end(result.records, state)
             done = course.fit.work.first_pass
             if checkpoint is not None and (course.is_over(watched) or done % every == 0):
-                checkpoint.save(state, facts_of(course.fit, course.records))
+                checkpoint.save(state, make_checkpoint_facts(course.fit, course.records))
             # Some estimators stop by their own measure of convergence.
             if settled(state):
                 course.fit.work.stopping.converged = True
@@ -147,7 +159,7 @@ def train_in_parts(
         watched.finish(error)
         if not isinstance(error, KeyboardInterrupt) or course.fit.work.first_pass == began:
             raise
-        course.interrupted = error  # what the parts before have found stays
+        course.interrupted = error  # the result of the earlier parts is kept
     watched.finish(course.interrupted)
     if watched.view is not None and (w := watched.view.ending) is not None:
         course.end_with(w, checkpoint)
@@ -161,11 +173,11 @@ class _PartsProgress:
     Parameters
     ----------
     fit : FitSpec
-        What is left.
+        The fit that remains to be made.
     records : list of dict
         Of the passes that were made.
     state : ShardState
-        What it has come to.
+        State after the last part.
     """
 
     fit: FitSpec
@@ -187,8 +199,8 @@ class _PartsProgress:
                 checkpoint.resume
                 and (found := _load_newest_checkpoint(fit, checkpoint)) is not None
             ):
-                fit, records = resumed(fit, checkpoint.path, *found)
-        return cls(fit, records, fit.start_state())
+                fit, records = resume_from_checkpoint(fit, checkpoint.path, *found)
+        return cls(fit, records, fit.make_start_state())
 
     def is_over(self, watched: OneFit) -> bool:
         """Return whether no part is left to make."""
@@ -200,7 +212,7 @@ class _PartsProgress:
         """Return the fit of the next `length` passes at most."""
         work = self.fit.work
         last = min(work.first_pass + length, work.stopping.max_iter)
-        return self.fit.working(stopping=dataclasses.replace(work.stopping, max_iter=last))
+        return self.fit.replace_work(stopping=dataclasses.replace(work.stopping, max_iter=last))
 
     def add(self, result: FitResult) -> ShardState:
         """Add the result of a part; return the state that it came to."""
@@ -214,7 +226,7 @@ class _PartsProgress:
         self.dropped += result.dropped
         self.lost_rows += result.lost_rows
         self.interrupted = result.interrupted
-        self.fit = self.fit.working(
+        self.fit = self.fit.replace_work(
             initial=state,
             stopping=dataclasses.replace(result.stopping, max_iter=work.stopping.max_iter),
             first_pass=work.first_pass + len(result.records),
@@ -225,7 +237,7 @@ class _PartsProgress:
         """Replace the final parameters, in the checkpoint too."""
         self.state = self.state.ending_with(w)
         if checkpoint is not None and self.interrupted is None:
-            checkpoint.save(self.state, facts_of(self.fit, self.records))
+            checkpoint.save(self.state, make_checkpoint_facts(self.fit, self.records))
 
     def result(self) -> FitResult:
         """Return the result of the whole fit."""
@@ -240,7 +252,7 @@ def _load_newest_checkpoint(
 ) -> tuple[ShardState, dict[str, Any]] | None:
     """Return the state and facts of the newest whole checkpoint, if any."""
     files = CheckpointFiles.of(os.fspath(checkpoint.path), checkpoint.keep)
-    return files.newest(most_bytes(fit))
+    return files.load_newest(largest_checkpoint_bytes(fit))
 
 
 def _check_finite_state(state: ShardState) -> None:
@@ -252,19 +264,19 @@ def _check_finite_state(state: ShardState) -> None:
         )
 
 
-def facts_of(fit: FitSpec, records: list[dict[str, Any]]) -> dict[str, Any]:
+def make_checkpoint_facts(fit: FitSpec, records: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the facts that a checkpoint holds beside the state, as JSON can hold them."""
     return {**_fit_identity(fit), **_fit_progress(fit, records)}
 
 
-def most_bytes(fit: FitSpec) -> int:
+def largest_checkpoint_bytes(fit: FitSpec) -> int:
     """Return the most bytes that a checkpoint of this fit can have."""
     n_arrays = 2 + len(fit.steps.rule.state_names)
     size = int(np.prod(fit.steps.shape)) * np.dtype(fit.rows.dtype).itemsize
     return n_arrays * size + _FACTS + _PASS * fit.work.stopping.max_iter
 
 
-def resumed(
+def resume_from_checkpoint(
     fit: FitSpec, path: _Path, state: ShardState, facts: dict[str, Any]
 ) -> tuple[FitSpec, list[dict[str, Any]]]:
     """Return the fit that continues from a state, and the records of its passes so far.
@@ -288,7 +300,7 @@ def resumed(
     stopping = dataclasses.replace(
         fit.work.stopping, best=facts["best"], stale_passes=facts["stale_passes"]
     )
-    going_on = fit.working(
+    going_on = fit.replace_work(
         initial=state, stopping=stopping, seed=facts["seed"], first_pass=facts["passes"]
     )
     return going_on, facts["records"]
@@ -353,9 +365,9 @@ def _describe_state_mismatch(fit: FitSpec, state: ShardState) -> str:
 def _describe_impossible_facts(state: ShardState, facts: dict[str, Any]) -> str:
     """Return which fact of the progress cannot be true; empty where all can."""
     for name in ("passes", "seed", "stale_passes"):
-        if not is_count(facts.get(name)):
+        if not is_count_fact(facts.get(name)):
             return f"says {name}={reprlib.repr(facts.get(name))}"
-    if not is_number(facts.get("best")):
+    if not is_number_fact(facts.get("best")):
         return f"says best={reprlib.repr(facts.get('best'))}"
     records: Any = facts.get("records")
     if problem := records_problem(records):
@@ -428,12 +440,12 @@ def train_adaptively(engine: Engine, fit: FitSpec, callbacks: CallbackList) -> F
             assert isinstance(state, ShardState)
             stopping = dataclasses.replace(result.stopping, stale_passes=0, converged=False)
             rule = dataclasses.replace(work.rule, schedule=Constant(rate))
-            fit = fit.working(initial=state, first_pass=done, stopping=stopping, rule=rule)
+            fit = fit.replace_work(initial=state, first_pass=done, stopping=stopping, rule=rule)
     except BaseException as error:
         watched.finish(error)
         if not isinstance(error, KeyboardInterrupt) or not parts:
             raise
-        interrupted = error  # what the parts before have found stays
+        interrupted = error  # the result of the earlier parts is kept
     watched.finish(interrupted)
     return _join_part_results(parts, interrupted)
 

@@ -27,7 +27,12 @@ from daskml_dist.ps.server import ParameterServer
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.engine import Engine, FitResult, RunView
 from daskml_dist.training.spec import FitSpec, TrainerResult, TrainerSpec
-from daskml_dist.training.worker.servers import joined_left, joined_state, make_server, n_servers
+from daskml_dist.training.worker.servers import (
+    count_fit_servers,
+    join_final_states,
+    join_interrupted_states,
+    make_server,
+)
 from daskml_dist.training.worker.trainer import Trainer
 
 __all__ = ["InProcessEngine"]
@@ -121,7 +126,7 @@ class InProcessEngine(Engine):
         # The same servers as on a cluster, reached by a direct call (`comm.local`).
         servers = [
             make_server(fit, s, n_trainers=1, on_record=records.append)
-            for s in range(n_servers(fit))
+            for s in range(count_fit_servers(fit))
         ]
         endpoints = tuple(Endpoint(f"{run_id}-{s}") for s in range(len(servers)))
         for endpoint, server in zip(endpoints, servers, strict=True):
@@ -161,7 +166,7 @@ class InProcessEngine(Engine):
                 # or from a callback. Solvers keep whole points in any case.
                 is_whole = callbacks.has_raised(error) or self.interrupts.came_at_rest(error)
                 kept = None
-                if isinstance(error, KeyboardInterrupt) and (is_whole or fit.work.replays):
+                if isinstance(error, KeyboardInterrupt) and (is_whole or fit.work.remembers_course):
                     kept = _keep_interrupted(fit, servers, trainer.interrupted(), error)
             callbacks.on_fit_end(view, error)
             if kept is None:
@@ -174,7 +179,7 @@ class InProcessEngine(Engine):
         """Run the trainer; a Ctrl-C waits for the end of a step."""
         # Between steps only: half a step would leave parameters that no fit has. Solvers keep their
         # last whole point, so they may be interrupted anywhere.
-        with nullcontext() if fit.work.replays else self.interrupts.between_steps():
+        with nullcontext() if fit.work.remembers_course else self.interrupts.between_steps():
             return trainer.run(self._blocks)
 
     def close(self) -> None:
@@ -186,7 +191,7 @@ def _make_result(fit: FitSpec, servers: list[ParameterServer], result: TrainerRe
     """Return the result of a fit that came to its end."""
     ledger = servers[0].ledger
     assert ledger is not None
-    state = joined_state(fit, [server.state() for server in servers], [result])
+    state = join_final_states(fit, [server.state() for server in servers], [result])
     return FitResult(state, ledger.records, ledger.rule, ledger.partial_rows)
 
 
@@ -196,7 +201,7 @@ def _keep_interrupted(
     """Return the result of an interrupted fit as far as it came; None before the first step."""
     ledger = servers[0].ledger
     assert ledger is not None
-    left = joined_left(fit, [server.state() for server in servers], [result])
+    left = join_interrupted_states(fit, [server.state() for server in servers], [result])
     if left is None:
         return None
     partial = ledger.partial_rows + left.rows

@@ -1,7 +1,8 @@
 """Handling of Ctrl-C while a fit runs: it ends the fit once, between two steps.
 
-`Interrupts` is the handler in the client's process. `shield` and `unshield` keep workers, nannies
-and schedulers of the client's own process group alive, which a terminal interrupts too.
+`Interrupts` is the handler in the client's process. `shield_from_interrupts` and `end_shield` keep
+workers, nannies and schedulers of the client's own process group alive, which a terminal interrupts
+too.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NoReturn
 
-__all__ = ["Interrupts", "process_group", "raise_interrupt", "shield", "unshield"]
+__all__ = ["Interrupts", "end_shield", "process_group", "raise_interrupt", "shield_from_interrupts"]
 
 
 #: Process of the client of each fit that shields this one from Ctrl-C, by the fit's name; and the
@@ -44,6 +45,7 @@ class Interrupts:
         self._waits = False
 
     def __enter__(self) -> Interrupts:
+        # Handlers can be set in the main thread only; elsewhere Ctrl-C does not arrive anyway.
         before = signal.getsignal(signal.SIGINT)
         if threading.current_thread() is threading.main_thread() and callable(before):
             self._before = before
@@ -60,6 +62,7 @@ class Interrupts:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """Hold back, swallow or pass on one Ctrl-C."""
+        # Later ones are swallowed while the first unwinds the fit.
         if self._raised:
             return
         # A second one, where the first still waits for the end of a step, waits no more.
@@ -148,7 +151,7 @@ def process_group() -> tuple[Any, ...] | None:
     return tuple(place)
 
 
-def shield(name: str, pid: int, group: tuple[Any, ...]) -> bool:
+def shield_from_interrupts(name: str, pid: int, group: tuple[Any, ...]) -> bool:
     """Ignore Ctrl-C in this process for as long as a fit of a client of its process group runs.
 
     Dask's workers, nannies and schedulers would end for good; the client decides what ends. To be
@@ -169,6 +172,7 @@ def shield(name: str, pid: int, group: tuple[Any, ...]) -> bool:
         Whether it does; not in other groups, nor in the client's own process, nor once it ended.
     """
     global _unshielded
+    # Dask runs the event loop in the main thread of workers, nannies and schedulers.
     in_main = threading.current_thread() is threading.main_thread()
     if not in_main or os.getpid() == pid or process_group() != group or name in _ended_shields:
         return False
@@ -178,8 +182,8 @@ def shield(name: str, pid: int, group: tuple[Any, ...]) -> bool:
     return True
 
 
-def unshield(name: str) -> None:
-    """Undo :func:`shield`, for good."""
+def end_shield(name: str) -> None:
+    """Undo :func:`shield_from_interrupts`, for good."""
     _ended_shields.append(name)
     if _shields.pop(name, None) is not None and not _shields:
         signal.signal(signal.SIGINT, _unshielded or signal.SIG_DFL)
@@ -192,6 +196,6 @@ def _on_sigint(*_: Any) -> None:
             # Signal 0 only asks whether the process exists.
             os.kill(pid, 0)
         except ProcessLookupError:
-            unshield(name)
+            end_shield(name)
     if not _shields:
         signal.raise_signal(signal.SIGINT)

@@ -21,7 +21,7 @@ from daskml_dist.training.data_summary import DataSummary
 from daskml_dist.training.engine import FitResult
 from daskml_dist.training.run import open_engine
 from daskml_dist.training.settings import RunSettings
-from daskml_dist.training.spec import FitSpec, RowsSpec, RunSpec, training_rows
+from daskml_dist.training.spec import FitSpec, RowsSpec, RunSpec, count_training_rows
 from daskml_dist.training.work import KeyedWork
 
 __all__ = ["KeyedFit"]
@@ -67,6 +67,7 @@ class KeyedFit:
         )
         self.engine.__enter__()
         try:
+            # Ids are numbered and entries cut where they lie, by tasks of Dask.
             self.engine.cut_keys(self._run.n_lanes)
             self.infos = self.engine.survey()
         except BaseException as error:
@@ -99,6 +100,7 @@ class KeyedFit:
         """Return the numbers of some row keys of a side; -1 for ids that are none."""
         found = np.full(len(ids), -1)
         first = 0
+        # Blocks are in the order of their key ranges, so numbers are cumulative.
         for at, n in self.ask(side, _FindPositions(ids)):
             found[at >= 0] = at[at >= 0] + first
             first += n
@@ -118,7 +120,8 @@ class KeyedFit:
         """
         engine, run = self.engine, replace(self._run, device="cpu")
         lanes = engine.lanes(run.n_lanes, share=None, passes=solver.max_passes)
-        rows = RowsSpec("float64", "int32", training_rows(lanes), None, None, None)
+        # Keys have no features: entries are counted as rows.
+        rows = RowsSpec("float64", "int32", count_training_rows(lanes), None, None, None)
         stopping = StoppingRule(solver.max_passes, None)
         work = KeyedWork(Unlabelled(0), solver, stopping, room=engine.room)
         fit = FitSpec(rows, work, RunSpec.of(run, DataSummary(self.infos)))

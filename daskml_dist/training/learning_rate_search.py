@@ -1,8 +1,8 @@
 """Search for the start and the rates of a linear model's steps (``learning_rate="auto"``).
 
-A pilot (`daskml_dist.training.pilot`) minimises the loss on a sample and tries rates; `calibrated`
-puts what it finds into the `initial` state and the schedule of the fit. `first_rate` is the rule
-where rows come one by one and no pilot is run.
+A pilot (`daskml_dist.training.pilot`) minimises the loss on a sample and tries rates;
+`calibrated_fit` puts what it finds into the `initial` state and the schedule of the fit.
+`rate_for_row_size` is the rule where rows come one by one and no pilot is run.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ __all__ = [
     "calibrated",
     "calibrated_on",
     "calibrated_together",
+    "choose_sample_size",
+    "count_step_rows",
     "drawn_sample",
-    "first_rate",
-    "row_size",
-    "rows_of_a_step",
-    "sample_size",
+    "measure_row_size",
+    "rate_for_row_size",
 ]
 
 
@@ -93,7 +93,7 @@ def calibrated(
     lanes : sequence of LaneSpec
     engine : Engine
     rarity : float
-        Rows of a label in the mean over those of the rarest one.
+        Mean number of rows of a label, divided by the rows of the rarest label.
     """
     # Callbacks hear of the phase; then one sample serves the start and all trials of rates.
     engine.tell("looking for a rate")
@@ -114,16 +114,16 @@ def drawn_sample(
     Parameters
     ----------
     fit, settings, lanes, engine, rarity
-        As of :func:`calibrated`.
+        As of :func:`calibrated_fit`.
     n_fits : int, default=1
         Number of fits like it. Unless they go through :func:`calibrated_together` as one, their
         pilots share the time of one: beyond some rows, each has the fewer the more they are.
     """
-    model = linear_model(fit)
+    model = get_linear_model(fit)
     # Targets that are fitted together each have the pilot of their own fits.
     model = model if model.n_targets is None else model.of_target(0)
-    n_sample = sample_size(sum(lane_rows(fit)), model, rarity)
-    if n_fits > 1 and not (is_narrow(fit) and n_sample >= 2 * ENOUGH * model.shape[0]):
+    n_sample = choose_sample_size(sum(rows_of_each_lane(fit)), model, rarity)
+    if n_fits > 1 and not (is_narrow_dense_fit(fit) and n_sample >= 2 * ENOUGH * model.shape[0]):
         n_sample = min(n_sample, max(n_sample // n_fits, SHARED_ROWS))
     return sample_rows(engine, lanes, n_sample, settings.seed, settings.validation_fraction)
 
@@ -134,7 +134,7 @@ def calibrated_on(fit: FitSpec, block: Block, seed: int) -> FitSpec:
     Parameters
     ----------
     fit : FitSpec
-        As of :func:`calibrated`.
+        As of :func:`calibrated_fit`.
     block : Block
         Of :func:`drawn_sample`.
     seed : int
@@ -153,7 +153,7 @@ def calibrated_together(fits: Sequence[FitSpec], block: Block, seed: int) -> lis
     Parameters
     ----------
     fits : sequence of FitSpec
-        As of :func:`calibrated`, alike but for penalties, rates and when they stop.
+        As of :func:`calibrated_fit`, alike but for penalties, rates and when they stop.
     block, seed
         As of :func:`calibrated_on`.
     """
@@ -170,10 +170,12 @@ def calibrated_together(fits: Sequence[FitSpec], block: Block, seed: int) -> lis
             np.concatenate(points, axis=1).astype(first.begin.dtype)
             for points in found.starts(first.begin, ITERATIONS, first.whole)
         )
-        opt_state = {name: np.repeat(s, len(fits), axis=1) for name, s in first.state_here.items()}
+        opt_state = {
+            name: np.repeat(s, len(fits), axis=1) for name, s in first.touched_state.items()
+        }
         own = {}
         if isinstance(first.optimizer, Adagrad | NAG):
-            own = found.warmed(first.optimizer, w, opt_state, first.batch)
+            own = found.warm_optimizer(first.optimizer, w, opt_state, first.batch)
         factors = found.rates(
             first.optimizer, tried, own or opt_state, [task.base for task in tasks], first.batch,
             search_calm_rate if first.whole else search_best_rate,
@@ -186,15 +188,15 @@ def calibrated_together(fits: Sequence[FitSpec], block: Block, seed: int) -> lis
 
 def _calibrate_fit(fit: FitSpec, block: Block, seed: int) -> FitSpec:
     """Return the fit calibrated on a sample, or unchanged."""
-    if linear_model(fit).n_targets is not None:
+    if get_linear_model(fit).n_targets is not None:
         return _calibrate_each_target(fit, block, seed)
     task = Task.of(fit, block, seed)
     if task is None:
         return fit
-    return task.calibrated()
+    return task.calibrated_fit()
 
 
-def sample_size(n_rows: int, model: LinearModel, rarity: float) -> int:
+def choose_sample_size(n_rows: int, model: LinearModel, rarity: float) -> int:
     """Return the rows of the sample: what a pilot reads in about a tenth of the fit's time."""
     d = model.n_features
     # Estimate the time of one reading, and allow what a tenth of the fit pays for.
@@ -209,7 +211,7 @@ def sample_size(n_rows: int, model: LinearModel, rarity: float) -> int:
 
 def _calibrate_each_target(fit: FitSpec, block: Block, seed: int) -> FitSpec:
     """Return a fit of several targets, each calibrated as a fit of its own."""
-    model = linear_model(fit)
+    model = get_linear_model(fit)
     alone = [_select_target(fit, k) for k in range(model.width)]
     assert block.y is not None
     tasks = [
@@ -219,7 +221,8 @@ def _calibrate_each_target(fit: FitSpec, block: Block, seed: int) -> FitSpec:
     if told is None:
         return fit
     found = [
-        one if task is None else task.calibrated() for one, task in zip(alone, tasks, strict=True)
+        one if task is None else task.calibrated_fit()
+        for one, task in zip(alone, tasks, strict=True)
     ]
     rates = [one.steps.rule.schedule(1, 0.0) for one in found]
     for k, (one, before) in enumerate(zip(found, alone, strict=True)):
@@ -230,10 +233,10 @@ def _calibrate_each_target(fit: FitSpec, block: Block, seed: int) -> FitSpec:
         units = tuple(1.0 if task is None else task.unit for task in tasks)
         model = replace(model, units=units)
     opt_state = [(told if task is None else task).opt_state for task in tasks]
-    return fit.working(
+    return fit.replace_work(
         model=model,
         initial=_join_target_states(
-            [one.steps.start_state(fit.rows.dtype) for one in found], opt_state
+            [one.steps.make_start_state(fit.rows.dtype) for one in found], opt_state
         ),
         rule=told.rule.at_rates(rates),
     )
@@ -253,16 +256,16 @@ def _join_target_states(states: list[ShardState], fresh: list[dict[str, Any]]) -
 
 def _select_target(fit: FitSpec, target: int) -> FitSpec:
     """Return the fit of one of several targets."""
-    state, at = fit.steps.start_state(fit.rows.dtype), slice(target, target + 1)
+    state, at = fit.steps.make_start_state(fit.rows.dtype), slice(target, target + 1)
     opt_state = {name: array[:, at].copy() for name, array in state.opt_state.items()}
-    return fit.working(
-        model=linear_model(fit).of_target(target),
+    return fit.replace_work(
+        model=get_linear_model(fit).of_target(target),
         initial=ShardState(state.w[:, at].copy(), opt_state),
         rule=fit.steps.rule.at_rate_of(target),
     )
 
 
-def linear_model(fit: FitSpec) -> LinearModel:
+def get_linear_model(fit: FitSpec) -> LinearModel:
     """Return the model of a fit, which must be linear."""
     model = fit.steps.model
     assert isinstance(model, LinearModel)
@@ -290,8 +293,8 @@ class Task:
     @classmethod
     def of(cls, fit: FitSpec, block: Block, seed: int) -> Task | None:
         """Return the task of a fit; None where its sample tells nothing."""
-        work, model = fit.steps, linear_model(fit)
-        # Whoever trains on it says where it is.
+        work, model = fit.steps, get_linear_model(fit)
+        # An empty sample, or groups of parameters with rates of their own, are left to the fit.
         if block.n_rows == 0 or len(work.rule.groups) > 1:
             return None
         largest = _largest_magnitude(block.rows)
@@ -304,7 +307,7 @@ class Task:
             or len(columns) * model.width > _MOST_TOUCHED_PARAMETERS
         ):
             return None
-        state = work.start_state(fit.rows.dtype)
+        state = work.make_start_state(fit.rows.dtype)
         X = block.rows
         if len(columns) < model.shape[0]:
             X = X[:, columns[columns < model.n_features]]
@@ -322,7 +325,7 @@ class Task:
             return None
         rule = _choose_unit_free_optimizer(work.rule, largest)
         opt_state = state.opt_state or _opt_state(rule.only.optimizer, state.w, block, model)
-        whole = block.n_rows == sum(lane_rows(fit))
+        whole = block.n_rows == sum(rows_of_each_lane(fit))
         return cls(fit, pilot, columns, opt_state, begin, rule, unit, whole)
 
     @property
@@ -333,7 +336,7 @@ class Task:
     @property
     def batch(self) -> int:
         """Return the rows of one step of the parameters."""
-        return rows_of_a_step(self.fit)
+        return count_step_rows(self.fit)
 
     @property
     def base(self) -> float:
@@ -343,7 +346,7 @@ class Task:
         return base / before.only.optimizer.default_learning_rate
 
     @property
-    def state_here(self) -> dict[str, Any]:
+    def touched_state(self) -> dict[str, Any]:
         """Return the optimizer state of the parameters that the sample touches."""
         return {name: array[self.columns] for name, array in self.opt_state.items()}
 
@@ -356,14 +359,16 @@ class Task:
         rules = [fit.steps.rule.only for fit in fits]
         if any(rule.optimizer != rules[0].optimizer for rule in rules):
             return False
-        if type(self.optimizer).elementwise_update is None or not all(map(is_narrow, fits)):
+        if type(self.optimizer).elementwise_update is None or not all(
+            map(is_narrow_dense_fit, fits)
+        ):
             return False
         return StackedPilot.serves(self.pilot, len(fits))
 
-    def calibrated(self) -> FitSpec:
+    def calibrated_fit(self) -> FitSpec:
         """Return the fit as its own pilot calibrates it."""
         start = _StartSearch(self.pilot, self.optimizer, self.batch, self.base)
-        return self.found(*start.of(self.begin, self.state_here, self.whole))
+        return self.found(*start.of(self.begin, self.touched_state, self.whole))
 
     def found(self, w: Any, own: dict[str, Any], factor: float) -> FitSpec:
         """Return the fit that begins at `w` with state `own`, at a factor times the base rate."""
@@ -375,25 +380,25 @@ class Task:
         if work.single_rows and "accumulator" in own:
             # Squares of the rows' own gradients, of those of their means.
             own["accumulator"] *= self.batch**2
-        start, stopping = work.start_state(fit.rows.dtype), work.stopping
+        start, stopping = work.make_start_state(fit.rows.dtype), work.stopping
         opt_state = {name: array.copy() for name, array in self.opt_state.items()}
         start.w[columns] = w
         for name, array in own.items():
             opt_state[name][columns] = array
-        if linear_model(fit).loss.in_target_units and stopping.tol is not None:
+        if get_linear_model(fit).loss.in_target_units and stopping.tol is not None:
             stopping = replace(stopping, tol=stopping.tol * self.unit)
         rule = replace(self.rule, groups=tuple(
             replace(group, penalty=own_group.penalty)
             for group, own_group in zip(self.rule.groups, work.rule.groups, strict=True)
         ), schedule=Constant(self.base * factor))  # fmt: skip
-        return fit.working(
+        return fit.replace_work(
             initial=ShardState(start.w, opt_state if own else {}), rule=rule, stopping=stopping
         )
 
 
-def is_narrow(fit: FitSpec) -> bool:
+def is_narrow_dense_fit(fit: FitSpec) -> bool:
     """Return whether a fit has one output, few dense features, and no l1 penalty."""
-    model, rules = linear_model(fit), fit.steps.rule.groups
+    model, rules = get_linear_model(fit), fit.steps.rule.groups
     dense = model.touches is None and model.n_features <= FEW
     return (
         dense
@@ -462,19 +467,19 @@ class _StartSearch:
             w, settled = pilot.minimum(begin, ITERATIONS)
             tried = w
         else:
-            tried, n_iter = pilot.of_half(begin, ITERATIONS)
+            tried, n_iter = pilot.minimum_of_half(begin, ITERATIONS)
             w, settled = pilot.minimum(begin, max(n_iter, 1))[0], False
         w, tried = w.astype(begin.dtype), tried.astype(begin.dtype)
-        rate = pilot.calm_rate if settled else pilot.best_rate
+        rate = pilot.find_calm_rate if settled else pilot.find_best_rate
         own = self._warm_optimizer(w, opt_state)
         return w, own, rate(self.optimizer, tried, own or opt_state, self.base, self.batch)
 
     def _warm_optimizer(self, w: Any, opt_state: dict[str, Any]) -> dict[str, Any]:
         """Return optimizer state that has seen the sample, where it can start from it."""
-        # Sums of squares, but no moments, can be those of steps that never were.
+        # Adagrad's and NAG's sums of squares can be of steps that were never made; moments cannot.
         if not isinstance(self.optimizer, Adagrad | NAG):
             return {}
-        return self.pilot.warmed(self.optimizer, w, opt_state, self.batch)
+        return self.pilot.warm_optimizer(self.optimizer, w, opt_state, self.batch)
 
 
 def _opt_state(optimizer: Optimizer, w: Any, block: Block, model: LinearModel) -> dict[str, Any]:
@@ -493,20 +498,20 @@ def _largest_magnitude(X: Any) -> float:
     return max(float(values.max()), -float(values.min())) if values.size else 0.0
 
 
-def rows_of_a_step(fit: FitSpec) -> int:
+def count_step_rows(fit: FitSpec) -> int:
     """Return the rows of one step of the parameters, over all lanes that step together."""
-    rows_of_lanes, policy = lane_rows(fit), fit.steps.policy
+    rows_of_lanes, policy = rows_of_each_lane(fit), fit.steps.policy
     together = policy.lockstep and not policy.averages
     rows = sum(rows_of_lanes) if together else max(rows_of_lanes) * policy.push_every
     return max(1, -(-rows // fit.steps.n_steps))
 
 
-def lane_rows(fit: FitSpec) -> tuple[int, ...]:
+def rows_of_each_lane(fit: FitSpec) -> tuple[int, ...]:
     """Return the rows of each lane; of the first lane where lanes hold columns of all rows."""
     return fit.rows.lane_rows if fit.steps.columns is None else fit.rows.lane_rows[:1]
 
 
-def row_size(engine: Engine, lanes: Sequence[LaneSpec], seed: int) -> float:
+def measure_row_size(engine: Engine, lanes: Sequence[LaneSpec], seed: int) -> float:
     """Return the mean over a sample of the sum of a row's absolute entries."""
     rows = sample_rows(engine, lanes, _FIRST_RATE_ROWS, seed, 0.0).rows
     entries = rows.data if sparse.issparse(rows) else rows
@@ -514,7 +519,7 @@ def row_size(engine: Engine, lanes: Sequence[LaneSpec], seed: int) -> float:
     return float(total / max(rows.shape[0], 1))
 
 
-def first_rate(model: LinearModel) -> float:
+def rate_for_row_size(model: LinearModel) -> float:
     """Return the rate for rows of the size that the model knows, in spreads of the targets."""
     assert model.row_size is not None
     distance = _MOVES[model.loss.kind]

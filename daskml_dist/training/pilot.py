@@ -132,7 +132,7 @@ class Pilot:
             return _FINEST
         return _FINEST if size <= _TINY_ENTRIES else _FINE if size <= _CHEAP_ENTRIES else 1.0
 
-    def of_half(self, start: Array, most: int) -> tuple[Array, int]:
+    def minimum_of_half(self, start: Array, most: int) -> tuple[Array, int]:
         """Minimise on one half of the rows, and return the point where the other half's loss is
         smallest.
 
@@ -145,11 +145,11 @@ class Pilot:
             Iterations made up to there; `most` at the minimum.
         """
         half = -(-self.n_rows // 2)
-        watched = slice(half, self.n_rows) if self.watches(start.size) else None
+        watched = slice(half, self.n_rows) if self.watches_other_half(start.size) else None
         found = self._minimise(start, slice(0, half), most, watched)
         return found.w, most if watched is None else found.n_iter
 
-    def watches(self, n_parameters: int) -> bool:
+    def watches_other_half(self, n_parameters: int) -> bool:
         """Return whether the other half's loss is watched while one half is minimised."""
         # Rows enough are not overfitted, while a few wild ones can mislead who watches.
         return -(-self.n_rows // 2) < ENOUGH * n_parameters
@@ -161,7 +161,7 @@ class Pilot:
         places = self._coordinates
         here = _SampleObjective(self, places, at)
         there = None if watched is None else _SampleObjective(self, places, watched)
-        inside = places.inside(start.astype(np.float64))
+        inside = places.to_coordinates(start.astype(np.float64))
         first = inside.ravel()
         # Scale loss and steps to about 1 by powers of two, which do not round: tolerances are then
         # shares.
@@ -197,7 +197,7 @@ class Pilot:
 
             options = {"maxiter": most, "maxfun": 2 * most, "ftol": 0.0, "gtol": tol}
             minimize(scaled, first, method="L-BFGS-B", jac=True, callback=on_step, options=options)
-        way.w = places.outside(way.w.reshape(inside.shape) * step)
+        way.w = places.from_coordinates(way.w.reshape(inside.shape) * step)
         return way
 
     @cached_property
@@ -236,21 +236,21 @@ class Pilot:
 
     # -- the rate ------------------------------------------------------------------------------
 
-    def warmed(
+    def warm_optimizer(
         self, optimizer: Optimizer, w: Array, opt_state: dict[str, Array], batch: int
     ) -> dict[str, Array]:
         """Return the state of an optimizer that has seen the sample's batches at `w`."""
         own = {name: array.copy() for name, array in opt_state.items()}
         return self._step_through(optimizer, w.copy(), own, 0.0, batch)[1]
 
-    def best_rate(
+    def find_best_rate(
         self, optimizer: Optimizer, w: Array, opt_state: dict[str, Array], base: float, batch: int
     ) -> float:
         """Return the factor on the base rate whose steps over one half reduce the loss most."""
         search = search_best_rate(self.value(w))
         return self._search_rate(search, optimizer, w, opt_state, base, batch)
 
-    def calm_rate(
+    def find_calm_rate(
         self, optimizer: Optimizer, w: Array, opt_state: dict[str, Array], base: float, batch: int
     ) -> float:
         """Return a factor small enough that steps at a minimum do not leave it."""
@@ -401,7 +401,7 @@ class _SampleObjective:
             # back.
             coef = self._coordinates.coef(v[:k])
             loss += l2 / 2 * float(np.vdot(coef, coef))
-            gradient[:k] += l2 * self._coordinates.transposed(coef)
+            gradient[:k] += l2 * self._coordinates.apply_transpose(coef)
         return loss, gradient.ravel()
 
 
@@ -500,7 +500,7 @@ class StackedPilot:
             return False
         d = X.shape[1]
         few = d <= FEW and n_columns * d * d <= _MOST_MAP_ENTRIES
-        return few and not pilot.penalty.l1 and not pilot.watches(model.shape[0])
+        return few and not pilot.penalty.l1 and not pilot.watches_other_half(model.shape[0])
 
     def starts(self, begin: Array, most: int, whole: bool) -> tuple[list[Array], list[Array]]:
         """Return the minima of one half of the sample's rows, and of all rows.
@@ -515,7 +515,7 @@ class StackedPilot:
             The sample is all rows: the minimum of these is returned twice.
         """
         places, n = self._coordinates, self.pilot.n_rows
-        v = np.stack([p.inside(begin.astype(np.float64))[:, 0] for p in places])
+        v = np.stack([p.to_coordinates(begin.astype(np.float64))[:, 0] for p in places])
         every, share = self._make_objective(slice(0, n)), self.pilot.tol
         if whole:
             v, _ = minimize_side_by_side(every, v, most, share=share)
@@ -525,7 +525,7 @@ class StackedPilot:
             v, _ = minimize_side_by_side(every, half, most, tols, share)
 
         def outside(found: Array) -> list[Array]:
-            return [p.outside(v[:, None]) for p, v in zip(places, found, strict=True)]
+            return [p.from_coordinates(v[:, None]) for p, v in zip(places, found, strict=True)]
 
         return outside(half), outside(v)
 
@@ -538,7 +538,7 @@ class StackedPilot:
             bent: Array = l2 / 2 * (w[:k].astype(np.float64) ** 2).sum(axis=0)
             return bent + losses / total
 
-    def warmed(
+    def warm_optimizer(
         self, optimizer: Optimizer, w: Array, opt_state: dict[str, Array], batch: int
     ) -> dict[str, Array]:
         """Return states of an optimizer that has seen the sample's batches at `w`."""

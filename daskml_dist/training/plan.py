@@ -29,18 +29,18 @@ from daskml_dist.solvers.own_rows import RowSolver
 from daskml_dist.training.data_summary import DataSummary
 from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.settings import RunSettings, Settings
-from daskml_dist.training.spec import FitSpec, RunSpec, Streaming, training_rows
+from daskml_dist.training.spec import FitSpec, RunSpec, Streaming, count_training_rows
 from daskml_dist.training.work import OwnRowsWork, RoundWork, StepWork
 
 __all__ = [
     "DatasetInfo",
-    "batch_rows",
-    "check_columns",
-    "lane_batch",
+    "check_column_settings",
+    "choose_batch_rows",
+    "count_lane_batch_rows",
+    "largest_batch_rows",
     "make_fit",
     "make_solver_fit",
     "make_target_shift",
-    "most_batch_rows",
 ]
 
 
@@ -96,7 +96,7 @@ def make_fit(
         settings = replace(settings, policy=settings.policy.by_single_rows())
     # 1. How rows become steps: single rows where these may be updates, else batches.
     single_rows = _is_row_by_row(settings, survey, model)
-    batch_size = batch_rows(settings.batch_size, lanes, streaming, most_batch_rows(model))
+    batch_size = choose_batch_rows(settings.batch_size, lanes, streaming, largest_batch_rows(model))
     if single_rows and not settings.policy.average_every:
         batch_size = _count_rows_per_turn(lanes)
     steps = count_pass_steps(lanes, batch_size, fraction)
@@ -136,7 +136,7 @@ def make_fit(
         pipeline=settings.pipeline,
         columns=columns,
     )
-    lane_rows = training_rows(lanes, fraction)
+    lane_rows = count_training_rows(lanes, fraction)
     spec = rows.spec(dtype, lane_rows, streaming, fraction, run.compute_dtype)
     return FitSpec(spec, work, RunSpec.of(run, survey))
 
@@ -150,6 +150,7 @@ def _make_update_rule(
     coordinates: bool,
 ) -> UpdateRule:
     """Combine optimizer, penalty, schedule and parameter groups into the rule of the updates."""
+    # Each server knows the gradient of its own slice only, so no norm of the whole.
     if settings.clip is not None and settings.run.n_servers > 1:
         raise InvalidParameterError(
             f"The norm of the whole gradient is known where one server holds all parameters, and "
@@ -181,6 +182,7 @@ def _make_outer_step(policy: Policy) -> OuterStep | None:
 
 def _resolve_policy(settings: Settings, n_lanes: int, on_one_host: bool) -> Policy:
     """Return the user's policy, or its equivalent without a server where no server is needed."""
+    # A server is needed for several shards, for compression, and between hosts.
     asks = settings.run.n_servers > 1 or settings.run.compression is not None
     if asks or (n_lanes > 1 and not on_one_host):
         return settings.policy
@@ -207,10 +209,12 @@ def _automatic_learning_rates(
     settings: Settings, survey: DataSummary, model: StepModel, single_rows: bool, few: bool
 ) -> list[float] | None:
     """Return the automatic rate of each target, in its units; None where a rate is set."""
+    # The user's schedule says the rate.
     if not settings.auto_rate:
         return None
     loss = None if model.linear is None else model.linear.loss
     default = settings.own_rate or _choose_default_rate(settings.optimizer, single_rows, few)
+    # Losses in units of the targets (absolute, Huber) need steps in those units too.
     if not (loss and loss.in_target_units and settings.optimizer.adaptive):
         return [default]
     return [default * _measure_target_unit(loss, one) for one in survey.of_each_target]
@@ -228,10 +232,11 @@ def _measure_target_unit(loss: Loss, survey: DataSummary) -> float:
     return spread
 
 
-def lane_batch(batch: int, settings: Settings, lanes: list[LaneSpec]) -> int:
+def count_lane_batch_rows(batch: int, settings: Settings, lanes: list[LaneSpec]) -> int:
     """Return the batch rows of the largest lane for `batch` rows in one step of the parameters."""
-    of_lanes = training_rows(lanes, settings.validation_fraction)
+    of_lanes = count_training_rows(lanes, settings.validation_fraction)
     n_rows, policy = sum(of_lanes), settings.policy
+    # Lanes that step together share a step's rows; others take each step alone.
     if policy.lockstep:
         n_steps = -(-n_rows // batch)
     else:
@@ -282,7 +287,7 @@ def _check_held_out_rows(lanes: list[LaneSpec], fraction: float) -> None:
         )
 
 
-def batch_rows(
+def choose_batch_rows(
     batch_size: int | str | None,
     lanes: list[LaneSpec],
     streaming: Streaming | None = None,
@@ -303,7 +308,7 @@ def batch_rows(
     return max(few, int(2 ** np.ceil(np.log2(max(rows, 1) / most))))
 
 
-def most_batch_rows(model: StepModel) -> int:
+def largest_batch_rows(model: StepModel) -> int:
     """Return the most rows of an automatic batch."""
     many = (_SPARSE_ROWS,) if model.linear is not None else (_PAIRED_ROWS, _SPARSE_ROWS)
     return next((n for n in many if _touches_few_parameters(model, n)), _DENSE_ROWS)
@@ -311,6 +316,7 @@ def most_batch_rows(model: StepModel) -> int:
 
 def _is_row_by_row(settings: Settings, survey: DataSummary, model: StepModel) -> bool:
     """Return whether each row is an update of its own: where it may be, and lanes meet seldom."""
+    # Only where lanes need not agree after each step.
     seldom = settings.policy.loop == "shared" or settings.policy.averages
     return seldom and _may_step_row_by_row(settings, survey, model)
 
@@ -355,11 +361,14 @@ def policy_of_stages(settings: Settings, stages: int, model: StepModel) -> Polic
     InvalidParameterError
     """
     policy, run = settings.policy.on_one_host(), settings.run
+    # 1. The model must be a chain of layers; 2. a policy that sums gradients; 3. at most one stage
+    # a layer; 4. no setting that needs the whole gradient.
     if not isinstance(model, StagedModel):
         raise InvalidParameterError(
             f"{type(model).__name__} is no chain of layers that a pipeline could cut into stages. "
             "Use pipeline=None."
         )
+    # Parameters of columns stay with their lanes: no server, and no averaging.
     if not policy.sums_gradients or run.n_servers > 1 or run.compression is not None:
         raise InvalidParameterError(
             "The stages of a pipeline hold the parameters and sum the gradients of all lanes. "
@@ -379,7 +388,7 @@ def policy_of_stages(settings: Settings, stages: int, model: StepModel) -> Polic
     return policy
 
 
-def check_columns(settings: Settings) -> None:
+def check_column_settings(settings: Settings) -> None:
     """Raise for settings that ``shard="features"`` does not support, before the data is known.
 
     Raises
@@ -464,16 +473,19 @@ def make_solver_fit(
     InvalidParameterError
         As :meth:`Survey.device`.
     """
+    # Features stored in 16 bits are computed with in float32.
     dtype = "float32" if run.compute_dtype else rows.survey.dtype
-    spec = rows.spec(dtype, training_rows(lanes), streaming, 0.0, run.compute_dtype)
+    spec = rows.spec(dtype, count_training_rows(lanes), streaming, 0.0, run.compute_dtype)
     if isinstance(solver, RowSolver):
         work = _plan_own_rows_work(model, solver, rows, seed)
+        # The solver's own arrays get what the blocks leave of the budget.
         nbytes = 0 if streaming else sum(info.nbytes for info in rows.survey.infos)
         row_bytes = nbytes / max(rows.survey.n_rows, 1)
         work = replace(work, budget=budget, row_bytes=row_bytes)
         return FitSpec(spec, work, RunSpec.of(run, rows.survey))
     shape = model.parameters.shape if isinstance(model, StepModel) else None
     # In the order of the lanes, sums are gathered whole.
+    # Vectors of millions of numbers do not fit many times on each trainer.
     in_ranges = (
         shape is not None
         and isinstance(solver, RangedSolver)

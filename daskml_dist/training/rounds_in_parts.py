@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from daskml_dist.errors import CheckpointError, CommunicationError, InvalidParameterError
 from daskml_dist.solvers import Solution
 from daskml_dist.training.callbacks import CallbackList
-from daskml_dist.training.checkpoint import Checkpoint, CheckpointFiles, decode_log, is_count
+from daskml_dist.training.checkpoint import Checkpoint, CheckpointFiles, decode_log, is_count_fact
 from daskml_dist.training.engine import Engine, FitResult
 from daskml_dist.training.in_parts import OneFit, records_problem
 from daskml_dist.training.spec import FitSpec
 from daskml_dist.training.work import OwnRowsWork, RoundWork
 from daskml_dist.training.worker.loops.rounds import RowsLog, SumLog
 
-__all__ = ["saved_seed", "train_rounds_in_parts"]
+__all__ = ["load_saved_seed", "train_rounds_in_parts"]
 
 Log = NDArray[np.uint8]
 
@@ -44,7 +44,7 @@ def train_rounds_in_parts(
     rows (`RowSolver`) a file holds the state after its last iteration.
 
     `seed` is what the fit draws from where the user gave no `random_state`; it goes into the file
-    (:func:`saved_seed`).
+    (:func:`load_saved_seed`).
 
     Raises
     ------
@@ -54,11 +54,13 @@ def train_rounds_in_parts(
         Before the first sum, where the file cannot be written, is damaged or belongs to another
         fit; later, where a checkpoint cannot be saved.
     """
+    # No trainer has the solver's whole state.
     if isinstance(fit.work, RoundWork) and fit.work.in_ranges:
         raise InvalidParameterError(
             "A fit whose trainers hold ranges of the vectors cannot be saved. Leave the Checkpoint "
             'out, or raise dask.config.set({"daskml_dist.ranges_from": parameters}).'
         )
+    # Fail before the first pass, not after hours.
     checkpoint.check_writable()
     records: list[dict[str, Any]] = []
     events: list[dict[str, Any]] = []
@@ -93,7 +95,7 @@ def train_rounds_in_parts(
     )  # fmt: skip
 
 
-def saved_seed(checkpoint: Checkpoint) -> int | None:
+def load_saved_seed(checkpoint: Checkpoint) -> int | None:
     """Return the seed that the fit in a file drew for itself; None without a file or a seed.
 
     Raises
@@ -101,16 +103,18 @@ def saved_seed(checkpoint: Checkpoint) -> int | None:
     CheckpointError
         The file is damaged, or of a fit by steps.
     """
-    found = CheckpointFiles.of(os.fspath(checkpoint.path), checkpoint.keep).newest_by(decode_log)
+    found = CheckpointFiles.of(os.fspath(checkpoint.path), checkpoint.keep).load_newest_by(
+        decode_log
+    )
     seed: Any = None if found is None else found[1].get("drawn_seed")
-    return seed if is_count(seed) and seed < 2**32 else None
+    return seed if is_count_fact(seed) and seed < 2**32 else None
 
 
 def _make_next_part(
     fit: FitSpec, log: Log | None, n_passes: int, checkpoint: Checkpoint, watched: OneFit
 ) -> FitSpec:
     """Return the fit that continues from a log and pauses after the next passes."""
-    return fit.working(
+    return fit.replace_work(
         log=log,
         first_pass=n_passes,
         pause_at=None if watched.stopped else n_passes + checkpoint.every,
@@ -143,7 +147,9 @@ def _load_saved_log(
     fit: FitSpec, checkpoint: Checkpoint
 ) -> tuple[Log | None, list[dict[str, Any]]]:
     """Return the saved log and its records; nothing where there is no file."""
-    found = CheckpointFiles.of(os.fspath(checkpoint.path), checkpoint.keep).newest_by(decode_log)
+    found = CheckpointFiles.of(os.fspath(checkpoint.path), checkpoint.keep).load_newest_by(
+        decode_log
+    )
     if found is None:
         return None, []
     log, facts = found
@@ -157,6 +163,7 @@ def _load_saved_log(
 def _describe_fit_difference(fit: FitSpec, facts: dict[str, Any]) -> str:
     """Return how the saved fit differs from this one, in words; empty where it does not."""
     for name, value in _solver_fit_identity(fit).items():
+        # Long texts are shown from the first difference on.
         if (found := facts.get(name)) != value:
             if isinstance(found, str) and isinstance(value, str):
                 pairs = enumerate(zip(found, value, strict=False))
@@ -177,7 +184,7 @@ def _describe_impossible_log(fit: FitSpec, log: Log, facts: dict[str, Any]) -> s
             known = RowsLog.unpacked(log)
         else:
             known = SumLog(0)
-            known.become(log)
+            known.replace_by(log)
     except (CommunicationError, ValueError, TypeError):
         return "holds a state that cannot be read"
     if known.n_rows != sum(fit.rows.lane_rows):

@@ -17,7 +17,7 @@ from daskml_dist.errors import InvalidParameterError
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.engine import Engine
 
-__all__ = ["AUTO", "INLINE", "client_of", "open_engine"]
+__all__ = ["AUTO", "INLINE", "find_default_client", "open_engine"]
 
 #: In a client's place: rows in memory are trained in this process, though there be a client.
 INLINE = "inline"
@@ -53,6 +53,7 @@ def open_engine(
         Who is told of the phases of the fit.
     """
     engine = _choose_engine(collection, client, memory_budget, device)
+    # Names of columns make errors about values readable.
     engine.feature_names = getattr(collection, "feature_names", None)  # keyed ones have none
     if callbacks is not None:
         engine.callbacks = callbacks
@@ -65,6 +66,7 @@ def _choose_engine(
     """Return the engine for a client, for the current one, or for none."""
     if isinstance(client, str) and client == INLINE:
         return _open_inline_engine(collection)
+    # Estimators with a plan have replaced "auto" by now; for all others it is the current client.
     if isinstance(client, str) and client == AUTO:
         client = None
     if client is not None:
@@ -91,11 +93,11 @@ def _choose_engine(
         # The stack moves to the engine only once this succeeds: on an error the thread rejoins the
         # pool.
         engine = ClusterEngine(collection, client, memory_budget, device)
-        engine.closes(stack.pop_all())
+        engine.close_with_engine(stack.pop_all())
     return engine
 
 
-def client_of(collection: Collection) -> Any | None:
+def find_default_client(collection: Collection) -> Any | None:
     """Return the client that a fit without `client=` would use; None where there is none."""
     return _current_client(_is_in_dask_task(), collection.kind)
 
@@ -119,6 +121,7 @@ def _is_in_dask_task() -> bool:
         return False
     from distributed import get_worker
 
+    # `get_worker` raises outside of tasks.
     with suppress(ValueError):
         get_worker()
         return True

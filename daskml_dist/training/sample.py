@@ -66,6 +66,7 @@ def sample_rows(
     """
     columns = engine.columns is not None
     # Lanes of columns have the same rows.
+    # The order of the blocks, not of the lanes: the sample does not depend on placement.
     segments = _TrainingRows(lanes[:1] if columns else lanes, seed, held_out)
     draw = np.random.default_rng((seed, n_rows))
     many = held_out > 0 and segments.n_rows > _FEW_BLOCKS_FROM
@@ -134,6 +135,7 @@ class _TrainingRows:
             return at + segment.start
         lane = LaneRows(LaneSpec(0, (segment,)), 1, self._seed, True, self._held_out)
         ((_, held),) = lane.held_out
+        # Held-out rows are drawn from the seed, as in the fit, and skipped.
         rows = np.arange(segment.start, segment.stop)
         return np.setdiff1d(rows, held, assume_unique=True)[at]
 

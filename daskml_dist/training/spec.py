@@ -33,7 +33,7 @@ __all__ = [
     "Streaming",
     "TrainerResult",
     "TrainerSpec",
-    "training_rows",
+    "count_training_rows",
 ]
 
 
@@ -107,13 +107,14 @@ class RowsSpec:
             weight *= self.class_weight[np.searchsorted(self.classes, block.y)]
         return weight.astype(self.dtype)
 
-    def of_lanes(self, lanes: Sequence[LaneSpec]) -> tuple[int, ...]:
+    def count_lane_rows(self, lanes: Sequence[LaneSpec]) -> tuple[int, ...]:
         """Return the number of training rows of each lane."""
-        return training_rows(lanes, self.validation_fraction)
+        return count_training_rows(lanes, self.validation_fraction)
 
 
-def training_rows(lanes: Sequence[LaneSpec], held_out: float = 0.0) -> tuple[int, ...]:
+def count_training_rows(lanes: Sequence[LaneSpec], held_out: float = 0.0) -> tuple[int, ...]:
     """Return the number of rows of each lane, without the share held out of each block."""
+    # Each block holds out its own share, so that no block is left without training rows.
     return tuple(
         sum(len(s) - count_held_out_rows(s, held_out) for s in lane.segments) for lane in lanes
     )
@@ -153,6 +154,8 @@ class RunSpec:
         InvalidParameterError
             As :meth:`Survey.device`.
         """
+        # `dask.config` holds the settings of the cluster: they are the same for every fit of a
+        # session.
         return cls(
             settings.deterministic,
             survey.device(settings.device, settings.deterministic),
@@ -189,18 +192,18 @@ class FitSpec:
         return cast(RoundWork, self.work)
 
     @property
-    def keyed(self) -> KeyedWork:
+    def keyed_work(self) -> KeyedWork:
         """Return the work of a fit over keys; used by the loop over keys only."""
         return cast(KeyedWork, self.work)
 
     @property
-    def own_rows(self) -> OwnRowsWork:
+    def own_rows_work(self) -> OwnRowsWork:
         """Return the work of a solver that trainers run on their own rows."""
         return cast(OwnRowsWork, self.work)
 
-    def start_state(self, rows: slice = slice(None)) -> ShardState:
+    def make_start_state(self, rows: slice = slice(None)) -> ShardState:
         """Return the state that a range of rows of the parameters begins with."""
-        return self.steps.start_state(self.rows.dtype, rows)
+        return self.steps.make_start_state(self.rows.dtype, rows)
 
     def of_lane(self, lane: int) -> FitSpec:
         """Return the fit as one lane sees it: with that lane's columns where lanes hold columns."""
@@ -208,7 +211,7 @@ class FitSpec:
         # Most work is the same for every lane; then no copy is made.
         return self if work is self.work else replace(self, work=work)
 
-    def working(self, **changes: Any) -> FitSpec:
+    def replace_work(self, **changes: Any) -> FitSpec:
         """Return a copy of the fit with some fields of its work replaced."""
         return replace(self, work=replace(cast(Any, self.work), **changes))
 
@@ -260,7 +263,7 @@ class TrainerSpec:
     snapshot_every: int
     lane_rows: tuple[int, ...]
 
-    def peer_key(self, rank: int) -> str:
+    def listener_key(self, rank: int) -> str:
         """Return the name of the listener of the trainer of a rank in this generation."""
         return f"{self.run_id}-trainer-{rank}-{self.generation}"
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from threadpoolctl import ThreadpoolController
 
-__all__ = ["OneThread", "blas"]
+__all__ = ["OneThread", "find_blas_controller"]
 
 
 @cache
-def blas() -> ThreadpoolController:
+def find_blas_controller() -> ThreadpoolController:
     """Return the controller of the process's BLAS libraries; it takes milliseconds to find them."""
     return ThreadpoolController()
 
@@ -19,7 +19,7 @@ def blas() -> ThreadpoolController:
 @cache
 def _find_blas_libraries() -> list[Any]:
     """Return the loaded BLAS libraries."""
-    return list(blas().select(user_api="blas").lib_controllers)
+    return list(find_blas_controller().select(user_api="blas").lib_controllers)
 
 
 class OneThread:

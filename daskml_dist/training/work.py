@@ -90,12 +90,12 @@ class Work(ABC):
         return False
 
     @property
-    def reads(self) -> int:
+    def passes_to_read(self) -> int:
         """Return how many passes over streamed blocks may follow each other, to read ahead."""
         return self.stopping.max_iter
 
     @property
-    def planned(self) -> int | None:
+    def planned_passes(self) -> int | None:
         """Return the most passes that the user asked for; None where only a solver bounds them."""
         return self.stopping.max_iter
 
@@ -125,18 +125,18 @@ class Work(ABC):
         return True
 
     @property
-    def in_pairs(self) -> bool:
+    def sends_in_pairs(self) -> bool:
         """Return whether trainers exchange messages in pairs, as pipelines do."""
         return False
 
     @property
-    def replays(self) -> bool:
+    def remembers_course(self) -> bool:
         """Return whether each trainer remembers enough to continue the fit alone."""
         return False
 
     @property
     @abstractmethod
-    def carried(self) -> int:
+    def carried_bytes(self) -> int:
         """Return the bytes of the initial parameters that travel with the specification."""
 
     def of_lane(self, lane: int) -> Work:
@@ -185,7 +185,7 @@ class StepWork(Work):
         Whole state to go on from; None: as the model begins.
     first_pass : int, default=0
     single_rows : bool, default=False
-        Whether each row of a batch is an update of its own.
+        Whether each row of a batch is a step of its own.
     compression : Compressor or None
     micro_batch : int or None
     step_callbacks : tuple of object
@@ -247,7 +247,7 @@ class StepWork(Work):
         return self.policy.uses_threads
 
     @property
-    def in_pairs(self) -> bool:
+    def sends_in_pairs(self) -> bool:
         return self.pipeline is not None
 
     def gate(self, lanes: Iterable[int], clock: int = 0) -> Gate:
@@ -259,7 +259,7 @@ class StepWork(Work):
         return self.model.parameters.shape
 
     @property
-    def carried(self) -> int:
+    def carried_bytes(self) -> int:
         """Return the bytes of the initial parameters that travel with the specification."""
         return 0 if self.initial is None else self.initial.w.nbytes
 
@@ -281,7 +281,7 @@ class StepWork(Work):
         told = self.step_callbacks if lane == len(self.columns) - 2 else ()
         return replace(self, model=part, initial=initial, step_callbacks=told)
 
-    def pushes_whole(self, clock: int) -> bool:
+    def pushes_uncompressed(self, clock: int) -> bool:
         """Return whether the push that ends a lane's step `clock` is sent without compression.
 
         It takes along all that was left out before: at the end of each pass, or, where a pass has
@@ -294,7 +294,7 @@ class StepWork(Work):
             self.n_steps >= COMPRESSED_PASS_STEPS or passes >= self.stopping.max_iter
         )
 
-    def start_state(self, dtype: str, rows: slice = slice(None)) -> ShardState:
+    def make_start_state(self, dtype: str, rows: slice = slice(None)) -> ShardState:
         """Return the state that some rows of the parameters begin with."""
         if self.initial is not None:
             return self.initial.part(rows)
@@ -313,16 +313,16 @@ class SolverWork(Work):
     step_callbacks: ClassVar[tuple[Any, ...]] = ()  # type: ignore[misc]
 
     @property
-    def planned(self) -> int | None:
+    def planned_passes(self) -> int | None:
         """Return None: the solver's bound counts failed line searches, and is hardly ever met."""
         return None
 
     @property
-    def carried(self) -> int:
+    def carried_bytes(self) -> int:
         return 0
 
     @property
-    def replays(self) -> bool:
+    def remembers_course(self) -> bool:
         """Return True: every trainer remembers the solver's course."""
         return True
 
@@ -336,9 +336,9 @@ class ResumableWork(SolverWork):
     first_pass : int, default=0
         Passes made before, where the fit is a later part of a longer one.
     log : ndarray of uint8, or None
-        State that these have come to, as the loop packs it; None: the fit begins.
+        State after these passes, as the loop packs it; None: the fit begins.
     pause_at : int or None
-        Number of passes after which the fit ends as far as it has come, to be gone on with.
+        Number of passes after which the fit pauses, to be continued later.
     is_stopped : bool, default=False
         Whether the user has ended the fit already.
     """
@@ -349,7 +349,7 @@ class ResumableWork(SolverWork):
     is_stopped: bool = False
 
     @property
-    def carried(self) -> int:
+    def carried_bytes(self) -> int:
         """Return the bytes of the log that travel with the specification."""
         return 0 if self.log is None else self.log.nbytes
 
@@ -365,7 +365,7 @@ class RoundWork(ResumableWork):
     shape : tuple of int or None
         Of the parameters; None where the solver finds something else.
     start : ndarray or None
-        What the solver starts from; None: zeros where there is a shape.
+        Initial parameters; None: zeros where there is a shape.
     stopping : StoppingRule
     in_ranges : bool, default=False
         Whether each trainer holds a range of the solver's vectors.
@@ -392,9 +392,9 @@ class RoundWork(ResumableWork):
         return "ranges" if self.in_ranges else "solver"
 
     @property
-    def carried(self) -> int:
+    def carried_bytes(self) -> int:
         """Return the bytes of log and initial parameters that travel with the specification."""
-        return super().carried + (0 if self.start is None else self.start.nbytes)
+        return super().carried_bytes + (0 if self.start is None else self.start.nbytes)
 
     def first(self) -> NDArray[np.float64] | None:
         """Return a new array of the initial parameters; None for solvers without parameters."""
@@ -416,7 +416,7 @@ class OwnRowsWork(ResumableWork):
         Of each block, the number of its first row among all.
     seed : int, default=0
     budget : float, default=inf
-        Bytes of blocks that are held, and of what is made of rows, on one worker.
+        Bytes on one worker for blocks that are held and for arrays made of their rows.
     row_bytes : float, default=0
         Bytes of a row in the blocks that are held.
     first_pass, log, pause_at, is_stopped
@@ -432,12 +432,12 @@ class OwnRowsWork(ResumableWork):
     row_bytes: float = 0.0
 
     @property
-    def planned(self) -> int:
+    def planned_passes(self) -> int:
         """Return the most iterations (trees, for boosting) of the solver."""
         return self.solver.max_passes
 
     @property
-    def reads(self) -> int:
+    def passes_to_read(self) -> int:
         """Return 1: the solver reads the rows again by seeking to their beginning."""
         return 1
 
@@ -445,7 +445,7 @@ class OwnRowsWork(ResumableWork):
     def score_names(self) -> tuple[str, ...]:
         return self.solver.score_names
 
-    #: The solver moves what it makes of rows.
+    #: The solver reads rows on the host, and moves its own arrays to the device.
     on_host: ClassVar[bool] = True
 
     @property
@@ -468,8 +468,8 @@ class KeyedWork(SolverWork):
     stopping : StoppingRule
     seed : int, default=0
     room : int, optional
-        Bytes that a trainer may take for values of keys that its entries touch, beside those that
-        come of others meanwhile. Default: whatever there are.
+        Bytes that a trainer may take for values of keys that its entries touch, beside values that
+        arrive from others meanwhile. Default: no limit.
     """
 
     model: Model

@@ -158,7 +158,7 @@ def _spoilt(checkpoint: Checkpoint, state: Any, facts: Any) -> None:
     from daskml_dist.training.checkpoint import CheckpointFiles, decode_log
 
     files = CheckpointFiles.of(os.fspath(checkpoint.path), checkpoint.keep)
-    found = files.newest_by(decode_log)
+    found = files.load_newest_by(decode_log)
     assert found is not None
     checkpoint.save(state, facts or found[1])
     fitted("HistGradientBoostingClassifier", checkpoint)

@@ -41,7 +41,7 @@ from daskml_dist.dask_internals.cluster import (
 )
 from daskml_dist.data.collection import as_collection
 from daskml_dist.training.client.on_cluster import ClusterEngine
-from daskml_dist.training.interrupts import process_group, shield, unshield
+from daskml_dist.training.interrupts import end_shield, process_group, shield_from_interrupts
 
 
 class _Actor:
@@ -145,17 +145,22 @@ def test_workers_of_the_process_group_ignore_ctrl_c(client: Client) -> None:
     pids = client.run(os.getpid)
     group = process_group()
     assert group is not None
-    assert not any(client.run(shield, "canary", os.getpid(), (*group, "other")).values())
-    assert all(client.run(shield, "canary", os.getpid(), group).values())
+    assert not any(
+        client.run(shield_from_interrupts, "canary", os.getpid(), (*group, "other")).values()
+    )
+    assert all(client.run(shield_from_interrupts, "canary", os.getpid(), group).values())
     for pid in pids.values():
         os.kill(pid, signal.SIGINT)
     assert client.run(os.getpid) == pids
-    client.run(unshield, "canary")
+    client.run(end_shield, "canary")
     assert not any(client.run(_ignores_ctrl_c).values())
 
 
 def _ignores_ctrl_c() -> bool:
-    return getattr(signal.getsignal(signal.SIGINT), "__module__", "") == shield.__module__
+    return (
+        getattr(signal.getsignal(signal.SIGINT), "__module__", "")
+        == shield_from_interrupts.__module__
+    )
 
 
 def test_a_shield_ends_with_its_client() -> None:

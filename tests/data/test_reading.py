@@ -94,7 +94,7 @@ def test_workers_that_die_while_rows_are_read(
         wait([X, y])
     rows = ClusterRows(crew_client, as_collection(X, y, classification=True), None)
     if persisted:
-        rows.find_homes()
+        rows.find_persisted_homes()
         _kill(crew_client, [home for home in rows.homes if home][:1])
         rows._read_in_waves()
     else:
@@ -123,11 +123,17 @@ def test_a_block_that_is_lost_again_and_again_is_made_again(
     rows = ClusterRows(crew_client, as_collection(X, y, classification=True), None)
     rows.survey()
     for _ in range(3):
-        holders = {address for held in rows.holders_now().values() for address in held}
+        holders = {address for held in rows.find_current_holders().values() for address in held}
         _kill(crew_client, sorted(holders)[:1])
         _until(lambda gone=holders: not gone <= set(list_workers(crew_client)))  # type: ignore[misc]
         assert rows.mend() == {}
-        _until(lambda: rows.mend() == {} and rows.are_there and all(rows.holders_now().values()))
+        _until(
+            lambda: (
+                rows.mend() == {}
+                and rows.are_blocks_made
+                and all(rows.find_current_holders().values())
+            )
+        )
     rows.release()
 
 

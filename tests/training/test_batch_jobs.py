@@ -52,7 +52,7 @@ def test_a_walltime_names_all_workers_and_the_remedy(told: pytest.LogCaptureFixt
 
 def test_a_job_that_still_ends_is_asked_for_again(told: pytest.LogCaptureFixture) -> None:
     jobs = _jobs("RUNNING", "COMPLETING", "CANCELLED")
-    jobs.were_lost({A})
+    jobs.note_lost_workers({A})
     _end_of_thread()
     assert jobs.told() == f" Lost with their jobs: {A} (job 7 of Slurm was cancelled)."
     assert "--lifetime" not in told.text

@@ -32,7 +32,7 @@ from daskml_dist.training.client.generations import Generations
 from daskml_dist.training.client.lane_assignments import LaneAssignments
 from daskml_dist.training.client.membership import Membership
 from daskml_dist.training.client.reasons import Pace
-from daskml_dist.training.client.recovery import choose
+from daskml_dist.training.client.recovery import choose_recovery_point
 from daskml_dist.training.client.run_actors import WorkerUnreachableError
 from tests.rules import one_group
 
@@ -82,14 +82,16 @@ def _at(now: int | None, *kept: int, lanes: int = 2) -> AvailableSnapshots:
 
 
 def test_a_lone_server_that_is_there_goes_on_as_it_is() -> None:
-    found = choose(Synchronous(), [[("server", _at(70, 32, 64)), ("standby", _at(None, 32, 64))]])
+    found = choose_recovery_point(
+        Synchronous(), [[("server", _at(70, 32, 64)), ("standby", _at(None, 32, 64))]]
+    )
     assert found is not None
     assert (found.hosts, found.places, found.clocks) == (["server"], [None], {0: 70, 1: 70})
 
 
 def test_a_standby_goes_on_from_its_last_snapshot() -> None:
     for policy in (Synchronous(), Asynchronous(), get_policy("average")):
-        found = choose(policy, [[("standby", _at(None, 32, 64))]])
+        found = choose_recovery_point(policy, [[("standby", _at(None, 32, 64))]])
         assert found is not None
         assert (found.hosts, found.places, found.clocks) == (["standby"], [64], {0: 64, 1: 64})
 
@@ -99,7 +101,7 @@ def test_servers_in_lock_step_go_back_to_the_latest_common_place() -> None:
         [("a", _at(97, 32, 64, 96)), ("a's standby", _at(None, 32, 64))],
         [("b's standby", _at(None, 32, 64))],
     ]
-    found = choose(Synchronous(), held)
+    found = choose_recovery_point(Synchronous(), held)
     assert found is not None
     assert (found.hosts, found.places) == (["a", "b's standby"], [64, 64])
     assert found.clocks == {0: 64, 1: 64}
@@ -107,7 +109,7 @@ def test_servers_in_lock_step_go_back_to_the_latest_common_place() -> None:
 
 def test_servers_one_round_apart_do_not_mix() -> None:
     held = [[("a", _at(65, 32, 64))], [("b", _at(64, 32, 64))]]
-    found = choose(Synchronous(), held)
+    found = choose_recovery_point(Synchronous(), held)
     assert found is not None
     assert (found.hosts, found.places) == (["a", "b"], [64, None])
 
@@ -117,11 +119,11 @@ def test_free_lanes_go_on_from_the_server_that_has_seen_least_of_them() -> None:
         [("a", AvailableSnapshots(50, {50: {0: 30, 1: 20}}))],
         [("b's standby", AvailableSnapshots(None, {32: {0: 12, 1: 20}, 48: {0: 27, 1: 21}}))],
     ]
-    found = choose(Asynchronous(), held)
+    found = choose_recovery_point(Asynchronous(), held)
     assert found is not None
     assert found.places == [None, 48]
     assert found.clocks == {0: 27, 1: 20}
-    shared = choose(Hogwild(), held)
+    shared = choose_recovery_point(Hogwild(), held)
     assert shared is not None
     assert shared.clocks == {0: 30, 1: 20}
 
@@ -129,9 +131,9 @@ def test_free_lanes_go_on_from_the_server_that_has_seen_least_of_them() -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_server_that_is_lost_for_good_makes_the_fit_begin_anew(policy: str) -> None:
     chosen = get_policy(policy)
-    assert choose(chosen, []) is None
-    assert choose(chosen, [[("a", _at(9, 8))], []]) is None
-    assert choose(chosen, [[("a", _at(9, 8))], [("b's standby", _at(None))]]) is None
+    assert choose_recovery_point(chosen, []) is None
+    assert choose_recovery_point(chosen, [[("a", _at(9, 8))], []]) is None
+    assert choose_recovery_point(chosen, [[("a", _at(9, 8))], [("b's standby", _at(None))]]) is None
 
 
 def test_snapshots_keep_the_last_three_and_forget_a_future_that_was_left() -> None:
@@ -317,16 +319,16 @@ class _Clock:
 def test_a_worker_is_silent_once_its_lease_has_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, there = _Clock(monkeypatch), Membership(None, lease=3.0)
     clock.beat("a", "b")
-    there.note_at_work("b")
+    there.note_work_begun("b")
     for _ in range(6):
         clock.beat("a")
         there.call()
-        assert there.silent(["a", "b"]) == []
+        assert there.find_silent(["a", "b"]) == []
     clock.beat("a")
     clock.beat("a")
     there.call()
-    assert there.silent(["a", "b"]) == ["b"]
-    there.cast_out("b")
+    assert there.find_silent(["a", "b"]) == ["b"]
+    there.count_as_gone("b")
     assert there.call() == {"a": 2}
     del clock.workers["b"]
     there.call()
@@ -338,10 +340,10 @@ def test_a_client_that_slept_takes_nobody_for_silent(monkeypatch: pytest.MonkeyP
     clock, there = _Clock(monkeypatch), Membership(None, lease=3.0)
     clock.beat("a")
     there.call()
-    there.note_at_work("a")
+    there.note_work_begun("a")
     clock.now += 60
     there.call()
-    assert there.silent(["a"]) == []
+    assert there.find_silent(["a"]) == []
 
 
 def test_a_worker_that_imports_its_part_has_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,7 +352,7 @@ def test_a_worker_that_imports_its_part_has_more_time(monkeypatch: pytest.Monkey
     for seconds in range(40):
         clock.now += 1.0
         there.call()
-        assert bool(there.silent(["a"])) == (seconds > 30)
+        assert bool(there.find_silent(["a"])) == (seconds > 30)
 
 
 def test_leaving_workers_are_there_but_get_nothing_new(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,7 +362,7 @@ def test_leaving_workers_are_there_but_get_nothing_new(monkeypatch: pytest.Monke
     there.call()
     there.announce_leaving("b")
     assert set(there.call()) == {"a", "b", "c"}
-    assert set(there.staying) == {"a"}
+    assert set(there.staying_workers) == {"a"}
 
 
 # --- who runs what ----------------------------------------------------------------------------

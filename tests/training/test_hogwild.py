@@ -158,19 +158,19 @@ def test_mnist_in_twenty_fits(racing: Client, mnist: Any, optimizer: str) -> Non
 class _Watched(SGD):
     """SGD that leaves others time to come in between, and tells who did."""
 
-    inside = threading.Lock()
+    to_coordinates = threading.Lock()
 
     def __init__(self) -> None:
         self.__dict__.update(alone=[], steps=[])
 
     def update(self, w: Any, grad: Any, opt_state: Any, lr: Any, step: int, l1: Any = 0.0) -> None:
-        alone = self.inside.acquire(blocking=False)
+        alone = self.to_coordinates.acquire(blocking=False)
         time.sleep(0.005)
         super().update(w, grad, opt_state, lr, step, l1)
         self.__dict__["alone"].append(alone)
         self.__dict__["steps"].append(step)
         if alone:
-            self.inside.release()
+            self.to_coordinates.release()
 
 
 @pytest.mark.parametrize("kind", ["dense", "sparse"])

@@ -285,11 +285,11 @@ def test_what_does_not_fit_is_made_again() -> None:
     for number, made in ((1, [3, 3]), (2, [3])):
         Visits.made.clear()
         for some in rows:
-            with states.lent(visits, number - 1, number, None, some, None):
+            with states.lend_state(visits, number - 1, number, None, some, None):
                 some.state += 1
         assert Visits.made == made  # the larger block's is held
-    with pytest.raises(LostError), states.lent(visits, 2, 3, None, rows[0], None):
+    with pytest.raises(LostError), states.lend_state(visits, 2, 3, None, rows[0], None):
         raise LostError("half written")
     Visits.made.clear()
-    with states.lent(visits, 2, 3, None, rows[0], None):
+    with states.lend_state(visits, 2, 3, None, rows[0], None):
         assert Visits.made == [3]

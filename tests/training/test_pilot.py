@@ -27,7 +27,7 @@ from daskml_dist.penalties import Penalty
 from daskml_dist.policies import POLICIES
 from daskml_dist.training.coordinates import Coordinates
 from daskml_dist.training.in_process import InProcessEngine
-from daskml_dist.training.learning_rate_search import sample_size
+from daskml_dist.training.learning_rate_search import choose_sample_size
 from daskml_dist.training.pilot import Pilot
 from daskml_dist.training.sample import sample_rows
 
@@ -175,9 +175,9 @@ def test_of_streamed_blocks_few_are_read() -> None:
 def test_coordinates_change_no_prediction(lay: Any, turned: bool) -> None:
     places = Coordinates.of(lay(X), RNG.random(len(X)), centred=True, turned=turned, least=1e-3)
     w = RNG.normal(size=(6, 2))
-    Z, v = places.rows(lay(X)), places.inside(w)
+    Z, v = places.rows(lay(X)), places.to_coordinates(w)
     np.testing.assert_allclose(Z @ v[:5] + v[5], X @ w[:5] + w[5], rtol=1e-6, atol=1e-3)
-    np.testing.assert_allclose(places.outside(v), w, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(places.from_coordinates(v), w, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("penalty", [Penalty(0.0, 1e-2), Penalty(1e-2, 0.0), Penalty(5e-3, 5e-3)])
@@ -198,7 +198,7 @@ def test_rates_that_diverge_are_dropped() -> None:
     y = RAW.copy()
     pilot = Pilot(_model(0), PLAIN, y, None, Penalty(0.0, 0.0), 0)
     sgd, w = OPTIMIZERS["sgd"](), np.zeros((6, 1))
-    factor = pilot.best_rate(sgd, w, {}, 10.0, 32)
+    factor = pilot.find_best_rate(sgd, w, {}, 10.0, 32)
     assert np.isfinite(pilot._step_through(sgd, w.copy(), {}, 10.0 * factor, 32)[0]).all()
     assert factor < 0.1
 
@@ -206,7 +206,7 @@ def test_rates_that_diverge_are_dropped() -> None:
 def test_sums_of_squares_are_those_of_the_samples_batches() -> None:
     pilot = Pilot(_model(0), PLAIN, RAW.copy(), None, Penalty(0.0, 0.0), 0)
     w = RNG.normal(size=(6, 1))
-    opt_state = pilot.warmed(Adagrad(), w, Adagrad().init(w), 3_000)
+    opt_state = pilot.warm_optimizer(Adagrad(), w, Adagrad().init(w), 3_000)
     residual = PLAIN @ w[:5, 0] + w[5, 0] - RAW
     gradient = np.append(PLAIN.T @ residual, residual.sum()) / 3_000
     np.testing.assert_allclose(opt_state["accumulator"][:, 0], gradient**2)
@@ -251,7 +251,7 @@ def test_rows_that_touch_no_column_have_an_intercept(n_columns: int) -> None:
 
 def test_samples_hold_more_rows_of_labels_that_are_rare() -> None:
     even, rare, few = (
-        sample_size(n, _model(2, 28), rarity)
+        choose_sample_size(n, _model(2, 28), rarity)
         for n, rarity in ((1_000_000, 1.0), (1_000_000, 100.0), (500, 100.0))
     )
     assert even < rare <= 1 << 16
@@ -265,5 +265,5 @@ def test_a_client_loads_no_compiled_loops(monkeypatch: pytest.MonkeyPatch) -> No
     pilot = Pilot(_model(2), X, np.sign(X[:, 0] + X[:, 1]), None, Penalty(0.0, 1e-2), 0)
     w, converged = pilot.minimum(np.zeros((6, 1)), 100)
     assert converged
-    opt_state = pilot.warmed(Adagrad(), w, {"accumulator": np.zeros_like(w)}, 50)
-    assert pilot.best_rate(Adagrad(), 0 * w, opt_state, 0.05, 50) > 0
+    opt_state = pilot.warm_optimizer(Adagrad(), w, {"accumulator": np.zeros_like(w)}, 50)
+    assert pilot.find_best_rate(Adagrad(), 0 * w, opt_state, 0.05, 50) > 0

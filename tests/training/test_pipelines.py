@@ -23,7 +23,7 @@ from daskml_dist.errors import InvalidParameterError
 from daskml_dist.linear_model import SGDRegressor
 from daskml_dist.models import Parameters, Part, StagedModel
 from daskml_dist.policies import LocalSGD, Pipeline
-from daskml_dist.training.worker.loops.pipeline import Stages, cut_evenly
+from daskml_dist.training.worker.loops.pipeline import Stages, cut_layers_evenly
 from tests.quick import quick
 
 N_ROWS, SIZES = 1_200, (6, 12, 10, 8, 1)
@@ -300,7 +300,7 @@ def test_numbers_of_a_pipeline_are_checked(value: Any) -> None:
 def test_stages_take_as_long_as_each_other(
     seconds: list[float], n_stages: int, cuts: tuple[int, ...]
 ) -> None:
-    found = cut_evenly(seconds, n_stages)
+    found = cut_layers_evenly(seconds, n_stages)
     longest = [sum(seconds[a:b]) for a, b in itertools.pairwise(found)]
     best = [sum(seconds[a:b]) for a, b in itertools.pairwise(cuts)]
     assert max(longest) == max(best)

@@ -354,12 +354,12 @@ class _Reader:
     """Counts reads and how many blocks are alive."""
 
     def __init__(self) -> None:
-        self.reads: list[int] = []
+        self.passes_to_read: list[int] = []
         self.lock = threading.Lock()
 
     def __call__(self, number: int) -> int:
         with self.lock:
-            self.reads.append(number)
+            self.passes_to_read.append(number)
         return number * 10
 
 
@@ -379,7 +379,7 @@ def test_a_stream_reads_each_block_once_a_pass(ahead: int) -> None:
         for group in groups:
             for _ in range(4):
                 assert [stream[n] for n in group] == [n * 10 for n in group]
-    assert reader.reads == [3, 1, 0, 4, 2] * 3
+    assert reader.passes_to_read == [3, 1, 0, 4, 2] * 3
 
 
 def test_a_stream_keeps_no_more_than_the_group_and_what_is_ahead() -> None:

@@ -86,7 +86,7 @@ def test_what_is_remembered_is_nobodys_to_change(monkeypatch: pytest.MonkeyPatch
         assert (room == number).all()  # none lies over another
         assert log.get(number) is room
     other = SumLog(10)
-    other.become(log.packed())
+    other.replace_by(log.packed())
     assert (other.get(2) == 2).all()
     for number in (5, 6):
         log.add(number, log.room(200_000))

@@ -1,16 +1,16 @@
 """Threads of BLAS libraries: one within, what there was after."""
 
-from daskml_dist.training.threads import OneThread, blas
+from daskml_dist.training.threads import OneThread, find_blas_controller
 
 
 def test_one_thread_within_and_what_there_was_after():
-    libraries = blas().select(user_api="blas").lib_controllers
+    libraries = find_blas_controller().select(user_api="blas").lib_controllers
 
     def counts():
         return [library.get_num_threads() for library in libraries]
 
     assert libraries
-    with blas().limit(limits=2, user_api="blas"):
+    with find_blas_controller().limit(limits=2, user_api="blas"):
         before = counts()
         with OneThread():
             assert set(counts()) == {1}

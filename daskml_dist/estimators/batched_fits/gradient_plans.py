@@ -36,7 +36,7 @@ def optimizer_of(plans: Sequence[FitSpec]) -> Optimizer:
     NotStackedError
     """
     (first, _), *others = {
-        (p.steps.rule.only.optimizer, frozenset(p.steps.start_state(p.rows.dtype).opt_state))
+        (p.steps.rule.only.optimizer, frozenset(p.steps.make_start_state(p.rows.dtype).opt_state))
         for p in plans
     }
     if others:

@@ -238,7 +238,7 @@ class StepStack:
             for g in rule.groups
         )
         rule = replace(rule, groups=groups, schedule=_PassesDone())
-        return fit.working(rule=rule, first_pass=done)
+        return fit.replace_work(rule=rule, first_pass=done)
 
     def _state_of(
         self, columns: list[StepCandidate], plans: list[FitSpec], settings: Settings
@@ -252,7 +252,7 @@ class StepStack:
             return np.concatenate([side_by_side, np.zeros_like(side_by_side[:1])])
 
         if first.w is None:
-            begun = [plan.steps.start_state(dtype) for plan in plans]
+            begun = [plan.steps.make_start_state(dtype) for plan in plans]
             models = [self._models[column.split] for column in columns]
             w = [self._model.moved(s.w, m.origin()) for s, m in zip(begun, models, strict=True)]
             opt_state = {

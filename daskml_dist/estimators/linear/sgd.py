@@ -25,7 +25,11 @@ from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.engine import Engine, FitResult
 from daskml_dist.training.in_parts import train_adaptively
-from daskml_dist.training.learning_rate_search import calibrated, first_rate, row_size
+from daskml_dist.training.learning_rate_search import (
+    calibrated,
+    measure_row_size,
+    rate_for_row_size,
+)
 from daskml_dist.training.plan import make_target_shift
 from daskml_dist.training.settings import Settings
 from daskml_dist.training.spec import FitSpec
@@ -178,8 +182,8 @@ class BaseSGD(BaseSteps, BaseLinear):
             return settings, model
         assert isinstance(model, LinearModel)
         if model.row_size is None:
-            model = replace(model, row_size=row_size(engine, lanes, settings.seed))
-        return replace(settings, own_rate=first_rate(model)), model
+            model = replace(model, row_size=measure_row_size(engine, lanes, settings.seed))
+        return replace(settings, own_rate=rate_for_row_size(model)), model
 
     def _calibrated(
         self,

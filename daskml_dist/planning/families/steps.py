@@ -15,8 +15,8 @@ from daskml_dist.planning.families.base import Family, Probe
 from daskml_dist.planning.places import Place
 from daskml_dist.planning.rows import RowsShape
 from daskml_dist.policies import Policy, get_policy
-from daskml_dist.training.learning_rate_search import sample_size
-from daskml_dist.training.plan import batch_rows, most_batch_rows
+from daskml_dist.training.learning_rate_search import choose_sample_size
+from daskml_dist.training.plan import choose_batch_rows, largest_batch_rows
 from daskml_dist.training.run import INLINE
 from daskml_dist.training.settings import Settings
 
@@ -85,11 +85,11 @@ class LinearSteps(Family):
         settings = self._settings(estimator)
         model = self._model(estimator, rows)
         lane = _lane(rows, place)
-        batch = batch_rows(settings.batch_size, lane, None, most_batch_rows(model))
+        batch = choose_batch_rows(settings.batch_size, lane, None, largest_batch_rows(model))
         size = min(batch or lane[0].n_rows, lane[0].n_rows)
         steps = count_pass_steps(lane, batch, settings.validation_fraction)
         piloted = settings.auto_rate and settings.calibrates
-        sample = sample_size(rows.n_rows, model, 1.0) if piloted else 0
+        sample = choose_sample_size(rows.n_rows, model, 1.0) if piloted else 0
         share, d, width = rows.n_rows / place.trainers, rows.row_entries, model.width
         early = int(min(_EARLY_STEPS, _EARLY_ENTRIES // max(size * d, 1)))
         # Rows are drawn, so that each is looked for in memory.
@@ -148,8 +148,8 @@ class LinearSteps(Family):
     def drawn_params(self, estimator: Any, rows: RowsShape, place: Place) -> dict[str, Any]:
         """Return few passes, in the batches of the whole fit: a step costs what it costs there."""
         settings, model = self._settings(estimator), self._model(estimator, rows)
-        widest = most_batch_rows(model)
-        batch = batch_rows(settings.batch_size, _lane(rows, place), None, widest)
+        widest = largest_batch_rows(model)
+        batch = choose_batch_rows(settings.batch_size, _lane(rows, place), None, widest)
         return {
             "max_iter": _DRAWN_PASSES, "tol": None, "early_stopping": False, "batch_size": batch,
         }  # fmt: skip

@@ -21,8 +21,8 @@ from daskml_dist.streaming.cluster.apart import Free, Shared
 from daskml_dist.streaming.cluster.calls import Step
 from daskml_dist.streaming.cluster.together import Averaged, Bulk, Learner, Losses, Summed
 from daskml_dist.training.spec import FitSpec, TrainerSpec
-from daskml_dist.training.worker.control import at_work
-from daskml_dist.training.worker.host import credentials_of, host_of
+from daskml_dist.training.worker.control import count_working_trainer
+from daskml_dist.training.worker.host import credentials_of, find_reachable_host
 from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.trainer import Trainer
@@ -122,7 +122,7 @@ class LaneHost:
         self._next = 0
         wait = Wait(fit.run.timeout, lambda: bool(desk.ended))
         credentials = credentials_of(worker, spec.secret, fit.run.shared_memory)
-        trainer = _Lanes(fit, spec, wait, credentials, host_of(worker))
+        trainer = _Lanes(fit, spec, wait, credentials, find_reachable_host(worker))
         trainer.desk, trainer.first = desk, first
         # The scheduler drops the actor when its client goes; the thread must not hold it.
         self._end = weakref.finalize(self, desk.end)
@@ -176,7 +176,7 @@ class LaneHost:
 
 def _run(trainer: _Lanes, desk: _Desk, worker: Any, run_id: str) -> None:
     try:
-        with at_work(worker, run_id):
+        with count_working_trainer(worker, run_id):
             trainer.run({})
     except BaseException as error:
         desk.ended.append(_told(error))

@@ -75,7 +75,7 @@ class Plan:
             outer = OuterStep(float(policy.outer_rate), float(policy.outer_momentum))
         work = fit.steps
         rows = replace(fit.rows, lane_rows=(1,) * n_lanes)
-        return replace(fit, rows=rows).working(
+        return replace(fit, rows=rows).replace_work(
             policy=policy,
             rule=replace(work.rule, outer=outer),
             layout=ShardLayout(*work.model.parameters.shape, self.n_servers),

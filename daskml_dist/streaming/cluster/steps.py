@@ -98,7 +98,7 @@ class ClusterSteps:
         self._client = client
         self._plan, self._fit, self._base = plan, fit, base
         self._membership = Membership(client)
-        workers = self._membership.wait_for_any(fit.run.timeout)
+        workers = self._membership.wait_for_any_worker(fit.run.timeout)
         self._n_lanes = plan.n_lanes or len(workers)
         #: Calls that may be under way when another one is given.
         self._window = 0 if plan.together else 2 * self._n_lanes
@@ -194,7 +194,7 @@ class ClusterSteps:
         if rule != self._fit.steps.rule:
             self.state()
             self._drop()
-            self._fit = self._fit.working(rule=rule)
+            self._fit = self._fit.replace_work(rule=rule)
         self._ruled = n_rows
 
     def finished(self) -> tuple[Any, float] | None:
@@ -294,7 +294,7 @@ class ClusterSteps:
                 "begin again from the last checkpoint."
             ) from gone
         if gone.address and gone.address in self._membership.call():
-            self._membership.cast_out(gone.address)
+            self._membership.count_as_gone(gone.address)
         time.sleep(_REST * self._losses)
 
     # -- the state -----------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from daskml_dist.training.client.membership import Membership
 from daskml_dist.training.client.run_actors import BUSY, Early, WorkerUnreachableError
 from daskml_dist.training.spec import FitSpec, TrainerSpec
 from daskml_dist.training.worker.host import Outcome, ServerHost
-from daskml_dist.training.worker.servers import n_servers
+from daskml_dist.training.worker.servers import count_fit_servers
 
 __all__ = ["StreamActors"]
 
@@ -99,7 +99,7 @@ class StreamActors:
         TrainingError
             There are no workers.
         """
-        addresses = sorted(self._membership.wait_for_any(self._fit.run.timeout))
+        addresses = sorted(self._membership.wait_for_any_worker(self._fit.run.timeout))
         n_lanes = len(self._fit.rows.lane_rows)
         n_hosts = min(len(addresses), n_lanes)
         ends = [n_lanes * rank // n_hosts for rank in range(n_hosts + 1)]
@@ -107,11 +107,11 @@ class StreamActors:
         self._numbers = [0] * n_hosts
         self._open_hosts(addresses, self._open_servers(addresses))
         for member in (*self._servers, *self._hosts):
-            self._membership.note_at_work(member.address)
+            self._membership.note_work_begun(member.address)
 
     def _open_servers(self, addresses: list[str]) -> tuple[Endpoint, ...]:
         """Place the servers; the endpoints at which lanes reach them."""
-        for number in range(n_servers(self._fit)):
+        for number in range(count_fit_servers(self._fit)):
             address = addresses[number % len(addresses)]
             future = self._early.host(address, f"{self.run_id}-{number}")
             self._servers.append(_Member(ServerHost, address, future))
@@ -123,7 +123,7 @@ class StreamActors:
 
     def _open_hosts(self, addresses: list[str], endpoints: tuple[Endpoint, ...]) -> None:
         """Place the lanes, and wait until they have met."""
-        fit, n_hosts = self._fit.working(initial=None), len(self._lanes)
+        fit, n_hosts = self._fit.replace_work(initial=None), len(self._lanes)
         secret = self._early.secret
         tasks: dict[Any, Any] = {}
         for rank, lanes in enumerate(self._lanes):

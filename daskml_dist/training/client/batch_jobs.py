@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-__all__ = ["BatchJobs", "ask_slurm"]
+__all__ = ["BatchJobs", "query_slurm_job"]
 
 #: Seconds in which workers lost together are noticed, that Slurm may take to answer, and that it
 #: may take to settle how a job ended.
@@ -40,7 +40,7 @@ _LIFETIME = (
 logger = logging.getLogger("daskml_dist")
 
 
-def ask_slurm(job: str) -> tuple[str, str]:
+def query_slurm_job(job: str) -> tuple[str, str]:
     """Return the state of a job, as Slurm names it, and its walltime; empty texts if unknown."""
     if (program := shutil.which("scontrol")) is None:
         return "", ""
@@ -63,10 +63,10 @@ class BatchJobs:
 
     Parameters
     ----------
-    ask : callable, default=ask_slurm
+    ask : callable, default=query_slurm_job
     """
 
-    def __init__(self, ask: Callable[[str], tuple[str, str]] = ask_slurm) -> None:
+    def __init__(self, ask: Callable[[str], tuple[str, str]] = query_slurm_job) -> None:
         self._ask = ask
         #: Job of each worker that is in one.
         self._jobs: dict[str, str] = {}
@@ -81,7 +81,7 @@ class BatchJobs:
         """Note the job of a worker."""
         self._jobs[address] = job
 
-    def were_lost(self, addresses: Iterable[str]) -> None:
+    def note_lost_workers(self, addresses: Iterable[str]) -> None:
         """Find out in the background why workers were lost, and warn of it."""
         with self._lock:
             fresh = {a for a in addresses if a in self._jobs} - self._noted
@@ -97,7 +97,7 @@ class BatchJobs:
     def name(self, reason: str, lost: Iterable[str]) -> str:
         """Return a reason completed by all lost workers, and how their jobs ended."""
         lost = sorted(lost)
-        self.were_lost(lost)
+        self.note_lost_workers(lost)
         if unnamed := [address for address in lost if address not in reason]:
             reason = f"{reason}; worker {', '.join(unnamed)} was lost"
         if not self._noted.isdisjoint(lost):

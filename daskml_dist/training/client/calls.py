@@ -14,7 +14,7 @@ from distributed import Client
 
 from daskml_dist.comm.base import CHECK_SECONDS
 
-__all__ = ["call_workers", "listen", "stop_listening"]
+__all__ = ["call_workers", "listen_to_topic", "stop_listening"]
 
 
 Handler = Callable[[Any], None]
@@ -72,7 +72,7 @@ def call_workers(
     return answers
 
 
-def listen(client: Any, topic: str, listener: str, handler: Handler) -> None:
+def listen_to_topic(client: Any, topic: str, listener: str, handler: Handler) -> None:
     """Call `handler(message)` for each event of a topic, in a thread of the client's.
 
     Parameters
@@ -93,7 +93,7 @@ def listen(client: Any, topic: str, listener: str, handler: Handler) -> None:
 
 
 def stop_listening(client: Any, listener: str) -> None:
-    """Undo :func:`listen` for all topics of a listener."""
+    """Undo :func:`listen_to_topic` for all topics of a listener."""
     with _lock:
         topics = _handlers_of_client.get(client, {})
         for topic, handlers in list(topics.items()):

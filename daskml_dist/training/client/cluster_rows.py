@@ -37,8 +37,8 @@ from daskml_dist.errors.outside import outside
 from daskml_dist.training.client.gathering import Gathering
 from daskml_dist.training.client.gpu_sharing import count_workers_of_gpus
 from daskml_dist.training.client.held_blocks import HeldBlocks
-from daskml_dist.training.client.membership import Membership, nothing
-from daskml_dist.training.client.run_actors import Early, is_actor
+from daskml_dist.training.client.membership import Membership, ignore_event
+from daskml_dist.training.client.run_actors import Early, is_actor_key
 
 __all__ = ["ClusterRows", "warn_of_few_blocks"]
 
@@ -83,7 +83,7 @@ class ClusterRows:
         collection: Collection,
         memory_budget: int | None,
         device: str = "cpu",
-        tell: Callable[..., None] = nothing,
+        tell: Callable[..., None] = ignore_event,
     ) -> None:
         self._client = client
         self._collection = collection
@@ -119,7 +119,7 @@ class ClusterRows:
 
     def threads(self) -> dict[str, int]:
         """Return the threads of each worker that takes work; wait for at least one worker."""
-        return self.membership.wait_for_any(self._timeout)
+        return self.membership.wait_for_any_worker(self._timeout)
 
     def _worker_facts(self) -> list[dict[str, Any]]:
         """Return the scheduler's facts of each worker that takes work."""
@@ -131,7 +131,7 @@ class ClusterRows:
         return self._held.homes
 
     @property
-    def memory_limit(self) -> float:
+    def least_memory_limit(self) -> float:
         """Return the memory limit of the worker with the least; infinite without limits."""
         return min(float(worker["memory_limit"] or np.inf) for worker in self._worker_facts())
 
@@ -140,7 +140,7 @@ class ClusterRows:
         """Return the bytes of rows that one worker may hold."""
         if self._given_budget is not None:
             return self._given_budget
-        budget = _AUTO_BUDGET * self.memory_limit
+        budget = _AUTO_BUDGET * self.least_memory_limit
         if self._device == "cpu":
             return budget
         # Dask tells where it has NVIDIA's nvidia-ml-py, as with dask-cuda.
@@ -219,7 +219,7 @@ class ClusterRows:
         homes = [home for home in self.homes if home in ready]
         return min(set(ready).difference(homes), default=homes[0] if homes else "")
 
-    def find_homes(self) -> None:
+    def find_persisted_homes(self) -> None:
         """Choose one worker for each persisted part that holds it, if all are persisted."""
         if self._collection.kind == "memory":
             return
@@ -231,7 +231,7 @@ class ClusterRows:
     def _read_in_waves(self) -> None:
         """Make the blocks and keep them, in waves, as long as they fit in the budget."""
         self._held.begin()
-        if self._held.early is not None and not self._held.is_direct:
+        if self._held.early is not None and not self._held.is_made_directly:
             self._held.early.start()
         # Read wave by wave, so that memory is never filled by more than one wave beyond the budget.
         bundles, done = self._held.bundles, 0
@@ -258,12 +258,14 @@ class ClusterRows:
     @property
     def _repeats_work(self) -> bool:
         """Return whether blocks, made one by one, repeat much work (a shuffle, a join)."""
-        return not self._held.is_direct and self._held.recipes.repeated_work > _REPEATED_WORK
+        return not self._held.is_made_directly and self._held.recipes.repeated_work > _REPEATED_WORK
 
     def _fit_for_certain(self) -> bool:
         """Return whether all blocks fit in the budget, whatever their rows are."""
         room = self.share * self.budget * len(self.membership.ready)
-        return surely_fit(self._client, self._collection, room, persisted=bool(self.homes))
+        return fit_surely_in_memory(
+            self._client, self._collection, room, persisted=bool(self.homes)
+        )
 
     def _switch_to_streaming(self) -> None:
         """Look at the remaining blocks; from now on each is made when it is needed."""
@@ -286,9 +288,9 @@ class ClusterRows:
     def _make_and_inspect(self, numbers: list[int]) -> None:
         """Make some blocks, and collect their facts."""
         # First the quick way: workers tell the facts themselves within a moment.
-        found = self._gathering.made_soon(self._held.make, self._held.told, numbers)
+        found = self._gathering.make_and_ask_soon(self._held.make, self._held.told, numbers)
         if len(found) < len(numbers):
-            self._gathering.until_made(self._held.make, numbers, _READ)
+            self._gathering.wait_until_made(self._held.make, numbers, _READ)
             found = self._held.told(numbers)
         # What has been spilled or lost since then.
         if rest := [i for i in numbers if i not in found]:
@@ -306,11 +308,14 @@ class ClusterRows:
 
     def _make_held_tasks(self, function: Any, *args: Any) -> Callable[[list[int]], dict[int, Any]]:
         """Return the function that starts a task for each of some blocks that are kept."""
-        held, submit = self._held, partial(self._client.submit, of_block, pure=False)
+        held, submit = self._held, partial(self._client.submit, apply_to_block, pure=False)
 
         def start(numbers: list[int]) -> dict[int, Any]:
             futures = held.make(numbers)
-            return {i: submit(futures[i], i, function, *args, workers=held.pin(i)) for i in numbers}
+            return {
+                i: submit(futures[i], i, function, *args, workers=held.pin_to_home(i))
+                for i in numbers
+            }
 
         return start
 
@@ -345,7 +350,7 @@ class ClusterRows:
                 level = list(self._make_held_tasks(compute_block_scales)(numbers).values())
             elif self._keeps:
                 futures = {future.key: future for future in self._held.make(numbers).values()}
-                submit = partial(self._client.submit, bundle_scales, pure=False)
+                submit = partial(self._client.submit, compute_bundle_scales, pure=False)
                 level = [submit(bundle) for bundle in futures.values()]
             else:
                 level = list(look(numbers).values())
@@ -373,7 +378,7 @@ class ClusterRows:
             found = self._gathering.results(self._make_lazy_tasks(function), numbers, _READ)
         return [found[i] for i in numbers]
 
-    def warn_of_few(self) -> None:
+    def warn_of_few_blocks(self) -> None:
         """Warn where the user's blocks are fewer than the workers, and large."""
         X, ready = self._collection.inputs[0], list(self.membership.ready)
         own = {future.key for future in self._held.futures.values()}
@@ -383,7 +388,7 @@ class ClusterRows:
 
     def holders(self) -> dict[int, list[str]]:
         """Return the workers that hold each block; none where it is read or made again."""
-        if self._held.seen_at_home():
+        if self._held.were_seen_at_home():
             return {info.index: [self.homes[info.index] or ""] for info in self.infos}
         found = self._held.holders()
         if self.homes:
@@ -394,37 +399,37 @@ class ClusterRows:
             found |= {i: home for i, home in at_home.items() if home[0] in found.get(i, home)}
         return {info.index: found.get(info.index, []) for info in self.infos}
 
-    def holders_now(self) -> dict[int, list[str]]:
+    def find_current_holders(self) -> dict[int, list[str]]:
         """Return the workers that hold each block at this moment."""
         return self._held.holders()
 
-    def only_at(self, address: str) -> bool:
+    def is_only_holder(self, address: str) -> bool:
         """Return whether some block is held by this worker and by no other."""
-        return any(held == [address] for held in self.holders_now().values())
+        return any(held == [address] for held in self.find_current_holders().values())
 
     def were_just_seen(self) -> bool:
         """Return whether the survey found all blocks at their homes, and none is known lost."""
-        return self._held.seen_at_home() and not self.missing()
+        return self._held.were_seen_at_home() and not self.missing()
 
     def missing(self) -> list[int]:
         """Return the blocks that nobody holds, and that nobody is about to make."""
         return self._held.missing()
 
     @property
-    def are_there(self) -> bool:
+    def are_blocks_made(self) -> bool:
         """Return whether no block is being made."""
         return all(future.status == "finished" for future in self._held.futures.values())
 
     def free(self) -> None:
         """Release blocks that are to be made again from waiting for a worker that is gone."""
-        if not self.are_there:
+        if not self.are_blocks_made:
             self._held.free()
 
     def mend(self) -> dict[int, str]:
         """Make lost blocks again; return all that nothing can make, and why."""
         return self._held.mend(range(len(self.infos)))
 
-    def blocks_for(self, numbers: Iterable[int]) -> list[Any] | bytes:
+    def blocks_for_trainer(self, numbers: Iterable[int]) -> list[Any] | bytes:
         """Return futures of the bundles of some blocks, or their recipes, for a trainer."""
         numbers = sorted(numbers)
         futures = self._held.futures
@@ -440,7 +445,7 @@ class ClusterRows:
     def seconds_a_row(self) -> float:
         """Measure the time of a row in a pass, on the largest block."""
         largest = max(self.infos, key=lambda info: info.n_rows).index
-        seconds: float = self._map_held_blocks([largest], seconds_a_row)[largest]
+        seconds: float = self._map_held_blocks([largest], measure_seconds_per_row)[largest]
         return seconds
 
     def bandwidth(self) -> float:
@@ -461,17 +466,17 @@ class ClusterRows:
         self.parts.release()
 
 
-def of_block(bundle: Bundle, number: int, function: Callable[..., Any], *args: Any) -> Any:
+def apply_to_block(bundle: Bundle, number: int, function: Callable[..., Any], *args: Any) -> Any:
     """Return the result of a function of a block of a bundle."""
     return function(bundle.blocks[number], *args)
 
 
-def bundle_scales(bundle: Bundle) -> FeatureScales:
+def compute_bundle_scales(bundle: Bundle) -> FeatureScales:
     """Return the scales of the blocks of a bundle."""
     return merge_scales([compute_block_scales(block) for block in bundle.blocks.values()])
 
 
-def seconds_a_row(block: Block) -> float:
+def measure_seconds_per_row(block: Block) -> float:
     """Return the time a row of the two products of a gradient, on up to 65,536 rows."""
     X = copy_to_host(block.rows[: 2**16])
     if isinstance(X, np.ndarray) and (X.ndim > 2 or X.dtype.kind != "f"):
@@ -487,7 +492,9 @@ def seconds_a_row(block: Block) -> float:
     return float(min(times) / X.shape[0])
 
 
-def surely_fit(client: Client, collection: Collection, room: float, *, persisted: bool) -> bool:
+def fit_surely_in_memory(
+    client: Client, collection: Collection, room: float, *, persisted: bool
+) -> bool:
     """Return whether all blocks fit, whatever their rows are.
 
     Parameters
@@ -617,5 +624,5 @@ def _count_idle_workers(client: Client, workers: Sequence[str], own: Container[A
     """Return the number of workers that nobody else has work for."""
     with suppress(OSError):  # the scheduler is gone: the next roll call says so
         tasks: dict[str, Any] = client.processing(list(workers))
-        return sum(all(is_actor(k) or k in own for k in tasks.get(w, ())) for w in workers)
+        return sum(all(is_actor_key(k) or k in own for k in tasks.get(w, ())) for w in workers)
     return 0

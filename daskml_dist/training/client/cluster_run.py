@@ -36,7 +36,7 @@ from daskml_dist.ps.snapshots import join_lane_snapshots
 from daskml_dist.solvers import Solution
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.client.batch_jobs import BatchJobs
-from daskml_dist.training.client.calls import call_workers, listen, stop_listening
+from daskml_dist.training.client.calls import call_workers, listen_to_topic, stop_listening
 from daskml_dist.training.client.cluster_rows import ClusterRows
 from daskml_dist.training.client.generations import Generations
 from daskml_dist.training.client.lane_assignments import AssignmentLog
@@ -52,11 +52,16 @@ from daskml_dist.training.worker.control import (
     Alarm,
     abort_run,
     forget_run,
+    parse_alarm,
     say_farewell,
-    to_alarm,
 )
 from daskml_dist.training.worker.host import Outcome
-from daskml_dist.training.worker.servers import joined_left, joined_state, left_in, revived
+from daskml_dist.training.worker.servers import (
+    join_final_states,
+    join_interrupted_states,
+    results_from_snapshots,
+    revive_servers,
+)
 
 __all__ = ["GenerationEvent", "RunEnding", "TrainingRun"]
 
@@ -164,7 +169,9 @@ class TrainingRun:
         self._log = log
         self._awake = threading.Event()
         there = self._membership = rows.membership
-        self._actors = RunActors(client, fit, early, there.is_there, there.begins, self._awake.set)
+        self._actors = RunActors(
+            client, fit, early, there.is_there, there.begins_new_work, self._awake.set
+        )
         self._generations = Generations(
             client, fit, placement, rows, self._membership, self._actors, early
         )
@@ -208,14 +215,14 @@ class TrainingRun:
         self._callbacks = callbacks
         # Workers that are there from the beginning need no test of readiness.
         self._generations.assignments.dealt.update(
-            self._membership.wait_for_any(self._fit.run.timeout)
+            self._membership.wait_for_any_worker(self._fit.run.timeout)
         )
         self._trainer_addresses += self._generations.assignments.first_trainers
         self._server_addresses += self._generations.place_servers()
         try:
             callbacks.on_fit_begin(self._view)
             # Alarms arrive in another thread, which wakes the watch.
-            listen(self._client, TOPIC, self._id, self._on_event)
+            listen_to_topic(self._client, TOPIC, self._id, self._on_event)
             self._begin_generation("the fit begins")
             with self._interrupts.between_steps():
                 result = self._watch()
@@ -223,7 +230,7 @@ class TrainingRun:
             self._tell_passes(result.records[self._passes.n_passes :])
         except BaseException as error:
             with self._interrupts.held():
-                cause, kept = self._ending.give_up(error, callbacks.has_raised(error))
+                cause, kept = self._ending.stop_and_clean_up(error, callbacks.has_raised(error))
             callbacks.on_fit_end(self._view, cause)
             if kept is not None:
                 return self._add_events(kept)
@@ -236,9 +243,9 @@ class TrainingRun:
         return self._add_events(result)
 
     @property
-    def visited(self) -> set[str]:
+    def visited_workers(self) -> set[str]:
         """Return the workers that had a part in the run."""
-        return self._generations.visited
+        return self._generations.visited_workers
 
     def _add_events(self, result: FitResult) -> FitResult:
         """Return a result with the changes of membership."""
@@ -247,7 +254,7 @@ class TrainingRun:
     def _on_alarm(self, alarm: Alarm) -> None:
         """Take an alarm, in a thread of the client's."""
         if alarm.at_work is not None:
-            self._membership.note_at_work(alarm.at_work)
+            self._membership.note_work_begun(alarm.at_work)
             if alarm.job is not None:
                 self._jobs.note(alarm.at_work, alarm.job)
             if alarm.trainer is not None:
@@ -261,7 +268,7 @@ class TrainingRun:
     def _on_event(self, told: Any) -> None:
         """Take an event of the alarms' topic."""
         if told["run"] == self._id:
-            self._on_alarm(to_alarm(told))
+            self._on_alarm(parse_alarm(told))
 
     def _on_worker_event(self, address: str, told: Any) -> None:
         """Take an event of a worker: a retirement that our actor is in the way of."""
@@ -279,9 +286,9 @@ class TrainingRun:
         self._callbacks.on_phase("placing")
         while True:
             if members:
-                self._jobs.were_lost(members.difference(self._membership.call()))
+                self._jobs.note_lost_workers(members.difference(self._membership.call()))
             self._count_failure(reason)
-            self._membership.wait_for_any(self._fit.run.timeout)
+            self._membership.wait_for_any_worker(self._fit.run.timeout)
             try:
                 go_on = generations.renew(even=even)
                 if self._stopping:
@@ -290,9 +297,9 @@ class TrainingRun:
             except WorkerUnreachableError as gone:
                 reason = f"{reason}; {self._handle_unreachable(gone)}"
         self._began = time.monotonic()
-        for address in generations.visited:
+        for address in generations.visited_workers:
             handler = partial(self._on_worker_event, address)
-            listen(self._client, address, self._id, handler)
+            listen_to_topic(self._client, address, self._id, handler)
         self._server_addresses[:] = [server.host.address for server in generations.servers]
         self._trainer_addresses[:] = list(
             dict.fromkeys(trainer.address for trainer in generations.trainers)
@@ -312,7 +319,7 @@ class TrainingRun:
         # For the history: how much work the loss cost.
         again = self._count_repeated_steps(go_on)
         anew = go_on is None
-        if self._fit.work.replays and generations.kept:
+        if self._fit.work.remembers_course and generations.kept:
             # The open sum alone is made again.
             again, anew = min(again, 1), False
         seconds = time.monotonic() - since
@@ -366,11 +373,11 @@ class TrainingRun:
 
         It counts as lost, also where the scheduler does not yet know.
         """
-        if not self._membership.begins(gone.address):
+        if not self._membership.begins_new_work(gone.address):
             return str(gone)  # it is only paused
         if gone.address in self._membership.call():
-            self._membership.cast_out(gone.address)
-        elif gone.address in self._generations.visited:
+            self._membership.count_as_gone(gone.address)
+        elif gone.address in self._generations.visited_workers:
             return f"worker {gone.address} was lost"
         return str(gone)
 
@@ -385,12 +392,12 @@ class TrainingRun:
                 # Alarms and ends of trainers wake the client at once.
                 woken = self._sleep_until_event(look)
                 look = min(look * 1.5, _LOOK)
-                reason = self._reasons.trouble()
+                reason = self._reasons.reason_from_alarms()
                 # Losses that nobody alarmed of: heartbeats, paused or new workers.
                 if reason is None and time.monotonic() - roll_call > _ROLL_CALL:
                     roll_call = time.monotonic()
-                    reason = self._reasons.roll_call()
-                    if reason is None and (reason := self._reasons.unevenness()):
+                    reason = self._reasons.reason_from_roll_call()
+                    if reason is None and (reason := self._reasons.reason_to_even_out()):
                         even = True
                 if reason is None:
                     if self._have_trainers_ended():
@@ -415,13 +422,13 @@ class TrainingRun:
     def _protect_state(self) -> None:
         """Keep a copy of the servers' state on standbys, and at the client."""
         now = time.monotonic()
-        if now - self._began < _STANDBY_AFTER or self._fit.work.replays:
+        if now - self._began < _STANDBY_AFTER or self._fit.work.remembers_course:
             return
-        self._generations.mind_standbys()
+        self._generations.ensure_standbys()
         pause = _SAVE_WITH_STANDBYS if self._generations.has_standbys else _SAVE
         if (
             now - self._saved_at > max(pause, _SAVE_SHARE * self._save_took)
-            and self._generations.may_save
+            and self._generations.may_save_at_client
         ):
             self._generations.save()
             self._saved_at = time.monotonic()
@@ -440,12 +447,12 @@ class TrainingRun:
 
     def _have_trainers_ended(self) -> bool:
         """Return whether all trainers have ended well."""
-        return self._actors.have_ended(self._generations.trainers)
+        return self._actors.have_trainers_ended(self._generations.trainers)
 
     def _release_workers(self) -> None:
         """Let workers leave that the run needs no more, neither for its parts nor for rows."""
         for address in sorted(self._reasons.to_let_go - self._generations.members):
-            if self._rows.only_at(address):
+            if self._rows.is_only_holder(address):
                 continue
             self._reasons.to_let_go.discard(address)
             if address not in self._membership.call():
@@ -559,15 +566,15 @@ class RunEnding:
             A worker was lost on the way.
         """
         servers = [server.host for server in self._generations.servers]
-        told = self._actors.begin_asking(servers, "outcome")
+        told = self._actors.start_asking_hosts(servers, "outcome")
         results = self._actors.results(self._generations.trainers)
         if any(r.interrupted or r.generation != self._generations.number for r in results):
             return None
         outcomes: list[Outcome] = told()
-        state = joined_state(self._fit, [outcome.state for outcome in outcomes], results)
+        state = join_final_states(self._fit, [outcome.state for outcome in outcomes], results)
         return self._make_result(state, outcomes[0])
 
-    def give_up(
+    def stop_and_clean_up(
         self, error: BaseException, is_users: bool
     ) -> tuple[BaseException, FitResult | None]:
         """Stop all that runs, and clean up.
@@ -662,7 +669,7 @@ class RunEnding:
                 if s.shard is not None
             )
             return w
-        return fit.start_state().w
+        return fit.make_start_state().w
 
     def _recover_from_workers(self) -> FitResult | None:
         """Return what the trainers that ended, and the servers, have come to."""
@@ -671,8 +678,8 @@ class RunEnding:
         ]
         results = self._actors.results(trainers)
         servers = [server.host for server in self._generations.servers]
-        outcomes: list[Outcome] = self._actors.ask_all(servers, "outcome")
-        left = joined_left(self._fit, [outcome.state for outcome in outcomes], results)
+        outcomes: list[Outcome] = self._actors.ask_all_hosts(servers, "outcome")
+        left = join_interrupted_states(self._fit, [outcome.state for outcome in outcomes], results)
         return None if left is None else self._make_result(left.state, outcomes[0], left.rows)
 
     def _recover_from_snapshots(self) -> FitResult | None:
@@ -680,9 +687,9 @@ class RunEnding:
         fit, saved = self._fit, self._generations.saved
         if not saved:
             return None
-        servers, (snapshot, _) = revived(fit, saved), saved[0]
+        servers, (snapshot, _) = revive_servers(fit, saved), saved[0]
         states = [server.state() for server in servers]
-        left = joined_left(fit, states, left_in(fit, snapshot.lanes))
+        left = join_interrupted_states(fit, states, results_from_snapshots(fit, snapshot.lanes))
         ledger = servers[0].ledger
         if left is None or ledger is None:
             return None
@@ -726,5 +733,5 @@ class RunEnding:
 
     def _call_on_workers(self, function: Callable[..., Any]) -> dict[str, Any]:
         """Call a function of the run's name on all workers that had a part in it."""
-        workers = self._generations.visited.intersection(self._membership.call())
+        workers = self._generations.visited_workers.intersection(self._membership.call())
         return call_workers(self._client, function, {w: (self._id,) for w in workers}, _END_CALL)

@@ -113,7 +113,7 @@ class Gathering:
                 future.release()
         return dict(zip(numbers, found, strict=True))
 
-    def made_soon(self, make: Start, told: Told, numbers: list[int]) -> dict[int, Any]:
+    def make_and_ask_soon(self, make: Start, told: Told, numbers: list[int]) -> dict[int, Any]:
         """Start tasks whose data workers hold; return what workers tell of it within a moment.
 
         They say so themselves, before the client would hear that their tasks have ended.
@@ -121,16 +121,16 @@ class Gathering:
         Parameters
         ----------
         make, numbers
-            As `until_made`, which is for all that takes longer or fails.
+            As `wait_until_made`, which is for all that takes longer or fails.
         told : callable
             Takes the numbers and the seconds that workers have; returns what they tell.
         """
-        self._membership.wait_for_any(self._timeout)
+        self._membership.wait_for_any_worker(self._timeout)
         futures: dict[int, Any] = {}
         self._start_tasks(make, numbers, futures)
         return told(numbers, _MOMENT) if futures else {}
 
-    def until_made(self, make: Start, numbers: Iterable[int], what: str) -> None:
+    def wait_until_made(self, make: Start, numbers: Iterable[int], what: str) -> None:
         """Wait for data that workers are to hold.
 
         Parameters
@@ -189,7 +189,7 @@ class Gathering:
         killed: Counter[int] = Counter()
         done = 0
         while True:
-            self._membership.wait_for_any(self._timeout)
+            self._membership.wait_for_any_worker(self._timeout)
             begin()
             self._wait_a_moment(list(futures.values()))
             self._handle_failed_tasks(futures, killed, ours)
@@ -276,7 +276,7 @@ class Gathering:
         membership = self._membership
         # Silent workers are evicted, so that their tasks begin elsewhere.
         for address in set(membership.call()):
-            membership.has_stopped(address)
+            membership.has_stopped_answering(address)
         ready = set(membership.ready)
         busy = False
         with suppress(OSError):  # the scheduler is gone: the next roll call says so

@@ -31,10 +31,10 @@ from daskml_dist.errors import DataLostError
 from daskml_dist.ps.snapshots import AvailableSnapshots, ServerSnapshot, standby_generation
 from daskml_dist.training.client.calls import call_workers
 from daskml_dist.training.client.cluster_rows import ClusterRows
-from daskml_dist.training.client.held_blocks import tell_lost
+from daskml_dist.training.client.held_blocks import describe_lost_blocks
 from daskml_dist.training.client.lane_assignments import LaneAssignments, TrainerLanes
 from daskml_dist.training.client.membership import Membership
-from daskml_dist.training.client.recovery import RecoveryPoint, choose
+from daskml_dist.training.client.recovery import RecoveryPoint, choose_recovery_point
 from daskml_dist.training.client.run_actors import (
     Early,
     Host,
@@ -44,7 +44,7 @@ from daskml_dist.training.client.run_actors import (
 )
 from daskml_dist.training.spec import FitSpec, TrainerSpec
 from daskml_dist.training.worker.control import give_orders
-from daskml_dist.training.worker.servers import n_servers
+from daskml_dist.training.worker.servers import count_fit_servers
 
 __all__ = ["Generations", "Saved", "SavedSnapshots"]
 
@@ -94,7 +94,7 @@ class Generations:
         #: Servers and standbys that are not needed any more.
         self.old_hosts: list[Host] = []
         #: Workers that had a part in the run.
-        self.visited: set[str] = set()
+        self.visited_workers: set[str] = set()
         #: Names of trainers that their workers have begun.
         self.begun: set[int] = set()
         self.lost_rows = 0
@@ -111,7 +111,7 @@ class Generations:
         self._every = _choose_snapshot_interval(fit)
         #: Snapshot and records of each server, that the client keeps.
         self._saved = SavedSnapshots()
-        self._standbys = Standbys(actors, membership, self._every, self.visited.add)
+        self._standbys = Standbys(actors, membership, self._every, self.visited_workers.add)
 
     @property
     def _current_lanes(self) -> list[LaneSpec]:
@@ -125,7 +125,7 @@ class Generations:
         return running | {server.host.address for server in self.servers}
 
     @property
-    def not_begun(self) -> set[str]:
+    def workers_not_begun(self) -> set[str]:
         """Return the workers that have not begun one of their trainers."""
         return {trainer.address for trainer in self.trainers if trainer.spec.name not in self.begun}
 
@@ -135,7 +135,7 @@ class Generations:
         trainers = [w for w in self.assignments.first_trainers if w in workers]
         idle = sorted(set(workers).difference(trainers))
         spread = [w for some in (idle, trainers) for w in sorted(some, key=lambda w: w != early)]
-        return list(islice(cycle(spread), n_servers(self._fit)))
+        return list(islice(cycle(spread), count_fit_servers(self._fit)))
 
     # -- the next generation -------------------------------------------------------------------
 
@@ -157,7 +157,9 @@ class Generations:
             Somebody was lost on the way: begin another one.
         """
         self.number += 1
-        go_on = choose(self._fit.work, [self._pause_hosts(server) for server in self.servers])
+        go_on = choose_recovery_point(
+            self._fit.work, [self._pause_hosts(server) for server in self.servers]
+        )
         # No server is left: the client's own snapshots.
         if go_on is None and (saved := self._saved.get()):
             go_on = self._restore_saved(saved)
@@ -173,7 +175,7 @@ class Generations:
             clocks = go_on.clocks
         self._deliver_parts(parts, clocks)
         for host in self.old_hosts:
-            self._actors.discard_host(host)
+            self._actors.discard_host_actor(host)
         self.old_hosts = []
         return go_on
 
@@ -192,17 +194,19 @@ class Generations:
                     continue
                 held.append((host, self._actors.ask(host, "pause", self.number, timeout=_PAUSE)))
             except WorkerUnreachableError as gone:
-                self._membership.cast_out(gone.address)
+                self._membership.count_as_gone(gone.address)
         return held
 
     def _restore_saved(self, saved: list[Saved]) -> RecoveryPoint[Host] | None:
         """Give new servers the client's snapshots; return where to continue."""
         self._start_servers(0)
-        self._actors.give_parts([server.host for server in self.servers])
+        self._actors.give_missing_parts([server.host for server in self.servers])
         for server, (snapshot, records) in zip(self.servers, saved, strict=True):
             self._actors.ask(server.host, "stand_by", self.number)
             self._actors.ask(server.host, "take", snapshot, records)
-        return choose(self._fit.work, [self._pause_hosts(server) for server in self.servers])
+        return choose_recovery_point(
+            self._fit.work, [self._pause_hosts(server) for server in self.servers]
+        )
 
     def _renew_servers(self, go_on: RecoveryPoint[Host], n_trainers: int) -> None:
         """Make the chosen hosts the servers of this generation."""
@@ -225,10 +229,10 @@ class Generations:
         self.assignments.threads()
         self.old_hosts += [host for server in self.servers for host in server.hosts]
         self.servers = [
-            Server(self._actors.open_host(number, address, self.number, n_trainers))
+            Server(self._actors.start_host_actor(number, address, self.number, n_trainers))
             for number, address in enumerate(self.place_servers())
         ]
-        self._actors.meet_all([server.host for server in self.servers])
+        self._actors.meet_all_hosts([server.host for server in self.servers])
 
     # -- rows and lanes ------------------------------------------------------------------------
 
@@ -241,7 +245,7 @@ class Generations:
         if not self.assignments.uses(lost):
             return
         if self._fit.run.on_lost_data == "raise":
-            raise DataLostError(tell_lost(lost))
+            raise DataLostError(describe_lost_blocks(lost))
         self.lost_rows += self.assignments.drop(lost)
 
     def _assign_lanes(self, even: bool) -> list[TrainerLanes]:
@@ -275,11 +279,11 @@ class Generations:
             spec = self._make_trainer_spec(part, rank, len(working), clocks)
             if part.trainer is None:
                 blocks = {s.block for lane in spec.lanes for s in lane.segments}
-                new.append((part, spec, self._rows.blocks_for(blocks)))
+                new.append((part, spec, self._rows.blocks_for_trainer(blocks)))
             else:
                 orders.setdefault(part.address, {})[spec.name] = spec
                 part.trainer.spec = spec
-        trainers = self._actors.open_trainers([(spec, p.address, taken) for p, spec, taken in new])
+        trainers = self._actors.start_trainers([(spec, p.address, taken) for p, spec, taken in new])
         send_now(self._client)
         for (part, _, _), trainer in zip(new, trainers, strict=True):
             part.trainer = trainer
@@ -287,12 +291,12 @@ class Generations:
         idle = [part.trainer for part in parts if part.trainer is not None and not part.lanes]
         self.dismissed += idle
         # Trainers wait at the door of a server that has no part yet.
-        self._actors.give_parts([server.host for server in self.servers])
+        self._actors.give_missing_parts([server.host for server in self.servers])
         there = self._membership.call() if idle else {}
         for trainer in idle:
             if trainer.address in there:
                 orders.setdefault(trainer.address, {})[trainer.spec.name] = None
-        self.visited |= self.members
+        self.visited_workers |= self.members
         calls = {a: (self._run_id, self.number, specs) for a, specs in orders.items()}
         # A running task cannot be spoken to; its process can (`worker.control`).
         heard = call_workers(self._client, give_orders, calls, _DELIVERY)
@@ -306,7 +310,7 @@ class Generations:
         """Return a trainer's part of this generation."""
         return TrainerSpec(
             self._run_id,
-            self._actors.next_name() if part.trainer is None else part.trainer.spec.name,
+            self._actors.next_unique_name() if part.trainer is None else part.trainer.spec.name,
             rank,
             n_trainers,
             self.number,
@@ -321,9 +325,9 @@ class Generations:
 
     # -- standbys -------------------------------------------------------------------------------
 
-    def mind_standbys(self) -> None:
+    def ensure_standbys(self) -> None:
         """See that each server has a standby on another worker."""
-        self._standbys.mind(self.servers, standby_generation(self.number))
+        self._standbys.ensure_standbys(self.servers, standby_generation(self.number))
 
     @property
     def has_standbys(self) -> bool:
@@ -354,7 +358,7 @@ class Generations:
                 )
 
     @property
-    def may_save(self) -> bool:
+    def may_save_at_client(self) -> bool:
         """Return whether the client is to have snapshots: small ones, and all without a standby."""
         return self._has_small_snapshots or not self.has_standbys
 
@@ -362,7 +366,7 @@ class Generations:
     def _has_small_snapshots(self) -> bool:
         """Return whether the snapshots of all servers are small."""
         fit = self._fit
-        if fit.work.replays:  # nobody holds parameters
+        if fit.work.remembers_course:  # nobody holds parameters
             return True
         shape, dtype = fit.steps.shape, np.dtype(fit.rows.dtype)
         arrays = shape[0] * shape[1] * (3 + len(fit.steps.rule.state_names))
@@ -409,7 +413,7 @@ def _choose_snapshot_interval(fit: FitSpec) -> int:
     touches all of them, since it then takes as much longer.
     """
     every = max(1, int(dask.config.get("daskml_dist.standby_lag", 64)) // 2)
-    if fit.work.replays:
+    if fit.work.remembers_course:
         return 2 * every
     policy = fit.steps.policy
     # A step costs little next to a snapshot of many parameters.
@@ -515,7 +519,7 @@ class Standbys:
         self._every = every
         self._visit = visit
 
-    def mind(self, servers: Sequence[Server], generation: int) -> None:
+    def ensure_standbys(self, servers: Sequence[Server], generation: int) -> None:
         """See to the standbys of all servers; return before new ones are there.
 
         Parameters
@@ -532,7 +536,7 @@ class Standbys:
                 if standby is None or gone.address != standby.address:
                     raise
                 server.standby, server.standby_ships = None, False
-                self._actors.discard_host(standby)
+                self._actors.discard_host_actor(standby)
 
     def _mind_server(self, number: int, server: Server, generation: int) -> None:
         """Open a server's standby, or let the server send it snapshots."""
@@ -561,4 +565,4 @@ class Standbys:
             return None
         address = others[number % len(others)]
         self._visit(address)
-        return self._actors.open_host(number, address, generation, 1)
+        return self._actors.start_host_actor(number, address, generation, 1)

@@ -32,7 +32,7 @@ from daskml_dist.training.client.gathering import MOST_KILLED
 from daskml_dist.training.client.membership import Membership
 from daskml_dist.training.client.run_actors import Early, ask_of_bundles
 
-__all__ = ["HeldBlocks", "tell_lost"]
+__all__ = ["HeldBlocks", "describe_lost_blocks"]
 
 
 #: Times that a block may fail by an exception of its own before it counts as lost.
@@ -95,7 +95,7 @@ class HeldBlocks:
         return make_recipes(self.first)
 
     @cached_property
-    def is_direct(self) -> bool:
+    def is_made_directly(self) -> bool:
         """Return whether blocks are made of nothing but rows that are there, or lie on workers."""
         return bool(self.homes) and all(
             not isinstance(value, Delayed) or value.key in self._sources
@@ -111,8 +111,8 @@ class HeldBlocks:
         DataLostError
             The user has let go of data that they are made of.
         """
-        self._sources = futures_in(self._client, self._collection.parts)
-        if self.is_direct:
+        self._sources = find_given_futures(self._client, self._collection.parts)
+        if self.is_made_directly:
             nbytes = self._collection.nbytes
             self.bundles = group_into_bundles(self.homes, self._membership.threads, nbytes)
             return
@@ -160,7 +160,7 @@ class HeldBlocks:
             return None
         return ready[share[0] * len(ready) // share[1]]
 
-    def pin(self, number: int) -> list[str] | None:
+    def pin_to_home(self, number: int) -> list[str] | None:
         """Return the workers to look at a block on: its home, if that is there."""
         home = self._find_home(number)
         return None if home is None else [home]
@@ -183,7 +183,7 @@ class HeldBlocks:
     def check(self, numbers: Iterable[int]) -> None:
         """Raise `DataLostError` where nothing can make one of these blocks, which were lost."""
         if causes := self._find_causes(list(numbers)):
-            raise DataLostError(tell_lost(causes))
+            raise DataLostError(describe_lost_blocks(causes))
 
     def _make_blocks(self, numbers: list[int]) -> None:
         """Start the tasks that make some blocks, in bundles at first."""
@@ -204,7 +204,7 @@ class HeldBlocks:
     def _start_bundles(self, bundles: list[tuple[int, ...]]) -> dict[tuple[int, ...], Any]:
         """Start one task a bundle."""
         maker, parts = self._collection.block_maker, self._collection.parts
-        if self.is_direct:
+        if self.is_made_directly:
             keys = {f"{make_bundle.__name__}-{uuid.uuid4()}": bundle for bundle in bundles}
             tasks: dict[Any, Any] = {}
             for key, bundle in keys.items():
@@ -307,7 +307,7 @@ class HeldBlocks:
 
     def _list_sources(self, number: int) -> list[Any]:
         """Return the keys of the data on workers that a block is made of."""
-        if not self.is_direct:
+        if not self.is_made_directly:
             return list(self.recipes.held_by(number))
         return [v.key for v in self._collection.parts[number] if isinstance(v, Delayed)]
 
@@ -318,7 +318,7 @@ class HeldBlocks:
         parts = [X for X, _, _ in self._collection.parts]
         if not all(isinstance(X, Delayed) for X in parts):
             return []
-        futures = futures_in(self._client, [(X,) for X in parts])
+        futures = find_given_futures(self._client, [(X,) for X in parts])
         if not all(X.key in futures for X in parts):
             return []
         return [futures[X.key] for X in parts]
@@ -337,7 +337,7 @@ class HeldBlocks:
             if home is not None:
                 load[home] += 1
 
-    def seen_at_home(self) -> bool:
+    def were_seen_at_home(self) -> bool:
         """Return whether each block was in its home's memory when its worker told of it."""
         seen = [self._seen_at.get(i) for i in self.futures]
         return bool(self.homes) and seen == [self.homes[i] for i in self.futures]
@@ -388,7 +388,7 @@ class HeldBlocks:
         flush_releases(self._client)
 
 
-def tell_lost(causes: dict[int, str]) -> str:
+def describe_lost_blocks(causes: dict[int, str]) -> str:
     """Return the message of a `DataLostError`."""
     some = "; ".join(f"block {i}: {causes[i]}" for i in sorted(causes)[:10])
     return (
@@ -399,7 +399,7 @@ def tell_lost(causes: dict[int, str]) -> str:
     )
 
 
-def futures_in(client: Client, parts: list[tuple[Any, ...]]) -> dict[Any, Any]:
+def find_given_futures(client: Client, parts: list[tuple[Any, ...]]) -> dict[Any, Any]:
     """Return the user's futures that parts are made of, by key; in a task, futures of our own.
 
     Raises

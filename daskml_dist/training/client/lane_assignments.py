@@ -78,7 +78,7 @@ class LaneAssignments:
             replace(lane, segments=tuple(s for s in lane.segments if s.block not in blocks))
             for lane in self.lanes
         ]
-        self.lane_rows = self._fit.rows.of_lanes(self.lanes)
+        self.lane_rows = self._fit.rows.count_lane_rows(self.lanes)
         return before - sum(lane.n_rows for lane in self.lanes)
 
     # -- workers -------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ class LaneAssignments:
             if worker not in self._membership.paused or lane in run_on
         }
         if even or len(given) < len(self.workers) or not set(given.values()) <= capacity.keys():
-            holders, known = self._rows.holders_now(), self._prefer_ready_workers(capacity)
+            holders, known = self._rows.find_current_holders(), self._prefer_ready_workers(capacity)
             self.workers = reassign_lanes(self.lanes, given, holders, known, even=even)
 
 

@@ -12,7 +12,7 @@ from daskml_dist.dask_internals.cluster import evict, list_workers
 from daskml_dist.data.computing import ACCEPTING_STATUSES, wait_for_workers
 from daskml_dist.training.client.calls import call_workers
 
-__all__ = ["SETTLED", "Membership", "nothing"]
+__all__ = ["SETTLED", "Membership", "ignore_event"]
 
 #: Seconds for which a worker must be new, or paused, before the run acts on it.
 SETTLED = 1.0
@@ -61,7 +61,7 @@ class Membership:
         self.paused: dict[str, float] = {}
         self._workers: dict[str, dict[str, Any]] = {}
         #: Called before a wait for workers.
-        self.on_wait: Callable[[], None] = nothing
+        self.on_wait: Callable[[], None] = ignore_event
         #: Sentence of why workers were lost, for the error of one in vain.
         self.why_lost: Callable[[], str] = str
 
@@ -95,7 +95,7 @@ class Membership:
         return self.threads
 
     @property
-    def staying(self) -> dict[str, int]:
+    def staying_workers(self) -> dict[str, int]:
         """Return the threads of each worker that is there and not about to leave."""
         return {a: threads for a, threads in self.threads.items() if a not in self.leaving}
 
@@ -111,14 +111,14 @@ class Membership:
 
     def is_leaving(self, address: str) -> bool:
         """Return whether a worker is not to be counted on, unless nobody else is there."""
-        return address not in self.staying and address not in self.ready
+        return address not in self.staying_workers and address not in self.ready
 
     def is_there(self, address: str) -> bool:
         """Return whether a worker still counts; takes the roll."""
         there = address in self.call()
-        return there and not self.has_stopped(address)
+        return there and not self.has_stopped_answering(address)
 
-    def begins(self, address: str) -> bool:
+    def begins_new_work(self, address: str) -> bool:
         """Return whether a worker begins what it is given: one that is paused for long does not."""
         since = self.paused.get(address)
         return since is None or time.monotonic() - since < SETTLED
@@ -127,18 +127,18 @@ class Membership:
         """Return the scheduler's facts of a worker, as of the last roll call."""
         return self._workers.get(address, {})
 
-    def has_stopped(self, address: str) -> bool:
+    def has_stopped_answering(self, address: str) -> bool:
         """Return whether a worker neither sends heartbeats nor answers; then evict it."""
-        if not self.silent([address]):
+        if not self.find_silent([address]):
             return False
         # Busy event loops beat late; a direct question settles it.
         if call_workers(self._client, _answer_true, {address: ()}, _CONFIRM):
             return False
-        self.cast_out(address)
+        self.count_as_gone(address)
         evict(self._client, address)
         return True
 
-    def silent(self, addresses: Iterable[str]) -> list[str]:
+    def find_silent(self, addresses: Iterable[str]) -> list[str]:
         """Return those without a heartbeat for as long as the lease, as of the last roll call."""
         return [
             a
@@ -152,12 +152,12 @@ class Membership:
         lease = max(self._lease, 4 * (len(self.threads) / 200))
         return lease if address in self._at_work else max(lease, _IMPORT)
 
-    def note_at_work(self, address: str) -> None:
+    def note_work_begun(self, address: str) -> None:
         """Note that a worker has begun its part: from now on silence means a loss."""
         self._at_work.add(address)
         self._seen.pop(address, None)
 
-    def cast_out(self, address: str) -> None:
+    def count_as_gone(self, address: str) -> None:
         """Count a worker as gone for as long as the scheduler lists it."""
         self._outcast.add(address)
         self.threads.pop(address, None)
@@ -167,7 +167,7 @@ class Membership:
         self._announced.add(address)
         self.leaving.add(address)
 
-    def wait_for_any(self, timeout: float) -> dict[str, int]:
+    def wait_for_any_worker(self, timeout: float) -> dict[str, int]:
         """Wait until some worker can be given work; return their threads.
 
         Raises
@@ -185,7 +185,7 @@ class Membership:
         return self.ready
 
 
-def nothing(*told: Any) -> None:
+def ignore_event(*told: Any) -> None:
     """Do nothing, as a listener."""
 
 

@@ -92,7 +92,7 @@ class ClusterEngine(Engine):
     ) -> Self:
         """Start a cluster inside this process, which is closed with the engine."""
         with ExitStack() as stack:
-            stack.enter_context(silence())
+            stack.enter_context(silence_dask_logs())
             cluster = stack.enter_context(
                 LocalCluster(
                     n_workers=1, processes=False, dashboard_address=":0", silence_logs=False
@@ -101,10 +101,10 @@ class ClusterEngine(Engine):
             end_quietly(cluster.loop)
             client = stack.enter_context(Client(cluster, set_as_default=False))
             engine = cls(collection, client, memory_budget, device)
-            engine.closes(stack.pop_all())
+            engine.close_with_engine(stack.pop_all())
         return engine
 
-    def closes(self, own: ExitStack) -> None:
+    def close_with_engine(self, own: ExitStack) -> None:
         """Close a stack with the engine."""
         self._own = own
 
@@ -136,7 +136,7 @@ class ClusterEngine(Engine):
     def room(self) -> int | None:
         """Return the bytes that a trainer may take for values of others' keys."""
         given = dask.config.get("daskml_dist.touched", None)
-        limit = self._rows.memory_limit
+        limit = self._rows.least_memory_limit
         return (
             int(given) if given else None if math.isinf(limit) else int(limit * _KEY_MEMORY_SHARE)
         )
@@ -154,13 +154,13 @@ class ClusterEngine(Engine):
         # The actor's start overlaps with the reading of the rows.
         self._early = Early(self._client)
         self._shielding = Shielding(self._client, self._early.run_id)
-        self._rows.find_homes()
+        self._rows.find_persisted_homes()
         self._early.place(self._rows.room_for_server())
         infos = self._rows.survey(n_lanes, self._early)
         self._early.ask()
         if self.columns is None:
             if self._collection.kind == "dask" and n_lanes is None:
-                self._rows.warn_of_few()
+                self._rows.warn_of_few_blocks()
             return infos
         return join_column_infos(infos, len(self.columns) - 1)
 
@@ -263,7 +263,7 @@ class ClusterEngine(Engine):
         finally:
             self._log.end()
             early.close()
-        self._visited = run.visited if result.interrupted is None else set()
+        self._visited = run.visited_workers if result.interrupted is None else set()
         return result
 
     def close(self) -> None:
@@ -281,7 +281,7 @@ class ClusterEngine(Engine):
 
 
 @contextmanager
-def silence() -> Iterator[None]:
+def silence_dask_logs() -> Iterator[None]:
     """Keep Dask's logs from the user's terminal, until the last of these contexts ends.
 
     A cluster's own silence (``silence_logs=``) ends with the cluster that began it, also while

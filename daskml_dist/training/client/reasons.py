@@ -89,7 +89,7 @@ class Reasons:
         """Note that the fit came further: trainers that have not begun may wait as long again."""
         self._starts.renew()
 
-    def trouble(self) -> str | None:
+    def reason_from_alarms(self) -> str | None:
         """Return a reason for a new generation from what was heard; None where all is well."""
         # A trainer's own error is looked at first: it explains what others only notice.
         if reason := self._find_ended_trainer():
@@ -111,14 +111,16 @@ class Reasons:
             server.standby_ships = False  # perhaps it was its connection that broke
         return None
 
-    def roll_call(self) -> str | None:
+    def reason_from_roll_call(self) -> str | None:
         """Return a reason for a new generation from who is there; None where all is well."""
         membership, members = self._membership, self._generations.members
         # Workers that the scheduler has removed.
         if gone := sorted(members.difference(membership.call())):
             return f"worker {', '.join(gone)} was lost"
         if stopped := [
-            address for address in sorted(members) if self._membership.has_stopped(address)
+            address
+            for address in sorted(members)
+            if self._membership.has_stopped_answering(address)
         ]:
             return f"worker {', '.join(stopped)} stopped answering"
         if leaving := self._find_leaving():
@@ -128,7 +130,7 @@ class Reasons:
         self._rows.free()
         return self._find_stuck_trainer()
 
-    def unevenness(self) -> str | None:
+    def reason_to_even_out(self) -> str | None:
         """Return a reason to move lanes though nobody is lost; None where they are even enough."""
         return self._find_joined() or self._find_slow()
 
@@ -178,7 +180,7 @@ class Reasons:
             error = trainer.future.exception(timeout=_FETCH)
             if is_consequence(error) or is_dasks(error):
                 continue
-            if trainer.address in self._generations.not_begun and self._rows.missing():
+            if trainer.address in self._generations.workers_not_begun and self._rows.missing():
                 return f"a block could not be made again: {error!r}"
             raise error
         return None
@@ -200,11 +202,11 @@ class Reasons:
 
     def _find_stuck_trainer(self) -> str | None:
         """Return a reason to move trainers that have not begun yet; None where they may wait."""
-        waiting = self._generations.not_begun
-        if paused := sorted(a for a in waiting if not self._membership.begins(a)):
+        waiting = self._generations.workers_not_begun
+        if paused := sorted(a for a in waiting if not self._membership.begins_new_work(a)):
             if self._membership.ready:
                 return f"worker {', '.join(paused)} is paused"
-        if not waiting or not self._rows.are_there:
+        if not waiting or not self._rows.are_blocks_made:
             self._starts.renew()
         elif not self._starts.lasts(f"{len(waiting)} of {len(self._generations.members)}"):
             raise WaitTimeoutError(

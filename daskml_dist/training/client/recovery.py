@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 from daskml_dist.policies import Consistency
 from daskml_dist.ps.snapshots import AvailableSnapshots
 
-__all__ = ["RecoveryPoint", "choose"]
+__all__ = ["RecoveryPoint", "choose_recovery_point"]
 
 H = TypeVar("H")
 
@@ -32,7 +32,7 @@ class RecoveryPoint(Generic[H]):
     clocks: dict[int, int]
 
 
-def choose(
+def choose_recovery_point(
     policy: Consistency, held: Sequence[Sequence[tuple[H, AvailableSnapshots]]]
 ) -> RecoveryPoint[H] | None:
     """Choose the latest place from which the fit can continue as if nothing had happened.

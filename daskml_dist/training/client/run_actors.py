@@ -26,7 +26,7 @@ from daskml_dist.data.blocks import BlockInfo
 from daskml_dist.data.computing import FIRST_TASK_NOTICE_SECONDS, Deadline, scatter_values
 from daskml_dist.errors import DaskMLDistError
 from daskml_dist.training.spec import FitSpec, TrainerSpec
-from daskml_dist.training.worker.host import ServerHost, get_ready, packed, run_trainer
+from daskml_dist.training.worker.host import ServerHost, load_fit_on_worker, pack_fit, run_trainer
 from daskml_dist.training.worker.notifications import tell_bundles, tell_results
 
 __all__ = [
@@ -37,7 +37,7 @@ __all__ = [
     "TrainerTask",
     "WorkerUnreachableError",
     "ask_of_bundles",
-    "is_actor",
+    "is_actor_key",
 ]
 
 
@@ -129,7 +129,7 @@ class RunActors:
         self._begins = begins
         self._on_end = on_end
         #: Only the state that it goes on from can be large; asking does not pickle it.
-        self._is_small = fit.work.carried <= _SMALL
+        self._is_small = fit.work.carried_bytes <= _SMALL
         self._fit_future: Future[Any] | None = None
         self._serial = 0
         self._futures: list[Future[Any]] = []
@@ -150,14 +150,14 @@ class RunActors:
                 raise WorkerUnreachableError("of the cluster", "none is there") from error
         return self._fit_future
 
-    def next_name(self) -> int:
+    def next_unique_name(self) -> int:
         """Return a number that no trainer or host of the run had before."""
         self._serial += 1
         return self._serial
 
     # -- actors --------------------------------------------------------------------------------
 
-    def open_host(self, number: int, address: str, generation: int, n_trainers: int) -> Host:
+    def start_host_actor(self, number: int, address: str, generation: int, n_trainers: int) -> Host:
         """Start an actor for server `number`; return before it is there."""
         part = (self._fit_argument(), number, n_trainers, generation)
         # A fit that lies on the cluster reaches tasks alone.
@@ -165,16 +165,16 @@ class RunActors:
             future, (proxy, answer) = early
             host = Host(number, address, future, part, proxy, answer)
         else:
-            key = f"{self._run_id}-{number}-{self.next_name()}"
+            key = f"{self._run_id}-{number}-{self.next_unique_name()}"
             host = Host(number, address, self._early.host(address, key, *part))
         self._futures.append(host.future)
         return host
 
     def meet(self, host: Host) -> Endpoint:
         """Wait for an actor, and return where it listens."""
-        return self.meet_all([host])[0]
+        return self.meet_all_hosts([host])[0]
 
-    def meet_all(self, hosts: Sequence[Host]) -> list[Endpoint]:
+    def meet_all_hosts(self, hosts: Sequence[Host]) -> list[Endpoint]:
         """Wait for several actors, and return where they listen."""
         for host in hosts:
             self._await_proxy(host)
@@ -189,10 +189,10 @@ class RunActors:
             host.answer = None
         return [host.endpoint for host in hosts if host.endpoint is not None]
 
-    def give_parts(self, hosts: Sequence[Host]) -> None:
+    def give_missing_parts(self, hosts: Sequence[Host]) -> None:
         """Give actors that have none yet their parts; raises as :meth:`ask`."""
         waiting = [host for host in hosts if host.part]
-        said = [self.begin_asking([host], "begin", *host.part) for host in waiting]
+        said = [self.start_asking_hosts([host], "begin", *host.part) for host in waiting]
         for host, answer in zip(waiting, said, strict=True):
             answer()
             host.part = ()
@@ -246,15 +246,15 @@ class RunActors:
         WorkerUnreachableError
             It does not answer.
         """
-        return self.ask_all([host], method, *args, timeout=timeout)[0]
+        return self.ask_all_hosts([host], method, *args, timeout=timeout)[0]
 
-    def ask_all(
+    def ask_all_hosts(
         self, hosts: Sequence[Host], method: str, *args: Any, timeout: float = _CALL
     ) -> list[Any]:
         """Call a method of several actors at once; raises as :meth:`ask`."""
-        return self.begin_asking(hosts, method, *args, timeout=timeout)()
+        return self.start_asking_hosts(hosts, method, *args, timeout=timeout)()
 
-    def begin_asking(
+    def start_asking_hosts(
         self, hosts: Sequence[Host], method: str, *args: Any, timeout: float = _CALL
     ) -> Callable[[], list[Any]]:
         """Call a method of several actors; return the function that waits for their answers."""
@@ -284,7 +284,7 @@ class RunActors:
                 raise
             raise WorkerUnreachableError(host.address, repr(error)) from error
 
-    def discard_host(self, host: Host) -> None:
+    def discard_host_actor(self, host: Host) -> None:
         """End an actor, also one whose worker is gone."""
         if host.proxy is not None and self._is_there(host.address):
             with suppress(Exception):
@@ -294,7 +294,7 @@ class RunActors:
 
     # -- tasks ---------------------------------------------------------------------------------
 
-    def open_trainers(self, parts: Sequence[tuple[TrainerSpec, str, Any]]) -> list[TrainerTask]:
+    def start_trainers(self, parts: Sequence[tuple[TrainerSpec, str, Any]]) -> list[TrainerTask]:
         """Start trainers, given the spec, the worker and the blocks of each."""
         fit = self._fit_argument() if parts else None
         # Dask's dashboard shows what comes first in a key.
@@ -338,7 +338,7 @@ class RunActors:
             keys.setdefault(trainer.address, []).append(trainer.future.key)
         self._told.ask(keys)
 
-    def have_ended(self, trainers: Sequence[TrainerTask]) -> bool:
+    def have_trainers_ended(self, trainers: Sequence[TrainerTask]) -> bool:
         """Return whether all these trainers have ended well."""
         told = self._told.of([trainer.future.key for trainer in trainers])
         return told is not None or all(trainer.future.status == "finished" for trainer in trainers)
@@ -363,9 +363,9 @@ class RunActors:
 
     def get_ready(self, address: str) -> Future[bool]:
         """Let a worker load the fit; return before it has."""
-        key = f"{self._run_id}-ready-{self.next_name()}"
-        fit = packed(self._fit) if self._is_small else self._fit_argument()
-        tasks = {key: (get_ready, (fit,))}
+        key = f"{self._run_id}-ready-{self.next_unique_name()}"
+        fit = pack_fit(self._fit) if self._is_small else self._fit_argument()
+        tasks = {key: (load_fit_on_worker, (fit,))}
         future: Future[bool] = submit_all(self._client, tasks, {key: address})[key]
         self._futures.append(future)
         return future
@@ -382,7 +382,9 @@ class RunActors:
         """Cancel unfinished tasks and all actors, and release all futures."""
         futures = list(futures)
         # An actor lives while any proxy of it does; cancelling does not wait for these.
-        unfinished = [f for f in futures if is_actor(f.key) or not (f.done() or self._has_ended(f))]
+        unfinished = [
+            f for f in futures if is_actor_key(f.key) or not (f.done() or self._has_ended(f))
+        ]
         with suppress(Exception):
             self._client.cancel(unfinished, force=True)
         for future in futures:
@@ -409,7 +411,7 @@ class RunActors:
     def close(self, hosts: Iterable[Host], trainers: Iterable[TrainerTask]) -> None:
         """Leave nothing on the cluster."""
         for host in hosts:
-            self.discard_host(host)
+            self.discard_host_actor(host)
         for trainer in trainers:
             self.discard_trainer(trainer)
         self._cancel_futures(self._futures)
@@ -517,7 +519,7 @@ def _make_actor_key(name: str) -> str:
     return f"{_PREFIX}{name}"
 
 
-def is_actor(key: Any) -> bool:
+def is_actor_key(key: Any) -> bool:
     """Return whether a task makes an actor of a run."""
     return str(key).startswith(_PREFIX)
 

@@ -19,7 +19,7 @@ from weakref import WeakSet
 from distributed import Client
 
 from daskml_dist.dask_internals.cluster import get_address_host
-from daskml_dist.training.interrupts import process_group, shield, unshield
+from daskml_dist.training.interrupts import end_shield, process_group, shield_from_interrupts
 
 __all__ = ["Shielding"]
 
@@ -76,7 +76,7 @@ class Shielding:
         with suppress(Exception):
             if self._covered or self._client not in _shielded_alone:
                 await self._call_everywhere(
-                    self._covered & await self._list_workers(), unshield, self._name
+                    self._covered & await self._list_workers(), end_shield, self._name
                 )
         self._ended.set()
 
@@ -86,7 +86,7 @@ class Shielding:
         new = set(filter(_is_on_this_host, workers)) - self._covered
         self._covered |= new
         if new and not await self._call_everywhere(
-            new, shield, self._name, os.getpid(), self._group
+            new, shield_from_interrupts, self._name, os.getpid(), self._group
         ):
             _shielded_alone.add(self._client)
         return bool(self._covered) or not workers

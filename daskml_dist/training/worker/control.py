@@ -21,24 +21,24 @@ from daskml_dist.comm.base import CHECK_SECONDS
 from daskml_dist.comm.server_connections import count_servers
 from daskml_dist.dask_internals.cluster import count_actors, forget_closing
 from daskml_dist.errors import MessageError, RunAbortedError, TrainingError
-from daskml_dist.training.interrupts import unshield
+from daskml_dist.training.interrupts import end_shield
 from daskml_dist.training.spec import TrainerSpec
-from daskml_dist.training.worker.notifications import note_end
+from daskml_dist.training.worker.notifications import note_trainer_end
 
 __all__ = [
     "TOPIC",
     "Alarm",
     "ClientLine",
     "abort_run",
-    "at_work",
+    "announce_beginning",
+    "announce_worker_leaving",
+    "count_working_trainer",
     "forget_run",
+    "forget_when_inactive",
     "give_orders",
+    "parse_alarm",
     "raise_alarm",
     "say_farewell",
-    "say_hello",
-    "take_leave",
-    "tidy",
-    "to_alarm",
 ]
 
 #: Topic of the alarms of all runs, in Dask's event log.
@@ -54,7 +54,7 @@ _orders: dict[str, dict[int, Order]] = {}
 _aborted: set[str] = set()
 _farewells: set[str] = set()
 _trainers: Counter[str] = Counter()
-#: Runs that are to be forgotten soon, each with what is set when something of it ended.
+#: Runs that are to be forgotten soon, each with the event that is set when a part of it ended.
 _tidying: dict[str, asyncio.Event] = {}
 _changed = threading.Condition()
 
@@ -89,8 +89,8 @@ async def forget_run(run_id: str, dask_worker: Any) -> int:
     A fit that has ended well leaves it to the worker, in whose event loop it is called.
     """
     # Ctrl-C works as before in this process.
-    unshield(run_id)
-    note_end(dask_worker, run_id)
+    end_shield(run_id)
+    note_trainer_end(dask_worker, run_id)
     with _changed:
         _aborted.discard(run_id)
         _orders.pop(run_id, None)
@@ -101,7 +101,7 @@ async def forget_run(run_id: str, dask_worker: Any) -> int:
 
 
 @contextmanager
-def at_work(worker: Any, run_id: str) -> Iterator[None]:
+def count_working_trainer(worker: Any, run_id: str) -> Iterator[None]:
     """Count a trainer of a run as working in this process; clean up after the last."""
     with _changed:
         _trainers[run_id] += 1
@@ -112,8 +112,8 @@ def at_work(worker: Any, run_id: str) -> Iterator[None]:
             _trainers[run_id] -= 1
             if not _trainers[run_id]:
                 del _trainers[run_id]  # here: a cluster inside the process may end with the fit
-        note_end(worker, run_id)
-        tidy(worker, run_id)
+        note_trainer_end(worker, run_id)
+        forget_when_inactive(worker, run_id)
 
 
 def _is_run_active(run_id: str) -> bool:
@@ -121,7 +121,7 @@ def _is_run_active(run_id: str) -> bool:
     return bool(_trainers.get(run_id)) or count_servers(run_id) > 0
 
 
-def tidy(worker: Any, run_id: str) -> None:
+def forget_when_inactive(worker: Any, run_id: str) -> None:
     """Forget a run once nothing of it is left in this process, even if its client died."""
 
     async def forget() -> None:
@@ -284,9 +284,14 @@ def raise_alarm(
     _log_event(worker, told)
 
 
-def say_hello(worker: Any, run_id: str, trainer: int | None = None) -> None:
+def announce_beginning(worker: Any, run_id: str, trainer: int | None = None) -> None:
     """Tell the client that this worker has begun its part, and which trainer that is."""
-    told = {"run": run_id, "message": "at work", "at_work": worker.address, "trainer": trainer}
+    told = {
+        "run": run_id,
+        "message": "at work",
+        "at_work": worker.address,
+        "trainer": trainer,
+    }
     # The client can then ask Slurm why the worker was lost.
     if job := os.environ.get("SLURM_JOB_ID"):
         told["job"] = job
@@ -299,10 +304,10 @@ def _log_event(worker: Any, told: dict[str, Any]) -> None:
         worker.log_event(TOPIC, told)
 
 
-async def take_leave(worker: Any, run_id: str) -> None:
+async def announce_worker_leaving(worker: Any, run_id: str) -> None:
     """Tell the client that this worker is about to close, and wait until it may or must.
 
-    After the fit nobody says so: then nothing of it is here any more.
+    After the fit no farewell comes; then no trainer or server of it is left here.
     """
     _log_event(worker, {"run": run_id, "message": "leaving", "leaving": worker.address})
     deadline = time.monotonic() + _LEAVE_SECONDS
@@ -310,7 +315,15 @@ async def take_leave(worker: Any, run_id: str) -> None:
         await asyncio.sleep(0.02)
 
 
-def to_alarm(told: dict[str, Any]) -> Alarm:
+def parse_alarm(told: dict[str, Any]) -> Alarm:
     """Return the alarm that an event describes."""
-    keys = ("trainer", "generation", "reached", "leaving", "at_work", "garbled", "job")
+    keys = (
+        "trainer",
+        "generation",
+        "reached",
+        "leaving",
+        "at_work",
+        "garbled",
+        "job",
+    )
     return Alarm(told["message"], **{key: told[key] for key in keys if key in told})

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from daskml_dist.comm.shared_memory import identify_machine
 
-__all__ = ["Seat", "kept_to", "share_of"]
+__all__ = ["Seat", "choose_core_share", "pin_to_processors"]
 
 # File that lists the processors (hyperthreads) of a physical core.
 _CORE = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
@@ -28,7 +28,7 @@ class Seat:
     Parameters
     ----------
     host : int
-        Number of its machine; 0: nobody else's.
+        Number that identifies its machine; 0: unknown, shared with no other trainer.
     n_threads : int
         Compute threads.
     cores : tuple of int
@@ -41,13 +41,14 @@ class Seat:
 
     @classmethod
     def own(cls, n_threads: int) -> Seat:
-        """Return the seat of the calling thread."""
+        """Return the place of the calling thread."""
+        # Only Linux lets a thread be pinned.
         if not hasattr(os, "sched_getaffinity"):
             return cls(0, n_threads, ())
         return cls(identify_machine(), n_threads, tuple(sorted(os.sched_getaffinity(0))))
 
 
-def share_of(rank: int, seats: Sequence[Seat]) -> frozenset[int]:
+def choose_core_share(rank: int, seats: Sequence[Seat]) -> frozenset[int]:
     """Return the processors that a trainer keeps to; none where it may use all that it could
     before.
 
@@ -84,7 +85,7 @@ def _sort_by_core(processors: Sequence[int]) -> list[int]:
 
 
 @contextmanager
-def kept_to(processors: frozenset[int]) -> Iterator[None]:
+def pin_to_processors(processors: frozenset[int]) -> Iterator[None]:
     """Keep the calling thread, and threads that it starts, to some processors; to all where none
     are given.
     """

@@ -2,7 +2,8 @@
 
 The actor's methods are short and asynchronous; pushes and pulls reach the server through the
 listener's own threads, never through the worker's event loop. `SnapshotShipper` sends a server's
-snapshots to its standby; `get_ready` is a task that makes a new worker import what a trainer needs.
+snapshots to its standby; `load_fit_on_worker` is a task that makes a new worker import what a
+trainer needs.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ from daskml_dist.ps.snapshots import AvailableSnapshots, ServerSnapshot, standby
 from daskml_dist.training.spec import FitSpec, TrainerResult, TrainerSpec
 from daskml_dist.training.worker.control import (
     ClientLine,
-    at_work,
+    announce_beginning,
+    announce_worker_leaving,
+    count_working_trainer,
+    forget_when_inactive,
     raise_alarm,
-    say_hello,
-    take_leave,
-    tidy,
 )
 from daskml_dist.training.worker.notifications import telling_facts
-from daskml_dist.training.worker.ready_blocks import backend_of
+from daskml_dist.training.worker.ready_blocks import get_fit_backend
 from daskml_dist.training.worker.servers import make_server
 from daskml_dist.training.worker.trainer import Trainer
 
@@ -57,9 +58,9 @@ __all__ = [
     "Outcome",
     "ServerHost",
     "credentials_of",
-    "get_ready",
-    "host_of",
-    "packed",
+    "find_reachable_host",
+    "load_fit_on_worker",
+    "pack_fit",
     "run_trainer",
 ]
 
@@ -80,7 +81,7 @@ def credentials_of(worker: Any, secret: bytes, shared_memory: bool) -> Credentia
     return Credentials(secret, listen, connect, shared_memory)
 
 
-def host_of(worker: Any) -> str:
+def find_reachable_host(worker: Any) -> str:
     """Return the address at which others reach a worker's process."""
     address = str(worker.address)
     return "127.0.0.1" if address.startswith("inproc") else str(get_address_host(address))
@@ -161,9 +162,11 @@ class ServerHost:
         self._worker, self._key = worker, key
         self._credentials = credentials_of(worker, secret, shared_memory)
         self._shipper: SnapshotShipper | None = None
-        # Its threads must not hold the actor, which ends when nobody holds it.
+        # The threads get the gate, not the actor: a reference would keep the actor alive for ever.
         self._door = door = _CallerGate()
-        listener = Listener(host_of(worker), self._credentials, on_pair=door.answer, key=key)
+        listener = Listener(
+            find_reachable_host(worker), self._credentials, on_pair=door.answer, key=key
+        )
         self._endpoint = listener.endpoint
         # The scheduler drops the actor when its client goes: then nobody may wait for it. The
         # garbage collector may run in any thread, whatever locks that holds, so it only says so.
@@ -196,8 +199,8 @@ class ServerHost:
         # Trainers of the same process call the server directly, with no socket.
         publish_server(self._key, self._server)
         self._alarm = partial(raise_alarm, worker, run_id)
-        say_hello(worker, run_id)
-        before_closing(worker, run_id, partial(take_leave, worker, run_id))
+        announce_beginning(worker, run_id)
+        before_closing(worker, run_id, partial(announce_worker_leaving, worker, run_id))
         serve_callers = partial(
             serve_connection,
             self._server,
@@ -280,7 +283,7 @@ class ServerHost:
     async def ship_to(self, standby: Endpoint, every: int) -> None:
         """Send a snapshot to the standby at once, and one every `every` updates."""
         self._stop_shipping()
-        # Its thread must not hold the actor, which ends when nobody holds it.
+        # The thread gets the server, not the actor: a reference would keep the actor alive.
         bounds = self._fit.bounds(self._number)
         connect = partial(_connect_to_standby, standby, self._server, bounds, self._credentials)
         self._shipper = SnapshotShipper(self._server, connect, self._alarm)
@@ -330,7 +333,7 @@ def _close_at_end(
     end.get()
     door.close()
     listener.close()
-    tidy(worker, run_id)
+    forget_when_inactive(worker, run_id)
 
 
 def run_trainer(fit: FitSpec, spec: TrainerSpec, blocks: list[Bundle] | bytes) -> TrainerResult:
@@ -345,9 +348,9 @@ def run_trainer(fit: FitSpec, spec: TrainerSpec, blocks: list[Bundle] | bytes) -
     # Leave the thread pool first: trainers that wait for others must not hold the slots of these.
     secede()
     shorten_lost_connections()
-    say_hello(worker, spec.run_id, spec.name)
+    announce_beginning(worker, spec.run_id, spec.name)
     # A worker that is asked to close first waits until its lanes have moved.
-    before_closing(worker, spec.run_id, partial(take_leave, worker, spec.run_id))
+    before_closing(worker, spec.run_id, partial(announce_worker_leaving, worker, spec.run_id))
     line = ClientLine(
         spec,
         partial(raise_alarm, worker, spec.run_id),
@@ -361,19 +364,19 @@ def run_trainer(fit: FitSpec, spec: TrainerSpec, blocks: list[Bundle] | bytes) -
         spec,
         wait,
         credentials_of(worker, spec.secret, fit.run.shared_memory),
-        host_of(worker),
+        find_reachable_host(worker),
         next_spec=line.next_spec,
         rest=line.rest,
     )
     told = telling_facts(worker, spec.run_id, spec.n_trainers, trainer.facts)
-    with at_work(worker, spec.run_id), told:
+    with count_working_trainer(worker, spec.run_id), told:
         try:
             return trainer.run(_open_blocks(blocks, worker, wait))
         except TrainingError as error:
             # An abort ends the trainer without an error: it hands back what its lanes have come to.
             if not (line.is_aborted() and is_consequence(error)):
                 raise
-        # What is raised, Dask would log on the worker, for all to see in a notebook.
+        # Dask would log an exception on the worker, where notebooks show it.
         return trainer.interrupted()
 
 
@@ -510,15 +513,15 @@ class SnapshotShipper:
             self._server.shipped()
 
 
-def packed(fit: FitSpec) -> bytes:
+def pack_fit(fit: FitSpec) -> bytes:
     """Return a fit as bytes, to be unpacked in a task's own thread."""
     return bytes(pickle.dumps((run_trainer, fit)))
 
 
-def get_ready(fit: FitSpec | bytes) -> bool:
+def load_fit_on_worker(fit: FitSpec | bytes) -> bool:
     """Load a fit and the backend that it computes with."""
     found: FitSpec = pickle.loads(fit)[1] if isinstance(fit, bytes) else fit
-    backend_of(found)
-    if not found.work.replays:
-        found.start_state(slice(0, 1))  # the model's own imports
+    get_fit_backend(found)
+    if not found.work.remembers_course:
+        found.make_start_state(slice(0, 1))  # the model's own imports
     return True

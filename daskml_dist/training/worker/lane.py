@@ -26,7 +26,7 @@ from daskml_dist.solvers import RowState, Statistic
 from daskml_dist.training.callbacks import StepEnd
 from daskml_dist.training.spec import FitSpec
 from daskml_dist.training.worker.reader import Batch, Blocks, Reader, RowsInTurn
-from daskml_dist.training.worker.ready_blocks import backend_of
+from daskml_dist.training.worker.ready_blocks import get_fit_backend
 
 __all__ = ["Lane", "RowStates"]
 
@@ -49,7 +49,7 @@ class Lane:
         self.reached = 0
         #: Where it went on from last.
         self.began_at = 0
-        self.backend: Backend = backend_of(fit)
+        self.backend: Backend = get_fit_backend(fit)
         self._on_host = self.backend.device == "cpu"
         self._fit = fit
         #: A `StepModel` where it makes steps.
@@ -82,7 +82,7 @@ class Lane:
         """Return the parts of blocks that the lane has."""
         return self._rows.segments
 
-    def put_away(self) -> None:
+    def drop_streamed_blocks(self) -> None:
         """Drop streamed blocks from memory until the next :meth:`seek`."""
         if isinstance(self._blocks, BlockStream):
             self._blocks.close()
@@ -98,7 +98,7 @@ class Lane:
         """Return the blocks of a fit over keys, one a side."""
         return [self._blocks[number].X for number in self._rows.numbers]
 
-    def next_batch(self) -> Batch:
+    def draw_next_batch(self) -> Batch:
         """Return the next batch; after the last pass batches are empty.
 
         Its arrays are good until the next batch is asked for.
@@ -106,7 +106,7 @@ class Lane:
         return self._reader.next(self.reached >= self._reader.steps_copied)
 
     @property
-    def ready_gather(self) -> Any | None:
+    def gather_when_ready(self) -> Any | None:
         """Return the gather once it is worth compiling; None while first steps copy their rows."""
         return None if self.reached < self._reader.steps_copied else self._reader.gather
 
@@ -117,7 +117,7 @@ class Lane:
         """
         return self._reader.gather
 
-    def take_steps(self, recorded: Any, replica: Shard, count: int) -> None:
+    def take_recorded_steps(self, recorded: Any, replica: Shard, count: int) -> None:
         """Take steps of a replica in one call, and count their rows and losses.
 
         Parameters
@@ -129,14 +129,14 @@ class Lane:
         """
         (draws, rows), since = self.draws(count), time.perf_counter()
         losses = recorded(draws, replica.next_steps(rows))
-        self.count_steps(rows, losses, time.perf_counter() - since if self._on_host else 0.0)
+        self.count_made_steps(rows, losses, time.perf_counter() - since if self._on_host else 0.0)
 
-    def draw_ahead(self, count: int) -> None:
+    def draw_rows_ahead(self, count: int) -> None:
         """Draw the rows of steps that will be taken in one call."""
         self._drawn = self._reader.draws(count)
 
     def draws(self, count: int) -> tuple[list[Draw], list[int]]:
-        """Return the rows of the next batches, for steps that :meth:`count_steps` will count."""
+        """Return the rows of the next batches, to be counted by :meth:`count_made_steps`."""
         drawn, self._drawn = self._drawn, None
         if drawn is None:
             return self._reader.draws(count)
@@ -144,7 +144,7 @@ class Lane:
         assert len(drawn[1]) == count, "other steps than were drawn"
         return drawn
 
-    def count_steps(self, rows: Sequence[int], losses: Any, seconds: float) -> None:
+    def count_made_steps(self, rows: Sequence[int], losses: Any, seconds: float) -> None:
         """Count steps that were taken in one call: rows and loss of each, and the time of all."""
         self._busy += seconds
         if not len(rows):
@@ -186,7 +186,7 @@ class Lane:
         `run` takes the rows of each batch and what finds a block by its number; it returns the sum
         of their losses. Callbacks hear of one batch at a time alone.
         """
-        batches, since = self._reader.rows_in_turn(count), time.perf_counter()
+        batches, since = self._reader.next_rows_in_turn(count), time.perf_counter()
         n_rows = sum(len(rows) for _, rows in batches)
         loss = run(batches, self._reader.block) if n_rows else 0.0
         self._add_busy_time(since)
@@ -219,7 +219,7 @@ class Lane:
         self._busy += time.perf_counter() - since if waited else 0.0
 
     @property
-    def last_loss(self) -> float:
+    def last_batch_loss(self) -> float:
         """Return the sum of the losses of the last batch."""
         return float(self._last_loss)
 
@@ -236,14 +236,14 @@ class Lane:
         # A GPU's rows are moved once for all statistics of this pass.
         backend: Any = self.backend if self._on_host else MovedOnce(self.backend)
         for block in self._reader.kept:
-            block.prepare_for(statistic)
+            block.prepare_for_statistic(statistic)
         if not statistic.shows_not_finite:
             self._check_finite_once()
-        batch = self.next_batch()
+        batch = self.draw_next_batch()
         for rows in batch.pieces:
             # The key of random streams: the same rows draw the same numbers on any worker.
             rows.key = (self._fit.work.seed, self.number, number, rows.block, rows.first)
-            with self._states.lent(statistic.state, left, number, model, rows, backend):
+            with self._states.lend_state(statistic.state, left, number, model, rows, backend):
                 loss = loss + statistic.add(model, rows, sums, backend)
         if sums is not out:
             out += self.backend.to_numpy(sums)
@@ -262,7 +262,7 @@ class Lane:
             block.check()
         self._looked = True
 
-    def new_gradient(self, w: Any, batch: Batch) -> Any:
+    def compute_gradient(self, w: Any, batch: Batch) -> Any:
         """Return the gradient sum of a batch at `w`, in a new array."""
         out = zeros(w.shape, w.dtype, like=w)
         self.add_gradient(w, batch, out)
@@ -275,7 +275,7 @@ class Lane:
         """
         # Arrays of touched rows change their size, and a device has a memory pool of its own.
         if batch.index is not None or not is_host(w):
-            return self.new_gradient(w, batch)
+            return self.compute_gradient(w, batch)
         if (found := self._gradient_in_model_memory(w, batch)) is not None:
             return found
         if self._own is None or self._own.shape != w.shape:
@@ -305,7 +305,7 @@ class Lane:
         """Add validation sums of some held-out rows to the next report."""
         self._report.add_validation(sums.tolist())
 
-    def take_report(self, w: Any | None) -> PassReport:
+    def take_pass_report(self, w: Any | None) -> PassReport:
         """Return the sums since the last call; with `w`, the validation sums too."""
         report, self._report = self._report, PassReport([self.number])
         report.busy, self._busy = [self._busy], 0.0
@@ -345,7 +345,7 @@ class RowStates:
         self._held: dict[tuple[str, int, int], tuple[int, Any]] = {}
 
     @contextmanager
-    def lent(
+    def lend_state(
         self, state: RowState | None, left: int, number: int, model: Any, rows: BatchRows,
         backend: Any,
     ) -> Iterator[None]:  # fmt: skip

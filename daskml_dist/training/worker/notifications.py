@@ -22,12 +22,12 @@ from daskml_dist.data.blocks import BlockInfo
 if TYPE_CHECKING:
     from daskml_dist.training.worker.trainer import TrainerFacts
 
-__all__ = ["PULSES", "note_end", "tell_bundles", "tell_results", "telling_facts"]
+__all__ = ["PULSES", "note_trainer_end", "tell_bundles", "tell_results", "telling_facts"]
 
 
 #: Seconds in which a task returns after it noted its end.
 _RETURN_SECONDS = 0.05
-#: What is set when a trainer of a run ends, for each run and worker that is asked.
+#: Event that is set when a trainer of a run ends, for each run and worker that is asked.
 _ends: dict[tuple[str, str], asyncio.Event] = {}
 #: The last ones that have ended: the question may come after that.
 _ended: deque[tuple[str, str]] = deque(maxlen=256)
@@ -37,7 +37,7 @@ PULSES = "daskml_dist_pulses"
 #: Seconds between two publications, and as many more for each trainer of the run: the scheduler
 #: hears at most a hundred a second.
 _PUBLISH_SECONDS, _PUBLISH_SECONDS_PER_TRAINER = 1.0, 0.01
-#: Who tells of each trainer of a run at a worker.
+#: Functions that return the facts of each trainer of a run at a worker.
 _tellers: dict[tuple[str, str], list[Callable[[], TrainerFacts]]] = {}
 
 
@@ -87,7 +87,7 @@ async def tell_results(
     return in_memory(dask_worker, keys)
 
 
-def note_end(worker: Any, run_id: str) -> None:
+def note_trainer_end(worker: Any, run_id: str) -> None:
     """Note, in any thread, that a trainer of a run is about to return, or that the run is over."""
     name = run_id, worker.address
 

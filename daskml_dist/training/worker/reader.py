@@ -24,9 +24,9 @@ from daskml_dist.data.batches import LaneRows, RowRuns
 from daskml_dist.data.streamed_blocks import BlockStream
 from daskml_dist.models.base import BatchRows, LinearForm
 from daskml_dist.training.spec import FitSpec
-from daskml_dist.training.worker.ready_blocks import ReadyBlock, fit_memory
+from daskml_dist.training.worker.ready_blocks import ReadyBlock, explain_memory_errors
 
-__all__ = ["Batch", "Blocks", "Reader", "RowsInTurn", "in_one_piece", "joined_targets"]
+__all__ = ["Batch", "Blocks", "Reader", "RowsInTurn", "join_batch_pieces", "join_batch_targets"]
 
 
 Blocks = Mapping[int, ReadyBlock] | BlockStream[ReadyBlock]
@@ -120,7 +120,7 @@ class Reader:
         """Return the rows of the next batches as runs, for a gather, and how many each has."""
         drawn = [next(self._draws) for _ in range(count)]
         self._clock += count
-        return [_to_runs(draw) for draw in drawn], [count_rows(draw) for draw in drawn]
+        return [_to_runs(draw) for draw in drawn], [count_batch_rows(draw) for draw in drawn]
 
     @functools.cached_property
     def kept(self) -> list[ReadyBlock]:
@@ -130,7 +130,7 @@ class Reader:
         numbers = set(itertools.chain.from_iterable(self._rows.blocks(1)))
         return [self._blocks[number] for number in sorted(numbers)]
 
-    def rows_in_turn(self, count: int) -> list[RowsInTurn]:
+    def next_rows_in_turn(self, count: int) -> list[RowsInTurn]:
         """Return block and position of each row of the next batches."""
         drawn = [next(self._draws) for _ in range(count)]
         self._clock += count
@@ -160,7 +160,7 @@ class Reader:
 
     def _make_batch(self, drawn: Drawn, clock: int) -> Batch:
         """Return the batch of the rows drawn for a step."""
-        n_rows = count_rows(drawn)
+        n_rows = count_batch_rows(drawn)
         held: Blocks = self._blocks
         if self._in_arrays:
             # Blocks that are streamed are to be had once, in their order.
@@ -242,7 +242,7 @@ class Reader:
         ready = zip(numbers, self.kept, strict=True)
         blocks = {n: (block.X, block.y, block.weight) for n, block in ready}
         shape, most = self._fit.steps.shape, self._most_batch_rows
-        with fit_memory(self._backend, f"What gathers batches of {most:,} rows"):
+        with explain_memory_errors(self._backend, f"What gathers batches of {most:,} rows"):
             return self._backend.gather(self._linear.loss, shape, blocks, most, rule.coordinates)
 
     def _make_stream_gather(
@@ -318,17 +318,17 @@ def _join_if_dense(pieces: list[BatchRows]) -> list[BatchRows]:
     """Join dense rows of several blocks: a model may look at its batch as a whole."""
     if len(pieces) < 2 or isinstance(pieces[0].X, SparseRows):
         return pieces
-    return [in_one_piece(pieces)]
+    return [join_batch_pieces(pieces)]
 
 
-def in_one_piece(pieces: Sequence[BatchRows]) -> BatchRows:
+def join_batch_pieces(pieces: Sequence[BatchRows]) -> BatchRows:
     """Join the dense rows of pieces of a batch."""
-    whole = joined_targets(pieces)
+    whole = join_batch_targets(pieces)
     whole.X = namespace(pieces[0].X).concat([piece.X for piece in pieces])
     return whole
 
 
-def joined_targets(pieces: Sequence[BatchRows]) -> BatchRows:
+def join_batch_targets(pieces: Sequence[BatchRows]) -> BatchRows:
     """Join the targets and weights of pieces of a batch."""
 
     def join(name: str) -> Any:
@@ -368,7 +368,7 @@ class _BatchMemory:
         """Yield pieces of a large batch, each copied as it is read."""
         for piece, part in enumerate(parts):
             given = [(blocks[i][0], at) for i, at in part]
-            yield BatchRows(*self._copy_rows(given, count_rows(part)), (*key, piece))
+            yield BatchRows(*self._copy_rows(given, count_batch_rows(part)), (*key, piece))
 
     def _copy_rows(self, blocks: list[tuple[ReadyBlock, Any]], n_rows: int) -> tuple[Any, Any, Any]:
         """Copy rows of blocks into the memory; return views of them."""
@@ -408,7 +408,7 @@ class _RepeatableIterable:
         return self._make()
 
 
-def count_rows(drawn: Drawn) -> int:
+def count_batch_rows(drawn: Drawn) -> int:
     """Return the number of rows of a batch."""
     return sum(at.stop - at.start if isinstance(at, slice) else len(at) for _, at in drawn)
 
@@ -428,7 +428,7 @@ def cut_blocks(drawn: Drawn, most: int | None) -> Iterator[Drawn]:
 
 def cut_evenly_sized(drawn: Drawn, most: int) -> Iterator[Drawn]:
     """Yield shares of the drawn rows, at most `most` each and of nearly the same size."""
-    n_rows, left = count_rows(drawn), list(reversed(drawn))
+    n_rows, left = count_batch_rows(drawn), list(reversed(drawn))
     n_shares = -(-n_rows // most)
     for n in range(n_shares):
         wanted, share = n_rows * (n + 1) // n_shares - n_rows * n // n_shares, []

@@ -19,7 +19,13 @@ from daskml_dist.errors import InvalidDataError
 from daskml_dist.solvers import Statistic
 from daskml_dist.training.spec import FitSpec
 
-__all__ = ["ReadyBlock", "backend_of", "fit_memory", "prepare_block", "sums_backend_of"]
+__all__ = [
+    "ReadyBlock",
+    "explain_memory_errors",
+    "get_fit_backend",
+    "prepare_block",
+    "sums_backend_of",
+]
 
 
 @dataclass
@@ -32,7 +38,7 @@ class ReadyBlock:
     Attributes
     ----------
     unchecked : int or None
-        Number of the block, where nobody has looked for NaN and infinity in X.
+        Number of the block while X has not been checked for NaN and infinity; None afterwards.
     """
 
     X: Any
@@ -40,7 +46,7 @@ class ReadyBlock:
     weight: Any | None
     unchecked: int | None = None
 
-    def prepare_for(self, statistic: Statistic) -> None:
+    def prepare_for_statistic(self, statistic: Statistic) -> None:
         """Convert X to what a statistic reads, before its first sum.
 
         Features on a GPU were made ready as they were moved.
@@ -60,7 +66,7 @@ class ReadyBlock:
             self.unchecked = None
 
 
-def backend_of(fit: FitSpec) -> Backend:
+def get_fit_backend(fit: FitSpec) -> Backend:
     """Return the backend of a fit in this process.
 
     Raises
@@ -82,7 +88,7 @@ def sums_backend_of(fit: FitSpec) -> Backend:
     of them where it likes, may have them on the GPU.
     """
     on_device = fit.work.loop == "own_rows"
-    return get_backend(fit.run.device) if on_device else backend_of(fit)
+    return get_backend(fit.run.device) if on_device else get_fit_backend(fit)
 
 
 def prepare_block(block: Block, fit: FitSpec) -> ReadyBlock:
@@ -100,7 +106,7 @@ def prepare_block(block: Block, fit: FitSpec) -> ReadyBlock:
     """
     if isinstance(block, KeyedBlock):
         return ReadyBlock(block.aligned(), None, None)
-    backend = backend_of(fit)
+    backend = get_fit_backend(fit)
     rows = fit.rows
     lies = _stays_in_place(block, fit, backend)
     X = _prepare_features(block, fit, backend, lies)
@@ -110,7 +116,7 @@ def prepare_block(block: Block, fit: FitSpec) -> ReadyBlock:
         y = fit.work.model.encode(block.y, rows.classes, rows.dtype)
     weight: Any = rows.weights(block)
     # On a GPU the error names the block that did not fit.
-    with fit_memory(backend, f"Block {block.index} of {block.nbytes / 2**20:,.0f} MiB"):
+    with explain_memory_errors(backend, f"Block {block.index} of {block.nbytes / 2**20:,.0f} MiB"):
         X, y, weight = (
             array if array is None or (lies and array is X) else backend.to_device(array)
             for array in (X, y, weight)
@@ -138,11 +144,11 @@ def _prepare_features(block: Block, fit: FitSpec, backend: Backend, lies: bool) 
         if not fit.work.model.takes_missing:
             check_finite_rows(X, block.index)
         return X
-    # Aligned before anything reads it: NumPy is several times slower over what is not.
+    # Aligned before anything reads it: NumPy is several times slower on unaligned arrays.
     X = block.X.astype(fit.rows.rows_dtype, copy=False)
     # Converted to a layout that kernels read: contiguous, sorted CSR.
     X = X if lies else get_backend("cpu").to_device(X)
-    with np.errstate(over="ignore"):  # what is infinite then is found
+    with np.errstate(over="ignore"):  # the check below finds infinite values
         X = fit.work.model.prepare(X, fit.rows.dtype)
     if lies:
         return X
@@ -170,7 +176,7 @@ def _to_compute_dtype(X: NDArray[Any], dtype: str, index: int) -> NDArray[Any]:
     return smaller
 
 
-def fit_memory(backend: Backend, what: str) -> AbstractContextManager[None]:
+def explain_memory_errors(backend: Backend, what: str) -> AbstractContextManager[None]:
     """Translate a device's out-of-memory error into one that names what did not fit."""
     if backend.device == "cpu":
         return nullcontext()

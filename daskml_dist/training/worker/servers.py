@@ -24,13 +24,20 @@ from daskml_dist.solvers import Solution
 from daskml_dist.solvers.keyed import KeyedSolution
 from daskml_dist.training.spec import FitSpec, Left, TrainerResult
 
-__all__ = ["joined_left", "joined_state", "left_in", "make_server", "n_servers", "revived"]
+__all__ = [
+    "count_fit_servers",
+    "join_final_states",
+    "join_interrupted_states",
+    "make_server",
+    "results_from_snapshots",
+    "revive_servers",
+]
 
 #: Parameters (8 MiB in float64) from which keeping one more snapshot counts.
 _LARGE = 1 << 20
 
 
-def n_servers(fit: FitSpec) -> int:
+def count_fit_servers(fit: FitSpec) -> int:
     """Return the number of servers: one a shard, or one for the ledger alone."""
     return len(fit.work.layout.slices()) if fit.work.uses_shards else 1
 
@@ -59,7 +66,7 @@ def make_server(
     if fit.work.uses_shards:
         rows = fit.work.layout.slices()[number]
         # A server with a shard holds a slice of the parameters and the optimizer's state for it.
-        shard = Shard(fit.steps.rule, fit.start_state(rows), rows.start)
+        shard = Shard(fit.steps.rule, fit.make_start_state(rows), rows.start)
     if number == 0:
         # The first server also collects the lanes' reports and decides the end of the fit.
         ledger = PassLedger(
@@ -79,12 +86,12 @@ def make_server(
 
 def _count_kept_snapshots(fit: FitSpec) -> int:
     """Return how many snapshots a server keeps: one where they are large and nobody else's."""
-    alone = n_servers(fit) == 1
-    large = not fit.work.replays and math.prod(fit.steps.shape) >= _LARGE
+    alone = count_fit_servers(fit) == 1
+    large = not fit.work.remembers_course and math.prod(fit.steps.shape) >= _LARGE
     return 1 if alone and large else KEPT_SNAPSHOTS
 
 
-def joined_state(
+def join_final_states(
     fit: FitSpec, shards: list[ShardState | None], results: list[TrainerResult]
 ) -> ShardState | Solution:
     """Return the state that a fit ends with, from shards and trainers."""
@@ -108,7 +115,7 @@ def joined_state(
     return whole
 
 
-def joined_left(
+def join_interrupted_states(
     fit: FitSpec, shards: list[ShardState | None], results: list[TrainerResult]
 ) -> Left | None:
     """Return the state of an interrupted fit as far as it came.
@@ -124,13 +131,13 @@ def joined_left(
         if any(shard is None for shard in shards):
             return None
         own = [TrainerResult(0, 0, left.state) for left in lefts[:1]]
-        state = joined_state(fit, shards, own)
+        state = join_final_states(fit, shards, own)
     elif not lefts:
         return None
     else:
         # Where gradients are summed all replicas are equal; else the mean of the lanes' is the
         # model.
-        alike = fit.work.replays or fit.steps.policy.sums_gradients
+        alike = fit.work.remembers_course or fit.steps.policy.sums_gradients
         state = lefts[0].state if alike else _average_left(lefts)
     if isinstance(state, ShardState):
         before = 0.0 if fit.steps.initial is None else fit.steps.initial.rows
@@ -157,7 +164,7 @@ def _average_left(lefts: list[Left]) -> ShardState | Solution:
     return first
 
 
-def revived(
+def revive_servers(
     fit: FitSpec, snapshots: Sequence[tuple[ServerSnapshot, list[dict[str, Any]]]]
 ) -> list[ParameterServer]:
     """Make servers in the calling process from the snapshot and records of each."""
@@ -171,12 +178,12 @@ def revived(
     return servers
 
 
-def left_in(fit: FitSpec, lanes: Mapping[int, LaneSnapshot]) -> list[TrainerResult]:
+def results_from_snapshots(fit: FitSpec, lanes: Mapping[int, LaneSnapshot]) -> list[TrainerResult]:
     """Return the results of trainers that had come as far as the snapshots of their lanes."""
     total, lefts = sum(fit.rows.lane_rows), []
     for number, lane in join_lane_snapshots(lanes).items():
         if lane.shard is not None:
-            shard = Shard(fit.steps.rule, fit.start_state())
+            shard = Shard(fit.steps.rule, fit.make_start_state())
             shard.restore(lane.shard)
             lefts.append(Left(shard.state(), fit.rows.lane_rows[number] / total))
     rows = sum(lane.rows for lane in lanes.values())

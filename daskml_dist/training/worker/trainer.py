@@ -38,13 +38,13 @@ from daskml_dist.ps.shard_state import ShardState, StateParts
 from daskml_dist.solvers import Solution
 from daskml_dist.training.spec import FitSpec, TrainerResult, TrainerSpec
 from daskml_dist.training.threads import OneThread
-from daskml_dist.training.worker.cores import Seat, kept_to, share_of
+from daskml_dist.training.worker.cores import Seat, choose_core_share, pin_to_processors
 from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops import LOOPS, Context
 from daskml_dist.training.worker.ready_blocks import (
     ReadyBlock,
-    backend_of,
-    fit_memory,
+    explain_memory_errors,
+    get_fit_backend,
     prepare_block,
     sums_backend_of,
 )
@@ -126,7 +126,7 @@ class Trainer:
         self._memory: dict[str, Any] = {}
         self._cores: frozenset[int] = frozenset()
         self._at_work: list[Lane] = []
-        #: Connections to the servers of this generation, and those that are nobody's.
+        #: Connections to the servers of this generation, and those that no loop has taken yet.
         self._reached: list[ShardedConnection] = []
         self._spare: list[ShardedConnection] = []
         self._communicator: Communicator = SoloCommunicator()
@@ -206,7 +206,7 @@ class Trainer:
             stack.callback(self._forget_connections)
             self._communicator = communicator = self._meet_trainers()
             stack.callback(communicator.close)
-            stack.enter_context(kept_to(self._cores))
+            stack.enter_context(pin_to_processors(self._cores))
             context = Context(
                 self._fit,
                 lanes,
@@ -225,7 +225,7 @@ class Trainer:
                 arithmetic(self._fit.work.model.flushes),
                 self._fit.work.model.computing(self._threads_per_lane),
                 np.errstate(over="ignore", invalid="ignore"),
-                fit_memory(backend_of(self._fit), "What a step makes of its rows"),
+                explain_memory_errors(get_fit_backend(self._fit), "What a step makes of its rows"),
             ):
                 return self._run_loop(context)
 
@@ -251,7 +251,7 @@ class Trainer:
             stream = BlockStream(
                 lambda number: prepare_block(ready(number), fit),
                 rows.blocks,
-                fit.work.reads,
+                fit.work.passes_to_read,
                 fit.rows.streaming.ahead,
                 readers,
                 lambda since: self._wait.check(since, "the storage of a block"),
@@ -316,9 +316,8 @@ class Trainer:
         """Wait until every trainer is there; connect to those that this one must talk to."""
         spec = self._spec
         if spec.generation and self._fit.work.uses_shards:
-            return (
-                SoloCommunicator()
-            )  # whoever is ready goes on at once, as far as the policy lets it
+            # A trainer that is ready goes on at once, within the policy's bounds.
+            return SoloCommunicator()
         # The rendezvous at the first server tells each trainer when all are there.
         connection = self._connect_to_servers()
         self._spare.append(connection)
@@ -337,16 +336,16 @@ class Trainer:
         """Wait until every trainer is there, and divide the host's cores among them."""
         seat = Seat.own(self._spec.n_threads)
         said = tell([seat.host, seat.n_threads, list(seat.cores), place])
-        if self._keeps_to_core_share and backend_of(self._fit).device == "cpu":
+        if self._keeps_to_core_share and get_fit_backend(self._fit).device == "cpu":
             # Every trainer computes the same division from the same list, so nobody assigns it.
             seats = [Seat(where, n, tuple(cores)) for where, n, cores, _ in said]
-            self._cores = share_of(self._spec.rank, seats)
+            self._cores = choose_core_share(self._spec.rank, seats)
         return [place for *_, place in said]
 
     def _share_one_host(self, tell: TellAll) -> Communicator | None:
         """Return a communicator in memory that all trainers share; None where they cannot."""
         # Shared memory serves collectives of the CPU; pipelines send in pairs, GPUs use NCCL.
-        enough = not self._fit.work.in_pairs and sums_backend_of(self._fit).device == "cpu"
+        enough = not self._fit.work.sends_in_pairs and sums_backend_of(self._fit).device == "cpu"
         memory = OneHostMeeting(enough and self._credentials.shared_memory)
         try:
             places = self._divide_cores(tell, memory.place)
@@ -358,13 +357,13 @@ class Trainer:
     def _connect_by_sockets(self, tell: TellAll) -> Communicator:
         """Return a communicator by sockets, and shared memory within each host."""
         spec = self._spec
-        listener = PeerListener(self._host, self._credentials, spec.peer_key(spec.rank))
+        listener = PeerListener(self._host, self._credentials, spec.listener_key(spec.rank))
         try:
             # A second rendezvous exchanges the addresses of the listeners.
             at = tell([listener.endpoint.host, listener.endpoint.port])
-            endpoints = [Endpoint(spec.peer_key(rank), *where) for rank, where in enumerate(at)]
+            endpoints = [Endpoint(spec.listener_key(rank), *where) for rank, where in enumerate(at)]
             group = PeerGroup(spec.rank, endpoints, listener, self._credentials, self._wait)
-            if self._fit.work.in_pairs:
+            if self._fit.work.sends_in_pairs:
                 return group
             allowed = self._credentials.shared_memory
             host = choose_communicator(group, self._wait, allowed, own_core=bool(self._cores))

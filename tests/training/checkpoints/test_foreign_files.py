@@ -26,7 +26,7 @@ def _replaced(saved: Checkpoint, state: ShardState | None = None, **facts: Any) 
     """Write a whole checkpoint again with some facts, or another state."""
     old, found = saved.load()
     path = Path(saved.path)
-    path.write_bytes(module.encode(old if state is None else state, {**found, **facts}))
+    path.write_bytes(module.encode_checkpoint(old if state is None else state, {**found, **facts}))
 
 
 def _record(number: int, **changed: Any) -> dict[str, Any]:

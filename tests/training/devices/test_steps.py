@@ -30,7 +30,7 @@ from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.schedules import Constant
 from daskml_dist.training.worker.lane import Batch
-from daskml_dist.training.worker.loops.device_placement import moved
+from daskml_dist.training.worker.loops.device_placement import move_arrays
 from daskml_dist.training.worker.loops.replicas import OwnSteps
 from tests.rules import one_group
 from tests.strict_backend import StrictBackend
@@ -121,14 +121,14 @@ def test_a_snapshot_of_what_lies_on_a_device_is_the_hosts_and_restores_it() -> N
         return Shard(rule, ShardState(home.to_device(np.ones((4, 1))), {}))
 
     first = steps(backend, new(backend))
-    snapshot = moved(first.snapshot(), backend.to_numpy)
+    snapshot = move_arrays(first.snapshot(), backend.to_numpy)
     assert isinstance(snapshot.w, np.ndarray)
     assert all(isinstance(array, np.ndarray) for array in snapshot.opt_state.values())
     again = new(backend)
-    again.restore(moved(snapshot, backend.to_device))
+    again.restore(move_arrays(snapshot, backend.to_device))
     host = get_backend("cpu")
     expected = steps(host, steps(host, new(host))).state()
-    found = moved(steps(backend, again).state(), backend.to_numpy)
+    found = move_arrays(steps(backend, again).state(), backend.to_numpy)
     np.testing.assert_allclose(found.w, expected.w, rtol=1e-12)
     np.testing.assert_allclose(found.average, expected.average, rtol=1e-12)
     assert (found.step, found.rows) == (expected.step, expected.rows)

@@ -20,9 +20,9 @@ def run_bulk(context: Context) -> None:
     connection = context.connect()
     try:
         steps = _BulkSteps(context, connection)
-        steps.pull_first()
+        steps.pull_first_parameters()
         for number in context.fit.work.passes(context.clock):
-            steps.run_pass(number)
+            steps.run_steps_of_pass(number)
             weights = steps.validation_weights()
             if context.report(connection, number, context.lanes, weights):
                 break
@@ -49,11 +49,11 @@ class _BulkSteps:
         self._batches: list[Batch] = []
         self._pulled: list[PulledParameters] = []
 
-    def pull_first(self) -> None:
+    def pull_first_parameters(self) -> None:
         """Draw the first batches and pull the parameters for them."""
         for lane in self._lanes:
             lane.seek(self._clock)
-        self._batches = [lane.next_batch() for lane in self._lanes]
+        self._batches = [lane.draw_next_batch() for lane in self._lanes]
         # Send all requests before any answer is awaited.
         for lanes, pull_index in self._list_messages():
             self._connection.send(lanes, self._clock, pull_index=pull_index)
@@ -73,7 +73,7 @@ class _BulkSteps:
         first = self._lanes[:1] if not self._apart else self._lanes
         self._pulled = [self._connection.receive(lane.number) for lane in first]
 
-    def run_pass(self, number: int) -> None:
+    def run_steps_of_pass(self, number: int) -> None:
         """Make the steps of a pass."""
         end = number * self._fit.work.n_steps
         while self._clock < end:
@@ -94,18 +94,18 @@ class _BulkSteps:
         for lane in self._lanes:
             lane.seek(clock)
         self._clock = clock
-        self._batches = [lane.next_batch() for lane in self._lanes]
+        self._batches = [lane.draw_next_batch() for lane in self._lanes]
 
     def _push_summed(self, batches: list[Batch]) -> None:
         """Push the sum of all lanes' gradients in one message."""
         total = self._sum_gradients(self._pulled[0].w, batches)
         rows = sum(batch.n_rows for batch in batches)
         ((lanes, _),) = self._list_messages()
-        loss = sum(lane.last_loss for lane in self._lanes)
-        whole = self._fit.steps.pushes_whole(self._clock + 1)
+        loss = sum(lane.last_batch_loss for lane in self._lanes)
+        whole = self._fit.steps.pushes_uncompressed(self._clock + 1)
         self._connection.send(lanes, self._clock + 1, rows, total, loss=loss, whole=whole)
         # The next batches are gathered while the push travels.
-        self._batches = [lane.next_batch() for lane in self._lanes]
+        self._batches = [lane.draw_next_batch() for lane in self._lanes]
 
     def _sum_gradients(self, w: Any, batches: list[Batch]) -> NDArray[Any]:
         """Return the sum of the gradients of all lanes."""
@@ -127,16 +127,16 @@ class _BulkSteps:
 
         def one(work: tuple[Lane, Batch, Any]) -> Any:
             lane, batch, w = work
-            return lane.new_gradient(w, batch)
+            return lane.compute_gradient(w, batch)
 
         return self._context.map(one, zip(self._lanes, batches, weights, strict=True))
 
     def _push_each_lane(self, batches: list[Batch]) -> None:
         """Push each lane's gradient in a message of its own."""
         gradients = self._compute_gradients(batches, [pulled.w for pulled in self._pulled])
-        losses = [lane.last_loss for lane in self._lanes]
+        losses = [lane.last_batch_loss for lane in self._lanes]
         # Draw and copy the next rows while the server works.
-        self._batches = [lane.next_batch() for lane in self._lanes]
+        self._batches = [lane.draw_next_batch() for lane in self._lanes]
         for (lanes, pull_index), batch, gradient, loss in zip(
             self._list_messages(), batches, gradients, losses, strict=True
         ):
@@ -148,7 +148,7 @@ class _BulkSteps:
                 batch.index,
                 loss=loss,
                 pull_index=pull_index,
-                whole=self._fit.steps.pushes_whole(self._clock + 1),
+                whole=self._fit.steps.pushes_uncompressed(self._clock + 1),
             )
 
     def validation_weights(self) -> list[Any | None]:

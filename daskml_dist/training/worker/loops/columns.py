@@ -25,7 +25,7 @@ from daskml_dist.training.spec import Left
 from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.loops.device_placement import DevicePlacement
-from daskml_dist.training.worker.reader import joined_targets
+from daskml_dist.training.worker.reader import join_batch_targets
 
 __all__ = ["ColumnSteps"]
 
@@ -74,7 +74,7 @@ class ColumnSteps:
         self._ranges: list[_LaneColumns] = []
         for lane in context.lanes:
             own, start = context.fit.of_lane(lane.number), work.rows_of(lane.number).start
-            shard = self._home.shard(own.start_state(), start, rule)
+            shard = self._home.shard(own.make_start_state(), start, rule)
             self._ranges.append(_LaneColumns(lane, own.steps.model, start, shard))
 
     @property
@@ -93,21 +93,21 @@ class ColumnSteps:
         loss = 0.0
         if total is not None:
             pieces = ranges[0].pieces
-            rows = joined_targets(pieces) if len(pieces) > 1 else pieces[0]
+            rows = join_batch_targets(pieces) if len(pieces) > 1 else pieces[0]
             loss, slope = self._loss_and_slope(total, rows)
             self._context.map(lambda own: self._add_parameter_gradient(own, slope), ranges)
             self._clip_gradients(n_rows)
         self._context.map(lambda own: self._apply_step(own, n_rows), ranges)
         for own in ranges:
             counts = own is self._head_lane
-            own.lane.count_steps(
+            own.lane.count_made_steps(
                 [n_rows if counts else 0], np.array([float(loss) if counts else 0.0]), own.busy
             )
         return 1
 
     def _compute_products(self, own: _LaneColumns) -> Any:
         """Draw a lane's next batch; return its columns' products, None without rows."""
-        batch, shard = own.lane.next_batch(), own.shard
+        batch, shard = own.lane.draw_next_batch(), own.shard
         since = time.perf_counter()
         own.pieces, own.index = tuple(batch.pieces), batch.index
         own.w = own.out = None
@@ -199,7 +199,7 @@ class ColumnSteps:
         own.shard.apply(gradient, n_rows, own.index if n_rows else None)
         own.busy += time.perf_counter() - since
 
-    def draw_ahead(self, clock: int, most: int) -> None:
+    def draw_rows_ahead(self, clock: int, most: int) -> None:
         """Do nothing: rows are drawn with each step."""
 
     # -- what a fit keeps ----------------------------------------------------------------------

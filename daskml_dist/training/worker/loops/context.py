@@ -140,13 +140,13 @@ class Context:
         DivergedError
             When the loss is NaN or infinite.
         """
-        self.send_report(connection, number, lanes, weights)
+        self.send_pass_report(connection, number, lanes, weights)
         answer = connection.answer()
         if self.pool is None or self.fit.work.lockstep:
             self._idle()
         return bool(answer["stop"])
 
-    def send_report(
+    def send_pass_report(
         self,
         connection: ShardedConnection,
         number: int,
@@ -157,7 +157,7 @@ class Context:
         # One report for all lanes of the trainer.
         total = PassReport([lane.number for lane in lanes])
         for lane, w in zip(lanes, weights, strict=True):
-            part = lane.take_report(w if self.fit.rows.validation_fraction else None)
+            part = lane.take_pass_report(w if self.fit.rows.validation_fraction else None)
             total.loss += part.loss
             total.rows += part.rows
             total.steps += part.steps
@@ -193,7 +193,7 @@ class Context:
         self._reported[id(connection)] = pushed, pulled
         return pushed - before[0], pulled - before[1]
 
-    def run_threads(self, run: Callable[[list[Lane]], None]) -> None:
+    def run_in_threads(self, run: Callable[[list[Lane]], None]) -> None:
         """Run a function once a compute thread, each with its own lanes; raise the first error."""
         # Lanes are dealt like cards, so that threads have nearly equal numbers.
         groups = [self.lanes[i :: self.n_threads] for i in range(self.n_threads)]

@@ -15,9 +15,9 @@ from daskml_dist.ps.rule import UpdateRule
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.training.worker.loops.context import Context
-from daskml_dist.training.worker.ready_blocks import backend_of
+from daskml_dist.training.worker.ready_blocks import get_fit_backend
 
-__all__ = ["DevicePlacement", "moved"]
+__all__ = ["DevicePlacement", "move_arrays"]
 
 R = TypeVar("R")
 
@@ -34,7 +34,7 @@ class DevicePlacement:
 
     def __init__(self, context: Context, alone: bool) -> None:
         self._rule = context.fit.steps.rule
-        self._backend = backend_of(context.fit)
+        self._backend = get_fit_backend(context.fit)
         self._is_host = self._backend.device == "cpu"
         if self._rule.coordinates and not self._is_host:
             # Rows of parameters at drawn indices are gathered, and put back, by the host, unless
@@ -49,11 +49,11 @@ class DevicePlacement:
 
     def enter(self, record: R) -> R:
         """Return a state or snapshot (a dataclass) with its arrays on the device."""
-        return record if self._is_host else moved(record, self._backend.to_device)
+        return record if self._is_host else move_arrays(record, self._backend.to_device)
 
     def leave(self, record: R) -> R:
         """Return a state or snapshot with its arrays on the host."""
-        return record if self._is_host else moved(record, self._backend.to_numpy)
+        return record if self._is_host else move_arrays(record, self._backend.to_numpy)
 
     def to_host(self, array: Any) -> Any:
         """Return an array on the host."""
@@ -64,7 +64,7 @@ class DevicePlacement:
         return array if self._is_host else self._backend.to_device(array)
 
 
-def moved(record: Any, move: Callable[[Any], Any]) -> Any:
+def move_arrays(record: Any, move: Callable[[Any], Any]) -> Any:
     """Return a copy of a dataclass whose arrays have moved."""
 
     def one(value: Any) -> Any:

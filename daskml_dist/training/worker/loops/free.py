@@ -22,7 +22,7 @@ __all__ = ["run_free"]
 
 def run_free(context: Context) -> None:
     """Run all lanes, each compute thread with a connection of its own."""
-    context.run_threads(lambda lanes: _run_lanes_of_thread(context, lanes))
+    context.run_in_threads(lambda lanes: _run_lanes_of_thread(context, lanes))
 
 
 def _run_lanes_of_thread(context: Context, lanes: list[Lane]) -> None:
@@ -63,7 +63,7 @@ class _FreeLane:
             clock > self._fit.work.first_clock and clock % self._fit.work.n_steps == 0
         )
         lane.seek(clock)
-        self._batch = lane.next_batch()
+        self._batch = lane.draw_next_batch()
         connection.send((lane.number,), lane.clock, pull_index=self._batch.index)
 
     def step(self) -> bool:
@@ -79,17 +79,17 @@ class _FreeLane:
             if pulled.stop:
                 return self._leave_servers()
         batch = self._batch
-        self._parts.append((len(self._parts), batch.index, lane.new_gradient(self._w, batch)))
+        self._parts.append((len(self._parts), batch.index, lane.compute_gradient(self._w, batch)))
         self._rows += batch.n_rows
-        self._loss += lane.last_loss
+        self._loss += lane.last_batch_loss
         lane.clock += 1
         pass_ended = lane.clock % self._fit.work.n_steps == 0
         if self._fit.work.coordinates:
-            self._batch = lane.next_batch()
+            self._batch = lane.draw_next_batch()
             self._push_and_pull(self._batch, flush=pass_ended)
         else:
             self._push_and_pull(None, flush=pass_ended)
-            self._batch = lane.next_batch()
+            self._batch = lane.draw_next_batch()
         return not pass_ended or self._end_pass(lane.clock // self._fit.work.n_steps)
 
     def _push_and_pull(self, wanted: Batch | None, flush: bool) -> None:
@@ -105,7 +105,7 @@ class _FreeLane:
             self._connection.send(
                 (number,), clock, self._rows, total, index,
                 loss=self._loss, pull=pull, pull_index=pull_index,
-                whole=self._fit.steps.pushes_whole(clock),
+                whole=self._fit.steps.pushes_uncompressed(clock),
             )  # fmt: skip
             self._parts, self._rows, self._loss = [], 0.0, 0.0
         elif pull:
@@ -138,6 +138,6 @@ class _FreeLane:
 
     def _leave_servers(self) -> bool:
         """Tell the servers that the lane is done; return False."""
-        # What was not pushed yet counts for nothing.
+        # Gradients that were not pushed yet are dropped.
         self._connection.call_all("leave", lanes=[self._lane.number])
         return False

@@ -1,8 +1,8 @@
 """Exchange of values of keys between trainers: the halo of keys that the own entries touch.
 
-A `Halo` is a plan, made once, of which values each trainer sends to which; `parts_of` makes plans
-for a part of the rows at a time, where the values that all of them touch do not fit in memory.
-`Owners` knows which trainer has a key.
+A `Halo` is a plan, made once, of which values each trainer sends to which; `plan_row_parts` makes
+plans for a part of the rows at a time, where the values that all of them touch do not fit in
+memory. `Owners` knows which trainer has a key.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = [
     "Slice",
     "arrange_touched_keys",
     "cut_rows",
-    "parts_of",
+    "plan_row_parts",
     "take_slice",
 ]
 
@@ -120,7 +120,7 @@ def take_slice(rows: KeyedRows, some: Slice, indices: Array) -> KeyedRows:
     )
 
 
-def parts_of(
+def plan_row_parts(
     communicator: Communicator,
     owners: Owners,
     blocks: Sequence[KeyedBlock],

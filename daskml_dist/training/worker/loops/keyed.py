@@ -31,7 +31,7 @@ from daskml_dist.training.worker.loops.halo import (
     Owners,
     Part,
     arrange_touched_keys,
-    parts_of,
+    plan_row_parts,
 )
 from daskml_dist.training.worker.loops.rounds import Together
 
@@ -54,7 +54,7 @@ def run_keyed(context: Context) -> KeyedSolution:
     connection = None if context.rank else context.connect()
     try:
         keyed = _KeyedTrainer(context, connection)
-        found: KeyedSolution = context.fit.keyed.solver.solve(keyed)
+        found: KeyedSolution = context.fit.keyed_work.solver.solve(keyed)
         keyed.end()
     finally:
         if connection is not None:
@@ -95,7 +95,7 @@ class _KeyedTrainer(Together):
             context, {s: self._lane_slices(s) for s in self._make_ranges}
         )
         # After a loss, the values of the last iteration that is known of all lanes.
-        image = self._images.agree()
+        image = self._images.agree_on_latest()
         self.n_done, self.kept, self.small = image.n_iter, image.values, image.small
         self._repeat_reports(image.reports)
 
@@ -153,7 +153,7 @@ class _KeyedTrainer(Together):
         self, side: str, values: Array, ready: Callable[[KeyedRows], KeyedRows], piece: int | None
     ) -> tuple[list[Part], list[Part]]:
         """Return the parts of a side: one of all rows where every trainer has room for it."""
-        blocks, room = self._blocks[side], self._context.fit.keyed.room
+        blocks, room = self._blocks[side], self._context.fit.keyed_work.room
         nbytes = max(values[:0].itemsize * math.prod(values.shape[1:]), 1)
         touched = sum(len(block.touched) for block in blocks)
         # All ranks must plan alike, so one without room makes all of them cut.
@@ -166,7 +166,7 @@ class _KeyedTrainer(Together):
             self._make_ranges[blocks[0].side.rows],
         )
         most = max((room or 0) // nbytes, 1)
-        return parts_of(self._communicator, owners, blocks, ranges, ready, most, piece)
+        return plan_row_parts(self._communicator, owners, blocks, ranges, ready, most, piece)
 
     def at(self, space: str, numbers: NDArray[np.int64], values: Array) -> Array:
         """Return the values of any keys, from their owners."""
@@ -241,7 +241,7 @@ class _KeyedTrainer(Together):
         loss: float = float("nan"),
     ) -> None:
         """Report an iteration, and copy its values to another process where that is due."""
-        self._count_iteration(self._context.fit.keyed.solver, loss, self._n_rows)
+        self._count_iteration(self._context.fit.keyed_work.solver, loss, self._n_rows)
         if self._is_due:
             began = time.perf_counter()
             self._images.keep(values, n_iter, small, self._reports)
@@ -344,7 +344,7 @@ class BuddyCheckpoints:
                 found.update(_unpack_lanes(packed))
         return found
 
-    def agree(self) -> BuddyCheckpoint:
+    def agree_on_latest(self) -> BuddyCheckpoint:
         """Return the last iteration known of all lanes, with the values of the own ones."""
         if not self._generation:
             self._kept.clear()
@@ -357,7 +357,7 @@ class BuddyCheckpoints:
         # Values of lanes that moved here come from whoever kept them.
         lanes = self._collect_own_lanes(kept, holders)
         few, reports = self._share_facts(kept, holders[min(holders)])
-        # Whoever is lost next may be before another image: nothing known is forgotten until then.
+        # The next loss may come before the next copy: all known values are kept until then.
         known = {} if kept is None else kept.lanes
         self._kept[:] = [
             _KeptIteration(

@@ -43,7 +43,7 @@ def run_own_rows(context: Context) -> Solution | None:
     try:
         rows = _TrainerRows(context, connection, rooms)
         try:
-            found: Solution = context.fit.own_rows.solver.solve(context.fit.work.model, rows)
+            found: Solution = context.fit.own_rows_work.solver.solve(context.fit.work.model, rows)
         except _PausedError as paused:
             found = Solution(np.empty(0), 0, False, "paused", {"log": paused.log})
         rows.end()
@@ -58,7 +58,7 @@ def _get_spill_store(context: Context) -> SpillStore:
     """Return the store for what is made of the rows, the same in all generations."""
     rooms: SpillStore | None = context.memory.get("rooms")
     if rooms is None:
-        work = context.fit.own_rows
+        work = context.fit.own_rows_work
         held = work.row_bytes * sum(lane.n_rows for lane in context.lanes)
         context.memory["rooms"] = rooms = SpillStore(max(work.budget - held, 0.0))
     rooms.begin()
@@ -120,13 +120,13 @@ class _TrainerRows(Together):
         self.n_rows = sum(context.lane_rows)
         self._of_number: dict[int, Lane] = {lane.number: lane for lane in context.lanes}
         self.lanes = list(self._of_number)
-        work = context.fit.own_rows
+        work = context.fit.own_rows_work
         self._is_stopped = self.should_stop = work.is_stopped
         known: _KnownIteration | None = context.memory.get("kept")
         if known is None and work.log is not None:
             known = _KnownIteration.unpacked(work.log)
         kept = self._agree_on_furthest(known)
-        # Where rows were lost for good, what was made of the others counts them otherwise.
+        # Where rows were lost for good, arrays made of the other rows have wrong counts.
         # Bins and the like survive generations, unless rows were lost for good: then counts differ.
         made = context.memory.setdefault("made", {"n_rows": self.n_rows})
         if made["n_rows"] != self.n_rows:
@@ -162,18 +162,18 @@ class _TrainerRows(Together):
     def firsts(self, lane: int) -> NDArray[np.int64]:
         """Return the number of the first row of each part of a block that an own lane has."""
         # Numbers of rows among all, from which draws are hashed: they do not depend on lanes.
-        first = self._context.fit.own_rows.first_rows
+        first = self._context.fit.own_rows_work.first_rows
         parts = [part for part in self._of_number[lane].segments if len(part)]
         return np.array([first[part.block] + part.start for part in parts], np.int64)
 
     def blocks(self, lane: int) -> Iterator[tuple[int, BatchRows]]:
         """Yield the number of the first row, and the rows, of each block of an own lane."""
-        reader, first = self._of_number[lane], self._context.fit.own_rows.first_rows
+        reader, first = self._of_number[lane], self._context.fit.own_rows_work.first_rows
         reader.seek(0)
-        for rows in reader.next_batch().pieces:
+        for rows in reader.draw_next_batch().pieces:
             if rows.X.shape[0]:
                 yield int(first[rows.block]) + rows.first, rows
-        reader.put_away()
+        reader.drop_streamed_blocks()
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
         """Apply a function to items in the compute threads."""
@@ -198,7 +198,7 @@ class _TrainerRows(Together):
         each = int(np.prod(rest))
         bounds = [at * each for at in self._communicator.bounds(n)]
         own: Array = self._communicator.reduce_scatter(array.reshape(-1), bounds)
-        # Of a device's it is a part of all that was summed, whose memory others may need.
+        # On a device the range is a view of the whole sum, whose memory must become free.
         return (np.asarray(own) if is_host(own) else own.copy()).reshape(-1, *rest)
 
     def largest(self, values: Array) -> Array:
@@ -229,7 +229,7 @@ class _TrainerRows(Together):
         self, n_iter: int, state: State, loss: float = float("nan"), scores: Sequence[float] = ()
     ) -> None:
         """Report an iteration, and remember how to make its state."""
-        work = self._context.fit.own_rows
+        work = self._context.fit.own_rows_work
         self._count_iteration(work.solver, loss, float(self.n_rows), scores)
         kept = _KnownIteration(self.n_rows, n_iter, state, list(self._reports))
         self._context.memory["kept"] = kept

@@ -32,9 +32,9 @@ from daskml_dist.training.spec import Left
 from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.loops.device_placement import DevicePlacement
-from daskml_dist.training.worker.reader import in_one_piece
+from daskml_dist.training.worker.reader import join_batch_pieces
 
-__all__ = ["PipelineSteps", "Stages", "cut_evenly"]
+__all__ = ["PipelineSteps", "Stages", "cut_layers_evenly"]
 
 
 #: Steps between two copies of parameters whose loss was finite: a copy takes about as long as a
@@ -66,20 +66,20 @@ class PipelineSteps:
         assert pipeline is not None
         self._context = context
         self._m = pipeline.micro_batches
-        # A model may keep what it makes of its layers, and trainers of one process share the fit's.
+        # A model may cache arrays of its layers, and trainers of one process share the fit's model.
         self._model: StagedModel = copy.copy(context.fit.steps.model)  # type: ignore[assignment]
         self._home = DevicePlacement(context, alone=False)
         self._backend = context.lanes[0].backend
         self._stages = self._cut_stages(min(pipeline.stages, context.communicator.size))
         self._rows = self._model.rows_of(self._stages.layers)
-        self._shard = self._home.shard(context.fit.start_state(self._rows), self._rows.start)
+        self._shard = self._home.shard(context.fit.make_start_state(self._rows), self._rows.start)
         peers = context.communicator
         self._lines = PairMessages(peers) if isinstance(peers, PeerGroup) else None
         self._own: dict[tuple[int, int], Arrays] = {}
         self._jobs = self._list_micro_batches()
         self._alike = None
         if isinstance(peers, PeerGroup) and self._stages.stage is not None:
-            self._alike = peers.among(self._stages.alike)
+            self._alike = peers.among(self._stages.ranks_of_same_stage)
         #: Micro-batches whose backward is still to come, as the own layers remember them.
         self._live: dict[int, tuple[BatchRows, Any, Any]] = {}
         self._losses: dict[int, float] = {}
@@ -92,11 +92,11 @@ class PipelineSteps:
         # Without a measurement all layers count alike.
         seconds = [1.0] * n
         if context.rank == 0 and 1 < n_stages < n:
-            state = self._home.enter(context.fit.start_state())
+            state = self._home.enter(context.fit.make_start_state())
             rows = context.step_rows(0) // max(1, len(context.lane_rows)) // self._m
             seconds = seconds_of_layers(context, state.w, max(2, int(rows)))
         (first, *_) = context.communicator.allgather([np.array(seconds)])
-        cuts = cut_evenly(first[0].tolist(), min(n_stages, n))
+        cuts = cut_layers_evenly(first[0].tolist(), min(n_stages, n))
         return Stages(context.rank, context.communicator.size, cuts)
 
     def _list_micro_batches(self) -> list[_MicroBatch]:
@@ -141,7 +141,7 @@ class PipelineSteps:
         for lane in context.lanes:
             # 3. The last stage says what each lane's batch lost.
             (loss,) = self._receive_from_stage(last, _LOSS, lane.number)
-            lane.count_steps([batches[lane.number]], np.array([float(loss)]), busy)
+            lane.count_made_steps([batches[lane.number]], np.array([float(loss)]), busy)
             busy = 0.0
         if self._lines is not None:
             self._lines.flush()
@@ -153,9 +153,9 @@ class PipelineSteps:
 
     def _feed_batch(self, lane: Lane) -> int:
         """Send the micro-batches of a lane's next batch to the stages; return its rows."""
-        batch = lane.next_batch()
+        batch = lane.draw_next_batch()
         pieces = list(batch.pieces)
-        rows = in_one_piece(pieces) if len(pieces) > 1 else next(iter(pieces), None)
+        rows = join_batch_pieces(pieces) if len(pieces) > 1 else next(iter(pieces), None)
         first, last = self._stages.holders[0], self._stages.holders[-1]
         for micro, job in enumerate(job for job in self._jobs if job.lane == lane.number):
             at = slice(batch.n_rows * micro // self._m, batch.n_rows * (micro + 1) // self._m)
@@ -278,7 +278,7 @@ class PipelineSteps:
         ]
         return self._home.to_device(sum_in_lane_order(everyone)[1])
 
-    def draw_ahead(self, clock: int, most: int) -> None:
+    def draw_rows_ahead(self, clock: int, most: int) -> None:
         """Do nothing: rows are drawn with each step."""
 
     # -- what a fit keeps ----------------------------------------------------------------------
@@ -286,7 +286,9 @@ class PipelineSteps:
     def snapshots(self) -> dict[int, LaneSnapshot]:
         """Return every lane's sums; with the first lane's, the stage of the first pipeline."""
         first = self._context.lanes[0].number
-        held = self._home.leave(self._shard.snapshot()) if self._stages.leads else None
+        held = (
+            self._home.leave(self._shard.snapshot()) if self._stages.leads_first_pipeline else None
+        )
         return {
             lane.number: LaneSnapshot(
                 *lane.sums,
@@ -313,14 +315,14 @@ class PipelineSteps:
         """Return the whole parameters for each lane, where any rows are held out."""
         if not self._context.fit.rows.validation_fraction:
             return [None] * len(self._context.lanes)
-        own = [self._home.to_host(self._shard.w)] if self._stages.leads else []
+        own = [self._home.to_host(self._shard.w)] if self._stages.leads_first_pipeline else []
         gathered = self._context.communicator.allgather(own)
         whole = np.concatenate([w for theirs in gathered for w in theirs])
         return [whole] * len(self._context.lanes)
 
     def state(self) -> ShardState | None:
         """Return the state of all stages, on the first rank."""
-        if not self._stages.leads:
+        if not self._stages.leads_first_pipeline:
             return None
         own = self._home.leave(self._shard.state())
         names = sorted(own.opt_state)
@@ -399,18 +401,18 @@ class Stages:
         return list(range(self.pipeline, self.size, self.n_pipelines))
 
     @property
-    def alike(self) -> list[int]:
+    def ranks_of_same_stage(self) -> list[int]:
         """Return the ranks that hold the trainer's stage, in all pipelines."""
         assert self.stage is not None
         return [self.stage * self.n_pipelines + k for k in range(self.n_pipelines)]
 
     @property
-    def leads(self) -> bool:
+    def leads_first_pipeline(self) -> bool:
         """Return whether the trainer holds a stage of the first pipeline."""
         return self.pipeline == 0 and self.stage is not None
 
 
-def cut_evenly(seconds: Sequence[float], n_stages: int) -> tuple[int, ...]:
+def cut_layers_evenly(seconds: Sequence[float], n_stages: int) -> tuple[int, ...]:
     """Return the first layer of each stage, and the number of layers, so that the longest is
     shortest.
 
@@ -450,8 +452,8 @@ def seconds_of_layers(context: Context, w: Any, n_rows: int) -> list[float]:
     """
     lane = max(context.lanes, key=lambda lane: lane.n_rows)
     lane.seek(context.clock)
-    rows = next(iter(lane.next_batch().pieces), None)
-    # What it keeps of single layers is of no use later.
+    rows = next(iter(lane.draw_next_batch().pieces), None)
+    # A copy, since arrays cached for single layers are of no use later.
     model: StagedModel = copy.copy(context.fit.steps.model)  # type: ignore[assignment]
     if rows is None:  # its pass is over
         return [1.0] * len(model.layers)

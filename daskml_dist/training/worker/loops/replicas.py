@@ -32,7 +32,7 @@ from daskml_dist.training.worker.loops.device_placement import DevicePlacement
 from daskml_dist.training.worker.loops.pipeline import PipelineSteps
 from daskml_dist.training.worker.loops.row_by_row import RowByRow
 from daskml_dist.training.worker.reader import Batch
-from daskml_dist.training.worker.ready_blocks import backend_of, fit_memory
+from daskml_dist.training.worker.ready_blocks import explain_memory_errors, get_fit_backend
 
 __all__ = ["DelayedAnswers", "OwnSteps", "TeamSteps", "run_replicas"]
 
@@ -99,7 +99,7 @@ def _steps_to_stop(context: Context, done: int) -> int:
 def _draw_ahead(context: Context, run: _ReplicaSteps, done: int) -> None:
     """Draw the rows of the next steps while others' reports come in."""
     if done < context.fit.work.stopping.max_iter * context.fit.work.n_steps:
-        run.draw_ahead(done, _steps_to_stop(context, done))
+        run.draw_rows_ahead(done, _steps_to_stop(context, done))
 
 
 def _restore_lanes(context: Context, connection: ShardedConnection, run: _ReplicaSteps) -> None:
@@ -123,7 +123,7 @@ class _SummedSteps:
         self._lanes = context.lanes
         alone = context.communicator.size == len(self._lanes) == 1
         self._home = DevicePlacement(context, alone)
-        self._replica = self._home.shard(self._fit.start_state())
+        self._replica = self._home.shard(self._fit.make_start_state())
         self._in_order = self._fit.run.deterministic or self._fit.work.coordinates
         self._alone = OwnSteps(self._lanes[0], self._replica, context.rest) if alone else None
         self._team = TeamSteps(context, self._replica, self._in_order)
@@ -147,12 +147,12 @@ class _SummedSteps:
         self._replica.apply(total, rows, index)
         return 1
 
-    def draw_ahead(self, clock: int, most: int) -> None:
+    def draw_rows_ahead(self, clock: int, most: int) -> None:
         """Draw the rows of the next steps."""
         if self._alone is not None:
-            self._alone.draw_ahead(most)
+            self._alone.draw_rows_ahead(most)
         else:
-            self._team.draw_ahead(most)
+            self._team.draw_rows_ahead(most)
 
     def _sum_own_lanes(self) -> Any:
         """Return the sum of the own lanes' gradients."""
@@ -160,9 +160,9 @@ class _SummedSteps:
         if self._context.pool is None:
             # One thread: all lanes add into the first lane's gradient.
             first, *others = self._lanes
-            total = first.own_gradient(w, first.next_batch())
+            total = first.own_gradient(w, first.draw_next_batch())
             for lane in others:
-                lane.add_gradient(w, lane.next_batch(), total)
+                lane.add_gradient(w, lane.draw_next_batch(), total)
             return total
         parts = self._context.map(self._compute_gradient, self._lanes)
         total = parts[0][1]
@@ -172,9 +172,9 @@ class _SummedSteps:
 
     def _compute_gradient(self, lane: Lane) -> tuple[Batch, Any]:
         """Return a lane's next batch and its gradient."""
-        batch = lane.next_batch()
+        batch = lane.draw_next_batch()
         w = self._replica.w if batch.index is None else self._replica.w[batch.index]
-        return batch, lane.new_gradient(w, batch)
+        return batch, lane.compute_gradient(w, batch)
 
     def _sum_in_lane_order(self) -> tuple[NDArray[np.int64] | None, NDArray[Any]]:
         """Return the gradients of all lanes of all ranks, added in lane order."""
@@ -233,11 +233,11 @@ class _AveragedSteps:
         }
         rule = self._fit.steps.rule
         self._replicas = {
-            number: self._home.shard(self._fit.start_state(), rule=rule.of_share(share))
+            number: self._home.shard(self._fit.make_start_state(), rule=rule.of_share(share))
             for number, share in self._shares.items()
         }
         self._own = [
-            own_steps(context, lane, self._replicas[lane.number]) for lane in context.lanes
+            make_lane_steps(context, lane, self._replicas[lane.number]) for lane in context.lanes
         ]
         self._every = context.fit.steps.policy.average_every
         # New memory is dearer than a mean.
@@ -251,6 +251,8 @@ class _AveragedSteps:
         if self._every and (clock + count) % self._every == 0:
             # The penalty that is pending for untouched parameters is applied by each lane when it
             # touches them.
+            # Lazily regularised parameters are averaged as they are: each lane catches up on the
+            # penalty when it touches them.
             mean = self._average_lanes({n: r.w for n, r in self._replicas.items()}, self._room)
             for replica in self._replicas.values():
                 replica.meet(self._home.to_device(mean))
@@ -260,11 +262,11 @@ class _AveragedSteps:
         """Return the steps from a clock on, up to where parameters meet."""
         return min(most, self._every - clock % self._every) if self._every else most
 
-    def draw_ahead(self, clock: int, most: int) -> None:
+    def draw_rows_ahead(self, clock: int, most: int) -> None:
         """Draw the rows of the next steps."""
         count = self._steps_to_meeting(clock, most)
         for own in self._own:
-            own.draw_ahead(count)
+            own.draw_rows_ahead(count)
 
     def _average_lanes(self, values: dict[int, Any], room: NDArray[Any] | None = None) -> Any:
         """Return the mean over all lanes, weighted by rows; where it lies, or on the host."""
@@ -380,7 +382,7 @@ class DelayedAnswers:
         """
         context = self._context
         self._take_open_answer()
-        context.send_report(self._connection, number, context.lanes, weights)
+        context.send_pass_report(self._connection, number, context.lanes, weights)
         self._is_open = True
         # The answer to the last report is always awaited.
         is_last = self._stops or number == context.fit.work.stopping.max_iter
@@ -398,7 +400,7 @@ class DelayedAnswers:
             self._is_open = False
 
 
-def own_steps(context: Context, lane: Lane, replica: Shard) -> OwnSteps | SingleRowSteps:
+def make_lane_steps(context: Context, lane: Lane, replica: Shard) -> OwnSteps | SingleRowSteps:
     """Return the steps of a lane alone on its replica, of batches or of single rows."""
     fit = context.fit
     if fit.steps.single_rows:
@@ -438,7 +440,7 @@ class SingleRowSteps:
             self._rows.step(self._lane, batches)
             count -= batches
 
-    def draw_ahead(self, count: int) -> None:
+    def draw_rows_ahead(self, count: int) -> None:
         """Do nothing: rows are drawn as batches come to them."""
 
 
@@ -469,15 +471,15 @@ class OwnSteps:
             self._rest()
             count -= self._take_recorded_steps(count) or self._take_single_step()
 
-    def draw_ahead(self, count: int) -> None:
+    def draw_rows_ahead(self, count: int) -> None:
         """Draw the rows of the next steps, where these are taken in one call."""
         if self._recorded is not None and self._may:
-            self._lane.draw_ahead(min(count, self._recorded.most))
+            self._lane.draw_rows_ahead(min(count, self._recorded.most))
 
     def _take_single_step(self) -> int:
         """Take one step; return 1."""
-        replica, batch = self._replica, self._lane.next_batch()
-        # Where a batch has no rows, the replica may lie on a device, whose rows nobody gathers.
+        replica, batch = self._replica, self._lane.draw_next_batch()
+        # An empty batch has no rows to gather, and the replica may lie on a device.
         index = batch.index if batch.n_rows else None
         w = replica.w if index is None else replica.w[index]
         replica.apply(self._lane.own_gradient(w, batch), batch.n_rows, index)
@@ -485,19 +487,19 @@ class OwnSteps:
 
     def _take_recorded_steps(self, count: int) -> int:
         """Take several steps in one call; return how many, 0 where each is made by itself."""
-        lane, replica, gather = self._lane, self._replica, self._lane.ready_gather
+        lane, replica, gather = self._lane, self._replica, self._lane.gather_when_ready
         if gather is None or not self._may:
             return 0
         step = replica.empty_step()
         # Record (compile) the step once; again when its form changes.
         if self._recorded is None or not self._recorded.serves(step):
-            with fit_memory(lane.backend, "What steps need"):
+            with explain_memory_errors(lane.backend, "What steps need"):
                 self._recorded = lane.backend.recorder(gather, replica.rule.only.optimizer, step)
         if self._recorded is None:
             self._may = False
             return 0
         count = min(count, self._recorded.most)
-        lane.take_steps(self._recorded, replica, count)
+        lane.take_recorded_steps(self._recorded, replica, count)
         return count
 
 
@@ -515,10 +517,10 @@ class TeamSteps:
 
     def __init__(self, context: Context, replica: Shard, in_order: bool) -> None:
         self._context, self._replica, self._in_order = context, replica, in_order
-        self._backend = backend_of(context.fit)
+        self._backend = get_fit_backend(context.fit)
         self._recorded: Any | None = None
         self._board: SharedBuffer | None = None
-        #: Steps before which some lane copies its rows; None where nobody asks any more.
+        #: Steps before which some lane copies its rows; None once this way is ruled out.
         self._from: int | None = None
         work = context.fit.work
         if work.linear is not None and replica.rule.steps_alone:
@@ -550,11 +552,11 @@ class TeamSteps:
         self._run_steps(clock, count)
         return count
 
-    def draw_ahead(self, most: int) -> None:
+    def draw_rows_ahead(self, most: int) -> None:
         """Draw the rows of the next steps, where these are taken in one call."""
         if self._recorded is not None and self._from is not None:
             for lane in self._context.lanes:
-                lane.draw_ahead(min(most, self._recorded.most))
+                lane.draw_rows_ahead(min(most, self._recorded.most))
 
     def _open_shared_buffer(self) -> SharedBuffer | None:
         """Return the buffer in which all trainers meet; None where one of them cannot."""
@@ -598,4 +600,4 @@ class TeamSteps:
             # A loss may end the call early: steps that were not made are taken back.
             replica.take_back(steps[run.made :])
             for i, (lane, (_, rows)) in enumerate(zip(context.lanes, drawn, strict=True)):
-                lane.count_steps(rows[: run.made], run.losses[: run.made, i], run.seconds[i])
+                lane.count_made_steps(rows[: run.made], run.losses[: run.made, i], run.seconds[i])

@@ -83,7 +83,7 @@ class Together:
         n_iter : int
             Iterations that this trainer knows of.
         state : callable
-            What they have come to; asked of the trainer that is furthest.
+            Makes the state after these iterations; called in the trainer that is furthest.
         reports : sequence of ndarray
             What was reported of them.
 
@@ -274,7 +274,7 @@ class SumLog:
     first : int
         Sums up to there, which are forgotten.
     sums : list of ndarray or None
-        Those since, each flattened and with `EXTRA` numbers behind it; None: to be made anew.
+        Sums since, each flattened and with `EXTRA` numbers behind it; None: to be made again.
     reports : list of ndarray
         The `EXTRA` numbers of all sums since the fit began.
     """
@@ -312,7 +312,7 @@ class SumLog:
         if self.is_whole:
             self.sums.append(total if remembered else None)
 
-    def is_long(self, number: int) -> bool:
+    def is_worth_replacing(self, number: int) -> bool:
         """Return whether a state kept after sum `number` is smaller than the sums up to there."""
         known = 0 if self.kept is None else _count_bytes(self.kept)
         return number == len(self.reports) and self.n_bytes > max(_MUCH, known)
@@ -346,7 +346,7 @@ class SumLog:
         facts = [self.n_rows, self.kept, self.n_iter, self.first, self.sums, reports]
         return np.frombuffer(pack_object(facts, {}), np.uint8)
 
-    def become(self, data: NDArray[np.uint8]) -> None:
+    def replace_by(self, data: NDArray[np.uint8]) -> None:
         """Replace this log by the one that :meth:`packed` made bytes of.
 
         Raises

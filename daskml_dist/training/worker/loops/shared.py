@@ -64,8 +64,8 @@ def run_shared(context: Context) -> ShardState | None:
     context.leaves(lambda: Left(shared.replica.state()))
     try:
         if context.generation:
-            shared.pull_first()
-        context.run_threads(shared.run)
+            shared.pull_first_parameters()
+        context.run_in_threads(shared.run)
         shared.leave()
     finally:
         connection.close()
@@ -76,7 +76,7 @@ def _get_replica(context: Context, rule: UpdateRule, steps: int) -> Shard:
     """Return the replica of an earlier generation, or a new one."""
     replica: Shard | None = context.memory.get("replica")
     if replica is None or steps == 0:
-        replica = Shard(rule, context.fit.start_state())
+        replica = Shard(rule, context.fit.make_start_state())
     # The lanes may have gone back, or be others than before.
     replica.version, replica.rule = steps, rule
     context.memory["replica"] = replica
@@ -96,7 +96,7 @@ class _SharedReplica:
         self._fit = fit
         self._connection = connection
         self._meeting = threading.Lock()
-        # The replica's parameters are read whoever's turn it is.
+        # Turns are for writing whole arrays; parameters are read at any time.
         self._turns = SharedOrAlone()
         self._has_others = share < 1
         self._name = min(lane.number for lane in context.lanes)
@@ -164,9 +164,9 @@ class _SharedReplica:
                 n_rows = self._rows.step(lane)
         lane.clock += 1
         _, rows, loss = self._done[lane.number]
-        self._done[lane.number] = lane.clock, rows + n_rows, loss + lane.last_loss
+        self._done[lane.number] = lane.clock, rows + n_rows, loss + lane.last_batch_loss
         self._steps += 1
-        # Where a policy says when, nobody goes on before.
+        # Where a policy says when to meet, threads wait for the meeting.
         # One thread meets for all; the others step on, unless the policy says when to meet.
         if self._is_meeting_due() and self._meeting.acquire(blocking=self._meet_every > 0):
             try:
@@ -177,9 +177,9 @@ class _SharedReplica:
 
     def _step_batch(self, lane: Lane) -> int:
         """Step by a batch's gradient; return its rows."""
-        replica, batch = self.replica, lane.next_batch()
+        replica, batch = self.replica, lane.draw_next_batch()
         w = replica.w if batch.index is None else replica.w[batch.index]
-        grad = lane.new_gradient(w, batch)
+        grad = lane.compute_gradient(w, batch)
         with self._turns.alone():
             replica.apply(grad, batch.n_rows, batch.index)
         return batch.n_rows
@@ -202,7 +202,7 @@ class _SharedReplica:
         # In memory that is used again: new memory is dearer than the sums.
         delta = np.subtract(self.replica.w, self._base, out=self._delta)
         if self._rows is not None:
-            self._rows.damp(delta)
+            self._rows.damp_changes(delta)
         self._clock += 1
         self._connection.send(
             tuple(self._lanes),
@@ -240,7 +240,7 @@ class _SharedReplica:
             ]
         )
 
-    def pull_first(self) -> None:
+    def pull_first_parameters(self) -> None:
         """Take the servers' parameters after a loss."""
         self._connection.send((self._name,), 0)
         pulled = self._connection.receive(self._name)
@@ -293,7 +293,7 @@ class _DampedRowSteps:
         # Of one dimension, over which NumPy is several times faster.
         return {name: array[at, 0].copy() for name, array in self._get_replica.opt_state.items()}
 
-    def damp(self, delta: NDArray[Any]) -> None:
+    def damp_changes(self, delta: NDArray[Any]) -> None:
         """Damp the changes since the last meeting, where other trainers make the same ones."""
         if self._share >= 1:
             return

@@ -89,7 +89,7 @@ class _SumMaker:
         log: SumLog | None = context.memory.get("log")
         if log is None and (before := context.fit.rounds.log) is not None:
             log = SumLog(n_rows)
-            log.become(before)
+            log.replace_by(before)
         if log is None or log.n_rows != n_rows:
             log = SumLog(n_rows)
         self.log = context.memory["log"] = log.begin()
@@ -111,7 +111,7 @@ class _SumMaker:
         if min(reaches) < (best := max(reaches)):
             own = [self.log.packed()] if communicator.rank == reaches.index(best) else []
             (packed,) = communicator.allgather(own)[reaches.index(best)]
-            self.log.become(packed)
+            self.log.replace_by(packed)
 
     def answer_questions(self) -> None:
         """Make the sums that the first trainer asks for, until it has its solution."""
@@ -314,7 +314,7 @@ class _AskedSums:
         found = Solution(w, self._n_iter, converged=False, message="interrupted", extra=extra or {})
         self._context.leaves(lambda: Left(found))
         # The solver's state is smaller than the sums: keep it in their place.
-        if state is not None and self._rounds.log.is_long(self._n_asked):
+        if state is not None and self._rounds.log.is_worth_replacing(self._n_asked):
             made = {name: np.array(array) for name, array in state().items()}
             self._broadcast_checked(made, _KEEP, self._n_iter, again)
             self._rounds.log.keep(made, self._n_iter, again)
