@@ -23,7 +23,7 @@ from daskml_dist import solvers
 from daskml_dist.backends import Backend, get_backend
 from daskml_dist.comm.packing import pack_object, split_object, unpack_object
 from daskml_dist.errors import InvalidDataError
-from daskml_dist.models import curvature
+from daskml_dist.models import linear as curvature
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.naive_bayes import RowsByClass
 from daskml_dist.solvers import Statistic, least_squares, rows
