@@ -26,7 +26,7 @@ class ReusedMemory:
         self._free: _FreeMemory = {}
 
     def empty(self, size: int) -> NDArray[np.uint8]:
-        """An array of so many bytes, with anything in it."""
+        """Return an array of `size` bytes, with anything in it."""
         if size < _MIN_REUSED_BYTES:
             return np.empty(size, np.uint8)
         whole = self._taken(size)

@@ -1,4 +1,10 @@
-"""Base classes of transports and communicators, and the one way to wait."""
+"""Base classes of transports and communicators, their bound of a wait, and trees of ranks.
+
+A `ServerConnection` carries a trainer's pushes and pulls, a `Communicator` the collectives among
+trainers; every wait of either is bounded by a `Wait`. What is no sum is merged along binomial trees
+(`merge_in_pairs`), which take as many rounds as the number of ranks has binary digits (Thakur et
+al., "Optimization of collective communication operations in MPICH", 2005).
+"""
 
 from __future__ import annotations
 
@@ -145,6 +151,7 @@ class ServerConnection(ABC):
         return self._early.pop(lane)
 
     def _keep(self, reply: Reply) -> None:
+        """Keep an answer that came before it was waited for; raise for one that is not OK."""
         raise_for_status(reply.status)
         self._early[reply.lane] = reply
 
@@ -161,14 +168,14 @@ class PendingSum:
 
     @classmethod
     def of(cls, total: Any) -> PendingSum:
-        """One that is done already."""
+        """Return a sum that is done already."""
         future: Future[Any] = Future()
         future.set_result(total)
         return cls(future)
 
     @property
     def is_over(self) -> bool:
-        """Whether the sum is there."""
+        """Return whether the sum is there."""
         return self._future.done() and self._future.exception() is None
 
     def wait(self) -> Any:
@@ -203,13 +210,13 @@ class Communicator(ABC):
 
     @property
     def traffic(self) -> dict[str, int]:
-        """Bytes sent and received by this rank, by transport; may be asked for in any thread."""
+        """Return the bytes sent and received by this rank, by transport; in any thread."""
         return {self.transport: self.bytes_sent + self.bytes_received}
 
     # -- sums ----------------------------------------------------------------------------------
 
     def allreduce(self, array: Any, out: Any = None) -> Any:
-        """Sum of all ranks' arrays, the same to the bit on all of them.
+        """Return the sum of all ranks' arrays, the same to the bit on all of them.
 
         Parameters
         ----------
@@ -223,7 +230,7 @@ class Communicator(ABC):
         return self._allreduce(array, out)
 
     def reduce_scatter(self, array: Any, bounds: list[int] | None = None) -> Any:
-        """The own range of the sum of flat arrays, ``bounds[rank]:bounds[rank + 1]``; a new array.
+        """Return this rank's range of the sum of flat arrays, ``bounds[rank]:bounds[rank + 1]``.
 
         Parameters
         ----------
@@ -237,7 +244,7 @@ class Communicator(ABC):
         return self._reduce_scatter(array, self.bounds(len(array)) if bounds is None else bounds)
 
     def bounds(self, n: int) -> list[int]:
-        """Bounds of each rank's range of `n` elements, and `n`: ranges as even as can be."""
+        """Return where each rank's nearly even range of `n` elements begins, and `n`."""
         return [n * rank // self.size for rank in range(self.size + 1)]
 
     def begin(self, array: Any) -> PendingSum:
@@ -254,7 +261,7 @@ class Communicator(ABC):
     def board(
         self, n: int | None, dtype: Any, lanes: list[list[int]], in_order: bool
     ) -> SharedBuffer | None:
-        """Board on which loops can sum gradients, in turn with the collectives.
+        """Return shared memory in which compiled loops sum gradients, in turn with the collectives.
 
         Parameters
         ----------
@@ -283,13 +290,13 @@ class Communicator(ABC):
     # -- what each rank has --------------------------------------------------------------------
 
     def allgather(self, arrays: Arrays) -> list[Arrays]:
-        """The arrays of every rank, by rank; shapes may differ from rank to rank."""
+        """Return the arrays of every rank, by rank; shapes may differ from rank to rank."""
         if self._begun:
             self._settle()
         return self._allgather(arrays)
 
     def alltoall(self, arrays: Arrays) -> Arrays:
-        """Arrays that each rank has for this one, by rank.
+        """Return the arrays that each rank has for this one, by rank.
 
         Parameters
         ----------
@@ -301,7 +308,7 @@ class Communicator(ABC):
         return self._alltoall(arrays)
 
     def reduce(self, arrays: Arrays, merge: Merge) -> Arrays:
-        """All ranks' arrays merged in pairs, in pairs of pairs, and so on; the same on all ranks.
+        """Return all ranks' arrays, merged in pairs, then pairs of pairs; the same on all ranks.
 
         For what is no sum. It takes as many rounds as the number of ranks has binary digits, and
         the order is that of the ranks, whoever comes first.
@@ -318,7 +325,7 @@ class Communicator(ABC):
         return self._reduce(arrays, merge)
 
     def broadcast_bytes(self, buffers: Sequence[Any] = ()) -> NDArray[np.uint8]:
-        """The bytes of rank 0's buffers one after the other, on every rank but rank 0 itself.
+        """Return the bytes of rank 0's buffers, joined, on every rank but rank 0 itself.
 
         Rank 0 gets an empty array, and what others give is not sent.
         """
@@ -375,12 +382,12 @@ def merge_in_pairs(
 
 
 def find_parent(rank: int) -> int:
-    """The rank that tells this one what rank 0 has to tell."""
+    """Return the rank from which this one receives what rank 0 sends to all."""
     return rank & (rank - 1)
 
 
 def find_children(rank: int, size: int) -> list[int]:
-    """The ranks that this one tells, the one with the most to tell others first."""
+    """Return the ranks that this one sends it on to, the one with the most descendants first."""
     lowest = rank & -rank if rank else 1 << size.bit_length()
     steps = [1 << k for k in reversed(range(size.bit_length())) if 1 << k < lowest]
     return [rank + step for step in steps if rank + step < size]

@@ -1,4 +1,10 @@
-"""Bytes through a socket, one direction each."""
+"""Bytes from one process to another, in one direction: by a socket, or a ring in shared memory.
+
+An `Outbox` sends frames, an `Inbox` reads them. Between processes of one host a ring carries the
+bytes: one side writes and counts up the `head`, the other reads and counts up the `tail`; a frame
+may be longer than the ring, since both work at once, a piece behind one another. The socket that
+the ring was offered on carries nothing any more: its end of file is the end of the ring.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +79,7 @@ class Outbox:
         size = sum(len(b) for b in buffers)
         try:
             with self._lock:
-                self._put(buffers, size)
+                self._send_frame(buffers, size)
                 self.sent += size
         except BaseException as error:
             # Half a frame may be out: what follows it could not be read.
@@ -82,7 +88,7 @@ class Outbox:
                 raise CommunicationError(describe_lost_connection("sending to", error)) from error
             raise
 
-    def _put(self, buffers: Buffers, size: int) -> None:
+    def _send_frame(self, buffers: Buffers, size: int) -> None:
         if size <= _BUFFER_BYTES:
             self._send_all(buffers[0] if len(buffers) == 1 else b"".join(buffers))
             return
@@ -134,15 +140,15 @@ class Inbox:
             self._start += have
         while have < n:
             if n - have >= _BUFFER_BYTES:
-                have += self._recv(target[have:])
+                have += self._receive_some(target[have:])
                 continue
-            self._start, self._end = 0, self._recv(self._buffer)
+            self._start, self._end = 0, self._receive_some(self._buffer)
             take = min(n - have, self._end)
             target[have : have + take] = self._buffer[:take]
             self._start = take
             have += take
 
-    def _recv(self, target: memoryview) -> int:
+    def _receive_some(self, target: memoryview) -> int:
         since = time.monotonic()
         while True:
             try:
@@ -172,7 +178,7 @@ def _set_timeout(sock: socket.socket, seconds: float | None) -> None:
 
 
 def describe_lost_connection(doing: str, error: object) -> str:
-    """Message where the other side is not there any more."""
+    """Return the message about a worker that is not there any more."""
     return (
         f"Lost the connection while {doing} another worker of the fit ({error}). A worker was "
         "probably closed or killed; look at the workers' logs and fit again."
@@ -242,8 +248,8 @@ class RingOffer:
             hashlib.sha256(segment.token).digest(),
         )  # fmt: skip
 
-    def taken(self, answer: bytes) -> Ring | None:
-        """The ring, if the answer proves that the other side sees it too."""
+    def accept_answer(self, answer: bytes) -> Ring | None:
+        """Return the ring if the answer proves that the other side sees it; None if refused."""
         ring, self._ring = self._ring, None
         self.close()
         if answer == _REFUSAL:
@@ -260,7 +266,7 @@ class RingOffer:
 
 
 def accept_ring_offer(data: bytes, allowed: bool) -> tuple[Ring | None, bytes]:
-    """Take up an offer where it can be, and the answer to send."""
+    """Return the ring of an offer where it can be used, and the answer to send."""
     place, pid, memory, reader, writer, digest = _OFFER.unpack(data)
     if not (allowed and place and place == identify_machine()):
         return None, _REFUSAL
@@ -297,11 +303,11 @@ class RingOutbox(Outbox):
             ring.writer, self._words, _WRITER_ASLEEP, SocketLife(control), wait
         )
 
-    def _put(self, buffers: Buffers, size: int) -> None:
+    def _send_frame(self, buffers: Buffers, size: int) -> None:
         try:
             for buffer in buffers:
                 self._write(buffer)
-            self._post()
+            self._publish_head()
         except WaitTimeoutError as error:
             if self._wait is not None:
                 raise
@@ -310,7 +316,7 @@ class RingOutbox(Outbox):
     def _write(self, buffer: Any) -> None:
         done, n = 0, len(buffer)
         while done < n:
-            room = self._room()
+            room = self._find_room()
             at = self._head % RING_BYTES
             take = min(n - done, room, RING_BYTES - at, _NOTIFY_BYTES)
             if take < _LARGE_COPY_BYTES:
@@ -321,11 +327,12 @@ class RingOutbox(Outbox):
             done += take
             self._head += take
             if self._head - self._posted >= _NOTIFY_BYTES:
-                self._post()
+                self._publish_head()
 
-    def _room(self) -> int:
+    def _find_room(self) -> int:
+        """Return the free bytes of the ring; wait for the reader where there are none."""
         if self._head - self._tail == RING_BYTES:
-            self._post()
+            self._publish_head()
             self._tail = self._words[_TAIL_WORD]
             if self._head - self._tail == RING_BYTES:
                 self._await_room()
@@ -336,7 +343,8 @@ class RingOutbox(Outbox):
             raise CommunicationError(describe_lost_connection("sending to", "end of file"))
         self._tail = self._words[_TAIL_WORD]
 
-    def _post(self) -> None:
+    def _publish_head(self) -> None:
+        """Tell the reader how far the bytes are written, and wake it if it sleeps."""
         fence_memory()
         self._words[_HEAD_WORD] = self._posted = self._head
         fence_memory()
@@ -362,7 +370,7 @@ class RingInbox(Inbox):
         done, n = 0, len(target)
         self.received += n
         while done < n:
-            ready = self._ready()
+            ready = self._count_ready()
             at = self._tail % RING_BYTES
             take = min(n - done, ready, RING_BYTES - at, _NOTIFY_BYTES)
             if take < _LARGE_COPY_BYTES:
@@ -373,9 +381,10 @@ class RingInbox(Inbox):
             done += take
             self._tail += take
             if self._tail - self._told >= _NOTIFY_BYTES:
-                self._tell()
+                self._publish_tail()
 
-    def _ready(self) -> int:
+    def _count_ready(self) -> int:
+        """Return the bytes that can be read; wait for the writer where there are none."""
         if self._head == self._tail:
             self._head = self._words[_HEAD_WORD]
             if self._head == self._tail:
@@ -384,12 +393,12 @@ class RingInbox(Inbox):
         return self._head - self._tail
 
     def _await_more(self) -> None:
-        self._tell()
+        self._publish_tail()
         if not self._sleeper.until(self._words, _HEAD_WORD, self._head + 1):
             raise CommunicationError(describe_lost_connection("receiving from", "end of file"))
         self._head = self._words[_HEAD_WORD]
 
-    def _tell(self) -> None:
+    def _publish_tail(self) -> None:
         """Give back the room of what was read."""
         fence_memory()
         self._words[_TAIL_WORD] = self._told = self._tail

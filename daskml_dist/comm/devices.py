@@ -43,10 +43,10 @@ class DeviceGroup(Protocol):
     bytes_moved: int
 
     def all_reduce(self, array: Any) -> Any:
-        """The sum over the ranks; may reuse `array`."""
+        """Return the sum over the ranks; may reuse `array`."""
 
     def broadcast(self, array: Any, root: int) -> Any:
-        """The array of rank `root`; the others', of the same shape and dtype, are written over."""
+        """Return the array of rank `root`; others, of the same shape and dtype, are overwritten."""
 
     def abort(self) -> None:
         """Give up what is under way; may be called twice."""
@@ -81,7 +81,7 @@ class DevicePlace:
 
     @classmethod
     def here(cls, backend: Backend) -> DevicePlace:
-        """This process, with the GPU of the calling thread where its backend uses one."""
+        """Return this process's place, with the calling thread's GPU if its backend uses one."""
         found = find_gpu_and_nccl() if backend.device == "gpu" else ("", 0)
         return cls(platform.node(), *found)
 
@@ -118,6 +118,7 @@ def choose_route(places: list[DevicePlace]) -> DeviceRoute:
 
 
 def _find_problem(places: list[DevicePlace], hosts: list[list[int]]) -> str:
+    """Return why NCCL cannot take the arrays, with the remedy; empty where it can."""
     if any(not place.gpu for place in places):
         return "a worker has no GPU; give every worker one"
     if len(hosts) == len(places):
@@ -181,7 +182,7 @@ class DeviceCommunicator(Communicator):
 
     @property
     def traffic(self) -> dict[str, int]:
-        """Bytes sent and received by this rank, by transport."""
+        """Return the bytes sent and received by this rank, by transport."""
         found = Counter({} if self._group is None else {"NCCL": 2 * self._group.bytes_moved})
         for part in (self._host, self._firsts):
             found.update({} if part is None else part.traffic)
@@ -191,21 +192,21 @@ class DeviceCommunicator(Communicator):
         if is_host(array):
             total = self._host.allreduce(array, out)
         elif self.route.problem:
-            total = self._through_host(self._host, array)
+            total = self._sum_through_host(self._host, array)
         else:
-            total = self._by_levels(array)
-        self._count()
+            total = self._sum_by_levels(array)
+        self._count_traffic()
         return total
 
-    def _through_host(self, communicator: Communicator, array: Any) -> Any:
+    def _sum_through_host(self, communicator: Communicator, array: Any) -> Any:
         return self._backend.to_device(communicator.allreduce(self._backend.to_numpy(array)))
 
-    def _by_levels(self, array: Any) -> Any:
+    def _sum_by_levels(self, array: Any) -> Any:
         try:
             if self._group is not None:
                 array = self._group.all_reduce(array)
             if self._firsts is not None:
-                array = self._through_host(self._firsts, array)
+                array = self._sum_through_host(self._firsts, array)
             if self._group is not None and len(self.route.hosts) > 1:
                 array = self._group.broadcast(array, 0)
         except BaseException:
@@ -226,33 +227,33 @@ class DeviceCommunicator(Communicator):
             own = slice(bounds[self.rank], bounds[self.rank + 1])
             return self._allreduce(array, None)[own]
         own = self._host.reduce_scatter(array, bounds)
-        self._count()
+        self._count_traffic()
         return own
 
     def _allgather(self, arrays: list[Any]) -> list[Arrays]:
-        gathered = self._host.allgather(self._on_host(arrays))
-        self._count()
+        gathered = self._host.allgather(self._copy_to_host(arrays))
+        self._count_traffic()
         return gathered
 
     def _alltoall(self, arrays: list[Any]) -> Arrays:
-        had = self._host.alltoall(self._on_host(arrays))
-        self._count()
+        had = self._host.alltoall(self._copy_to_host(arrays))
+        self._count_traffic()
         return had
 
     def _reduce(self, arrays: list[Any], merge: Merge) -> Arrays:
-        merged = self._host.reduce(self._on_host(arrays), merge)
-        self._count()
+        merged = self._host.reduce(self._copy_to_host(arrays), merge)
+        self._count_traffic()
         return merged
 
     def _broadcast_bytes(self, buffers: Sequence[Any]) -> NDArray[np.uint8]:
         data = self._host.broadcast_bytes(buffers)
-        self._count()
+        self._count_traffic()
         return data
 
-    def _on_host(self, arrays: list[Any]) -> Arrays:
+    def _copy_to_host(self, arrays: list[Any]) -> Arrays:
         return [a if is_host(a) else self._backend.to_numpy(a) for a in arrays]
 
-    def _count(self) -> None:
+    def _count_traffic(self) -> None:
         within = 0 if self._group is None else self._group.bytes_moved
         parts = [self._host] if self._firsts is None else [self._host, self._firsts]
         sent, received = self._met
@@ -283,7 +284,7 @@ def make_device_communicator(
     identify: Callable[[], bytes] | None = None,
     make: MakeGroup | None = None,
 ) -> Communicator:
-    """Agree with all other ranks on the way of device arrays, and open it.
+    """Return a communicator of device arrays, whose route all ranks have agreed on.
 
     Where no rank has a GPU it is that of the host itself.
 
@@ -320,6 +321,7 @@ def make_device_communicator(
 
 
 def _gather_places(host: Communicator, own: DevicePlace) -> list[DevicePlace]:
+    """Return the places of all ranks."""
     data = np.frombuffer(json.dumps(asdict(own)).encode(), np.uint8)
     try:
         return [DevicePlace(**json.loads(said[0].tobytes())) for said in host.allgather([data])]
@@ -334,7 +336,7 @@ def _open_group(
     identify: Callable[[], bytes],
     make: MakeGroup,
 ) -> tuple[DeviceGroup | None, str]:
-    """This host's group, and why there is none on any rank: all have theirs, or nobody has."""
+    """Return this host's group, and why there is none: all ranks have theirs, or none has."""
     ranks = next(ranks for ranks in route.hosts if host.rank in ranks)
     group, failure, own = None, "", b""
     if host.rank == ranks[0] and len(ranks) > 1:
@@ -358,7 +360,7 @@ def _open_group(
 
 
 def _try_or_report(make: Callable[[], Any], otherwise: Any) -> tuple[Any, str]:
-    """Result and no failure, or else the failure; waits that ended are raised."""
+    """Return a result and no failure, or else the failure; waits that ended are raised."""
     try:
         return make(), ""
     except CommunicationError as error:

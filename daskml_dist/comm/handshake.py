@@ -50,7 +50,7 @@ class RunSecret(bytes):
 
     @classmethod
     def make(cls) -> RunSecret:
-        """A new one."""
+        """Return a new secret of 32 random bytes."""
         return cls(secrets.token_bytes(32))
 
     def __repr__(self) -> str:
@@ -109,11 +109,11 @@ class HandshakeSession:
         self._sock, self._deadline, self._key = sock, deadline, key
 
     def say(self, speaker: bytes, words: bytes = b"") -> None:
-        """Send words; `speaker` names the side and the turn."""
+        """Send words with their proof; `speaker` names the side and the turn."""
         self._deadline.send(self._sock, words + self._proof(speaker, words))
 
     def hear(self, speaker: bytes, n: int = 0) -> bytes:
-        """Receive `n` bytes of words.
+        """Return `n` bytes of words, whose proof was right.
 
         Raises
         ------
@@ -183,6 +183,7 @@ def receive_hello(
 
 
 def _derive_key(secret: bytes, hello: bytes, nonce: bytes, listener: Endpoint) -> bytes:
+    """Return the key of one connection, made of all that both sides must agree on."""
     if not secret:
         raise ConnectionError("this process has no secret of a run")
     place = f"{listener.host}\0{listener.port}\0{listener.key}".encode()

@@ -1,12 +1,12 @@
-"""Listener for the sockets of a run.
+"""Listener for the sockets of a run, and calls to the listener of another process.
 
 A connection is two channels, one a direction, since a TLS socket must not be read and written at
 the same time. Every socket begins with a proof of both sides (`handshake`). For a channel the
 caller then offers a ring of shared memory, which a listener of the same host and user takes up; the
 socket then only shows that both sides live.
 
-Whoever reaches the port may open a socket, so nothing before the proof can cost much: a handshake
-has one deadline, few are under way at a time, and no failure of one ends the listening.
+Anyone who reaches the port may open a socket, so nothing before the proof can cost much: a
+handshake has one deadline, few are under way at a time, and no failure of one ends the listening.
 """
 
 from __future__ import annotations
@@ -98,13 +98,13 @@ class Channel:
     ring: Ring | None = None
 
     def inbox(self, wait: Wait | None) -> Inbox:
-        """The reading side; see `Inbox`."""
+        """Return the reading side; see `Inbox`."""
         if self.ring is None:
             return Inbox(self.sock, wait)
         return RingInbox(self.sock, wait, self.ring)
 
     def outbox(self, wait: Wait | None) -> Outbox:
-        """The writing side; see `Outbox`."""
+        """Return the writing side; see `Outbox`."""
         if self.ring is None:
             return Outbox(self.sock, wait)
         return RingOutbox(self.sock, wait, self.ring)
@@ -184,8 +184,9 @@ class Listener:
     # -- accepting -----------------------------------------------------------------------------
 
     def _accept(self) -> None:
+        """Accept sockets until the listener is closed; the body of its thread."""
         while not self._closed:
-            self._expire()
+            self._close_expired()
             self._make_room()
             try:
                 sock, _ = self._server.accept()
@@ -195,24 +196,25 @@ class Listener:
                 # No descriptor is left, or the caller is gone again: others can still come.
                 self._pause()
                 continue
-            self._admit(sock)
+            self._start_handshake(sock)
 
     def _pause(self) -> None:
         with self._changed:
             if not self._closed:
                 self._changed.wait(_PAUSE_SECONDS)
 
-    def _admit(self, sock: socket.socket) -> None:
+    def _start_handshake(self, sock: socket.socket) -> None:
+        """Start the handshake of a socket that came in, in a thread of its own."""
         guest = _PendingSocket(sock)
         with self._changed:
             self._guests[guest] = None
         greeter = threading.Thread(
-            target=self._greet, args=(guest,), daemon=True, name="daskml-serve"
+            target=self._handle_socket, args=(guest,), daemon=True, name="daskml-serve"
         )
         try:
             greeter.start()
         except RuntimeError:  # no thread is left
-            self._dismiss(guest)
+            self._drop_socket(guest)
             self._pause()
 
     def _make_room(self) -> None:
@@ -228,35 +230,37 @@ class Listener:
                 # cannot start threads faster than those of evicted guests end.
                 self._changed.wait(None if oldest.is_evicted else left)
 
-    def _dismiss(self, guest: _PendingSocket) -> None:
+    def _drop_socket(self, guest: _PendingSocket) -> None:
+        """Close a socket whose handshake failed."""
         with self._changed:
             self._guests.pop(guest, None)
             close_socket(guest.sock)
             self._changed.notify_all()
 
-    def _expire(self) -> None:
+    def _close_expired(self) -> None:
         """Close the channels whose other half does not come."""
         before = time.monotonic() - self._credentials.patience
         with self._changed:
             for name, half in list(self._half.items()):
                 if half.since < before:
                     del self._half[name]
-                    self._forget(half.channel)
+                    self._close_channels(half.channel)
 
     # -- one socket ----------------------------------------------------------------------------
 
-    def _greet(self, guest: _PendingSocket) -> None:
+    def _handle_socket(self, guest: _PendingSocket) -> None:
+        """Pass the handshake of a socket, and hand on the connection that it completes."""
         try:
-            role, name, channel = self._welcome(guest)
+            role, name, channel = self._authenticate(guest)
         except Exception:  # whoever it was does not speak as we do, and is no concern of others
-            self._dismiss(guest)
+            self._drop_socket(guest)
             return
         with self._changed:
             # An evicted guest is closed already.
             known = not guest.is_evicted and not self._closed
             self._guests.pop(guest, None)
             self._changed.notify_all()
-            pair = self._paired(role, name, channel) if known and role != PEER else None
+            pair = self._pair_channels(role, name, channel) if known and role != PEER else None
         if not known:
             channel.close()
         elif role == PEER and self._on_peer is not None:
@@ -266,8 +270,8 @@ class Listener:
         elif role == PEER:
             channel.close()
 
-    def _welcome(self, guest: _PendingSocket) -> tuple[bytes, bytes, Channel]:
-        """Pass the handshake; what the caller has proved."""
+    def _authenticate(self, guest: _PendingSocket) -> tuple[bytes, bytes, Channel]:
+        """Pass the handshake; return the role, name and channel of a caller that proved itself."""
         credentials, deadline = self._credentials, HandshakeDeadline(self._credentials.patience)
         guest.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if credentials.listen is not None:
@@ -282,15 +286,17 @@ class Listener:
             session.say(ANSWER, answer)
         return role, name, Channel(guest.sock, ring)
 
-    def _paired(self, role: bytes, name: bytes, channel: Channel) -> tuple[Channel, Channel] | None:
-        """The channels to read and to write, once both are there."""
+    def _pair_channels(
+        self, role: bytes, name: bytes, channel: Channel
+    ) -> tuple[Channel, Channel] | None:
+        """Return the channels to read and to write, once both are there, else None."""
         self._open.add(channel.sock)
         other = self._half.pop(name, None)
         if other is None:
             self._half[name] = _HalfConnection(role, channel)
             return None
         if other.role == role:  # one end of each direction, or nothing
-            self._forget(channel, other.channel)
+            self._close_channels(channel, other.channel)
             return None
         return (channel, other.channel) if role == UP else (other.channel, channel)
 
@@ -302,7 +308,7 @@ class Listener:
             with self._changed:
                 self._open.difference_update((up.sock, down.sock))
 
-    def _forget(self, *channels: Channel) -> None:
+    def _close_channels(self, *channels: Channel) -> None:
         for channel in channels:
             self._open.discard(channel.sock)
             channel.close()
@@ -322,7 +328,7 @@ class Listener:
 def wrap_in_tls(
     sock: socket.socket, context: ssl.SSLContext, *, server_side: bool = False, host: str = ""
 ) -> ssl.SSLSocket:
-    """A socket under TLS, whose handshake is still to come."""
+    """Return a socket under TLS, whose handshake is still to come."""
     return context.wrap_socket(
         sock,
         server_side=server_side,
@@ -370,8 +376,8 @@ class _ListenerCall:
                 "there is gone, another program may have its port; fit again."
             ) from error
 
-    def answered(self) -> tuple[socket.socket, HandshakeSession]:
-        """The socket, to a listener that has proved itself."""
+    def verify(self) -> tuple[socket.socket, HandshakeSession]:
+        """Return the socket, to a listener that has proved itself."""
         assert self._sock is not None
         with self._reaching():
             secret, hello = self._credentials.secret, self._hello
@@ -380,20 +386,20 @@ class _ListenerCall:
             )
 
     def offer(self) -> None:
-        """Offer memory for the channel that it is to be, without waiting for the answer."""
-        sock, session = self.answered()
+        """Offer shared memory for the channel, without waiting for the answer."""
+        sock, session = self.verify()
         offer = RingOffer(self._credentials.shared_memory)
         self._open = sock, session, offer
         with self._connecting():
             session.say(CALLER, offer.data)
 
     def channel(self) -> Channel:
-        """The channel that it is to be, once the offer is answered."""
+        """Return the channel, once the offer is answered."""
         assert self._open is not None
         sock, session, offer = self._open
         try:
             with self._connecting():
-                return Channel(sock, offer.taken(session.hear(ANSWER, RingOffer.ANSWER)))
+                return Channel(sock, offer.accept_answer(session.hear(ANSWER, RingOffer.ANSWER)))
         finally:
             offer.close()
 
@@ -406,7 +412,7 @@ class _ListenerCall:
             raise CommunicationError(describe_lost_connection("connecting to", error)) from error
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the socket and the offer."""
         if self._open is not None:
             self._open[2].close()
         if self._sock is not None:
@@ -414,7 +420,7 @@ class _ListenerCall:
 
 
 def call_listener(endpoint: Endpoint, credentials: Credentials) -> tuple[Channel, Channel]:
-    """Open a connection: the channel to send on, and the one to receive from."""
+    """Return the two channels of a new connection: the one to send on, the one to receive from."""
     name = secrets.token_bytes(NAME_BYTES)
     with ExitStack() as failed:
         # Both say what they can before the first one waits for its answer.
@@ -430,10 +436,10 @@ def call_listener(endpoint: Endpoint, credentials: Credentials) -> tuple[Channel
 
 
 def call_peer(endpoint: Endpoint, credentials: Credentials, rank: int) -> socket.socket:
-    """Open the socket on which trainer `rank` sends to another."""
+    """Return a new socket, on which trainer `rank` sends to another."""
     sock, session = _ListenerCall(
         endpoint, credentials, PEER, rank.to_bytes(NAME_BYTES, "big")
-    ).answered()
+    ).verify()
     try:
         session.say(CALLER)
     except OSError as error:

@@ -1,4 +1,10 @@
-"""Way of an all-reduce: by memory within a host, by sockets between hosts."""
+"""Choice of a communicator: shared memory within a host, sockets between hosts.
+
+`choose_communicator` finds out over sockets which ranks see each other's memory. Ranks that are all
+on one host need no sockets (`OneHostMeeting`): all that they need for it they say at the first
+server, where they meet anyhow, in a message or two however many ranks there are; sockets between
+all pairs would be handshakes by the square of their number.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +43,7 @@ __all__ = ["OneHostMeeting", "TellAll", "TwoLevelGroup", "choose_communicator"]
 def choose_communicator(
     peers: PeerGroup, wait: Wait, allowed: bool, own_core: bool = False
 ) -> Communicator:
-    """The fastest communicator of the same ranks.
+    """Return the fastest communicator of the same ranks.
 
     Parameters
     ----------
@@ -92,7 +98,7 @@ class TwoLevelGroup(Communicator):
 
     @property
     def traffic(self) -> dict[str, int]:
-        """Bytes sent and received by this rank, by transport."""
+        """Return the bytes sent and received by this rank, by transport."""
         found: Counter[str] = Counter()
         for part in (self._peers, self._local, self._first):
             found.update({} if part is None else part.traffic)
@@ -112,7 +118,7 @@ class TwoLevelGroup(Communicator):
                 total = out
         if self._local is not None:
             total = self._local.broadcast(total)
-        self._count()
+        self._count_traffic()
         return total
 
     def _allgather(self, arrays: Arrays) -> list[Arrays]:
@@ -123,12 +129,12 @@ class TwoLevelGroup(Communicator):
             data = [one for some in self._first.allgather(data) for one in some]
         if self._local is not None:
             data = self._local.allgather(data if self._first is not None else [])[0]
-        self._count()
+        self._count_traffic()
         by_rank = dict(zip(self._order, data, strict=True))
         return [unpack_arrays(by_rank[rank]) for rank in range(self.size)]
 
     def _alltoall(self, arrays: Arrays) -> Arrays:
-        """Within the host by its memory, and to ranks of other hosts by their sockets."""
+        """Exchange within the host by its memory, and with ranks of other hosts by sockets."""
         # Sockets between ranks of a host only tell that both live.
         others = [rank for rank in self._order if rank not in self._here]
         had = self._peers.exchange(arrays, others)
@@ -136,11 +142,11 @@ class TwoLevelGroup(Communicator):
         if self._local is not None:
             within = self._local.alltoall(within)
         had.update(zip(self._here, within, strict=True))
-        self._count()
+        self._count_traffic()
         return [had[rank] for rank in range(self.size)]
 
     def _reduce(self, arrays: Arrays, merge: Merge) -> Arrays:
-        """In the order of the hosts, and of the ranks of each."""
+        """Merge in the order of the hosts, and of the ranks of each."""
         if self._local is not None:
             arrays = self._local.reduce(arrays, merge)
         if self._first is not None:
@@ -148,7 +154,7 @@ class TwoLevelGroup(Communicator):
         if self._local is not None:
             data = self._local.broadcast_bytes(pack_array_parts(arrays))
             arrays = arrays if self._first is not None else unpack_arrays(data)
-        self._count()
+        self._count_traffic()
         return arrays
 
     def _broadcast_bytes(self, buffers: Sequence[Any]) -> NDArray[np.uint8]:
@@ -159,10 +165,10 @@ class TwoLevelGroup(Communicator):
         if self._local is not None:
             heard = self._local.broadcast_bytes(buffers)
             data = data if self._first is not None else heard
-        self._count()
+        self._count_traffic()
         return data
 
-    def _count(self) -> None:
+    def _count_traffic(self) -> None:
         parts: list[Communicator] = [self._peers]
         parts += [p for p in (self._local, self._first) if p is not None]
         self.bytes_sent = sum(part.bytes_sent for part in parts)
@@ -182,7 +188,7 @@ _NOWHERE = np.zeros(4, dtype=np.int64)
 
 
 def find_shared_memory(peers: PeerGroup, allowed: bool) -> tuple[list[list[int]], RankMemory]:
-    """Ranks that share memory: those of each host, and what this rank sees of its own's.
+    """Return the ranks of each host, and the memory of those on this one's host.
 
     Parameters
     ----------
@@ -215,21 +221,21 @@ def find_shared_memory(peers: PeerGroup, allowed: bool) -> tuple[list[list[int]]
 
 
 def _check_numbers(arrays: list[NDArray[Any]]) -> list[int]:
-    """Numbers of a rank's memory, as it tells the others."""
+    """Return the numbers of a rank's memory, as it announced them; raise for anything else."""
     if [(a.dtype, a.shape) for a in arrays] != [(_NOWHERE.dtype, _NOWHERE.shape)]:
         raise make_malformed_error("no place of its memory")
     return [int(number) for number in arrays[0]]
 
 
 def _check_tokens(arrays: list[NDArray[Any]], size: int) -> NDArray[np.uint8]:
-    """Tokens that a rank has read in the others' memory."""
+    """Return the tokens that a rank has read in the others' memory; raise for anything else."""
     if [(a.dtype, a.shape) for a in arrays] != [(np.dtype(np.uint8), (size, TOKEN_BYTES))]:
         raise make_malformed_error("no tokens")
     return arrays[0]
 
 
 def _group_by_host(tokens: list[NDArray[np.uint8]]) -> list[list[int]]:
-    """The ranks of each host; ``tokens[q][r]`` is what rank q read in the segment of rank r."""
+    """Return the ranks of each host; ``tokens[q][r]`` is what rank q read in rank r's segment."""
     ranks = range(len(tokens))
 
     def sees(q: int, r: int) -> bool:
@@ -243,7 +249,7 @@ def _group_by_host(tokens: list[NDArray[np.uint8]]) -> list[list[int]]:
 
 
 def make_rank_memory() -> tuple[SharedSegment, WakePipe, int] | None:
-    """Own memory, its bell and its descriptor, to be closed once found; None: there is none."""
+    """Return new memory, its wake pipe and its descriptor, to close once found, else None."""
     try:
         bell = WakePipe.make()
         segment, memory = SharedSegment.make(SEGMENT_BYTES)
@@ -253,7 +259,7 @@ def make_rank_memory() -> tuple[SharedSegment, WakePipe, int] | None:
 
 
 def open_rank_memory(pid: int, memory: int, bell: int) -> tuple[SharedSegment, WakePipe]:
-    """Memory and bell of another process, by its descriptors there.
+    """Return the memory and wake pipe of another process, by its descriptors there.
 
     Raises
     ------
@@ -263,6 +269,7 @@ def open_rank_memory(pid: int, memory: int, bell: int) -> tuple[SharedSegment, W
 
 
 def _open_if_local(place: list[int]) -> tuple[SharedSegment, WakePipe] | None:
+    """Return the memory and wake pipe at a place of this machine; None where not reachable."""
     host, *numbers = place
     if host and host == identify_machine():
         with contextlib.suppress(OSError):
@@ -288,7 +295,7 @@ class OneHostMeeting:
 
     @property
     def place(self) -> list[Any]:
-        """Numbers by which the others find it, and the token that proves it."""
+        """Return the numbers by which other ranks find the memory, and the token that proves it."""
         if self._own is None:
             return [0, 0, 0, 0, ""]
         segment, bell, memory = self._own
@@ -297,7 +304,7 @@ class OneHostMeeting:
     def group(
         self, rank: int, places: list[Any], tell: TellAll, wait: Wait, look: float = SPIN_SECONDS
     ) -> SharedGroup | None:
-        """The communicator of all ranks; None on all of them where some do not see each other.
+        """Return the communicator of all ranks; None on all where some do not see each other.
 
         Parameters
         ----------
@@ -313,15 +320,15 @@ class OneHostMeeting:
         places = [_check_place(place) for place in places]
         if not places[0][0] or any(place[0] != places[0][0] for place in places):
             return None
-        seen = self._seen(rank, places)
+        seen = self._open_all_memory(rank, places)
         if not all(said is True for said in tell(seen is not None)) or seen is None:
             return None
         return SharedGroup(rank, *seen, wait, look=look)
 
-    def _seen(
+    def _open_all_memory(
         self, rank: int, places: list[list[Any]]
     ) -> tuple[RankMemory, dict[int, ProcessLife]] | None:
-        """Memory and lives of all ranks, where this one sees them all."""
+        """Return memory and lives of all ranks; None where this one does not see them all."""
         assert self._own is not None
         segment, bell, _ = self._own
         found: RankMemory = {rank: (segment, bell)}
@@ -346,6 +353,7 @@ class OneHostMeeting:
 
 
 def _check_place(place: Any) -> list[Any]:
+    """Return the place that a rank announced; raise for anything else."""
     kinds = [int, int, int, int, str]
     if not isinstance(place, list | tuple) or [type(part) for part in place] != kinds:
         raise make_malformed_error("no place of its memory")

@@ -43,11 +43,11 @@ class NcclGroup:
     def __init__(self, communicator: Any, size: int, wait: Wait) -> None:
         self.bytes_moved = 0
         self._communicator, self._size, self._wait = communicator, size, wait
-        self._await(self._is_settled, "the other GPUs of this host")
+        self._wait_until(self._is_settled, "the other GPUs of this host")
 
     @classmethod
     def make(cls, rank: int, size: int, identifier: bytes, wait: Wait) -> NcclGroup:
-        """Meet the other ranks of the host.
+        """Return the group of a host's ranks, once all have met.
 
         Raises
         ------
@@ -64,20 +64,22 @@ class NcclGroup:
         return cls(communicator, size, wait)
 
     def all_reduce(self, array: Any) -> Any:
-        """The sum over the ranks, in place where `array` is contiguous.
+        """Return the sum over the ranks, in place where `array` is contiguous.
 
         NCCL adds each part on one rank and copies the sum, so that all get the same bits.
         """
         operation = import_module("nccl.core").SUM
         self.bytes_moved += 2 * (self._size - 1) * array.nbytes // self._size
-        return self._run(lambda own, a, s: own.allreduce(a, a, operation, stream=s), array)
+        return self._call_and_wait(
+            lambda own, a, s: own.allreduce(a, a, operation, stream=s), array
+        )
 
     def broadcast(self, array: Any, root: int) -> Any:
-        """The array of rank `root`, in place where `array` is contiguous."""
+        """Return the array of rank `root`, in place where `array` is contiguous."""
         self.bytes_moved += array.nbytes
-        return self._run(lambda own, a, s: own.broadcast(a, a, root, stream=s), array)
+        return self._call_and_wait(lambda own, a, s: own.broadcast(a, a, root, stream=s), array)
 
-    def _run(self, call: Callable[[Any, Any, int], None], array: Any) -> Any:
+    def _call_and_wait(self, call: Callable[[Any, Any, int], None], array: Any) -> Any:
         """Call NCCL in the current stream, and wait for what it does."""
         if not array.size:
             return array
@@ -89,16 +91,16 @@ class NcclGroup:
             with _translate_errors(), _hide_torch_interop():
                 call(self._communicator, array, stream)
             # Nothing else may go to the stream before NCCL has put its work there.
-            self._await(self._is_settled, what)
+            self._wait_until(self._is_settled, what)
             is_done = _record_event()
-            self._await(lambda: self._is_settled() and is_done(), what)
+            self._wait_until(lambda: self._is_settled() and is_done(), what)
         except BaseException:
             self.abort()
             raise
         return array
 
     def _is_settled(self) -> bool:
-        """Whether NCCL has taken up what it was told; an error of any rank is raised."""
+        """Return whether NCCL has taken up its work; raise an error of any rank."""
         result = int(self._communicator.get_async_error())
         if result not in (_SUCCESS, _IN_PROGRESS):
             raise CommunicationError(
@@ -106,7 +108,8 @@ class NcclGroup:
             )
         return result == _SUCCESS
 
-    def _await(self, is_done: Callable[[], bool], what: str) -> None:
+    def _wait_until(self, is_done: Callable[[], bool], what: str) -> None:
+        """Wait until a condition holds, within the bound; abort the group where it does not."""
         since = looked = time.monotonic()
         try:
             with _translate_errors():
@@ -133,7 +136,7 @@ class NcclGroup:
         with contextlib.suppress(Exception):
             self._wait = Wait(_GOODBYE_SECONDS, self._wait.is_aborted, self._wait.is_renewed)
             self._communicator.finalize()
-            self._await(self._is_settled, "the end of the other GPUs of this host")
+            self._wait_until(self._is_settled, "the end of the other GPUs of this host")
         communicator, self._communicator = self._communicator, None
         if communicator is not None:
             _end_in_thread(communicator.destroy)
@@ -187,13 +190,13 @@ def _describe_failure(error: object) -> str:
 
 
 def make_identifier() -> bytes:
-    """A new identifier, by which the ranks of a host find each other."""
+    """Return a new identifier, by which the ranks of a host find each other."""
     with _translate_errors():
         return bytes(import_module("nccl.core").get_unique_id())
 
 
 def find_gpu_and_nccl() -> tuple[str, int]:
-    """PCI address of the current GPU, and NCCL's version; empty and 0 where there is none."""
+    """Return the PCI address of the current GPU and NCCL's version; "" and 0 where none."""
     try:
         import cupy
 
@@ -212,14 +215,14 @@ def find_gpu_and_nccl() -> tuple[str, int]:
 
 
 def _prepare_array(array: Any) -> tuple[Any, int]:
-    """The array as NCCL takes it, and the handle of the current stream."""
+    """Return the array as NCCL takes it, and the handle of the current stream."""
     import cupy
 
     return cupy.ascontiguousarray(array), int(cupy.cuda.get_current_stream().ptr)
 
 
 def _record_event() -> Callable[[], bool]:
-    """Tells whether all that is in the current stream now has been done."""
+    """Return a function that tells whether all work in the current stream now is done."""
     import cupy
 
     event = cupy.cuda.Event(disable_timing=True)

@@ -1,8 +1,9 @@
-"""Arrays, and objects made of them, as bytes that hold data alone.
+"""Arrays and objects as bytes that hold data alone, and bounds of messages.
 
-An object is taken apart into a tree that JSON can hold, and arrays. It is put together again as one
-of the classes that the reader expects, with values of the types that the class's annotations name;
-no code comes with it.
+An object is split into a tree that JSON can hold, and arrays. It is joined again as one of the
+classes that the reader expects, with values of the types that the class's annotations name; no code
+comes with it. No length that a message announces is believed before `check_array_layout` has held
+it against the `MessageBounds` of the connection.
 """
 
 from __future__ import annotations
@@ -51,19 +52,19 @@ KnownClasses = Mapping[str, type]
 
 
 def pack_arrays(arrays: list[NDArray[Any]]) -> bytes:
-    """Arrays of any shapes and dtypes of numbers, as bytes."""
+    """Return arrays of any shapes and dtypes of numbers as bytes."""
     return b"".join(pack_array_parts(arrays))
 
 
 def pack_array_parts(arrays: list[NDArray[Any]]) -> list[Any]:
-    """The bytes of `pack_arrays` in parts one after the other, without a copy of the arrays."""
+    """Return the bytes of `pack_arrays` in parts, without a copy of the arrays."""
     text = json.dumps([[array.dtype.str, array.shape] for array in arrays]).encode()
     parts: list[Any] = [len(text).to_bytes(8, "little") + text + bytes(-len(text) % 8)]
     return parts + list_array_bytes(arrays)
 
 
 def list_array_bytes(arrays: list[NDArray[Any]]) -> list[Any]:
-    """The bytes of arrays, each filled up to whole words."""
+    """Return the bytes of each array, filled up to whole words."""
     parts: list[Any] = []
     for array in arrays:
         if array.size:
@@ -100,7 +101,7 @@ def unpack_arrays(data: NDArray[np.uint8]) -> list[NDArray[Any]]:
 
 
 def name_classes(classes: Iterable[type]) -> KnownClasses:
-    """Names of classes, the same in every process; of two with one name the last counts."""
+    """Return classes by their names, the same in every process."""
     return {_get_qualified_name(kind): kind for kind in classes}
 
 
@@ -109,12 +110,12 @@ def _get_qualified_name(kind: type) -> str:
 
 
 def pack_object(thing: Any, known: KnownClasses) -> bytes:
-    """Undone by `unpack_object`; see `split_object`."""
+    """Return an object as bytes, which `unpack_object` reads; see `split_object`."""
     return b"".join(pack_object_parts(thing, known))
 
 
 def pack_object_parts(thing: Any, known: KnownClasses) -> list[Any]:
-    """The bytes of `pack_object` in parts, without a copy of the arrays."""
+    """Return the bytes of `pack_object` in parts, without a copy of the arrays."""
     tree, arrays = split_object(thing, known)
     text = np.frombuffer(json.dumps(tree).encode(), np.uint8)
     return pack_array_parts([text, *arrays])
@@ -138,7 +139,7 @@ def unpack_object(data: bytes | NDArray[np.uint8], known: KnownClasses) -> Any:
 
 
 def split_object(thing: Any, known: KnownClasses) -> tuple[Any, list[NDArray[Any]]]:
-    """A tree that JSON can hold, and the arrays that it names.
+    """Return a tree that JSON can hold, and the arrays that it names.
 
     Parameters
     ----------
@@ -219,7 +220,7 @@ _CONTAINERS: dict[str, Callable[[list[Any]], Any]] = {"tuple": tuple, "set": set
 
 
 def _make_object(kind: type, rest: list[Any]) -> Any:
-    """An object with its attributes, made as `copy` makes one."""
+    """Return an object with its attributes, made without calling its class."""
     half = len(rest) // 2
     state = dict(zip(rest[:half], rest[half:], strict=True))
     if dataclasses.is_dataclass(kind) and state.keys() != {
@@ -237,6 +238,7 @@ def _make_object(kind: type, rest: list[Any]) -> Any:
 
 
 def _find_type_hints(kind: type) -> dict[str, Any]:
+    """Return the types that a class's annotations name."""
     found = _known_hints.get(kind)
     if found is None:
         try:
@@ -252,7 +254,7 @@ _known_hints: WeakKeyDictionary[type, dict[str, Any]] = WeakKeyDictionary()
 
 
 def _matches_hint(value: Any, hint: Any) -> bool:
-    """Whether a value is of the type that an annotation names, as far as it can be seen."""
+    """Return whether a value is of the type that an annotation names, as far as it can be seen."""
     origin, of = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any or getattr(hint, "_is_protocol", False):
         return True
@@ -306,23 +308,23 @@ class MessageBounds:
 
     @property
     def most_packed(self) -> int:
-        """Bytes of a compressed push: twice those of the values."""
+        """Return the most bytes of a compressed push: twice those of the values."""
         itemsize: int = np.dtype(self.dtype).itemsize
         return 2 * self.n_rows * self.width * itemsize + _SMALL_MESSAGE_BYTES
 
     @property
     def most_arrays(self) -> int:
-        """Arrays of a control call: the snapshots of all lanes."""
+        """Return the most arrays of a control call: the snapshots of all lanes."""
         return _ARRAYS_PER_LANE * self.n_lanes
 
     @property
     def most_array(self) -> int:
-        """Bytes of an array of a control call: one number for each parameter."""
+        """Return the most bytes of an array of a control call: one number for each parameter."""
         return 8 * self.n_rows * self.width + _SMALL_MESSAGE_BYTES
 
 
 def check_array_layout(dtype: Any, shape: Sequence[Any], most: int) -> tuple[np.dtype[Any], int]:
-    """The dtype and the bytes of an array that is announced.
+    """Return the dtype and the bytes of an array that is announced.
 
     Parameters
     ----------
@@ -348,7 +350,7 @@ def check_array_layout(dtype: Any, shape: Sequence[Any], most: int) -> tuple[np.
 
 
 def make_malformed_error(what: object) -> MessageError:
-    """The error of a message that this version would not have sent."""
+    """Return the error of a message that this version would not have sent."""
     return MessageError(
         f"Another worker of the fit sent {what}. Have all workers the same version of "
         "daskml_dist, and does nothing else speak to their ports? Fit again."
@@ -359,7 +361,7 @@ IdArray = NDArray[Any]
 
 
 def pack_ids(some: Sequence[IdArray]) -> NDArray[np.uint8]:
-    """Several arrays of ids as bytes; of objects, these are all str or all bytes."""
+    """Return several arrays of ids as bytes; objects must be all str or all bytes."""
     arrays: list[IdArray] = []
     for ids in some:
         plain = ids.astype(object) if ids.dtype.kind in "SU" else ids
@@ -372,7 +374,7 @@ def pack_ids(some: Sequence[IdArray]) -> NDArray[np.uint8]:
 
 
 def _pack_texts(texts: list[Any]) -> list[IdArray]:
-    """Name, lengths and bytes of some texts."""
+    """Return type, lengths and bytes of some texts."""
     is_bytes = bool(texts) and isinstance(texts[0], bytes)
     parts = texts if is_bytes else [text.encode("utf-8", "surrogatepass") for text in texts]
     lengths = np.array([len(part) for part in parts], np.int64)
@@ -441,7 +443,7 @@ class RepeatedObjects:
         self._forms: dict[bytes, _ObjectForm] = {}
 
     def pack(self, thing: Any) -> list[Any]:
-        """The bytes of `pack_object`, in parts.
+        """Return the bytes of `pack_object`, in parts.
 
         Raises
         ------
@@ -486,7 +488,7 @@ def _remember_form(known: dict[Any, Any], key: Any, value: Any) -> None:
 
 
 def _describe_form(thing: Any) -> tuple[Any, list[NDArray[Any]]] | None:
-    """Key of an object's form, other for each, and its arrays; None: it holds other things."""
+    """Return a key of an object's form, and its arrays; None where it holds other things."""
     if not hasattr(thing, "__dict__"):
         return None
     key: list[Any] = [type(thing)]
@@ -506,7 +508,7 @@ def _describe_form(thing: Any) -> tuple[Any, list[NDArray[Any]]] | None:
 
 
 def _read_form(thing: Any, text: bytes) -> _ObjectForm:
-    """The form of an object that was read from a tree of that text."""
+    """Return the form of an object that was read from a tree of that text."""
     _, *rest = json.loads(text)["object"]
     half = len(rest) // 2
     named = zip(rest[:half], rest[half:], strict=True)

@@ -1,4 +1,9 @@
-"""The way to a server of another process: the trainer's side, and the server's."""
+"""Connections of a trainer to its servers: in one process, in another, and to all shards as one.
+
+`connect_to_server` takes the shortest way to a server: without a copy in the same process, else by
+two channels. A `ShardedConnection` splits pushes over all servers and joins their answers;
+`serve_connection` is the server's side of the channels.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +106,7 @@ class RemoteConnection(ServerConnection):
         self._out.send(encode_request(request, self._keys))
         self.bytes_pushed = self._out.sent
 
-    def _read(self) -> Any:
+    def _read_message(self) -> Any:
         message = self._reader.read()
         self.bytes_pulled = self._in.received
         if isinstance(message, Reply):
@@ -112,7 +117,7 @@ class RemoteConnection(ServerConnection):
         return message
 
     def _next_reply(self) -> Reply:
-        reply: Reply = self._read()
+        reply: Reply = self._read_message()
         return reply
 
     def ask(self, op: str, payload: CallPayload) -> None:
@@ -121,7 +126,7 @@ class RemoteConnection(ServerConnection):
 
     def answer(self) -> CallPayload:
         """Wait for the answer to what was asked; answers to pulls are kept meanwhile."""
-        while isinstance(answer := self._read(), Reply):
+        while isinstance(answer := self._read_message(), Reply):
             self._keep(answer)
         raise_for_status(answer.get("status", Status.ABORTED))
         return _CallAnswer(answer)
@@ -186,7 +191,7 @@ def _answer_until_goodbye(
 
 
 def _handle_message(server: ParameterServer, message: Any, answer: Callable[[Any], None]) -> bool:
-    """Hand a message to the server; False for a good-bye."""
+    """Hand a message to the server; return False for a good-bye."""
     try:
         if isinstance(message, Request):
             server.exchange(message, answer)
@@ -216,12 +221,12 @@ def publish_server(key: str, server: ParameterServer) -> None:
 
 
 def find_server(key: str) -> ParameterServer | None:
-    """The server of that name, if it lives in this process."""
+    """Return the server of that name, if it lives in this process."""
     return _local_servers.get(key)
 
 
 def count_servers(prefix: str) -> int:
-    """Servers of this process whose key begins so, and that are not over."""
+    """Return how many servers of this process have keys that begin so, and are not over."""
     return sum(key.startswith(prefix) and not s.is_over for key, s in list(_local_servers.items()))
 
 
@@ -237,7 +242,7 @@ class LocalConnection(ServerConnection):
         self._asked = ""
 
     def send(self, request: Request) -> None:
-        """Hand the request over; a push that cannot apply yet is kept by the server as it is."""
+        """Hand a request over; a push that cannot apply yet is kept by the server as it is."""
         self._server.exchange(request, self._replies.put)
         # Threads of other lanes, and those that serve other processes', wait for the GIL: they
         # would else get it only after the interpreter's switch interval (5 ms), many steps of
@@ -245,7 +250,7 @@ class LocalConnection(ServerConnection):
         if self._server.is_shared:
             time.sleep(0)
 
-    def _take(self, source: queue.SimpleQueue[Any], what: str) -> Any:
+    def _take_answer(self, source: queue.SimpleQueue[Any], what: str) -> Any:
         since = time.monotonic()
         while True:
             try:
@@ -254,7 +259,7 @@ class LocalConnection(ServerConnection):
                 self._wait.check(since, what)
 
     def _next_reply(self) -> Reply:
-        reply: Reply = self._take(self._replies, "a server of this process")
+        reply: Reply = self._take_answer(self._replies, "a server of this process")
         return reply
 
     def ask(self, op: str, payload: CallPayload) -> None:
@@ -264,12 +269,12 @@ class LocalConnection(ServerConnection):
 
     def answer(self) -> CallPayload:
         """Wait for the answer to what was asked."""
-        answer: CallPayload = self._take(self._answers, f"the server ({self._asked})")
+        answer: CallPayload = self._take_answer(self._answers, f"the server ({self._asked})")
         raise_for_status(answer["status"])
         return answer
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there is nothing to close."""
 
 
 class SoloCommunicator(Communicator):
@@ -290,7 +295,7 @@ class SoloCommunicator(Communicator):
     def board(
         self, n: int | None, dtype: Any, lanes: list[list[int]], in_order: bool
     ) -> SharedBuffer | None:
-        """A board of the own gradients alone, where these are in few of the parameters."""
+        """Return a buffer of the own gradients, where these are in few of the parameters."""
         return LocalBuffer(lanes[0]) if n is None else None
 
     def _alltoall(self, arrays: Arrays) -> Arrays:
@@ -367,7 +372,7 @@ class ShardedConnection:
 
     @property
     def bytes_moved(self) -> tuple[int, int]:
-        """Bytes pushed and pulled so far."""
+        """Return the bytes pushed and pulled so far."""
         return (
             sum(c.bytes_pushed for c in self._connections),
             sum(c.bytes_pulled for c in self._connections),
@@ -375,7 +380,7 @@ class ShardedConnection:
 
     @property
     def traffic(self) -> list[tuple[str, int]]:
-        """Bytes pushed and pulled so far by each connection, after its transport."""
+        """Return the transport of each connection, and its bytes pushed and pulled so far."""
         return [(c.transport, c.bytes_pushed + c.bytes_pulled) for c in self._connections]
 
     def send(
@@ -405,7 +410,7 @@ class ShardedConnection:
                 part = values[self._slices[s] if pushes is None else pushes[s][1]]
             # A push of no rows makes an empty step, with which a residual would be lost.
             if part is not None and self._compression is not None and rows > 0:
-                part, at, packed = self._smaller(lanes[0], s, part, at, whole)
+                part, at, packed = self._compress_part(lanes[0], s, part, at, whole)
             connection.send(
                 Request(
                     lanes,
@@ -423,7 +428,7 @@ class ShardedConnection:
                 )
             )
 
-    def _smaller(
+    def _compress_part(
         self,
         lane: int,
         s: int,
@@ -431,7 +436,7 @@ class ShardedConnection:
         at: NDArray[np.int64] | None,
         whole: bool,
     ) -> tuple[NDArray[Any] | None, NDArray[np.int64] | None, Packed | None]:
-        """Values, index and packed values to send to shard `s`."""
+        """Return the values, index and packed values to send to shard `s`."""
         feedback = self._feedback.get((lane, s))
         if feedback is None:
             assert self._compression is not None

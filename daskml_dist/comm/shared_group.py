@@ -99,8 +99,8 @@ class SharedGroup(Communicator):
 
     # -- the one move --------------------------------------------------------------------------
 
-    def _open(self, dtype: np.dtype[Any], n: int) -> list[NDArray[Any]]:
-        """The first `n` elements of all ranks' areas of the turn that comes."""
+    def _view_areas(self, dtype: np.dtype[Any], n: int) -> list[NDArray[Any]]:
+        """Return the first `n` elements of all ranks' areas of the next turn."""
         key = dtype.str, n, self._turn & 1
         views = self._views.get(key)
         if views is None:
@@ -111,7 +111,7 @@ class SharedGroup(Communicator):
             self._views[key] = views
         return views
 
-    def _meet(self) -> None:
+    def _finish_turn(self) -> None:
         """Say that this rank's area is written, and wait until all ranks' are."""
         self._turn = turn = self._turn + 1
         fence_memory()
@@ -132,7 +132,7 @@ class SharedGroup(Communicator):
     def board(
         self, n: int | None, dtype: Any, lanes: list[list[int]], in_order: bool
     ) -> SharedBuffer | None:
-        """The areas as a board of gradients, where these are summed in one turn, or in parts."""
+        """Return the areas as a buffer of gradients that are summed in one turn, or in parts."""
         if n is None:
             return AreaBuffer(self, self._places, _AREA_BYTES, lanes, _AREA_BYTES, False)
         size = n * dtype.itemsize
@@ -146,7 +146,7 @@ class SharedGroup(Communicator):
     def took(self, turns: int, written: int) -> None:
         """Count turns that a loop has taken, and the bytes that this rank has written in them."""
         self._turn += turns
-        self._count((self.size - 1) * written)
+        self._count_traffic((self.size - 1) * written)
 
     @property
     def turn(self) -> int:
@@ -161,56 +161,56 @@ class SharedGroup(Communicator):
             out = array if array.flags.writeable else array.copy()
         flat, total = array.reshape(-1), out.reshape(-1)
         one_hop = self.size == 2 or array.nbytes <= _MAX_ONE_TURN_BYTES
-        reduce = self._sum if one_hop else self._sum_by_parts
+        reduce = self._sum_in_one_turn if one_hop else self._sum_by_parts
         step = _AREA_BYTES // flat.itemsize
         for start in range(0, len(flat), step):
             reduce(flat[start : start + step], total[start : start + step])
         return out
 
-    def _sum(self, piece: NDArray[Any], out: NDArray[Any]) -> None:
-        """Everyone adds everything, in rank order."""
-        views = self._open(piece.dtype, len(piece))
+    def _sum_in_one_turn(self, piece: NDArray[Any], out: NDArray[Any]) -> None:
+        """Add everything on every rank, in rank order."""
+        views = self._view_areas(piece.dtype, len(piece))
         views[self.rank][...] = piece
-        self._meet()
+        self._finish_turn()
         np.add(views[0], views[1], out=out)
         for view in views[2:]:
             out += view
-        self._count((self.size - 1) * piece.nbytes)
+        self._count_traffic((self.size - 1) * piece.nbytes)
 
     def _sum_by_parts(self, piece: NDArray[Any], out: NDArray[Any]) -> None:
-        """Each rank adds its part of the piece (reduce-scatter); then all read the sums."""
+        """Add one part of the piece on each rank (reduce-scatter); then all read the sums."""
         n = len(piece)
         bounds = [n * r // self.size for r in range(self.size + 1)]
         low, high = bounds[self.rank], bounds[self.rank + 1]
-        views = self._open(piece.dtype, n)
+        views = self._view_areas(piece.dtype, n)
         views[self.rank][:low] = piece[:low]
         views[self.rank][high:] = piece[high:]
-        self._meet()
+        self._finish_turn()
         total, first = out[low:high], piece[low:high]
         for r, view in enumerate(views):
             if r != self.rank:
                 first = np.add(first, view[low:high], out=total)
-        sums = self._open(piece.dtype, n)
+        sums = self._view_areas(piece.dtype, n)
         sums[self.rank][low:high] = total
-        self._meet()
+        self._finish_turn()
         for r, (a, b) in enumerate(itertools.pairwise(bounds)):
             if r != self.rank:
                 out[a:b] = sums[r][a:b]
-        self._count(2 * (n - (high - low)) * piece.itemsize)
+        self._count_traffic(2 * (n - (high - low)) * piece.itemsize)
 
     def _reduce_scatter(self, array: NDArray[Any], bounds: list[int]) -> NDArray[Any]:
-        """Each turn holds a piece of every rank's range, which that rank adds up."""
+        """Add up this rank's range, of which each turn holds a piece from every rank."""
         total = np.empty(bounds[self.rank + 1] - bounds[self.rank], array.dtype)
         slot = _AREA_BYTES // array.itemsize // self.size
         longest = max(b - a for a, b in itertools.pairwise(bounds))
         for start in range(0, longest, slot):
             pieces = [array[min(a + start, b) : min(a + start + slot, b)]
                       for a, b in itertools.pairwise(bounds)]  # fmt: skip
-            views = self._open(array.dtype, slot * self.size)
+            views = self._view_areas(array.dtype, slot * self.size)
             for r, piece in enumerate(pieces):
                 if r != self.rank:
                     views[self.rank][r * slot : r * slot + len(piece)] = piece
-            self._meet()
+            self._finish_turn()
             own = total[start : start + slot]
             theirs = [
                 pieces[r] if r == self.rank else view[self.rank * slot :][: len(own)]
@@ -219,25 +219,25 @@ class SharedGroup(Communicator):
             np.add(theirs[0], theirs[1], out=own)
             for part in theirs[2:]:
                 own += part
-        self._count((len(array) - len(total)) * array.itemsize)
+        self._count_traffic((len(array) - len(total)) * array.itemsize)
         return total
 
-    def _count(self, size: int) -> None:
+    def _count_traffic(self, size: int) -> None:
         self.bytes_sent += size
         self.bytes_received += size
 
     # -- what each rank has --------------------------------------------------------------------
 
     def broadcast(self, array: NDArray[Any]) -> NDArray[Any]:
-        """The first rank's array; the others', of the same shape and dtype, are written over."""
+        """Return the first rank's array; others, of the same shape and dtype, are overwritten."""
         flat = array.reshape(-1)
         step = _AREA_BYTES // flat.itemsize
         for start in range(0, len(flat), step):
             piece = flat[start : start + step]
-            first = self._open(piece.dtype, len(piece))[0]
+            first = self._view_areas(piece.dtype, len(piece))[0]
             if self.rank == 0:
                 first[...] = piece
-            self._meet()
+            self._finish_turn()
             if self.rank:
                 piece[...] = first
                 self.bytes_received += piece.nbytes
@@ -247,13 +247,13 @@ class SharedGroup(Communicator):
 
     def _allgather(self, arrays: Arrays) -> list[Arrays]:
         others = [r for r in range(self.size) if r != self.rank]
-        had = self._swap([pack_array_parts(arrays)], others)
+        had = self._exchange_messages([pack_array_parts(arrays)], others)
         return [arrays if r == self.rank else unpack_arrays(had[r]) for r in range(self.size)]
 
     def _alltoall(self, arrays: Arrays) -> Arrays:
         others = [r for r in range(self.size) if r != self.rank]
         messages = [[] if r == self.rank else pack_array_parts([a]) for r, a in enumerate(arrays)]
-        had = self._swap(messages, others)
+        had = self._exchange_messages(messages, others)
         return [arrays[r] if r == self.rank else unpack_arrays(had[r])[0] for r in range(self.size)]
 
     def _reduce(self, arrays: Arrays, merge: Merge) -> Arrays:
@@ -263,20 +263,20 @@ class SharedGroup(Communicator):
 
     def _hand_down(self, arrays: Arrays, to: int | None, source: int | None) -> Arrays:
         message = [] if to is None else pack_array_parts(arrays)
-        had = self._swap([message], [] if source is None else [source])
+        had = self._exchange_messages([message], [] if source is None else [source])
         return [] if source is None else unpack_arrays(had[source])
 
     def _broadcast_bytes(self, buffers: Sequence[Any]) -> NDArray[np.uint8]:
-        """The first rank's areas hold the length, and a piece of the bytes."""
+        """Return the first rank's bytes, which its areas hold piece by piece."""
         data, writer = np.empty(0, np.uint8), PieceWriter(buffers if self.rank == 0 else ())
         done, length, per_turn = 0, 1, _AREA_BYTES - 8
         while done < length:
-            area = self._open(_BYTE, _AREA_BYTES)[0]
+            area = self._view_areas(_BYTE, _AREA_BYTES)[0]
             if self.rank == 0:
                 length, own = writer.length, area.data
                 own[:8] = length.to_bytes(8, "little")
                 writer.write(own[8:])
-            self._meet()
+            self._finish_turn()
             if self.rank:
                 if not done:
                     length = int.from_bytes(area[:8].tobytes(), "little")
@@ -288,10 +288,10 @@ class SharedGroup(Communicator):
         self.bytes_received += len(data)
         return data
 
-    def _swap(
+    def _exchange_messages(
         self, messages: Sequence[Sequence[Any]], sources: list[int]
     ) -> dict[int, NDArray[np.uint8]]:
-        """Messages of some ranks to this one; each rank has one for all, or one for each.
+        """Return messages of some ranks to this one; each has one for all, or one for each.
 
         A turn holds the lengths of all messages of a rank, and a piece of each.
         """
@@ -302,12 +302,12 @@ class SharedGroup(Communicator):
         writers = [PieceWriter(message) for message in messages]
         done, longest, had = 0, 1, dict[int, NDArray[np.uint8]]()
         while done < longest:
-            areas = self._open(_BYTE, _AREA_BYTES)
+            areas = self._view_areas(_BYTE, _AREA_BYTES)
             own = areas[self.rank].data
             own[: 8 * n].cast("q")[:] = _list_lengths(writers)
             for i, writer in enumerate(writers):
                 writer.write(own[head + i * slot : head + (i + 1) * slot])
-            self._meet()
+            self._finish_turn()
             if not done:
                 lengths = [area[: 8 * n].view(np.int64) for area in areas]
                 longest = max(int(each.max()) for each in lengths)
@@ -357,7 +357,7 @@ class _BufferGroup(Protocol):
 
 
 def round_to_lines(size: int) -> int:
-    """Bytes from one gradient to the next."""
+    """Return a size in bytes, rounded up to whole cache lines."""
     return -(-size // _LINE_BYTES) * _LINE_BYTES
 
 
@@ -433,5 +433,5 @@ class AreaBuffer(SharedBuffer):
 
 
 def _split_by_turn(places: list[tuple[int, int, int]]) -> NDArray[np.int64]:
-    """Addresses in even turns, and in odd ones."""
+    """Return the addresses in even turns, and in odd ones."""
     return np.ascontiguousarray(np.array(places, np.int64).reshape(-1, 3)[:, 1:].T)

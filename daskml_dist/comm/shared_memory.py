@@ -72,7 +72,7 @@ def fence_memory() -> None:
 
 
 def identify_machine() -> int:
-    """Number of this machine, its boot, and this process's namespaces; 0 where unknown.
+    """Return a number of this machine, its boot, and this process's namespaces; 0 where unknown.
 
     Only for processes with the same number do process numbers mean the same, and cannot the
     network between them be cut while the memory still works.
@@ -103,16 +103,16 @@ class SharedSegment:
         self.data: NDArray[np.uint8] = np.frombuffer(memory, np.uint8, offset=_HEADER_BYTES)
 
     def word(self, index: int) -> int:
-        """Address of a counter."""
+        """Return the address of a counter."""
         return self.address_of(8 * index - _HEADER_BYTES)
 
     def address_of(self, place: int) -> int:
-        """Address of a byte of the data."""
+        """Return the address of a byte of the data."""
         return int(self.data.__array_interface__["data"][0]) + place
 
     @classmethod
     def make(cls, size: int) -> tuple[SharedSegment, int]:
-        """A new segment of `size` bytes of data, and its descriptor, to be closed once found.
+        """Return a new segment of `size` bytes of data, and its descriptor, to close once found.
 
         Pages that are never touched cost nothing.
 
@@ -138,7 +138,7 @@ class SharedSegment:
 
     @classmethod
     def find(cls, pid: int, number: int, size: int) -> SharedSegment:
-        """The segment of another process, by its descriptor there and the size of its data.
+        """Return another process's segment, by its descriptor there and the size of its data.
 
         Raises
         ------
@@ -168,7 +168,7 @@ class WakePipe:
 
     @classmethod
     def make(cls) -> WakePipe:
-        """A new bell."""
+        """Return a new pipe."""
         ends = os.pipe()
         try:
             # Both ends in one, so that a pipe whose other holder is gone is merely silent.
@@ -179,7 +179,7 @@ class WakePipe:
 
     @classmethod
     def find(cls, pid: int, number: int) -> WakePipe:
-        """The bell of another process, by its descriptor there.
+        """Return the pipe of another process, by its descriptor there.
 
         Raises
         ------
@@ -193,7 +193,7 @@ class WakePipe:
         return bell
 
     def ring(self) -> None:
-        """Wake whoever sleeps at it; nothing happens where it rings already."""
+        """Wake the process that sleeps at the pipe; a second call changes nothing."""
         with contextlib.suppress(OSError):
             os.write(self.descriptor, b"!")
 
@@ -254,12 +254,13 @@ class SpinningWait:
             if words[index] >= value:
                 return True
         try:
-            return self._asleep_until(words, index, value)
+            return self._sleep_until(words, index, value)
         finally:
             # Looking pays where it is short; else another process wants the processor.
             self._spin = self._look if now() - start < 3 * self._look else 0.0
 
-    def _asleep_until(self, words: Any, index: int, value: int) -> bool:
+    def _sleep_until(self, words: Any, index: int, value: int) -> bool:
+        """Sleep until the word reaches the value; return False where the other side is gone."""
         since = time.monotonic()
         try:
             while True:
@@ -268,13 +269,14 @@ class SpinningWait:
                 fence_memory()
                 if words[index] >= value:
                     return True
-                if self._life.has_said() or not self._sleep(since):
+                if self._life.has_said() or not self._sleep_once(since):
                     # What it did before it went counts.
                     return bool(words[index] >= value)
         finally:
             self._words[self._index] = 0
 
-    def _sleep(self, since: float) -> bool:
+    def _sleep_once(self, since: float) -> bool:
+        """Sleep until a wake-up or a check is due; return False where the other side is gone."""
         events = self._poll.poll(CHECK_SECONDS * 1e3)
         for descriptor, _ in events:
             if descriptor == self._bell.descriptor:
@@ -292,13 +294,13 @@ class PeerLife(Protocol):
     """Sign that the other side is there; what it did before it went counts."""
 
     def fileno(self) -> int:
-        """Descriptor that becomes readable when the other side goes."""
+        """Return a descriptor that becomes readable when the other side goes."""
 
     def has_said(self) -> bool:
-        """Whether a side has said, in the memory itself, that it is done."""
+        """Return whether a side has said, in the memory itself, that it is done."""
 
     def is_gone(self) -> bool:
-        """Whether the other side is gone, or this one has closed."""
+        """Return whether the other side is gone, or this one has closed."""
 
 
 class SocketLife:
@@ -313,15 +315,15 @@ class SocketLife:
         self._sock = sock
 
     def fileno(self) -> int:
-        """Descriptor of the socket."""
+        """Return the descriptor of the socket."""
         return self._sock.fileno()
 
     def has_said(self) -> bool:
-        """Never: the socket tells."""
+        """Return False: the socket alone tells."""
         return False
 
     def is_gone(self) -> bool:
-        """Whether the other side, or this one, has closed the socket."""
+        """Return whether the other side, or this one, has closed the socket."""
         try:
             self._sock.setblocking(False)
             return len(self._sock.recv(1)) == 0
@@ -358,15 +360,15 @@ class ProcessLife:
         self._words, self._index = (own, other), index
 
     def fileno(self) -> int:
-        """Descriptor of the process."""
+        """Return the descriptor of the process."""
         return self._descriptor
 
     def has_said(self) -> bool:
-        """Whether a side is done."""
+        """Return whether a side is done."""
         return any(words[self._index] for words in self._words)
 
     def is_gone(self) -> bool:
-        """Whether a side is done, or the process has ended."""
+        """Return whether a side is done, or the process has ended."""
         return self.has_said() or bool(select.select([self._descriptor], [], [], 0)[0])
 
     def __del__(self) -> None:

@@ -128,7 +128,7 @@ class PeerGroup(Communicator):
         self._counting = threading.Lock()
 
     def _send(self, ranks: list[int], *buffers: Any) -> Future[None] | None:
-        """Send; in the background where the system's buffers might be too small."""
+        """Send buffers, in the background where the system's buffers might be too small."""
 
         def send() -> None:
             for r in ranks:
@@ -169,6 +169,7 @@ class PeerGroup(Communicator):
         return self._allreduce_ring(array) if array.size else array
 
     def _allreduce_mesh(self, array: NDArray[Any], out: NDArray[Any] | None) -> NDArray[Any]:
+        """Send the array to every rank, and add all in rank order: one hop, for small arrays."""
         sending = self._send(self._others, array.data.cast("B"))
         parts = {self.rank: array}
         for r in self._others:
@@ -182,6 +183,7 @@ class PeerGroup(Communicator):
         return np.asarray(total)
 
     def _allreduce_ring(self, array: NDArray[Any]) -> NDArray[Any]:
+        """Sum by a ring of reduce-scatter and all-gather, for large arrays."""
         flat = array.reshape(-1)
         bounds = np.linspace(0, len(flat), self.size + 1).astype(int)
         chunks = [flat[a:b] for a, b in itertools.pairwise(bounds)]
@@ -199,10 +201,10 @@ class PeerGroup(Communicator):
         return array
 
     def _reduce_scatter(self, array: NDArray[Any], bounds: list[int]) -> NDArray[Any]:
-        """Everyone sends each other rank its range: as many bytes as a ring, in fewer turns."""
+        """Send each other rank its range: as many bytes as a ring, in fewer turns."""
         array = np.ascontiguousarray(array)
         total = array[bounds[self.rank] : bounds[self.rank + 1]].copy()
-        for to, source in self._turns():
+        for to, source in self._pair_turns():
             sending = self._send([to], _view_bytes(array[bounds[to] : bounds[to + 1]]))
             if total.size:
                 self._receive_and_add(source, total)
@@ -210,8 +212,8 @@ class PeerGroup(Communicator):
                 sending.result()
         return total
 
-    def _turns(self) -> list[tuple[int, int]]:
-        """Ranks to send to and to hear in each turn, so that nobody has two at once."""
+    def _pair_turns(self) -> list[tuple[int, int]]:
+        """Return the ranks to send to and to hear in each turn, so that no rank has two at once."""
         steps = range(1, self.size)
         return [((self.rank + s) % self.size, (self.rank - s) % self.size) for s in steps]
 
@@ -245,7 +247,7 @@ class PeerGroup(Communicator):
     def exchange(self, arrays: Arrays, ranks: list[int]) -> dict[int, NDArray[Any]]:
         """Give some other ranks what is for them, and take what each of these has for this one."""
         had = {}
-        for to, source in self._turns():
+        for to, source in self._pair_turns():
             sending = self._send([to], *_pack_frame([arrays[to]])) if to in ranks else None
             if source in ranks:
                 had[source] = _unwrap_single(self._receive_arrays(source))
@@ -283,7 +285,7 @@ class PeerGroup(Communicator):
         return unpack_arrays(self._receive_frame(rank))
 
     def _receive_bytes(self, rank: int, length: int) -> NDArray[np.uint8]:
-        """So many bytes; room is made for no more than twice those that have come."""
+        """Return `length` bytes; memory is taken for at most twice those that have come."""
         if length < 0:
             raise make_malformed_error(f"{length} bytes")
         data, done = np.empty(min(length, _TRUSTED_BYTES), dtype=np.uint8), 0
@@ -297,7 +299,7 @@ class PeerGroup(Communicator):
             data = more
 
     def among(self, ranks: list[int]) -> PeerGroup:
-        """The group of some ranks, this one among them; their numbers there are their places."""
+        """Return the group of some ranks, this one among them, numbered by their places."""
         group = copy.copy(self)
         group.rank, group.size = ranks.index(self.rank), len(ranks)
         group.bytes_sent = group.bytes_received = 0
@@ -308,7 +310,7 @@ class PeerGroup(Communicator):
         return group
 
     def control(self, rank: int) -> socket.socket:
-        """The socket whose end of file tells that a rank has ended."""
+        """Return the socket whose end of file tells that a rank has ended."""
         return self._in[rank].sock
 
     def close(self) -> None:
@@ -327,7 +329,7 @@ def _view_bytes(array: NDArray[Any]) -> memoryview:
 
 
 def _prefix_length(buffers: Sequence[Any]) -> list[Any]:
-    """Buffers behind their length."""
+    """Return buffers behind their total length."""
     return [sum(len(buffer) for buffer in buffers).to_bytes(8, "little"), *buffers]
 
 

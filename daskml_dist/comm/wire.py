@@ -81,7 +81,7 @@ def _count_rows(array: NDArray[Any] | None) -> int:
 
 
 def encode_request(request: Request, keys: PulledKeys) -> Buffers:
-    """Buffers of a request, header first; `keys` are the sender's, and are kept up."""
+    """Return the buffers of a request, header first; updates `keys`, which are the sender's."""
     values, index, wanted = request.values, request.index, request.pull_index
     n_index, lane = _count_rows(index), request.lanes[0]
     if index is not None and lane in keys and np.array_equal(index, keys[lane]):
@@ -104,7 +104,7 @@ def encode_request(request: Request, keys: PulledKeys) -> Buffers:
 
 
 def encode_reply(reply: Reply) -> Buffers:
-    """Buffers of a reply, header first."""
+    """Return the buffers of a reply, header first."""
     rows = _count_rows(reply.values)
     header = _REPLY.pack(
         REPLY, int(reply.status), reply.stop, reply.lane, reply.version, reply.clock, rows
@@ -115,7 +115,7 @@ def encode_reply(reply: Reply) -> Buffers:
 
 
 def encode_call(message: CallPayload) -> Buffers:
-    """Buffers of a control call or its answer: plain values, arrays and snapshots."""
+    """Return the buffers of a control call or answer: plain values, arrays and snapshots."""
     tree, arrays = split_object(message, _CALL_CLASSES)
     text = json.dumps([[(a.dtype.str, a.shape) for a in arrays], tree]).encode()
     return [_CALL.pack(CALL, len(text)) + text, *(_view_bytes(a) for a in arrays if a.size)]
@@ -151,13 +151,13 @@ class FrameReader:
             CALL: (_CALL, bytearray(_CALL.size)),
         }
 
-    def _array(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    def _read_array(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         array = np.empty(shape, dtype=dtype)
         if array.size:
             self._source.read_into(array.data.cast("B"))
         return array
 
-    def _header(self, kind: int) -> tuple[Any, ...]:
+    def _read_header(self, kind: int) -> tuple[Any, ...]:
         layout, buffer = self._heads[kind]
         buffer[0] = kind
         self._source.read_into(memoryview(buffer)[1:])
@@ -178,96 +178,98 @@ class FrameReader:
             raise make_malformed_error(f"a frame of unknown kind {kind}")
         try:
             if kind == REQUEST:
-                return self._request()
-            return self._reply() if kind == REPLY else self._call()
+                return self._read_request()
+            return self._read_reply() if kind == REPLY else self._read_call()
         except CommunicationError:
             raise
         except (ValueError, TypeError, LookupError, RecursionError, MemoryError) as error:
             raise make_malformed_error(f"a frame that cannot be read ({error!r})") from error
 
-    def _bytes(self, length: int) -> bytearray:
+    def _read_bytes(self, length: int) -> bytearray:
         data = bytearray(length)
         self._source.read_into(memoryview(data))
         return data
 
-    def _call(self) -> CallPayload:
-        (_, length) = self._header(CALL)
+    def _read_call(self) -> CallPayload:
+        (_, length) = self._read_header(CALL)
         if length > self._bounds.most_text:
             raise make_malformed_error(f"{length} bytes of text")
-        announced, tree = json.loads(self._bytes(length))
+        announced, tree = json.loads(self._read_bytes(length))
         if len(announced) > self._bounds.most_arrays:
             raise make_malformed_error(f"{len(announced)} arrays")
         for dtype, shape in announced:
             check_array_layout(dtype, shape, self._bounds.most_array)
-        arrays = [self._array(tuple(shape), dtype) for dtype, shape in announced]
+        arrays = [self._read_array(tuple(shape), dtype) for dtype, shape in announced]
         message = join_object(tree, arrays, _CALL_CLASSES)
         if not isinstance(message, dict):
             raise make_malformed_error("a call that is none")
         return message
 
-    def _rows(self, n: int) -> int | None:
-        """A number of rows that is announced; None for none."""
+    def _check_row_count(self, n: int) -> int | None:
+        """Return a number of rows that is announced, None for none; raise for too many."""
         if not _NO_ROWS <= n <= self._bounds.n_rows:
             raise make_malformed_error(f"{n} rows of {self._bounds.n_rows}")
         return None if n == _NO_ROWS else n
 
-    def _request(self) -> Request:
+    def _read_request(self) -> Request:
         (
             _, pull, has_progress, n_lanes, generation, clock, version, rows, loss,
             n, n_index, n_wanted, n_packed,
-        ) = self._header(REQUEST)  # fmt: skip
+        ) = self._read_header(REQUEST)  # fmt: skip
         if not (1 <= n_lanes <= self._bounds.n_lanes and 0 <= rows < math.inf):
             raise make_malformed_error(f"a push of {n_lanes} lanes and {rows} rows")
-        lanes = tuple(self._array((n_lanes,), "<i8").tolist())
+        lanes = tuple(self._read_array((n_lanes,), "<i8").tolist())
         if not 0 <= min(lanes) <= max(lanes) < self._bounds.n_lanes:
             raise make_malformed_error(f"a push of the lanes {lanes[:5]}")
-        progress = self._array((n_lanes, 3), np.float64) if has_progress else None
-        n_values = self._rows(n)
-        values = None if n_values is None else self._matrix(n_values)
-        index = self._keys[lanes[0]] if n_index == _PULLED_LAST else self._index(n_index)
-        wanted = self._index(n_wanted)
+        progress = self._read_array((n_lanes, 3), np.float64) if has_progress else None
+        n_values = self._check_row_count(n)
+        values = None if n_values is None else self._read_matrix(n_values)
+        index = self._keys[lanes[0]] if n_index == _PULLED_LAST else self._read_index(n_index)
+        wanted = self._read_index(n_wanted)
         if wanted is not None:
             self._keys[lanes[0]] = wanted
-        packed = self._packed(n_packed) if n_packed else None
-        if values is not None and len(values) != self._n_pushed(index):
-            raise make_malformed_error(f"{len(values)} rows of values for {self._n_pushed(index)}")
+        packed = self._read_packed(n_packed) if n_packed else None
+        if values is not None and len(values) != self._count_pushed_rows(index):
+            raise make_malformed_error(
+                f"{len(values)} rows of values for {self._count_pushed_rows(index)}"
+            )
         return Request(
             lanes, generation, clock, version, rows, values, index, pull, wanted, loss, progress,
             owned=True, packed=packed,
         )  # fmt: skip
 
-    def _n_pushed(self, index: NDArray[np.int64] | None) -> int:
+    def _count_pushed_rows(self, index: NDArray[np.int64] | None) -> int:
         return self._bounds.n_rows if index is None else len(index)
 
-    def _matrix(self, n_rows: int) -> NDArray[Any]:
-        return self._array((n_rows, self._bounds.width), self._dtype)
+    def _read_matrix(self, n_rows: int) -> NDArray[Any]:
+        return self._read_array((n_rows, self._bounds.width), self._dtype)
 
-    def _index(self, n: int) -> NDArray[np.int64] | None:
-        """Rows of the shard, from the lowest to the highest."""
-        length = self._rows(n)
+    def _read_index(self, n: int) -> NDArray[np.int64] | None:
+        """Return rows of the shard, which must be sorted and unique."""
+        length = self._check_row_count(n)
         if length is None:
             return None
-        index = self._array((length,), np.int64)
+        index = self._read_array((length,), np.int64)
         if length and not (
             0 <= index[0] and index[-1] < self._bounds.n_rows and (index[1:] > index[:-1]).all()
         ):
             raise make_malformed_error("rows that the server has not")
         return index
 
-    def _packed(self, n_arrays: int) -> Packed:
+    def _read_packed(self, n_arrays: int) -> Packed:
         arrays, left = [], self._bounds.most_packed
         for _ in range(n_arrays):
-            dtype, length = _ARRAY.unpack(self._bytes(_ARRAY.size))
+            dtype, length = _ARRAY.unpack(self._read_bytes(_ARRAY.size))
             found, size = check_array_layout(dtype.rstrip(b"\0").decode(), (length,), left)
             left -= size
-            arrays.append(self._array((length,), found))
+            arrays.append(self._read_array((length,), found))
         return Packed(tuple(arrays))
 
-    def _reply(self) -> Reply:
-        _, status, stop, lane, version, clock, rows = self._header(REPLY)
-        n_values = self._rows(rows)
+    def _read_reply(self) -> Reply:
+        _, status, stop, lane, version, clock, rows = self._read_header(REPLY)
+        n_values = self._check_row_count(rows)
         values = None
         if n_values is not None:
-            values = self._matrix(n_values)
+            values = self._read_matrix(n_values)
             values.flags.writeable = False
         return Reply(lane, Status(status), stop, version, clock, values)

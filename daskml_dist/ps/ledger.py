@@ -158,7 +158,7 @@ class PassLedger:
         self._since = time.perf_counter()
 
     def observe_staleness(self, staleness: int) -> None:
-        """Note how many versions behind a push was."""
+        """Count a push by how many versions it was behind."""
         seen, at = self._staleness, 2 + staleness.bit_length()
         seen[0] += staleness
         seen[1] = max(seen[1], staleness)
@@ -201,7 +201,7 @@ class PassLedger:
 
     @property
     def partial_rows(self) -> float:
-        """Rows after the last whole pass; fast lanes may have reported later passes."""
+        """Return the rows after the last whole pass; fast lanes may have reported later passes."""
         parts = [[*entry.reports, entry.counted] for entry in self._open.values()]
         return float(sum(r.rows for reports in parts for r in reports))
 
@@ -220,7 +220,7 @@ class PassLedger:
         )  # fmt: skip
 
     def restore(self, snapshot: LedgerSnapshot) -> None:
-        """Become what the ledger of the snapshot was; the later records are dropped."""
+        """Restore the ledger of a snapshot; later records are dropped."""
         del self.records[snapshot.n_records :]
         self.rule, self.stopped = replace(snapshot.rule), snapshot.stopped
         self._last_pass = snapshot.last_pass
@@ -229,7 +229,7 @@ class PassLedger:
         self._staleness = list(snapshot.staleness)
 
     def ends_with(self, number: int) -> bool:
-        """Whether lanes that have made pass `number` make no other.
+        """Return whether lanes that have made pass `number` make no other.
 
         In lock-step all get the same answer, also one that asks again later.
         """
@@ -238,7 +238,7 @@ class PassLedger:
         return self._last_pass is not None and number >= self._last_pass
 
     def is_closed(self, number: int) -> bool:
-        """Whether every lane has reported pass `number`."""
+        """Return whether every lane has reported pass `number`."""
         return number <= self._n_passes
 
     @property
@@ -250,6 +250,7 @@ class PassLedger:
         self.stopped = True
 
     def _close_pass(self, number: int, reports: list[PassReport], age: float) -> None:
+        """Make the record of a pass that all lanes have reported, and decide on the end."""
         now = max(self._since, time.perf_counter() - age)
         rows = sum(r.rows for r in reports)
         total, largest, *counts = self._staleness
@@ -279,6 +280,7 @@ class PassLedger:
         self._on_record(record)
 
     def _score_validation(self, reports: list[PassReport]) -> float | None:
+        """Return the validation score of all lanes; None without one, NaN without held-out rows."""
         if self._score is None:
             return None
         # In the order of lanes, so that arrival does not show in the last digit.

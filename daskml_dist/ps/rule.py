@@ -1,4 +1,9 @@
-"""Rule that makes a step of a mean gradient: groups of parameters, and what all share."""
+"""Rule that makes a step of a mean gradient: groups of parameters, and what all groups share.
+
+A `ParameterGroup` is consecutive rows with one optimizer, penalty and rate; an `UpdateRule` has the
+groups of all parameters, the schedule, and what steps share: averaging, clipping, lazy
+regularisation. An `OuterStep` is made of the mean of lanes that step alone.
+"""
 
 from __future__ import annotations
 
@@ -52,21 +57,21 @@ class ParameterGroup:
 
     @property
     def descends(self) -> bool:
-        """Whether the optimizer makes the steps."""
+        """Return whether the optimizer makes the steps, rather than a plain sum or mean."""
         return not (self.buffer or self.additive)
 
     @property
     def rows(self) -> slice:
-        """The rows."""
+        """Return the rows as a slice."""
         return slice(self.start, self.stop)
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """State kept for each parameter."""
+        """Return the names of the state kept for each parameter."""
         return self.optimizer.state_names if self.descends else ()
 
     def by_column(self, amount: Any, like: Any) -> Any:
-        """A learning rate, or a sum of such a row, of each column; itself where these are alike."""
+        """Return a rate, or a sum of rates, for each column; as given where all are alike."""
         if not self.rates:
             return amount
         amount = float(amount) if isinstance(amount, float) else amount
@@ -94,7 +99,7 @@ class ParameterGroup:
             self.optimizer.update(w[:, at], grad[:, at], own, rate * factor, number, strength)
 
     def within(self, start: int, stop: int) -> ParameterGroup:
-        """The part of the group in a range of rows, counted from its start; maybe empty."""
+        """Return the part of the group in a range of rows, counted from its start; maybe empty."""
         first, last = max(self.start, start), min(self.stop, stop)
         n_rows = max(last - first, 0)
         penalised = min(max(self.start + self.n_penalised - first, 0), n_rows)
@@ -108,7 +113,7 @@ def make_parameter_groups(
     penalty: Penalty,
     options: Mapping[str, GroupOptions] | None = None,
 ) -> tuple[ParameterGroup, ...]:
-    """The groups of a model's parts, in their order; neighbours that are updated alike are one.
+    """Return the groups of a model's parts, in order; neighbours that are updated alike are one.
 
     Parameters
     ----------
@@ -155,7 +160,7 @@ def make_parameter_groups(
 
 
 def _can_join(last: ParameterGroup, new: ParameterGroup) -> bool:
-    """Whether a group can go on with the rows of another: penalised ones lead in each."""
+    """Return whether a group can go on with the rows of another: penalised ones lead in each."""
     same = replace(new, start=last.start, stop=last.stop, n_penalised=last.n_penalised) == last
     return same and (new.n_penalised == 0 or last.n_penalised == last.stop - last.start)
 
@@ -200,18 +205,18 @@ class UpdateRule:
 
     @property
     def only(self) -> ParameterGroup:
-        """The group that holds all parameters, but for sums beside it."""
+        """Return the group that holds all parameters, but for sums beside it."""
         (group,) = self._not_beside
         return group
 
     @property
     def _not_beside(self) -> tuple[ParameterGroup, ...]:
-        """All groups but the sums that stand beside others."""
+        """Return all groups but the sums that stand beside others."""
         return tuple(group for group in self.groups if not group.additive) or self.groups
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """State that any group keeps, where rows of others hold zeros, and that of outer steps."""
+        """Return the names of the state that any group or the outer step keeps."""
         outer = () if self.outer is None else self.outer.state_names
         return (*self._group_state_names, *outer)
 
@@ -220,7 +225,7 @@ class UpdateRule:
         return tuple(dict.fromkeys(name for group in self.groups for name in group.state_names))
 
     def init(self, w: Any, start: int = 0) -> dict[str, Any]:
-        """State before the first step of the parameters' rows from `start` on."""
+        """Return the state before the first step, of the parameters' rows from `start` on."""
         outer = {} if self.outer is None else self.outer.init(w)
         return self._init_groups(w, start) | outer
 
@@ -236,14 +241,14 @@ class UpdateRule:
         return opt_state
 
     def at_rates(self, rates: Sequence[float]) -> UpdateRule:
-        """The same at constant rates: one for all columns of the parameters, or one for each."""
+        """Return the rule at constant rates: one for all columns, or one for each."""
         if len(set(rates)) == 1:
             return replace(self, schedule=Constant(rates[0]))
         groups = (replace(g, rates=tuple(rates)) if g.descends else g for g in self.groups)
         return replace(self, groups=tuple(groups), schedule=Constant(1.0))
 
     def at_rate_of(self, column: int) -> UpdateRule:
-        """The same of one column of the parameters, at its rate."""
+        """Return the rule of one column of the parameters, at its rate."""
         if not any(group.rates for group in self.groups):
             return self
         (rate,) = {group.rates[column] for group in self.groups if group.rates}
@@ -251,7 +256,7 @@ class UpdateRule:
         return replace(self, groups=groups, schedule=Constant(rate * self.schedule(1, 0.0)))
 
     def of_share(self, share: float) -> UpdateRule:
-        """Rule of a replica of so small a share of the rows, until replicas take their mean.
+        """Return the rule of a replica that sees this share of the rows until replicas meet.
 
         What its own rows add to sums stands for all rows, so that the mean has what all added.
         """
@@ -264,13 +269,13 @@ class UpdateRule:
 
     @property
     def penalty_is_lazy(self) -> bool:
-        """Whether rows that no gradient touches have pending penalties (coordinates only)."""
+        """Return whether rows that no gradient touches have pending penalties."""
         penalties = [group.penalty for group in self.groups if group.n_penalised]
         return self.coordinates and any(penalty.l1 or penalty.l2 for penalty in penalties)
 
     @property
     def steps_alone(self) -> bool:
-        """Whether several steps may be made at once."""
+        """Return whether several steps may be made at once."""
         if len(self._not_beside) > 1 or self.clip is not None:
             return False
         if self.only.rate != 1 or self.only.rates:
@@ -279,7 +284,7 @@ class UpdateRule:
 
     @property
     def kernels_alone(self) -> bool:
-        """Whether a device's kernels may make several: at coordinates, of one optimizer alone."""
+        """Return whether a device's kernels may make several steps at once."""
         if not self.steps_alone:
             return False
         return not self.coordinates or (
@@ -310,7 +315,7 @@ class OuterStep:
     state_names = ("outer_origin", "outer_velocity")
 
     def init(self, w: Any) -> dict[str, Any]:
-        """State before the first meeting: where lanes set out from, and how fast they came."""
+        """Return the state before the first meeting: the parameters then, and no velocity."""
         return {"outer_origin": copy_array(w), "outer_velocity": namespace(w).zeros_like(w)}
 
     def take(self, w: Any, mean: Any, opt_state: dict[str, Any]) -> None:

@@ -101,22 +101,22 @@ class ParameterServer:
 
     @property
     def most_answer_bytes(self) -> int:
-        """Bytes of parameters in the answers to all lanes at once, at most."""
+        """Return the most bytes of parameters in the answers to all lanes at once."""
         return 0 if self.shard is None else self.shard.w.nbytes * self._n_lanes
 
     @property
     def is_shared(self) -> bool:
-        """Whether several lanes use it."""
+        """Return whether several lanes use the server."""
         return self._n_lanes > 1
 
     @property
     def dropped(self) -> int:
-        """Pushes that came too late or twice; none was applied."""
+        """Return the number of pushes that came too late or twice; none was applied."""
         return self._state.dropped
 
     @property
     def is_over(self) -> bool:
-        """Whether it refuses everything for good."""
+        """Return whether the server refuses everything for good."""
         return self._aborted is not None
 
     # -- steps ---------------------------------------------------------------------------------
@@ -148,6 +148,7 @@ class ParameterServer:
             answer()
 
     def _decompress_push(self, request: Request) -> None:
+        """Decompress the values of a push."""
         assert self.shard is not None
         assert self._compression is not None
         assert request.packed is not None
@@ -159,6 +160,7 @@ class ParameterServer:
         request.packed, request.owned = None, True
 
     def _find_refusal(self, generation: int) -> Status | None:
+        """Return why a message of a generation is refused; None where it is taken."""
         if self._aborted is not None:
             return Status.ABORTED
         if generation != self.generation or self._paused:
@@ -166,6 +168,7 @@ class ParameterServer:
         return None
 
     def _release_callers(self) -> ReadyAnswers:
+        """Return the answers to all callers that need wait no longer."""
         if self.is_over or self._paused or self._snapshots.is_behind:
             return []
         ready, still = self._callers.stored(), []
@@ -276,7 +279,7 @@ class ParameterServer:
             answer()
 
     def stop_shipping(self, ship: ShipSnapshot) -> None:
-        """Hand no more snapshots to `ship`, unless another one has taken its place."""
+        """Stop handing snapshots to `ship`, unless another one has taken its place."""
         with self._lock:
             if self._snapshots.ships_to(ship):
                 self._snapshots.drop_standby()
@@ -285,7 +288,7 @@ class ParameterServer:
             answer()
 
     def shipped(self) -> None:
-        """Note that the standby has a snapshot."""
+        """Count a snapshot that the standby has got."""
         with self._lock:
             self._snapshots.shipped()
             ready = self._release_callers()
@@ -293,17 +296,17 @@ class ParameterServer:
             answer()
 
     def last_snapshot(self) -> ServerSnapshot | None:
-        """Snapshot of the present state, or the last one of the lanes."""
+        """Return a snapshot of the present state, or the last one of the lanes."""
         with self._lock:
             return self._snapshots.kept.last if self.shard is None else self._state.snapshot()
 
     def kept(self) -> dict[int, dict[int, int]]:
-        """Clocks at each snapshot that is kept, by its place."""
+        """Return the clocks at each snapshot that is kept, by its place."""
         with self._lock:
             return self._snapshots.kept.clocks
 
     def snapshot_at(self, place: int) -> tuple[ServerSnapshot, list[Any]] | None:
-        """A kept snapshot, with the records that belong to it; None if it is kept no more."""
+        """Return a kept snapshot and the records that belong to it; None if it is kept no more."""
         with self._lock:
             snapshot = self._snapshots.kept.get(place)
             if snapshot is None:
@@ -394,12 +397,12 @@ class ParameterServer:
                 self.shard.rescale(largest, norm)
 
     def state(self) -> ShardState | None:
-        """Copy of the shard's state, penalties settled."""
+        """Return a copy of the shard's state, penalties applied."""
         with self._lock:
             return None if self.shard is None else self.shard.state()
 
     def published(self) -> NDArray[Any] | None:
-        """Read-only parameters of the shard."""
+        """Return read-only parameters of the shard."""
         with self._lock:
             return None if self.shard is None else self.shard.published()
 
@@ -445,13 +448,13 @@ class WaitingCallers:
         return [partial(r, make_ok_answer(stop=ledger.ends_with(n))) for n, r in done]
 
     def stored(self) -> ReadyAnswers:
-        """Answers to those that have handed over snapshots."""
+        """Return the answers to trainers that have handed over snapshots."""
         ready: ReadyAnswers = [partial(reply, make_ok_answer()) for reply in self.at_store]
         self.at_store = []
         return ready
 
     def refuse(self, status: Status) -> ReadyAnswers:
-        """Answers to all who wait, the same to each."""
+        """Return answers to all who wait, the same to each."""
         ready: ReadyAnswers = [
             partial(reply, Reply(request.lanes[0], status)) for request, reply in self.pulls
         ]
@@ -522,6 +525,7 @@ class ServerState:
         self._apply_due()
 
     def _apply_due(self) -> None:
+        """Apply the pushes that the policy's gate says are due."""
         while group := self._gate.due():
             pushes = [self._pending.pop(lane) for lane in group if lane in self._pending]
             if pushes:
@@ -571,11 +575,11 @@ class ServerState:
         return (clock - 1) // self._n_steps + 1
 
     def may_go(self, lanes: Iterable[int]) -> bool:
-        """Whether the policy lets lanes start their next step."""
+        """Return whether the policy lets lanes start their next step."""
         return self._gate.may_all_go(lanes)
 
     def answer(self, request: Request) -> Reply:
-        """Reply to a pull, of lanes that may go."""
+        """Return the reply to a pull of lanes that may go."""
         shard = self._shard
         assert shard is not None
         values = shard.published() if request.pull_index is None else shard.w[request.pull_index]
@@ -606,21 +610,21 @@ class ServerState:
             self.snapshots.add(self.snapshot())
 
     def snapshot(self) -> ServerSnapshot:
-        """Snapshot of the present."""
+        """Return a snapshot of the present."""
         shard = self._shard
         assert shard is not None
         ledger = None if self._ledger is None else self._ledger.snapshot()
         return ServerSnapshot(self.place(), self.clocks(), shard.snapshot(), ledger)
 
     def place(self) -> int:
-        """The present's place among the snapshots."""
+        """Return the present's place among the snapshots."""
         assert self._shard is not None
         if self._policy.lockstep:
             return max(self.clocks().values())
         return self._shard.version
 
     def clocks(self) -> dict[int, int]:
-        """Clocks of all lanes."""
+        """Return the clocks of all lanes."""
         clocks = {lane: self._gate.clock(lane) for lane in self._gate.clocks}
         return {**self._left, **clocks}
 
@@ -641,6 +645,7 @@ class ServerState:
             self._ledger.renew()
 
     def _restore_snapshot(self, at: int) -> dict[int, int]:
+        """Restore the snapshot of a place; return the lanes' clocks then."""
         snapshot = self.snapshots.kept[at]
         if snapshot.shard is not None:
             assert self._shard is not None

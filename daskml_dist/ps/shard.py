@@ -89,7 +89,7 @@ class Shard:
             self._sum = cast(state.average, xp.float64) * state.n_averaged
 
     def _bind_steps(self) -> list[GroupSteps]:
-        """Steps of the groups, in the arrays that hold the parameters now."""
+        """Return the steps of the groups, in the arrays that hold the parameters now."""
         few = self.rule.coordinates
         #: Steps in few rows of each group; None: none has been made.
         self._few: list[TouchedRowSteps] | None = None
@@ -98,7 +98,7 @@ class Shard:
         ]
 
     def follow(self, rule: UpdateRule) -> None:
-        """Step by another rule from now on, of which penalties alone are others.
+        """Change to another rule, of which penalties alone differ.
 
         Of a shard of all parameters.
         """
@@ -115,16 +115,16 @@ class Shard:
 
     @property
     def step(self) -> int:
-        """Steps applied, those of earlier fits that this one goes on from included."""
+        """Return the number of steps applied, those of earlier parts of the fit included."""
         return self._first_step + self.version
 
     def learning_rate(self) -> float:
-        """Learning rate of the step that comes next."""
+        """Return the learning rate of the next step."""
         done = self.step / self.rule.share
         return self.rule.schedule(round(done) + 1, done / self.rule.steps_per_pass)
 
     def steps_at_once(self, most: int) -> int:
-        """Steps from the next one on that have its learning rate, `most` of them at most."""
+        """Return how many of the next `most` steps have the learning rate of the first of them."""
         schedule, step, per_pass = self.rule.schedule, self.step, self.rule.steps_per_pass
         first = schedule(step + 1, step / per_pass)
         ahead = range(step + 1, step + most)
@@ -162,7 +162,7 @@ class Shard:
         self._add_to_average()
 
     def _count_step(self, rows: float, scale: float = 1.0) -> float:
-        """Count a step; its learning rate."""
+        """Count a step, and return its learning rate."""
         # A NumPy float64 would widen a float32 step.
         rate = float(self.learning_rate() * scale)
         self.version += 1
@@ -173,22 +173,22 @@ class Shard:
 
     @property
     def on_device(self) -> bool:
-        """Whether the state lies on a device."""
+        """Return whether the state lies on a device."""
         return self._backend.device != "cpu"
 
     @property
     def steps_alone(self) -> bool:
-        """Whether several steps may be made at once, where the state lies."""
+        """Return whether several steps may be made at once, where the state lies."""
         if not self.on_device:
             return self.rule.steps_alone
         return self.rule.kernels_alone and is_own_optimizer(self.rule.groups[0].optimizer)
 
     def empty_step(self) -> Step:
-        """The step that comes next, of no rows, which changes nothing."""
+        """Return the next step, of no rows, which changes nothing."""
         return replace(self._describe_step(None, 0.0, 0.0), number=self.step + 1)
 
     def next_steps(self, rows: Sequence[float]) -> list[Step]:
-        """Count steps that are made at once, of so many rows each; what they are."""
+        """Count steps of these numbers of rows that are made at once, and return them."""
         return [self._describe_step(None, n, self._count_step(n)) for n in rows]
 
     def take_back(self, steps: Sequence[Step]) -> None:
@@ -233,7 +233,7 @@ class Shard:
 
     @property
     def rate_sum(self) -> float:
-        """Sum of the learning rates of all steps, by which pending penalties are counted."""
+        """Return the sum of all steps' learning rates, by which pending penalties are counted."""
         return self._rate_sum
 
     def count_row_steps(self, rows: Sequence[int], rate: float) -> None:
@@ -254,7 +254,7 @@ class Shard:
             steps(part, rows, rate, self.step, self._fused)
 
     def _clip_gradient(self, grad: Any, rows: float, index: NDArray[np.int64] | None) -> None:
-        """Scale the mean gradient down to the largest norm; what is not touched has none."""
+        """Clip the mean gradient to the largest norm; untouched rows add nothing to it."""
         xp = namespace(grad)
         own = [group for group in self._groups if group.descends]
         at = [group.rows if index is None else find_group_rows(group, index) for group in own]
@@ -352,7 +352,7 @@ class Shard:
         self._published = None
 
     def snapshot(self) -> ShardSnapshot:
-        """Copy of everything."""
+        """Return a copy of everything."""
         return ShardSnapshot(
             copy_array(self.w),
             {name: copy_array(array) for name, array in self.opt_state.items()},
@@ -366,7 +366,7 @@ class Shard:
         )
 
     def restore(self, snapshot: ShardSnapshot) -> None:
-        """Become what the shard of the snapshot was; the snapshot stays as it is."""
+        """Restore the shard of a snapshot, which stays as it is."""
         self.w = copy_array(snapshot.w)
         self.opt_state = {name: copy_array(array) for name, array in snapshot.opt_state.items()}
         self.version, self._first_step = snapshot.version, snapshot.first_step
@@ -380,14 +380,14 @@ class Shard:
         self._published = None
 
     def published(self) -> NDArray[Any]:
-        """Read-only copy of the parameters at this version; one copy a version."""
+        """Return a read-only copy of the parameters at this version; one copy a version."""
         if self._published is None:
             self._published = self.w.copy()
             self._published.flags.writeable = False
         return self._published
 
     def state(self, copy: bool = True) -> ShardState:
-        """Settle, and return a copy of everything a later fit needs.
+        """Apply pending penalties, and return a copy of everything a later fit needs.
 
         Without `copy` the shard's own arrays, which it must not change any more.
         """

@@ -1,4 +1,4 @@
-"""State of a shard: what a later fit goes on from, and all of it at one version."""
+"""State of a shard: what a later fit goes on from, a snapshot of it, and how rows are split."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class ShardState:
 
     @property
     def final(self) -> NDArray[Any]:
-        """Parameters of a fit that ends here."""
+        """Return the parameters of a fit that ends here."""
         return self.w if self.average is None else self.average
 
     def ending_with(self, w: NDArray[Any]) -> ShardState:
-        """The state with other parameters to end with."""
+        """Return the state with other parameters to end with."""
         return replace(self, w=w, average=None if self.average is None else w)
 
     def part(self, rows: slice) -> ShardState:
-        """Copy of a slice of rows."""
+        """Return a copy of a slice of rows."""
         return ShardState(
             copy_array(self.w[rows, ...]),
             {name: copy_array(array[rows, ...]) for name, array in self.opt_state.items()},
@@ -49,7 +49,7 @@ class ShardState:
 
     @staticmethod
     def join(parts: list[ShardState]) -> ShardState:
-        """The state whose slices `parts` are."""
+        """Return the state of all rows, of those of consecutive slices."""
         first = parts[0]
         concat = namespace(first.w).concat
         return ShardState(
@@ -72,7 +72,7 @@ class StateParts:
 
     @staticmethod
     def join(some: Iterable[StateParts]) -> ShardState:
-        """The state of all rows, of those who hold their ranges."""
+        """Return the state of all rows, of those of ranges."""
         parts = {start: part for held in some for start, part in held.parts.items()}
         return ShardState.join([parts[start] for start in sorted(parts)])
 
@@ -96,7 +96,7 @@ class ShardSnapshot:
     n_summed: int
 
     def part(self, rows: slice) -> ShardSnapshot:
-        """The snapshot of a slice of rows; its arrays are parts of these."""
+        """Return the snapshot of a slice of rows; its arrays are views of these."""
         return replace(
             self,
             w=self.w[rows],
@@ -107,7 +107,7 @@ class ShardSnapshot:
 
     @staticmethod
     def join(parts: Sequence[ShardSnapshot]) -> ShardSnapshot:
-        """The snapshot whose slices `parts` are."""
+        """Return the snapshot of all rows, of those of consecutive slices."""
 
         def joined(arrays: list[Any]) -> Any:
             return None if any(a is None for a in arrays) else np.concatenate(arrays)
@@ -124,7 +124,7 @@ class ShardSnapshot:
 
 
 def copy_array(array: Any) -> Any:
-    """A copy of an array of any library."""
+    """Return a copy of an array of any library."""
     # Only what the standard alone describes has no method for it.
     return array.copy() if hasattr(array, "copy") else namespace(array).asarray(array, copy=True)
 
@@ -147,17 +147,17 @@ class ShardLayout:
 
     @cached_property
     def bounds(self) -> NDArray[np.int64]:
-        """Row boundaries of the shards; shard s holds rows bounds[s] to bounds[s + 1]."""
+        """Return the row boundaries: shard s holds rows bounds[s] to bounds[s + 1]."""
         n_shards = max(1, min(self.n_shards, self.n_rows))
         return np.linspace(0, self.n_rows, n_shards + 1).astype(np.int64)
 
     def slices(self) -> list[slice]:
-        """One slice of rows a shard."""
+        """Return one slice of rows a shard."""
         bounds = self.bounds.tolist()
         return [slice(a, b) for a, b in itertools.pairwise(bounds)]
 
     def split(self, values: NDArray[Any]) -> list[NDArray[Any]]:
-        """Views of `values` (..., n_rows, width), one a shard."""
+        """Return views of `values` (..., n_rows, width), one a shard."""
         return [values[..., s, :] for s in self.slices()]
 
     def split_index(self, index: NDArray[np.int64]) -> list[tuple[NDArray[np.int64], slice]]:

@@ -1,4 +1,4 @@
-"""Steps in the few rows of a group that a batch touches."""
+"""Steps of one group of a shard's parameters: of all its rows, or of those that a batch touches."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class GroupSteps:
         self.group.update(piece.w, grad, piece.opt_state, rate, number, piece.l1)
 
     def _cut_pieces(self, on_host: bool, l1: Any) -> list[_GroupPiece]:
-        """Pieces of the rows; the whole group, where its optimizer may look at all entries."""
+        """Return pieces of the rows; one piece where the optimizer may look at all entries."""
         n_rows, width = self._w.shape
         of_entries = on_host and self.group.optimizer.elementwise_update is not None
         most = max(_CACHED_ENTRIES // width, 1) if of_entries else n_rows
@@ -146,7 +146,7 @@ class GroupSteps:
         ]
 
     def _bind_update(self, rows: float, rate: float, number: int) -> Any:
-        """The backend's steps over these arrays."""
+        """Return the backend's steps over these arrays."""
         group, few = self.group, self._coordinates
         l1, l2, k = group.penalty.l1, group.penalty.l2, group.n_penalised
         step = Step(self._w, None, self._opt_state, rows, rate, number, l1, l2, k, few)
@@ -154,7 +154,7 @@ class GroupSteps:
 
 
 def _make_l1_strengths(group: ParameterGroup, w: Any) -> Any:
-    """Strength of a group's l1 penalty for each of its rows."""
+    """Return the strength of a group's l1 penalty for each of its rows."""
     if group.penalty.l1 == 0 or not group.descends:
         return 0.0
     # Always an array: the digits of a step must not depend on how the rows are cut.
@@ -164,12 +164,12 @@ def _make_l1_strengths(group: ParameterGroup, w: Any) -> Any:
 
 
 def is_own_optimizer(optimizer: Optimizer) -> bool:
-    """Whether an optimizer is one of the package's own; a subclass may compute something else."""
+    """Return whether an optimizer is the package's own; a subclass may compute something else."""
     return type(optimizer) is OPTIMIZERS.get(optimizer.name)
 
 
 def find_group_rows(group: ParameterGroup, index: NDArray[np.int64]) -> slice:
-    """Places of a group's rows among some sorted rows of the parameters."""
+    """Return the places of a group's rows among some sorted rows of the parameters."""
     start, stop = np.searchsorted(index, (group.start, group.stop)).tolist()
     return slice(start, stop)
 
@@ -262,7 +262,7 @@ class TouchedRowSteps:
     def _step_gathered_rows(
         self, grad: Any, index: NDArray[np.int64], rate: float, number: int, rate_sum: float
     ) -> None:
-        """The same in rows that are gathered and put back; what is compiled has the same bits."""
+        """Take the step in rows that are gathered and put back, to the bits of the compiled one."""
         w = self._w[index]
         opt_state = {name: array[index] for name, array in self._opt_state.items()}
         group = self._group

@@ -28,7 +28,7 @@ KEPT_SNAPSHOTS = 3
 
 
 def standby_generation(generation: int) -> int:
-    """The generation of a server that only keeps snapshots of another one, below 0.
+    """Return the generation of a server that only keeps snapshots of another one, below 0.
 
     A server that was replaced thus cannot send snapshots to its successor's standby.
     """
@@ -57,13 +57,13 @@ class LaneSnapshot:
 
     @property
     def held(self) -> ShardSnapshot:
-        """Parameters of a lane that has some."""
+        """Return the parameters of a lane that has some."""
         assert self.shard is not None
         return self.shard
 
 
 def join_lane_snapshots(lanes: Mapping[int, LaneSnapshot]) -> dict[int, LaneSnapshot]:
-    """The same lanes, where shards that are parts of the parameters are one, the first lane's."""
+    """Return the lanes with shards that are parts of the parameters joined, in the first lane."""
     held = sorted((lane.start, n) for n, lane in lanes.items() if lane.shard is not None)
     if not any(start for start, _ in held):
         return dict(lanes)
@@ -118,7 +118,7 @@ class AvailableSnapshots:
 
     @property
     def places(self) -> set[int]:
-        """All places that it could go on from."""
+        """Return all places that the server could go on from."""
         return set(self.clocks)
 
 
@@ -145,11 +145,11 @@ class RecentSnapshots:
 
     @property
     def last(self) -> ServerSnapshot | None:
-        """The latest, if any."""
+        """Return the latest snapshot, if any."""
         return self._kept[-1] if self._kept else None
 
     def get(self, at: int) -> ServerSnapshot | None:
-        """The snapshot of a place, if it is kept."""
+        """Return the snapshot of a place, if it is kept."""
         return next((snapshot for snapshot in self._kept if snapshot.at == at), None)
 
     def __getitem__(self, at: int) -> ServerSnapshot:
@@ -157,7 +157,7 @@ class RecentSnapshots:
 
     @property
     def clocks(self) -> dict[int, dict[int, int]]:
-        """Clocks of each snapshot, by its place."""
+        """Return the clocks of each snapshot, by its place."""
         return {snapshot.at: snapshot.clocks for snapshot in self._kept}
 
 
@@ -194,11 +194,11 @@ class SnapshotStore:
 
     @property
     def is_behind(self) -> bool:
-        """Whether snapshots under way to the standby are so many that no lane is let go."""
+        """Return whether too many snapshots are on their way to the standby to let lanes go."""
         return self._under_way >= (_MAX_HANDED_OVER if self._stored else _MAX_UNDER_WAY)
 
     def is_due(self, version: int) -> bool:
-        """Whether a snapshot is to be made after update number `version`."""
+        """Return whether a snapshot is to be made after update number `version`."""
         return bool(self._every) and version % self._every == 0
 
     def add(self, snapshot: ServerSnapshot) -> None:
@@ -212,7 +212,7 @@ class SnapshotStore:
             self._ship(snapshot)
 
     def hand_on_last(self) -> None:
-        """Hand the last snapshot on, if there is one."""
+        """Ship the last snapshot, if there is one."""
         if self.kept.last is not None:
             self._ship_snapshot(self.kept.last)
 
@@ -234,15 +234,15 @@ class SnapshotStore:
         self._ship, self._every, self._under_way = ship, every, 0
 
     def ships_to(self, ship: ShipSnapshot) -> bool:
-        """Whether snapshots go there."""
+        """Return whether snapshots go to this function."""
         return self._ship is ship
 
     def drop_standby(self) -> None:
-        """Hand no more snapshots on."""
+        """Stop handing snapshots on."""
         self._ship, self._under_way = None, 0
 
     def shipped(self) -> None:
-        """Note that the standby has a snapshot."""
+        """Count a snapshot that the standby has got."""
         self._under_way = max(self._under_way - 1, 0)
 
     # -- generations ---------------------------------------------------------------------------

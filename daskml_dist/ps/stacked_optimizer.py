@@ -47,20 +47,20 @@ class StackedOptimizer(Optimizer):
 
     @property
     def state_names(self) -> tuple[str, ...]:  # type: ignore[override]
-        """As of each."""
+        """Return the state names of the optimizer of each column."""
         return self.each.state_names
 
     def init(self, w: Array) -> OptimizerState:
-        """As of each."""
+        """Return the state before the first step."""
         return self.each.init(w)
 
     def rates(self, passes: float) -> NDArray[np.float64]:
-        """Learning rates of all columns after so many passes."""
+        """Return the learning rates of all columns after a number of passes."""
         step = round(passes * self.steps_per_pass) + 1
         return np.array([schedule(step, passes) for schedule in self.schedules])[self.schedule_of]
 
     def rates_of(self, passes: Sequence[float]) -> NDArray[np.float64]:
-        """Learning rates of shape (n_steps, n_columns), of steps after so many passes each."""
+        """Return learning rates of shape (n_steps, n_columns), after the passes of each step."""
         if all(type(schedule) is Constant for schedule in self.schedules):
             return np.repeat([self.rates(one) for one in passes[:1]], len(passes), axis=0)
         return np.array([self.rates(one) for one in passes])

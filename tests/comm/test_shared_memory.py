@@ -65,7 +65,7 @@ def boxes() -> Iterator[Callable[..., Boxes]]:
         sockets.extend([one, other])
         offer = RingOffer(allowed=True)
         found, answer = accept_ring_offer(offer.data, allowed=True)
-        ring = offer.taken(answer)
+        ring = offer.accept_answer(answer)
         assert ring is not None
         assert found is not None
         outbox = RingOutbox(one, send_wait or Wait(20), ring)
@@ -143,25 +143,25 @@ def _answer_to(offer: RingOffer, **_: Any) -> bytes:
 def test_another_network_namespace_is_another_host(monkeypatch: pytest.MonkeyPatch) -> None:
     offer = RingOffer(allowed=True)
     monkeypatch.setattr("daskml_dist.comm.channels.identify_machine", lambda: 1)
-    assert offer.taken(_answer_to(offer)) is None
+    assert offer.accept_answer(_answer_to(offer)) is None
 
 
 def test_memory_that_others_could_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_memory.os, "fchmod", lambda descriptor, mode: None)
     offer = RingOffer(allowed=True)
-    assert offer.taken(_answer_to(offer)) is None
+    assert offer.accept_answer(_answer_to(offer)) is None
 
 
 def test_another_object_under_the_same_number_is_refused() -> None:
     offer = RingOffer(allowed=True)
     # The last 32 bytes are the digest of the token.
     offer.data = offer.data[:-32] + bytes(32)
-    assert offer.taken(_answer_to(offer)) is None
+    assert offer.accept_answer(_answer_to(offer)) is None
 
 
 def test_a_false_proof_ends_the_connection() -> None:
     with pytest.raises(ConnectionError, match="false answer"):
-        RingOffer(allowed=True).taken(b"x" * RingOffer.ANSWER)
+        RingOffer(allowed=True).accept_answer(b"x" * RingOffer.ANSWER)
 
 
 @pytest.mark.parametrize("caller", [True, False])
@@ -349,7 +349,7 @@ def test_descriptors_are_given_back(boxes: Callable[..., Boxes]) -> None:
         RingOffer(allowed=True).close()
         offer = RingOffer(allowed=True)
         found, answer = accept_ring_offer(offer.data, allowed=True)
-        taken = offer.taken(answer)
+        taken = offer.accept_answer(answer)
         del offer, found, taken
     until(lambda: count() <= before)
 

@@ -42,7 +42,7 @@ def _open_channel(
 def test_a_thousand_connections(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """Silent connections delay the fit's own no longer than their grace, and all are forgotten."""
     monkeypatch.setattr(module, "_GRACE_SECONDS", 0.1)
-    listener, welcome, lock = served.listener, served.listener._welcome, threading.Lock()
+    listener, welcome, lock = served.listener, served.listener._authenticate, threading.Lock()
     under_way = most = 0
 
     def count(guest: Any) -> Any:
@@ -56,7 +56,7 @@ def test_a_thousand_connections(served: Served, monkeypatch: pytest.MonkeyPatch)
             with lock:
                 under_way -= 1
 
-    monkeypatch.setattr(listener, "_welcome", count)
+    monkeypatch.setattr(listener, "_authenticate", count)
     with ExitStack() as stack:
         for _ in range(1000):
             sock = socket.socket()
