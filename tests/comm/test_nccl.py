@@ -56,7 +56,7 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 def _reduce(group: NcclGroup, array: Any) -> Any:
     """A sum; the name of the operation is nccl4py's, which need not be here."""
-    return group._run(lambda own, a, s: own.allreduce(a, a, stream=s), array)
+    return group._call_and_wait(lambda own, a, s: own.allreduce(a, a, stream=s), array)
 
 
 def test_a_call_is_polled_until_it_is_done(done: list[bool]) -> None:
