@@ -236,11 +236,24 @@ class CupyBackend(Backend):
         return self.calls.rows(X, y, weight)
 
     def _fused_softmax(self, w: Any, X: Any, y: Any, weight: Any, out: Any) -> Any:
-        """Two products, and one launch between them, which reads `y` and `weight` as neighbours."""
+        """One reading of the rows where they are narrow and classes few.
+
+        Else two products, and one launch between them. The kernels read `y` and `weight` as
+        neighbours.
+        """
         d = _matrix(X).shape[1]
         if y.dtype != np.int32 or (weight is not None and weight.dtype != w.dtype):
             return None
         y, weight = (None if a is None else self._cp.ascontiguousarray(a) for a in (y, weight))
+        if not isinstance(X, CupyRows) and w.dtype == arithmetic_dtype(X):
+            loss = self._cp.zeros((), np.float64)
+            rows = self.calls.rows(X, y, weight)
+            contiguous = w.flags.c_contiguous and out.flags.c_contiguous
+            calls = self.calls.softmax_rows(rows, w, out, loss) if contiguous else None
+            if calls is not None:
+                for call in calls:
+                    call()
+                return loss
         raw = self._cp.ascontiguousarray(self.dot(X, w[:d]))
         if w.shape[0] > d:
             raw += w[d]

@@ -234,6 +234,44 @@ class Calls:
         assert at is not None
         return self.cupy.empty((at.grid, rows.d + 2), np.float64)
 
+    def softmax_rows(self, rows: DenseRows, w: Any, out: Any, loss: Any) -> list[KernelCall] | None:
+        """The gradient of softmax regression, added to `out`, and the summed loss.
+
+        Parameters
+        ----------
+        rows : DenseRows
+            All of an array; `y` are classes of int32.
+        w : array of shape (d, k) or (d + 1, k)
+        out : array of the shape of `w`
+        loss : array of float64 of one entry
+            Zero before.
+
+        Returns
+        -------
+        list of KernelCall, or None
+            None: there is no kernel for rows so wide, or so laid, and so many classes.
+        """
+        k, intercept = w.shape[1], w.shape[0] - rows.d
+        chosen = {"k": k, "alignment": rows.alignment, "capability": self._capability}
+        at = kernels.launch("softmax_rows", rows.n, rows.d, rows.dtype, self._n_sms, **chosen)
+        if at is None or not rows.X.flags.c_contiguous:
+            return None
+        # `sum_partials` takes one row of sums, with an intercept as its last: here it is the last
+        # class's, or a number that is left out.
+        width = w.size - intercept
+        partials = self.cupy.empty((at.grid, width + 2), np.float64)
+        arrays = rows.X, rows.y, rows.weight, w, partials
+        numbers = rows.n, rows.d, intercept
+        total = kernels.launch("sum_partials", at.grid, width, rows.dtype, self._n_sms)
+        sums = partials, out, loss, at.grid, width, intercept, 1
+        names = {"d": rows.d, "result": out.dtype, "alignment": rows.alignment}
+        return [
+            self._call("softmax_rows", rows.dtype, "softmax_rows", at, *arrays, *numbers,
+                       d=rows.d, **chosen),
+            self._call("linear_gradient", rows.dtype, "sum_partials", total, *sums,
+                       capability=self._capability, **names),
+        ]  # fmt: skip
+
     def softmax_gradient(self, raw: Any, y: Any, weight: Any | None, losses: Any) -> KernelCall:
         """Raw predictions of shape (n, k) become gradients, and each row's loss is set."""
         n, k = raw.shape

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 from dataclasses import replace
 
@@ -240,3 +241,45 @@ def test_tensor_cores_take_rows_that_they_can_lay_out():
         (100, 64, "float32", {"capability": 75}),
     ):
         assert not kernels.has_kmeans_tiles(d, k, dtype, **more)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("n", "d", "k", "dtype", "alignment"),
+    [(203, 28, 3, "float32", 16), (0, 28, 3, "float32", 16),
+     *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+         (70, 100, 10, "float32", 16), (203, 28, 10, "float64", 16), (61, 29, 2, "bfloat16", 2),
+         (90, 100, 5, "float16", 8), (37, 3, 17, "float32", 4), (70, 200, 10, "float32", 16)))],
+)  # fmt: skip
+@pytest.mark.parametrize(("weighted", "intercept"), [(True, 1), (False, 0)])
+def test_softmax_of_rows(n, d, k, dtype, alignment, weighted, intercept, guarded):
+    rng = np.random.default_rng(0)
+    X, values = stored_rows(rng.normal(size=(n, d)), dtype)
+    arithmetic = "float64" if dtype == "float64" else "float32"
+    w = rng.normal(size=(d + intercept, k)).astype(arithmetic)
+    codes = rng.integers(k, size=n).astype(np.int32)
+    weight = rng.random(n).astype(arithmetic) if weighted else None
+    chosen = {"d": d, "k": k, "alignment": alignment}
+    library = build("softmax_rows", kernels.options("softmax_rows", dtype, **chosen))
+    launch = kernels.launch("softmax_rows", n, d, dtype, 1, k=k, alignment=alignment)
+    launch = replace(launch, grid=2)
+    partials = guarded.unset((2, w.size + 2 - intercept))
+    arrays = *map(guarded, (X, codes)), guarded(weight) if weighted else None, guarded(w)
+    run(library, "softmax_rows", launch, *arrays, partials, n, d, intercept)
+    raw = values @ w[:d].astype(float) + (w[d] if intercept else 0)
+    losses, slopes = LOSSES["log_loss"]().value_and_gradient(codes, raw)
+    scale = np.ones(n) if weight is None else weight.astype(float)
+    slopes = slopes * scale[:, None]
+    gradient = np.hstack([values, np.ones((n, intercept))]).T @ slopes
+    found, atol = partials.sum(axis=0), 100 * RTOL[dtype]
+    np.testing.assert_allclose(found[: w.size].reshape(w.shape), gradient, atol=atol)
+    assert found[-1] == pytest.approx(float(losses @ scale), rel=10 * RTOL[dtype])
+
+
+def test_softmax_of_rows_has_kernels_up_to_a_width():
+    launch = functools.partial(kernels.launch, "softmax_rows", 9)
+    assert launch(100, "float32", 132, k=10) is not None
+    assert launch(1000, "float32", 132, k=10) is None
+    assert launch(100, "float32", 132, k=1) is None
+    with pytest.raises(ValueError, match="1000 features in float32 and 10 classes"):
+        kernels.options("softmax_rows", "float32", d=1000, k=10)

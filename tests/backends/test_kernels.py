@@ -65,6 +65,7 @@ def test_kernels_compile_without_spills(architecture):
     check("linear_gradient", dtype="bfloat16", d=512, loss="gamma")
     check("gather_rows", dtype="float32")
     check("softmax_gradient", dtype="float32", k=10)
+    check("softmax_rows", dtype="float32", d=100, k=10)
     check("optimizer_updates", dtype="float32", optimizer="adam", result="float32")
     check("csr_gradient", dtype="float32", loss="log_loss", result="float32")
     check("csr_gradient", dtype="float64", loss="log_loss", result="float64")
@@ -107,5 +108,7 @@ def test_everything_else_compiles_without_spills(architecture):
             check("optimizer_updates", dtype=dtype, optimizer=optimizer)
     for dtype, d, k in itertools.product(DTYPES, (100, 2000), (1, 64, 96, 1000)):
         check("kmeans", dtype=dtype, d=d, k=k)
+    for (d, k), dtype in itertools.product(((28, 10), (29, 3), (200, 10), (20, 20)), DTYPES):
+        check("softmax_rows", dtype=dtype, d=d, k=k)
     for k in (8, 16, 32) if architecture != "sm_75" else ():
         check("kmeans_tiles", dtype="float32", k=k)

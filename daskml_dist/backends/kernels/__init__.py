@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
 
@@ -37,6 +37,7 @@ FUNCTIONS = {
     "gather_rows": ("gather_rows", "gather_csr_rows"),
     "linear_gradient": ("linear_gradient", "sum_partials"),
     "softmax_gradient": ("softmax_gradient",),
+    "softmax_rows": ("softmax_rows",),
     "optimizer_updates": ("optimizer_update",),
     "csr_gradient": ("csr_gradient", "csr_clear"),
     "csr_adagrad": ("csr_adagrad",),
@@ -78,6 +79,8 @@ _INTEGERS = {"int32": "int", "int64": "long long"}
 _CHUNKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 #: Bytes of sums that a lane keeps in registers at most; its row can take as much again.
 _SUM_BYTES = 256
+#: Bytes of the widest load of a lane.
+_LOAD_BYTES = 16
 #: Rows in flight: bytes that a lane loads before it uses the first.
 _LOADED_BYTES = 128
 #: Registers of a multiprocessor for each thread of a block that has it alone.
@@ -149,6 +152,7 @@ class _Teams:
     lanes: int
     chunks: int
     rows: int
+    threads: int
     blocks: int
 
 
@@ -226,6 +230,12 @@ def options(
         if teams is None:
             raise ValueError(f"no kernel for rows of {d} features in {stored}")
         found |= {key.upper(): str(value) for key, value in vars(teams).items()}
+    elif name == "softmax_rows":
+        teams = _softmax_teams(d, k, stored, alignment, capability)
+        if teams is None:
+            raise ValueError(f"no kernel for rows of {d} features in {stored} and {k} classes")
+        found |= {key.upper(): str(value) for key, value in vars(teams).items()}
+        found |= {"CLASSES": str(k), "PADDED": str(_power_of_two(k))}
     elif name == "softmax_gradient":
         found["LANES"] = str(_softmax_lanes(k))
     elif name == "optimizer_updates":
@@ -283,14 +293,22 @@ def launch(
         teams = _teams(d, stored, alignment, capability)
         if teams is None:
             return None
+        threads, warps = (teams.threads, 1), teams.threads // 32
         columns = teams.lanes * teams.chunks * teams.vector
-        shared = 2 * 8 * _WARPS + columns * np.dtype(arithmetic).itemsize
+        shared = 2 * 8 * warps + columns * np.dtype(arithmetic).itemsize
         # Some rounds for each warp, so that small batches do not mainly write partial sums.
-        rows = 4 * _WARPS * (32 // teams.lanes) * teams.rows
+        rows = 4 * warps * (32 // teams.lanes) * teams.rows
         most = teams.blocks * n_sms
     elif function == "sum_partials":
         threads = (32, 16)
         return Launch(-(-(d + 2) // 32), threads, 8 * threads[0] * threads[1])
+    elif function == "softmax_rows":
+        teams = _softmax_teams(d, k, stored, alignment, capability)
+        if teams is None:
+            return None
+        shared = _softmax_shared(teams, k, np.dtype(arithmetic).itemsize)
+        rows = 4 * _WARPS * (32 // teams.lanes) * teams.rows
+        most = teams.blocks * n_sms
     elif function == "softmax_gradient":
         rows = _THREADS // _softmax_lanes(k)
     elif function in ("optimizer_update", "csr_clear"):
@@ -372,11 +390,12 @@ def _power_of_two(n: int) -> int:
 
 def _teams(d: int, stored: str, alignment: int, capability: int = 90) -> _Teams | None:
     itemsize, sum_size = _itemsize(stored), np.dtype(_arithmetic(stored)).itemsize
-    vector = max(1, min(16, alignment) // itemsize)
+    vector = max(1, min(_LOAD_BYTES, alignment) // itemsize)
     while d % vector:
         vector //= 2
     loads = d // vector
-    lanes = min(32, _power_of_two(loads))
+    # A lane takes 16 bytes of a row or more: fewer lanes a row exchange fewer sums.
+    lanes = min(32, _power_of_two(loads if vector * itemsize >= _LOAD_BYTES else -(-loads // 2)))
     chunks = next((c for c in _CHUNKS if c * lanes >= loads), None)
     if d < 1 or chunks is None or chunks * vector * sum_size > _SUM_BYTES:
         return None
@@ -386,10 +405,43 @@ def _teams(d: int, stored: str, alignment: int, capability: int = 90) -> _Teams 
     # Sums and rows stay in registers; of the rest this is an estimate that keeps every version from
     # spilling, as tests/backends/test_kernels.py counts.
     registers = (1 + rows) * chunks * vector * sum_size // 4 + (28 if sum_size == 4 else 40)
+    if itemsize == 2 and vector in (1, 8):  # loads of half a word, or eight conversions at once
+        registers += 4
     if capability >= 100:  # its compiler takes two fifths more
         registers += registers * 2 // 5
-    blocks = max(1, min(_MOST_BLOCKS, _BLOCK_REGISTERS // registers))
-    return _Teams(vector, lanes, chunks, rows, blocks)
+    # An odd number of half blocks that fit would waste one of whole blocks.
+    halves = max(2, min(2 * _MOST_BLOCKS, 2 * _BLOCK_REGISTERS // registers))
+    threads, blocks = (_THREADS // 2, halves) if halves % 2 else (_THREADS, halves // 2)
+    return _Teams(vector, lanes, chunks, rows, threads, blocks)
+
+
+def _softmax_teams(d: int, k: int, stored: str, alignment: int, capability: int) -> _Teams | None:
+    """The layout of `softmax_rows`: as many rows at once as let two blocks fit, or one block."""
+    teams = _teams(d, stored, alignment, capability)
+    if teams is None or k < 2:
+        return None
+    words = np.dtype(_arithmetic(stored)).itemsize // 4
+    entries = teams.chunks * teams.vector
+    for rows, blocks in ((4, 2), (2, 2), (4, 1), (2, 1), (1, 1)):
+        # Sums for all classes; rows and their products with w; a lane's share of a row's classes.
+        held = max(1, _power_of_two(k) * rows // teams.lanes)
+        registers = words * (k * entries + rows * (entries + k) + 2 * held)
+        registers += 28 if words == 1 else 44
+        if capability >= 100:
+            registers += registers * 2 // 5
+        if rows <= teams.lanes and registers <= _BLOCK_REGISTERS // blocks:
+            found = replace(teams, rows=rows, threads=_THREADS, blocks=blocks)
+            return found if _softmax_shared(found, k, 4 * words) <= _SHARED_BYTES else None
+    return None
+
+
+def _softmax_shared(teams: _Teams, k: int, size: int) -> int:
+    """Bytes of shared memory of `softmax_rows`, array by array as in the source."""
+    padded = _power_of_two(k)
+    doubles = 8 * (_WARPS + _WARPS * padded)
+    columns = teams.chunks * k * teams.lanes * teams.vector
+    slopes = _WARPS * (32 // teams.lanes) * teams.rows * (-(-k // 4) * 4)
+    return doubles + size * (columns + slopes + padded)
 
 
 def _softmax_lanes(k: int) -> int:

@@ -9,6 +9,7 @@
 //   LANES       lanes that share a row; a power of two up to 32
 //   CHUNKS      loads of a lane from one row: LANES * CHUNKS * VECTOR >= d
 //   ROWS        rows that a team of lanes works on together, so that their loads overlap; <= LANES
+//   THREADS     of a block
 //   BLOCKS      blocks that are to fit a multiprocessor
 //
 // A team keeps its rows in registers: they serve the product with w, and then the gradient. Each
@@ -17,7 +18,6 @@
 #include "numbers.cuh"
 #include "losses.cuh"
 
-#define THREADS 256
 #define WARPS (THREADS / 32)
 #define TEAMS (32 / LANES)
 

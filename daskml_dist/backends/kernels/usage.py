@@ -110,6 +110,7 @@ _ROWS = (
     ("linear_gradient", "float64", 100, 1),
     ("linear_gradient", "float64", 1024, 1),
     ("softmax_gradient", "float32", 1, 10),
+    ("softmax_rows", "float32", 100, 10),
     ("optimizer_updates", "float32", 1, 1),
     ("csr_gradient", "float32", 1, 1),
     ("csr_adagrad", "float32", 1, 1),
