@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from daskml_dist.backends import kernels
 from daskml_dist.backends.cupy_calls import Calls
@@ -59,6 +60,22 @@ class Work:
 
 class TreeCalls(Calls):
     """Calls of the kernels that trees grow by, on one device."""
+
+    def copy_together(self, *arrays: NDArray[Any]) -> list[Any]:
+        """Copy small arrays to the device at once: each copy costs more than its bytes.
+
+        Parameters
+        ----------
+        *arrays : ndarray
+            Those of larger entries come first, so that each begins where its entries may.
+        """
+        parts = [array.reshape(-1).view(np.uint8) for array in arrays]
+        there, found, start = self.cupy.asarray(np.concatenate(parts)), [], 0
+        for array in arrays:
+            own = there[start : start + array.nbytes]
+            found.append(own.view(array.dtype).reshape(array.shape))
+            start += array.nbytes
+        return found
 
     def gradients(self, loss: Any, y: Any, raw: Any, weight: Any, g: Any, h: Any) -> Any:
         """Set gradients and hessians; the bits of the largest of each output.
@@ -116,10 +133,10 @@ class TreeCalls(Calls):
                 slot += 1
                 unit += -(-n // chunk) * n_groups
         tables = np.array([part.table for part in parts])
-        return Work(
-            self.cupy.asarray(tasks), self.cupy.asarray(tables),
-            self.cupy.zeros(len(parts), np.int64), tile, n_groups, unit, slot, chunk, mode,
-        )  # fmt: skip
+        # `tree_scan` writes the middles, and histograms of all rows read none.
+        middles = self.cupy.empty(len(parts), np.int64)
+        on_device = self.copy_together(tasks, tables)
+        return Work(on_device[0], on_device[1], middles, tile, n_groups, unit, slot, chunk, mode)
 
     def part(self, work: Work, bins: Any, index: Any, spare: Any) -> None:
         """Bring the rows of leaves that go left before the others, in their order."""

@@ -82,9 +82,10 @@ class CupyTrees:
             row[0], row[1] = self._calls.address(leaf.hist), leaf.hist.strides[0] // _ITEM
             row[2:5] = leaf.totals
             of_row[5:8] = leaf.value, leaf.low, leaf.high
-        allowed = self._backend.to_device(np.array([leaf.allowed[of] for leaf in leaves]))
+        allowed = np.array([leaf.allowed[of] for leaf in leaves])
+        on_device = self._calls.copy_together(table, allowed)
         found = self._calls.splits(
-            self._backend.to_device(table), allowed, self._facts[2], facts, scales.tolist(),
+            on_device[0], on_device[1], self._facts[2], facts, scales.tolist(),
             leaves[0].hist.shape,
         )  # fmt: skip
         told[:] = self._backend.to_numpy(found)
@@ -204,7 +205,7 @@ class CupyRows:
         if not len(filled):
             return
         order = filled[starts[filled].argsort()]
-        of_leaves = map(self._backend.to_device, (starts[order], values[order]))
+        of_leaves = self._calls.copy_together(starts[order], values[order])
         self._calls.answer(self._raw[output], self._index, *of_leaves)
         # Those of the host are behind: nobody may read them, and who goes on makes them anew.
         for room in self.rooms:

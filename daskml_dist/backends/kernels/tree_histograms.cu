@@ -28,7 +28,7 @@ __device__ inline void add_to(long long *at, long long value) {
 // packed (n,)           gradients and hessians
 // index (n,)            numbers of rows
 // tasks (n_tasks,)
-// middles (n_tasks,)    where the rows that go right begin
+// middles (n_tasks,)    where the rows that go right begin; not read of tasks of all rows
 // out                   gradients, hessians (unless they are 1) and rows of a bin, added to; bins
 //                       lie behind each other, features and slots `stride` numbers apart
 // n_tasks, n_units, n_groups, chunk, words, d, n_bins, mode, feature_stride, slot_stride

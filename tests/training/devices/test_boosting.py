@@ -137,7 +137,7 @@ def test_who_goes_on_after_a_loss_makes_raw_predictions_anew(
     after = object.__new__(_BoostingRun)
     after._loss, after._baseline = SquaredErrorBoostLoss(), model._baseline
     after._trees = [model._trees.tree(i) for i in range(len(model._trees))]
-    after._bring_up(rooms[0])
+    after._update_predictions(rooms[0])
     np.testing.assert_array_equal(left["raw"], expected["raw"])
 
 
