@@ -66,7 +66,7 @@ def test_who_has_just_come_takes_lanes_only_where_nobody_else_can(
     seating: Any = object.__new__(LaneAssignments)
     seating.lanes, seating.workers = _lanes(4), dict(enumerate("abca"))
     seating.speeds, seating.dealt = {}, dealt
-    seating._rows = SimpleNamespace(holders_now=dict)
+    seating._rows = SimpleNamespace(find_current_holders=dict)
     seating._membership = SimpleNamespace(ready={"a": 1, "new": 1}, paused={}, leaving=set())
     seating._move_lanes([], even)
     assert set(seating.workers.values()) == found

@@ -38,7 +38,7 @@ def _answers(ledger: Any, tol: float | None = None, alone: bool = False) -> Dela
 
     work = SimpleNamespace(lockstep=True, stopping=StoppingRule(5, tol))
     context: Any = SimpleNamespace(
-        fit=SimpleNamespace(work=work), lanes=[], is_alone=alone, send_report=send,
+        fit=SimpleNamespace(work=work), lanes=[], is_alone=alone, send_pass_report=send,
         end_pass=lambda: ledger.heard.append("turn"),
     )  # fmt: skip
     return DelayedAnswers(context, ledger)

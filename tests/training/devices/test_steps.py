@@ -225,8 +225,8 @@ def test_lanes_without_rows_step_on_a_device() -> None:
     replica = Shard(rule, ShardState(backend.to_device(np.ones((4, 1))), {}), backend=backend)
     lane: Any = SimpleNamespace(
         backend=backend,
-        ready_gather=None,
-        next_batch=lambda: Batch([], 0, np.array([3])),
+        gather_when_ready=None,
+        draw_next_batch=lambda: Batch([], 0, np.array([3])),
         own_gradient=lambda w, batch: w * 0,
     )
     OwnSteps(lane, replica).take(2)
