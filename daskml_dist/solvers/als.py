@@ -108,7 +108,7 @@ class _ALSSweeps:
         self._gram = self._sum_gram(self._sides[1])
 
     def _count_and_mean(self) -> tuple[float, float, float]:
-        """Number of ratings, their mean, and the confidences of all pairs, summed."""
+        """Return the number of ratings, their mean, and the sum of the confidences of all pairs."""
         keyed = self._keyed
         parts = keyed.map(_count_ratings, "user")
         for part, own in zip(parts, keyed.ranges("user"), strict=True):
@@ -118,7 +118,7 @@ class _ALSSweeps:
         return n, total / max(n, 1.0), self._solver.equations.alpha * total + pairs
 
     def _initial_factors(self, side: str) -> NDArray[Any]:
-        """Factors to begin with, those that were kept or new ones."""
+        """Return a side's factors to start from: the checkpointed ones, or random ones."""
         if self._keyed.kept is not None and side in self._keyed.kept:
             return np.array(self._keyed.kept[side], self._model.dtype)
         model, seed = self._model, self._solver.seed
@@ -127,7 +127,7 @@ class _ALSSweeps:
         return np.concatenate([np.empty((0, model.width), model.dtype), *parts])
 
     def make_sweep(self) -> None:
-        """One sweep: the factors of both sides, and the loss."""
+        """Solve for the factors of both sides once, and evaluate the loss."""
         first, last = self._sides
         self._solve_side(first, self._gram)
         others = self._sum_gram(first)
@@ -154,7 +154,7 @@ class _ALSSweeps:
     def _iterate_ratings(
         self, side: str, gram: NDArray[np.float64], again: bool = False
     ) -> Iterator[Any]:
-        """Factors by which a side's ratings are explained, and what maps over these ratings.
+        """Yield the regressors (the other side's factors) and a function that maps over ratings.
 
         Of some rows at a time, where factors are many; `gram` is of all of the other side's.
         """
@@ -228,7 +228,7 @@ class _ALSSweeps:
     def _compute_loss(
         self, side: str, errors: NDArray[np.float64], others: NDArray[np.float64]
     ) -> float:
-        """Root mean squared error; of implicit ratings the mean weighted square over all pairs."""
+        """Return the RMSE, or for implicit ratings the weighted mean square over all pairs."""
         parts = [[errors[at.own].sum()] for at in self._keyed.ranges(side)]
         (total,) = self._keyed.sum(parts).tolist()
         if self._model.implicit:
@@ -241,12 +241,12 @@ def _count_ratings(rows: KeyedRows) -> list[float]:
 
 
 def _key_numbers(own: KeyRange) -> slice:
-    """Numbers of some keys among all."""
+    """Return the numbers of a range's keys among all keys of the space."""
     return slice(own.first, own.first + len(own))
 
 
 def _own_factors(factors: NDArray[Any], rows: KeyedRows) -> NDArray[Any]:
-    """The factors of a lane's own rows."""
+    """Return the factors of the keys that a lane owns."""
     return factors[rows.range.own]
 
 
@@ -256,7 +256,7 @@ def _csr_ratings(rows: KeyedRows) -> Ratings:
 
 
 def _fill_missing_values(rows: KeyedRows) -> KeyedRows:
-    """Ratings as they are, with values."""
+    """Return the ratings with explicit values, which are 1 where none were given."""
     return rows if rows.values is not None else replace(rows, values=np.ones(len(rows.indices)))
 
 
@@ -280,7 +280,7 @@ def build_ratings(
 
 
 def _merge_duplicates(rows: KeyedRows) -> KeyedRows:
-    """Ratings of which those of the same pair are added up; pairs are in order."""
+    """Return the ratings with the values of equal pairs added up; pairs are sorted."""
     rows = _fill_missing_values(rows)
     return replace(rows, **_sum_duplicate_pairs(_csr_ratings(rows))._asdict())
 

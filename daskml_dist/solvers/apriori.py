@@ -67,7 +67,7 @@ class Apriori(Solver):
 
     @property
     def max_passes(self) -> int:
-        """As many as candidates may take."""
+        """Return the most passes that `max_candidates` allows."""
         levels = min(self.max_length or _MAX_ITEMSET_LENGTH, _MAX_ITEMSET_LENGTH)
         most = 1 + levels * (2 + 2 * self.max_candidates // _MAX_CANDIDATES_PER_PASS)
         return most if not self.with_nulls else most + levels * self.max_candidates
@@ -124,12 +124,12 @@ class Apriori(Solver):
         return np.flatnonzero((count > 0) & (count / np.maximum(known, 1) >= self.min_support))
 
     def _has_next_level(self, at: _AprioriProgress) -> bool:
-        """Whether there may be longer itemsets: one of length k has k subsets of length k - 1."""
+        """Return whether longer itemsets may exist: one of length k has k subsets of k - 1."""
         length = len(at.sets) + 1
         return len(at.sets[-1]) >= length and length <= (self.max_length or length)
 
     def _make_candidates(self, at: _AprioriProgress) -> _PairCandidates | _SetCandidates:
-        """Candidates of the next level."""
+        """Return the candidates of the next level."""
         length = len(at.sets) + 1
         level: _PairCandidates | _SetCandidates
         level = (
@@ -201,7 +201,7 @@ def _count_known_rows(statistic: Any, n_items: int) -> SetCounts:
 
 
 def _fewest_rows(min_support: float, n_rows: int) -> int:
-    """Fewest rows whose share is enough, as the quotient of both tells."""
+    """Return the fewest rows whose share of `n_rows`, in floating point, reaches the support."""
     if isinstance(min_support, int):
         return min_support
     least = max(1, int(min_support * n_rows) - 1)
@@ -247,12 +247,12 @@ class _AprioriProgress:
         self.new_sets, self.new_counts, self.position = [], [], 0
 
     def describe_levels(self) -> str:
-        """Numbers of each length, in words."""
+        """Return in words how many itemsets of each length are frequent."""
         each = (f"{len(sets):,} of length {k}" for k, sets in enumerate(self.sets, 1))
         return ", ".join(each)
 
     def make_solution(self, n_rows: int, problem: str) -> Solution:
-        """The whole levels."""
+        """Return the solution of all levels that were counted to the end."""
         levels = [
             (self.items[sets], counts.astype(np.int64))
             for sets, counts in zip(self.sets, self.counts, strict=True)
@@ -262,7 +262,7 @@ class _AprioriProgress:
         return Solution(np.empty(0), len(self.sets), not problem, problem, extra)
 
     def state(self) -> dict[str, Array]:
-        """All that is needed to go on."""
+        """Return the checkpoint of the search."""
         levels = [*zip(self.sets, self.counts, strict=True)]
         if self.position:
             levels.append((np.concatenate(self.new_sets), np.concatenate(self.new_counts)))
@@ -273,7 +273,7 @@ class _AprioriProgress:
 
     @classmethod
     def of_state(cls, state: dict[str, Any]) -> _AprioriProgress:
-        """Progress at which a state was made."""
+        """Return the progress that a checkpoint was made of."""
         n_levels = (len(state) - 2) // 2
         sets = [state[f"sets{k}"] for k in range(n_levels)]
         counts = [state[f"counts{k}"] for k in range(n_levels)]
@@ -296,16 +296,16 @@ class _PairCandidates:
 
     @property
     def n(self) -> int:
-        """Number of them."""
+        """Return the number of candidates."""
         return len(self.items) * (len(self.items) - 1) // 2
 
     @cached_property
     def _pair_ends(self) -> NDArray[np.int64]:
-        """Pairs up to each first item's last."""
+        """Return, for each first item, the number of pairs up to its last one."""
         return np.cumsum(np.arange(len(self.items) - 1, 0, -1))
 
     def take_batch(self, position: int) -> tuple[Statistic, Any, int]:
-        """Statistic of some from a position on, what makes itemsets of their numbers, their end."""
+        """Return a batch's statistic, a function from numbers to itemsets, and its end position."""
         first = int(np.searchsorted(self._pair_ends, position, side="right"))
         end = int(
             np.searchsorted(self._pair_ends, position + _MAX_CANDIDATES_PER_PASS, side="right")
@@ -342,7 +342,7 @@ class _SetCandidates:
 
     @classmethod
     def of(cls, at: _AprioriProgress, most: int) -> _SetCandidates:
-        """Candidates of the level after the last."""
+        """Join the itemsets of the last level to candidates of the next one."""
         from daskml_dist.backends.itemset_kernels import join
 
         of, bounds, last = join(at.sets[-1], most)
@@ -355,11 +355,11 @@ class _SetCandidates:
 
     @property
     def n(self) -> int:
-        """Number of them."""
+        """Return the number of candidates."""
         return len(self.last)
 
     def take_batch(self, position: int) -> tuple[Statistic, Any, int]:
-        """Statistic of some from a position on, what makes itemsets of their numbers, their end."""
+        """Return a batch's statistic, a function from numbers to itemsets, and its end position."""
         end = min(position + _MAX_CANDIDATES_PER_PASS, self.n)
         first = int(np.searchsorted(self.bounds, position, side="right")) - 1
         stop = int(np.searchsorted(self.bounds, end))
@@ -380,7 +380,7 @@ class BasketBits(RowState):
     name = "bits"
 
     def make(self, model: Any, rows: BatchRows, backend: Backend) -> Any:
-        """Nothing yet."""
+        """Return an empty store; the first statistic fills it."""
         return ItemBits()
 
 
@@ -429,7 +429,7 @@ class SetCounts(Statistic):
 
     @property
     def state(self) -> BasketBits:
-        """The bits of each item."""
+        """Return the store of the baskets' bits by item."""
         return BasketBits()
 
     def shape(self, model: Any) -> tuple[int, ...]:
@@ -464,7 +464,7 @@ class PairCounts(Statistic):
 
     @property
     def state(self) -> BasketBits:
-        """The bits of each item."""
+        """Return the store of the baskets' bits by item."""
         return BasketBits()
 
     def shape(self, model: Any) -> tuple[int, ...]:
@@ -477,7 +477,7 @@ class PairCounts(Statistic):
         return self.as_sets().add(model, rows, out, backend)
 
     def as_sets(self) -> SetCounts:
-        """The same pairs, one by one."""
+        """Return the same pairs as a list of candidate itemsets."""
         first, m = np.arange(self.first, self.end), len(self.items)
         bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(m - 1 - first)])
         last = np.concatenate([np.arange(j + 1, m, dtype=np.int32) for j in first.tolist()])

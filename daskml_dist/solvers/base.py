@@ -74,7 +74,7 @@ class RowState(ABC):
 
     @abstractmethod
     def make(self, model: Any, rows: BatchRows, backend: Backend) -> Any:
-        """The memory of some rows: what the last statistic left, to the bit.
+        """Return the state of some rows as the last statistic left it, to the bit.
 
         A pure function of the rows and of what the statistic brought along. Before the first
         statistic it is what the memory begins with.
@@ -144,12 +144,12 @@ class Statistic(ABC):
 
     @property
     def state(self) -> RowState | None:
-        """Memory of each row, or None."""
+        """Return the state that rows keep between sums, or None."""
         return None
 
     @property
     def shows_not_finite(self) -> bool:
-        """Whether NaN or infinity in X makes the sum NaN or infinite for sure.
+        """Return whether NaN or infinity in X surely makes the sum NaN or infinite.
 
         Such rows are then looked for only where it is.
         """
@@ -157,7 +157,7 @@ class Statistic(ABC):
 
     @abstractmethod
     def shape(self, model: Any) -> tuple[int, ...]:
-        """Shape of the sum."""
+        """Return the shape of the sum."""
 
     @abstractmethod
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
@@ -187,7 +187,7 @@ class Statistic(ABC):
         total += part
 
     def answer_shape(self, model: Any) -> tuple[int, ...]:
-        """Shape of what the solver gets."""
+        """Return the shape of what the solver gets."""
         return self.shape(model)
 
 
@@ -218,7 +218,7 @@ class ReduceScatterStatistic(Statistic):
 
     @abstractmethod
     def finish(self, model: Any, own: Array, at: slice) -> Array:
-        """The result of a range of the sum.
+        """Return the result of a range of the sum.
 
         Parameters
         ----------
@@ -236,7 +236,7 @@ class ReduceScatterStatistic(Statistic):
 
     @abstractmethod
     def answer_shape(self, model: Any) -> tuple[int, ...]:
-        """Shape of the results of all ranges."""
+        """Return the shape of the results of all ranges."""
 
 
 class Sums(Protocol):
@@ -285,7 +285,7 @@ class Sums(Protocol):
     def kept(self) -> dict[str, Array] | None: ...
 
     def __call__(self, statistic: Statistic) -> Array:
-        """The sum over all rows, float64; read-only, since it is remembered."""
+        """Return the sum over all rows, in float64; read-only, since it is remembered."""
 
     def keep(
         self,
@@ -315,10 +315,10 @@ class VectorSpace(Protocol):
     """Vectors, of which this process may hold a range; numbers are the same in all processes."""
 
     def dot(self, a: Array, b: Array) -> float:
-        """Dot product of two vectors."""
+        """Return the dot product of two vectors."""
 
     def largest(self, a: Array) -> float:
-        """Largest absolute value of a vector's components; 0 for none."""
+        """Return the largest absolute value of a vector's components; 0 for none."""
 
 
 class RangedSums(VectorSpace, Protocol):
@@ -344,10 +344,10 @@ class RangedSums(VectorSpace, Protocol):
     def should_stop(self) -> bool: ...
 
     def whole(self, own: Array) -> Array:
-        """A vector of the parameters' size, of the ranges of all processes."""
+        """Gather a vector of the parameters' size from the ranges of all processes."""
 
     def __call__(self, statistic: Statistic) -> Array:
-        """The own range of a sum over all rows, flat.
+        """Return this process's range of a sum over all rows, flat.
 
         What the sum begins with (:attr:`Statistic.n_numbers`) every process gets; the rest are
         vectors of the parameters' size, of each of which a process gets its own range.
@@ -505,7 +505,7 @@ class SinglePassSolver(Solver):
 
     @property
     def max_passes(self) -> int:
-        """One."""
+        """Return 1."""
         return 1
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
@@ -539,9 +539,9 @@ class NestedSums:
         return self.sums(statistic)
 
     def keep(self, *_: Any, **__: Any) -> None:
-        """Nothing."""
+        """Ignore the checkpoint: only the outer solver makes any."""
 
 
 def initial_parameters(model: Any, start: Array | None) -> Array:
-    """The parameters to start from: zeros where none are given."""
+    """Return the parameters to start from: zeros where none are given."""
     return np.zeros(model.parameters.shape) if start is None else start

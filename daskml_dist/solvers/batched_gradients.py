@@ -61,12 +61,12 @@ class PerSplitStatistic(Statistic):
 
     @property
     def additive(self) -> bool:  # type: ignore[override]
-        """As of the other."""
+        """Return whether the inner statistic is additive."""
         return self.each.additive
 
     @property
     def shows_not_finite(self) -> bool:
-        """As of the other."""
+        """Return whether the inner statistic shows what is not finite."""
         return self.each.shows_not_finite
 
     def shape(self, model: StackedLinear) -> tuple[int, ...]:
@@ -123,7 +123,7 @@ def _are_contiguous(at: NDArray[np.intp]) -> bool:
 def _iterate_selected_rows(
     rows: BatchRows, at: NDArray[np.intp], backend: Backend
 ) -> Iterator[BatchRows]:
-    """Some of the rows: neighbours as they lie, others copied, a tile at a time."""
+    """Yield the rows at `at`: a view of contiguous rows, else copies of a tile at a time."""
     if _are_contiguous(at):
         yield rows.part(slice(int(at[0]), int(at[-1]) + 1), backend)
         return
@@ -138,7 +138,7 @@ def _iterate_selected_rows(
 def iterate_split_rows(
     model: StackedLinear, rows: BatchRows, split: int, role: int, backend: Backend
 ) -> Iterator[BatchRows]:
-    """The rows that play a role in a split; where they cannot be told apart, the others weigh 0."""
+    """Yield the rows of a role in a split; on a device all rows, the others with weight 0."""
     _, roles = model.parted(rows.y)
     playing = roles[:, split] == role
     if is_host(roles):
@@ -157,7 +157,7 @@ def iterate_split_rows(
 def training_weights(
     model: StackedLinear, rows: BatchRows, splits: NDArray[np.int64], dtype: Any, backend: Backend
 ) -> Any:
-    """Weights of rows in some splits, of shape (n, n_some): zero where a split does not train."""
+    """Return the rows' weights in some splits, (n, n_some): zero where a row is not trained on."""
     y, roles = model.parted(rows.y)
     xp = namespace(roles)
     every = np.array_equal(splits, np.arange(roles.shape[1]))
@@ -174,7 +174,7 @@ def training_weights(
 def weight_rows_by_split(
     model: StackedLinear, rows: BatchRows, splits: NDArray[np.int64], backend: Backend
 ) -> list[BatchRows]:
-    """Rows as each model reads them, with their weights in each of some splits."""
+    """Return, for each split, the rows as its models read them, with their training weights."""
     xp, (y, _) = namespace(rows.y), model.parted(rows.y)
     y = cast(y, xp.int32 if model.each.n_classes > 2 else rows.y.dtype)
     weights = training_weights(model, rows, splits, rows.y.dtype, backend).T
@@ -246,18 +246,18 @@ class ActiveCandidates:
         self.sums: dict[str, Any] = {}
 
     def stops(self, n_splits: int) -> NDArray[np.int64]:
-        """Ends of the columns of each split."""
+        """Return where the candidates of each split end."""
         return np.searchsorted(self.splits, np.arange(n_splits), side="right")
 
     def coefficients(self, model: LinearModel) -> tuple[Any, Any]:
-        """Coefficients of shape (n_features, n_some), and intercepts, of which kernels know."""
+        """Return coefficients, of shape (n_features, n_some), and intercepts, for kernels."""
         if model.fit_intercept:
             return self.w[:-1], self.w[-1]
         return self.w, np.zeros(self.w.shape[1], self.w.dtype)
 
 
 def is_kernel_supported(model: LinearModel, rows: BatchRows) -> bool:
-    """Whether the compiled kernels of log losses take rows."""
+    """Return whether the compiled kernels of log losses take these rows."""
     X = rows.X
     if not isinstance(X, np.ndarray) or model.width > 1:
         return False
@@ -269,7 +269,7 @@ def iterate_candidate_tiles(
     model: StackedLinear, w: Array, splits: NDArray[np.int64], role: int, rows: BatchRows,
     backend: Backend, in_kernel: bool,
 ) -> Iterator[tuple[BatchRows, ActiveCandidates]]:  # fmt: skip
-    """Some rows at a time, as many as a cache holds raw predictions of, and their columns.
+    """Yield tiles of rows whose raw predictions fit a cache, each with its active candidates.
 
     Rows of a fold lie together where nobody shuffled them: columns that all of them are nothing to
     are left out.
@@ -298,7 +298,7 @@ def iterate_candidate_tiles(
 def evaluate_by_split(
     of: Callable[[Array, NDArray[np.int64]], Array], w: Array, splits: NDArray[np.int64]
 ) -> Array:
-    """Results of a function of columns, of which those of a split must be neighbours."""
+    """Return a function's results for all candidates, called with those of a split side by side."""
     order = np.argsort(splits, kind="stable")
     parts = []
     for start in range(0, len(order), _MAX_CANDIDATES_PER_PASS):
@@ -393,7 +393,7 @@ class BatchedGradient(Statistic):
         some: ActiveCandidates,
         backend: Backend,
     ) -> Any:
-        """Derivatives of the weighted losses; the losses are added up a column."""
+        """Return the derivatives of the weighted losses, and add up each candidate's losses."""
         xp, losses = namespace(raw), some.sums["losses"]
         every = np.arange(model.roles.n_splits)
         mask = training_weights(model, rows, every, raw.dtype, backend)
@@ -411,7 +411,7 @@ class BatchedGradient(Statistic):
 
 
 def _sample_runs(n: int, share: int) -> tuple[list[slice], float]:
-    """One run of rows in so many, and what each of their rows counts for."""
+    """Return one run of rows in every `share`, and the factor that extrapolates to all rows."""
     runs = [
         slice(start, min(start + _SAMPLE_RUN_ROWS, n))
         for start in range(0, n, _SAMPLE_RUN_ROWS * share)

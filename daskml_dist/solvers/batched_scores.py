@@ -171,7 +171,7 @@ class BatchedScores(Statistic):
         return self.places and model.classes is not None and len(model.classes) > 2
 
     def _label_values(self, model: StackedLinear, raw: Any, y: Any) -> tuple[list[Any], Any]:
-        """Values to be summed, and predicted numbers of labels."""
+        """Return the values that a classifier's scores sum, and the predicted label codes."""
         xp, loss, (n, n_columns, width) = namespace(raw), model.each.loss, raw.shape
         each_row = ones((n, n_columns), xp.float64, raw)
         losses = zeros((n, n_columns), xp.float64, raw)
@@ -201,7 +201,7 @@ class BatchedScores(Statistic):
 
 
 def _sum_label_pairs(model: StackedLinear, predicted: Any, y: Any, weight: Any) -> Any:
-    """Weights of each true label's predicted ones; (n_columns, n_classes ** 2)."""
+    """Return the weights of each true and predicted label, (n_columns, n_classes ** 2)."""
     assert model.classes is not None
     xp, k, (n, n_columns) = namespace(weight), len(model.classes), weight.shape
     labels = model.label_codes(y)
@@ -213,7 +213,7 @@ def _sum_label_pairs(model: StackedLinear, predicted: Any, y: Any, weight: Any) 
 
 
 def _sum_label_places(model: StackedLinear, raw: Any, y: Any, weight: Any) -> Any:
-    """Weights of the rows whose label has each place, best first; (n_columns, n_classes).
+    """Return the weight of the rows whose true label has each rank, (n_columns, n_classes).
 
     Of equal scores the later label's is the better one, as scikit-learn has it.
     """
@@ -253,7 +253,7 @@ CANDIDATE_SCORES: dict[str, dict[str, Callable[[Array], Array]]] = {
 
 
 def ranking_scores(scores: Array, signed: Array) -> tuple[float, float]:
-    """Area under the receiver operating characteristic, and average precision.
+    """Return the area under the ROC curve, and the average precision.
 
     Parameters
     ----------
@@ -309,7 +309,7 @@ class BatchedRankingSolver(Solver):
 
     @property
     def max_passes(self) -> int:
-        """One for each column, and one in which rows are counted."""
+        """Return one pass a candidate, and one that counts rows."""
         return 1 + len(self.w)
 
     def solve(self, model: StackedLinear, sums: Sums, start: Array | None) -> Solution:
@@ -411,14 +411,14 @@ class BatchedRanks(ReduceScatterStatistic):
             self._append_rows(total, at, _split_kept_values(part[at], int(part[own[0], 0]), n_kept))
 
     def finish(self, model: StackedLinear, own: Array, at: slice) -> Array:
-        """Ranking scores of some columns."""
+        """Return the ranking scores of some candidates."""
         n_kept = (own.shape[1] - 1) // self.n_slots
         return np.array(
             [self._rank_candidate(*_split_kept_values(one, int(one[0]), n_kept)) for one in own]
         )
 
     def _kept_columns(self, model: StackedLinear, raw: Any, codes: Any, weight: Any) -> list[Any]:
-        """Numbers that are kept of rows: of each column, or of all alike.
+        """Return the columns that are kept of the rows, of each candidate or shared by all.
 
         Parameters
         ----------
@@ -432,7 +432,7 @@ class BatchedRanks(ReduceScatterStatistic):
         return [raw[:, :, 0].T, (signs * weight)[None, :]]
 
     def _rank_candidate(self, *kept: Array) -> tuple[float, ...]:
-        """Ranking scores of a column, of what is kept of its rows."""
+        """Return the ranking scores of a candidate from the columns that were kept of its rows."""
         scores, signed = kept
         return ranking_scores(scores, signed)
 
@@ -446,7 +446,7 @@ class BatchedRanks(ReduceScatterStatistic):
 
 
 def _split_kept_values(of_columns: Array, n: int, n_kept: int) -> list[Array]:
-    """The values kept of the first `n` rows of columns, or of one."""
+    """Return the kept columns of the first `n` rows of candidates, or of one."""
     n_slots = (of_columns.shape[-1] - 1) // n_kept
     starts = range(1, 1 + n_kept * n_slots, n_slots)
     return [of_columns[..., start : start + n] for start in starts]
@@ -493,7 +493,7 @@ class BatchedClassRanks(BatchedRanks):
 
 
 def _area_of_pair(proba: list[Array], codes: Array, a: int, b: int) -> float:
-    """Mean area of two classes, each by its own probability, among the rows of both."""
+    """Return the mean area of two classes, each ranked by its probability, on the rows of both."""
     rows = np.flatnonzero((codes == a) | (codes == b))
     is_a = codes[rows] == a
     of_a = ranking_scores(proba[a][rows], np.where(is_a, 1.0, -1.0))[0]

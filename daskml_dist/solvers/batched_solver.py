@@ -101,7 +101,7 @@ class BatchedSolver(Solver):
 
     @property
     def max_passes(self) -> int:
-        """As many as the columns' together."""
+        """Return the passes of all candidates together, and those that score."""
         return len(self.scored) + sum(column.solver.max_passes for column in self.columns)
 
     def solve(self, model: StackedLinear, sums: Sums, start: Array | None) -> Solution:
@@ -185,13 +185,13 @@ class BatchedSolver(Solver):
 
 
 def _count_earlier_steps(solution: Solution, solver: Solver, steps: int) -> Solution:
-    """A solution with the steps that were made before."""
+    """Return the solution with the steps counted in that were made before it."""
     most = solver.max_iter if isinstance(solver, PenalisedSolver) else steps
     return replace(solution, n_iter=min(solution.n_iter + steps, max(most, solution.n_iter)))
 
 
 def candidate_solution(stacked: Solution, k: int) -> Solution:
-    """Solution of a column of a stack."""
+    """Return the solution of one candidate of a batch."""
     n_iter, converged, message, extra = stacked.extra["columns"][k]
     return Solution(stacked.w[k], n_iter, converged, message, extra)
 
@@ -211,7 +211,7 @@ class CachedGradients:
         self._last: dict[int, tuple[tuple[int, bytes], Array]] = {}
 
     def __call__(self, asked: Mapping[int, Array], share: int) -> dict[int, Array]:
-        """The answers, by the numbers of the columns.
+        """Return losses and gradients by the numbers of the candidates.
 
         Parameters
         ----------
@@ -278,7 +278,7 @@ class WarmStarts:
         self.solutions: dict[int, Solution] = {}
 
     def find_starts(self, solve: SolveCandidates) -> list[Array | None]:
-        """Starts of the columns."""
+        """Return the parameters that each candidate is to be solved from."""
         every = list(range(len(self._columns)))
         groups = self._group_candidates()
         if self._hessian_share(len(groups)) is None:
@@ -316,7 +316,7 @@ class WarmStarts:
         led: dict[int, int],
         inverse: dict[int, Array],
     ) -> dict[int, Array]:
-        """Places of all columns near their optima on the share."""
+        """Return parameters of all candidates near their optima on the share of the rows."""
         w = {i: places[first] for first, group in groups.items() for i in group}
         members = [i for i in w if i in inverse and i not in places and i not in led]
         there = self._take_newton_steps(w, inverse, members, self._share, _MAX_SHARE_STEPS).union(
@@ -334,7 +334,7 @@ class WarmStarts:
         return w | {i: one.w for i, one in zip(others, alone, strict=True)}
 
     def _solve_leading(self, firsts: list[int], solve: SolveCandidates) -> dict[int, Array]:
-        """Columns that are solved on the share: features of other scales call for Hessians."""
+        """Solve the first candidate of each group on the share, by Newton where L-BFGS is slow."""
         few: list[Solver] = [
             replace(solver, max_iter=min(solver.max_iter, _MAX_FIRST_STEPS))
             for solver in map(self._solver_of, firsts)
@@ -357,7 +357,7 @@ class WarmStarts:
         return {i: one.w for i, one in found.items()}
 
     def _group_candidates(self) -> CandidateGroups:
-        """Columns whose solvers are alike, but for the weight of their rows."""
+        """Return groups of candidates whose solvers are alike but for the weight of their rows."""
         found: dict[object, list[int]] = {}
         for i, column in enumerate(self._columns):
             solver = column.solver
@@ -370,7 +370,7 @@ class WarmStarts:
         return {group[0]: group for group in found.values()}
 
     def _map_followers(self, groups: CandidateGroups, leading: dict[int, int]) -> dict[int, int]:
-        """Columns of penalties that another leads: its column of the same split."""
+        """Return the leader's candidate of the same split for each follower."""
         found: dict[int, int] = {}
         for first, group in groups.items():
             if leading[first] != first:
@@ -380,7 +380,7 @@ class WarmStarts:
         return found
 
     def _hessian_share(self, n_groups: int) -> int | None:
-        """One run of rows in how many Hessians are of, for the time of a reading; None: of none."""
+        """Return in how many runs of rows one is read for Hessians, or None where none pay."""
         each, n_columns = self._model.each, len(self._columns)
         plain = all(type(c.solver) is LBFGS and not c.solver.penalty.l1 for c in self._columns)
         size = prod(each.shape)
@@ -393,7 +393,7 @@ class WarmStarts:
     def _invert_hessians(
         self, groups: CandidateGroups, places: dict[int, Array], leading: dict[int, int]
     ) -> dict[int, Array]:
-        """Inverse Hessians of columns' objectives, of those where one says something."""
+        """Return the inverse Hessians of the candidates' objectives that are well defined."""
         each, chosen = self._model.each, [i for i in leading if leading[i] == i]
         share = self._hessian_share(len(chosen))
         assert share is not None  # fewer than there are groups
@@ -480,7 +480,7 @@ class WarmStarts:
 
 
 def choose_leaders(places: Mapping[int, Array], answers: Mapping[int, Array]) -> dict[int, int]:
-    """Leader of each of some optima: the nearest of few, or itself.
+    """Return the leader of each optimum: the nearest of few, or itself.
 
     The squared distance is the product of the difference of two places with that of the gradients
     there: the mean over the rows of the squared difference of their predictions, times the losses'
@@ -519,7 +519,7 @@ def _finite_or_none(w: Array) -> Array | None:
 
 
 def _invert_hessian(hessian: NDArray[np.float64]) -> Array | None:
-    """Inverse where a matrix has values, and zero where it has none."""
+    """Return the pseudo-inverse of a Hessian, or None where it says nothing."""
     diagonal = np.diag(hessian)
     if not np.isfinite(hessian).all() or not (diagonal > 0).all():
         return None

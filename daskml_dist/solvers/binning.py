@@ -44,7 +44,7 @@ def find_bins(
     n_used: float,
     edges_by: EdgeFinder = edges_of,
 ) -> Bins:
-    """Bins of all features.
+    """Return the bins of all features.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ def find_bins(
 def _sample_rows(
     rows: OwnRows, seed: int, aside: HoldoutMask | None, n_used: float
 ) -> tuple[list[Any], Any, Array]:
-    """Rows of the own lanes, somewhat more than are needed; their weights and numbers."""
+    """Return a sample of the own lanes' rows, with a few to spare, their weights and numbers."""
     share = 1.0 if n_used <= SAMPLE_ROWS else min(1.0, _OVERDRAW * SAMPLE_ROWS / n_used)
     last = np.uint64(min(int(share * 2.0**64), 2**64 - 1))
     each = rows.map(lambda lane: _sample_lane(rows, lane, seed, last, aside), rows.lanes)
@@ -104,7 +104,7 @@ def _find_categories(
     given: Sequence[NDArray[np.float64] | None],
     aside: HoldoutMask | None,
 ) -> list[NDArray[np.float64] | None]:
-    """Categories of all rows that the user gave for the fit, where they are not known."""
+    """Return the categories of all features, looking in the rows for those that are not known."""
     found = list(given)
     asked = [j for j, known in enumerate(given) if known is not None and not len(known)]
     if not asked:
@@ -128,7 +128,7 @@ def _find_categories(
 def _distinct_values(
     rows: OwnRows, lane: int, asked: list[int], max_bins: int, strange: HoldoutMask | None
 ) -> list[Array]:
-    """Distinct values of some features of a lane, as many as tell that they are too many."""
+    """Return distinct values of a lane's features; of too many, one more than are allowed."""
     found, is_strange = [np.empty(0) for _ in asked], None if strange is None else strange.reader()
     for first, block in rows.blocks(lane):
         X = block.X if is_strange is None else block.X[~is_strange(first, block.y)]
@@ -144,7 +144,7 @@ def _union_sorted(parts: list[Array]) -> Array:
 
 
 def _gather_edges(rows: OwnRows, own: list[NDArray[np.float64]]) -> tuple[NDArray[np.float64], ...]:
-    """The edges of all features, of all trainers' own."""
+    """Return the edges of all features, gathered from the trainers that found them."""
     given = [np.array([len(e) for e in own], np.int64), np.concatenate([np.empty(0), *own])]
     every: list[NDArray[np.float64]] = []
     for lengths, values in rows.gather(given):
@@ -155,7 +155,7 @@ def _gather_edges(rows: OwnRows, own: list[NDArray[np.float64]]) -> tuple[NDArra
 def _sample_lane(
     rows: OwnRows, lane: int, seed: int, last: np.uint64, aside: HoldoutMask | None
 ) -> list[tuple[Array, Array, Array]]:
-    """Rows of a lane, block by block, their weights (empty where there are none) and numbers."""
+    """Return a lane's sampled rows by block, their weights (empty if none) and numbers."""
     found, is_aside = [], None if aside is None else aside.reader()
     for first, block in rows.blocks(lane):
         numbers = np.arange(first, first + block.X.shape[0])
@@ -270,7 +270,7 @@ class BinnedRows:
 def bin_rows(
     rows: OwnRows, lane: int, bins: Bins, aside: HoldoutMask | None, numbered: bool = False
 ) -> tuple[BinnedRows, BinnedRows | None]:
-    """Bins of a lane's rows, and of those that are kept aside for validation."""
+    """Return the binned rows of a lane, and those that are held out for validation."""
     most = rows.count(lane)
     own = BinnedRows(most, bins, rows.room, numbered)
     if aside is None:
@@ -293,14 +293,14 @@ def bin_rows(
 def select_rows(
     block: BatchRows, which: NDArray[np.bool_]
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]:
-    """Some rows of a block, their targets and weights."""
+    """Return chosen rows of a block, their targets and weights."""
     if which.all():
         return block.X, block.y, block.weight
     return block.X[which], block.y[which], None if block.weight is None else block.weight[which]
 
 
 def iterate_tiles(n: int) -> Iterator[slice]:
-    """Some of `n` rows at a time, so that what is made of them stays small."""
+    """Yield slices that cover `n` rows, so that temporary arrays stay small."""
     for start in range(0, n, TILE_ROWS):
         yield slice(start, min(n, start + TILE_ROWS))
 

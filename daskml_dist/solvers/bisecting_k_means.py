@@ -53,7 +53,7 @@ class LeafAssignment(RowState):
     shifts: Array | None
 
     def make(self, model: Any, rows: BatchRows, backend: Backend) -> Any:
-        """Down the tree, split by split."""
+        """Return each row's leaf, going down the tree split by split."""
         X = rows.X
         state = zeros((X.shape[0],), np.int32, like=X.values if is_sparse(X) else X)
         for number in range(len(self.split)):
@@ -86,14 +86,14 @@ class LeafAssignment(RowState):
 
 
 def _supports_row_selection(X: Any) -> bool:
-    """Whether some rows can be taken at the cost of their copy."""
+    """Return whether chosen rows cost no more than their copy."""
     return isinstance(X, np.ndarray)
 
 
 def _iterate_node_rows(
     state: Any, node: int, X: Any
 ) -> Iterator[tuple[int, NDArray[np.intp], Any]]:
-    """Rows at a node, some at a time: the first of some neighbours, which of these, and they.
+    """Yield chunks of the rows at a node: offset of the chunk, positions in it, and rows.
 
     In memory that is used again: new memory is dearer than the copy.
     """
@@ -109,7 +109,7 @@ def _iterate_node_rows(
 
 
 def _weight_node_rows(rows: BatchRows, node: int) -> Any:
-    """The rows' weights, where they are at a node; 0 elsewhere."""
+    """Return the weights of the rows at a node; 0 for other rows."""
     inside = cast(rows.state == node, arithmetic_dtype(rows.X))
     return inside if rows.weight is None else inside * cast(rows.weight, inside.dtype)
 
@@ -133,7 +133,7 @@ class LeafStatistic(Statistic):
 
     @property
     def state(self) -> LeafAssignment:
-        """The leaves; what the sum remembers of each row is made anew."""
+        """Return the leaf assignment; the inner statistic's state is made anew for each sum."""
         return self.leaves
 
     def shape(self, model: Any) -> tuple[int, ...]:
@@ -148,7 +148,7 @@ class LeafStatistic(Statistic):
         return loss
 
     def _select_leaf_rows(self, rows: BatchRows) -> Iterator[BatchRows]:
-        """The rows of the leaf; where they cannot be chosen, others have no weight."""
+        """Yield the leaf's rows; where rows cannot be chosen, all, others with weight 0."""
         if not _supports_row_selection(rows.X):
             weight = _weight_node_rows(rows, self.leaf)
             yield BatchRows(rows.X, None, weight, rows.key, rows.block, rows.first)
@@ -176,7 +176,7 @@ class LeafErrors(Statistic):
 
     @property
     def state(self) -> LeafAssignment:
-        """The leaves before the last split."""
+        """Return the leaf assignment before the last split."""
         tree, before = self.leaves, slice(-1)
         shifts = None if tree.shifts is None else tree.shifts[before]
         return LeafAssignment(tree.split[before], tree.centres[before], shifts)
@@ -228,7 +228,7 @@ class BisectingSolver(Solver):
 
     @property
     def max_passes(self) -> int:
-        """A leaf that cannot be split costs a try."""
+        """Return the passes of all splits; a leaf that cannot be split costs a try."""
         return self._root_solver(1).max_passes + 2 * self.k * (self.two.max_passes + 1)
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
@@ -257,7 +257,7 @@ class BisectingSolver(Solver):
         return Solution(tree.leaf_centres(), len(tree.leaves.split), extra=tree.solution_facts())
 
     def _root_solver(self, n_features: int) -> KMeansSolver:
-        """One centre, the mean."""
+        """Return the solver of the root's only centroid, the mean."""
         origin = np.zeros((1, n_features))
         return replace(self.two, k=1, init=origin, n_init=1, max_iter=2, tol=0.0)
 
@@ -295,21 +295,21 @@ class _CentroidTree:
 
     @classmethod
     def of_root(cls, centre: Array, shift: Array | None, facts: Array) -> _CentroidTree:
-        """A tree without splits."""
+        """Return a tree without splits."""
         d = len(centre)
         shifts = None if shift is None else np.empty((0, d))
         leaves = LeafAssignment(np.empty(0, np.int64), np.empty((0, 2, d)), shifts)
         return cls(leaves, shift, centre[None], facts)
 
     def next_leaf(self, by_weight: bool) -> int | None:
-        """The leaf to split, if any has rows that differ."""
+        """Return the leaf to split next, or None where no leaf has rows that differ."""
         nodes = self.leaf_nodes()
         weight, error, free = self.facts[nodes].T
         score = np.where((free > 0) & (error > 0), weight if by_weight else error, 0.0)
         return int(nodes[np.argmax(score)]) if score.max() > 0 else None
 
     def leaf_nodes(self) -> NDArray[np.int64]:
-        """Leaves from left to right."""
+        """Return the leaves' nodes from left to right."""
         made = {int(node): 2 * number + 1 for number, node in enumerate(self.leaves.split)}
         found, open_nodes = [], [0]
         while open_nodes:
@@ -321,17 +321,17 @@ class _CentroidTree:
         return np.array(found)
 
     def leaf_centres(self) -> Array:
-        """Centres of the leaves, from left to right."""
+        """Return the leaves' centroids from left to right."""
         return self.centres[self.leaf_nodes()]
 
     def solution_facts(self) -> dict[str, Any]:
-        """Facts that an estimator makes attributes of."""
+        """Return what an estimator makes attributes of."""
         nodes = self.leaf_nodes()
         inertia = float(self.facts[nodes, 1].sum())
         return {"inertia": inertia, "leaves": self.leaves, "nodes": nodes, "shift": self.shift}
 
     def leaves_with(self, leaf: int, centres: Array, shift: Array | None) -> LeafAssignment:
-        """The leaves after one more split."""
+        """Return the leaf assignment after one more split."""
         old = self.leaves
         shifts = None
         if old.shifts is not None and shift is not None:
@@ -347,7 +347,7 @@ class _CentroidTree:
         self.facts = np.vstack([self.facts, np.c_[errors, np.ones(2)]])
 
     def state(self) -> dict[str, Array]:
-        """All that is needed to go on."""
+        """Return the checkpoint of the tree."""
         parts = {"shift": self.shift, "shifts": self.leaves.shifts}
         given = {name: each for name, each in parts.items() if each is not None}
         split = self.leaves.split.astype(np.float64)
@@ -355,7 +355,7 @@ class _CentroidTree:
 
     @classmethod
     def of_state(cls, state: dict[str, Array]) -> _CentroidTree:
-        """The tree of which a state was made."""
+        """Return the tree that a checkpoint was made of."""
         centres, split = state["centres"], state["split"].astype(np.int64)
         pairs = centres[1:].reshape(len(split), 2, -1)
         leaves = LeafAssignment(split, pairs, state.get("shifts"))

@@ -30,7 +30,7 @@ _EPS = float(np.finfo(np.float64).eps)
 
 
 def _exact_exponential(x: Array) -> Array:
-    """The same bits on every machine, in an array of its own."""
+    """Return exponentials in a new array, with the same bits on every machine."""
     from daskml_dist.backends.exponential import exponential
 
     return exponential(x)
@@ -55,20 +55,20 @@ class BoostLoss(ABC):
 
     @property
     def n_outputs(self) -> int:
-        """Columns of a raw prediction."""
+        """Return the number of columns of a raw prediction."""
         return 1
 
     def of_target(self, y: Array) -> Array:
-        """Numbers whose means over all rows tell where to start: of shape (n, n_outputs)."""
+        """Return numbers, of shape (n, n_outputs), whose means give the first raw prediction."""
         return y[:, None]
 
     @abstractmethod
     def start(self, mean: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The raw prediction of no tree, of these means."""
+        """Return the raw prediction of no tree, from the means of `of_target`."""
 
     @abstractmethod
     def gradients(self, y: Array, raw: Array) -> tuple[Array, Array | None]:
-        """Gradients and hessians of rows, of shape (n_outputs, n).
+        """Return gradients and hessians of rows, of shape (n_outputs, n).
 
         Parameters
         ----------
@@ -78,7 +78,7 @@ class BoostLoss(ABC):
 
     @abstractmethod
     def losses(self, y: Array, raw: Array) -> Array:
-        """Loss of each row."""
+        """Return the loss of each row."""
 
 
 class SquaredErrorBoostLoss(BoostLoss):

@@ -50,7 +50,7 @@ class StoppingRule:
     within: RowRange | None = None
 
     def ends(self, scores: Sequence[float]) -> bool:
-        """Whether none of the last scores is better than the one before them."""
+        """Return whether none of the last scores beats the score before them by more than `tol`."""
         if len(scores) <= self.n_iter_no_change:
             return False
         reference = scores[-self.n_iter_no_change - 1] + self.tol
@@ -173,7 +173,7 @@ class BoostScores:
         return [part.score(one) for part in self._watched for one in self._watching.scorers]
 
     def end(self) -> bool:
-        """Whether it is time to stop."""
+        """Return whether early stopping ends the fit now."""
         if self._stopping is None:
             return False
         name = "validation_score" if self._stopping.by_held else "train_score"
@@ -232,7 +232,7 @@ class GatheredRows:
             self._weight = self._gather_in_order(of_rooms)[self._order]
 
     def score(self, scorer: Scorer) -> float:
-        """The score of the rows as they are predicted now."""
+        """Return the score of the rows as they are predicted now."""
         raw = self._gather_in_order(
             [room.extra["raw"][:, at].T for room, at in self._scored_rows()]
         )
@@ -246,7 +246,7 @@ class GatheredRows:
         return list(zip(self._rooms, self._at, strict=True))
 
     def _gather_in_order(self, parts: list[NDArray]) -> NDArray:  # type: ignore[type-arg]
-        """Rows of all trainers, on the first; the own elsewhere."""
+        """Return the rows of all trainers on the first trainer, and the own rows elsewhere."""
         own = np.ascontiguousarray(np.concatenate(parts))
         others = [own if rank == 0 else own[:0] for rank in range(self._rows.size)]
         found = self._rows.deal(others)

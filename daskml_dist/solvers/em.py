@@ -21,7 +21,7 @@ from daskml_dist.errors import DivergedError
 from daskml_dist.models.base import BatchRows
 from daskml_dist.models.mixture import Mixture
 from daskml_dist.solvers.base import Array, NestedSums, Solution, Solver, Statistic, Sums
-from daskml_dist.solvers.k_means import KMeansSolver
+from daskml_dist.solvers.k_means import KMeansSolver, round_to_float32
 from daskml_dist.solvers.rows import to_rows_dtype
 from daskml_dist.solvers.seeding import SeedSample
 
@@ -56,7 +56,7 @@ class _ComponentMoments(Statistic):
 
     @property
     def shows_not_finite(self) -> bool:
-        """By the squares."""
+        """Return True: the sums have the rows' squares."""
         return True
 
     def shape(self, model: Any) -> tuple[int, ...]:
@@ -120,7 +120,7 @@ class _StartingMoments(_ComponentMoments):
     def _row_shares(
         self, rows: BatchRows, at: slice, near: Any, means: Any, backend: Backend
     ) -> Any:
-        """Share of each row in each component, of shape (n, k)."""
+        """Return the share of each row in each component, of shape (n, k)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,12 +202,12 @@ class MixtureSolver(Solver):
 
     @property
     def max_passes(self) -> int:
-        """Steps, and those that find where to begin."""
+        """Return the passes of all runs: EM steps, and those that initialise."""
         return self.n_init * (self._kmeans_solver(0).max_passes + 3 + self.max_iter) + 1
 
     @property
     def whole(self) -> bool:
-        """Whether covariances are more than variances."""
+        """Return whether covariances are full matrices, not variances alone."""
         return self.kind in ("full", "tied")
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
@@ -230,7 +230,7 @@ class MixtureSolver(Solver):
         return Solution(at.best, at.best_n_iter, extra=extra)
 
     def _run_em(self, at: _MixtureRuns, model: Any, sums: Sums) -> None:
-        """One run from where it is to its end."""
+        """Take EM steps from the progress so far to the end of the run."""
         if at.mixture is None:
             at.mixture, at.shift = self._initial_mixture(at.number, model, sums)
             at.bounds = [self.bound]
@@ -256,10 +256,10 @@ class MixtureSolver(Solver):
     # -- first components ----------------------------------------------------------------------
 
     def _initial_mixture(self, number: int, model: Any, sums: Sums) -> tuple[Mixture, Array]:
-        """Mixture to begin with, and the shift that its means are less of."""
+        """Return the initial mixture, and the shift that is subtracted from its means."""
         weights, means, covariances = self.weights, self.means, self.covariances
         if weights is not None and means is not None and covariances is not None:
-            shift = _rounded(means.mean(axis=0))
+            shift = round_to_float32(means.mean(axis=0))
         else:
             found, shift = self._estimate_mixture(number, model, sums)
             weights = found.weights if weights is None else weights
@@ -268,18 +268,18 @@ class MixtureSolver(Solver):
         return Mixture(weights, means - shift, covariances, self.kind), shift
 
     def _estimate_mixture(self, number: int, model: Any, sums: Sums) -> tuple[Mixture, Array]:
-        """Mixture of the first shares."""
+        """Return the mixture that the initial responsibilities give, and the shift."""
         once = NestedSums(sums, sums.n_rows)
         statistic: _ComponentMoments
         if self.init in ("random", "random_from_data"):
             rows = once(SeedSample(self.k, (), None, self.seed, number))
             rows = rows[rows[:, 0] > 0, 1:]
-            shift = _rounded(rows.mean(axis=0))
+            shift = round_to_float32(rows.mean(axis=0))
             means = np.resize(rows, (self.k, rows.shape[1])) - shift
         else:
             found = self._kmeans_solver(number).solve(model, once, None)
             # Sparse rows stay where they are, and have no shift there.
-            shift = _rounded(found.w.mean(axis=0))
+            shift = round_to_float32(found.w.mean(axis=0))
             means = found.w - shift
         if self.init == "random":
             means = np.zeros_like(means)
@@ -313,11 +313,6 @@ def _check_finite(found: Array) -> None:
         )
 
 
-def _rounded(mean: Array) -> Array:
-    """A shift that float32 holds too."""
-    return mean.astype(np.float32).astype(np.float64)
-
-
 @dataclass
 class _MixtureRuns:
     """Progress of the runs."""
@@ -332,7 +327,7 @@ class _MixtureRuns:
     best_bounds: list[float] = field(default_factory=list)
 
     def packed(self, converged: bool) -> Array:
-        """The mixture, with the shift, and a row of the bound and whether it has converged."""
+        """Return the packed mixture, unshifted, and a last row with the bound and convergence."""
         assert self.mixture is not None
         rows = self.mixture.moved(self.shift).packed()
         last = np.zeros((1, rows.shape[1]))
@@ -347,7 +342,7 @@ class _MixtureRuns:
         self.number, self.n_iter, self.mixture = self.number + 1, 0, None
 
     def state(self) -> dict[str, Array]:
-        """All that is needed to go on."""
+        """Return the checkpoint of the runs."""
         assert self.mixture is not None
         numbers = np.array([self.number, self.n_iter, self.best_n_iter], dtype=np.float64)
         return {
@@ -361,7 +356,7 @@ class _MixtureRuns:
 
     @classmethod
     def of_state(cls, state: dict[str, Array], kind: str) -> _MixtureRuns:
-        """Progress at which a state was made."""
+        """Return the progress that a checkpoint was made of."""
         number, n_iter, best_n_iter = (int(value) for value in state["numbers"])
         mixture = Mixture.of_packed(state["mixture"], kind, len(state["shift"]))
         return cls(

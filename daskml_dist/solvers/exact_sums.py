@@ -25,7 +25,7 @@ MakeSummands = Callable[[BinnedRows, slice], Sequence[Array]]
 def sum_exactly(
     rows: OwnRows, rooms: Sequence[BinnedRows], make: MakeSummands, m: int
 ) -> NDArray[np.float64]:
-    """Sums over the rows of all trainers, by whole numbers; NaN where some number is not finite.
+    """Return sums over all trainers' rows in integer arithmetic; NaN if a summand is not finite.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def sum_exactly(
 
 
 def _summand_buffer(room: BinnedRows, m: int) -> Array:
-    """Room for `m` numbers a row, the same each time."""
+    """Return a buffer for `m` numbers a row, which the binned rows keep."""
     held: Array | None = room.extra.get("summed")
     if held is None or len(held) < m:
         room.extra["summed"] = held = room.room((m, room.n), np.float64)
@@ -74,7 +74,7 @@ def _summand_buffer(room: BinnedRows, m: int) -> Array:
 def group_quantiles(
     rows: OwnRows, given: Sequence[GroupedValues], n_groups: int, share: float, *, middle: bool
 ) -> NDArray[np.float64]:
-    """A quantile of the values of each group; 0 of a group without weight.
+    """Return a quantile of the values of each group; 0 for a group without weight.
 
     Without weights it lies between two values (their mean for a median), with weights it is the
     least value up to which lies the share of its group's weight, as scikit-learn's losses have it.
@@ -111,7 +111,7 @@ def group_quantiles(
 
 
 def _integer_weights(rows: OwnRows, weights: list[Array | None], counts: list[int]) -> list[Array]:
-    """Weights as whole numbers whose sums are exact; 1 where there are none."""
+    """Return integer weights whose sums are exact; 1 where there are no weights."""
     largest = float(
         rows.largest(np.array([_largest_weight(w) for w in weights]).max(keepdims=True))[0]
     )
@@ -132,7 +132,7 @@ def _largest_weight(weight: Array | None) -> float:
 def _select_keys(
     rows: OwnRows, keys: list[Array], groups: list[Array], weights: list[Array], asked: Array
 ) -> NDArray[np.uint64]:
-    """Of each group the least key up to which lies the weight that is asked for."""
+    """Return each group's least key up to which the cumulated weight reaches `asked`."""
     n, found, asked = len(asked), np.zeros(len(asked), np.uint64), asked.copy()
     for shift in range(56, -8, -8):
         digits = [((k >> np.uint64(shift)) & np.uint64(255)).astype(np.int64) for k in keys]
@@ -151,7 +151,7 @@ def _select_keys(
 
 
 def _order_preserving_keys(values: Array) -> NDArray[np.uint64]:
-    """Whole numbers in the order of the values."""
+    """Return unsigned integers in the order of the values."""
     bits = (values + 0.0).view(np.uint64)
     return np.where(bits & _SIGN_BIT, ~bits, bits | _SIGN_BIT)
 

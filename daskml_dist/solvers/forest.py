@@ -73,7 +73,7 @@ class ForestSolver(RowSolver):
 
     @property
     def max_passes(self) -> int:
-        """A tree each, at most."""
+        """Return one pass a tree, at most."""
         return max(self.n_trees, 1)
 
     def solve(self, model: Any, rows: OwnRows) -> Solution:
@@ -113,7 +113,7 @@ class _ForestRun:
         )
 
     def _bin_own_rows(self, known: Bins | None) -> tuple[list[ForestRows], Bins]:
-        """The binned rows of the own lanes."""
+        """Return the binned rows of the own lanes."""
         rows, solver = self._rows, self._solver
         made: dict[int, ForestRows] = rows.memory.setdefault("binned", {})
         bins: Any = known or rows.memory.get("bins")
@@ -168,7 +168,7 @@ class _ForestRun:
         return Solution(np.empty(0), n, extra=state)
 
     def _make_apart_grower(self) -> Any:
-        """Function that grows some trees, each trainer its own, of all rows."""
+        """Return a function by which each trainer grows trees of its own on all rows."""
         whole, device, growing = (
             gather_forest_rows(self._rows, self._rooms),
             self._device,
@@ -181,13 +181,13 @@ class _ForestRun:
             if lane is not None:
                 found = grow_whole_trees(device, lane, growing, own, len(whole.numbers))
             else:
-                found = self._rows.map(lambda t: growing.whole(whole, t), own)
+                found = self._rows.map(lambda t: growing.grow_whole_tree(whole, t), own)
             return self._exchange_trees(found)
 
         return grow
 
     def _exchange_trees(self, own: Sequence[tuple[Tree, Array]]) -> tuple[Trees, Array]:
-        """The trees of all trainers, in their order."""
+        """Return the trees of all trainers, in their order."""
         parts = [_pack_trees(own, self._bins)] if own else []
         if self._rows.size > 1:
             arrays = [parts[0][name] for name in _TREE_ARRAYS] if parts else []
@@ -196,7 +196,7 @@ class _ForestRun:
         return _concatenate_trees([(Trees.unpacked(part), part["impurity"]) for part in parts])
 
     def _make_joint_grower(self) -> Any:
-        """Function that grows some trees, all trainers each of them."""
+        """Return a function by which all trainers grow each tree together."""
         together = JointGrower(self._rows, self._rooms, self._growing, self._device)
 
         def grow(numbers: range) -> tuple[Trees, Array]:
@@ -207,7 +207,7 @@ class _ForestRun:
 
 
 def _choose_device(device: str, growth: ForestParams) -> ForestDevice:
-    """Device that trees grow on: medians are found by the host's loops alone."""
+    """Return the device that trees grow on: only the host's loops find medians."""
     return forests_on("cpu" if growth.criterion.needs_rows else device)
 
 
@@ -217,7 +217,7 @@ def _pack_trees(trees: Sequence[tuple[Tree, Array]], bins: Bins) -> dict[str, Ar
 
 
 def _concatenate_trees(parts: Sequence[tuple[Trees, Array]]) -> tuple[Trees, Array]:
-    """Trees behind each other."""
+    """Return several lots of trees as one."""
     if len(parts) == 1:
         return parts[0]
     first = parts[0][0]
@@ -237,11 +237,11 @@ def _pack_forest_state(done: Sequence[tuple[Trees, Array]]) -> dict[str, Array]:
 def predict_out_of_bag(
     rows: OwnRows, rooms: Sequence[ForestRows], growing: ForestContext, trees: Trees
 ) -> dict[str, Array]:
-    """Sums of answers, numbers of trees and targets of all rows, in their order.
+    """Return sums of out-of-bag predictions, numbers of trees, and targets, in row order.
 
     The first trainer alone gets them; the others get none.
     """
-    keys = np.array([growing.keys(t)[0] for t in range(len(trees))], np.uint64)
+    keys = np.array([growing.make_tree_keys(t)[0] for t in range(len(trees))], np.uint64)
     parts = rows.map(lambda room: _predict_lane(room, keys, growing, trees), rooms)
     own = [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
     found = []

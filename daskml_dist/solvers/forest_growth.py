@@ -68,22 +68,22 @@ class ForestParams:
 
     @property
     def n_sums(self) -> int:
-        """Sums that the criterion needs."""
+        """Return how many sums the criterion needs."""
         return sum(self.classes) or 1 + self.n_outputs
 
     @property
     def n_values(self) -> int:
-        """Numbers that a tree answers."""
+        """Return how many numbers a tree predicts."""
         return sum(self.classes) or self.n_outputs
 
     @property
     def n_more(self) -> int:
-        """Numbers of a drawn row beside its number and weight; even where there are classes."""
+        """Return the numbers of a drawn row beside its number and weight; even for classes."""
         return self.n_outputs // 2 * 2 if self.classes else 2 * self.n_outputs + 1
 
     @property
     def n_line(self) -> int:
-        """Numbers of a drawn row."""
+        """Return the numbers of a drawn row."""
         return 2 + self.n_more
 
 
@@ -124,8 +124,8 @@ class ForestContext:
             growth.classes, growth.n_outputs,
         )  # fmt: skip
 
-    def facts(self, weight: int) -> tuple[NDArray[np.int64], float]:
-        """The facts that compiled loops ask for, and the least gain of a split.
+    def pack_settings(self, weight: int) -> tuple[NDArray[np.int64], float]:
+        """Return the settings that compiled loops take, and the least gain of a split.
 
         Parameters
         ----------
@@ -145,55 +145,59 @@ class ForestContext:
         gain = (growth.min_impurity_decrease - np.finfo(np.float64).eps) * weight / unit
         return np.array(facts, np.int64), max(gain, 0.0)
 
-    def all_facts(self, totals: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """The facts of some trees, and the least gains, by the packed totals of their roots."""
-        found = [self.facts(int(total) >> self.scales.bits) for total in totals]
+    def pack_all_settings(
+        self, totals: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return settings and least gains of several trees, from their roots' packed totals."""
+        found = [self.pack_settings(int(total) >> self.scales.bits) for total in totals]
         return np.array([facts for facts, _ in found]), np.array([least for _, least in found])
 
-    def keys(self, tree: int) -> tuple[np.uint64, np.uint64]:
-        """Key of a tree's draws of rows, and the number of the way to its root."""
+    def make_tree_keys(self, tree: int) -> tuple[np.uint64, np.uint64]:
+        """Return the key of a tree's draws of rows, and the path number of its root."""
         rows, nodes = (draws([tree], self._seed, use)[0] for use in (_ROW_DRAWS, _NODE_DRAWS))
         return rows, nodes
 
-    def lines(self, room: ForestRows, tree: int, factor: Array | None = None) -> Array:
-        """The rows that a tree draws."""
+    def draw_lines(self, room: ForestRows, tree: int, factor: Array | None = None) -> Array:
+        """Return the lines of the rows that a tree draws."""
         found = np.empty((len(room.numbers), self.growth.n_line), np.int64)
-        return drawn_lines(room, self.shared, self.keys(tree)[0], factor, found)
+        return drawn_lines(room, self.shared, self.make_tree_keys(tree)[0], factor, found)
 
     def _balance_factors(self, lines: Array) -> NDArray[np.int64]:
-        """Factors that make the classes of drawn rows weigh the same."""
+        """Return the factors that give the classes of drawn rows equal weight."""
         from daskml_dist.backends.forest_kernels import node_sums
 
         sums = np.zeros((1, self.growth.n_sums + 2), np.int64)
         node_sums(lines, sums[0], np.zeros(2 * self.growth.n_outputs))
-        found: NDArray[np.int64] = self.factors(sums)[0]
+        found: NDArray[np.int64] = self.balance_classes(sums)[0]
         return found
 
-    def factors(self, sums: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Factors that make the classes weigh the same in each tree, of the sums of its root."""
+    def balance_classes(self, sums: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the factors that give classes equal weight in each tree, from its root's sums."""
         weights = sums[:, :-2] >> self.scales.bits
         each = weights.sum(axis=1, keepdims=True) << FACTOR_BITS
         return np.asarray(each // (weights.shape[1] * np.maximum(weights, 1)), np.int64)
 
-    def bounds(self) -> NDArray[np.float64]:
-        """Bounds of a root's answers."""
+    def root_bounds(self) -> NDArray[np.float64]:
+        """Return the bounds of a root's predictions."""
         return np.array([-np.inf, np.inf, float(self.bounded)])
 
-    def whole(self, room: ForestRows, tree: int) -> tuple[Tree, Array]:
-        """A tree of the rows of all lanes, and the impurity of its nodes."""
-        lines = self.lines(room, tree)
+    def grow_whole_tree(self, room: ForestRows, tree: int) -> tuple[Tree, Array]:
+        """Grow a tree on the rows of all lanes; return it with the impurity of its nodes."""
+        lines = self.draw_lines(room, tree)
         if self.growth.balanced:
-            lines = self.lines(room, tree, self._balance_factors(lines))
+            lines = self.draw_lines(room, tree, self._balance_factors(lines))
         weight = int((lines[:, 1] >> self.scales.bits).sum())
-        facts, gain = self.facts(weight)
-        grown = self.part(facts, gain, room.rows, lines, self.keys(tree)[1], 0, self.bounds())
-        return self.done(grown)
+        facts, gain = self.pack_settings(weight)
+        grown = self.grow_tree_part(
+            facts, gain, room.rows, lines, self.make_tree_keys(tree)[1], 0, self.root_bounds()
+        )
+        return self.finish_tree(grown)
 
-    def part(
+    def grow_tree_part(
         self, facts: Array, gain: float, rows: Array, lines: Array, path: np.uint64, depth: int,
         bounds: Array,
     ) -> GrownTree:  # fmt: skip
-        """Part of a tree that grows of a node."""
+        """Grow the part of a tree below a node."""
         from daskml_dist.backends.forest_grow import grow, scratch_of_growth
 
         n, growth = max(2 * len(lines) - 1, 1), self.growth
@@ -209,8 +213,8 @@ class ForestContext:
         )  # fmt: skip
         return room.first(found)
 
-    def done(self, grown: GrownTree) -> tuple[Tree, Array]:
-        """The tree, cut back as the bounds ask for."""
+    def finish_tree(self, grown: GrownTree) -> tuple[Tree, Array]:
+        """Return the finished tree, pruned to the limits on leaves and cost, and its impurity."""
         growth = self.growth
         if growth.max_leaf_nodes is not None:
             grown = grown.with_leaves(growth.max_leaf_nodes)
@@ -222,7 +226,7 @@ class ForestContext:
 
 
 def count_draws(n: int, seed: int, tree: int, rate: float | None) -> NDArray[np.int64]:
-    """Numbers of times that a tree draws each of `n` rows; `rate` is that of `ForestParams`."""
+    """Return how often a tree draws each of `n` rows; `rate` is that of `ForestParams`."""
     if rate is None:
         return np.ones(n, np.int64)
     draw = mixed(mixed(np.arange(1, n + 1).astype(np.uint64)) + draws([tree], seed, _ROW_DRAWS))
@@ -230,7 +234,7 @@ def count_draws(n: int, seed: int, tree: int, rate: float | None) -> NDArray[np.
 
 
 def _draw_probabilities(rate: float | None) -> NDArray[np.uint64]:
-    """Cumulated probabilities of 0, 1, ... draws, of 2**64; empty where each row is drawn once."""
+    """Return cumulated Poisson probabilities in units of 2**-64; empty if rows are taken once."""
     if rate is None:
         return np.empty(0, np.uint64)
     k = np.arange(24)

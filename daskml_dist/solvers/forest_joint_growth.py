@@ -83,7 +83,7 @@ class JointGrower:
         self._lanes = rows.map(lambda room: device.lane(room, growing.shared, rows.room), rooms)
 
     def grow(self, numbers: range) -> list[tuple[Tree, Array]]:
-        """Some trees, and the impurity of their nodes."""
+        """Grow some trees; return them with the impurity of their nodes."""
         with self._device.memory(sum(len(room.numbers) for room in self._rooms)):
             return self._grow_all_levels(numbers)
 
@@ -93,7 +93,12 @@ class JointGrower:
         self._tops = [_TopNodes(growing) for _ in numbers]
         level = [
             _JointNode(
-                k, 0, 0, growing.keys(t)[1], [slice(0, n[k]) for n in drawn], growing.bounds()
+                k,
+                0,
+                0,
+                growing.make_tree_keys(t)[1],
+                [slice(0, n[k]) for n in drawn],
+                growing.root_bounds(),
             )
             for k, t in enumerate(numbers)
         ]
@@ -105,23 +110,25 @@ class JointGrower:
             level = self._grow_level(level, small, depth)
             depth += 1
         parts = self._finish_small_nodes(small)
-        return [growing.done(joined(top.made(), parts[k])) for k, top in enumerate(self._tops)]
+        return [
+            growing.finish_tree(joined(top.made(), parts[k])) for k, top in enumerate(self._tops)
+        ]
 
     def _draw_lines(self, numbers: range) -> list[list[int]]:
         """Let trees draw the rows of each own lane; how many lines each has."""
         growing, factor = self._growing, None
-        keys = np.array([growing.keys(t)[0] for t in numbers], np.uint64)
+        keys = np.array([growing.make_tree_keys(t)[0] for t in numbers], np.uint64)
         drawn = self._rows.map(lambda lane: lane.draw(keys, factor), self._lanes)
         if not self._growth.balanced:
             return drawn
         sums = sum(
             sum_root_lines(lane, growing, n)[0] for lane, n in zip(self._lanes, drawn, strict=True)
         )
-        factor = growing.factors(self._rows.sum(np.asarray(sums)))
+        factor = growing.balance_classes(self._rows.sum(np.asarray(sums)))
         return self._rows.map(lambda lane: lane.draw(keys, factor), self._lanes)
 
     def _nodes(self, nodes: Sequence[_JointNode], i: int) -> Nodes:
-        """Nodes of a level, as a lane has them."""
+        """Return the nodes of a level as one lane holds them."""
         return Nodes(
             np.array([node.tree for node in nodes]),
             np.array([node.at[i].start for node in nodes]),
@@ -141,7 +148,7 @@ class JointGrower:
 
         sums, reach = self._sum_nodes(level)
         if not depth:
-            self._facts, self._least = self._growing.all_facts(sums[:, -2])
+            self._facts, self._least = self._growing.pack_all_settings(sums[:, -2])
         tree, may = np.array([node.tree for node in level]), np.zeros(len(level), np.bool_)
         may_be_split(self._facts, tree, sums, reach, np.full(len(level), depth), may)
         mask = (1 << self._growing.scales.bits) - 1
@@ -167,7 +174,7 @@ class JointGrower:
         return sums, reach
 
     def _find_cuts(self, nodes: list[_JointNode]) -> Array:
-        """The best cuts of nodes."""
+        """Return the best cuts of nodes."""
 
         def look(which: Array, of: slice, one: bool) -> Array:
             return self._find_feature_cuts([nodes[k] for k in which], of, one)
@@ -177,7 +184,7 @@ class JointGrower:
         )
 
     def _find_feature_cuts(self, nodes: list[_JointNode], of: slice, one: bool) -> Array:
-        """The best cuts of nodes by some of the features that they draw."""
+        """Return the best cuts of nodes by some of the features that they draw."""
         device, facts, rows = self._device, self._growing.shared, self._rows
         first, *others = (self._nodes(nodes, i) for i in range(len(self._lanes)))
         features = device.features(first, facts, of.start, of.stop)
@@ -229,7 +236,7 @@ class JointGrower:
     def _partition_lines(
         self, some: list[_JointNode], best: Array, children: list[_JointNode]
     ) -> None:
-        """Part the lines of nodes, and tell their children where these are."""
+        """Partition the lines of split nodes, and tell the children where theirs are."""
         cuts = np.ascontiguousarray(best[:, [0, 4, 6]])
         middles = self._rows.map(
             lambda i: self._lanes[i].part(self._nodes(some, i), cuts), range(len(self._lanes))
@@ -242,7 +249,7 @@ class JointGrower:
     # -- small nodes ---------------------------------------------------------------------------
 
     def _finish_small_nodes(self, small: list[_JointNode]) -> list[list[tuple[int, GrownTree]]]:
-        """Parts of each tree that grow of small nodes."""
+        """Return the parts of each tree that grow below small nodes."""
         found: list[list[tuple[int, GrownTree]]] = [[] for _ in self._tops]
         for some in self._group_small_nodes(small):
             for node, part in zip(some, self._grow_small_nodes(some), strict=True):
@@ -250,7 +257,7 @@ class JointGrower:
         return found
 
     def _group_small_nodes(self, small: list[_JointNode]) -> Iterator[list[_JointNode]]:
-        """Nodes whose rows travel together."""
+        """Yield groups of small nodes whose rows travel in one message."""
         mask = (1 << self._growing.scales.bits) - 1
         each = self._rooms[0].rows.shape[1] + 8 * self._growth.n_line
         some, nbytes = [], 0
@@ -264,7 +271,7 @@ class JointGrower:
             yield some
 
     def _grow_small_nodes(self, small: list[_JointNode]) -> list[GrownTree]:
-        """Growth of some small nodes."""
+        """Grow the parts below some small nodes, each on one trainer, and exchange them."""
         size, rank = self._rows.size, self._rows.rank
         given = [self._own_node_rows(small[to::size]) for to in range(size)]
         if size > 1:
@@ -278,7 +285,7 @@ class JointGrower:
         return [unpack_part(every[k % size], k // size) for k in range(len(small))]
 
     def _own_node_rows(self, nodes: list[_JointNode]) -> tuple[Array, Array, Array]:
-        """The own rows of some nodes: how many of each, bins and lines."""
+        """Return this trainer's rows of some nodes: how many of each, bins and lines."""
         counts, bins, lines = [], [], []
         for node in nodes:
             n = 0
@@ -318,7 +325,7 @@ class JointGrower:
         def finish(k: int) -> GrownTree:
             node = nodes[k]
             facts, least = self._facts[node.tree], float(self._least[node.tree])
-            return self._growing.part(
+            return self._growing.grow_tree_part(
                 facts, least, *joined_rows(k), node.path, node.depth, node.bounds
             )
 
@@ -369,7 +376,7 @@ class _TopNodes:
         self._left[node.number], self._gain[node.number] = len(self._nodes), gain
 
     def made(self) -> GrownTree:
-        """The tree so far."""
+        """Return the part of the tree that all trainers have grown together."""
         left, nodes = np.array(self._left, np.int32), self._nodes
         n_sums = self._growing.growth.n_sums
         made = GrownTree.room(len(nodes), n_sums, self._growing.bounded)
@@ -388,7 +395,7 @@ class _TopNodes:
 
 
 def flatten_parts(grown: list[GrownTree], growing: ForestContext) -> list[Array]:
-    """The arrays of some parts of trees behind each other, and how many nodes each has."""
+    """Return the concatenated arrays of several tree parts, and where each part ends."""
     empty = GrownTree.room(0, growing.growth.n_sums, growing.bounded)
     n = np.array([0, *(len(part.left) for part in grown)], np.int64)
     arrays = zip(empty.arrays, *(part.arrays for part in grown), strict=True)
@@ -396,7 +403,7 @@ def flatten_parts(grown: list[GrownTree], growing: ForestContext) -> list[Array]
 
 
 def unpack_part(arrays: list[Array], k: int) -> GrownTree:
-    """The k-th of some parts."""
+    """Return the k-th of several flattened tree parts."""
     ends, *of = arrays
     at = slice(ends[k], ends[k + 1])
     return GrownTree(*(array[at] for array in of))

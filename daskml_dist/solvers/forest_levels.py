@@ -43,7 +43,7 @@ def grow_by_levels(
     device: ForestDevice, lane: ForestLane, facts: ForestFacts, of_trees: NDArray[np.int64],
     least: NDArray[np.float64], roots: Nodes, depth: NDArray[np.int32],
 ) -> list[GrownTree]:  # fmt: skip
-    """Parts of trees that grow of some nodes.
+    """Grow the parts of trees below some nodes, level by level.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def grow_by_levels(
 def find_best_cuts(
     look: FindCuts, n: int, facts: ForestFacts, m: int, most: int
 ) -> NDArray[np.int64]:
-    """The best cut of each of some nodes, as `ForestDevice.best` tells.
+    """Return the best cut of each of some nodes, as `ForestDevice.best` tells.
 
     Where none of the first features of a node varies, it looks at more, up to the first that does.
 
@@ -110,7 +110,7 @@ def _merge_cuts(found: Array, which: Array, best: Array, one: bool) -> None:
 def _iterate_batches(
     n_nodes: int, n_features: int, n_sums: int, most: int
 ) -> Iterator[tuple[slice, slice]]:
-    """Nodes and features whose histograms are made at once, in at most so many bytes."""
+    """Yield slices of nodes and features whose histograms take at most `most` bytes."""
     of_one = 256 * 8 * n_sums
     wide = max(1, min(n_features, most // of_one))
     many = max(1, most // (of_one * wide))
@@ -151,7 +151,7 @@ class _LevelStore:
         self.best[-1][which] = best
 
     def made(self, n_trees: int, bounded: bool) -> list[GrownTree]:
-        """Tree that has grown of each root."""
+        """Return the tree that has grown from each root."""
         lists = self.tree, self.depth, self.sums, self.between, self.left, self.gain, self.best
         tree, depth, sums, between, left, gain, best = map(np.concatenate, lists)
         order = np.argsort(tree, kind="stable")
@@ -186,7 +186,7 @@ class _LevelGrower:
         self._of_trees, self._least = of_trees, least
 
     def grow(self, nodes: Nodes, depth: Array) -> list[GrownTree]:
-        """Trees that grow of the nodes."""
+        """Grow the trees below some nodes."""
         store, n_trees = _LevelStore(), len(nodes)
         while len(nodes):
             open_, sums = self._open_nodes(nodes, depth, store)
@@ -238,7 +238,7 @@ class _LevelGrower:
         return children, number
 
     def _find_cuts(self, nodes: Nodes, sums: Array) -> Array:
-        """The best cut of each node."""
+        """Return the best cut of each node."""
         device, facts = self._device, self._facts
 
         def look(which: Array, of: slice, one: bool) -> Array:
@@ -262,7 +262,7 @@ def grow_whole_trees(
     numbers: Sequence[int],
     n_rows: int,
 ) -> list[tuple[Tree, Array]]:
-    """Some trees, and the impurity of their nodes, of rows that a lane has all."""
+    """Grow some trees on a lane that has all rows; return them with their nodes' impurity."""
     found: list[tuple[Tree, Array]] = []
     each = 2 * 8 * growing.growth.n_line * max(n_rows, 1)
     while len(found) < len(numbers):
@@ -272,13 +272,13 @@ def grow_whole_trees(
         with device.memory(n_rows):
             n = _draw_tree_lines(lane, growing, some)
             sums, _ = sum_root_lines(lane, growing, n)
-            facts, least = growing.all_facts(sums[:, -2])
-            paths = np.array([growing.keys(t)[1] for t in some], np.uint64)
+            facts, least = growing.pack_all_settings(sums[:, -2])
+            paths = np.array([growing.make_tree_keys(t)[1] for t in some], np.uint64)
             grown = grow_by_levels(
                 device, lane, growing.shared, facts, least, _make_roots(growing, n, paths),
                 np.zeros(len(n), np.int32),
             )  # fmt: skip
-        found += [growing.done(tree) for tree in grown]
+        found += [growing.finish_tree(tree) for tree in grown]
     return found
 
 
@@ -294,7 +294,7 @@ def grow_tree_parts(
     depths: NDArray[np.int32],
     bounds: NDArray[np.float64],
 ) -> list[GrownTree]:
-    """Parts of trees that grow of nodes whose rows are all here.
+    """Grow the parts of trees below nodes whose rows are all on this trainer.
 
     Parameters
     ----------
@@ -323,7 +323,7 @@ def grow_tree_parts(
 def sum_root_lines(
     lane: ForestLane, growing: ForestContext, n: Sequence[int]
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Sums and reaches of all lines of some trees."""
+    """Return the sums and target ranges of all lines of some trees."""
     growth = growing.growth
     sums = np.zeros((len(n), growth.n_sums + 2), np.int64)
     reach = np.full((len(n), 2 * growth.n_outputs), -np.inf)
@@ -333,15 +333,15 @@ def sum_root_lines(
 
 def _draw_tree_lines(lane: ForestLane, growing: ForestContext, numbers: Sequence[int]) -> list[int]:
     """Let a lane that has all rows draw those of some trees; how many each has."""
-    keys = np.array([growing.keys(t)[0] for t in numbers], np.uint64)
+    keys = np.array([growing.make_tree_keys(t)[0] for t in numbers], np.uint64)
     n = lane.draw(keys, None)
     if growing.growth.balanced:
         sums, _ = sum_root_lines(lane, growing, n)
-        n = lane.draw(keys, growing.factors(sums))
+        n = lane.draw(keys, growing.balance_classes(sums))
     return n
 
 
 def _make_roots(growing: ForestContext, n: Sequence[int], paths: NDArray[np.uint64]) -> Nodes:
     start = np.zeros(len(n), np.int64)
-    bounds = np.tile(growing.bounds(), (len(n), 1))
+    bounds = np.tile(growing.root_bounds(), (len(n), 1))
     return Nodes(np.arange(len(n)), start, np.array(n, np.int64), paths, bounds, 0)

@@ -73,7 +73,7 @@ class ForestRows:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes that travel where it is gathered."""
+        """Return the bytes that travel where the rows are gathered."""
         return sum(a.nbytes for a in (self.rows, self.numbers, self.weight, self.slot, self.more))
 
 
@@ -105,7 +105,7 @@ class ForestScales:
 def bin_forest_rows(
     rows: OwnRows, lane: int, bins: Bins, n_outputs: int, class_weight: Sequence[Array]
 ) -> ForestRows:
-    """Bins of a lane's rows; sparse ones are made dense some at a time.
+    """Return the binned rows of a lane; sparse rows are made dense a tile at a time.
 
     Parameters
     ----------
@@ -222,7 +222,7 @@ def scale_to_integers(
 
 
 def _class_slots(rows: OwnRows, y: Array, classes: Sequence[int]) -> tuple[Array, Array]:
-    """Classes of the first output, and the sums that those of the others add to."""
+    """Return each row's class of the first output, and the sums that its other classes add to."""
     first = np.append(0, np.cumsum(classes[:-1]))
     slot = rows.room((len(y),), np.int32)
     more = rows.room((len(y), len(classes) // 2 * 2), np.int64)
@@ -267,7 +267,7 @@ def _user_weights(room: ForestRows, at: slice) -> Array:
 def _find_scale(
     rows: OwnRows, rooms: Sequence[ForestRows], make: MakeNumbers, largest: float, bits: int
 ) -> float:
-    """The largest power of two that brings the sum of some numbers, all positive, below 2**bits."""
+    """Return the largest power of two that keeps a sum of positive numbers below 2**bits."""
     if not largest > 0:
         return 1.0
     # Whole numbers, so that the bound is the same in any order.
@@ -327,7 +327,7 @@ def _criterion_terms(criterion: Criterion, y: Array) -> Array:
 def _weighted_numbers(
     made: Callable[[Array], Array], centre: Array, room: ForestRows, at: slice
 ) -> Array:
-    """Numbers made of some targets, by their weights; a column or more."""
+    """Return numbers made of some targets times the rows' weights; one column or more."""
     y = room.y[at]
     return np.asarray(made(y.reshape(len(y), -1) - centre)) * room.weight[at, None]
 
@@ -350,7 +350,7 @@ def _write_integers(
 
 
 def _target_range(y: Array) -> Array:
-    """Largest target, and minus the smallest, of each output."""
+    """Return the largest target, and minus the smallest, of each output."""
     return np.stack([y.max(axis=0, initial=-np.inf), -y.min(axis=0, initial=np.inf)])
 
 
@@ -368,7 +368,7 @@ def _check_poisson_targets(top: Array, bottom: Array) -> None:
 
 
 def gather_forest_rows(rows: OwnRows, rooms: Sequence[ForestRows]) -> ForestRows:
-    """The rows of all lanes of all trainers."""
+    """Return the rows of all lanes of all trainers."""
     own = [
         _concatenate([getattr(room, name) for room in rooms])
         for name in ("rows", "numbers", "weight", "slot", "more")

@@ -87,12 +87,12 @@ class GradientBoostingSolver(RowSolver):
 
     @property
     def max_passes(self) -> int:
-        """An iteration each."""
+        """Return one pass an iteration."""
         return self.max_iter
 
     @property
     def score_names(self) -> tuple[str, ...]:
-        """Keys of the scores that each iteration is reported with."""
+        """Return the keys of the scores that each iteration reports."""
         return () if self.watching is None else self.watching.names
 
     def solve(self, model: Any, rows: OwnRows) -> Solution:
@@ -139,7 +139,7 @@ class _BoostingRun:
     # -- rows ----------------------------------------------------------------------------------
 
     def _bin_own_rows(self, bins: Bins | None) -> tuple[list[BinnedRows], list[BinnedRows]]:
-        """The binned rows of the own lanes, and those held out."""
+        """Return the binned rows of the own lanes, and those held out."""
         rows, solver, aside = self._rows, self._solver, self._aside
         made: dict[int, Any] = rows.memory.setdefault("bin_rows", {})
         if bins is None:
@@ -193,7 +193,7 @@ class _BoostingRun:
     # -- starts and leaves ---------------------------------------------------------------------
 
     def _initial_prediction(self) -> NDArray[np.float64]:
-        """The raw prediction of no tree."""
+        """Return the raw prediction of no tree."""
         if self._loss.quantile is not None:
             whole = [(r.y, np.zeros(r.n, np.int64), r.weight) for r in self._rooms]
             return self._group_quantiles(whole, 1)
@@ -217,7 +217,7 @@ class _BoostingRun:
         return group_quantiles(self._rows, given, n_groups, share, middle=not self._weighted)
 
     def _residual_quantiles(self, leaves: Sequence[Leaf]) -> NDArray[np.float64]:
-        """The quantile of the residuals of each leaf's rows."""
+        """Return the quantile of the residuals of each leaf's rows."""
 
         lanes = self._grower.lanes
 
@@ -264,7 +264,7 @@ class _BoostingRun:
         return Solution(np.empty(0), n_iter, extra=self._state()())
 
     def _grow_tree(self, output: int, packed: Any, number: int) -> Tree:
-        """The next tree of an output, whose answers are then added to those of the rows."""
+        """Grow the next tree of an output, and add its leaf values to the raw predictions."""
         solver = self._solver
         tree, leaves = self._grower.grow(output, *packed, solver.seed, _FEATURE_DRAW, number)
         if self._loss.quantile is not None:
@@ -275,7 +275,7 @@ class _BoostingRun:
         return tree
 
     def _state(self) -> Any:
-        """Function that makes the state as it is now."""
+        """Return a function that makes the checkpoint of this moment."""
         scores = {name: list(values) for name, values in self._scores.found.items()}
         return partial(
             _pack_boosting_state,
@@ -395,6 +395,6 @@ class GradientPacker:
 
 
 def _packing_units(units: Array, bits: tuple[int, int]) -> tuple[float, float]:
-    """Units of gradients and hessians of so many bits, powers of two."""
+    """Return the units, powers of two, of gradients and hessians packed into so many bits."""
     g, h = (float(np.ldexp(1.0, int(np.frexp(u)[1]) - b)) for u, b in zip(units, bits, strict=True))
     return g, h

@@ -68,7 +68,7 @@ class VertexProgramLike(Protocol):
 
 
 def edge_sides(direction: str) -> tuple[EntrySide, ...]:
-    """Sides of the edges that messages come along."""
+    """Return the sides of the edges that messages come along."""
     by = {"in": 1, "out": 0}
     return tuple(EntrySide(name, _SPACE, _SPACE, by[name]) for name in DIRECTIONS[direction])
 
@@ -177,7 +177,7 @@ class _MessageGatherer:
 
 
 def _check_user_numbers(found: Any, n: int, method: str) -> Array:
-    """Numbers that a user's method gave, one for each; a single one is for all."""
+    """Return the numbers that a user's method gave, one for each; a scalar stands for all."""
     try:
         if np.iscomplexobj(found):
             raise TypeError("they are complex")
@@ -319,7 +319,7 @@ class VertexShares:
     shares: Array
 
     def of(self, at: KeyRange) -> Array:
-        """Shares of a range of vertices."""
+        """Return the shares of a range of vertices."""
         a, b = np.searchsorted(self.numbers, [at.first, at.first + len(at)])
         found = np.zeros(len(at))
         found[self.numbers[a:b] - at.first] = self.shares[a:b]
@@ -364,7 +364,7 @@ class ConnectedComponentsSolver(KeyedSolver):
 
 
 def _smallest_neighbours(keyed: KeyedEntries, grand: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The smallest number that a vertex or a neighbour of it points at, but one further up."""
+    """Return the smallest grandparent of each vertex and its neighbours."""
     from daskml_dist.backends.graph_kernels import pull_smallest
 
     least = grand.copy()

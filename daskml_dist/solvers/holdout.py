@@ -42,20 +42,20 @@ class HoldoutMask(Protocol):
     of_fit: ClassVar[bool]
 
     def n_left(self, n_rows: int) -> float:
-        """Rough number of rows that are left, of so many."""
+        """Return about how many of `n_rows` rows are left to train on."""
 
     def reader(self) -> IsAside:
-        """Function for one pass over rows, those of each block in their order."""
+        """Return a function for one pass, which takes the rows of each block in their order."""
 
     def located(self, rows: OwnRows) -> HoldoutMask:
-        """The same rows, told from others wherever the parts begin that these trainers have.
+        """Return the same mask with the counts of the parts that these trainers hold.
 
         All trainers call it.
         """
         return self
 
     def own_weight(self, y: NDArray[Any], weight: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Weights of rows kept aside, of what they would weigh in the fit."""
+        """Return the held-out rows' weights as the user gave them."""
         return weight
 
 
@@ -132,14 +132,14 @@ class StratifiedHoldout(HoldoutMask):
 
     @cached_property
     def places(self) -> NDArray[np.int64]:
-        """Place of the first row of each class in each part, all rows put in order by class."""
+        """Return the place of each part's first row of each class, all rows sorted by class."""
         of_class = self.counts.sum(axis=0)
         before = self.counts.cumsum(axis=0) - self.counts
         return np.asarray(before + (of_class.cumsum() - of_class))
 
     @cached_property
     def bounds(self) -> NDArray[np.uint64]:
-        """Draws below which the rows of a class are held out."""
+        """Return the draw below which the rows of each class are held out."""
         counts = self.counts.sum(axis=0)
         firsts = (counts.cumsum() - counts).tolist()
         held = allot_by_share(counts, self.n)
@@ -147,11 +147,11 @@ class StratifiedHoldout(HoldoutMask):
         return np.array([self._find_threshold(first, n, k) for first, n, k in given], np.uint64)
 
     def drawn(self, places: NDArray[np.int64]) -> NDArray[np.uint64]:
-        """Draws of some places."""
+        """Return the hashed draws of some places."""
         return draws(places, self.seed, _HOLDOUT_DRAW)
 
     def _count_classes(self, rows: OwnRows, lane: int) -> NDArray[np.int64]:
-        """Rows of each class in the parts of a lane."""
+        """Return the rows of each class in the parts of a lane."""
         firsts, k = rows.firsts(lane), self.counts.shape[1]
         order = np.argsort(firsts, kind="stable")
         found = np.zeros((len(firsts), k), np.int64)
@@ -161,7 +161,7 @@ class StratifiedHoldout(HoldoutMask):
         return found
 
     def _find_threshold(self, first: int, n: int, k: int) -> int:
-        """The draw below which are `k` of those of `n` places."""
+        """Return the draw below which exactly `k` of `n` places draw."""
         if k == 0:
             return 0
         # It is looked for where it must be, so that few draws are kept.
@@ -216,7 +216,7 @@ class _HoldoutReader:
 
 
 def allot_by_share(counts: NDArray[np.int64], n: int) -> NDArray[np.int64]:
-    """`n` rows allotted to classes by their shares, so that one of each class is left at least.
+    """Allot `n` rows to classes by their shares, so that one row of each class stays at least.
 
     The largest remainders get one more, of equal ones the first.
 

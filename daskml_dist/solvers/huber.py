@@ -61,7 +61,7 @@ class HuberSums(Statistic):
         return loss
 
     def _at(self, residual: Any) -> tuple[Any, Any, Any]:
-        """Loss of each row, and its derivatives by the scale and by the raw prediction."""
+        """Return each row's loss, and its derivatives by the scale and by the raw prediction."""
         bound = self.epsilon * self.scale
         inside = namespace(residual).clip(residual, -bound, bound)
         ratio = inside / self.scale
@@ -108,7 +108,7 @@ class HuberScale(Solver):
 
     @property
     def max_passes(self) -> int:
-        """SciPy's own bound on evaluations."""
+        """Return SciPy's own bound on evaluations."""
         return 15_000
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:

@@ -62,7 +62,7 @@ class RowBounds(RowState):
     shift: Array | None
 
     def make(self, model: Any, rows: BatchRows, backend: Backend) -> Any:
-        """Nothing is known."""
+        """Return bounds that exclude nothing."""
         return backend.row_bounds(rows.X, self.shift, self.k)
 
 
@@ -87,12 +87,12 @@ class CentroidAssignment(Statistic):
 
     @property
     def state(self) -> RowBounds | None:
-        """Bounds of the distances, by which most rows keep their centre without a look at all."""
+        """Return bounds of the distances, by which most rows keep their centroid unread."""
         return RowBounds(len(self.centres), self.shift) if len(self.centres) > 1 else None
 
     @property
     def shows_not_finite(self) -> bool:
-        """By the squared distances."""
+        """Return True: the sums have the squared distances."""
         return True
 
     def shape(self, model: Any) -> tuple[int, ...]:
@@ -179,7 +179,7 @@ class KMeansSolver(Solver):
 
     @property
     def max_passes(self) -> int:
-        """Two a step, where each leaves a centre without rows, and those that find the first."""
+        """Return two passes a step (one for empty clusters), and those that initialise."""
         first = {"k-means++": self.k, "k-means||": self.rounds}
         chosen = first.get(self.init, 1) if isinstance(self.init, str) else 0
         return 2 + self.n_init * (chosen + 3 + 2 * self.max_iter + 1)
@@ -205,7 +205,7 @@ class KMeansSolver(Solver):
         return Solution(at.add_shift(at.best), int(n_iter), extra=at.extra_facts(inertia, n_found))
 
     def _prepare_runs(self, n_features: int, sums: Sums) -> _KMeansRuns:
-        """The rows' mean, which is taken from all that is dense, and their variance."""
+        """Find the rows' mean, which is subtracted from dense rows, and their variance."""
         origin = np.zeros((1, n_features))
         shift = None if self.sparse else origin[0]
         mean, variance = self._mean_and_variance(sums, origin, shift)
@@ -219,7 +219,7 @@ class KMeansSolver(Solver):
 
     @staticmethod
     def _mean_and_variance(sums: Sums, origin: Array, shift: Array | None) -> tuple[Array, float]:
-        """Mean, less the shift, and variance of all features together."""
+        """Return the mean, less the shift, and the variance summed over features."""
         found = sums(CentroidAssignment(origin, shift))
         if not np.isfinite(found).all():
             raise DivergedError(
@@ -230,7 +230,7 @@ class KMeansSolver(Solver):
         return mean, max(0.0, float(found[1, 0] / found[0, 0] - mean @ mean))
 
     def _run_lloyd(self, at: _KMeansRuns, sums: Sums) -> None:
-        """One run from where it is to its end."""
+        """Take Lloyd's steps from the progress so far to the end of the run."""
         if at.n_iter == 0:
             at.centres = self._choose_first_centroids(at, sums)
         while True:
@@ -255,7 +255,7 @@ class KMeansSolver(Solver):
         return sums(CentroidAssignment(at.centres, at.shift, before))
 
     def _update_centroids(self, found: Array, at: _KMeansRuns, sums: Sums) -> Array:
-        """Mean of each centre's rows; one without rows goes to the row farthest from its own."""
+        """Return each cluster's mean; an empty one moves to the row farthest from its centroid."""
         weight, total = found[:-1, :1].copy(), found[:-1, 1:].copy()
         (empty,) = np.nonzero(weight[:, 0] == 0)
         if len(empty):
@@ -294,7 +294,7 @@ class KMeansSolver(Solver):
         return choose_centroids(candidates, weight[:, 0], self.k, self.seed + at.number)
 
     def _centroids_of_sample(self, at: _KMeansRuns, sums: Sums) -> Array:
-        """Centres of some rows, drawn by their weights, that one process works on."""
+        """Return the centroids that one process finds in a random sample of the rows."""
         some = min(max(_SAMPLE_PER_CENTROID * self.k, _MIN_SAMPLE_ROWS), sums.n_rows)
         some = max(min(some, _MAX_SAMPLE_ENTRIES // at.n_features), 2 * self.k)
         rows = self._draw_seeds(at, sums, some, ())
@@ -305,23 +305,23 @@ class KMeansSolver(Solver):
     def _draw_seeds(
         self, at: _KMeansRuns, sums: Sums, n_rows: int, groups: tuple[Array, ...]
     ) -> Array:
-        """Rows drawn by their distance to the candidates so far, less the shift."""
+        """Draw rows by their squared distance to the candidates so far; subtract the shift."""
         numbers = {"seed": self.seed, "round": at.number * (self.k + self.rounds + 1) + len(groups)}
         found = sums(SeedSample(n_rows=n_rows, groups=groups, shift=at.shift, **numbers))
         return at.subtract_shift(found[found[:, 0] > 0, 1:])
 
     def _repeat_to_k(self, rows: Array) -> Array:
-        """As many rows as centres: the same ones again where the data has no more."""
+        """Return `k` rows, repeating them where the data has fewer."""
         return np.resize(rows, (self.k, rows.shape[1]))
 
 
 def round_to_float32(mean: Array) -> Array:
-    """A shift that float32 holds too, so that all that is near it is exact in both."""
+    """Return the shift rounded to float32, so that differences from it are alike in both dtypes."""
     return mean.astype(np.float32).astype(np.float64)
 
 
 def _inertia_and_count(found: Array) -> tuple[float, int]:
-    """Inertia, and centres that have rows."""
+    """Return the inertia, and how many centroids have rows."""
     return float(found[-1, 0]), int((found[:-1, 0] > 0).sum())
 
 
@@ -351,15 +351,15 @@ class _KMeansRuns:
     asked: Array | None = None
 
     def subtract_shift(self, rows: Array) -> Array:
-        """Rows less the shift."""
+        """Return rows less the shift."""
         return rows if self.shift is None else rows - self.shift
 
     def add_shift(self, centres: Array) -> Array:
-        """Centres with the shift."""
+        """Return centroids with the shift added back."""
         return centres if self.shift is None else centres + self.shift
 
     def extra_facts(self, inertia: float, n_found: float) -> dict[str, Any]:
-        """Facts that a solution has beside the centres."""
+        """Return what a solution has beside the centroids."""
         return {"inertia": inertia, "n_found": n_found, "shift": self.shift}
 
     def end_run(self, inertia: float, n_found: int) -> None:
@@ -369,7 +369,7 @@ class _KMeansRuns:
         self.number, self.n_iter = self.number + 1, 0
 
     def state(self) -> dict[str, Array]:
-        """All that is needed to go on."""
+        """Return the checkpoint of the runs."""
         shift = np.empty(0) if self.shift is None else self.shift
         numbers = self.tolerance, self.still, self.number, self.n_iter, *self.best_numbers
         points = {"centres": self.centres, "best": self.best}
@@ -377,7 +377,7 @@ class _KMeansRuns:
 
     @classmethod
     def of_state(cls, state: dict[str, Array]) -> _KMeansRuns:
-        """Progress at which a state was made."""
+        """Return the progress that a checkpoint was made of."""
         tolerance, still, number, n_iter, *best = state["numbers"].tolist()
         shift = state["shift"] if state["shift"].size else None
         return cls(
@@ -402,11 +402,11 @@ class RowSampleSolver(Solver):
 
     @property
     def max_passes(self) -> int:
-        """One."""
+        """Return 1."""
         return 1
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
-        """The rows, in an array of shape (n_rows, n_features)."""
+        """Return the sampled rows, an array of shape (n_rows, n_features)."""
         found = sums(SeedSample(n_rows=self.n_rows, groups=(), shift=None, seed=self.seed, round=0))
         return Solution(found[found[:, 0] > 0, 1:])
 
@@ -428,9 +428,9 @@ class InertiaSolver(Solver):
 
     @property
     def max_passes(self) -> int:
-        """One."""
+        """Return 1."""
         return 1
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
-        """The sum, alone in an array."""
+        """Return the inertia, in an array of one number."""
         return Solution(np.array([sums(CentroidAssignment(self.centres, self.shift))[-1, 0]]))

@@ -132,7 +132,7 @@ class KeyedEntries(Protocol):
     def should_stop(self) -> bool: ...
 
     def ranges(self, space: str) -> list[KeyRange]:
-        """The own keys of a space: a range for each own lane, one behind the other."""
+        """Return the own keys of a space: one range for each own lane, one after the other."""
 
     def map(self, function: Callable[[KeyedRows], R], side: str) -> list[R]:
         """Apply a function to each own lane's rows of a side, in the trainer's compute threads.
@@ -142,7 +142,7 @@ class KeyedEntries(Protocol):
         """
 
     def touched(self, side: str, values: Array) -> Array:
-        """The values of all column keys of the own rows of a side, by whoever owns them.
+        """Fetch the values of all column keys of the own rows of a side from their owners.
 
         Parameters
         ----------
@@ -165,7 +165,7 @@ class KeyedEntries(Protocol):
         piece: int | None = None,
         again: bool = False,
     ) -> Iterator[tuple[Array, Callable[[Callable[[KeyedRows], R]], list[R]]]]:
-        """The same, of some rows at a time where there is no room for what all of them touch.
+        """Fetch values as `touched` does, for some rows at a time where memory is short.
 
         Parameters
         ----------
@@ -188,7 +188,7 @@ class KeyedEntries(Protocol):
         """
 
     def at(self, space: str, numbers: NDArray[np.int64], values: Array) -> Array:
-        """The values of any keys of a space, by whoever owns them; each trainer asks for its own.
+        """Fetch the values of any keys of a space from their owners; each trainer asks for its own.
 
         Parameters
         ----------
@@ -276,7 +276,7 @@ class KeyedSolution(Solution):
 
     @staticmethod
     def join(some: Sequence[KeyedSolution]) -> KeyedSolution:
-        """The values of all keys, of the solutions of all trainers."""
+        """Join the solutions of all trainers to one with the values of all keys."""
         first = some[0]
         places = [one.lanes for one in some]
         for space in first.values:
@@ -295,7 +295,7 @@ class KeyedSolution(Solution):
 def _join_lane_values(
     arrays: Sequence[Array], space: str, places: Sequence[Any], filled: bool = False
 ) -> Array:
-    """Values of all lanes, in the order of these; of those alone that have some where `filled`."""
+    """Concatenate values in the order of lanes; only lanes that have keys where `filled`."""
     parts = {
         lane: array[at]
         for array, of in zip(arrays, places, strict=True)

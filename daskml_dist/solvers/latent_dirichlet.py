@@ -43,11 +43,11 @@ class _DocumentStatistic(Statistic):
 
     @property
     def fit(self) -> DocumentFit:
-        """Finder of a document's topics."""
+        """Return the inference of a document's topics."""
         return DocumentFit(self.prior, self.max_iter, self.tol)
 
     def _host_counts(self, rows: Any, backend: Backend) -> tuple[Any, NDArray[np.intp]]:
-        """A CSR block on the host, and which of its rows are meant."""
+        """Return a CSR block in host memory, and which of its rows are asked for."""
         if isinstance(rows, CSRRows):
             X, places = rows.X, rows.rows
         else:
@@ -172,7 +172,7 @@ class LatentDirichletSolver(Solver):
 
     @property
     def max_passes(self) -> int:
-        """Sums: one for each part of the documents, and one for each perplexity."""
+        """Return the sums: one for each part of the documents, and one for each perplexity."""
         looks = self.max_iter // self.evaluate_every if self.evaluate_every > 0 else 0
         return self.max_iter * (self.n_batches or 1) + looks + 1
 
@@ -222,7 +222,7 @@ class LatentDirichletSolver(Solver):
             at.set_components((1 - rate) * at.components + rate * target)
 
     def _has_converged(self, at: _TopicState, sums: Sums) -> bool:
-        """Whether the perplexity has not changed since the last look, if it is time for one."""
+        """Return whether the perplexity, where it is evaluated now, has stopped changing."""
         n_iter = at.n_updates // (self.n_batches or 1)
         if self.evaluate_every <= 0 or n_iter % self.evaluate_every:
             return False
@@ -265,6 +265,6 @@ class _TopicState:
         self.log_topics = np.ascontiguousarray(log_expectations(self.components).T)
 
     def state(self) -> dict[str, Array]:
-        """All that is needed to go on."""
+        """Return the checkpoint of the topics."""
         numbers = np.array([self.n_updates, self.perplexity])
         return {"components": self.components, "numbers": numbers}

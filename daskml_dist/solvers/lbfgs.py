@@ -84,7 +84,7 @@ class LBFGS(PenalisedSolver, RangedSolver):
 
     @property
     def max_passes(self) -> int:
-        """Evaluations at most: SciPy looks at their number after each line search."""
+        """Return the most evaluations: SciPy checks their number only after each line search."""
         return self.max_fun + _MAX_LINE_SEARCH
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
@@ -172,7 +172,7 @@ def minimize_lbfgsb(
     on_step: Callable[[NDArray[Any]], None] = lambda flat: None,
     **options: Any,
 ) -> Solution:
-    """SciPy's L-BFGS-B, which also stops between iterations where the fit is to.
+    """Minimise by SciPy's L-BFGS-B, which also stops where the user ends the fit.
 
     Parameters
     ----------
@@ -295,7 +295,7 @@ def minimize_orthant_wise(
 
 
 def pseudo_gradient(w: Array, gradient: Array, l1: Array) -> Array:
-    """The subgradient nearest to zero of the sum; where it is 0, zero is the best value."""
+    """Return the subgradient of least norm of the penalised objective."""
     right, left = gradient + l1, gradient - l1
     at_zero = np.where(right < 0, right, np.where(left > 0, left, 0.0))
     return np.where(w == 0, at_zero, gradient + l1 * np.sign(w))
@@ -323,7 +323,7 @@ class _CurvaturePair(NamedTuple):
 def _pack_orthant_state(
     w: Array, gradient: Array, value: float, n_iter: int, pairs: deque[_CurvaturePair]
 ) -> dict[str, Array]:
-    """All that the next iterations need."""
+    """Return the checkpoint of an iteration."""
     return {
         "w": w,
         "gradient": gradient,
@@ -353,7 +353,7 @@ def _search_orthant(
     pairs: deque[_CurvaturePair],
     l1: Array,
 ) -> tuple[Array, float, Array] | None:
-    """A point along the quasi-Newton direction, inside the orthant; None where none is lower."""
+    """Return a lower point along the quasi-Newton direction inside the orthant, or None."""
     direction = -_multiply_inverse_hessian(space, pseudo, pairs)
     penalised = l1 > 0
     # Steps against the pseudo-gradient come of the curvature of other orthants.
@@ -376,7 +376,7 @@ def _search_orthant(
 def _multiply_inverse_hessian(
     space: VectorSpace, vector: Array, pairs: deque[_CurvaturePair]
 ) -> Array:
-    """The two loops of L-BFGS (Nocedal and Wright 2006, algorithm 7.4)."""
+    """Apply the two-loop recursion of L-BFGS (Nocedal and Wright 2006, algorithm 7.4)."""
     result = vector.copy()
     shares = []
     for pair in reversed(pairs):
@@ -397,7 +397,7 @@ def minimize_side_by_side(
     tols: tuple[Array, Array] | None = None,
     share: float = 1.0,
 ) -> tuple[Array, tuple[Array, Array]]:
-    """Minima of smooth functions.
+    """Minimise many smooth functions by L-BFGS, evaluating them together.
 
     Parameters
     ----------
@@ -450,7 +450,7 @@ def minimize_side_by_side(
 def _multiply_batch_inverse(
     pairs: list[tuple[Array, Array, Array]], at: Any, scale: Array, q: Array
 ) -> Array:
-    """Product of the inverse curvature, as far as pairs tell it, with gradients."""
+    """Apply the two-loop recursion of L-BFGS to the gradient of each function."""
     q, known = q.copy(), []
     for s, y, rho in reversed(pairs):
         share = rho[at] * (s[at] * q).sum(axis=1)
@@ -466,7 +466,7 @@ def _multiply_batch_inverse(
 def _search_batch(
     function: Any, at: Any, v: Array, value: Array, slope: Array, way: Array
 ) -> tuple[Array, Array, Array]:
-    """Points along ways that gain enough, or where the ways begin; values and gradients there."""
+    """Backtrack along each direction until Armijo's condition holds; return points and values."""
     moved, new_value, new_slope = v[at], value[at], slope[at]
     down, step = (slope[at] * way).sum(axis=1), np.ones(len(at))
     left = np.flatnonzero(down < 0)

@@ -82,11 +82,11 @@ class SecondMoments(Statistic):
 
     @property
     def shows_not_finite(self) -> bool:
-        """By the squares."""
+        """Return True: the sums have the squares."""
         return True
 
     def shape(self, model: Any) -> tuple[int, ...]:
-        """One row and column for each feature, for the 1, and for each target."""
+        """Return one row and column for each feature, for the 1, and for each target."""
         n = model.n_features + 1 + len(self.y_shift)
         return n, n
 
@@ -129,7 +129,7 @@ class SecondMoments(Statistic):
         out += rows.T @ rows
 
     def _side_columns(self, y: Any, backend: Backend) -> Any:
-        """The columns beside X: 1 and the targets."""
+        """Return the columns beside X: 1 and the targets."""
         xp = namespace(y)
         targets = xp.reshape(y, (y.shape[0], -1)) - backend.to_device(self.y_shift)
         return xp.concat([ones((y.shape[0], 1), targets.dtype, like=y), targets], axis=1)
@@ -231,7 +231,7 @@ def reduce_rows(
 
 
 def _are_negligible(rows: Array, known: NDArray[np.bool_], cut: float) -> bool:
-    """Whether all directions that are not known count as zero for sure."""
+    """Return whether all directions that are not known surely count as zero."""
     if not cut or not known.any():
         return False
     return bool(2 * linalg.norm(rows[~known], 2) <= cut * linalg.norm(rows[known], 2))
@@ -254,7 +254,7 @@ class _RowProducts:
     y_mean: Array
 
     def factor(self, floor: float) -> tuple[Array, Array]:
-        """`R` and `z`, of the directions whose eigenvalues are above `floor`."""
+        """Return `R` and `z` of the directions whose eigenvalues are above `floor`."""
         if not floor:
             with suppress(linalg.LinAlgError):
                 root = linalg.cholesky(self.gram)
@@ -325,7 +325,7 @@ def _check_underflow(norms: Array, total: Array, d: int, small: float) -> None:
 
 
 def _centre_products(model: Any, total: Array) -> tuple[Array, Array, Array, Array, Array]:
-    """Gram matrix, products with y, squares of y, and the means that they are about."""
+    """Return the Gram matrix, products with y, squares of y, and the means they are about."""
     d = model.n_features
     n, mean = total[d, d], total[d] / total[d, d]
     if not model.fit_intercept:
@@ -336,7 +336,7 @@ def _centre_products(model: Any, total: Array) -> tuple[Array, Array, Array, Arr
 
 
 def _smallest_eigenvalue(gram: Array) -> float:
-    """About the smallest eigenvalue, by Cholesky; zero where there is none above zero."""
+    """Estimate the smallest eigenvalue by Cholesky; 0 where none is above zero."""
     root, failed = lapack.dpotrf(gram)
     if failed:
         return 0.0
@@ -363,24 +363,24 @@ class LeastSquaresSolver(Solver):
 
     @property
     def max_passes(self) -> int:
-        """One is made, unless too few digits are left."""
+        """Return the passes: one is made, unless too few digits are left."""
         return MAX_REDUCTION_PASSES
 
     @property
     def _smallest_penalty(self) -> float:
-        """Penalty of the sum over rows, beside which small directions need few digits."""
+        """Return the penalty of the sum, beside which small directions need few digits."""
         return 0.0
 
     @property
     def _rank_cutoff(self) -> float:
-        """Share of the largest singular value below which the others count as zero."""
+        """Return the share of the largest singular value below which others count as zero."""
         return 0.0
 
     @abstractmethod
     def _solve_coefficients(
         self, reduced: ReducedProblem, n_rows: int, start: Array
     ) -> tuple[Array, dict[str, Any]]:
-        """Coefficients of shape (n_features, n_targets), and other fields of the solution."""
+        """Return coefficients (n_features, n_targets), and other fields of the solution."""
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         """Reduce the rows and solve."""
@@ -497,7 +497,7 @@ class RidgeLeastSquares(LeastSquaresSolver):
         return coef, {"n_iter": reduced.n_looks, "extra": {"solver": used}}
 
     def _solve_penalised(self, reduced: ReducedProblem, n_rows: int) -> tuple[str, Array]:
-        """The method used, and the coefficients."""
+        """Return the method used, and the coefficients."""
         if self.positive:
             R, targets = _zero_constant_columns(reduced, n_rows), range(len(self.alpha))
             return "lbfgs", np.hstack(
@@ -525,7 +525,7 @@ class RidgeLeastSquares(LeastSquaresSolver):
         return coef
 
     def _solve_one_nonnegative(self, R: Array, z: Array, target: int) -> Array:
-        """A penalty is a few more rows."""
+        """Solve for one target; the penalty is appended to the problem as rows."""
         d = R.shape[1]
         rows = np.vstack([R, np.sqrt(self.alpha[target]) * np.eye(d)])
         z = np.vstack([z[:, [target]], np.zeros((d, 1))])
@@ -533,7 +533,7 @@ class RidgeLeastSquares(LeastSquaresSolver):
 
 
 def _zero_constant_columns(reduced: ReducedProblem, n_rows: int) -> Array:
-    """`R`, with zeros for features of which centring has left rounding alone.
+    """Return `R` with zeros for features of which centring has left only rounding.
 
     A constant feature's column is some 1e-16, and a coefficient of 1e13 would fit it to the rest.
     """
@@ -543,7 +543,7 @@ def _zero_constant_columns(reduced: ReducedProblem, n_rows: int) -> Array:
 
 
 def solve_nonnegative(R: Array, z: Array) -> Array:
-    """Least squares with no negative coefficient, of each column of `z`.
+    """Solve least squares with non-negative coefficients for each column of `z`.
 
     Raises
     ------
@@ -637,7 +637,7 @@ class CoordinateDescent(LeastSquaresSolver):
     def _follow_path(
         self, gram: Array, xy: Array, square: float, start: Array
     ) -> tuple[Array, tuple[float, bool], int]:
-        """Coefficients, dual gap and whether it is small enough, and cycles, of one target."""
+        """Return one target's coefficients, dual gap and whether it is small enough, and cycles."""
         # Slow to import, and other solvers do without.
         from sklearn.exceptions import ConvergenceWarning
         from sklearn.linear_model import enet_path

@@ -60,11 +60,11 @@ class LockStepSums:
 
     @property
     def should_stop(self) -> bool:
-        """Whether the user ended the fit."""
+        """Return whether the user ended the fit."""
         return self._should_stop()
 
     def keep(self, w: Array, state: State | None = None, again: int = 0, extra: Any = None) -> None:
-        """Nothing: a fit that begins again asks all questions anew, which are remembered."""
+        """Ignore the checkpoint: a fit that begins again repeats its remembered requests."""
 
     def __call__(self, statistic: Statistic) -> Array:
         """Ask, and wait for the answer."""
@@ -161,12 +161,12 @@ class PerTargetStatistic(Statistic):
 
     @property
     def in_parts(self) -> bool:  # type: ignore[override]
-        """As of all."""
+        """Return whether all inner statistics read X in parts."""
         return all(one.in_parts for one in self.each)
 
     @property
     def shows_not_finite(self) -> bool:
-        """As of any."""
+        """Return whether any inner statistic shows what is not finite."""
         return any(one.shows_not_finite for one in self.each)
 
     def _target_shapes(self, model: LinearModel) -> list[tuple[int, ...]]:
@@ -179,7 +179,7 @@ class PerTargetStatistic(Statistic):
         return (sum(map(prod, self._target_shapes(model))),)
 
     def parts(self, model: LinearModel, sums: Any) -> list[Any]:
-        """Sums of each, which share the memory of all."""
+        """Return views of the flat sums, one for each inner statistic."""
         found, start = [], 0
         for shape in self._target_shapes(model):
             stop = start + prod(shape)
@@ -217,7 +217,7 @@ class PerTargetSolver(Solver):
 
     @cached_property
     def max_passes(self) -> int:
-        """As many as the slowest takes."""
+        """Return the passes of the slowest target."""
         return max(solver.max_passes for solver in self.each)
 
     def solve(self, model: LinearModel, sums: Sums, start: Array | None) -> Solution:
@@ -254,7 +254,7 @@ class PerTargetSolver(Solver):
 def combine_target_problems(
     problems: Sequence[tuple[LinearModel, Solver]], n_targets: int | None
 ) -> tuple[LinearModel, Solver]:
-    """One problem of those of each target; of targets of one dimension, this itself.
+    """Combine the problems of all targets to one; return that of a one-dimensional target as it is.
 
     Parameters
     ----------

@@ -118,7 +118,7 @@ class ClassMoments(Statistic):
 
 
 def _sum_group_weights(code: Any, weight: Any | None, n_groups: int, backend: Backend) -> Any:
-    """Weight of the rows of each group, of shape (n_groups, 1)."""
+    """Return the weight of the rows of each group, of shape (n_groups, 1)."""
     each = ones((code.shape[0], 1), np.float64, like=code)
     counts = zeros((n_groups, 1), np.float64, like=code)
     backend.add_rows(each, code, weight, counts)
@@ -126,7 +126,7 @@ def _sum_group_weights(code: Any, weight: Any | None, n_groups: int, backend: Ba
 
 
 def _find_present_classes(y: Any, n_classes: int) -> tuple[Any, Any]:
-    """Classes that some rows may have, as an index, and each row's position among them."""
+    """Return the classes that some rows may have, and each row's position among them."""
     if n_classes <= _MAX_DIRECT_CLASSES or not is_host(y):
         return slice(0, n_classes), y
     # The host's blocks are small, and hold few of many classes.
@@ -224,7 +224,7 @@ class CategoryCountSolver(Solver):
 
     @property
     def max_passes(self) -> int:
-        """Two."""
+        """Return 2."""
         return 2
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
@@ -242,7 +242,7 @@ class CategoryCountSolver(Solver):
 def merge_category_counts(
     parts: list[tuple[tuple[int, ...], Array]],
 ) -> tuple[tuple[int, ...], Array]:
-    """Counts of several sums, of which each may know of other categories.
+    """Add up counts of several fits, which may know different categories.
 
     Parameters
     ----------

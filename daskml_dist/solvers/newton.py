@@ -64,7 +64,7 @@ class LossHessian(Statistic):
 
     @property
     def shows_not_finite(self) -> bool:
-        """As of :class:`LossGradient`."""
+        """Return what `LossGradient` does."""
         return not self.w.any()
 
     def shape(self, model: Any) -> tuple[int, ...]:
@@ -96,7 +96,7 @@ class _NewtonPoint:
 
     @property
     def slope(self) -> float:
-        """Largest component of the gradient."""
+        """Return the largest component of the gradient."""
         return float(np.abs(self.gradient).max())
 
 
@@ -134,7 +134,7 @@ class NewtonCholesky(PenalisedSolver):
 
     @property
     def max_passes(self) -> int:
-        """All line searches to their ends, and L-BFGS after them."""
+        """Return the passes of full line searches, and of L-BFGS after them."""
         return 1 + _MAX_LINE_SEARCH * self.max_iter + 15_000
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
@@ -254,14 +254,14 @@ class NewtonSteps:
         return NewtonRun(self._centre_classes(point.w), n_iter, False)
 
     def _centre_classes(self, w: Array) -> Array:
-        """`w` with a mean of zero over the classes wherever that changes nothing."""
+        """Return `w` with mean zero over the classes wherever that changes no prediction."""
         w = w.copy()
         if self._shiftable.any():
             w[self._shiftable] -= w[self._shiftable].mean(axis=1, keepdims=True)
         return w
 
     def _evaluate(self, w: Array, is_last: bool = False) -> _NewtonPoint:
-        """One pass."""
+        """Evaluate the objective in one pass, with the Hessian unless it is not needed."""
         size = w.size
         if is_last and self._loss is None:
             value, gradient = self._objective.value_and_gradient(w)
@@ -274,7 +274,7 @@ class NewtonSteps:
         return _NewtonPoint(w, value, gradient.ravel(), hessian, float(total[1]))
 
     def _compute_step(self, point: _NewtonPoint) -> Array:
-        """The flat step, zero where a parameter is fixed."""
+        """Return the flat Newton step, zero for parameters that are fixed."""
         if point.flat > self._many_flat:
             raise _NewtonTroubleError("a loss without curvature in many rows")
         assert point.hessian is not None
@@ -287,7 +287,7 @@ class NewtonSteps:
         return step
 
     def _search_line(self, point: _NewtonPoint, step: Array, is_last: bool) -> _NewtonPoint:
-        """The first point along the step that helps: by half a step each time."""
+        """Return the first point along the step that is low enough, halving it each time."""
         slope = float(point.gradient @ step)
         t = 1.0
         for _ in range(_MAX_LINE_SEARCH):
@@ -302,19 +302,19 @@ class NewtonSteps:
         raise _NewtonTroubleError("a direction in which no step lowers the loss")
 
     def _has_converged(self, point: _NewtonPoint, hessian: Array | None, step: Array) -> bool:
-        """Whether gradient and Newton decrement are small."""
+        """Return whether gradient and Newton decrement are small."""
         if hessian is None or point.slope > self._tol:
             return False
         return float(step @ hessian @ step) / 2 <= self._tol
 
 
 def _pack_newton_state(w: Array, **numbers: float) -> dict[str, Array]:
-    """All that the next steps need."""
+    """Return the checkpoint of an iteration."""
     return {"w": w, **{name: np.array(float(number)) for name, number in numbers.items()}}
 
 
 def _solve_scaled(hessian: Array, gradient: Array) -> NDArray[Any]:
-    """The solution of ``hessian @ x = gradient``."""
+    """Solve ``hessian @ x = gradient``, scaled to a unit diagonal."""
     # Features of very different sizes are not collinear: judge by the matrix of unit diagonal.
     diagonal = np.diag(hessian)
     if not np.isfinite(hessian).all() or not (diagonal > 0).all():
@@ -346,7 +346,7 @@ class RoundedTube(EpsilonInsensitive):
     width: float = 1.0
 
     def value_gradient_hessian(self, y: Any, raw: Any) -> tuple[Any, Any, Any]:
-        """As in `Loss`, for raw predictions of shape (n,)."""
+        """Return losses, gradients and curvatures as `Loss` does, of raw predictions (n,)."""
         xp, residual = namespace(raw), raw - cast(y, raw.dtype)
         excess = self._residual_beyond_epsilon(residual)
         share = xp.minimum(excess / self.width, 1)
@@ -382,7 +382,7 @@ class TubeNewton(PenalisedSolver):
 
     @property
     def max_passes(self) -> int:
-        """All line searches to their ends."""
+        """Return the passes of full line searches."""
         return 21 * (self.max_iter + len(_ROUNDING_WIDTHS))
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:

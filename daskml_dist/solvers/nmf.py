@@ -78,7 +78,7 @@ _FIRST_EXTRAPOLATION, _EXTRAPOLATION_GROWTH, _BOUND_GROWTH_RATE, _EXTRAPOLATION_
 
 
 def multiply_by_weight(values: Any, weight: Any | None) -> Any:
-    """Rows of numbers, each times its weight."""
+    """Return rows of numbers, each times its weight."""
     return values if weight is None else values * cast(weight, values.dtype)[:, None]
 
 
@@ -100,7 +100,7 @@ class EntryTotals(Statistic):
 
     @property
     def shows_not_finite(self) -> bool:
-        """By the squares."""
+        """Return True: the sums have the squares."""
         return True
 
     def shape(self, model: Any) -> tuple[int, ...]:
@@ -177,7 +177,7 @@ class InitialWeights(RowState):
     name: ClassVar[str] = "weights"
 
     def make(self, model: Any, rows: BatchRows, backend: Backend) -> Any:
-        """As they begin."""
+        """Return the weights that the factorisation starts with."""
         n, k = rows.X.shape[0], self.n_components
         if self.given:
             return to_rows_dtype(np.ones(1), rows.X, backend) * namespace(rows.y).reshape(
@@ -222,7 +222,7 @@ class NMFInitializer:
     scale: float = 1.0
 
     def max_passes(self, d: int) -> int:
-        """Passes over the rows."""
+        """Return the passes over the rows."""
         return 2 + max(1, self._singular_solver(d).max_passes)
 
     def totals(self, sums: Sums, *, counts: bool = False) -> tuple[float, float]:
@@ -242,7 +242,7 @@ class NMFInitializer:
     def __call__(
         self, model: Any, sums: Sums, start: Array | None, mean: float
     ) -> tuple[Array, InitialWeights]:
-        """Components of shape (n_features, k), and what weights begin with.
+        """Return components of shape (n_features, k), and the initial weights' rule.
 
         Parameters
         ----------
@@ -279,7 +279,7 @@ class NMFInitializer:
         return PowerIterations(k, 10, n_iter=3, centred=False, seed=self.seed)
 
     def _split_singular_vectors(self, model: Any, sums: Sums) -> tuple[Array, Array]:
-        """The larger half of each pair of singular vectors, the rows' as a function of rows."""
+        """Return the larger half of each pair of singular vectors (NNDSVD), and the rows' rule."""
         k = self.n_components
         found = self._singular_solver(model.n_features).solve(
             model, NestedSums(sums, sums.n_rows), None
@@ -337,7 +337,7 @@ class NonnegativeSolver(Solver):
 
     @property
     def max_passes(self) -> int:
-        """Those of the begin, of the steps, and what comes on top."""
+        """Return the passes of initialisation, iterations and final sums."""
         return self.begin.max_passes(self.n_features) + self.max_iter + self._more
 
 
@@ -398,7 +398,7 @@ class LeastSquaresWeights(Statistic):
     def _partial_error(
         self, gram: Any, products: Any, W: Any, own: Any, squares: Any, dtype: Any
     ) -> Any:
-        """Error of some rows, less half their squares."""
+        """Return the error of some rows, less half their squares."""
         inner = total(cast(gram, dtype) * squares) / 2 - total(cast(own * products, dtype))
         if self.only_error:
             return inner
@@ -409,7 +409,7 @@ class LeastSquaresWeights(Statistic):
 def solve_row_weights(
     gram: Any, products: Any, l1: float, l2: float, sweeps: int, tol: float
 ) -> Any:
-    """The weights of some rows for which the squared error, and penalty, is smallest.
+    """Return the non-negative weights of rows that minimise squared error plus penalty.
 
     Parameters
     ----------
@@ -531,7 +531,7 @@ class _DescentState:
         self.bound, self.way = self.before, self.way / _EXTRAPOLATION_SHRINK
 
     def state(self) -> dict[str, Array]:
-        """All that is needed to go on."""
+        """Return the checkpoint of the components."""
         return {
             "H": self.H,
             "ahead": self.ahead,
@@ -561,12 +561,12 @@ class StepWeights(InitialWeights):
     history: tuple[Array, ...] | None = field(default=(), kw_only=True)
 
     def updates(self, across: Array, X: Any, backend: Backend) -> Updates:
-        """Updates of the weights of some rows."""
+        """Return the update rule of the weights of some rows."""
         across = to_rows_dtype(across, X, backend)
         return Updates(across, self.beta, self.l1, self.l2, backend)
 
     def make(self, model: Any, rows: BatchRows, backend: Backend) -> Any:
-        """As the steps left them."""
+        """Return the weights as the steps so far left them."""
         if self.history is None:
             shape = rows.X.shape[0], self.n_components
             return to_rows_dtype(np.full(shape, np.nan), rows.X, backend)
@@ -614,7 +614,7 @@ class MultiplicativeStep(Statistic):
 
     @property
     def state(self) -> StepWeights:
-        """The weights."""
+        """Return the weights' rule."""
         return self.weights
 
     def shape(self, model: Any) -> tuple[int, ...]:
@@ -728,7 +728,7 @@ class MultiplicativeNMF(NonnegativeSolver):
         return False
 
     def _sum_step(self, at: _UpdateState, sums: Sums, *, looks: bool, steps: bool = True) -> Array:
-        """The sums of a step; again, where some weights were lost."""
+        """Return the sums of a step; ask again where some weights were lost."""
         tells = at.tells or at.fresh
         found = sums(MultiplicativeStep(at.H, at.weights_for(tells), at.fresh, looks, steps))
         if found[-1, 0] and not tells:
@@ -742,7 +742,7 @@ class MultiplicativeNMF(NonnegativeSolver):
         return found
 
     def _update_components(self, H: Array, found: Array, n_rows: int) -> Array:
-        """Components after a step."""
+        """Return the components after a multiplicative step."""
         d = len(H)
         if self.beta == 2:
             below = H @ found[d:-2]
@@ -786,7 +786,7 @@ class _UpdateState:
             self.n_iter, self.tells, self.fresh = int(n_iter), bool(tells), bool(fresh)
 
     def weights_for(self, tells: bool) -> StepWeights:
-        """Memory of the next step, which tells how it came or not."""
+        """Return the weights' rule for the next step, with its history if `tells`."""
         first = self._first
         if tells:
             return replace(first, anchor=self._anchor, history=tuple(self._history))
@@ -802,7 +802,7 @@ class _UpdateState:
             self._anchor, self._history, self.fresh = H, [], True
 
     def state(self) -> dict[str, Array]:
-        """All that is needed to go on."""
+        """Return the checkpoint of the components."""
         first, none = self._first, np.empty((0, 0))
         course = [self.first, self.last, self.n_iter, self.tells, self.fresh]
         return {

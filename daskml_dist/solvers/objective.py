@@ -28,7 +28,7 @@ class LossGradient(Statistic):
 
     @property
     def shows_not_finite(self) -> bool:
-        """At zero alone: elsewhere a row that is infinitely far on the right side may cost none."""
+        """Return whether `w` is zero: elsewhere an infinitely right row may cost nothing."""
         return not self.w.any()
 
     def shape(self, model: Any) -> tuple[int, ...]:
@@ -62,12 +62,12 @@ class SmoothObjective:
         self.l2 = penalty_row_strengths(model, penalty.l2, penalty.intercept_scaling, power=2)
 
     def value_and_gradient(self, w: Array) -> tuple[float, Array]:
-        """Value and gradient at `w`, in its shape."""
+        """Return value and gradient at `w`, in its shape."""
         total = self._sums(LossGradient(w)) / self._sums.n_rows
         return self.penalised(float(total[0]), total[1:].reshape(w.shape), w)
 
     def penalised(self, loss: float, gradient: Array, w: Array) -> tuple[float, Array]:
-        """Value and gradient with the penalty, of those of the mean loss."""
+        """Add the penalty to the value and gradient of the mean loss."""
         if not self._begun:
             check_gradient_overflow(gradient)
             self._begun = True
@@ -95,7 +95,7 @@ def check_gradient_overflow(gradient: Array) -> None:
 
 
 def penalty_row_strengths(model: Any, strength: float, scaling: float | None, power: int) -> Array:
-    """Strength of a penalty on each row of the parameters; float64 of shape (n_rows, 1).
+    """Return a penalty's strength on each row of the parameters; float64 of shape (n_rows, 1).
 
     Parameters
     ----------

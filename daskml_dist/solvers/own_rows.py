@@ -73,37 +73,37 @@ class OwnRows(Protocol):
     sums_on_device: bool
 
     def count(self, lane: int) -> int:
-        """Rows of an own lane."""
+        """Return the number of rows of an own lane."""
 
     def firsts(self, lane: int) -> NDArray[np.int64]:
-        """Number of the first row of each part of a block that an own lane has."""
+        """Return the number of the first row of each part of a block that an own lane has."""
 
     def blocks(self, lane: int) -> Iterator[tuple[int, BatchRows]]:
-        """The rows of an own lane, some neighbours at a time, and the number of their first."""
+        """Yield the rows of an own lane, a few neighbours at a time, with the first's number."""
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
         """Apply a function to items (one a lane) in the trainer's compute threads."""
 
     def room(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """Array of zeros for what is made of rows; in a mapped file beyond the budget."""
+        """Return an array of zeros, in memory, or in a mapped file beyond the budget."""
 
     def sum(self, array: Array) -> Array:
         """Sum of all trainers' arrays; of whole numbers, the same on any number of them."""
 
     def sum_own(self, array: Array) -> Array:
-        """The own range of the sum along the first axis (:meth:`ranges`), in a new array."""
+        """Return the own range of the sum along the first axis (:meth:`ranges`), in a new array."""
 
     def ranges(self, n: int) -> list[slice]:
-        """The range of `n` things that is each trainer's."""
+        """Return each trainer's range of `n` things."""
 
     def largest(self, values: Array) -> Array:
-        """Largest of all trainers' numbers, one by one."""
+        """Return the elementwise maximum over all trainers."""
 
     def gather(self, arrays: list[Array]) -> list[list[Array]]:
-        """The arrays of every trainer."""
+        """Return the arrays of every trainer."""
 
     def deal(self, arrays: list[Array]) -> list[Array]:
-        """The arrays that all trainers have for this one, of those that each has for each."""
+        """Exchange arrays all to all: give one to each trainer, return those for this one."""
 
     def keep(
         self, n_iter: int, state: State, loss: float = float("nan"), scores: Sequence[float] = ()
@@ -154,6 +154,6 @@ class RowSolver(ABC):
         """
 
     def interrupted(self, n_iter: int, state: Mapping[str, Array]) -> Solution:
-        """Solution of a fit that ends after some iterations."""
+        """Return the solution of a fit that ends after some iterations."""
         extra = dict(state)
         return Solution(np.empty(0), n_iter, converged=False, message="interrupted", extra=extra)

@@ -126,7 +126,7 @@ class Boosting(PenalisedSolver):
 
     @property
     def max_passes(self) -> int:
-        """One a round, one for the longest row, one at the end."""
+        """Return one pass a round, one for the longest row, and one at the end."""
         return self.max_iter + 2
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
@@ -166,19 +166,19 @@ class Boosting(PenalisedSolver):
 
 
 def _pack_boosting_state(w: Array, n_iter: int, reach: float) -> dict[str, Array]:
-    """All that the next rounds need."""
+    """Return the checkpoint of a round."""
     return {"w": w, "n_iter": np.array(float(n_iter)), "reach": np.array(reach)}
 
 
 def _largest_change(model: Any, longest: float) -> float:
-    """Most that raw predictions can change with a step in all parameters at once."""
+    """Return how far raw predictions can move with a step in all parameters at once."""
     longest += float(model.fit_intercept)
     # With several outputs, a loss depends on their differences.
     return (longest if model.width == 1 else 2 * longest) or 1.0
 
 
 def _largest_subgradient(w: Array, slope: Array, l1: Array) -> float:
-    """Largest component of the smallest subgradient."""
+    """Return the largest component of the subgradient of least norm."""
     at_zero = np.maximum(np.abs(slope) - l1, 0)
     return float(np.where(w == 0, at_zero, np.abs(slope + l1 * np.sign(w))).max())
 
@@ -186,7 +186,7 @@ def _largest_subgradient(w: Array, slope: Array, l1: Array) -> float:
 def _minimize_bound(
     w: Array, more: Array, less: Array, reach: float, l1: Array, l2: Array
 ) -> Array:
-    """The parameters that minimise the bound, coordinate by coordinate.
+    """Return the parameters that minimise the bound, coordinate by coordinate.
 
     With `z` the step times `reach`, it is ``(more * exp(-z) + less * exp(z)) / reach`` and the
     penalty at ``w + z / reach``: convex, so that a step that is cut off still lowers it.

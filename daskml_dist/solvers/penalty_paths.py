@@ -51,7 +51,7 @@ _MIN_ALPHA = float(np.finfo(np.float64).resolution)
 
 
 def solve_ridge_path(reduced: ReducedProblem, alphas: Array) -> Array:
-    """Coefficients of ridge for each penalty of the sum over rows.
+    """Return ridge coefficients for each penalty of the sum over rows.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ def solve_ridge_path(reduced: ReducedProblem, alphas: Array) -> Array:
 
 
 def append_intercepts(reduced: ReducedProblem, coefs: Array) -> Array:
-    """Coefficients of shape (..., n_features, n_targets) and the intercepts below them."""
+    """Append intercepts below coefficients of shape (..., n_features, n_targets)."""
     intercept = reduced.y_mean - reduced.x_mean @ coefs
     return np.concatenate([coefs, intercept[..., None, :]], axis=-2)
 
@@ -177,7 +177,7 @@ class LeaveOneOutErrors(Statistic):
     def of(
         cls, reduced: ReducedProblem, alphas: Array, fit_intercept: bool, n_rows: float
     ) -> LeaveOneOutErrors:
-        """Of a reduced problem, and penalties of the sum over rows."""
+        """Return the statistic for a reduced problem and penalties of the sum over rows."""
         coefs = solve_ridge_path(reduced, alphas)
         w = append_intercepts(reduced, coefs) if fit_intercept else coefs
         _, values, Vt = linalg.svd(reduced.R, full_matrices=False)
@@ -187,7 +187,7 @@ class LeaveOneOutErrors(Statistic):
         return cls(w, reduced.x_mean, Vt[kept].T, shrunk, share)
 
     def shape(self, model: Any) -> tuple[int, ...]:
-        """One for each penalty and target."""
+        """Return one number for each penalty and target."""
         return self.w.shape[0], self.w.shape[2]
 
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
@@ -202,7 +202,7 @@ class LeaveOneOutErrors(Statistic):
         return float("nan")
 
     def errors(self, X: Any, y: Any, weight: Any | None, backend: Backend) -> Any:
-        """Errors of rows, of shape (n, n_alphas, n_targets), in float64."""
+        """Return the errors of rows, of shape (n, n_alphas, n_targets), in float64."""
         lying = backend.to_device
         rows, (n_alphas, n_rows, n_targets) = to_dense_float64(X), self.w.shape
         xp, d = namespace(rows), rows.shape[1]
@@ -245,7 +245,7 @@ class LeaveOneOutRidge(Solver):
 
     @property
     def max_passes(self) -> int:
-        """Looks at the rows, and one more."""
+        """Return the passes of the reduction, and one for the errors."""
         return MAX_REDUCTION_PASSES + 1
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
@@ -280,7 +280,7 @@ class AlphaGrid:
     positive: bool
 
     def of(self, xy: Array, n_rows: float) -> Array:
-        """Strengths of shape (n_l1_ratios, n), of products of centred features and target."""
+        """Return strengths (n_l1_ratios, n), from products of centred features and target."""
         largest = max(0.0, xy.max()) if self.positive else np.abs(xy).max()
         found = []
         for ratio in self.l1_ratios:
@@ -294,7 +294,7 @@ class AlphaGrid:
 
 
 def make_alpha_grid(grid: AlphaGrid, reduced: ReducedProblem, n_rows: float) -> Array:
-    """Strengths for a reduced problem of so many rows."""
+    """Return the strengths for a reduced problem of `n_rows` rows."""
     return grid.of((reduced.R.T @ reduced.z)[:, 0], n_rows)
 
 
@@ -327,7 +327,7 @@ class FoldedReduction(Solver):
 
     @property
     def max_passes(self) -> int:
-        """The first is shared, others are of a split each."""
+        """Return the most passes: the first is shared, the others are of one split each."""
         return MAX_REDUCTION_PASSES * 100
 
     def solve(self, model: StackedLinear, sums: Sums, start: Array | None) -> Solution:

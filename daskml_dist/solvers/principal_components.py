@@ -80,7 +80,7 @@ class CovarianceEigenSolver(Solver):
 
     @property
     def max_passes(self) -> int:
-        """One."""
+        """Return 1."""
         return 1
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
@@ -109,7 +109,7 @@ class CovarianceEigenSolver(Solver):
 
 
 def fix_vector_signs(vectors: Array) -> Array:
-    """Vectors in rows, each turned so that its largest component is positive, as scikit-learn's."""
+    """Return row vectors with the largest component of each positive, as scikit-learn does."""
     largest = vectors[np.arange(len(vectors)), np.abs(vectors).argmax(axis=1)]
     return vectors * np.where(largest < 0, -1.0, 1.0)[:, None]
 
@@ -140,7 +140,7 @@ class GramProducts(Statistic):
 
     @property
     def shows_not_finite(self) -> bool:
-        """By the products and the sum of the rows."""
+        """Return True: the sums have the products and the rows' sum."""
         return True
 
     def shape(self, model: Any) -> tuple[int, ...]:
@@ -194,7 +194,7 @@ class GramProducts(Statistic):
 
 
 def _weighted_products(X: Any, vectors: Any, weight: Any | None, backend: Backend) -> Any:
-    """Products of rows with vectors, and 1; weighted."""
+    """Return weighted products of rows with vectors, and with 1 in a last column."""
     xp = namespace(vectors)
     found = xp.reshape(backend.dot(X, vectors), (X.shape[0], vectors.shape[1]))
     found = xp.concat([found, ones((X.shape[0], 1), found.dtype, like=found)], axis=1)
@@ -234,7 +234,7 @@ class PowerIterations(Solver):
 
     @property
     def max_passes(self) -> int:
-        """The mean, the passes, and the last one."""
+        """Return the passes: the mean, the iterations, and the last products."""
         steps = self.n_iter + 1
         if self.lanczos:
             steps = _MAX_RESTARTS * max(_LANCZOS_FACTOR * self.n_components + 1, 20) + 1
@@ -263,7 +263,7 @@ class PowerIterations(Solver):
         return self._extract_vectors(sums, kept, shift)
 
     def _plan_passes(self, d: int) -> tuple[int, int]:
-        """Passes before the last, and of how many of them vectors are kept."""
+        """Return the passes before the last, and of how many passes vectors are kept."""
         width = min(self.n_components + self.n_oversamples, d)
         n_passes = min(self.n_iter, 2 + self.n_iter // 3)
         if (n_passes + 1) * width * d > _MAX_KEPT_NUMBERS or (n_passes + 1) * width > d:
@@ -271,14 +271,14 @@ class PowerIterations(Solver):
         return n_passes, n_passes + 1
 
     def _row_mean(self, d: int, sums: Sums) -> Array | None:
-        """Mean of the rows, where it is taken from them."""
+        """Return the mean of the rows where it is subtracted from them, or None."""
         if not self.centred:
             return None
         first = GramProducts(np.zeros((d, 0)), squares=False)
         return np.asarray(self._checked_products(sums, first)[:-1, -1] / sums.n_rows)
 
     def _extract_vectors(self, sums: Sums, kept: _KrylovBlocks, shift: Array | None) -> Solution:
-        """The best vectors of a subspace (Rayleigh and Ritz)."""
+        """Return the best vectors of the subspace (Rayleigh-Ritz) as the solution."""
         k = self.n_components
         found = self._checked_products(sums, GramProducts(kept.last, shift)) / sums.n_rows
         values, vectors = kept.best(found[:-1, :-1], k)
@@ -365,14 +365,14 @@ class _KrylovBlocks:
         self._blocks.append(self.last)
 
     def _project_out(self, image: Array) -> list[Array]:
-        """Products of all blocks with an array, from which each is taken, in place."""
+        """Subtract from `image`, in place, its projections on all blocks; return the products."""
         products = [block.T @ image for block in self._blocks]
         for block, product in zip(self._blocks, products, strict=True):
             add_matmul(block, -product, image)
         return products
 
     def best(self, image: Array, k: int) -> tuple[Array, Array]:
-        """The k largest values, and their vectors, given what the last block became."""
+        """Return the k largest values and their vectors, given the last block's image."""
         self._checked_products.append([block.T @ image for block in self._blocks])
         sizes = [block.shape[1] for block in self._blocks]
         ends = np.cumsum([0, *sizes])
@@ -388,7 +388,7 @@ class _KrylovBlocks:
 
 
 def orthonormalize(vectors: Array) -> tuple[Array, float]:
-    """Orthonormal vectors of the same space, in columns; and the least of their old lengths.
+    """Return orthonormal columns of the same space, and the least of their residual lengths.
 
     The length is of what a vector has beside all before it. By the Cholesky factor of their
     products, twice where digits are lost; else by QR.
@@ -425,11 +425,11 @@ class ScatterStatistic(Statistic):
 
     @property
     def shows_not_finite(self) -> bool:
-        """By the squares."""
+        """Return True: the sums have the squares."""
         return True
 
     def shape(self, model: Any) -> tuple[int, ...]:
-        """A row and a column for each feature; the mean; the weight, and zeros."""
+        """Return a row and a column for each feature, then the mean, then the weight."""
         return model.n_features + 2, model.n_features
 
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
@@ -458,7 +458,7 @@ class ScatterStatistic(Statistic):
         return None if near is None else cast(near, own.dtype)
 
     def _estimate_centre(self, X: Any, backend: Backend) -> Any:
-        """A point near some of the rows, in the dtype of the products."""
+        """Return a point near some of the rows, in the dtype of the products."""
         some = to_dense_float64(backend.rows(X, slice(0, min(_SHIFT_ROWS, X.shape[0]))))
         mean = total(some, axis=0) / some.shape[0]
         return mean if self.double else cast(mean, arithmetic_dtype(X))
@@ -489,7 +489,7 @@ class MeanCovariance(NamedTuple):
 
 
 def sum_mean_covariance(sums: Sums, *, double: bool) -> MeanCovariance:
-    """Mean and covariance of all rows, in one pass.
+    """Return mean and covariance of all rows, in one pass.
 
     Raises
     ------

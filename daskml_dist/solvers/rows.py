@@ -29,7 +29,7 @@ _CACHE_BYTES = 1 << 18
 def row_tiles(
     X: Any, backend: Backend, *, dense: bool = False, cached: int = _CACHE_BYTES, at_least: int = 1
 ) -> Iterator[slice]:
-    """Slices of X to be worked on one after the other; sparse rows are one, unless made dense.
+    """Yield slices of X to work on in turn; sparse rows are one slice, unless made dense.
 
     Parameters
     ----------
@@ -50,17 +50,17 @@ def row_tiles(
 
 
 def is_sparse(X: Any) -> bool:
-    """Whether rows are sparse."""
+    """Return whether rows are sparse."""
     return isinstance(X, SparseRows)
 
 
 def to_rows_dtype(array: Array, X: Any, backend: Backend) -> Any:
-    """Array that a statistic brought along, where rows lie, in the dtype of their arithmetic."""
+    """Copy a statistic's array to where the rows are, in the dtype of their arithmetic."""
     return cast(backend.to_device(array), arithmetic_dtype(X))
 
 
 def to_float64(X: Any) -> Any:
-    """The rows in float64, dense or sparse as they are."""
+    """Return the rows in float64, dense or sparse as they are."""
     if isinstance(X, SparseRows):
         return X.with_values(to_float64(X.values))
     return cast(X, namespace(X).float64)
@@ -74,13 +74,13 @@ def map_entries(function: Callable[[Any], Any], X: Any) -> Any:
 
 
 def to_dense_float64(X: Any) -> Any:
-    """The rows as a dense float64 array."""
+    """Return the rows as a dense float64 array."""
     rows = X.toarray() if isinstance(X, SparseRows) else X
     return cast(rows, namespace(rows).float64)
 
 
 def sum_of_rows(X: Any, weight: Any | None, backend: Backend) -> Any:
-    """Weighted sum of all entries of some rows, in float64 where they lie."""
+    """Return the weighted sum of all entries of some rows, in float64, where they are."""
     if weight is None and not isinstance(X, SparseRows):
         return total(X, dtype=namespace(X).float64)
     values = X.values if isinstance(X, SparseRows) else X
@@ -92,5 +92,5 @@ def sum_of_rows(X: Any, weight: Any | None, backend: Backend) -> Any:
 
 
 def sum_of_squares(X: Any, weight: Any | None, backend: Backend) -> Any:
-    """Weighted sum of all squares of some rows, in float64 where they lie."""
+    """Return the weighted sum of all squares of some rows, in float64, where they are."""
     return sum_of_rows(map_entries(lambda entries: entries * entries, X), weight, backend)

@@ -114,7 +114,7 @@ class BottomKSample(Statistic):
 def draw_keys(
     rows: BatchRows, mass: Array, last: float, *seed: int
 ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-    """Rows whose key may be larger than the last so far, and their keys ``mass / exponential``.
+    """Return the rows whose key may exceed the last so far, and the keys ``mass / exponential``.
 
     What a row draws follows from the seed, its block and its place in it alone.
 
@@ -139,7 +139,7 @@ def draw_keys(
 
 
 def iterate_row_chunks(rows: BatchRows, backend: Backend) -> Iterator[BatchRows]:
-    """The rows some at a time, so that caches hold what is made of them."""
+    """Yield the rows in chunks, so that caches hold what is made of them."""
     n, d = rows.X.shape
     step = max(_CHUNK_ROWS, backend.entries_at_once // max(d, 1))
     if is_sparse(rows.X) or n <= step:
@@ -172,7 +172,7 @@ class ClosestCandidate(RowState):
     shift: Array | None
 
     def make(self, model: Any, rows: BatchRows, backend: Backend) -> Any:
-        """Distances to all candidates, group by group."""
+        """Return the distances to all candidates, computed group by group."""
         like = rows.X.values if is_sparse(rows.X) else rows.X
         state = zeros((rows.X.shape[0], 2), arithmetic_dtype(rows.X), like=like)
         state[:, 0] = namespace(state).inf
@@ -207,11 +207,11 @@ class _CandidateStatistic(Statistic):
 
     @property
     def state(self) -> ClosestCandidate | None:
-        """The closest of all candidates before the last group."""
+        """Return the closest of all candidates before the last group."""
         return ClosestCandidate(self.groups[:-1], self.shift) if self.groups else None
 
     def _meet_last_group(self, rows: BatchRows, backend: Backend) -> Any:
-        """The state of rows that have met the last group; their weighted distances' sum."""
+        """Update the state by the last group; return the sum of the weighted squared distances."""
         every = ClosestCandidate(self.groups, self.shift)
         every.meet(rows.state, rows, len(self.groups) - 1, backend)
         apart = cast(rows.state[:, 0], namespace(rows.state).float64)
@@ -272,7 +272,7 @@ class CandidateWeights(_CandidateStatistic):
 
 
 def choose_centroids(candidates: Array, weight: Array, k: int, seed: int) -> Array:
-    """k centres of weighted candidates, few enough for one process: by scikit-learn's k-means.
+    """Return k centroids of weighted candidates, few enough for one process, by scikit-learn.
 
     Parameters
     ----------
@@ -300,5 +300,5 @@ def choose_centroids(candidates: Array, weight: Array, k: int, seed: int) -> Arr
 
 @cache
 def _find_openmp_libraries() -> ThreadpoolController:
-    """The process's OpenMP libraries; looking for them takes milliseconds."""
+    """Return the process's OpenMP libraries; finding them takes milliseconds."""
     return ThreadpoolController()

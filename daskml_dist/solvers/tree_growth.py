@@ -127,7 +127,7 @@ class Leaf:
 
     @property
     def smaller(self) -> int:
-        """Number of the child that has fewer rows."""
+        """Return the number of the child that has fewer rows."""
         left, right = self.children
         return 0 if left.totals[2] < right.totals[2] else 1
 
@@ -157,7 +157,7 @@ class TreeBuilder:
             self.add(child)
 
     def made(self, leaves: Sequence[Leaf]) -> Tree:
-        """The tree."""
+        """Return the finished tree."""
         nodes, n = self._nodes, len(self._nodes)
         is_leaf = np.zeros(n, bool)
         is_leaf[[leaf.number for leaf in leaves]] = True
@@ -233,7 +233,7 @@ class TreeGrower:
     def grow(
         self, output: int, mode: int, scales: tuple[float, float], *seed: int
     ) -> tuple[Tree, list[Leaf]]:
-        """A tree of the gradients of an output, its values not shrunk yet, and its leaves.
+        """Grow a tree on an output's gradients; return it, with values not shrunk, and its leaves.
 
         Parameters
         ----------
@@ -282,7 +282,7 @@ class TreeGrower:
             waiting += [child for leaf in some for child in leaf.children if child.gain > 0]
 
     def _choose_likely_splits(self, some: Iterable[Leaf], left: int) -> list[Leaf]:
-        """Leaves that will probably be split, where `left` more may be: the best first.
+        """Return the best of the leaves that will probably be split, where `left` more may be.
 
         What one sum tells of several leaves need not be waited for several times.
         """
@@ -359,12 +359,12 @@ class TreeGrower:
     def _partition_lane(
         self, i: int, tasks: Sequence[tuple[int, NDArray[np.uint8], list[slice], int]]
     ) -> tuple[Array, list[int]]:
-        """Part a lane's rows of some leaves; histograms, and where the right children begin."""
+        """Partition a lane's rows of some leaves; return histograms, and the children's border."""
         some = [Part(feature, table, at[i], side) for feature, table, at, side in tasks]
         return self.lanes[i].parted(some, *self._packed)
 
     def _sum_histograms(self, parts: Sequence[Any]) -> Any:
-        """The sum of all lanes' histograms; in host memory where they are summed there."""
+        """Return the sum of all lanes' histograms, in host memory where trainers sum them there."""
         total, *others = parts
         for part in others:
             total += part
@@ -397,7 +397,7 @@ class TreeGrower:
                 leaf.found[2] = int(left.totals[2] > right.totals[2])
 
     def _make_bin_tables(self, some: Sequence[Leaf]) -> NDArray[np.uint8]:
-        """Of each bin of the features that leaves are split by, whether it goes left."""
+        """Return, for each leaf, a table of which bins of its split feature go left."""
         found = np.array([leaf.found[1:3] for leaf in some])
         tables = (_BIN_NUMBERS <= found[:, :1]).astype(np.uint8)
         tables[:, self._bins.max_bins] = found[:, 1]
@@ -437,7 +437,7 @@ class TreeGrower:
             leaf.bitset = found[8:].copy().view(np.uint64) if leaf.found[6] else None
 
     def _allowed_features(self, leaf: Leaf) -> NDArray[np.uint8]:
-        """Features that a leaf may be split by."""
+        """Return a mask of the features that a leaf may be split by."""
         growth, allowed = self._growth, self._all
         if growth.groups is not None:
             allowed = np.zeros_like(allowed)
