@@ -80,6 +80,7 @@ class Wait:
 
     def check(self, since: float, what: str) -> None:
         """Raise when the wait for `what`, begun at `since` (monotonic), must end."""
+        # In this order: a client that stopped the fit explains more than a timeout does.
         if self.is_aborted():
             raise RunAbortedError(
                 "The fit was stopped by its client; see the error that the client raised."
@@ -146,6 +147,8 @@ class ServerConnection(ABC):
         ------
         RunAbortedError, WaitTimeoutError, CommunicationError
         """
+        # Answers come in the order in which the policy lets lanes go, not in that of their
+        # requests.
         while lane not in self._early:
             self._keep(self._next_reply())
         return self._early.pop(lane)
@@ -255,6 +258,7 @@ class Communicator(ABC):
         if self._background is None:
             self._background = ThreadPoolExecutor(1, thread_name_prefix="daskml-begin")
         pending = PendingSum(self._background.submit(self._allreduce, array, None))
+        # One background thread makes them one after the other, in the same order on every rank.
         self._begun = (*(one for one in self._begun if not one.is_over), pending)
         return pending
 
@@ -370,6 +374,8 @@ def merge_in_pairs(
     """Merge the arrays of all ranks; rank 0 gets the result, others what they have given."""
     step = 1
     while step < size:
+        # In round k pairs are 2^k ranks apart: the higher one of each hands its part down and is
+        # done.
         place, source = rank % (2 * step), rank + step
         if place == step:
             hand_down(arrays, rank - step, None)
@@ -388,6 +394,8 @@ def find_parent(rank: int) -> int:
 
 def find_children(rank: int, size: int) -> list[int]:
     """Return the ranks that this one sends it on to, the one with the most descendants first."""
+    # The lowest set bit of a rank is its place in the binomial tree: it sends on to the ranks that
+    # differ from it in one lower bit.
     lowest = rank & -rank if rank else 1 << size.bit_length()
     steps = [1 << k for k in reversed(range(size.bit_length())) if 1 << k < lowest]
     return [rank + step for step in steps if rank + step < size]

@@ -89,6 +89,7 @@ class Outbox:
             raise
 
     def _send_frame(self, buffers: Buffers, size: int) -> None:
+        # Small frames go out in one system call.
         if size <= _BUFFER_BYTES:
             self._send_all(buffers[0] if len(buffers) == 1 else b"".join(buffers))
             return
@@ -139,6 +140,8 @@ class Inbox:
             target[:have] = self._buffer[self._start : self._start + have]
             self._start += have
         while have < n:
+            # Large parts are received in place; small ones by a buffer, several with one system
+            # call.
             if n - have >= _BUFFER_BYTES:
                 have += self._receive_some(target[have:])
                 continue
@@ -318,6 +321,7 @@ class RingOutbox(Outbox):
         while done < n:
             room = self._find_room()
             at = self._head % RING_BYTES
+            # A piece ends at the end of the ring, where the next one begins at its start.
             take = min(n - done, room, RING_BYTES - at, _NOTIFY_BYTES)
             if take < _LARGE_COPY_BYTES:
                 self._small[at : at + take] = buffer[done : done + take]

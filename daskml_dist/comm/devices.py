@@ -110,6 +110,7 @@ def choose_route(places: list[DevicePlace]) -> DeviceRoute:
     places : list of DevicePlace
         By rank.
     """
+    # Ranks of one host, in the order of the ranks.
     by_host: dict[str, list[int]] = {}
     for rank, place in enumerate(places):
         by_host.setdefault(place.host, []).append(rank)
@@ -341,12 +342,14 @@ def _open_group(
     group, failure, own = None, "", b""
     if host.rank == ranks[0] and len(ranks) > 1:
         own, failure = _try_or_report(identify, b"")
+    # NCCL's identifier of each host, which its first rank has made.
     said = host.allgather([np.frombuffer(own, np.uint8)])
     identifier = said[ranks[0]][0].tobytes()
     if len(ranks) > 1 and identifier:
         place = ranks.index(host.rank)
         group, failure = _try_or_report(lambda: make(place, len(ranks), identifier, wait), None)
     try:
+        # All ranks hear of a failure on any of them, and give NCCL up together.
         outcomes = host.allgather([np.frombuffer(failure.encode(), np.uint8)])
     except BaseException:
         if group is not None:

@@ -122,6 +122,7 @@ class HandshakeSession:
         """
         data = self._deadline.receive(self._sock, n + _PROOF_BYTES)
         words = data[:n]
+        # In constant time, so that how long it takes tells nothing of the proof.
         if not hmac.compare_digest(data[n:], self._proof(speaker, words)):
             raise ConnectionError("the other side does not know this run's secret")
         return words

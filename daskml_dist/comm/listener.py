@@ -273,6 +273,7 @@ class Listener:
     def _authenticate(self, guest: _PendingSocket) -> tuple[bytes, bytes, Channel]:
         """Pass the handshake; return the role, name and channel of a caller that proved itself."""
         credentials, deadline = self._credentials, HandshakeDeadline(self._credentials.patience)
+        # Small frames go out at once: nothing is waited for to fill a packet (Nagle's algorithm).
         guest.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if credentials.listen is not None:
             with self._changed:  # which also closes guests
@@ -291,6 +292,7 @@ class Listener:
     ) -> tuple[Channel, Channel] | None:
         """Return the channels to read and to write, once both are there, else None."""
         self._open.add(channel.sock)
+        # The two channels of a connection come as two sockets of one name, in any order.
         other = self._half.pop(name, None)
         if other is None:
             self._half[name] = _HalfConnection(role, channel)

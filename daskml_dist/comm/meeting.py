@@ -117,6 +117,7 @@ class TwoLevelGroup(Communicator):
                 out[...] = total
                 total = out
         if self._local is not None:
+            # The ranks that are no host's first get the sum of all hosts.
             total = self._local.broadcast(total)
         self._count_traffic()
         return total
@@ -201,6 +202,7 @@ def find_shared_memory(peers: PeerGroup, allowed: bool) -> tuple[list[list[int]]
     if own is not None:
         place = np.array([identify_machine(), os.getpid(), own[2], own[1].descriptor])
     try:
+        # Step 1: all ranks tell where their memory is; each opens what it can reach.
         places = [_check_numbers(arrays) for arrays in peers.allgather([place])]
         seen = {
             rank: pair
@@ -211,10 +213,13 @@ def find_shared_memory(peers: PeerGroup, allowed: bool) -> tuple[list[list[int]]
         read = np.zeros((peers.size, TOKEN_BYTES), np.uint8)
         for rank, (segment, _) in seen.items():
             read[rank] = np.frombuffer(segment.token, np.uint8)
+        # Step 2: all tell which tokens they have read. Only who reads the right token sees the
+        # memory itself, and not another object under the same number.
         tokens = [_check_tokens(arrays, peers.size) for arrays in peers.allgather([read])]
     finally:
         if own is not None:
             os.close(own[2])
+    # Step 3: all ranks have the same tokens, and so group the ranks alike.
     hosts = _group_by_host(tokens)
     mine = next(ranks for ranks in hosts if peers.rank in ranks)
     return hosts, {rank: seen[rank] for rank in mine if rank in seen}
@@ -321,6 +326,7 @@ class OneHostMeeting:
         if not places[0][0] or any(place[0] != places[0][0] for place in places):
             return None
         seen = self._open_all_memory(rank, places)
+        # One rank that cannot see another is enough: then all take sockets, together.
         if not all(said is True for said in tell(seen is not None)) or seen is None:
             return None
         return SharedGroup(rank, *seen, wait, look=look)

@@ -59,6 +59,7 @@ class NcclGroup:
         nccl = import_module("nccl.core")
         with _translate_errors():
             unique = nccl.UniqueId.from_bytes(identifier)
+            # A blocking communicator could not be given up when a worker of the group dies.
             config = nccl.NCCLConfig(blocking=False)
             communicator = nccl.Communicator.init(size, rank, unique, config)
         return cls(communicator, size, wait)

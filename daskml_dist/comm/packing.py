@@ -59,6 +59,8 @@ def pack_arrays(arrays: list[NDArray[Any]]) -> bytes:
 def pack_array_parts(arrays: list[NDArray[Any]]) -> list[Any]:
     """Return the bytes of `pack_arrays` in parts, without a copy of the arrays."""
     text = json.dumps([[array.dtype.str, array.shape] for array in arrays]).encode()
+    # Layout: length of the JSON text (8 bytes), the text with dtypes and shapes, filled up to a
+    # whole word; then the arrays, each filled up so that the next one is aligned.
     parts: list[Any] = [len(text).to_bytes(8, "little") + text + bytes(-len(text) % 8)]
     return parts + list_array_bytes(arrays)
 
@@ -87,6 +89,7 @@ def unpack_arrays(data: NDArray[np.uint8]) -> list[NDArray[Any]]:
         layout = json.loads(data[8 : 8 + length].tobytes())
         at, arrays = 8 + length + -length % 8, []
         for dtype, shape in layout:
+            # No array may reach beyond the bytes that have come.
             found, size = check_array_layout(dtype, shape, max(0, len(data) - at))
             arrays.append(data[at : at + size].view(found).reshape(shape))
             at += size + -size % 8
@@ -162,6 +165,7 @@ def _build_tree(thing: Any, arrays: list[NDArray[Any]], known: KnownClasses) -> 
 
     if thing is None or isinstance(thing, bool | int | float | str):
         return thing
+    # NumPy's scalars travel as Python's, which JSON can write.
     if isinstance(thing, np.generic):
         return thing.item()
     if isinstance(thing, np.ndarray):
@@ -172,6 +176,7 @@ def _build_tree(thing: Any, arrays: list[NDArray[Any]], known: KnownClasses) -> 
     if isinstance(thing, tuple | set | frozenset):
         return {"tuple" if isinstance(thing, tuple) else "set": each(thing)}
     if isinstance(thing, dict):
+        # As pairs: keys of JSON objects can be texts alone.
         return {"dict": [each(item) for item in thing.items()]}
     name = _get_qualified_name(type(thing))
     if known.get(name) is not type(thing):
@@ -223,6 +228,7 @@ def _make_object(kind: type, rest: list[Any]) -> Any:
     """Return an object with its attributes, made without calling its class."""
     half = len(rest) // 2
     state = dict(zip(rest[:half], rest[half:], strict=True))
+    # A message cannot leave a field out, or add an attribute that the class does not have.
     if dataclasses.is_dataclass(kind) and state.keys() != {
         f.name for f in dataclasses.fields(kind)
     }:
@@ -260,6 +266,7 @@ def _matches_hint(value: Any, hint: Any) -> bool:
         return True
     if origin in (types.UnionType, typing.Union):
         return any(_matches_hint(value, one) for one in of)
+    # A whole number passes for a float, as for type checkers (PEP 484).
     if hint is float:
         return isinstance(value, int | float)
     if hint is int:

@@ -111,6 +111,7 @@ class RemoteConnection(ServerConnection):
         self.bytes_pulled = self._in.received
         if isinstance(message, Reply):
             rows = self._asked.pop(message.lane, None)
+            # An answer of another size, or one that was not asked for, cannot be given to a lane.
             if rows is None or (message.values is not None and len(message.values) != rows):
                 self.close()
                 raise make_malformed_error("an answer that nobody asked for")
@@ -179,6 +180,7 @@ def _answer_until_goodbye(
     later: queue.SimpleQueue[Reply | CallPayload | None] = queue.SimpleQueue()
     answer: Callable[[Any], None] = send
     try:
+        # Answers that fit the system's buffers never block; larger ones have a thread of their own.
         if server.most_answer_bytes > out.holds:
             answer = later.put
             threading.Thread(

@@ -101,6 +101,7 @@ class SharedGroup(Communicator):
 
     def _view_areas(self, dtype: np.dtype[Any], n: int) -> list[NDArray[Any]]:
         """Return the first `n` elements of all ranks' areas of the next turn."""
+        # Even and odd turns have an area each.
         key = dtype.str, n, self._turn & 1
         views = self._views.get(key)
         if views is None:
@@ -113,6 +114,8 @@ class SharedGroup(Communicator):
 
     def _finish_turn(self) -> None:
         """Say that this rank's area is written, and wait until all ranks' are."""
+        # Step 1 of the move: the area is written before the turn's number, which the fences keep in
+        # order.
         self._turn = turn = self._turn + 1
         fence_memory()
         self._words[TURN_WORD] = turn
@@ -160,6 +163,8 @@ class SharedGroup(Communicator):
         if out is None:
             out = array if array.flags.writeable else array.copy()
         flat, total = array.reshape(-1), out.reshape(-1)
+        # Small arrays: everyone reads everything, one turn. Large ones: each rank adds a part, two
+        # turns, but every byte is added once on the host in the place of once on each rank.
         one_hop = self.size == 2 or array.nbytes <= _MAX_ONE_TURN_BYTES
         reduce = self._sum_in_one_turn if one_hop else self._sum_by_parts
         step = _AREA_BYTES // flat.itemsize
@@ -297,6 +302,7 @@ class SharedGroup(Communicator):
         """
         n = len(messages)
         head = 8 * n + -8 * n % 64
+        # Equal slots of whole cache lines, one for each message, behind their lengths.
         slot = (_AREA_BYTES - head) // n // 64 * 64
         at = head + slot * (self.rank if n > 1 else 0)
         writers = [PieceWriter(message) for message in messages]
@@ -324,6 +330,7 @@ class SharedGroup(Communicator):
     def close(self) -> None:
         """Tell the others that this rank is done; the memory goes with its last user."""
         super().close()
+        # Other ranks may sleep, waiting for a turn of this one that will not come.
         self._words[ENDED_WORD] = 1
         fence_memory()
         for _, bell, _ in self._others:

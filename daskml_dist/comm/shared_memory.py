@@ -98,6 +98,7 @@ class SharedSegment:
 
     def __init__(self, memory: mmap.mmap) -> None:
         view = memoryview(memory)
+        # Counters are read and written as whole words, which processors never tear.
         self.words = view[:_TOKEN_START].cast("Q")
         self.token = bytes(view[_TOKEN_START:_HEADER_BYTES])
         self.data: NDArray[np.uint8] = np.frombuffer(memory, np.uint8, offset=_HEADER_BYTES)
@@ -250,6 +251,8 @@ class SpinningWait:
         now = time.perf_counter
         start = now()
         end = start + self._spin
+        # Step 1: look without sleeping, which is over sooner than a process wakes up where the
+        # other side is about to come.
         while now() < end:
             if words[index] >= value:
                 return True
@@ -264,6 +267,9 @@ class SpinningWait:
         since = time.monotonic()
         try:
             while True:
+                # Step 2: say that this side sleeps, look once more, and only then sleep: the other
+                # side writes its part first and looks at this word second, so that one of both
+                # always sees the other.
                 self._words[self._index] = 1
                 # The other side looks whether we sleep after it has done its part.
                 fence_memory()

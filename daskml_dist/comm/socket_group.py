@@ -177,6 +177,7 @@ class PeerGroup(Communicator):
             self._receive(r, parts[r])
         if sending is not None:
             sending.result()
+        # In rank order on every rank, so that all get the same bits.
         total = np.add(parts[0], parts[1], out=out)
         for r in range(2, self.size):
             total += parts[r]
@@ -188,6 +189,8 @@ class PeerGroup(Communicator):
         bounds = np.linspace(0, len(flat), self.size + 1).astype(int)
         chunks = [flat[a:b] for a, b in itertools.pairwise(bounds)]
         after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
+        # The first size - 1 steps add (reduce-scatter): each chunk goes around and collects every
+        # rank's part. The others copy (all-gather): each finished chunk goes around once more.
         for step in range(2 * (self.size - 1)):
             outgoing = chunks[(self.rank - step) % self.size]
             incoming = chunks[(self.rank - step - 1) % self.size]
@@ -304,6 +307,7 @@ class PeerGroup(Communicator):
         group.rank, group.size = ranks.index(self.rank), len(ranks)
         group.bytes_sent = group.bytes_received = 0
         group._begun, group._background = (), None
+        # The sockets are shared with the whole group: collectives of both never run at one time.
         group._others = [place for place in range(group.size) if place != group.rank]
         group._out = {place: self._out[ranks[place]] for place in group._others}
         group._in = {place: self._in[ranks[place]] for place in group._others}

@@ -84,6 +84,7 @@ def encode_request(request: Request, keys: PulledKeys) -> Buffers:
     """Return the buffers of a request, header first; updates `keys`, which are the sender's."""
     values, index, wanted = request.values, request.index, request.pull_index
     n_index, lane = _count_rows(index), request.lanes[0]
+    # Key caching: the reader has the rows of the lane's last pull, and need not be sent them again.
     if index is not None and lane in keys and np.array_equal(index, keys[lane]):
         index, n_index = None, _PULLED_LAST
     if wanted is not None:
@@ -218,6 +219,7 @@ class FrameReader:
         ) = self._read_header(REQUEST)  # fmt: skip
         if not (1 <= n_lanes <= self._bounds.n_lanes and 0 <= rows < math.inf):
             raise make_malformed_error(f"a push of {n_lanes} lanes and {rows} rows")
+        # The header's counts are within bounds: memory for the lanes may be taken now.
         lanes = tuple(self._read_array((n_lanes,), "<i8").tolist())
         if not 0 <= min(lanes) <= max(lanes) < self._bounds.n_lanes:
             raise make_malformed_error(f"a push of the lanes {lanes[:5]}")
@@ -229,6 +231,7 @@ class FrameReader:
         if wanted is not None:
             self._keys[lanes[0]] = wanted
         packed = self._read_packed(n_packed) if n_packed else None
+        # Values that do not fit their rows would be applied to others.
         if values is not None and len(values) != self._count_pushed_rows(index):
             raise make_malformed_error(
                 f"{len(values)} rows of values for {self._count_pushed_rows(index)}"
@@ -271,5 +274,6 @@ class FrameReader:
         values = None
         if n_values is not None:
             values = self._read_matrix(n_values)
+            # As from a server of the same process, whose lanes share the arrays that they pull.
             values.flags.writeable = False
         return Reply(lane, Status(status), stop, version, clock, values)

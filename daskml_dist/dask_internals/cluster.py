@@ -236,6 +236,7 @@ def submit_all(
     graph = {key: Task(key, f, *map(parse_input, args)) for key, (f, args) in tasks.items()}
     if not graph:
         return {}
+    # An empty list of workers means any of them.
     pins = {key: [] if (at := workers.get(key)) is None else [at] for key in graph}
     # Where the value is callable, the scheduler calls it with each key.
     with annotate(workers=pins.__getitem__):

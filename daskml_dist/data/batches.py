@@ -130,6 +130,7 @@ def count_pass_steps(lanes: list[LaneSpec], batch_size: int | None, fraction: fl
     """
     if batch_size is None:
         return 1
+    # All lanes make as many steps as the largest one, so that they stay together.
     largest = max(
         sum(len(s) - count_held_out_rows(s, fraction) for s in lane.segments) for lane in lanes
     )
@@ -178,6 +179,7 @@ class LaneRows:
         self._remember = group is None
         self.n_rows = sum(map(len, spec.segments)) - sum(self._held)
         self._in_turn = in_turn
+        # Rows of a run: a batch is `RUNS_PER_BATCH` runs where it is that large, else single rows.
         self._run = max(1, self.n_rows // n_steps // RUNS_PER_BATCH)
         if in_turn:
             self._run = min(max(1, self.n_rows // _MIN_RUNS_IN_TURN), _MAX_RUN_IN_TURN)
@@ -192,6 +194,7 @@ class LaneRows:
         if i in self._splits:
             return self._splits[i]
         segment, count = self.segments[i], self._held[i]
+        # Pass 0 is never trained: its random stream draws the held-out rows, once for all passes.
         order = self._random(0, segment).permutation(len(segment)) + segment.start
         split = np.sort(order[:count]), np.sort(order[count:])
         if self._remember:
@@ -207,6 +210,8 @@ class LaneRows:
 
     def _random(self, pass_: int, *segments: Segment) -> np.random.Generator:
         """Return the random generator of a pass over segments, the same on whatever worker."""
+        # The stream follows from (seed, pass, block, first row) alone, on whatever worker it is
+        # drawn.
         key = [self._seed, pass_]
         for segment in segments:
             key += [segment.drawn, segment.start]
@@ -241,6 +246,8 @@ class LaneRows:
             if start == 0:
                 yield list(self._whole(groups))
             return
+        # Batch s holds rows cuts[s] to cuts[s + 1] of the pass's order: sizes differ by one row at
+        # most.
         cuts = ((np.arange(self._n_steps + 1) * self.n_rows) // self._n_steps).tolist()
         done = 0
         step = 0
@@ -250,12 +257,14 @@ class LaneRows:
             take: Callable[[int, int], Sequence[DrawnRows]] = (
                 taken.in_turn if self._in_turn else taken
             )
+            # Batches that end in this group, the first of which may have begun in earlier ones.
             while step < self._n_steps and cuts[step + 1] <= done + size:
                 low = max(cuts[step] - done, 0)
                 if step >= start:
                     yield [*open_batch, *take(low, cuts[step + 1] - done)]
                 open_batch = []
                 step += 1
+            # The rest of the group begins a batch that later groups fill.
             if step < self._n_steps and cuts[step] < done + size:
                 open_batch = [*open_batch, *take(max(cuts[step] - done, 0), size)]
             done += size
@@ -312,6 +321,7 @@ class _GroupOrder:
             return [self._rows(0, at)]
         # Rows of a batch are summed: sorted, each block's lie together and are read in order.
         at.sort()
+        # Positions are numbered through the group's blocks: each block's are a range of them.
         edges = np.searchsorted(at, self._offsets)
         return [
             self._rows(m, at[a:b] - self._offsets[m])
@@ -331,6 +341,7 @@ class _GroupOrder:
 
     def _each(self, at: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """Return the block and the row of each position."""
+        # The block of a position is the last one that begins at or before it.
         member = np.searchsorted(self._offsets, at, "right") - 1
         segments = [segment for segment, _ in self._members]
         first = np.array([segment.start for segment in segments]) - self._offsets[:-1]

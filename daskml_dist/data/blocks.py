@@ -161,7 +161,10 @@ def make_block(
     DeviceUnavailableError
         As :func:`as_rows`.
     """
+    # Rows that already are as the fit wants them stay on the GPU; all others go through the host.
     on_device = on_device or _may_stay_on_device(X, dtype, tensors)
+    # Features: a float array or CSR matrix. NaN and infinity pass here, since imputers take them; a
+    # fit that cannot calls `check_finite`.
     rows = as_rows(X, dtype=dtype, index=index, on_device=on_device, tensors=tensors)
     check_declared_shape(rows.shape[1:], row_shape, index)
     n_rows, dtype = rows.shape[0], choose_float_dtype(rows.dtype)
@@ -169,6 +172,7 @@ def make_block(
         y = as_column(y, name="y", index=index, several=multi_output)
         check_length(n_rows, y, "y", index)
         y = _check_labels(y, index) if classification else _convert_target(y, dtype, index)
+    # A single number as weight stands for the weights of all rows.
     if sample_weight is not None:
         if isinstance(sample_weight, Real):
             sample_weight = np.full(n_rows, sample_weight)
@@ -217,6 +221,7 @@ def check_finite_rows(X: Rows, index: int | None = None, first: int = 0) -> None
     if position is None:
         return
     if sparse.issparse(X):
+        # `indptr[r]` is where the values of row r begin: the last row that begins at or before it.
         row = int(np.searchsorted(X.indptr, position, side="right")) - 1
         column, place = int(X.indices[position]), "{column}"
     else:
@@ -255,6 +260,8 @@ def find_first_nonfinite(values: Any) -> int | None:
     """Return the position of the first NaN or infinity, on any device; None where there is none."""
     xp = namespace(values)
     with np.errstate(all="ignore"):
+        # One sum settles the usual case, since NaN and infinity show in it. The sum of finite
+        # values may overflow, too: then the look at each value below finds nothing.
         if xp.isfinite(total(values)):
             return None
     wrong = ~xp.isfinite(xp.reshape(values, (-1,)))
@@ -487,6 +494,7 @@ def _summarize_labels(y: NDArray[Any], block: Block) -> dict[str, Any]:
         ]
         labels = columns[0][0]
         if several:
+            # Several targets share one list of labels, and have their own counts.
             labels = np.unique(np.concatenate([found for found, _, _ in columns]))
     except TypeError as error:
         raise InvalidDataError(
@@ -518,6 +526,7 @@ def _count_small_integers(y: NDArray[Any], weights: NDArray[Any] | None) -> _Lab
     if y.dtype.kind not in "biuf" or not len(y):
         return None
     low, high = y.min().item(), y.max().item()
+    # A comparison per label is faster than a sort where labels are few and close, as classes are.
     if high - low >= _MAX_COUNTED_LABELS or low != round(low) or abs(low) > _LARGEST_EXACT_LABEL:
         return None
     labels = np.arange(int(low), int(high) + 1)
@@ -527,6 +536,7 @@ def _count_small_integers(y: NDArray[Any], weights: NDArray[Any] | None) -> _Lab
         for at in masks
     ]
     counts, sums = np.array([c for c, _ in facts]), np.array([s for _, s in facts])
+    # Some value lies between the whole numbers: it is none of these labels.
     if counts.sum() != len(y):
         return None
     there = counts > 0

@@ -93,6 +93,7 @@ def group_into_bundles(
         held.setdefault(home, []).append(number)
     bundles: list[tuple[int, ...]] = []
     for home, numbers in held.items():
+        # At least one bundle a thread, so that all threads of the worker have work.
         shares = threads.get(home or "", 0) * (1 if nbytes is not None else _BUNDLES_PER_THREAD)
         most = len(numbers) // shares if shares else 1
         bundles += _split_by_size(numbers, max(1, most), nbytes)

@@ -261,9 +261,11 @@ def as_collection(
         "y": y,
         "sample_weight": _check_column(sample_weight, "sample_weight"),
     }
+    # What metadata tells is checked before any row is read.
     n_rows = check_equal_lengths(inputs)
     shape = find_row_shape(X) if not any_shape else None
     _check_not_empty(n_rows, shape)
+    # One lazy input makes all lazy: inputs in memory are cut to its blocks and travel with them.
     if any(map(is_dask, inputs.values())):
         row_counts, parts = cut_into_blocks(inputs)
         _check_not_empty(len(parts), shape)
@@ -304,6 +306,7 @@ def take_named_columns(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, An
     """
     X, y, sample_weight = convert_foreign(X, y, sample_weight)
     check_holds_rows(X)
+    # From here on lists of delayed blocks are Dask Arrays of unknown chunk sizes.
     X, y, sample_weight = join_delayed(X, 2), join_delayed(y, 1), join_delayed(sample_weight, 1)
     check_unique_names(X)
     if y is not None:
@@ -330,6 +333,7 @@ def take_named_columns(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, An
                 f"or pass the values themselves.{nearest(column, getattr(X, 'columns', ()))}"
             )
         given[name] = X[column]
+    # A column that is the target or a weight is no feature.
     taken = set(named.values())
     if _names_columns(y, X):
         given["y"], taken = X[list(y)], taken | set(y)
@@ -369,6 +373,7 @@ def _names_columns(y: Any, X: Any) -> bool:
     """Return whether y names columns of a frame; as many labels as rows in memory are no names."""
     if not (isinstance(y, list | tuple) and y and all(isinstance(name, str) for name in y)):
         return False
+    # As many strings as rows are more likely the labels themselves.
     if not is_dataframe_like(X) or (not is_dask(X) and len(X) == len(y)):
         return False
     _check_has_columns(X, f"y={list(y)!r}")
@@ -503,12 +508,15 @@ def cut_into_blocks(inputs: dict[str, Any]) -> tuple[list[int] | None, list[tupl
     """
     row_counts = _find_row_counts(inputs)
     lazy = {name: value for name, value in inputs.items() if is_dask(value)}
+    # Arrays of known sizes are cut like the first input, where they are cut otherwise.
     if row_counts is not None:
         lazy = {name: _rechunk_rows(value, tuple(row_counts)) for name, value in lazy.items()}
     scalars = [name for name, v in inputs.items() if v is None or isinstance(v, float)]
     here = [name for name in inputs if name not in lazy and name not in scalars]
+    # Lazy inputs are lowered together, so that X and y come out of the same shuffles and reads.
     pieces: dict[str, list[Any]] = dict(align_partitions(lazy, here))
     first = next(iter(pieces))
+    # Inputs in memory can be sliced only by known row counts, which takes a pass over the data.
     if here and row_counts is None:
         row_counts = _count_rows_of_pieces(pieces[first])
         _check_same_length(

@@ -85,6 +85,7 @@ def compute_column_moments(rows: NDArray[Any]) -> tuple[Numbers, Numbers, Number
     count, mean, squares = np.zeros((3, rows.shape[1]))
     for at, tile in _iterate_tiles(rows, np.float64):
         n, m, s = _compute_moments(tile)
+        # Chan, Golub and LeVeque's update of count, mean and squared deviations by one tile.
         together = count[at] + n
         share = n / np.maximum(together, 1)
         apart = m - mean[at]
@@ -198,6 +199,7 @@ class WeightedMoments:
         weight = self.weight + other.weight
         distance = (other.origin - self.origin) + (other.offset - self.offset)
         share = other.weight / weight
+        # The pairwise update of Chan, Golub and LeVeque, with weights in the place of counts.
         squares = self.squares + other.squares + self.weight * share * distance**2
         return WeightedMoments(weight, self.origin, self.offset + share * distance, squares)
 

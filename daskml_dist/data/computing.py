@@ -84,6 +84,7 @@ def compute_with_retries(make: Callable[[str], Any], n_parts: int = 0) -> Any:
     n_parts : int, default=0
         Tasks that are counted for who listens; their keys are (name, 0), (name, 1), ...
     """
+    # A new name for each attempt: the scheduler remembers tasks that it gave up by their keys.
     for left in reversed(range(_MAX_ATTEMPTS)):
         try:
             name = f"block-{uuid4().hex}"
@@ -109,6 +110,8 @@ def _compute_on_client(lazy: Any, name: str, n_parts: int) -> Any:
 
     Dask itself would wait for workers for ever, and say nothing.
     """
+    # Without a client Dask's own scheduler (threads, synchronous) computes; it has no workers to
+    # lose.
     client = get_computing_client()
     if client is None:
         return compute(lazy)[0]
@@ -356,6 +359,7 @@ def wait_for_workers(
         on_wait()
     patience = Deadline("workers", timeout, _SCALE_REMEDY)
     places = _WorkerPlaces(client)
+    # An adaptive cluster starts workers only for tasks that wait.
     task = client.submit(bool, pure=False)
     try:
         while not _any_accepts_work(statuses):
@@ -465,6 +469,7 @@ class _WorkerPlaces:
         """
         kept = getattr(self._cluster, "workers", None)
         adapts = getattr(self._cluster, "_adaptive", None) is not None
+        # Someone fills the places, or will: nothing is given up yet.
         if kept is None or len(kept) or adapts or not self.number:
             self._since = None
             return False

@@ -104,12 +104,14 @@ def as_rows(
     """
     if on_device and find_device(X) == "gpu":
         return _check_device_rows(X, index, tensors)
+    # From here on X is in host memory: CuPy's was copied, pydata/sparse is SciPy's now.
     X = copy_to_host(X)
     kept = choose_tensor_dtype if tensors else choose_float_dtype
     if is_dataframe_like(X):
         if (entries := convert_frame_to_csr(X)) is None:
             return _convert_frame(X, dtype, index, kept, any_order)
         X = entries
+    # Of the sparse formats only CSR can be cut by rows.
     rows = X.tocsr() if hasattr(X, "tocsr") else _convert_to_array(X, "X", index)
     check_dimensions(rows, index, tensors=tensors, given=X)
     wanted = dtype or kept(rows.dtype)
@@ -145,6 +147,7 @@ def as_column(
         There is more than one column.
     """
     values = copy_to_host(values)
+    # Several targets are a table of numbers, like X; one target may also be labels.
     if several and is_dataframe_like(values):
         return _convert_frame(values, None, index, choose_float_dtype)
     if is_dataframe_like(values) and len(values.columns) == 1:
@@ -170,6 +173,7 @@ def find_device(values: Any) -> str:
     """Return where an array's memory is: "gpu" of arrays and matrices of CuPy, else "cpu"."""
     if other_gpu_library(values):
         return "cpu"  # such arrays have CuPy's interface, and none of its methods: they are copied
+    # A sparse matrix of CuPy has no such interface itself, but its array of values has.
     data = getattr(values, "data", None) if hasattr(values, "tocsr") else values
     return "gpu" if hasattr(data, "__cuda_array_interface__") else "cpu"
 
@@ -238,6 +242,7 @@ def check_numeric_columns(dtypes: Iterable[tuple[Any, Any]]) -> None:
     InvalidDataError
         Names the columns that are not, of pairs of name and dtype, and what to do about each kind.
     """
+    # Kinds of NumPy: b(ool), i(nt), u(nsigned), f(loat); pandas' own dtypes have them, too.
     wrong = {name: dtype for name, dtype in dtypes if dtype.kind not in "biuf"}
     for dtype in wrong.values():
         check_not_complex(dtype, "X")
@@ -323,9 +328,11 @@ def convert_missing_to_nan(X: Any) -> Any:
     X = X if is_sparse_frame(X) else densify_columns(X)
     changed = {}
     for name, dtype in zip(X.columns, X.dtypes, strict=True):
+        # Only nullable and Arrow dtypes hold pandas.NA; NumPy's have NaN already.
         if isinstance(dtype, np.dtype) or not _has_pandas_na(dtype):
             continue
         column = X[name]
+        # Without missing values whole numbers can stay whole; with them only float64 has a NaN.
         if dtype.kind in "biuf" and not column.isna().any():
             changed[name] = column.to_numpy(dtype=dtype.numpy_dtype)
         elif dtype.kind in "biuf":
@@ -333,6 +340,7 @@ def convert_missing_to_nan(X: Any) -> Any:
         else:
             changed[name] = column.astype(object).where(column.notna(), np.nan)
     if changed:
+        # A shallow copy: columns are replaced in it, and the user's frame keeps its own.
         X = X.copy(deep=False)
         for name, column in changed.items():  # which need be no string, as `assign` wants it
             X[name] = column
@@ -360,6 +368,7 @@ def convert_object_columns(frame: Any) -> Any:
 def _convert_object_column(column: Any) -> Any:
     """Return a column of objects as one of numbers; None where it holds anything else."""
     known = column.dropna()
+    # The types of the values decide, not what they might be parsed to: "1" stays a word.
     types = set(map(type, known))
     if not types or not all(issubclass(one, Number | np.bool_) for one in types):
         return None
@@ -380,6 +389,7 @@ def convert_object_values(values: NDArray[Any]) -> NDArray[Any]:
     if not all(issubclass(t, (bool, np.bool_, int, float, np.number)) for t in types):
         return values
     plain = np.array(values.tolist())
+    # A mixture of bools and numbers stays objects: True and 1 may be two labels.
     are_bools = {issubclass(t, (bool, np.bool_)) for t in types}
     return values if len(are_bools) > 1 or plain.dtype.kind not in "biuf" else plain
 
@@ -469,6 +479,7 @@ def _canonicalize_csr(rows: Any, dtype: str, index: int | None) -> Any:
         rows.sum_duplicates()
     with np.errstate(over="ignore"):
         rows = rows.astype(dtype, copy=False)
+    # Indices of 32 bits halve the memory that a pass over sparse rows reads.
     if rows.indices.dtype != np.int32 and max(rows.nnz, *rows.shape) <= INT32_MAX:
         indices, indptr = rows.indices.astype(np.int32), rows.indptr.astype(np.int32)
         rows = type(rows)((rows.data, indices, indptr), shape=rows.shape)
@@ -496,8 +507,10 @@ def _convert_frame(
     dtypes = list(frame.dtypes)
     check_numeric_columns(zip(frame.columns, dtypes, strict=True))
     if dtype is None:
+        # One dtype for all columns: float32 only where every column is float32.
         found = {kept(_get_numpy_dtype(d)) for d in dtypes} or {"float64"}
         dtype = str(np.result_type(*found))
+    # pandas joins NumPy's columns without a conversion of each; others need the dtype and a NaN.
     if all(isinstance(d, np.dtype) for d in dtypes):
         values = frame.to_numpy()
     else:
@@ -696,6 +709,7 @@ def check_no_missing(values: NDArray[Any], name: str, index: int | None = None) 
 
 def _is_missing(value: Any) -> bool:
     try:
+        # NaN and NaT are the values that do not equal themselves.
         return value is None or bool(value != value)
     except TypeError:  # pandas.NA has no truth value
         return True

@@ -100,6 +100,7 @@ def join_delayed(values: Any, ndim: int, n_columns: float = np.nan) -> Any:
         )
     name = f"{_DELAYED_PREFIX}{uuid.uuid4().hex}"
     inner = (0,) * (ndim - 1)
+    # Aliases only: the blocks' own tasks stay as the user made them.
     graph: dict[Any, Any] = {
         (name, i, *inner): Alias((name, i, *inner), block.key) for i, block in enumerate(blocks)
     }

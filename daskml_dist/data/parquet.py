@@ -81,6 +81,7 @@ class ColumnRead:
         if None in files:
             return None
         names = list(dict.fromkeys(self._names))
+        # All files of the partition must hold the same plain numbers, or Dask reads it.
         dtypes, *others = [_find_dtypes(file.schema_arrow, names) for file, _ in files]
         if dtypes is None or any(one != dtypes for one in others):
             return None
@@ -210,6 +211,7 @@ def _find_parquet_read(piece: Any, place: int) -> tuple[Task, WantedColumns] | N
         return None
     layer: Any = next(iter(piece.dask.layers.values()))
     task, taken = _resolve_reference(layer, layer.get(piece.key)), []
+    # A piece is the read itself, or selections of columns (df[names], df[name]) on top of it.
     while isinstance(task, Task) and task.func is operator.getitem and len(task.args) == 2:
         taken.append(task.args[1])
         task = _resolve_reference(layer, task.args[0])

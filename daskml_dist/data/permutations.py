@@ -58,6 +58,8 @@ class Permutation:
     def _walked(self, numbers: Numbers, back: bool) -> Numbers:
         """Apply the Feistel network until every number is below `n` (cycle walking)."""
         found = self._mixed(numbers.astype(np.uint64), back)
+        # Cycle walking (Black and Rogaway 2002): the network permutes the numbers below a power of
+        # four; those that land at `n` or above are sent on until they are below.
         while (over := found >= self.n).any():
             found[over] = self._mixed(found[over], back)
         return found.astype(np.int64)
@@ -67,6 +69,8 @@ class Permutation:
         half = np.uint64(self._half)
         mask = (np.uint64(1) << half) - np.uint64(1)
         high, low = numbers >> half, numbers & mask
+        # Rounds of a Feistel network, each of which is its own inverse but for the order of the
+        # halves.
         for key in self._keys[::-1] if back else self._keys:
             if back:
                 high, low = low ^ (hash_numbers(high, key) & mask), high

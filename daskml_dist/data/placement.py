@@ -124,6 +124,7 @@ def split_rows(
     """
     edges = np.concatenate([[0], np.cumsum([rows[b] for b in blocks])])
     total = int(edges[-1])
+    # Even boundaries, which move to a block's boundary where one is near enough.
     cuts = (np.arange(n_lanes + 1) * total) // n_lanes
     if snap and total:
         after = np.searchsorted(edges, cuts).clip(1, len(edges) - 1)
@@ -286,6 +287,8 @@ def reassign_lanes(
 
     for lane in lanes:
         if lane.lane not in loads.given:
+            # The emptiest worker for its capacity; of equally empty ones that with most of the
+            # rows.
             best = min(sorted(capacity), key=lambda w: (loads.fill(w), -local(lane, w)))
             loads.give(lane.lane, best)
     while even and (move := loads.evening()) is not None:
@@ -352,6 +355,7 @@ def _choose_workers(
     if len(lanes) < len(threads):
         holding = {w for block in holders.values() for w in block}
         names = sorted(sorted(threads), key=lambda w: w not in holding)[: len(lanes)]
+    # Every worker runs as many lanes as any other, or one more.
     room = dict.fromkeys(names, len(lanes) // len(names))
     for name in names[: len(lanes) % len(names)]:
         room[name] += 1
@@ -362,6 +366,7 @@ def _choose_workers(
             for worker in holders[segment.block]:
                 if worker in local:
                     local[worker] += len(segment)
+        # Greedily in the order of lanes: the worker that holds most of the lane's rows.
         best = max((w for w in names if room[w]), key=lambda w: (local[w], room[w]))
         room[best] -= 1
         workers.append(best)

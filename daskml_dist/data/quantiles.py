@@ -197,6 +197,7 @@ def _shorten_sketch(sketch: ColumnSketch) -> ColumnSketch:
     """
     if not len(sketch.values):
         return sketch
+    # Equal values become one with their summed weight, which loses nothing.
     first = np.flatnonzero(np.diff(sketch.values, prepend=np.nan) != 0)
     if len(first) <= SKETCH_SIZE:
         weights = np.add.reduceat(sketch.weights, first)
@@ -205,6 +206,7 @@ def _shorten_sketch(sketch: ColumnSketch) -> ColumnSketch:
     bounds = np.arange(n_runs + 1) * (sketch.n_rows / n_runs)
     if sketch.n_rows > SKETCH_SIZE and sketch.n_rows.is_integer():
         bounds = np.rint(bounds)  # rows stay whole
+    # The value in the middle of each run stands for all of it.
     at = np.searchsorted(np.cumsum(sketch.weights), (bounds[1:] + bounds[:-1]) / 2)
     at = np.concatenate([[0], np.minimum(at, len(sketch.values) - 1), [len(sketch.values) - 1]])
     # The ends of the range are kept as they are, and take their rows from the runs beside them.

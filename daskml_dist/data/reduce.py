@@ -125,6 +125,7 @@ def compute_passes(passes: Sequence[ReductionPass]) -> list[Any]:
     InvalidDataError
         Names the block that cannot be read.
     """
+    # Passes over rows in memory are made here and now; those over Dask share one computation.
     lazy = [one for one in passes if one.collection.kind != "memory"]
     found = iter(_compute_on_blocks(lazy) if lazy else [])
     return [
@@ -160,6 +161,8 @@ def run_in_lock_step(works: Iterable[PassGenerator[S]]) -> PassGenerator[list[S]
     results: dict[int, S] = {}
     #: Summaries that each computation waits for; None begins one.
     answers: dict[int, Any] = dict.fromkeys(range(len(every)))
+    # Each round asks every computation that is not done for its next passes, makes them all at
+    # once, and hands each its own summaries.
     while answers:
         asked: dict[int, list[ReductionPass]] = {}
         for i, summaries in answers.items():
@@ -280,6 +283,7 @@ def _build_merge_tree(
                 numbers.append([])
             groups[i].append(summarise(i, *part, *one.shared))
             numbers[i].append(number)
+    # A tree of merges: the summaries of `fan_in` neighbours become one, level by level, in order.
     join = _make_task(partial(_merge_by_pass, [one.merge for one in passes]))
     level: list[Any] = [
         (numbers[i], summaries) for i, summaries in enumerate(by_block(name, groups))
@@ -376,19 +380,23 @@ def fuse_by_block(name: str, groups: Sequence[Sequence[Delayed]]) -> list[Delaye
     groups : sequence of sequence of Delayed
         What is made of each block.
     """
+    # Step 1: all tasks behind the groups, in one format.
     layers = collect_layers(chain.from_iterable(groups))
     if any(getattr(layer, "annotations", None) for layer in layers.values()):
         # The user tells where tasks of these layers run, which a fused task would forget.
         return collect_by_block(name, groups)
     futures = find_futures(layers.values())
     tasks = convert_to_tasks(layers.values(), futures)
+    # Step 2: the tasks that each group needs, and how many groups need each task.
     cones = [select_tasks(tasks, [value.key for value in group]) for group in groups]
     n_owners = Counter(chain.from_iterable(cones))
     # Dask resolves futures in the arguments of a task, though not in those of an inner one.
     apart = [k for k, n in n_owners.items() if n > 1 or find_futures([{k: tasks[k]}])]
+    # Step 3: tasks that several groups need (a shuffle, a shared read) stay tasks of their own.
     graph: dict[Any, Any] = select_tasks(tasks, apart)
     inner = [{k: task for k, task in cone.items() if k not in graph} for cone in cones]
     needed = collect_dependencies(graph)
+    # Step 4: the rest of each group becomes one task, whose arguments are the shared results.
     for i, (group, own) in enumerate(zip(groups, inner, strict=True)):
         outputs = [value.key for value in group]
         given = list(collect_dependencies(own).union(outputs).difference(own))
@@ -431,6 +439,8 @@ class _FusedBlockTask:
             n_uses.update(task.dependencies)
         for key, task in self.tasks:
             values[key] = task({name: values[name] for name in task.dependencies})
+            # A result is dropped after its last use, so that a block's intermediate arrays never
+            # pile up.
             for name in task.dependencies:
                 n_uses[name] -= 1
                 if not n_uses[name]:

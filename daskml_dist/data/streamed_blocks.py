@@ -228,6 +228,7 @@ class BlockStream(Generic[T]):
     def _enter(self, number: int) -> None:
         """Make the group of a block the open one, and read ahead of it."""
         self._open = {}
+        # A lane that goes on from the middle of a pass skips the groups before.
         while number not in (group := self._next_group()):
             for skipped in group:
                 self._forget(skipped)

@@ -42,6 +42,7 @@ class StoppingRule:
     def update(self, record: PassRecord) -> bool:
         """Take the record of a pass; True when the fit ends with it."""
         if self.tol is not None:
+            # Scores grow and losses fall as a fit progresses: both are minimised here.
             value = -record["val_score"] if self.use_score else record["loss"]
             self.stale_passes = self.stale_passes + 1 if value > self.best - self.tol else 0
             self.best = min(self.best, value)
@@ -159,6 +160,7 @@ class PassLedger:
 
     def observe_staleness(self, staleness: int) -> None:
         """Count a push by how many versions it was behind."""
+        # A histogram by powers of two: bit_length() is 0 of 0, 1 of 1, 2 of 2 and 3, ...
         seen, at = self._staleness, 2 + staleness.bit_length()
         seen[0] += staleness
         seen[1] = max(seen[1], staleness)
@@ -190,11 +192,13 @@ class PassLedger:
         if self.is_closed(number):
             return
         entry = self._open_pass(number)
+        # A report that was sent again after a loss is known already.
         if not entry.missing.intersection(report.lanes):
             return
         entry.missing.difference_update(report.lanes)
         entry.reports.append(report)
         self.busy.update(zip(report.lanes, report.busy, strict=False))
+        # Passes close in their order, though fast lanes report later ones before.
         while (at := self._n_passes + 1) in self._open and not self._open[at].missing:
             entry = self._open.pop(at)
             self._close_pass(at, [*entry.reports, entry.counted], age)
@@ -275,6 +279,7 @@ class PassLedger:
         self.records.append(record)
         if self.rule.update(record):
             self.stopped = True
+        # The first pass that closes after the decision to stop is the last for all lanes.
         if self.stopped and self._last_pass is None:
             self._last_pass = number
         self._on_record(record)

@@ -140,6 +140,7 @@ def sum_in_lane_order(
     total : ndarray of shape (n, width)
         A new array, or one of an owned lane.
     """
+    # Sums of floats depend on their order: that of the lanes does not change from run to run.
     parts = sorted(parts, key=lambda part: part[0])
     lane, first, values = parts[0]
     if first is None or len(parts) == 1:

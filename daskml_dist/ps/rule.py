@@ -100,6 +100,7 @@ class ParameterGroup:
 
     def within(self, start: int, stop: int) -> ParameterGroup:
         """Return the part of the group in a range of rows, counted from its start; maybe empty."""
+        # The intersection of the group's rows and the range, with the penalised ones leading in it.
         first, last = max(self.start, start), min(self.stop, stop)
         n_rows = max(last - first, 0)
         penalised = min(max(self.start + self.n_penalised - first, 0), n_rows)
@@ -150,6 +151,7 @@ def make_parameter_groups(
             part.buffer,
             part.additive,
         )
+        # Neighbours that are updated alike make one step together, in one kernel or pass.
         last = groups[-1] if groups else None
         if last is not None and _can_join(last, new):
             n_penalised = last.n_penalised + new.n_penalised
@@ -321,6 +323,7 @@ class OuterStep:
     def take(self, w: Any, mean: Any, opt_state: dict[str, Any]) -> None:
         """Move `w` from where lanes set out, given the mean of where they are."""
         origin, velocity = (opt_state[name] for name in self.state_names)
+        # Nesterov's momentum, with the lanes' mean progress in the place of a gradient.
         towards = mean - origin
         velocity *= self.momentum
         velocity += towards

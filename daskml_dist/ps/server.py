@@ -163,12 +163,15 @@ class ParameterServer:
         """Return why a message of a generation is refused; None where it is taken."""
         if self._aborted is not None:
             return Status.ABORTED
+        # A message of an earlier membership may be of lanes that have moved, or of a place gone
+        # back from.
         if generation != self.generation or self._paused:
             return Status.STALE_GENERATION
         return None
 
     def _release_callers(self) -> ReadyAnswers:
         """Return the answers to all callers that need wait no longer."""
+        # Lanes wait while the standby is behind: else a loss would lose more steps than are kept.
         if self.is_over or self._paused or self._snapshots.is_behind:
             return []
         ready, still = self._callers.stored(), []
@@ -517,6 +520,7 @@ class ServerState:
         if request.progress is not None:
             self._accept_change(request)
             return
+        # The policy's gate counts the push of each lane; it refuses clocks that it has seen.
         accepted = [self._gate.push(lane, request.clock) for lane in request.lanes]
         if not all(accepted):
             self.dropped += 1
@@ -526,6 +530,7 @@ class ServerState:
 
     def _apply_due(self) -> None:
         """Apply the pushes that the policy's gate says are due."""
+        # A push may complete a round, and the round let another begin.
         while group := self._gate.due():
             pushes = [self._pending.pop(lane) for lane in group if lane in self._pending]
             if pushes:
@@ -539,6 +544,7 @@ class ServerState:
         self._snapshot_when_due(shard.version)
 
     def _step_shard(self, shard: Shard, pushes: list[Request]) -> None:
+        # Updates applied since the oldest of these gradients was computed.
         staleness = max(shard.version - push.version for push in pushes)
         rows = sum(push.rows for push in pushes)
         if self._ledger is not None:
@@ -635,6 +641,7 @@ class ServerState:
         clocks = self.clocks() if at is None else self._restore_snapshot(at)
         # In lock-step, a lane that comes back takes up the others' round.
         first = (max if self._policy.lockstep else min)(clocks.values(), default=0)
+        # A new gate: open rounds are gone, and every lane joins at the clock that it goes on from.
         self._gate = self._policy.gate((), first)
         for lane in lanes:
             self._gate.join(lane, clocks.get(lane, first))

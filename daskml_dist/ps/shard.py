@@ -120,6 +120,7 @@ class Shard:
 
     def learning_rate(self) -> float:
         """Return the learning rate of the next step."""
+        # Where several shards or replicas make the steps of a fit, each sees a share of them.
         done = self.step / self.rule.share
         return self.rule.schedule(round(done) + 1, done / self.rule.steps_per_pass)
 
@@ -153,6 +154,7 @@ class Shard:
         """
         rate = self._count_step(rows, scale)
         if rows > 0:
+            # Clipping scales the gradient before the optimizer sees it.
             if self.rule.clip is not None:
                 self._clip_gradient(grad, rows, index)
             if index is None:
@@ -260,6 +262,7 @@ class Shard:
         at = [group.rows if index is None else find_group_rows(group, index) for group in own]
         parts = [grad[some, ...] for some in at]
         total = sum(float(xp.sum(cast(part, xp.float64) ** 2)) for part in parts)
+        # The gradient is a sum over rows: its mean has the norm that is bounded.
         norm = float(total) ** 0.5 / rows
         assert self.rule.clip is not None
         if norm > self.rule.clip:
@@ -304,6 +307,8 @@ class Shard:
         for at in row_slices(group.n_penalised, _PENALTY_ROWS):
             if not (penalty.l1 or penalty.l2):
                 break
+            # Lazy regularisation (Carpenter 2008): all steps since the row was last touched at
+            # once. L2 shrinks by the proximal step 1 / (1 + rate * l2), L1 by soft thresholding.
             pending = group.by_column((rate_sum - row_rate_sums[at]).astype(w.dtype)[:, None], w)
             w[at] /= 1 + pending * penalty.l2
             if penalty.l1:
@@ -314,6 +319,7 @@ class Shard:
         after = self.rule.average_after
         if after is None or self.rows < after:
             return
+        # Averaged SGD (Polyak and Juditsky 1992): a sum in float64, whatever the dtype of the fit.
         if self._sum is None:
             self._sum = zeros(self.w.shape, np.float64, self.w)
         self._sum += self.w

@@ -149,6 +149,7 @@ class GroupSteps:
         """Return the backend's steps over these arrays."""
         group, few = self.group, self._coordinates
         l1, l2, k = group.penalty.l1, group.penalty.l2, group.n_penalised
+        # The arrays are bound once; each step then passes its numbers alone.
         step = Step(self._w, None, self._opt_state, rows, rate, number, l1, l2, k, few)
         return self._backend.updater(group.optimizer, step)
 
@@ -266,12 +267,14 @@ class TouchedRowSteps:
         w = self._w[index]
         opt_state = {name: array[index] for name, array in self._opt_state.items()}
         group = self._group
+        # Rows are sorted and penalised ones lead: the first k of the touched rows are penalised.
         k = int(np.searchsorted(index, group.n_penalised))
         l1, l2 = group.penalty.l1, group.penalty.l2
         strength: Any = 0.0
         if self._row_rate_sums is not None and (l1 or l2) and rate > 0:
             pending = (rate_sum - self._row_rate_sums[index])[:, None]
             pending[k:] = 0
+            # The pending penalty as a number of steps at the present learning rate.
             elapsed = (pending / rate).astype(w.dtype)
             strength = l1 * elapsed if l1 else 0.0
             if l2:

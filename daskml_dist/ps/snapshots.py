@@ -222,6 +222,7 @@ class SnapshotStore:
         stored = self._storing.setdefault(clock, {})
         stored.update(lanes)
         if len(stored) == self._n_lanes:
+            # Snapshots of earlier clocks that some lanes never handed over are of no use any more.
             self._storing = {c: part for c, part in self._storing.items() if c > clock}
             counted = None if ledger is None else ledger.snapshot()
             clocks = dict.fromkeys(stored, clock)

@@ -256,6 +256,7 @@ def _build_side_parcels(
     groups: Sequence[range],
 ) -> list[list[Any]]:  # fmt: skip
     """Return the keys of the parcels of each group, on one side."""
+    # Two hops of about sqrt(groups) parcels each in the place of one of all groups.
     step = math.isqrt(len(groups) - 1) + 1 if len(groups) > _MAX_DIRECT_GROUPS else 1
     joint = [range(some[0].start, some[-1].stop) for some in _split_in_steps(groups, step)]
     found: list[list[Any]] = [[] for _ in joint]

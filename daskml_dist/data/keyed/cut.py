@@ -232,6 +232,7 @@ def _split_into_pieces(part: NumberedEntries, side: EntrySide, cuts: Array) -> l
     if len(edges) == 2:
         return [_make_piece(rows, columns, row_ids, column_ids, values, side.by, sums)]
     range_of = np.repeat(np.arange(len(edges) - 1, dtype=np.uint16), np.diff(edges))[rows]
+    # A stable sort keeps the order of the part's entries within each range.
     order = np.argsort(range_of, kind="stable")
     ends = np.cumsum(np.bincount(range_of, minlength=len(edges) - 1))
     del range_of
@@ -252,6 +253,7 @@ def _make_piece(
     """Return a piece that has the ids of its own columns alone."""
     used = np.zeros(len(column_ids), np.bool_)
     used[columns] = True
+    # Columns that the piece uses are numbered anew, so that only their ids travel with it.
     place = np.cumsum(used, dtype=np.int32) - np.int32(1)
     return EntryPiece(rows, place[columns], row_ids, column_ids[used], values, by, strengths)
 
@@ -323,6 +325,7 @@ def build_block(
         for p in pieces:
             yield Entries(p.rows, p.columns, p.values, row_of(p.row_ids), column_of(p.column_ids))
 
+    # Values of columns that many entries touch lie together, where a cache holds them.
     uses = uses_of(some, len(touched))
     place, dtype = rank_by_use(uses), None
     if pieces[0].values is not None:

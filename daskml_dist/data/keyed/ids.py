@@ -95,6 +95,7 @@ def factorize_columns(columns: Sequence[Array]) -> tuple[Array, list[NDArray[np.
         return _factorize_by_table(columns, *found)
     pandas = load_pandas()
     whole = np.concatenate(given)
+    # pandas hashes ids of any type and sorts the distinct ones alone, which are often few.
     codes, ids = pandas.factorize(whole, sort=True)
     ends = np.cumsum([len(column) for column in columns])[:-1]
     return np.asarray(ids), [part.astype(np.int32) for part in np.split(codes, ends)]
@@ -109,6 +110,7 @@ def _find_narrow_range(parts: Sequence[Array]) -> tuple[int, int] | None:
     if high >= 2**63:
         return None
     width = high - low + 1
+    # A table of the whole range pays while it is not much larger than the ids themselves.
     return (low, width) if width <= _MAX_TABLE_RATIO * sum(map(len, parts)) + 2**16 else None
 
 
