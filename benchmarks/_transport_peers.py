@@ -20,7 +20,7 @@ from daskml_dist.comm.socket_group import PeerGroup, PeerListener
 from daskml_dist.optimizers import get_optimizer
 from daskml_dist.penalties import Penalty
 from daskml_dist.policies import Asynchronous
-from daskml_dist.ps.messages import Request
+from daskml_dist.ps.messages import ServerRequest
 from daskml_dist.ps.rule import ParameterGroup, UpdateRule
 from daskml_dist.ps.server import ParameterServer
 from daskml_dist.ps.shard import Shard
@@ -146,7 +146,7 @@ def trainer(lane: int, shared: bool, plan: Plan, pipe: Any) -> None:
             start = time.perf_counter()
             for _ in range(times):
                 clock += 1
-                connection.send(Request((lane,), 0, clock, version, 1.0, gradient))
+                connection.send(ServerRequest((lane,), 0, clock, version, 1.0, gradient))
                 version = connection.receive(lane).version
             pipe.send(time.perf_counter() - start)
         connection.close()

@@ -23,7 +23,7 @@ from daskml_dist.comm.server_connections import RemoteConnection
 from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.planning.simulator import Costs
 from daskml_dist.policies import Synchronous
-from daskml_dist.ps.messages import Request
+from daskml_dist.ps.messages import ServerRequest
 
 __all__ = ["measure", "step_seconds"]
 
@@ -73,7 +73,7 @@ def _add(n: int) -> float:
         def everyone() -> None:
             clock = next(clocks)
             for lane in range(lanes):
-                request = Request((lane,), 0, clock, rows=1.0, values=values)
+                request = ServerRequest((lane,), 0, clock, rows=1.0, values=values)
                 server.exchange(request, lambda reply: None)
 
         everyone()
@@ -135,7 +135,7 @@ def _over_sockets(n: int) -> tuple[float, float, float, float]:
 
         def send(lane: int) -> None:
             connection.send(
-                Request(
+                ServerRequest(
                     (lane,), 0, next(clock), rows=1.0, values=few, index=index, pull_index=index
                 )
             )
@@ -152,11 +152,11 @@ def _over_sockets(n: int) -> tuple[float, float, float, float]:
                 connection.receive(lane)
 
         def pull() -> None:
-            connection.send(Request((0,), 0, next(clock)))
+            connection.send(ServerRequest((0,), 0, next(clock)))
             connection.receive(0)
 
         def push_and_pull() -> None:
-            connection.send(Request((0,), 0, next(clock), rows=1.0, values=every))
+            connection.send(ServerRequest((0,), 0, next(clock), rows=1.0, values=every))
             connection.receive(0)
 
         alone()

@@ -12,7 +12,7 @@ from sklearn.metrics import pairwise_distances_argmin_min
 
 from daskml_dist.errors import DivergedError
 from daskml_dist.models.centroids import Centres, Reassignment
-from daskml_dist.ps.ledger import StoppingRule
+from daskml_dist.ps.ledger import PassStoppingRule
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.solvers import Solution, Solver
 from daskml_dist.solvers.k_means import RowSampleSolver
@@ -32,7 +32,7 @@ OVERFLOW = "The squares of the rows overflow. Scale the features (StandardScaler
 
 def looked(engine: Engine, fit: FitSpec, solver: Solver) -> NDArray[Any]:
     """Result of a look at the rows of a fit by steps, before its steps or after."""
-    work = RoundWork(fit.work.model, solver, None, None, StoppingRule(solver.max_passes, None))
+    work = RoundWork(fit.work.model, solver, None, None, PassStoppingRule(solver.max_passes, None))
     result = engine.train(replace(fit, work=work), CallbackList())
     if result.interrupted is not None:
         raise result.interrupted

@@ -30,7 +30,7 @@ from daskml_dist.models.centroids import Centres, Reassignment
 from daskml_dist.parameters.checks import check_count, check_flag, check_number
 from daskml_dist.parameters.run import Run
 from daskml_dist.policies import Policy
-from daskml_dist.ps.ledger import StoppingRule
+from daskml_dist.ps.ledger import PassStoppingRule
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.solvers.k_means import InertiaSolver, RowSampleSolver
 from daskml_dist.training.callbacks import CallbackList
@@ -333,13 +333,13 @@ callable, default="k-means||"
         ratio, every = float(self.reassignment_ratio), LOOK * k / batch
         return Reassignment(k, ratio, drawn, lanes, every, max(1, batch // 2))
 
-    def _stopping(self, fit: FitSpec, chance: float) -> StoppingRule:
+    def _stopping(self, fit: FitSpec, chance: float) -> PassStoppingRule:
         """The end, where `chance` moves the mean squared distance so far."""
         rule = fit.work.stopping
         if self.max_no_improvement is None:
             return rule
         passes = max(1, -(-int(self.max_no_improvement) // fit.work.n_steps))
-        return StoppingRule(rule.max_iter, max(chance, float(np.finfo(float).tiny)), passes)
+        return PassStoppingRule(rule.max_iter, max(chance, float(np.finfo(float).tiny)), passes)
 
     def _trained(self, engine: Engine, fit: FitSpec, callbacks: CallbackList) -> FitResult:
         model = fit.steps.model

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.shared_buffer import SharedBuffer
 from daskml_dist.errors import GenerationError, RunAbortedError, WaitTimeoutError
-from daskml_dist.ps.messages import CallPayload, Reply, Request, Status
+from daskml_dist.ps.messages import CallPayload, ServerReply, ServerRequest, ServerStatus
 
 __all__ = [
     "Arrays",
@@ -97,9 +97,9 @@ class Wait:
 
 def raise_for_status(status: int) -> None:
     """Raise for an answer that is not OK."""
-    if status == Status.OK:
+    if status == ServerStatus.OK:
         return
-    if status == Status.STALE_GENERATION:
+    if status == ServerStatus.STALE_GENERATION:
         raise GenerationError(_RENEWED_MESSAGE)
     raise RunAbortedError("The fit was stopped; see the error that the client raised.")
 
@@ -113,11 +113,11 @@ class ServerConnection(ABC):
     transport: str = "one process"
 
     @abstractmethod
-    def send(self, request: Request) -> None:
+    def send(self, request: ServerRequest) -> None:
         """Send a push or pull; its arrays must not change before its answer, if any, has come."""
 
     @abstractmethod
-    def _next_reply(self) -> Reply:
+    def _next_reply(self) -> ServerReply:
         """Wait for the next answer, whichever lane's."""
 
     @abstractmethod
@@ -138,9 +138,9 @@ class ServerConnection(ABC):
         """Close; may be called twice."""
 
     def __init__(self) -> None:
-        self._early: dict[int, Reply] = {}
+        self._early: dict[int, ServerReply] = {}
 
-    def receive(self, lane: int) -> Reply:
+    def receive(self, lane: int) -> ServerReply:
         """Wait for the answer to the open request of `lane`.
 
         Raises
@@ -153,7 +153,7 @@ class ServerConnection(ABC):
             self._keep(self._next_reply())
         return self._early.pop(lane)
 
-    def _keep(self, reply: Reply) -> None:
+    def _keep(self, reply: ServerReply) -> None:
         """Keep an answer that came before it was waited for; raise for one that is not OK."""
         raise_for_status(reply.status)
         self._early[reply.lane] = reply

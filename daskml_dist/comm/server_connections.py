@@ -46,7 +46,7 @@ from daskml_dist.comm.wire import (
 )
 from daskml_dist.compression import Compressor, Feedback, Packed
 from daskml_dist.errors import CommunicationError, RunAbortedError, WaitTimeoutError
-from daskml_dist.ps.messages import CallPayload, Reply, Request, Status
+from daskml_dist.ps.messages import CallPayload, ServerReply, ServerRequest, ServerStatus
 from daskml_dist.ps.server import ParameterServer
 from daskml_dist.ps.shard_state import ShardLayout
 
@@ -98,7 +98,7 @@ class RemoteConnection(ServerConnection):
         #: Rows that each lane has asked for.
         self._asked: dict[int, int] = {}
 
-    def send(self, request: Request) -> None:
+    def send(self, request: ServerRequest) -> None:
         """Send the request; its arrays are copied on the way."""
         if request.pull:
             wanted = request.pull_index
@@ -109,7 +109,7 @@ class RemoteConnection(ServerConnection):
     def _read_message(self) -> Any:
         message = self._reader.read()
         self.bytes_pulled = self._in.received
-        if isinstance(message, Reply):
+        if isinstance(message, ServerReply):
             rows = self._asked.pop(message.lane, None)
             # An answer of another size, or one that was not asked for, cannot be given to a lane.
             if rows is None or (message.values is not None and len(message.values) != rows):
@@ -117,8 +117,8 @@ class RemoteConnection(ServerConnection):
                 raise make_malformed_error("an answer that nobody asked for")
         return message
 
-    def _next_reply(self) -> Reply:
-        reply: Reply = self._read_message()
+    def _next_reply(self) -> ServerReply:
+        reply: ServerReply = self._read_message()
         return reply
 
     def ask(self, op: str, payload: CallPayload) -> None:
@@ -127,9 +127,9 @@ class RemoteConnection(ServerConnection):
 
     def answer(self) -> CallPayload:
         """Wait for the answer to what was asked; answers to pulls are kept meanwhile."""
-        while isinstance(answer := self._read_message(), Reply):
+        while isinstance(answer := self._read_message(), ServerReply):
             self._keep(answer)
-        raise_for_status(answer.get("status", Status.ABORTED))
+        raise_for_status(answer.get("status", ServerStatus.ABORTED))
         return _CallAnswer(answer)
 
     def close(self) -> None:
@@ -171,13 +171,15 @@ def _answer_until_goodbye(
     """Read and answer until a good-bye."""
     out, reader = down.outbox(None), FrameReader(up.inbox(None), bounds, (REQUEST, CALL))
 
-    def send(message: Reply | CallPayload) -> None:
+    def send(message: ServerReply | CallPayload) -> None:
         # A trainer that is gone does not matter here: its client sees the loss.
         with contextlib.suppress(CommunicationError):
-            out.send(encode_reply(message) if isinstance(message, Reply) else encode_call(message))
+            out.send(
+                encode_reply(message) if isinstance(message, ServerReply) else encode_call(message)
+            )
 
     # Whoever reads must never wait for a send: the other side may be sending too, and not read.
-    later: queue.SimpleQueue[Reply | CallPayload | None] = queue.SimpleQueue()
+    later: queue.SimpleQueue[ServerReply | CallPayload | None] = queue.SimpleQueue()
     answer: Callable[[Any], None] = send
     try:
         # Answers that fit the system's buffers never block; larger ones have a thread of their own.
@@ -195,7 +197,7 @@ def _answer_until_goodbye(
 def _handle_message(server: ParameterServer, message: Any, answer: Callable[[Any], None]) -> bool:
     """Hand a message to the server; return False for a good-bye."""
     try:
-        if isinstance(message, Request):
+        if isinstance(message, ServerRequest):
             server.exchange(message, answer)
             return True
         op = message.pop("op")
@@ -239,11 +241,11 @@ class LocalConnection(ServerConnection):
         super().__init__()
         self._server = server
         self._wait = wait
-        self._replies: queue.SimpleQueue[Reply] = queue.SimpleQueue()
+        self._replies: queue.SimpleQueue[ServerReply] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[CallPayload] = queue.SimpleQueue()
         self._asked = ""
 
-    def send(self, request: Request) -> None:
+    def send(self, request: ServerRequest) -> None:
         """Hand a request over; a push that cannot apply yet is kept by the server as it is."""
         self._server.exchange(request, self._replies.put)
         # Threads of other lanes, and those that serve other processes', wait for the GIL: they
@@ -260,8 +262,8 @@ class LocalConnection(ServerConnection):
             except queue.Empty:
                 self._wait.check(since, what)
 
-    def _next_reply(self) -> Reply:
-        reply: Reply = self._take_answer(self._replies, "a server of this process")
+    def _next_reply(self) -> ServerReply:
+        reply: ServerReply = self._take_answer(self._replies, "a server of this process")
         return reply
 
     def ask(self, op: str, payload: CallPayload) -> None:
@@ -399,7 +401,7 @@ class ShardedConnection:
         pull_index: NDArray[np.int64] | None = None,
         whole: bool = False,
     ) -> None:
-        """Push to, and pull from, every shard; see :class:`Request` for the parameters.
+        """Push to, and pull from, every shard; see :class:`ServerRequest` for the parameters.
 
         With `whole` the push is not compressed, and takes along what earlier ones left out.
         """
@@ -414,7 +416,7 @@ class ShardedConnection:
             if part is not None and self._compression is not None and rows > 0:
                 part, at, packed = self._compress_part(lanes[0], s, part, at, whole)
             connection.send(
-                Request(
+                ServerRequest(
                     lanes,
                     self._generation,
                     clock,
@@ -452,7 +454,7 @@ class ShardedConnection:
 
     def receive(self, lane: int) -> PulledParameters:
         """Wait for the answers of all shards to the open pull of `lane`."""
-        replies: list[Reply] = [c.receive(lane) for c in self._connections]
+        replies: list[ServerReply] = [c.receive(lane) for c in self._connections]
         self._versions[lane] = [reply.version for reply in replies]
         parts = [reply.values for reply in replies if reply.values is not None]
         w = parts[0] if len(parts) == 1 else np.concatenate(parts)

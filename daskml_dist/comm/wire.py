@@ -29,7 +29,7 @@ from daskml_dist.comm.packing import (
 )
 from daskml_dist.compression import Packed
 from daskml_dist.errors import CommunicationError
-from daskml_dist.ps.messages import CallPayload, Reply, Request, Status
+from daskml_dist.ps.messages import CallPayload, ServerReply, ServerRequest, ServerStatus
 from daskml_dist.ps.snapshots import SNAPSHOT_CLASSES
 
 __all__ = [
@@ -80,7 +80,7 @@ def _count_rows(array: NDArray[Any] | None) -> int:
     return _NO_ROWS if array is None else len(array)
 
 
-def encode_request(request: Request, keys: PulledKeys) -> Buffers:
+def encode_request(request: ServerRequest, keys: PulledKeys) -> Buffers:
     """Return the buffers of a request, header first; updates `keys`, which are the sender's."""
     values, index, wanted = request.values, request.index, request.pull_index
     n_index, lane = _count_rows(index), request.lanes[0]
@@ -104,7 +104,7 @@ def encode_request(request: Request, keys: PulledKeys) -> Buffers:
     return buffers
 
 
-def encode_reply(reply: Reply) -> Buffers:
+def encode_reply(reply: ServerReply) -> Buffers:
     """Return the buffers of a reply, header first."""
     rows = _count_rows(reply.values)
     header = _REPLY.pack(
@@ -164,7 +164,7 @@ class FrameReader:
         self._source.read_into(memoryview(buffer)[1:])
         return layout.unpack(buffer)
 
-    def read(self) -> Request | Reply | CallPayload:
+    def read(self) -> ServerRequest | ServerReply | CallPayload:
         """Read one frame, whatever it is.
 
         Raises
@@ -212,7 +212,7 @@ class FrameReader:
             raise make_malformed_error(f"{n} rows of {self._bounds.n_rows}")
         return None if n == _NO_ROWS else n
 
-    def _read_request(self) -> Request:
+    def _read_request(self) -> ServerRequest:
         (
             _, pull, has_progress, n_lanes, generation, clock, version, rows, loss,
             n, n_index, n_wanted, n_packed,
@@ -236,7 +236,7 @@ class FrameReader:
             raise make_malformed_error(
                 f"{len(values)} rows of values for {self._count_pushed_rows(index)}"
             )
-        return Request(
+        return ServerRequest(
             lanes, generation, clock, version, rows, values, index, pull, wanted, loss, progress,
             owned=True, packed=packed,
         )  # fmt: skip
@@ -268,7 +268,7 @@ class FrameReader:
             arrays.append(self._read_array((length,), found))
         return Packed(tuple(arrays))
 
-    def _read_reply(self) -> Reply:
+    def _read_reply(self) -> ServerReply:
         _, status, stop, lane, version, clock, rows = self._read_header(REPLY)
         n_values = self._check_row_count(rows)
         values = None
@@ -276,4 +276,4 @@ class FrameReader:
             values = self._read_matrix(n_values)
             # As from a server of the same process, whose lanes share the arrays that they pull.
             values.flags.writeable = False
-        return Reply(lane, Status(status), stop, version, clock, values)
+        return ServerReply(lane, ServerStatus(status), stop, version, clock, values)

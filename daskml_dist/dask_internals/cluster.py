@@ -24,44 +24,44 @@ from daskml_dist.errors import SchedulerLostError
 
 __all__ = [
     "MEMORY_LIMIT",
-    "actor_at",
-    "ask_for",
-    "before_closing",
     "count_actors",
-    "end_quietly",
-    "evict",
-    "failed_task",
-    "forget_closing",
-    "free_tasks",
+    "evict_worker",
+    "find_actor",
+    "find_failed_task",
+    "find_in_memory",
+    "finish_retirement",
+    "flush_client",
+    "forget_before_closing",
     "get_address_host",
-    "in_memory",
-    "is_dasks",
+    "is_client_of_worker",
+    "is_dask_error",
     "is_killed_worker",
-    "is_wanted",
-    "is_workers_own",
+    "is_task_wanted",
     "list_workers",
-    "memory_of",
-    "proxy_at",
-    "proxy_of",
-    "retire",
-    "send_now",
+    "make_actor_proxy",
+    "measure_memory",
+    "release_stuck_tasks",
+    "request_data",
+    "run_before_closing",
     "shorten_lost_connections",
-    "submit_all",
-    "until_made",
+    "silence_batch_timeouts",
+    "submit_tasks",
+    "wait_for_actor",
+    "wait_until_made",
 ]
 
 #: Seconds that a nanny may take to kill its worker.
-_NANNY = 2.0
+_NANNY_SECONDS = 2.0
 #: Seconds in which a retirement is tried again.
-_RETIRE = 5.0
+_RETIRE_SECONDS = 5.0
 
 #: States of a task that a worker has run.
-_ENDED = {"memory", "error"}
+_ENDED_STATES = {"memory", "error"}
 #: Seconds between two looks at it, and as a share of those waited so far.
-_SHORTEST, _SHARE = 0.0003, 0.05
+_SHORTEST_LOOK_SECONDS, _LOOK_SHARE = 0.0003, 0.05
 
 
-def is_dasks(error: BaseException) -> bool:
+def is_dask_error(error: BaseException) -> bool:
     """Return whether an error is Dask's own, which tells of a lost worker or task."""
     return type(error).__module__.startswith("distributed")
 
@@ -107,14 +107,14 @@ class _BeforeClosing(WorkerPlugin):
             await self._prepare()
 
 
-def before_closing(worker: Any, name: str, prepare: Callable[[], Awaitable[None]]) -> None:
+def run_before_closing(worker: Any, name: str, prepare: Callable[[], Awaitable[None]]) -> None:
     """Have a coroutine run before a worker closes by itself or on request; not if it is killed.
 
     Parameters
     ----------
     worker : distributed.Worker
     name : str
-        For :func:`forget_closing`; the same name again is ignored.
+        For :func:`forget_before_closing`; the same name again is ignored.
     prepare : callable
         Makes the coroutine; cluster managers kill a worker that takes more than four seconds.
     """
@@ -132,13 +132,13 @@ def count_actors(worker: Any, run_id: str) -> int:
     return sum(getattr(actor, "run_id", None) == run_id for actor in actors)
 
 
-async def forget_closing(worker: Any, name: str) -> None:
-    """Undo :func:`before_closing`."""
+async def forget_before_closing(worker: Any, name: str) -> None:
+    """Undo :func:`run_before_closing`."""
     if name in worker.plugins:
         await worker.plugin_remove(name)
 
 
-def is_wanted(worker: Any, key: Any) -> bool:
+def is_task_wanted(worker: Any, key: Any) -> bool:
     """Return whether a task that runs on this worker is still to deliver its result.
 
     A running task cannot be stopped, but its client may have cancelled it, or gone.
@@ -147,18 +147,18 @@ def is_wanted(worker: Any, key: Any) -> bool:
     return task is not None and task.state in {"executing", "long-running"}
 
 
-def in_memory(worker: Any, keys: list[Any]) -> dict[Any, Any]:
+def find_in_memory(worker: Any, keys: list[Any]) -> dict[Any, Any]:
     """Return the data of some keys that a worker has in memory; others are left out."""
     data = getattr(worker.data, "fast", worker.data)
     return {key: data[key] for key in keys if key in data}
 
 
-def actor_at(worker: Any, key: Any) -> Any:
+def find_actor(worker: Any, key: Any) -> Any:
     """Return the actor itself that a worker holds under a key; None where there is none."""
     return worker.state.actors.get(key)
 
 
-async def until_made(worker: Any, keys: Collection[Any], seconds: float) -> None:
+async def wait_until_made(worker: Any, keys: Collection[Any], seconds: float) -> None:
     """Wait until a worker has run some tasks, which may still be on their way to it.
 
     Dask tells of the end of a task in batches, by way of the scheduler; the worker knows at once.
@@ -166,17 +166,17 @@ async def until_made(worker: Any, keys: Collection[Any], seconds: float) -> None
     since = time.monotonic()
     while (waited := time.monotonic() - since) < seconds:
         tasks = [worker.state.tasks.get(key) for key in keys]
-        if all(task is not None and task.state in _ENDED for task in tasks):
+        if all(task is not None and task.state in _ENDED_STATES for task in tasks):
             return
-        await asyncio.sleep(_SHORTEST + _SHARE * waited)
+        await asyncio.sleep(_SHORTEST_LOOK_SECONDS + _LOOK_SHARE * waited)
 
 
-def is_workers_own(client: Any) -> bool:
+def is_client_of_worker(client: Any) -> bool:
     """Return whether a worker of this process made a client, for its tasks."""
     return client in Worker._initialized_clients
 
 
-def ask_for(client: Any, key: Any) -> Any:
+def request_data(client: Any, key: Any) -> Any:
     """Return a future of data that some worker holds, by its key.
 
     `Future(key)` alone tells the scheduler nothing, and would wait for ever.
@@ -186,7 +186,7 @@ def ask_for(client: Any, key: Any) -> Any:
     return future
 
 
-def proxy_of(client: Any, future: Any, cls: type, address: str, timeout: float) -> Any:
+def wait_for_actor(client: Any, future: Any, cls: type, address: str, timeout: float) -> Any:
     """Return the proxy of an actor that was submitted to a worker, once it is there.
 
     Its future's result is the same, but takes two messages more.
@@ -200,16 +200,16 @@ def proxy_of(client: Any, future: Any, cls: type, address: str, timeout: float) 
         wait([future], timeout=timeout)
         if future.status != "finished":
             return future.result()
-    return proxy_at(client, future.key, cls, address)
+    return make_actor_proxy(client, future.key, cls, address)
 
 
-def proxy_at(client: Any, key: Any, cls: type, address: str) -> Any:
+def make_actor_proxy(client: Any, key: Any, cls: type, address: str) -> Any:
     """Return the proxy of an actor that is known to be at a worker."""
     with client.as_current():
         return Actor(cls, address, key)
 
 
-def submit_all(
+def submit_tasks(
     client: Any,
     tasks: Mapping[Any, tuple[Callable[..., Any], Iterable[Any]]],
     workers: Mapping[Any, str | None],
@@ -250,7 +250,7 @@ def submit_all(
     return futures
 
 
-def evict(client: Any, address: str) -> None:
+def evict_worker(client: Any, address: str) -> None:
     """Make the scheduler forget a worker that does not answer; returns at once.
 
     It does so by itself after minutes (``distributed.scheduler.worker-ttl``). Until then
@@ -262,7 +262,7 @@ def evict(client: Any, address: str) -> None:
 
     async def ask_nanny() -> None:
         call = client.run(kill, workers=[address], nanny=True, on_error="return")
-        await asyncio.wait_for(call, _NANNY)
+        await asyncio.wait_for(call, _NANNY_SECONDS)
 
     async def remove(dask_scheduler: Any) -> None:
         # "Expected", so that its tasks are not suspected of having killed it.
@@ -280,7 +280,7 @@ def evict(client: Any, address: str) -> None:
     threading.Thread(target=run, daemon=True, name="daskml-evict").start()
 
 
-def failed_task(client: Any, key: Any) -> Any | None:
+def find_failed_task(client: Any, key: Any) -> Any | None:
     """Return the key of the task whose exception ended another, as the scheduler blames it."""
 
     def blamed(dask_scheduler: Any) -> Any | None:
@@ -293,7 +293,7 @@ def failed_task(client: Any, key: Any) -> Any | None:
     return None
 
 
-def free_tasks(
+def release_stuck_tasks(
     client: Any, keys: list[Any], killed: list[Any] | None = None, *, ours: bool = True
 ) -> None:
     """Let tasks begin on other workers than those that begin none, and try some once more.
@@ -355,14 +355,14 @@ def shorten_lost_connections() -> None:
     that is closed while it tries to connect again. Called again, it changes nothing.
     """
     for name in ("distributed.worker", "distributed.client"):
-        logging.getLogger(name).addFilter(_tell_in_a_line)
+        logging.getLogger(name).addFilter(_shorten_record)
 
 
 #: Start of what a worker logs where its heartbeat fails.
 HEARTBEAT_FAILED = "Failed to communicate with scheduler during heartbeat"
 
 
-def _tell_in_a_line(record: logging.LogRecord) -> bool:
+def _shorten_record(record: logging.LogRecord) -> bool:
     """Take the traceback from a record of a lost connection; drop one of a cancelled attempt."""
     error = record.exc_info[1] if record.exc_info else None
     if record.name == "distributed.client":
@@ -373,7 +373,7 @@ def _tell_in_a_line(record: logging.LogRecord) -> bool:
     return True
 
 
-def end_quietly(loop: Any) -> None:
+def silence_batch_timeouts(loop: Any) -> None:
     """Let a loop of our own end while streams of messages wait for the deadlines of their batches.
 
     Where it ends in the very turn in which one runs out, asyncio would tell the user of it.
@@ -387,7 +387,7 @@ def end_quietly(loop: Any) -> None:
     loop.asyncio_loop.set_exception_handler(handle)
 
 
-def send_now(client: Any) -> None:
+def flush_client(client: Any) -> None:
     """Send the scheduler at once what the client has for it; Dask sends each 10 ms."""
 
     def send() -> None:
@@ -399,11 +399,11 @@ def send_now(client: Any) -> None:
     client.loop.add_callback(send)
 
 
-def retire(client: Any, address: str) -> None:
+def finish_retirement(client: Any, address: str) -> None:
     """Finish a retirement that an actor of ours was in the way of; returns at once."""
 
     def run() -> None:
-        deadline = time.monotonic() + _RETIRE
+        deadline = time.monotonic() + _RETIRE_SECONDS
         with suppress(Exception):
             # The actor ends in the background.
             while not client.retire_workers([address]) and time.monotonic() < deadline:
@@ -412,7 +412,7 @@ def retire(client: Any, address: str) -> None:
     threading.Thread(target=run, daemon=True, name="daskml-retire").start()
 
 
-def memory_of(worker: Any) -> tuple[int, int]:
+def measure_memory(worker: Any) -> tuple[int, int]:
     """Return the bytes that a worker's process has in memory, and that Dask has put on its disk."""
     memory = worker.monitor.get_process_memory()
     spilled = getattr(getattr(worker.data, "spilled_total", None), "disk", 0)

@@ -52,7 +52,7 @@ __all__ = [
     "select_tasks",
 ]
 
-_CONTAINERS = (list, tuple, set, frozenset)
+_CONTAINER_TYPES = (list, tuple, set, frozenset)
 
 #: What else than a loss leaves a graph with a key that nothing makes, and the remedy. Dask lowers
 #: a shuffled frame after the tasks of an assigned array have named its index.
@@ -101,7 +101,7 @@ def find_futures(graphs: Iterable[Mapping[Any, Any]]) -> dict[Any, Any]:
                 stack.extend(value.kwargs.values())
             elif isinstance(value, dict):  # also the inner graph of a fused task
                 stack.extend(value.values())
-            elif isinstance(value, _CONTAINERS):
+            elif isinstance(value, _CONTAINER_TYPES):
                 stack.extend(value)
     return found
 

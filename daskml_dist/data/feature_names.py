@@ -13,8 +13,8 @@ from daskml_dist.data.containers import (
     get_column_names,
     load_pandas,
 )
-from daskml_dist.data.few_plain import RowsPlaceholder, is_small_frame
 from daskml_dist.data.lazy import is_dask_frame
+from daskml_dist.data.plain_rows import RowsPlaceholder, is_small_frame
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.sklearn_internals import compare_feature_names
 

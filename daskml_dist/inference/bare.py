@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.data.few_plain import RowsPlaceholder, convert_few_rows
+from daskml_dist.data.plain_rows import RowsPlaceholder, convert_few_rows
 from daskml_dist.inference.bare_scalers import bare_scaler
 from daskml_dist.inference.each_row import lane_of_each_row, rows_are_apart
 from daskml_dist.inference.few_rows import AppliedToRows, Lane

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn import preprocessing
 
-from daskml_dist.data.few_plain import FLOAT_DTYPES, convert_few_rows
+from daskml_dist.data.plain_rows import FLOAT_DTYPES, convert_few_rows
 from daskml_dist.sklearn_internals import get_output_config
 
 __all__ = ["bare_scaler", "restored_few", "scaled_few"]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.data.few_plain import convert_few_rows
+from daskml_dist.data.plain_rows import convert_few_rows
 from daskml_dist.data.row_checks import RowShape
 
 __all__ = ["AppliedToRows", "Lane", "few_answers"]

@@ -9,7 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from daskml_dist.data.feature_names import names_surely_match
-from daskml_dist.data.few_plain import extract_frame_floats, extract_frame_words, is_small_frame
+from daskml_dist.data.plain_rows import extract_frame_floats, extract_frame_words, is_small_frame
 from daskml_dist.sklearn_internals import get_output_config, set_output_module
 
 __all__ = ["few_of_frame", "gives_arrays", "is_wrapped", "theirs"]

@@ -13,8 +13,8 @@ from numpy.typing import DTypeLike, NDArray
 from daskml_dist.backends.row_slices import row_slices
 from daskml_dist.data.blocks import check_finite_rows, find_first_nonfinite
 from daskml_dist.data.conversion import as_rows, find_device
-from daskml_dist.data.few_plain import MAX_FEW_ROWS, RowsPlaceholder
 from daskml_dist.data.lazy import is_dask
+from daskml_dist.data.plain_rows import MAX_FEW_ROWS, RowsPlaceholder
 from daskml_dist.data.row_checks import (
     RowShape,
     check_row_shape,

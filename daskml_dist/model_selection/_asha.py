@@ -16,7 +16,7 @@ from distributed import Client, Future, as_completed
 from numpy.typing import NDArray
 from sklearn.base import clone
 
-from daskml_dist.dask_internals.cluster import is_dasks
+from daskml_dist.dask_internals.cluster import is_dask_error
 from daskml_dist.diagnostics.works import tell, tell_rung
 from daskml_dist.errors import TrainingError
 from daskml_dist.model_selection._brackets import Bracket, best_of
@@ -178,7 +178,7 @@ class Climb:
         try:
             result, of_splits = job.result(), self._found[candidate]
         except Exception as error:
-            if is_dasks(error):
+            if is_dask_error(error):
                 raise TrainingError(
                     f"Tasks of candidates were lost: {error} Give the workers more memory, or "
                     "stop what ends them, then fit again."

@@ -17,7 +17,7 @@ from dask.delayed import delayed
 from dask.sizeof import sizeof
 from sklearn.base import clone
 
-from daskml_dist.dask_internals.cluster import is_dasks, list_workers
+from daskml_dist.dask_internals.cluster import is_dask_error, list_workers
 from daskml_dist.data.collection import Collection, take_named_columns
 from daskml_dist.data.computing import flush_releases, get_computing_client
 from daskml_dist.data.containers import convert_foreign
@@ -283,7 +283,7 @@ class Splits:
         try:
             found = list(compute(*tasks))
         except Exception as error:
-            if is_dasks(error):
+            if is_dask_error(error):
                 raise TrainingError(
                     f"Tasks of fits were lost: {error} Give the workers more memory, or stop what "
                     "ends them, then fit again."

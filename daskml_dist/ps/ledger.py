@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LEDGER_PARTS", "LedgerSnapshot", "PassLedger", "PassReport", "StoppingRule"]
+__all__ = ["LEDGER_PARTS", "LedgerSnapshot", "PassLedger", "PassReport", "PassStoppingRule"]
 
 PassRecord = dict[str, Any]
 
 
 @dataclass
-class StoppingRule:
+class PassStoppingRule:
     """scikit-learn's rule: stop after `n_iter_no_change` passes without progress by `tol`.
 
     Parameters
@@ -94,7 +94,7 @@ def _copy_passes(passes: dict[int, _OpenPass]) -> dict[int, _OpenPass]:
 class LedgerSnapshot:
     """A ledger at one moment, but for its records, of which it names the number."""
 
-    rule: StoppingRule
+    rule: PassStoppingRule
     n_records: int
     stopped: bool
     last_pass: int | None
@@ -104,7 +104,7 @@ class LedgerSnapshot:
 
 
 #: What the snapshot of a ledger is made of.
-LEDGER_PARTS: tuple[type, ...] = (LedgerSnapshot, StoppingRule, _OpenPass, PassReport)
+LEDGER_PARTS: tuple[type, ...] = (LedgerSnapshot, PassStoppingRule, _OpenPass, PassReport)
 
 
 class PassLedger:
@@ -113,7 +113,7 @@ class PassLedger:
     Parameters
     ----------
     lanes : list of int
-    rule : StoppingRule
+    rule : PassStoppingRule
     lockstep : bool
         Whether the lanes step together: their steps are then the same steps.
     score : callable or None
@@ -129,7 +129,7 @@ class PassLedger:
     def __init__(
         self,
         lanes: list[int],
-        rule: StoppingRule,
+        rule: PassStoppingRule,
         *,
         lockstep: bool,
         score: Callable[[NDArray[np.float64]], float] | None = None,

@@ -16,9 +16,9 @@ __all__ = [
     "CallPayload",
     "CallReply",
     "LaneGradient",
-    "Reply",
-    "Request",
-    "Status",
+    "ServerReply",
+    "ServerRequest",
+    "ServerStatus",
     "make_ok_answer",
     "sum_in_lane_order",
 ]
@@ -31,7 +31,7 @@ CallPayload = dict[str, Any]
 CallReply = Callable[[CallPayload], None]
 
 
-class Status(IntEnum):
+class ServerStatus(IntEnum):
     """Kind of a server's answer."""
 
     OK = 0
@@ -40,7 +40,7 @@ class Status(IntEnum):
 
 
 @dataclass(slots=True)
-class Request:
+class ServerRequest:
     """A push, a pull, or both in one message.
 
     Parameters
@@ -90,14 +90,14 @@ class Request:
 
 
 @dataclass(slots=True)
-class Reply:
+class ServerReply:
     """The answer to a pull.
 
     Parameters
     ----------
     lane : int
         First lane of the request.
-    status : Status
+    status : ServerStatus
     stop : bool
         Whether the fit has reached its end (lanes at their own pace stop on it).
     version : int
@@ -109,7 +109,7 @@ class Reply:
     """
 
     lane: int
-    status: Status = Status.OK
+    status: ServerStatus = ServerStatus.OK
     stop: bool = False
     version: int = 0
     clock: int = 0
@@ -118,7 +118,7 @@ class Reply:
 
 def make_ok_answer(**answer: Any) -> CallPayload:
     """Answer to a control call that went well."""
-    return {"status": int(Status.OK), **answer}
+    return {"status": int(ServerStatus.OK), **answer}
 
 
 def sum_in_lane_order(

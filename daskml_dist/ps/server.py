@@ -25,9 +25,9 @@ from daskml_dist.ps.ledger import PassLedger, PassReport
 from daskml_dist.ps.messages import (
     CallPayload,
     CallReply,
-    Reply,
-    Request,
-    Status,
+    ServerReply,
+    ServerRequest,
+    ServerStatus,
     make_ok_answer,
     sum_in_lane_order,
 )
@@ -121,14 +121,14 @@ class ParameterServer:
 
     # -- steps ---------------------------------------------------------------------------------
 
-    def exchange(self, request: Request, reply: Callable[[Reply], None]) -> None:
+    def exchange(self, request: ServerRequest, reply: Callable[[ServerReply], None]) -> None:
         """Take a push and/or a pull; `reply` gets the answer once the policy lets the lanes go.
 
         Parameters
         ----------
-        request : Request
+        request : ServerRequest
         reply : callable
-            Called once with a :class:`Reply` if ``request.pull``, from any thread.
+            Called once with a :class:`ServerReply` if ``request.pull``, from any thread.
         """
         if request.packed is not None:
             self._decompress_push(request)  # not under the lock: others push meanwhile
@@ -142,12 +142,12 @@ class ParameterServer:
                 ready = self._release_callers()
         if refusal is not None:
             if request.pull:
-                reply(Reply(request.lanes[0], refusal))
+                reply(ServerReply(request.lanes[0], refusal))
             return
         for answer in ready:
             answer()
 
-    def _decompress_push(self, request: Request) -> None:
+    def _decompress_push(self, request: ServerRequest) -> None:
         """Decompress the values of a push."""
         assert self.shard is not None
         assert self._compression is not None
@@ -159,14 +159,14 @@ class ParameterServer:
             self._compression.decompress(request.packed, request.values.reshape(-1))
         request.packed, request.owned = None, True
 
-    def _find_refusal(self, generation: int) -> Status | None:
+    def _find_refusal(self, generation: int) -> ServerStatus | None:
         """Return why a message of a generation is refused; None where it is taken."""
         if self._aborted is not None:
-            return Status.ABORTED
+            return ServerStatus.ABORTED
         # A message of an earlier membership may be of lanes that have moved, or of a place gone
         # back from.
         if generation != self.generation or self._paused:
-            return Status.STALE_GENERATION
+            return ServerStatus.STALE_GENERATION
         return None
 
     def _release_callers(self) -> ReadyAnswers:
@@ -339,7 +339,7 @@ class ParameterServer:
                 clocks[now] = self._state.clocks()
             self.generation, self._paused = generation, True
             self._snapshots.pause()
-            ready = self._callers.refuse(Status.STALE_GENERATION)
+            ready = self._callers.refuse(ServerStatus.STALE_GENERATION)
         for answer in ready:
             answer()
         return AvailableSnapshots(now, clocks)
@@ -367,7 +367,7 @@ class ParameterServer:
             self._n_trainers = n_trainers or self._n_trainers
             self._state.renew(lanes, at)
             self._callers.renew()
-            ready = self._callers.refuse(Status.STALE_GENERATION)
+            ready = self._callers.refuse(ServerStatus.STALE_GENERATION)
         for answer in ready:
             answer()
 
@@ -383,7 +383,7 @@ class ParameterServer:
                 return
             self._aborted = reason
             self._snapshots.drop_standby()
-            ready = self._callers.refuse(Status.ABORTED)
+            ready = self._callers.refuse(ServerStatus.ABORTED)
         for answer in ready:
             answer()
 
@@ -422,7 +422,7 @@ class WaitingCallers:
 
     def __init__(self) -> None:
         #: Pulls, until the policy lets their lanes go.
-        self.pulls: list[tuple[Request, Callable[[Reply], None]]] = []
+        self.pulls: list[tuple[ServerRequest, Callable[[ServerReply], None]]] = []
         #: Trainers that hand over snapshots, until the standby has those before.
         self.at_store: list[CallReply] = []
         self._arrived: dict[int, Any] = {}
@@ -456,10 +456,10 @@ class WaitingCallers:
         self.at_store = []
         return ready
 
-    def refuse(self, status: Status) -> ReadyAnswers:
+    def refuse(self, status: ServerStatus) -> ReadyAnswers:
         """Return answers to all who wait, the same to each."""
         ready: ReadyAnswers = [
-            partial(reply, Reply(request.lanes[0], status)) for request, reply in self.pulls
+            partial(reply, ServerReply(request.lanes[0], status)) for request, reply in self.pulls
         ]
         calls = [*self._at_rendezvous, *(reply for _, reply in self._at_pass_end), *self.at_store]
         ready += [partial(reply, {"status": int(status)}) for reply in calls]
@@ -511,11 +511,11 @@ class ServerState:
         self._n_steps = n_steps
         #: Clocks of lanes that have left.
         self._left: dict[int, int] = {}
-        self._pending: dict[int, Request] = {}
+        self._pending: dict[int, ServerRequest] = {}
 
     # -- steps ---------------------------------------------------------------------------------
 
-    def accept(self, request: Request) -> None:
+    def accept(self, request: ServerRequest) -> None:
         """Take a push, and apply what is due with it."""
         if request.progress is not None:
             self._accept_change(request)
@@ -536,14 +536,14 @@ class ServerState:
             if pushes:
                 self._apply_pushes(pushes)
 
-    def _apply_pushes(self, pushes: list[Request]) -> None:
+    def _apply_pushes(self, pushes: list[ServerRequest]) -> None:
         shard = self._shard
         assert shard is not None
         with arithmetic(shard.rule.flushes):
             self._step_shard(shard, pushes)
         self._snapshot_when_due(shard.version)
 
-    def _step_shard(self, shard: Shard, pushes: list[Request]) -> None:
+    def _step_shard(self, shard: Shard, pushes: list[ServerRequest]) -> None:
         # Updates applied since the oldest of these gradients was computed.
         staleness = max(shard.version - push.version for push in pushes)
         rows = sum(push.rows for push in pushes)
@@ -557,7 +557,7 @@ class ServerState:
         )
         shard.apply(total, rows, index, shard.rule.schedule.scale(staleness))
 
-    def _accept_change(self, request: Request) -> None:
+    def _accept_change(self, request: ServerRequest) -> None:
         """Add what the threads of a trainer have changed in their own replica (``"hogwild"``)."""
         shard, progress = self._shard, request.progress
         assert shard is not None
@@ -584,14 +584,16 @@ class ServerState:
         """Return whether the policy lets lanes start their next step."""
         return self._gate.may_all_go(lanes)
 
-    def answer(self, request: Request) -> Reply:
+    def answer(self, request: ServerRequest) -> ServerReply:
         """Return the reply to a pull of lanes that may go."""
         shard = self._shard
         assert shard is not None
         values = shard.published() if request.pull_index is None else shard.w[request.pull_index]
         lane = request.lanes[0]
         stop = self._ledger is not None and self._ledger.stopped
-        return Reply(lane, Status.OK, stop, shard.version, self._gate.clock(lane), values)
+        return ServerReply(
+            lane, ServerStatus.OK, stop, shard.version, self._gate.clock(lane), values
+        )
 
     def leave(self, lanes: Iterable[int]) -> None:
         """Wait for lanes no more."""

@@ -21,7 +21,7 @@ from daskml_dist.data.collection import Collection
 from daskml_dist.data.feature_scales import FeatureScales
 from daskml_dist.data.row_checks import name_column_in_error
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.ps.ledger import StoppingRule
+from daskml_dist.ps.ledger import PassStoppingRule
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.solvers import Solution
 from daskml_dist.training.callbacks import CallbackList
@@ -41,7 +41,7 @@ class FitResult:
         Parameters and optimizer state, whole; what a solver found.
     records : list of dict
         One a pass.
-    stopping : StoppingRule
+    stopping : PassStoppingRule
         As the last pass left it.
     partial_rows : float
         Rows stepped on after the last whole pass (lanes at their own pace).
@@ -57,7 +57,7 @@ class FitResult:
 
     state: ShardState | Solution
     records: list[dict[str, Any]]
-    stopping: StoppingRule
+    stopping: PassStoppingRule
     partial_rows: float
     dropped: int = 0
     lost_rows: int = 0

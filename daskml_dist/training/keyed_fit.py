@@ -14,7 +14,7 @@ from daskml_dist.data.blocks import BlockInfo
 from daskml_dist.data.keyed import KeyedBlock, KeyedCollection
 from daskml_dist.data.keyed.ids import find_positions
 from daskml_dist.models.row_models import Unlabelled
-from daskml_dist.ps.ledger import StoppingRule
+from daskml_dist.ps.ledger import PassStoppingRule
 from daskml_dist.solvers.keyed import KeyedSolution, KeyedSolver
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.data_summary import DataSummary
@@ -122,7 +122,7 @@ class KeyedFit:
         lanes = engine.lanes(run.n_lanes, share=None, passes=solver.max_passes)
         # Keys have no features: entries are counted as rows.
         rows = RowsSpec("float64", "int32", count_training_rows(lanes), None, None, None)
-        stopping = StoppingRule(solver.max_passes, None)
+        stopping = PassStoppingRule(solver.max_passes, None)
         work = KeyedWork(Unlabelled(0), solver, stopping, room=engine.room)
         fit = FitSpec(rows, work, RunSpec.of(run, DataSummary(self.infos)))
         result = engine.train(fit, callbacks)

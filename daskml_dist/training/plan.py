@@ -21,7 +21,7 @@ from daskml_dist.losses import Loss
 from daskml_dist.models.base import ColumnModel, Model, StagedModel, StepModel
 from daskml_dist.optimizers import NAG, Optimizer
 from daskml_dist.policies import Policy
-from daskml_dist.ps.ledger import StoppingRule
+from daskml_dist.ps.ledger import PassStoppingRule
 from daskml_dist.ps.rule import OuterStep, UpdateRule, make_parameter_groups
 from daskml_dist.ps.shard_state import ShardLayout, ShardState
 from daskml_dist.solvers import RangedSolver, Solver
@@ -123,7 +123,7 @@ def make_fit(
         ),
         # The parameters are cut into one shard a server.
         layout=ShardLayout(*model.parameters.shape, run.n_servers),
-        stopping=StoppingRule(
+        stopping=PassStoppingRule(
             settings.max_iter, settings.tol, settings.n_iter_no_change, use_score=fraction > 0
         ),
         n_steps=steps,
@@ -495,7 +495,7 @@ def make_solver_fit(
     return FitSpec(
         spec,
         RoundWork(
-            model, solver, shape, start, StoppingRule(solver.max_passes, None), in_ranges, seed
+            model, solver, shape, start, PassStoppingRule(solver.max_passes, None), in_ranges, seed
         ),
         RunSpec.of(run, rows.survey),
     )
@@ -512,4 +512,6 @@ def _plan_own_rows_work(
         first[info.index] = info.n_rows
     first = first.cumsum() - first
     # Rows are read twice at least: for their bins' edges, and for the bins.
-    return OwnRowsWork(model, solver, StoppingRule(max(2, solver.max_passes), None), first, seed)
+    return OwnRowsWork(
+        model, solver, PassStoppingRule(max(2, solver.max_passes), None), first, seed
+    )

@@ -145,11 +145,11 @@ def _current_client(in_task: bool, kind: str) -> Any | None:
         return None
     from distributed import Client
 
-    from daskml_dist.dask_internals.cluster import is_workers_own
+    from daskml_dist.dask_internals.cluster import is_client_of_worker
 
     with suppress(ValueError):
         client = Client.current(allow_global=True)
         # Threads that a task has started: its slot is taken for as long as they run.
-        if kind != "memory" or not is_workers_own(client):
+        if kind != "memory" or not is_client_of_worker(client):
             return client
     return None

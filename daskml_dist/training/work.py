@@ -19,7 +19,7 @@ from daskml_dist.models.base import LinearForm, Model, StepModel
 from daskml_dist.policies import Policy
 from daskml_dist.policies.base import Pipeline
 from daskml_dist.policies.gates import ArrivalGate, Gate
-from daskml_dist.ps.ledger import StoppingRule
+from daskml_dist.ps.ledger import PassStoppingRule
 from daskml_dist.ps.rule import UpdateRule
 from daskml_dist.ps.shard_state import ShardLayout, ShardState
 from daskml_dist.solvers import Solver
@@ -40,7 +40,7 @@ class Work(ABC):
     Attributes
     ----------
     model : Model
-    stopping : StoppingRule
+    stopping : PassStoppingRule
         In its initial state.
     n_steps : int
         Steps of each lane in a pass.
@@ -65,7 +65,7 @@ class Work(ABC):
     on_host: ClassVar[bool] = False
     model: Model
     layout: ShardLayout
-    stopping: StoppingRule
+    stopping: PassStoppingRule
     n_steps: int
     first_pass: int
     seed: int
@@ -177,7 +177,7 @@ class StepWork(Work):
     policy : Policy
     rule : UpdateRule
     layout : ShardLayout
-    stopping : StoppingRule
+    stopping : PassStoppingRule
     n_steps : int
     seed : int
     shuffle : bool
@@ -200,7 +200,7 @@ class StepWork(Work):
     policy: Policy
     rule: UpdateRule
     layout: ShardLayout
-    stopping: StoppingRule
+    stopping: PassStoppingRule
     n_steps: int
     seed: int
     shuffle: bool
@@ -366,7 +366,7 @@ class RoundWork(ResumableWork):
         Of the parameters; None where the solver finds something else.
     start : ndarray or None
         Initial parameters; None: zeros where there is a shape.
-    stopping : StoppingRule
+    stopping : PassStoppingRule
     in_ranges : bool, default=False
         Whether each trainer holds a range of the solver's vectors.
     seed : int, default=0
@@ -379,7 +379,7 @@ class RoundWork(ResumableWork):
     solver: Solver
     shape: tuple[int, ...] | None
     start: NDArray[Any] | None
-    stopping: StoppingRule
+    stopping: PassStoppingRule
     in_ranges: bool = False
     seed: int = 0
 
@@ -411,7 +411,7 @@ class OwnRowsWork(ResumableWork):
     ----------
     model : Model
     solver : RowSolver
-    stopping : StoppingRule
+    stopping : PassStoppingRule
     first_rows : ndarray of int64
         Of each block, the number of its first row among all.
     seed : int, default=0
@@ -425,7 +425,7 @@ class OwnRowsWork(ResumableWork):
 
     model: Model
     solver: RowSolver
-    stopping: StoppingRule
+    stopping: PassStoppingRule
     first_rows: NDArray[np.int64]
     seed: int = 0
     budget: float = float("inf")
@@ -465,7 +465,7 @@ class KeyedWork(SolverWork):
     ----------
     model : Model
     solver : KeyedSolver
-    stopping : StoppingRule
+    stopping : PassStoppingRule
     seed : int, default=0
     room : int, optional
         Bytes that a trainer may take for values of keys that its entries touch, beside values that
@@ -474,7 +474,7 @@ class KeyedWork(SolverWork):
 
     model: Model
     solver: KeyedSolver
-    stopping: StoppingRule
+    stopping: PassStoppingRule
     seed: int = 0
     first_pass: int = 0
     room: int | None = None

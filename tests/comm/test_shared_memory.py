@@ -40,7 +40,7 @@ from daskml_dist.linear_model import SGDClassifier
 from daskml_dist.optimizers import get_optimizer
 from daskml_dist.penalties import Penalty
 from daskml_dist.policies import Asynchronous
-from daskml_dist.ps.messages import Request
+from daskml_dist.ps.messages import ServerRequest
 from daskml_dist.ps.server import ParameterServer
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
@@ -179,7 +179,7 @@ def test_the_same_exchange_with_and_without(caller: bool, listening: bool) -> No
     connection = RemoteConnection(endpoint, credentials, Wait(20), bounds)
     try:
         assert isinstance(connection._in, RingInbox) == (caller and listening)
-        connection.send(Request((0,), 0, 1, rows=2.0, values=np.full((5, 1), 4.0)))
+        connection.send(ServerRequest((0,), 0, 1, rows=2.0, values=np.full((5, 1), 4.0)))
         np.testing.assert_array_equal(connection.receive(0).values, np.full((5, 1), -2.0))
         assert connection.call("leave", {"generation": 0, "lanes": [0]})["status"] == 0
         assert connection.bytes_pushed > 40

@@ -16,7 +16,7 @@ from daskml_dist.errors import CommunicationError
 from daskml_dist.optimizers import get_optimizer
 from daskml_dist.penalties import Penalty
 from daskml_dist.policies import Asynchronous
-from daskml_dist.ps.messages import Request
+from daskml_dist.ps.messages import ServerRequest
 from daskml_dist.ps.server import ParameterServer
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
@@ -46,7 +46,7 @@ def test_lanes_that_send_before_they_receive_do_not_block_each_other() -> None:
         for clock in (1, 2):
             for lane in range(n_lanes):
                 push = np.full((n_rows, 1), -1.0)
-                connection.send(Request((lane,), 0, clock, rows=1.0, values=push))
+                connection.send(ServerRequest((lane,), 0, clock, rows=1.0, values=push))
             pulled = [connection.receive(lane) for lane in range(n_lanes)]
             assert all(reply.values is not None for reply in pulled)
             assert max(reply.version for reply in pulled) == clock * n_lanes

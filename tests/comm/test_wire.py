@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.comm.packing import MessageBounds
 from daskml_dist.comm.wire import FrameReader, PulledKeys, encode_request
-from daskml_dist.ps.messages import Request
+from daskml_dist.ps.messages import ServerRequest
 
 
 class _Pipe:
@@ -34,11 +34,11 @@ class _Way:
     ) -> int:
         """Send a push and a pull, check what comes in; the bytes that it took."""
         values = None if index is None else np.full((len(index), 2), 7, dtype="float32")
-        sent = Request((lane, 9), 1, 2, 4, 8.0, values, index, pull_index=wanted)
+        sent = ServerRequest((lane, 9), 1, 2, 4, 8.0, values, index, pull_index=wanted)
         data = b"".join(bytes(buffer) for buffer in encode_request(sent, self._keys))
         self._pipe.data += data
         found = self._reader.read()
-        assert isinstance(found, Request)
+        assert isinstance(found, ServerRequest)
         assert not self._pipe.data
         for ours, theirs in (
             (index, found.index), (wanted, found.pull_index), (values, found.values),

@@ -25,18 +25,18 @@ from distributed.comm import CommClosedError
 
 from daskml_dist.dask_internals.cluster import (
     HEARTBEAT_FAILED,
-    ask_for,
-    before_closing,
     count_actors,
-    evict,
-    forget_closing,
-    free_tasks,
-    is_dasks,
+    evict_worker,
+    finish_retirement,
+    forget_before_closing,
+    is_client_of_worker,
+    is_dask_error,
     is_killed_worker,
-    is_wanted,
-    is_workers_own,
+    is_task_wanted,
     list_workers,
-    retire,
+    release_stuck_tasks,
+    request_data,
+    run_before_closing,
     shorten_lost_connections,
 )
 from daskml_dist.data.collection import as_collection
@@ -70,19 +70,19 @@ def test_an_error_of_dask_is_told_apart(client: Client) -> None:
     future.cancel()
     with pytest.raises(CancelledError) as caught:
         future.result(timeout=200)
-    assert is_dasks(caught.value)
-    assert not is_dasks(ValueError())
+    assert is_dask_error(caught.value)
+    assert not is_dask_error(ValueError())
 
 
 def test_what_runs_before_closing_is_kept_and_forgotten(client: Client) -> None:
     def note() -> None:
-        before_closing(get_worker(), "canary", _nothing)
+        run_before_closing(get_worker(), "canary", _nothing)
 
     def noted(dask_worker: Any) -> bool:
         return "canary" in dask_worker.plugins
 
     async def forget(dask_worker: Any) -> None:
-        await forget_closing(dask_worker, "canary")
+        await forget_before_closing(dask_worker, "canary")
 
     client.submit(note, pure=False).result(timeout=200)
     assert _until(lambda: any(client.run(noted).values()))
@@ -105,10 +105,10 @@ def test_a_running_task_knows_whether_it_is_wanted(client: Client) -> None:
     def until_unwanted(event: str) -> None:
         worker = get_worker()
         key = worker.get_current_task()
-        assert is_wanted(worker, key)
+        assert is_task_wanted(worker, key)
         worker.log_event("canary", event)
         deadline = time.monotonic() + 200
-        while is_wanted(worker, key) and time.monotonic() < deadline:
+        while is_task_wanted(worker, key) and time.monotonic() < deadline:
             time.sleep(0.02)
         worker.log_event("canary", "unwanted" if time.monotonic() < deadline else "wanted")
 
@@ -126,7 +126,7 @@ def test_data_is_asked_for_by_its_key(client: Client) -> None:
     held = client.submit(lambda: 7, workers=[first], pure=False)
 
     def fetch(key: str) -> int:
-        asked = ask_for(get_client(), key)
+        asked = request_data(get_client(), key)
         value: int = asked.result(timeout=200)
         asked.release()
         return value
@@ -136,8 +136,8 @@ def test_data_is_asked_for_by_its_key(client: Client) -> None:
 
 
 def test_a_client_of_tasks_is_told_apart(client: Client) -> None:
-    assert client.submit(lambda: is_workers_own(get_client()), pure=False).result(timeout=200)
-    assert not is_workers_own(client)
+    assert client.submit(lambda: is_client_of_worker(get_client()), pure=False).result(timeout=200)
+    assert not is_client_of_worker(client)
 
 
 def test_workers_of_the_process_group_ignore_ctrl_c(client: Client) -> None:
@@ -211,7 +211,7 @@ def test_tasks_of_a_paused_worker_are_freed(client: Client) -> None:
         Event("paused").set()
         assert begun.result(timeout=200)
         assert not pinned.done()
-        free_tasks(client, [needs.key])
+        release_stuck_tasks(client, [needs.key])
         assert needs.result(timeout=200) == 13
     finally:
         Event("paused").set()  # else a failure here would keep the worker from the next test
@@ -240,7 +240,7 @@ def test_a_task_that_dask_gave_up_is_tried_again(tmp_path: Path) -> None:
         future = client.submit(_die_unless_told, str(file), pure=False)
         assert is_killed_worker(future.exception(timeout=200))
         file.touch()
-        free_tasks(client, [future.key], [future.key])
+        release_stuck_tasks(client, [future.key], [future.key])
         assert _until(lambda: future.status == "finished", 60)
 
 
@@ -255,9 +255,9 @@ def test_a_worker_is_evicted_and_another_retired() -> None:
         Client(cluster) as client,
     ):
         first, second, _ = sorted(list_workers(client))
-        evict(client, first)
+        evict_worker(client, first)
         assert _until(lambda: first not in list_workers(client))
-        retire(client, second)
+        finish_retirement(client, second)
         assert _until(lambda: second not in list_workers(client))
 
 

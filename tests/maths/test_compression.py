@@ -23,7 +23,7 @@ from daskml_dist.compression import (
     get_compressor,
 )
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.ps.messages import Request
+from daskml_dist.ps.messages import ServerRequest
 from tests.maths.compressors import ALL, PROMISED
 
 DTYPES = ["float32", "float64"]
@@ -119,10 +119,10 @@ def test_packed_pushes_travel_whole(compression: Any, sparse_push: bool) -> None
     rng = np.random.default_rng(0)
     packed = compressor.compress(rng.normal(size=60))
     index = np.arange(30) if sparse_push else None
-    sent = Request((3, 5), 1, 2, 4, 8.0, None, index, pull_index=index, packed=packed)
+    sent = ServerRequest((3, 5), 1, 2, 4, 8.0, None, index, pull_index=index, packed=packed)
     data = b"".join(bytes(buffer) for buffer in encode_request(sent, {}))
     found = FrameReader(_Bytes(data), MessageBounds("float64", 30, 2, 6)).read()
-    assert isinstance(found, Request)
+    assert isinstance(found, ServerRequest)
     assert found.packed is not None
     assert (found.lanes, found.clock, found.rows) == ((3, 5), 2, 8.0)
     for ours, theirs in zip(packed.arrays, found.packed.arrays, strict=True):

@@ -9,13 +9,13 @@ import pytest
 
 from daskml_dist.policies import Synchronous
 from daskml_dist.ps import ledger as module
-from daskml_dist.ps.ledger import PassLedger, PassReport, StoppingRule
-from daskml_dist.ps.messages import CallPayload, Status
+from daskml_dist.ps.ledger import PassLedger, PassReport, PassStoppingRule
+from daskml_dist.ps.messages import CallPayload, ServerStatus
 from daskml_dist.ps.server import ParameterServer
 
 
 def _server(max_iter: int = 100) -> tuple[ParameterServer, PassLedger]:
-    ledger = PassLedger([0, 1, 2], StoppingRule(max_iter, tol=None), lockstep=True)
+    ledger = PassLedger([0, 1, 2], PassStoppingRule(max_iter, tol=None), lockstep=True)
     return ParameterServer(Synchronous(), [0, 1, 2], None, ledger, n_trainers=1), ledger
 
 
@@ -63,7 +63,7 @@ def test_the_answer_tells_that_the_fit_ends() -> None:
     server.stop()
     assert _report(server, 1, sums)["stop"]
     server.abort("over")
-    assert _report(server, 3, sums) == {"status": int(Status.ABORTED)}
+    assert _report(server, 3, sums) == {"status": int(ServerStatus.ABORTED)}
 
 
 def test_staleness_is_counted_by_powers_of_two() -> None:

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from daskml_dist.optimizers import OPTIMIZERS, get_optimizer
 from daskml_dist.penalties import Penalty
 from daskml_dist.policies import Asynchronous, BoundedStaleness, Hogwild, Policy, Synchronous
-from daskml_dist.ps.ledger import PassLedger, StoppingRule
-from daskml_dist.ps.messages import CallPayload, Reply, Request, Status
+from daskml_dist.ps.ledger import PassLedger, PassStoppingRule
+from daskml_dist.ps.messages import CallPayload, ServerReply, ServerRequest, ServerStatus
 from daskml_dist.ps.rule import UpdateRule
 from daskml_dist.ps.server import ParameterServer
 from daskml_dist.ps.shard import Shard
@@ -43,7 +43,7 @@ class _Fleet:
         self.y = [rng.normal(size=(n, 1)) for n in SIZES]
         self.layout = ShardLayout(*SHAPE, n_servers)
         self.lanes = list(range(len(SIZES)))
-        self.replies: dict[int, list[list[Reply]]] = {lane: [] for lane in self.lanes}
+        self.replies: dict[int, list[list[ServerReply]]] = {lane: [] for lane in self.lanes}
         self.generation = 0
         self.servers = []
         for rows in self.layout.slices():
@@ -61,14 +61,18 @@ class _Fleet:
 
     def requests(
         self, lane: int, clock: int, values: Any = None, version: int = 0
-    ) -> list[Request]:
+    ) -> list[ServerRequest]:
         parts = [None] * len(self.servers) if values is None else self.layout.split(values)
         rows = 0.0 if values is None else float(len(self.X[lane]))
-        return [Request((lane,), self.generation, clock, version, rows, part) for part in parts]
+        return [
+            ServerRequest((lane,), self.generation, clock, version, rows, part) for part in parts
+        ]
 
-    def send(self, requests: list[Request], rng: random.Random | None = None) -> list[Reply]:
+    def send(
+        self, requests: list[ServerRequest], rng: random.Random | None = None
+    ) -> list[ServerReply]:
         """Send to all servers, in any order; the answers land in the list that is returned."""
-        replies: list[Reply] = []
+        replies: list[ServerReply] = []
         order = list(zip(self.servers, requests, strict=True))
         if rng is not None:
             rng.shuffle(order)
@@ -76,16 +80,18 @@ class _Fleet:
             server.exchange(request, replies.append)
         return replies
 
-    def push(self, lane: int, clock: int, rng: random.Random | None = None) -> list[Reply]:
+    def push(self, lane: int, clock: int, rng: random.Random | None = None) -> list[ServerReply]:
         return self.send(self.requests(lane, clock, self.gradient(lane, self.w)), rng)
 
-    def round(self, lanes: Sequence[int], clock: int, rng: random.Random) -> list[list[Reply]]:
+    def round(
+        self, lanes: Sequence[int], clock: int, rng: random.Random
+    ) -> list[list[ServerReply]]:
         """All lanes push their step `clock`, at the same parameters, in any order."""
         w = self.w
         pushes = [(server, lane) for server in range(len(self.servers)) for lane in lanes]
         rng.shuffle(pushes)
         parts = {lane: self.requests(lane, clock, self.gradient(lane, w)) for lane in lanes}
-        replies: dict[int, list[Reply]] = {lane: [] for lane in lanes}
+        replies: dict[int, list[ServerReply]] = {lane: [] for lane in lanes}
         for server, lane in pushes:
             self.servers[server].exchange(parts[lane][server], replies[lane].append)
         return [replies[lane] for lane in lanes]
@@ -110,10 +116,12 @@ def _descend(fleet: _Fleet, w: NDArray[Any], lanes: Sequence[int]) -> NDArray[An
     return w - RATE * (X.T @ (X @ w - y) / len(X) + L2 * penalised * w)
 
 
-def _check_replies(fleet: _Fleet, rounds: list[list[Reply]], clock: int) -> None:
+def _check_replies(fleet: _Fleet, rounds: list[list[ServerReply]], clock: int) -> None:
     for replies in rounds:
         assert len(replies) == len(fleet.servers)
-        assert {(r.status, r.clock, r.version) for r in replies} == {(Status.OK, clock, clock)}
+        assert {(r.status, r.clock, r.version) for r in replies} == {
+            (ServerStatus.OK, clock, clock)
+        }
 
 
 def _check_first_step(fleet: _Fleet, lanes: Sequence[int]) -> None:
@@ -169,7 +177,7 @@ def test_round_that_waited_for_the_leaver_closes() -> None:
     first, second = fleet.push(0, 1), fleet.push(1, 1)
     assert first == second == []
     fleet.call("leave", lanes=[2])
-    assert [r.status for r in first + second] == [Status.OK, Status.OK]
+    assert [r.status for r in first + second] == [ServerStatus.OK, ServerStatus.OK]
     _check_first_step(fleet, [0, 1])
 
 
@@ -181,7 +189,7 @@ def test_repeated_push_is_applied_once() -> None:
     late = fleet.push(0, 1)
     assert server.dropped == 2
     for replies in (once, twice, *others, late):
-        assert [(r.status, r.version, r.clock) for r in replies] == [(Status.OK, 1, 1)]
+        assert [(r.status, r.version, r.clock) for r in replies] == [(ServerStatus.OK, 1, 1)]
     _check_first_step(fleet, fleet.lanes)
 
 
@@ -190,14 +198,14 @@ def test_late_lane_is_told_the_clock_to_go_on_from() -> None:
     fleet.push(0, 1)
     fleet.push(2, 1)
     (reply,) = fleet.push(1, 1)
-    assert (reply.status, reply.clock, reply.version) == (Status.OK, 1, 1)
+    assert (reply.status, reply.clock, reply.version) == (ServerStatus.OK, 1, 1)
     _check_first_step(fleet, [0, 2])
 
 
 def test_one_request_may_speak_for_several_lanes() -> None:
     fleet, replies = _Fleet(Synchronous()), []
     total = fleet.gradient(0, fleet.w) + fleet.gradient(2, fleet.w)
-    together = Request((0, 2), 0, 1, 0, float(SIZES[0] + SIZES[2]), total)
+    together = ServerRequest((0, 2), 0, 1, 0, float(SIZES[0] + SIZES[2]), total)
     for _ in range(2):  # and its repetition is refused
         fleet.servers[0].exchange(together, replies.append)
     assert replies == []
@@ -209,12 +217,12 @@ def test_one_request_may_speak_for_several_lanes() -> None:
 def test_push_of_coordinates() -> None:
     """Lanes touch different rows; the sum lands on their union, and a pull asks for some rows."""
     fleet = _Fleet(Synchronous(), rule=_rule(coordinates=True))
-    replies: list[Reply] = []
+    replies: list[ServerReply] = []
     for lane, index in enumerate(([0, 4], [4, 5], [])):
         values = np.full((len(index), 1), lane + 1.0)
         at = np.array(index, np.int64)
         wanted = np.array([4, 6])
-        request = Request((lane,), 0, 1, 0, 1.0, values, at, pull_index=wanted)
+        request = ServerRequest((lane,), 0, 1, 0, 1.0, values, at, pull_index=wanted)
         fleet.servers[0].exchange(request, replies.append)
     expected = np.zeros(SHAPE)
     expected[[0, 4, 5], 0] = np.array([1.0, 3.0, 2.0]) * -RATE / 3
@@ -297,11 +305,11 @@ def test_stale_generation_is_dropped_and_told() -> None:
     waiting = fleet.push(0, 1)
     old = fleet.requests(1, 1, fleet.gradient(1, fleet.w))
     fleet.renew(fleet.lanes)
-    assert [r.status for r in waiting] == [Status.STALE_GENERATION]
-    assert [r.status for r in fleet.send(old)] == [Status.STALE_GENERATION]
+    assert [r.status for r in waiting] == [ServerStatus.STALE_GENERATION]
+    assert [r.status for r in fleet.send(old)] == [ServerStatus.STALE_GENERATION]
     answers: list[CallPayload] = []
     fleet.servers[0].call("leave", {"generation": 0, "lanes": [0]}, answers.append)
-    assert answers == [{"status": int(Status.STALE_GENERATION)}]
+    assert answers == [{"status": int(ServerStatus.STALE_GENERATION)}]
     # The open round was dropped with the old generation: all push again, once.
     rounds = fleet.round(fleet.lanes, 1, random.Random(0))
     _check_replies(fleet, rounds, 1)
@@ -310,7 +318,7 @@ def test_stale_generation_is_dropped_and_told() -> None:
 
 def test_push_without_a_pull_is_not_answered() -> None:
     fleet, replies = _Fleet(Asynchronous()), []
-    push = Request((0,), 0, 1, 0, 1.0, np.ones(SHAPE), pull=False)
+    push = ServerRequest((0,), 0, 1, 0, 1.0, np.ones(SHAPE), pull=False)
     fleet.servers[0].exchange(push, replies.append)
     fleet.renew(fleet.lanes)
     fleet.servers[0].exchange(push, replies.append)
@@ -320,28 +328,28 @@ def test_push_without_a_pull_is_not_answered() -> None:
 
 
 def _ledger() -> PassLedger:
-    return PassLedger([0, 1, 2], StoppingRule(5, tol=None), lockstep=True)
+    return PassLedger([0, 1, 2], PassStoppingRule(5, tol=None), lockstep=True)
 
 
 @pytest.mark.parametrize("end", ["abort", "renew"])
 def test_end_answers_all_who_wait(end: str) -> None:
     shard = Shard(_rule(), ShardState(np.zeros(SHAPE), {}))
     server = ParameterServer(Synchronous(), [0, 1, 2], shard, _ledger(), n_trainers=3)
-    replies: list[Reply] = []
+    replies: list[ServerReply] = []
     answers: list[CallPayload] = []
     for lane in (0, 1):
-        request = Request((lane,), 0, 1, 0, 1.0, np.ones(SHAPE))
+        request = ServerRequest((lane,), 0, 1, 0, 1.0, np.ones(SHAPE))
         server.exchange(request, replies.append)
     server.call("rendezvous", {"generation": 0, "rank": 1, "info": "b"}, answers.append)
     report = {"lanes": [0], "loss": 1.0, "rows": 2.0, "steps": 1}
     server.call("report", {"generation": 0, "pass": 1, "report": report}, answers.append)
     assert replies == answers == []
-    expected = Status.ABORTED if end == "abort" else Status.STALE_GENERATION
+    expected = ServerStatus.ABORTED if end == "abort" else ServerStatus.STALE_GENERATION
     for _ in range(2):  # nobody is answered twice
         server.abort("worker lost") if end == "abort" else server.renew(1, [0, 1, 2])
         assert [(r.lane, r.status) for r in replies] == [(0, expected), (1, expected)]
         assert answers == [{"status": int(expected)}] * 2
-    server.exchange(Request((2,), 0, 1), replies.append)
+    server.exchange(ServerRequest((2,), 0, 1), replies.append)
     server.call("rendezvous", {"generation": 0, "rank": 0, "info": "a"}, answers.append)
     assert replies[-1].status == expected
     assert answers[-1] == {"status": int(expected)}

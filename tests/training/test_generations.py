@@ -14,8 +14,8 @@ from daskml_dist.data.placement import reassign_lanes
 from daskml_dist.optimizers import OPTIMIZERS, get_optimizer
 from daskml_dist.penalties import Penalty
 from daskml_dist.policies import POLICIES, Asynchronous, Hogwild, Synchronous, get_policy
-from daskml_dist.ps.ledger import PassLedger, PassReport, StoppingRule
-from daskml_dist.ps.messages import CallPayload, Reply, Request, Status
+from daskml_dist.ps.ledger import PassLedger, PassReport, PassStoppingRule
+from daskml_dist.ps.messages import CallPayload, ServerReply, ServerRequest, ServerStatus
 from daskml_dist.ps.server import ParameterServer
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
@@ -162,13 +162,13 @@ def _server(policy: Any, optimizer: str = "adam", generation: int = 0) -> Parame
         get_optimizer(optimizer), InverseScaling(0.1), Penalty(0.01, 0.01), 4, 1.0, average_after=4
     )
     shard = Shard(rule, ShardState(np.zeros(SHAPE), {}))
-    ledger = PassLedger([0, 1], StoppingRule(99, tol=None), lockstep=policy.lockstep)
+    ledger = PassLedger([0, 1], PassStoppingRule(99, tol=None), lockstep=policy.lockstep)
     return ParameterServer(policy, [0, 1], shard, ledger, 1, generation, n_steps=10)
 
 
 def _push(server: ParameterServer, lane: int, clock: int) -> None:
     values = np.random.default_rng([lane, clock]).normal(size=SHAPE)
-    request = Request((lane,), server.generation, clock, 0, 3.0, values, pull=False, loss=1.5)
+    request = ServerRequest((lane,), server.generation, clock, 0, 3.0, values, pull=False, loss=1.5)
     server.exchange(request, lambda reply: None)
 
 
@@ -214,12 +214,12 @@ def _keep(standby: ParameterServer, snapshot: ServerSnapshot, generation: int = 
 def test_a_server_that_was_replaced_cannot_reach_the_new_ones_standby() -> None:
     standby = _server(Synchronous(), generation=standby_generation(0))
     snapshot = ServerSnapshot(0, {0: 0, 1: 0}, _server(Synchronous()).shard.snapshot())  # type: ignore[union-attr]
-    assert _keep(standby, snapshot)["status"] == Status.OK
+    assert _keep(standby, snapshot)["status"] == ServerStatus.OK
     standby.pause(1)
-    assert _keep(standby, snapshot)["status"] == Status.STALE_GENERATION
+    assert _keep(standby, snapshot)["status"] == ServerStatus.STALE_GENERATION
     standby.stand_by(1)
-    assert _keep(standby, snapshot, generation=0)["status"] == Status.STALE_GENERATION
-    assert _keep(standby, snapshot, generation=1)["status"] == Status.OK
+    assert _keep(standby, snapshot, generation=0)["status"] == ServerStatus.STALE_GENERATION
+    assert _keep(standby, snapshot, generation=1)["status"] == ServerStatus.OK
 
 
 def test_nobody_is_let_go_while_two_snapshots_are_under_way() -> None:
@@ -227,7 +227,7 @@ def test_nobody_is_let_go_while_two_snapshots_are_under_way() -> None:
     server.make_snapshots(lambda snapshot: None, every=1)
     for clock in (1, 2):
         for lane in (0, 1):
-            request = Request((lane,), 0, clock, 0, 1.0, np.ones(SHAPE))
+            request = ServerRequest((lane,), 0, clock, 0, 1.0, np.ones(SHAPE))
             server.exchange(request, replies.append)
     assert replies == []  # the first snapshot of all, and that of the first round
     server.shipped()
@@ -241,19 +241,19 @@ def test_a_paused_server_refuses_and_tells_what_it_has() -> None:
     for clock in (1, 2, 3):
         for lane in (0, 1):
             _push(server, lane, clock)
-    waiting = Request((0,), 0, 4, 0, 1.0, np.ones(SHAPE))
+    waiting = ServerRequest((0,), 0, 4, 0, 1.0, np.ones(SHAPE))
     server.exchange(waiting, replies.append)
     holding = server.pause(1)
-    assert [reply.status for reply in replies] == [Status.STALE_GENERATION]
+    assert [reply.status for reply in replies] == [ServerStatus.STALE_GENERATION]
     assert (holding.now, holding.places) == (3, {0, 2, 3})
     for generation in (0, 1):
-        answers: list[Reply] = []
-        server.exchange(Request((0,), generation, 4), answers.append)
-        assert answers[0].status == Status.STALE_GENERATION
+        answers: list[ServerReply] = []
+        server.exchange(ServerRequest((0,), generation, 4), answers.append)
+        assert answers[0].status == ServerStatus.STALE_GENERATION
 
 
 def test_lanes_that_trainers_hold_are_whole_once_all_are_in() -> None:
-    ledger = PassLedger([0, 1], StoppingRule(9, tol=None), lockstep=True)
+    ledger = PassLedger([0, 1], PassStoppingRule(9, tol=None), lockstep=True)
     server = ParameterServer(get_policy("local"), [0, 1], None, ledger, 1, n_steps=10)
     answers: list[CallPayload] = []
     for lane in (0, 1):
@@ -268,7 +268,7 @@ def test_lanes_that_trainers_hold_are_whole_once_all_are_in() -> None:
 
 
 def test_reports_are_counted_once() -> None:
-    ledger = PassLedger([0, 1], StoppingRule(9, tol=None), lockstep=False)
+    ledger = PassLedger([0, 1], PassStoppingRule(9, tol=None), lockstep=False)
     for _ in range(2):
         ledger.report(1, PassReport([0], loss=4.0, rows=2.0, steps=1))
     ledger.count(1, rows=3.0, loss=6.0, steps=2)
@@ -280,7 +280,7 @@ def test_reports_are_counted_once() -> None:
 
 def test_who_reports_a_closed_pass_again_is_not_stopped_by_a_later_wish() -> None:
     """One lane would go on to the next pass, and wait there for the other for ever."""
-    ledger = PassLedger([0, 1], StoppingRule(9, tol=None), lockstep=True)
+    ledger = PassLedger([0, 1], PassStoppingRule(9, tol=None), lockstep=True)
     server = ParameterServer(get_policy("local"), [0, 1], None, ledger, 1)
     answers: list[CallPayload] = []
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from daskml_dist.ps.ledger import StoppingRule
+from daskml_dist.ps.ledger import PassStoppingRule
 from daskml_dist.training.worker.loops.replicas import DelayedAnswers
 
 
@@ -36,7 +36,7 @@ def _answers(ledger: Any, tol: float | None = None, alone: bool = False) -> Dela
     def send(connection: Ledger, number: int, lanes: Any, weights: Any) -> None:
         connection.ask("report", **{"pass": number})
 
-    work = SimpleNamespace(lockstep=True, stopping=StoppingRule(5, tol))
+    work = SimpleNamespace(lockstep=True, stopping=PassStoppingRule(5, tol))
     context: Any = SimpleNamespace(
         fit=SimpleNamespace(work=work), lanes=[], is_alone=alone, send_pass_report=send,
         end_pass=lambda: ledger.heard.append("turn"),

@@ -35,12 +35,12 @@ from daskml_dist.solvers.keyed import EntrySide
 
 __all__ = [
     "EntryColumns",
-    "HeldParts",
     "KeyedCollection",
     "NumberedPairs",
     "PairCollection",
     "PartHolder",
     "TaskBuilder",
+    "WorkerHeldParts",
     "convert_values",
     "get_item",
     "read_frame_entries",
@@ -55,7 +55,7 @@ _MAX_TASK_ENTRIES = 1 << 20
 _MIN_WAVE_ENTRIES = 1 << 22
 
 
-class HeldParts(Protocol):
+class WorkerHeldParts(Protocol):
     """Parts of a lazy collection that workers hold."""
 
     parts: list[Delayed]
@@ -68,7 +68,7 @@ class HeldParts(Protocol):
 
 
 #: Makes parts of a lazy collection, and holds them.
-PartHolder = Callable[[list[Delayed]], HeldParts]
+PartHolder = Callable[[list[Delayed]], WorkerHeldParts]
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,7 +190,7 @@ class KeyedCollection(Collection):
 
     def numbered(
         self, n_ranges: int, hold: PartHolder | None
-    ) -> tuple[HeldParts, list[int], dict[str, Any]]:
+    ) -> tuple[WorkerHeldParts, list[int], dict[str, Any]]:
         """Return lazy parts with numbered ids, their sizes, and the cuts of key ranges."""
         assert self.numbers is not None
         assert hold is not None
@@ -221,7 +221,7 @@ def _return_block(index: int, block: KeyedBlock, *_: Any, **__: Any) -> KeyedBlo
 
 
 def _build_parcels(
-    held: HeldParts, sizes: Sequence[int], sides: Sequence[EntrySide], cuts: dict[str, Any],
+    held: WorkerHeldParts, sizes: Sequence[int], sides: Sequence[EntrySide], cuts: dict[str, Any],
     groups: Sequence[range],
 ) -> list[list[list[Delayed]]]:  # fmt: skip
     """Return the parcels of each group, by side, each made of parts that one worker holds.
@@ -252,8 +252,8 @@ def _batch_parts(own: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
 
 
 def _build_side_parcels(
-    tasks: TaskBuilder, held: HeldParts, together: Sequence[list[int]], side: EntrySide, cuts: Any,
-    groups: Sequence[range],
+    tasks: TaskBuilder, held: WorkerHeldParts, together: Sequence[list[int]], side: EntrySide,
+    cuts: Any, groups: Sequence[range],
 ) -> list[list[Any]]:  # fmt: skip
     """Return the keys of the parcels of each group, on one side."""
     # Two hops of about sqrt(groups) parcels each in the place of one of all groups.

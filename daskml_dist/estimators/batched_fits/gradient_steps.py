@@ -22,7 +22,7 @@ from daskml_dist.estimators.batched_fits.solver_rounds import Asked, NotStackedE
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.models.stacked import FoldAssignment, StackedLinear, WideLinear
 from daskml_dist.penalties import Penalty
-from daskml_dist.ps.ledger import StoppingRule
+from daskml_dist.ps.ledger import PassStoppingRule
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.ps.stacked_optimizer import StackedOptimizer
 from daskml_dist.schedules import Schedule
@@ -49,7 +49,7 @@ class StepCandidate:
     Attributes
     ----------
     candidate, split : int
-    stopping : StoppingRule
+    stopping : PassStoppingRule
         Its own.
     n_iter : int
         Passes made.
@@ -61,7 +61,7 @@ class StepCandidate:
 
     candidate: int
     split: int
-    stopping: StoppingRule
+    stopping: PassStoppingRule
     w: NDArray[Any] | None = None
     opt_state: dict[str, NDArray[Any]] = field(default_factory=dict)
     step: int = 0
@@ -147,7 +147,7 @@ class StepStack:
             self._optimizer = optimizer_of([plan for row in self._plans for plan in row])
             yield [
                 StepCandidate(
-                    number, split, StoppingRule(s.max_iter, s.tol, s.n_iter_no_change)
+                    number, split, PassStoppingRule(s.max_iter, s.tol, s.n_iter_no_change)
                 )
                 for number, plans in enumerate(self._plans)
                 for split, s in enumerate(plan.steps.stopping for plan in plans)

@@ -11,7 +11,7 @@ from typing import Any
 from distributed import Client
 
 from daskml_dist.comm.base import CHECK_SECONDS, Endpoint
-from daskml_dist.dask_internals.cluster import proxy_of, submit_all
+from daskml_dist.dask_internals.cluster import submit_tasks, wait_for_actor
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.computing import FIRST_TASK_NOTICE_SECONDS, Deadline
 from daskml_dist.errors import DaskMLDistError, is_consequence
@@ -135,7 +135,7 @@ class StreamActors:
             given = fit, spec, self._first
             tasks[f"{LaneHost.__name__}-{self.run_id}-{rank}"] = LaneHost, given
         pins = dict(zip(tasks, addresses, strict=False))
-        futures = submit_all(self._client, tasks, dict(pins), list(tasks))
+        futures = submit_tasks(self._client, tasks, dict(pins), list(tasks))
         self._hosts = [_Member(LaneHost, pins[key], futures[key]) for key in tasks]
         self._bind(self._hosts)
         held = [
@@ -163,7 +163,9 @@ class StreamActors:
 
     def _proxy(self, member: _Member) -> Any:
         try:
-            return proxy_of(self._client, member.future, member.kind, member.address, CHECK_SECONDS)
+            return wait_for_actor(
+                self._client, member.future, member.kind, member.address, CHECK_SECONDS
+            )
         except (TimeoutError, DaskMLDistError):
             raise
         except Exception as error:

@@ -19,7 +19,7 @@ from typing import Any
 from distributed import Client
 from numpy.typing import NDArray
 
-from daskml_dist.dask_internals.cluster import retire
+from daskml_dist.dask_internals.cluster import finish_retirement
 from daskml_dist.data.computing import Deadline
 from daskml_dist.data.placement import Placement
 from daskml_dist.errors import (
@@ -460,7 +460,7 @@ class TrainingRun:
             call_workers(self._client, say_farewell, {address: (self._id,)}, _CALL_SECONDS)
             if address in self._to_retire:
                 self._to_retire.discard(address)
-                retire(self._client, address)
+                finish_retirement(self._client, address)
 
     def _tell_passes(self, records: list[dict[str, Any]]) -> None:
         """Tell the callbacks of passes."""

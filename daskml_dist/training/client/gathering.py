@@ -12,11 +12,11 @@ from typing import Any
 from distributed import CancelledError, Client, wait
 
 from daskml_dist.dask_internals.cluster import (
-    failed_task,
-    free_tasks,
-    is_dasks,
+    find_failed_task,
+    flush_client,
+    is_dask_error,
     is_killed_worker,
-    send_now,
+    release_stuck_tasks,
 )
 from daskml_dist.data.block_errors import make_reading_error
 from daskml_dist.data.computing import Deadline
@@ -221,13 +221,13 @@ class Gathering:
         """Start tasks; where nobody can be reached, the next turn tries again."""
         try:
             futures.update(start(numbers))
-            send_now(self._client)
+            flush_client(self._client)
         except (OSError, RuntimeError) as error:
             # Nobody could be reached for the moment.
             if isinstance(error, DaskMLDistError):
                 raise
         except Exception as error:
-            if not is_dasks(error):
+            if not is_dask_error(error):
                 raise
 
     def _fetch_results(self, futures: list[Any], seconds: float) -> list[Any] | None:
@@ -236,7 +236,7 @@ class Gathering:
         try:
             found: list[Any] = self._client.sync(fetch, callback_timeout=seconds)
         except Exception as error:
-            if is_dasks(error) or isinstance(error, OSError):
+            if is_dask_error(error) or isinstance(error, OSError):
                 return None
             raise
         return found
@@ -258,8 +258,8 @@ class Gathering:
                     f"on it ({error}). Do they run out of memory? Use smaller chunks, or workers "
                     "with more memory, then fit again."
                 ) from error
-            if is_dasks(error):
-                free_tasks(self._client, [future.key], [future.key], ours=ours)
+            if is_dask_error(error):
+                release_stuck_tasks(self._client, [future.key], [future.key], ours=ours)
                 if ours:
                     futures.pop(number).release()
                 else:
@@ -267,7 +267,7 @@ class Gathering:
             elif isinstance(error, DaskMLDistError):
                 raise error
             else:
-                failed = failed_task(self._client, future.key)
+                failed = find_failed_task(self._client, future.key)
                 task = "" if failed is None else f"the task {failed!r}"
                 raise make_reading_error(f"Block {number}", error, task) from error
 
@@ -284,6 +284,6 @@ class Gathering:
         if not busy or ready != self._ready:
             all_ = [*futures.values(), *self._held()]
             waiting = {future.key for future in all_ if future.status in {"pending", "lost"}}
-            free_tasks(self._client, list(waiting), ours=ours)
+            release_stuck_tasks(self._client, list(waiting), ours=ours)
         self._ready = ready
         return busy

@@ -24,7 +24,7 @@ import numpy as np
 from distributed import Client
 
 from daskml_dist.comm.base import Endpoint
-from daskml_dist.dask_internals.cluster import send_now
+from daskml_dist.dask_internals.cluster import flush_client
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.placement import Placement
 from daskml_dist.errors import DataLostError
@@ -284,7 +284,7 @@ class Generations:
                 orders.setdefault(part.address, {})[spec.name] = spec
                 part.trainer.spec = spec
         trainers = self._actors.start_trainers([(spec, p.address, taken) for p, spec, taken in new])
-        send_now(self._client)
+        flush_client(self._client)
         for (part, _, _), trainer in zip(new, trainers, strict=True):
             part.trainer = trainer
         self.trainers = [part.trainer for part in working if part.trainer is not None]

@@ -14,11 +14,11 @@ from dask.delayed import Delayed, delayed
 from distributed import Client, Future
 
 from daskml_dist.dask_internals.cluster import (
-    ask_for,
-    free_tasks,
-    is_dasks,
+    is_dask_error,
     is_killed_worker,
-    submit_all,
+    release_stuck_tasks,
+    request_data,
+    submit_tasks,
 )
 from daskml_dist.dask_internals.task_graphs import MISSING_TASKS_HINT, collect_layers, find_futures
 from daskml_dist.data.blocks import BlockInfo
@@ -211,7 +211,7 @@ class HeldBlocks:
                 sources = [[self._resolve_source(value) for value in parts[i]] for i in bundle]
                 tasks[key] = make_bundle, (maker, bundle, sources)
             homes = {key: self._find_home(bundle[0]) for key, bundle in keys.items()}
-            start = partial(submit_all, self._client) if self.early is None else self.early.start
+            start = partial(submit_tasks, self._client) if self.early is None else self.early.start
             futures = start(tasks, homes)
             return {bundle: futures[key] for key, bundle in keys.items()}
         make = delayed(make_bundle, pure=False)
@@ -247,7 +247,7 @@ class HeldBlocks:
     def free(self) -> None:
         """Release blocks that are to be made again from waiting for a worker that is gone."""
         waiting = {f.key for f in self.futures.values() if f.status in {"pending", "lost"}}
-        free_tasks(self._client, list(waiting))
+        release_stuck_tasks(self._client, list(waiting))
 
     def mend(self, numbers: Iterable[int]) -> dict[int, str]:
         """Make blocks again that went with a worker; return all that nothing can make, and why.
@@ -289,9 +289,9 @@ class HeldBlocks:
         error = future.exception(timeout=5)
         if is_killed_worker(error):
             self._killed[number] += 1
-            free_tasks(self._client, [future.key], [future.key])
+            release_stuck_tasks(self._client, [future.key], [future.key])
             return repr(error) if self._killed[number] > MOST_KILLED else None
-        self._failed[number] += not is_dasks(error)
+        self._failed[number] += not is_dask_error(error)
         return repr(error) if self._failed[number] > _MOST_FAILED else None
 
     def _find_lost_source(self, number: int) -> str | None:
@@ -301,7 +301,7 @@ class HeldBlocks:
         for future in (self._sources[key] for key in self._list_sources(number)):
             if future.status == "cancelled":
                 return "it was scattered, and went with its worker"
-            if future.status == "error" and not is_dasks(error := future.exception(timeout=5)):
+            if future.status == "error" and not is_dask_error(error := future.exception(timeout=5)):
                 return repr(error)
         return None
 
@@ -411,7 +411,7 @@ def find_given_futures(client: Client, parts: list[tuple[Any, ...]]) -> dict[Any
     futures = find_futures(collect_layers(parts_of_graphs).values())
     _check_same_cluster(client, futures.values())
     # Those that came to a task with its function belong to no client.
-    return {k: f if f.client is not None else ask_for(client, k) for k, f in futures.items()}
+    return {k: f if f.client is not None else request_data(client, k) for k, f in futures.items()}
 
 
 def _check_same_cluster(client: Client, futures: Iterable[Any]) -> None:

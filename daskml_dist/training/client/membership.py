@@ -8,7 +8,7 @@ from typing import Any
 
 import dask
 
-from daskml_dist.dask_internals.cluster import evict, list_workers
+from daskml_dist.dask_internals.cluster import evict_worker, list_workers
 from daskml_dist.data.computing import ACCEPTING_STATUSES, wait_for_workers
 from daskml_dist.training.client.calls import call_workers
 
@@ -135,7 +135,7 @@ class Membership:
         if call_workers(self._client, _answer_true, {address: ()}, _CONFIRM):
             return False
         self.count_as_gone(address)
-        evict(self._client, address)
+        evict_worker(self._client, address)
         return True
 
     def find_silent(self, addresses: Iterable[str]) -> list[str]:

@@ -14,9 +14,9 @@ import dask
 from distributed import Client, LocalCluster
 
 from daskml_dist.dask_internals.cluster import (
-    end_quietly,
     get_address_host,
     shorten_lost_connections,
+    silence_batch_timeouts,
 )
 from daskml_dist.data.batches import SHUFFLED_BLOCKS, LaneSpec
 from daskml_dist.data.blocks import Block, BlockInfo, join_column_infos
@@ -98,7 +98,7 @@ class ClusterEngine(Engine):
                     n_workers=1, processes=False, dashboard_address=":0", silence_logs=False
                 )
             )
-            end_quietly(cluster.loop)
+            silence_batch_timeouts(cluster.loop)
             client = stack.enter_context(Client(cluster, set_as_default=False))
             engine = cls(collection, client, memory_budget, device)
             engine.close_with_engine(stack.pop_all())

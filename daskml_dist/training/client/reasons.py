@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from distributed import Future
 
-from daskml_dist.dask_internals.cluster import is_dasks
+from daskml_dist.dask_internals.cluster import is_dask_error
 from daskml_dist.data.computing import FIRST_TASK_NOTICE_SECONDS, Deadline
 from daskml_dist.errors import WaitTimeoutError, is_consequence
 from daskml_dist.training.client.cluster_rows import ClusterRows
@@ -178,7 +178,7 @@ class Reasons:
             if trainer.future.status != "error":
                 continue
             error = trainer.future.exception(timeout=_FETCH)
-            if is_consequence(error) or is_dasks(error):
+            if is_consequence(error) or is_dask_error(error):
                 continue
             if trainer.address in self._generations.workers_not_begun and self._rows.missing():
                 return f"a block could not be made again: {error!r}"
@@ -266,7 +266,7 @@ class Newcomers:
             return
         error = task.exception() if task.status == "error" else None
         self._actors.discard_task(self._tasks.pop(address))
-        if error is not None and not is_dasks(error):
+        if error is not None and not is_dask_error(error):
             self._unfit.add(address)
             logger.warning(
                 "Worker %s has come and takes no part in a running fit, since it cannot load it "

@@ -20,7 +20,7 @@ from distributed import Client, Future
 
 from daskml_dist.comm.base import CHECK_SECONDS, Endpoint
 from daskml_dist.comm.handshake import RunSecret
-from daskml_dist.dask_internals.cluster import proxy_at, proxy_of, submit_all
+from daskml_dist.dask_internals.cluster import make_actor_proxy, submit_tasks, wait_for_actor
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.blocks import BlockInfo
 from daskml_dist.data.computing import FIRST_TASK_NOTICE_SECONDS, Deadline, scatter_values
@@ -223,7 +223,7 @@ class RunActors:
     def _get_proxy(self, host: Host, timeout: float) -> Any:
         """Return the proxy of an actor; raise `TimeoutError` while it is not there."""
         try:
-            return proxy_of(self._client, host.future, ServerHost, host.address, timeout)
+            return wait_for_actor(self._client, host.future, ServerHost, host.address, timeout)
         except (TimeoutError, DaskMLDistError):
             raise
         except Exception as error:
@@ -302,7 +302,7 @@ class RunActors:
         # Dask groups tasks on its dashboard by the beginning of their keys.
         keys = [f"{name}-trainer-{spec.name}-{self._run_id}" for spec, _, _ in parts]
         given = list(zip(keys, parts, strict=True))
-        futures = submit_all(
+        futures = submit_tasks(
             self._client,
             {key: (run_trainer, (fit, spec, blocks)) for key, (spec, _, blocks) in given},
             {key: address for key, (_, address, _) in given},
@@ -366,7 +366,7 @@ class RunActors:
         key = f"{self._run_id}-ready-{self.next_unique_name()}"
         fit = pack_fit(self._fit) if self._is_small else self._fit_argument()
         tasks = {key: (load_fit_on_worker, (fit,))}
-        future: Future[bool] = submit_all(self._client, tasks, {key: address})[key]
+        future: Future[bool] = submit_tasks(self._client, tasks, {key: address})[key]
         self._futures.append(future)
         return future
 
@@ -458,14 +458,14 @@ class Early:
         Parameters
         ----------
         tasks, workers
-            As `submit_all`, whose futures it returns.
+            As `submit_tasks`, whose futures it returns.
         """
         tasks, pins = tasks or {}, dict(workers or {})
         if self.address is None or self._future is not None:
-            return submit_all(self._client, tasks, pins)
+            return submit_tasks(self._client, tasks, pins)
         pins[self.key] = self.address
         own: Tasks = {self.key: (ServerHost, self._host_arguments(self._name))}
-        futures = submit_all(self._client, own | tasks, pins, [self.key])
+        futures = submit_tasks(self._client, own | tasks, pins, [self.key])
         self._future = futures.pop(self.key)
         return futures
 
@@ -473,7 +473,7 @@ class Early:
         """Start an actor at a worker, with its part (`ServerHost.begin`)."""
         key, arguments = _make_actor_key(name), (*self._host_arguments(name), *part)
         tasks: Tasks = {key: (ServerHost, arguments)}
-        future: Future[Any] = submit_all(self._client, tasks, {key: address}, [key])[key]
+        future: Future[Any] = submit_tasks(self._client, tasks, {key: address}, [key])[key]
         return future
 
     def _host_arguments(self, name: str) -> tuple[Any, ...]:
@@ -484,14 +484,14 @@ class Early:
     def hear(self, endpoint: Endpoint) -> None:
         """Note where the actor listens, as its worker says."""
         assert self.address is not None
-        proxy = proxy_at(self._client, self.key, ServerHost, self.address)
+        proxy = make_actor_proxy(self._client, self.key, ServerHost, self.address)
         self._asked = proxy, endpoint
 
     def ask(self) -> None:
         """Ask the actor where it listens, if it is there; return before it answers."""
         future, asked = self._future, self._asked[0] is not None
         if not asked and future is not None and future.status == "finished" and self.address:
-            proxy = proxy_of(self._client, future, ServerHost, self.address, _SOON)
+            proxy = wait_for_actor(self._client, future, ServerHost, self.address, _SOON)
             self._asked = proxy, proxy.endpoint()
 
     def take(self, address: str) -> tuple[Future[Any], tuple[Any, Any]] | None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from daskml_dist.comm.base import CHECK_SECONDS
 from daskml_dist.comm.server_connections import count_servers
-from daskml_dist.dask_internals.cluster import count_actors, forget_closing
+from daskml_dist.dask_internals.cluster import count_actors, forget_before_closing
 from daskml_dist.errors import MessageError, RunAbortedError, TrainingError
 from daskml_dist.training.interrupts import end_shield
 from daskml_dist.training.spec import TrainerSpec
@@ -95,7 +95,7 @@ async def forget_run(run_id: str, dask_worker: Any) -> int:
         _aborted.discard(run_id)
         _orders.pop(run_id, None)
         _farewells.add(run_id)
-    await forget_closing(dask_worker, run_id)
+    await forget_before_closing(dask_worker, run_id)
     _farewells.discard(run_id)
     return count_actors(dask_worker, run_id)
 

@@ -25,10 +25,10 @@ from daskml_dist.comm.listener import Channel, Credentials, Listener
 from daskml_dist.comm.packing import MessageBounds
 from daskml_dist.comm.server_connections import connect_to_server, publish_server, serve_connection
 from daskml_dist.dask_internals.cluster import (
-    ask_for,
-    before_closing,
     get_address_host,
-    is_wanted,
+    is_task_wanted,
+    request_data,
+    run_before_closing,
     shorten_lost_connections,
 )
 from daskml_dist.dask_internals.serialization import pickle
@@ -36,7 +36,7 @@ from daskml_dist.data.blocks import Block
 from daskml_dist.data.bundles import Bundle, unpack_bundles
 from daskml_dist.data.streamed_blocks import BlockRecipes
 from daskml_dist.errors import CommunicationError, MessageError, TrainingError, is_consequence
-from daskml_dist.ps.ledger import StoppingRule
+from daskml_dist.ps.ledger import PassStoppingRule
 from daskml_dist.ps.server import ParameterServer
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.ps.snapshots import AvailableSnapshots, ServerSnapshot, standby_generation
@@ -97,7 +97,7 @@ class Outcome:
         Of its shard.
     records : list of dict
         Of the passes; of the first server, which has the ledger.
-    stopping : StoppingRule or None
+    stopping : PassStoppingRule or None
         As the last pass left it; of the first server.
     partial_rows : float
         Rows after the last whole pass; of the first server.
@@ -107,7 +107,7 @@ class Outcome:
 
     state: ShardState | None
     records: list[dict[str, Any]]
-    stopping: StoppingRule | None
+    stopping: PassStoppingRule | None
     partial_rows: float
     dropped: int
 
@@ -200,7 +200,7 @@ class ServerHost:
         publish_server(self._key, self._server)
         self._alarm = partial(raise_alarm, worker, run_id)
         announce_beginning(worker, run_id)
-        before_closing(worker, run_id, partial(announce_worker_leaving, worker, run_id))
+        run_before_closing(worker, run_id, partial(announce_worker_leaving, worker, run_id))
         serve_callers = partial(
             serve_connection,
             self._server,
@@ -350,11 +350,11 @@ def run_trainer(fit: FitSpec, spec: TrainerSpec, blocks: list[Bundle] | bytes) -
     shorten_lost_connections()
     announce_beginning(worker, spec.run_id, spec.name)
     # A worker that is asked to close first waits until its lanes have moved.
-    before_closing(worker, spec.run_id, partial(announce_worker_leaving, worker, spec.run_id))
+    run_before_closing(worker, spec.run_id, partial(announce_worker_leaving, worker, spec.run_id))
     line = ClientLine(
         spec,
         partial(raise_alarm, worker, spec.run_id),
-        partial(is_wanted, worker, key),
+        partial(is_task_wanted, worker, key),
         min(_ORDER_TIMEOUT, fit.run.timeout),
     )
     wait = Wait(fit.run.timeout, line.is_aborted, line.is_renewed)
@@ -414,7 +414,7 @@ class _FetchHeldData:
         # Held by this very worker: no copy, and no message.
         if found:
             return value
-        future = ask_for(self._client, key)
+        future = request_data(self._client, key)
         try:
             return future.result(timeout=self._wait.timeout)
         except Exception as error:

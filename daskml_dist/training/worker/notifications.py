@@ -16,7 +16,12 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from daskml_dist.comm.base import Endpoint
-from daskml_dist.dask_internals.cluster import actor_at, in_memory, memory_of, until_made
+from daskml_dist.dask_internals.cluster import (
+    find_actor,
+    find_in_memory,
+    measure_memory,
+    wait_until_made,
+)
 from daskml_dist.data.blocks import BlockInfo
 
 if TYPE_CHECKING:
@@ -55,10 +60,10 @@ async def tell_bundles(
     """
     keys, actor = asked[dask_worker.address]
     # The question may arrive before the tasks do.
-    await until_made(dask_worker, [*keys, *([actor] if actor else [])], wait)
-    host = actor_at(dask_worker, actor)
+    await wait_until_made(dask_worker, [*keys, *([actor] if actor else [])], wait)
+    host = find_actor(dask_worker, actor)
     endpoint = None if host is None else await host.endpoint()
-    return [bundle.infos for bundle in in_memory(dask_worker, keys).values()], endpoint
+    return [bundle.infos for bundle in find_in_memory(dask_worker, keys).values()], endpoint
 
 
 async def tell_results(
@@ -83,8 +88,8 @@ async def tell_results(
                 await asyncio.wait_for(ended.wait(), wait)
     finally:
         _ends.pop(name, None)
-    await until_made(dask_worker, keys, _RETURN_SECONDS)
-    return in_memory(dask_worker, keys)
+    await wait_until_made(dask_worker, keys, _RETURN_SECONDS)
+    return find_in_memory(dask_worker, keys)
 
 
 def note_trainer_end(worker: Any, run_id: str) -> None:
@@ -151,7 +156,7 @@ def _sum_facts(worker: Any, tellers: list[Callable[[], TrainerFacts]]) -> dict[s
     # Trainers of one process share a worker: their counts are added up.
     for one in told:
         traffic.update(one.traffic)
-    memory, spilled = memory_of(worker)
+    memory, spilled = measure_memory(worker)
     return {
         # Events of Dask have texts as keys alone.
         "steps": [[lane, steps] for one in told for lane, steps in one.steps.items()],

@@ -20,7 +20,7 @@ from daskml_dist.errors import CommunicationError
 from daskml_dist.optimizers import get_optimizer
 from daskml_dist.penalties import Penalty
 from daskml_dist.policies import Asynchronous
-from daskml_dist.ps.messages import Request
+from daskml_dist.ps.messages import ServerRequest
 from daskml_dist.ps.server import ParameterServer
 from daskml_dist.ps.shard import Shard
 from daskml_dist.ps.shard_state import ShardState
@@ -60,7 +60,7 @@ class Served:
         with suppress(CommunicationError):
             connection = RemoteConnection(self.endpoint, patient, Wait(20), BOUNDS)
             with closing(connection):
-                connection.send(Request((0,), 0, 1))
+                connection.send(ServerRequest((0,), 0, 1))
                 assert connection.receive(0).values is not None
             return True
         return False

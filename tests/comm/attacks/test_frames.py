@@ -28,14 +28,14 @@ from daskml_dist.comm.server_connections import RemoteConnection
 from daskml_dist.comm.socket_group import PeerGroup, PeerListener
 from daskml_dist.comm.wire import FrameReader, encode_call, encode_request
 from daskml_dist.errors import CommunicationError, DaskMLDistError
-from daskml_dist.ps.messages import Reply, Request
+from daskml_dist.ps.messages import ServerReply, ServerRequest
 from daskml_dist.ps.shard_state import ShardSnapshot
 from daskml_dist.ps.snapshots import SNAPSHOT_CLASSES, LaneSnapshot
 from tests.comm.attacks.served import BOUNDS, HOST, KEY, SECRET, Served, is_closed
 
 
 def _request(**changed: Any) -> bytes:
-    return b"".join(bytes(b) for b in encode_request(Request((0,), 0, 1, **changed), {}))
+    return b"".join(bytes(b) for b in encode_request(ServerRequest((0,), 0, 1, **changed), {}))
 
 
 def _head(**changed: Any) -> bytes:
@@ -195,7 +195,7 @@ def test_an_answer_that_nobody_asked_for_ends_the_connection(rows: int) -> None:
     def answer(up: Any, down: Any) -> None:
         with suppress(CommunicationError):
             out = down.outbox(Wait(20))
-            out.send(wire.encode_reply(Reply(0, values=np.zeros((rows, 1)))))
+            out.send(wire.encode_reply(ServerReply(0, values=np.zeros((rows, 1)))))
             up.inbox(Wait(20)).read_into(memoryview(bytearray(1000)))
         up.close()
         down.close()
@@ -203,7 +203,7 @@ def test_an_answer_that_nobody_asked_for_ends_the_connection(rows: int) -> None:
     credentials = Credentials(SECRET, shared_memory=False)
     with closing(Listener(HOST, credentials, on_pair=answer)) as listener:
         connection = RemoteConnection(listener.endpoint, credentials, Wait(20), BOUNDS)
-        connection.send(Request((0,), 0, 1))
+        connection.send(ServerRequest((0,), 0, 1))
         with pytest.raises(CommunicationError):
             connection.receive(0)
         connection.close()
