@@ -47,6 +47,7 @@ __all__ = [
     "find_shuffles",
     "flatten",
     "is_future",
+    "is_shuffle_barrier",
     "is_unordered_shuffle",
     "run_tasks",
     "select_tasks",
@@ -217,9 +218,14 @@ def _iterate_layers(graph: Any) -> Iterator[Mapping[Any, Any]]:
             yield layer
 
 
+def is_shuffle_barrier(task: Any) -> bool:
+    """Return whether a task is the one by whose key the scheduler knows a shuffle of workers."""
+    return type(task).__name__ == "P2PBarrierTask"
+
+
 def is_unordered_shuffle(task: Any) -> bool:
     """Return whether a task is a step of a shuffle that gives rows as they arrive."""
-    if type(task).__name__ == "P2PBarrierTask":
+    if is_shuffle_barrier(task):
         # Arrays are shuffled too when they are rechunked; their blocks know their places.
         return type(task.spec).__name__ == "DataFrameShuffleSpec"
     return _get_function_name(task) in (

@@ -32,6 +32,7 @@ from daskml_dist.dask_internals.task_graphs import (
     collect_layers,
     convert_to_tasks,
     find_futures,
+    is_shuffle_barrier,
     select_tasks,
 )
 from daskml_dist.data.block_errors import (
@@ -390,9 +391,16 @@ def fuse_by_block(name: str, groups: Sequence[Sequence[Delayed]]) -> list[Delaye
     # Step 2: the tasks that each group needs, and how many groups need each task.
     cones = [select_tasks(tasks, [value.key for value in group]) for group in groups]
     n_owners = Counter(chain.from_iterable(cones))
-    # Dask resolves futures in the arguments of a task, though not in those of an inner one.
-    apart = [k for k, n in n_owners.items() if n > 1 or find_futures([{k: tasks[k]}])]
     # Step 3: tasks that several groups need (a shuffle, a shared read) stay tasks of their own.
+    apart = [
+        key
+        for key, n in n_owners.items()
+        if n > 1
+        # Dask resolves futures in the arguments of a task, though not in those of an inner one.
+        or find_futures([{key: tasks[key]}])
+        # A shuffle of workers goes through the scheduler, also where one block alone needs it.
+        or is_shuffle_barrier(tasks[key])
+    ]
     graph: dict[Any, Any] = select_tasks(tasks, apart)
     inner = [{k: task for k, task in cone.items() if k not in graph} for cone in cones]
     needed = collect_dependencies(graph)

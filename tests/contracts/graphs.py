@@ -257,7 +257,9 @@ FRAME_STEPS: dict[str, FrameStep] = {
     "merged": FrameStep(_merged, ordered=False),
     "without duplicates": FrameStep(_once, ordered=False),
     "halves joined": FrameStep(_halves),
-    "repartitioned": FrameStep(lambda f, context: f.repartition(npartitions=2)),
+    "repartitioned": FrameStep(
+        lambda f, context: f.repartition(npartitions=max(f.npartitions // 2, 1))
+    ),
     "cut finer": FrameStep(lambda f, context: f.repartition(npartitions=2 * f.npartitions)),
     "mapped": FrameStep(lambda f, context: f.map_partitions(_same)),
     "persisted": FrameStep(lambda f, context: f.persist(), persists=True),
@@ -293,7 +295,11 @@ def _array_of_delayed(values: NDArray[Any], context: Context) -> Any:
 
 def _stacked(values: NDArray[Any], context: Context) -> Any:
     middle = max(len(values) // 3, 1)
-    halves = [da.from_array(p, chunks=-1) for p in (values[:middle], values[middle:])]
+    n_each = max(context.n_blocks // 2, 1)
+    halves = [
+        da.from_array(part, chunks=(max(-(-len(part) // n_each), 1), *part.shape[1:]))
+        for part in (values[:middle], values[middle:])
+    ]
     return da.concatenate(halves)
 
 
@@ -330,7 +336,7 @@ def _each(step: Callable[[Any], Any]) -> Callable[[Arrays, Context], Arrays]:
 def _rechunked(arrays: Arrays, context: Context) -> Arrays:
     """Blocks of other sizes in each array, and as many or not."""
     n_rows = len(arrays["row"])
-    sizes = {name: max(n_rows // 3 + 5 * i, 1) for i, name in enumerate(arrays)}
+    sizes = {name: max(n_rows // 5 + 3 * i, 1) for i, name in enumerate(arrays)}
     return {name: array.rechunk({0: sizes[name]}) for name, array in arrays.items()}
 
 
@@ -346,8 +352,8 @@ def _sorted_by_target(arrays: Arrays, context: Context) -> Arrays:
 
 def _cut_into_single_rows(arrays: Arrays, context: Context) -> Arrays:
     """Chunks of one row before and behind the others, and an empty one."""
-    n_rows = len(arrays["row"])
-    sizes = (1, 1, 0, n_rows - 3, 1)
+    between = np.diff(np.linspace(0, len(arrays["row"]) - 3, context.n_blocks + 1).astype(int))
+    sizes = (1, 1, 0, *between.tolist(), 1)
     return {name: array.rechunk({0: sizes}) for name, array in arrays.items()}
 
 

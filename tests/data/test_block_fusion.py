@@ -7,7 +7,9 @@ from typing import Any
 
 import dask
 import dask.array as da
+import dask.dataframe as dd
 import numpy as np
+import pandas as pd
 import pytest
 from dask._task_spec import Task, TaskRef
 from dask.base import compute
@@ -86,6 +88,16 @@ def test_futures_and_annotations_stay(client: Client) -> None:
     (apart,) = fuse_by_block("third", [[told]])
     assert told.key in apart.dask
     assert compute(apart) == ([8.0],)
+
+
+def test_a_shuffle_between_workers_to_one_block_goes_through_the_scheduler(client: Client) -> None:
+    rows = pd.DataFrame({"key": np.arange(12) % 5, "value": np.arange(12.0)})
+    frame = dd.from_pandas(rows, npartitions=3)
+    with dask.config.set({"dataframe.shuffle.method": "p2p"}):
+        piece, *others = frame.shuffle("key", npartitions=1)["value"].to_delayed()
+    assert not others
+    (total,) = compute(*fuse_by_block("block", [[delayed(np.sum, pure=False)(piece)]]))
+    assert total == [66.0]
 
 
 def _chained(parts: list[list[float]]) -> list[float]:
