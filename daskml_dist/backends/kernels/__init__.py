@@ -231,11 +231,12 @@ def options(
             raise ValueError(f"no kernel for rows of {d} features in {stored}")
         found |= {key.upper(): str(value) for key, value in vars(teams).items()}
     elif name == "softmax_rows":
-        teams = _softmax_teams(d, k, stored, alignment, capability)
-        if teams is None:
+        softmax = _softmax_teams(d, k, stored, alignment, capability)
+        if softmax is None:
             raise ValueError(f"no kernel for rows of {d} features in {stored} and {k} classes")
-        found |= {key.upper(): str(value) for key, value in vars(teams).items()}
+        found |= {key.upper(): str(value) for key, value in vars(softmax[0]).items()}
         found |= {"CLASSES": str(k), "PADDED": str(_power_of_two(k))}
+        found["SPREAD"] = str(int(softmax[1] > 1))
     elif name == "softmax_gradient":
         found["LANES"] = str(_softmax_lanes(k))
     elif name == "optimizer_updates":
@@ -303,11 +304,12 @@ def launch(
         threads = (32, 16)
         return Launch(-(-(d + 2) // 32), threads, 8 * threads[0] * threads[1])
     elif function == "softmax_rows":
-        teams = _softmax_teams(d, k, stored, alignment, capability)
-        if teams is None:
+        softmax = _softmax_teams(d, k, stored, alignment, capability)
+        if softmax is None:
             return None
-        shared = _softmax_shared(teams, k, np.dtype(arithmetic).itemsize)
-        rows = 4 * _WARPS * (32 // teams.lanes) * teams.rows
+        teams, spans = softmax
+        shared = _softmax_shared(teams, k, np.dtype(arithmetic).itemsize, spans)
+        rows = 4 * (_WARPS // spans) * (32 // teams.lanes) * teams.rows
         most = teams.blocks * n_sms
     elif function == "softmax_gradient":
         rows = _THREADS // _softmax_lanes(k)
@@ -415,11 +417,29 @@ def _teams(d: int, stored: str, alignment: int, capability: int = 90) -> _Teams 
     return _Teams(vector, lanes, chunks, rows, threads, blocks)
 
 
-def _softmax_teams(d: int, k: int, stored: str, alignment: int, capability: int) -> _Teams | None:
-    """The layout of `softmax_rows`: as many rows at once as let two blocks fit, or one block."""
+def _softmax_teams(
+    d: int, k: int, stored: str, alignment: int, capability: int
+) -> tuple[_Teams, int] | None:
+    """The layout of `softmax_rows`, and the warps that share a row: 1, or all of a block."""
     teams = _teams(d, stored, alignment, capability)
     if teams is None or k < 2:
         return None
+    narrow = _softmax_rows(teams, k, stored, capability)
+    # Over a block, where half of its lanes or more have columns, and one warp has few registers.
+    vector = min(teams.vector, 4)
+    loads = -(-d // vector)
+    if 2 * loads >= _THREADS and (narrow is None or narrow.blocks == 1):
+        spread = replace(teams, vector=vector, lanes=32, chunks=-(-loads // _THREADS))
+        wide = _softmax_rows(spread, k, stored, capability, _WARPS)
+        if wide is not None:
+            return wide, _WARPS
+    return None if narrow is None else (narrow, 1)
+
+
+def _softmax_rows(
+    teams: _Teams, k: int, stored: str, capability: int, spans: int = 1
+) -> _Teams | None:
+    """The layout with as many rows at once as let two blocks fit, or one block."""
     words = np.dtype(_arithmetic(stored)).itemsize // 4
     entries = teams.chunks * teams.vector
     for rows, blocks in ((4, 2), (2, 2), (4, 1), (2, 1), (1, 1)):
@@ -431,17 +451,19 @@ def _softmax_teams(d: int, k: int, stored: str, alignment: int, capability: int)
             registers += registers * 2 // 5
         if rows <= teams.lanes and registers <= _BLOCK_REGISTERS // blocks:
             found = replace(teams, rows=rows, threads=_THREADS, blocks=blocks)
-            return found if _softmax_shared(found, k, 4 * words) <= _SHARED_BYTES else None
+            if _softmax_shared(found, k, 4 * words, spans) <= _SHARED_BYTES:
+                return found
     return None
 
 
-def _softmax_shared(teams: _Teams, k: int, size: int) -> int:
+def _softmax_shared(teams: _Teams, k: int, size: int, spans: int) -> int:
     """Bytes of shared memory of `softmax_rows`, array by array as in the source."""
     padded = _power_of_two(k)
     doubles = 8 * (_WARPS + _WARPS * padded)
-    columns = teams.chunks * k * teams.lanes * teams.vector
+    columns = spans * teams.chunks * k * teams.lanes * teams.vector
     slopes = _WARPS * (32 // teams.lanes) * teams.rows * (-(-k // 4) * 4)
-    return doubles + size * (columns + slopes + padded)
+    shares = 2 * _WARPS * teams.rows * padded if spans > 1 else 0
+    return doubles + size * (columns + slopes + padded + shares)
 
 
 def _softmax_lanes(k: int) -> int:

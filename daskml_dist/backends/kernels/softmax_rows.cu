@@ -4,15 +4,19 @@
 // VECTOR, LANES, CHUNKS, ROWS, THREADS and BLOCKS):
 //   CLASSES  K
 //   PADDED   the least power of two that is not below K
+//   SPREAD   1: the columns of a row are spread over the warps of a block (LANES is 32); else 0
 //
 // As in linear_gradient.cu a team of lanes keeps its rows in registers, from the products with w to
 // the gradient, whose columns each lane adds up for all classes. Between the two, lanes exchange
 // halves of the rows' raw predictions, and then of the classes, until each has HELD classes of one
 // row; the slopes of a row go to its whole team through shared memory. Sums are in a fixed order.
+// Wide rows are spread over a block: its warps then share what they have of each raw prediction.
 #include "numbers.cuh"
 
 #define WARPS (THREADS / 32)
 #define TEAMS (32 / LANES)
+#define SPANS (SPREAD ? WARPS : 1)                        // warps that share a row
+#define SPAN (LANES * CHUNKS * VECTOR)                    // columns of a team
 #define SHARE (LANES / ROWS)                              // lanes of a team with the same row
 #define HOLDERS (PADDED < SHARE ? PADDED : SHARE)         // those of them with different classes
 #define HELD (PADDED / HOLDERS)
@@ -78,14 +82,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) softmax_rows(
     extern __shared__ __align__(16) unsigned char shared[];
     double *losses = reinterpret_cast<double *>(shared);  // (WARPS,)
     double *biases_of = losses + WARPS;                   // (WARPS, PADDED) gradients of intercepts
-    // (CHUNKS, K, LANES, VECTOR): w with zeros behind it, and at the end the sums.
+    // (SPANS, CHUNKS, K, LANES, VECTOR): w with zeros behind it, and at the end the sums.
     A *columns = reinterpret_cast<A *>(biases_of + WARPS * PADDED);
-    A *slopes = columns + CHUNKS * CLASSES * LANES * VECTOR;  // (WARPS, TEAMS, ROWS, SLOTS)
-    A *biases = slopes + WARPS * TEAMS * ROWS * SLOTS;        // (PADDED,)
+    A *slopes = columns + SPANS * SPAN * CLASSES;       // (WARPS, TEAMS, ROWS, SLOTS)
+    A *biases = slopes + WARPS * TEAMS * ROWS * SLOTS;  // (PADDED,)
+    A *shares = biases + PADDED;                        // (2, WARPS, ROWS, PADDED) if SPREAD
     const int width = static_cast<int>(d);
     const int warp = threadIdx.x / 32, team = threadIdx.x % 32 / LANES;
     const int lane = threadIdx.x % LANES;
-    for (int e = threadIdx.x; e < CHUNKS * CLASSES * LANES * VECTOR; e += THREADS) {
+    const int span = SPREAD ? warp : 0;
+    for (int e = threadIdx.x; e < SPANS * SPAN * CLASSES; e += THREADS) {
         const int chunk = e / (VECTOR * LANES * CLASSES), k = e / (VECTOR * LANES) % CLASSES;
         const int j = chunk * LANES * VECTOR + e % (LANES * VECTOR);
         columns[e] = j < width ? w[j * CLASSES + k] : A(0);
@@ -95,21 +101,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) softmax_rows(
     __syncthreads();
 
     const int mine = lane % ROWS, base = first_class(lane);
-    const bool holds = lane / ROWS < HOLDERS;  // other lanes repeat what these have
+    // Other lanes, and where rows are spread other warps, repeat what these have.
+    const bool holds = lane / ROWS < HOLDERS, counts = holds && (!SPREAD || warp == 0);
+    A *own_columns = columns + span * SPAN * CLASSES;
     A *own = slopes + (warp * TEAMS + team) * ROWS * SLOTS;
     Vector<A, VECTOR> sums[CHUNKS][CLASSES] = {};
     double loss_sum = 0, slope_sums[HELD] = {};
     const long long step = ROWS * TEAMS;
-    const long long stride = step * WARPS * gridDim.x;
-    for (long long first = step * (static_cast<long long>(blockIdx.x) * WARPS + warp); first < n;
-         first += stride) {  // the same for all lanes of a warp
+    const long long n_groups = WARPS / SPANS;  // of warps, each with rows of its own
+    const long long stride = step * n_groups * gridDim.x;
+    long long first = step * (blockIdx.x * n_groups + (SPREAD ? 0 : warp));
+    for (int buffer = 0; first < n; first += stride, buffer ^= 1) {
+        // The same for all lanes of a warp, and where rows are spread of a block.
         Loaded<T, VECTOR> x[ROWS][CHUNKS];
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) {
             const long long i = first + r * TEAMS + team;
 #pragma unroll
             for (int c = 0; c < CHUNKS; ++c) {
-                const int j = (c * LANES + lane) * VECTOR;
+                const int j = span * SPAN + (c * LANES + lane) * VECTOR;
                 x[r][c] = Loaded<T, VECTOR>{};
                 if (i < n && j < width)
                     x[r][c] = *reinterpret_cast<const Loaded<T, VECTOR> *>(X + i * d + j);
@@ -122,7 +132,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) softmax_rows(
 #pragma unroll
             for (int k = 0; k < CLASSES; ++k) {
                 const auto at = *reinterpret_cast<const Vector<A, VECTOR> *>(
-                    columns + ((c * CLASSES + k) * LANES + lane) * VECTOR);
+                    own_columns + ((c * CLASSES + k) * LANES + lane) * VECTOR);
 #pragma unroll
                 for (int r = 0; r < ROWS; ++r)
 #pragma unroll
@@ -131,6 +141,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) softmax_rows(
             }
         exchange_rows<ROWS / 2>(dots, lane);
         exchange_classes<PADDED, ROWS>(dots[0], lane);
+#if SPREAD
+        // The block's warps add up their shares, in one order. The next ones go elsewhere, so that
+        // one barrier is enough.
+        A *share = shares + (buffer * WARPS * ROWS + mine) * PADDED + base;
+#pragma unroll
+        for (int h = 0; h < HELD; ++h)
+            if (holds) share[warp * ROWS * PADDED + h] = dots[0][h];
+        __syncthreads();
+#pragma unroll
+        for (int h = 0; h < HELD; ++h) {
+            dots[0][h] = share[h];
+#pragma unroll
+            for (int from = 1; from < WARPS; ++from) dots[0][h] += share[from * ROWS * PADDED + h];
+        }
+#endif
 
         // Softmax of the row: its largest, powers of e, and their sum over the row's lanes.
         const long long i = first + mine * TEAMS + team;
@@ -163,8 +188,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) softmax_rows(
                 const bool right = base + h == code;
                 const A slope = scale * (powers[h] * inverse - (right ? A(1) : A(0)));
                 own[mine * SLOTS + base + h] = inside ? slope : A(0);
-                slope_sums[h] += inside ? slope : A(0);
-                if (right) loss_sum += scale * (log(total) - (raw[h] - most));
+                slope_sums[h] += inside && counts ? slope : A(0);
+                if (right && counts) loss_sum += scale * (log(total) - (raw[h] - most));
             }
         __syncwarp();
         // Slopes times entries.
@@ -209,16 +234,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) softmax_rows(
             sum += __shfl_xor_sync(ALL_LANES, sum, offset);
         if (team == 0 && mine == 0 && holds) biases_of[warp * PADDED + base + h] = sum;
     }
-    for (int turn = 0; turn < WARPS; ++turn) {
+    for (int turn = 0; turn < WARPS / SPANS; ++turn) {
         __syncthreads();  // at first: w is needed no more
-        if (warp == turn && team == 0)
+        if ((SPREAD || warp == turn) && team == 0)
 #pragma unroll
             for (int c = 0; c < CHUNKS; ++c)
 #pragma unroll
                 for (int k = 0; k < CLASSES; ++k)
 #pragma unroll
                     for (int v = 0; v < VECTOR; ++v) {
-                        A &sum = columns[((c * CLASSES + k) * LANES + lane) * VECTOR + v];
+                        A &sum = own_columns[((c * CLASSES + k) * LANES + lane) * VECTOR + v];
                         sum = (turn ? sum : A(0)) + sums[c][k].at[v];
                     }
     }
