@@ -1,4 +1,9 @@
-"""Round solvers: each asks for sums over all rows, and updates the parameters by them."""
+"""Solvers that work in rounds: each requests sums over all rows, and updates parameters by them.
+
+:mod:`daskml_dist.solvers.base` has the interface of solvers and of the sums ("statistics") that
+they request. Two other kinds run on every trainer: solvers on its own rows (`own_rows`: trees)
+and solvers over keys (`keyed`: graphs, factors).
+"""
 
 from __future__ import annotations
 

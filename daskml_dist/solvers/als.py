@@ -1,4 +1,7 @@
-"""Alternating least squares: the factors of all users, given those of all items, and so on.
+"""Alternating least squares: factors of all users given those of all items, and the reverse.
+
+:class:`ALSSolver` is a solver over keys: a trainer solves for the factors of its own keys,
+fetches those of the other side that its ratings touch, and sums the loss over all trainers.
 
 References
 ----------
@@ -129,6 +132,7 @@ class _ALSSweeps:
     def make_sweep(self) -> None:
         """Solve for the factors of both sides once, and evaluate the loss."""
         first, last = self._sides
+        # Given the last side's factors (and their Gram matrix), solve for the first side's.
         self._solve_side(first, self._gram)
         others = self._sum_gram(first)
         errors = np.zeros(len(self.factors[last]))
@@ -294,6 +298,7 @@ def _sum_duplicate_pairs(ratings: Ratings) -> Ratings:
     if is_first.all():
         return ratings
     (at,) = np.nonzero(is_first)
+    # Sum the runs of equal pairs.
     sums = np.add.reduceat(values, at, dtype=np.float64)
     indptr = np.searchsorted(at, ratings.indptr).astype(np.int64)
     return Ratings(indptr, indices[at], sums)

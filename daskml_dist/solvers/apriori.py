@@ -1,11 +1,12 @@
-"""Frequent itemsets, level by level: Apriori.
+"""Apriori: frequent itemsets, found length by length.
 
-Only an itemset all of whose subsets are frequent can be so. In every round the candidates of a
-level are counted on all rows, and those that are frequent make the next level's.
+Only an itemset all of whose subsets are frequent can be frequent. In each round the candidates of
+a length (a *level*) are counted on all rows, and the frequent ones are joined to the candidates
+of the next length. The counts are statistics on rows that are kept as bits, item by item.
 
 References
 ----------
-R. Agrawal and R. Srikant, "Fast algorithms for mining association rules", VLDB 1994. For the counts
+R. Agrawal and R. Srikant, "Fast algorithms for mining association rules", VLDB 1994. For counts
 of several processes, which are added up: R. Agrawal and J. C. Shafer, "Parallel mining of
 association rules", IEEE TKDE 8(6), 1996 (count distribution).
 """
@@ -172,6 +173,7 @@ class Apriori(Solver):
         is_known = np.ones((len(cuts), sets.shape[1]), np.int64)
         for row, cut in zip(is_known, cuts, strict=True):
             row[list(cut)] = 0
+        # Candidates of a few itemsets at a time, so that a pass's counts stay small.
         step = max(1, _MAX_CANDIDATES_PER_PASS // len(cuts))
         for start in range(0, len(sets), step):
             columns = sets[start : start + step, None] + n_items * is_known
@@ -205,6 +207,7 @@ def _fewest_rows(min_support: float, n_rows: int) -> int:
     if isinstance(min_support, int):
         return min_support
     least = max(1, int(min_support * n_rows) - 1)
+    # The same division as a comparison of supports would make.
     while least / n_rows < min_support:
         least += 1
     return least
@@ -313,6 +316,7 @@ class _PairCandidates:
         end = max(end, first + 1)
 
         def sets(numbers: NDArray[np.int64]) -> NDArray[np.int32]:
+            # Row and column of a number in the upper triangle of all pairs.
             a = np.searchsorted(self._pair_ends, numbers + position, side="right")
             b = numbers + position - self._pair_ends[a] + len(self.items)
             return np.column_stack([a, b]).astype(np.int32)
@@ -347,6 +351,7 @@ class _SetCandidates:
 
         of, bounds, last = join(at.sets[-1], most)
         prefix = at.sets[-1][of]
+        # Only items that some candidate has are counted: bits of others are not needed.
         is_there = np.zeros(len(at.items), bool)
         is_there[prefix] = is_there[last] = True
         number = np.cumsum(is_there, dtype=np.int32) - 1

@@ -1,8 +1,9 @@
-"""Base classes of the solvers: their questions about the rows, and their answer.
+"""Base classes of the solvers, and of the sums over rows that they request.
 
-A solver never sees a row: it asks for sums over all rows (the "statistical queries" of Chu et
-al., "Map-Reduce for Machine Learning on Multicore", NIPS 2006), makes a small update, and asks
-again. Whoever answers spreads the work: over threads, processes and machines.
+A solver never sees a row: it requests sums over all rows (the "statistical queries" of Chu et
+al., "Map-Reduce for Machine Learning on Multicore", NIPS 2006), makes a small update, and
+requests again. The trainers answer, each from its own rows, on any number of threads, processes
+and machines.
 """
 
 from __future__ import annotations

@@ -1,4 +1,10 @@
-"""Gradients and Hessians of many columns, each over the training rows of its split."""
+"""Sums over the training rows of each split, for many candidate models at once.
+
+A *candidate* is one model of a search, fitted to the training rows of one split. A row is read
+once for all splits and candidates: :class:`PerSplitStatistic` repeats any sum for each split, and
+:class:`BatchedGradient` and :class:`BatchedHessian` evaluate all candidates as columns of one
+matrix.
+"""
 
 from __future__ import annotations
 
@@ -100,6 +106,7 @@ class PerSplitStatistic(Statistic):
         if len(self.splits) >= _MAX_MEMBERSHIP_BITS:
             return False
         trained = roles[:, list(self.splits)] == TRAIN
+        # Rows with the same set of training splits form one kind: a bit for each split.
         kinds = trained @ (1 << np.arange(len(self.splits)))
         there = [(kind, np.flatnonzero(kinds == kind)) for kind in np.unique(kinds) if kind]
         if len(there) > len(self.splits) + 1 or (
@@ -287,6 +294,7 @@ def iterate_candidate_tiles(
             _, roles = model.parted(part.y)
             there = np.ones(roles.shape[1], bool)
             if is_host(roles):
+                # Splits in which some of these rows play the role.
                 there = model.times(roles, role).any(axis=0)
             if (key := there.tobytes()) not in known:
                 at = np.flatnonzero(there[splits])
@@ -338,6 +346,7 @@ class BatchedGradient(Statistic):
         runs, factor = _sample_runs(rows.X.shape[0], self.share)
         for run in runs:
             self._add_candidates(model, rows.part(run, backend), of_some, backend)
+        # Extrapolate the share to all rows.
         out += of_some * factor
         return float("nan")
 

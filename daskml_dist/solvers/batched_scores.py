@@ -1,4 +1,17 @@
-"""Scores of many linear models of the same rows, in one pass."""
+"""Scores of many candidate models on the same rows, in few passes.
+
+:class:`BatchedScores` sums what accuracy, losses and errors need. Ranking scores need the order
+of all rows: each row's score of a candidate is sent to the process that owns the candidate, which
+sorts them (:class:`BatchedRanks`; :class:`BatchedClassRanks` for more than two classes).
+
+References
+----------
+T. Fawcett, "An introduction to ROC analysis", 2006. J. Davis and M. Goadrich, "The relationship
+between precision-recall and ROC curves", 2006. D. J. Hand and R. J. Till, "A simple
+generalisation of the area under the ROC curve for multiple class classification problems",
+Machine Learning 45, 2001. F. Provost and P. Domingos, "Well-trained PETs: improving probability
+estimation trees", 2000.
+"""
 
 from __future__ import annotations
 
@@ -278,8 +291,10 @@ def ranking_scores(scores: Array, signed: Array) -> tuple[float, float]:
     if not (right[-1] > 0 and wrong[-1] > 0):
         return np.nan, np.nan
     more = np.diff(right, prepend=0.0)
+    # Trapezoids under the ROC curve, tie by tie.
     area = np.sum(np.diff(wrong, prepend=0.0) * (right - more / 2))
     there = more > 0
+    # Average precision: precision at each threshold, weighted by the gain in recall.
     precision = np.sum(more[there] * (right[there] / (right + wrong)[there]))
     return float(area / right[-1] / wrong[-1]), float(precision / right[-1])
 

@@ -1,8 +1,14 @@
 """Many fits of linear models at once: candidates times splits as columns of one matrix.
 
-Each column's solver runs as if alone, in lock step with the others; gradients that they ask for are
-one reading of the rows, and other sums are made once where several columns of a split ask for the
-same. E. R. Sparks et al., "Automating model search for large scale machine learning" (TuPAQ), SoCC
+The solver of each candidate runs as if alone, in lock step with the others. Gradients that they
+request together are one reading of the rows; other sums are made once where several candidates of
+a split request the same. :class:`WarmStarts` solves on a share of the rows first, so that few
+readings of all rows are left: candidates of one penalty differ only in their splits, so their
+optima are near each other, and one Hessian serves Newton's steps of all of them.
+
+References
+----------
+E. R. Sparks et al., "Automating model search for large scale machine learning" (TuPAQ), SoCC
 2015.
 """
 
@@ -173,6 +179,7 @@ class BatchedSolver(Solver):
         others: dict[bytes, dict[int, list[int]]] = {}
         for i, question in asked.items():
             if i not in answers:
+                # Equal requests are found by their bytes.
                 key = pickle.dumps(question)
                 others.setdefault(key, {}).setdefault(self.columns[i].split, []).append(i)
         for of_split in others.values():
@@ -436,6 +443,7 @@ class WarmStarts:
                 slope = float(np.abs(gradient).max())
                 least = slopes.get(i, np.inf)
                 if not slope < least:  # NaN too
+                    # The step did not shrink the gradient: take it back, and end.
                     w[i] = before.get(i, w[i])
                     continue
                 if share == 1 and slope <= self._gradient_tolerance(i):
@@ -457,6 +465,7 @@ class WarmStarts:
                 ):
                     continue
                 slopes[i], before[i] = slope, w[i]
+                # Newton's step with the share's inverse Hessian and the gradient of these rows.
                 w[i] = w[i] - (inverse[i] @ gradient.ravel()).reshape(w[i].shape)
                 self.steps[i] += share == 1
                 self.solutions.pop(i, None)
@@ -504,6 +513,7 @@ def choose_leaders(places: Mapping[int, Array], answers: Mapping[int, Array]) ->
         nearest, best = i, np.inf
         for j in leading:
             way = (w - places[j]).ravel()
+            # way' (gradient difference): the squared distance in the Hessian's norm.
             squared = float(way @ (gradient - answers[j][1:]))
             # NaN is far.
             if squared <= _LEADER_DISTANCE * min(loss, float(answers[j][0])) and squared < best:

@@ -1,4 +1,9 @@
-"""Rows of a lane as trees grow on them: a byte for each entry, and what boosting keeps of a row."""
+"""Bins of features for trees, and the rows of a lane as bins, a byte for each entry.
+
+:func:`find_bins` chooses the bins of all features from a sample of the rows that is the same on
+any number of workers; :func:`bin_rows` then makes a :class:`BinnedRows` of each lane. Each
+trainer finds the edges of a range of the features, for which the sampled columns are exchanged.
+"""
 
 from __future__ import annotations
 
@@ -90,6 +95,7 @@ def _sample_rows(
 ) -> tuple[list[Any], Any, Array]:
     """Return a sample of the own lanes' rows, with a few to spare, their weights and numbers."""
     share = 1.0 if n_used <= SAMPLE_ROWS else min(1.0, _OVERDRAW * SAMPLE_ROWS / n_used)
+    # Rows draw 64 bits; those below `last` are in the sample.
     last = np.uint64(min(int(share * 2.0**64), 2**64 - 1))
     each = rows.map(lambda lane: _sample_lane(rows, lane, seed, last, aside), rows.lanes)
     found = [part for parts in each for part in parts]
@@ -327,6 +333,7 @@ def deal_columns(
     if rows.largest(np.array([float(any(isinstance(X, CSRRows) for X in parts))]))[0]:
         return _deal_sparse_columns(rows, parts, ranges)
     X = np.concatenate(parts or [np.empty((0, ranges[-1].stop), np.float32)])
+    # All-to-all: every trainer gets its columns of all trainers' rows.
     own = np.concatenate(rows.deal([np.ascontiguousarray(X[:, at]) for at in ranges]))
     return lambda j, at: own[at, j]
 
@@ -350,6 +357,7 @@ def _deal_sparse_columns(
             pairwise(starts), ends, indices, values, strict=True
         ):
             stored = slice(end[j], end[j + 1])
+            # One column is made dense at a time.
             found[first + index[stored]] = value[stored]
         return np.asarray(found[at])
 

@@ -1,6 +1,7 @@
-"""Bisecting k-means: one leaf of a tree of centres at a time is split in two, by k-means.
+"""Bisecting k-means: the leaves of a tree of centroids are split in two, one at a time.
 
-Each split is a k-means of its own, which asks about the rows of its leaf alone.
+Each split is a k-means with two centroids whose requests are restricted to the rows of one leaf
+(:class:`LeafStatistic`).
 
 References
 ----------
@@ -143,6 +144,7 @@ class LeafStatistic(Statistic):
         loss = 0.0
         for some in self._select_leaf_rows(rows):
             if self.asked.state is not None:
+                # The rows' own state is taken by the leaf assignment.
                 some.state = self.asked.state.make(model, some, backend)
             loss = loss + self.asked.add(model, some, out, backend)
         return loss
@@ -243,6 +245,7 @@ class BisectingSolver(Solver):
         if sums.kept is not None:
             tree = _CentroidTree.of_state(sums.kept)
         else:
+            # A k-means with one centroid finds the mean, the shift and the inertia of all rows.
             root = self._root_solver(model.n_features).solve(
                 model, NestedSums(sums, sums.n_rows), None
             )
@@ -315,6 +318,7 @@ class _CentroidTree:
         while open_nodes:
             node = open_nodes.pop()
             if node in made:
+                # Depth first, the left child first.
                 open_nodes += [made[node] + 1, made[node]]
             else:
                 found.append(node)

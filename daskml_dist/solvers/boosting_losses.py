@@ -1,8 +1,8 @@
-"""Losses of boosting: where it starts, gradients and hessians of rows, what leaves answer.
+"""Losses of gradient boosting: first prediction, gradients and hessians, values of leaves.
 
-They are those of scikit-learn's ``HistGradientBoosting``, in its numbers. A loss is written for
-some rows at a time; it must give the same bits for a row whatever its neighbours are. Gradients
-are made by operations that IEEE 754 fixes alone, so that every machine, and a GPU, gives the same.
+They have the numbers of scikit-learn's ``HistGradientBoosting``. A loss is computed for some rows
+at a time; it must give the same bits for a row whatever its neighbours are. Gradients use only
+operations that IEEE 754 defines exactly, so that every machine, and a GPU, gives the same.
 """
 
 from __future__ import annotations

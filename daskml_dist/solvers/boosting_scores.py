@@ -1,4 +1,8 @@
-"""Scores of boosting as its iterations go on."""
+"""Scores of gradient boosting after each iteration: for early stopping, and for the user.
+
+Minus the mean loss is a sum over all trainers. A scorer needs all predictions: those rows are
+gathered to one trainer (:class:`GatheredRows`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Expectation and maximisation of mixtures of normal distributions: each step is one sum.
+"""Expectation-maximisation of Gaussian mixtures: each step is one sum over all rows.
 
 References
 ----------
@@ -156,6 +156,7 @@ class DrawnMoments(_StartingMoments):
         stream = np.random.PCG64(np.random.SeedSequence((self.seed, self.run, rows.block + 1)))
         stream.advance((rows.first + at.start) * k)  # a number of 64 bits each
         shares = np.random.Generator(stream).random((near.shape[0], k))
+        # Random responsibilities, which sum to 1.
         shares /= shares.sum(axis=1, keepdims=True)
         return cast(backend.to_device(shares), arithmetic_dtype(near))
 
@@ -238,8 +239,10 @@ class MixtureSolver(Solver):
         while at.n_iter < self.max_iter and not converged:
             if at.n_iter and sums.should_stop:
                 break
+            # E-step: moments weighted by each component's responsibility, and the log-likelihood.
             found = sums(self._make_expectation(at))
             _check_finite(found)
+            # M-step: the mixture that these moments give.
             at.mixture = at.mixture.of_moments(found[:-1], self.reg_covar)
             at.bounds.append(float(found[-1, 0]) / sums.n_rows)
             at.n_iter += 1
@@ -272,6 +275,7 @@ class MixtureSolver(Solver):
         once = NestedSums(sums, sums.n_rows)
         statistic: _ComponentMoments
         if self.init in ("random", "random_from_data"):
+            # Random rows as means; also a point near all rows, for the shift.
             rows = once(SeedSample(self.k, (), None, self.seed, number))
             rows = rows[rows[:, 0] > 0, 1:]
             shift = round_to_float32(rows.mean(axis=0))
@@ -286,6 +290,7 @@ class MixtureSolver(Solver):
             statistic = DrawnMoments(means, shift, self.whole, self.seed, number)
         else:
             statistic = NearestMoments(means, shift, self.whole)
+        # Moments by the initial responsibilities give the first mixture.
         moments = once(statistic)
         _check_finite(moments)
         start = Mixture(np.full(self.k, 1 / self.k), means, np.empty(0), self.kind)

@@ -1,4 +1,9 @@
-"""Sums of numbers that are made of rows, the same in any order of these."""
+"""Sums and quantiles over the rows of all trainers that depend on no order of the rows.
+
+Floating-point numbers are scaled to integers, whose sums are exact; so results are the same to
+the bit on any number of workers. A quantile is found digit by digit, 8 bits at a time: trainers
+sum how much weight each digit has among the rows that agree with the digits so far.
+"""
 
 from __future__ import annotations
 
@@ -101,6 +106,7 @@ def group_quantiles(
     asked = [np.maximum(share * totals, 0.5)]
     part = np.zeros(n_groups)
     if middle:
+        # Linear interpolation between two order statistics, as numpy.quantile has it.
         at = share * np.maximum(totals - 1, 0)
         part = at - np.floor(at)
         asked = [np.floor(at) + 1, np.minimum(np.floor(at) + 2, np.maximum(totals, 1))]
@@ -139,6 +145,7 @@ def _select_keys(
         own = np.zeros(n * 256)
         for digit, group, weight in zip(digits, groups, weights, strict=True):
             own += np.bincount(group * 256 + digit, weight, n * 256)
+        # Weight below each next digit, of all trainers.
         below = rows.sum(own).reshape(n, 256).cumsum(axis=1)
         digit = (below < asked[:, None]).sum(axis=1).clip(max=255)
         asked -= np.where(digit > 0, below[np.arange(n), digit - 1], 0.0)
@@ -152,6 +159,7 @@ def _select_keys(
 
 def _order_preserving_keys(values: Array) -> NDArray[np.uint64]:
     """Return unsigned integers in the order of the values."""
+    # IEEE 754 bits sort like the numbers once negatives are inverted and the sign flipped.
     bits = (values + 0.0).view(np.uint64)
     return np.where(bits & _SIGN_BIT, ~bits, bits | _SIGN_BIT)
 

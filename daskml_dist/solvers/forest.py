@@ -1,7 +1,9 @@
-"""Forests of the rows of all trainers: the same trees on any number of them.
+"""Forests of trees, grown on the rows of all trainers: the same trees on any number of workers.
 
-What decides is a sum of whole numbers; draws are hashed from the seed, the tree and the number that
-a row has among all, or the way to a node. So it does not matter who grows what, on which rows.
+Decisions follow from sums of integers alone; random draws are hashed from the seed, the tree, and
+the row's number or the path to a node. So it does not matter which trainer grows a tree, or on
+which rows. Where all rows fit on each trainer, trainers grow trees of their own (`forest_growth`,
+or on a device `forest_levels`); else they grow each tree together (`forest_joint_growth`).
 """
 
 from __future__ import annotations
@@ -160,6 +162,7 @@ class _ForestRun:
             n = numbers.stop
             # Hears whether the user wishes an end.
             self._rows.largest(np.zeros(1))
+            # A checkpoint of the trees so far.
             self._rows.keep(n, partial(_pack_forest_state, self._done))
         state = _pack_forest_state(self._done)
         if self._solver.out_of_bag:
@@ -177,6 +180,7 @@ class _ForestRun:
         lane = device.lane(whole, growing.shared, self._rows.room) if device.by_levels else None
 
         def grow(numbers: range) -> tuple[Trees, Array]:
+            # The trees of this rank.
             own = numbers[self._rows.ranges(len(numbers))[self._rows.rank]]
             if lane is not None:
                 found = grow_whole_trees(device, lane, growing, own, len(whole.numbers))

@@ -1,4 +1,8 @@
-"""Growth of a forest's trees: bounds, draws, and a tree on rows that one trainer has whole."""
+"""Parameters and random draws of a forest's trees, and the growth of a tree on one trainer.
+
+:class:`ForestContext` has what the growth of any tree of a forest needs; it draws a tree's rows
+and grows the tree, or the part of a tree below a node, on rows that this trainer has whole.
+"""
 
 from __future__ import annotations
 
@@ -174,6 +178,7 @@ class ForestContext:
     def balance_classes(self, sums: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the factors that give classes equal weight in each tree, from its root's sums."""
         weights = sums[:, :-2] >> self.scales.bits
+        # total weight / (n_classes * the class's weight), in fixed point.
         each = weights.sum(axis=1, keepdims=True) << FACTOR_BITS
         return np.asarray(each // (weights.shape[1] * np.maximum(weights, 1)), np.int64)
 
@@ -229,6 +234,7 @@ def count_draws(n: int, seed: int, tree: int, rate: float | None) -> NDArray[np.
     """Return how often a tree draws each of `n` rows; `rate` is that of `ForestParams`."""
     if rate is None:
         return np.ones(n, np.int64)
+    # Poisson counts by inversion: compare a hashed 64-bit number with cumulated probabilities.
     draw = mixed(mixed(np.arange(1, n + 1).astype(np.uint64)) + draws([tree], seed, _ROW_DRAWS))
     return np.searchsorted(_draw_probabilities(rate), draw, side="right").astype(np.int64)
 

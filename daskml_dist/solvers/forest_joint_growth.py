@@ -1,11 +1,12 @@
-"""Growth of trees by all trainers together, each on its own rows.
+"""Growth of a forest's trees by all trainers together, each on its own rows.
 
-Level by level: histograms are reduced by ranges of (node, feature), whose owners find the best
-cuts. Nodes of few rows are sent to one trainer, that finishes them alone.
+Trees grow level by level: histograms are reduced by ranges of (node, feature), whose owners find
+the best cuts. A node of few rows is sent to one trainer, which finishes it alone.
 
 References
 ----------
-B. Panda et al., "PLANET: Massively parallel learning of tree ensembles with MapReduce", VLDB 2009.
+B. Panda et al., "PLANET: Massively parallel learning of tree ensembles with MapReduce", VLDB
+2009.
 """
 
 from __future__ import annotations
@@ -152,6 +153,7 @@ class JointGrower:
         tree, may = np.array([node.tree for node in level]), np.zeros(len(level), np.bool_)
         may_be_split(self._facts, tree, sums, reach, np.full(len(level), depth), may)
         mask = (1 << self._growing.scales.bits) - 1
+        # Nodes of few rows wait: one trainer finishes each of them alone.
         few = (sums[:, -2] & mask) <= SMALL_NODE_ROWS
         small += [level[k] for k in np.flatnonzero(may & few)]
         open_ = [level[k] for k in np.flatnonzero(may & ~few)]
@@ -194,6 +196,7 @@ class JointGrower:
         n, m = features.shape
         total, jobs = total.reshape(n * m, 256, facts.n_sums), slice(0, n * m)
         if rows.size > 1:
+            # Each trainer owns a range of (node, feature) and finds its cuts.
             jobs = rows.ranges(n * m)[rows.rank]
             if rows.sums_on_device:
                 total = rows.sum_own(total)
@@ -273,6 +276,7 @@ class JointGrower:
     def _grow_small_nodes(self, small: list[_JointNode]) -> list[GrownTree]:
         """Grow the parts below some small nodes, each on one trainer, and exchange them."""
         size, rank = self._rows.size, self._rows.rank
+        # Small nodes are dealt to trainers in turn, with all rows of theirs.
         given = [self._own_node_rows(small[to::size]) for to in range(size)]
         if size > 1:
             taken = [self._rows.deal(list(arrays)) for arrays in zip(*given, strict=True)]

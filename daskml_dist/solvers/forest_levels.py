@@ -1,6 +1,7 @@
-"""Growth of trees level by level on a device that has all lines of their nodes.
+"""Growth of a forest's trees level by level on a device that has all rows of their nodes.
 
-What it makes of a level is one call of each kind, whatever the number of nodes and trees.
+Each level takes one call of each kernel, whatever the number of nodes and trees. A drawn row is a
+*line*: its number, its weight and what the criterion sums.
 """
 
 from __future__ import annotations
@@ -89,6 +90,7 @@ def find_best_cuts(
             some, one = which[at], first > 0
             best = look(some, slice(first + of.start, first + of.stop), one)
             _merge_cuts(found, some, best, one)
+        # Nodes of which no drawn feature varied look at more features.
         which = which[found[which, 3] == 0]
         first, last = last, min(last + _MORE_FEATURES, facts.n_features)
     return found

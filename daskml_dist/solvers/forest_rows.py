@@ -1,7 +1,7 @@
-"""Rows as forests grow on them: bins, and targets and weights as whole numbers.
+"""Rows as forests grow on them: bins, and targets and weights as integers.
 
-A weight, and a weighted target, is brought to as many bits as no sum of all rows can overflow: the
-scales follow from sums of all rows, so they are the same on any number of workers.
+Weights and weighted targets are scaled to as many bits as no sum of all rows can overflow. The
+scales follow from sums over all rows, so they are the same on any number of workers.
 """
 
 from __future__ import annotations
@@ -211,6 +211,7 @@ def scale_to_integers(
     for room in rooms:
         room.low, room.high = -both[0], both[1]
     bits = int(rows.n_rows).bit_length()
+    # Bits kept free for repeated draws and for class weights.
     spare = (_REPEAT_BITS if bootstrap else 0) + (FACTOR_BITS if factors else 0)
     weight = _scale_weights(rows, rooms, 62 - bits - spare)
     scales = ForestScales(bits, weight)
@@ -252,6 +253,7 @@ def _scale_weights(rows: OwnRows, rooms: Sequence[ForestRows], bits: int) -> flo
         raise InvalidDataError("All weights are zero. Give some rows a positive weight.")
 
     scale = _find_scale(rows, rooms, _user_weights, largest, bits)
+    # Integer weights stay as they are.
     if not odd and scale >= 1:
         scale = 1.0
     for room in rooms:
@@ -272,6 +274,7 @@ def _find_scale(
         return 1.0
     # Whole numbers, so that the bound is the same in any order.
     rough = np.ldexp(1.0, 60 - int(rows.n_rows).bit_length() - np.frexp(largest)[1])
+    # An upper bound of the sum, itself in integers, so that all trainers find the same.
     total = sum(
         int(np.ceil(make(room, at) * rough).astype(np.int64).sum())
         for room in rooms

@@ -1,11 +1,11 @@
 """Gradient boosting of trees on the rows of all trainers: the same trees on any number of them.
 
-What decides is a sum of whole numbers, or follows from a row alone; draws are hashed from the
-number that a row has among all. Gradients of a tree are brought to 31 bits, hessians to 24, by a
-power of two that follows from the largest of all rows. Of more rows than bins are made of, 13 and
-12 bits are enough: each is rounded up or down by a draw, so that sums are right in the mean, and
-histograms take half the time (Shi et al., "Quantized training of gradient boosting decision
-trees", NeurIPS 2022).
+Decisions follow from sums of integers, or from a row alone; random draws are hashed from the
+row's number. Gradients of a tree are rounded to 31 bits and hessians to 24, in units that are
+powers of two and follow from the largest of all rows. For more rows than bins are chosen from, 13
+and 12 bits are enough: each number is rounded up or down at random, so that sums are right in the
+mean, and histograms take half the time (Shi et al., "Quantized training of gradient boosting
+decision trees", NeurIPS 2022).
 
 References
 ----------
@@ -150,6 +150,7 @@ class _BoostingRun:
             bins = find_bins(rows, solver.max_bins, solver.categories, solver.seed, aside, n)
         assert bins is not None
         rows.memory["bins"] = bins
+        # Forget lanes that went to other trainers after a loss.
         for lane in set(made) - set(rows.lanes):
             del made[lane]
         new = [lane for lane in rows.lanes if lane not in made]
@@ -179,6 +180,7 @@ class _BoostingRun:
     def _update_predictions(self, room: BinnedRows) -> None:
         """Make what is kept of each row, as all trees so far leave it."""
         k, extra = self._loss.n_outputs, room.extra
+        # Nothing is kept, or it is ahead of the iteration to go on from: start from the baseline.
         if "raw" not in extra or extra["n_trees"] > len(self._trees):
             extra["raw"] = room.room((k, room.n), np.float64)
             extra["raw"] += self._baseline[:, None]
@@ -251,6 +253,7 @@ class _BoostingRun:
         # A fit that goes on from another makes an iteration at least.
         stopped = self._rows.kept is not None and self._scores.end()
         while n_iter < solver.max_iter and not stopped and not self._rows.should_stop:
+            # All outputs' gradients at the raw predictions so far.
             packed = gradients.make(n_iter * k)
             trees = [
                 self._grow_tree(output, packed[output], n_iter * k + output) for output in range(k)
@@ -269,6 +272,7 @@ class _BoostingRun:
         tree, leaves = self._grower.grow(output, *packed, solver.seed, _FEATURE_DRAW, number)
         if self._loss.quantile is not None:
             numbers = [leaf.number for leaf in leaves]
+            # Losses of quantiles: leaves take a quantile of residuals, not a Newton step.
             tree.value[numbers, 0] = self._residual_quantiles(leaves)
         tree.value *= solver.learning_rate
         self._add_leaf_values(tree, leaves, output)
@@ -357,6 +361,7 @@ class GradientPacker:
     def make(self, number: int) -> list[tuple[int, tuple[float, float]]]:
         """Make the gradients of all rows for some trees; how each output's are packed."""
         made = self._rows.map(lambda lane: lane.gradients(self._loss, self._constant), self._lanes)
+        # The largest gradient and hessian of all trainers give the units.
         largest = self._rows.largest(np.max(made, axis=0).ravel())
         if not np.isfinite(largest).all():
             raise DivergedError(
@@ -369,6 +374,7 @@ class GradientPacker:
     def _choose_packing(self, k: int, units: Array, number: int) -> tuple[int, tuple[float, float]]:
         """Pack the gradients of an output, rounded where they are enough; how, and the units."""
         if not self._constant and self._n_rows > SAMPLE_ROWS:
+            # Few bits are tried first; they are enough if gradients are many units on average.
             squares, sums = self._pack_output(k, ROUNDED, units, _ROUNDED_BITS, number)
             if (
                 squares >= _MIN_MEAN_SQUARE * self._n_rows

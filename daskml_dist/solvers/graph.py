@@ -1,4 +1,14 @@
-"""Vertex programs: a user's own iterations along the edges of a graph."""
+"""Solvers on the vertices of a graph: vertex programs, PageRank and connected components.
+
+All are solvers over keys (:mod:`daskml_dist.solvers.keyed`): a trainer owns the values of its
+vertices and fetches those of their neighbours.
+
+References
+----------
+L. Page, S. Brin, R. Motwani and T. Winograd, "The PageRank citation ranking", 1999. Y. Zhang, A.
+Azad and Z. Hu, "FastSV: A distributed-memory connected component algorithm", 2020, after Y.
+Shiloach and U. Vishkin, 1982.
+"""
 
 from __future__ import annotations
 
@@ -109,12 +119,14 @@ class VertexSolver(KeyedSolver):
                 f"`start` of {type(program).__name__} made NaN of {wrong:.0f} vertices. Give each "
                 "a number to begin with, or infinity."
             )
+        # Degrees do not change: fetched once.
         of_sender = {side: keyed.touched(side, degrees).copy() for side in sides}
         n_iter, changed = keyed.n_done, np.inf
         total = np.empty_like(values)
         while n_iter < program.max_iter and changed and not keyed.should_stop:
             total.fill(nothing)
             for side in sides:
+                # Gather: messages of the neighbours, combined vertex by vertex.
                 gather = _MessageGatherer(
                     program, keyed.touched(side, values), of_sender[side], total
                 )
@@ -165,6 +177,7 @@ class _MessageGatherer:
             last = max(last, first + 1)
             some = filled[first:last]
             edges = slice(begin, indptr[some[-1] + 1])
+            # Combine each vertex's messages; CSR rows are neighbours, so `reduceat` takes them.
             found = self._ufunc.reduceat(self._make_messages(rows, edges), indptr[some] - begin)
             total[some] = self._ufunc(total[some], found)
             first = last
@@ -265,9 +278,11 @@ class PageRankSolver(KeyedSolver):
             )  # fmt: skip
             return change, send(rows)
 
+        # Rank of the vertices without edges, which is spread over others in each step.
         (dangling,) = keyed.sum([[part] for part in keyed.map(send, "in")])
         n_iter, change = keyed.n_done, np.inf
         while n_iter < self.max_iter and not keyed.should_stop:
+            # Power iteration: pull the neighbours' ranks along the edges.
             touched = keyed.touched("in", sent)
             change, dangling = keyed.sum(keyed.map(pull, "in"))
             n_iter += 1
@@ -348,9 +363,11 @@ class ConnectedComponentsSolver(KeyedSolver):
         n_iter, changed = keyed.n_done, np.inf
         grand = keyed.at(_SPACE, parent, parent)
         while changed and not keyed.should_stop:
+            # Hook: roots point at the smallest grandparent around their trees.
             least = _smallest_neighbours(keyed, grand)
             _hook_roots(keyed, parent, least, grand)
             np.minimum(parent, least, out=parent)
+            # Shortcut: point at the grandparent, which halves the trees' depth.
             np.minimum(parent, grand, out=parent)
             further = keyed.at(_SPACE, parent, parent)
             moved = further != grand
@@ -388,6 +405,7 @@ def _hook_roots(
     lower = np.flatnonzero(least < grand)
     roots, order = parent[lower], np.argsort(parent[lower], kind="stable")
     roots, least = roots[order], least[lower][order]
+    # The smallest offer to each root.
     first = np.flatnonzero(np.diff(roots, prepend=-1))
     found = np.minimum.reduceat(least, first) if len(first) else least
     np.minimum.at(parent, *keyed.sent(_SPACE, roots[first], found))

@@ -1,7 +1,7 @@
-"""Rows that are held out for validation, as many of each class as it has a share of all rows.
+"""Rows that are held out for validation, stratified by class.
 
-Which rows they are follows from the seed and from the place that a row has among those of its
-class, which is told by how many of each class a block holds: nobody reads a row to know it.
+Which rows they are follows from the seed and the row's place among all rows of its class. Places
+are known from the class counts of each block, so no row is read to find them.
 """
 
 from __future__ import annotations
@@ -166,6 +166,7 @@ class StratifiedHoldout(HoldoutMask):
             return 0
         # It is looked for where it must be, so that few draws are kept.
         share = k / n
+        # The k-th smallest of n uniform draws lies near k / n; search only this window.
         spread = _WINDOW_DEVIATIONS * ((k * (1 - share)) ** 0.5 + 1) / n
         low, high = (
             np.uint64(int(min(max(at, 0.0), 1.0) * (2**64 - 2**12)))
@@ -230,6 +231,7 @@ def allot_by_share(counts: NDArray[np.int64], n: int) -> NDArray[np.int64]:
     share = n * counts / max(int(counts.sum()), 1)
     found: NDArray[np.int64] = np.minimum(np.floor(share).astype(np.int64), most)
     while (rest := n - int(found.sum())) > 0:
+        # The largest remainder method.
         lacks = np.where(found < most, share - found, -np.inf)
         found[np.argsort(-lacks, kind="stable")[: min(rest, int((found < most).sum()))]] += 1
     return found

@@ -1,4 +1,4 @@
-"""Robust regression with its own scale: Huber's loss and a scale, found together."""
+"""Robust regression: the coefficients under Huber's loss and its scale, found together."""
 
 from __future__ import annotations
 
@@ -63,6 +63,7 @@ class HuberSums(Statistic):
     def _at(self, residual: Any) -> tuple[Any, Any, Any]:
         """Return each row's loss, and its derivatives by the scale and by the raw prediction."""
         bound = self.epsilon * self.scale
+        # Residuals within `bound` count by their square, others linearly.
         inside = namespace(residual).clip(residual, -bound, bound)
         ratio = inside / self.scale
         losses = (2 * residual - inside) * ratio
@@ -141,6 +142,7 @@ class HuberScale(Solver):
     ) -> tuple[float, NDArray[Any]]:
         total = sums(HuberSums(w, scale, self.epsilon)) * (self.weight_sum / sums.n_rows)
         coef = w[: model.n_penalised]
+        # The scale's own term keeps it from growing, the loss from zero (Owen 2007).
         value = self.weight_sum * scale + float(total[0] + self.alpha * np.vdot(coef, coef))
         gradient = total[2:].reshape(w.shape)
         gradient[: len(coef)] += 2 * self.alpha * coef

@@ -1,4 +1,7 @@
-"""k-means by Lloyd's steps: each centre becomes the mean of the rows that it is nearest to.
+"""k-means by Lloyd's steps: each centroid becomes the mean of the rows nearest to it.
+
+:class:`KMeansSolver` is the whole fit; :class:`RowSampleSolver` and :class:`InertiaSolver` are
+single passes before and after fits by mini-batches.
 
 References
 ----------
@@ -209,6 +212,7 @@ class KMeansSolver(Solver):
         origin = np.zeros((1, n_features))
         shift = None if self.sparse else origin[0]
         mean, variance = self._mean_and_variance(sums, origin, shift)
+        # A mean far from the origin costs digits of the distances: measure again nearer to it.
         if shift is not None and mean @ mean > _RECENTRE_RATIO * variance:
             shift = round_to_float32(mean)
             mean, variance = self._mean_and_variance(sums, origin, shift)
@@ -237,6 +241,7 @@ class KMeansSolver(Solver):
             found = self._assign_rows(at, sums)
             before, at.centres = at.centres, self._update_centroids(found, at, sums)
             at.n_iter += 1
+            # Squared way of all centroids, which scikit-learn's `tol` bounds.
             moved = float(((at.centres - before) ** 2).sum())
             if moved <= max(at.tolerance, at.still) or at.n_iter == self.max_iter:
                 break
@@ -245,6 +250,7 @@ class KMeansSolver(Solver):
             sums.keep(
                 at.add_shift(at.centres), at.state, extra=at.extra_facts(*_inertia_and_count(found))
             )
+        # The inertia belongs to the last centroids: one more pass unless they did not move.
         if moved > at.still and not sums.should_stop:
             found = self._assign_rows(at, sums)
         at.end_run(*_inertia_and_count(found))
@@ -259,10 +265,13 @@ class KMeansSolver(Solver):
         weight, total = found[:-1, :1].copy(), found[:-1, 1:].copy()
         (empty,) = np.nonzero(weight[:, 0] == 0)
         if len(empty):
+            # Empty clusters take the rows that are farthest from their centroids, as in scikit-
+            # learn.
             far = sums(FarthestRows(len(empty), centres=at.centres, shift=at.shift))
             for centre, (key, old, own, *row) in zip(empty, far, strict=True):
                 if key > 0 and weight[int(old), 0] > own:
                     apart = own * at.subtract_shift(np.array(row))
+                    # The row leaves its old cluster.
                     total[int(old)] -= apart
                     weight[int(old)] -= own
                     total[centre], weight[centre] = apart, own
@@ -275,6 +284,7 @@ class KMeansSolver(Solver):
             return at.subtract_shift(self.init)
         if self.init == "random":
             return self._repeat_to_k(self._draw_seeds(at, sums, self.k, ()))
+        # k-means++ draws one candidate a pass, k-means|| some k candidates in each of few rounds.
         one_by_one = self.init == "k-means++"
         groups: tuple[Array, ...] = (
             self._draw_seeds(at, sums, 1, ())
@@ -306,6 +316,7 @@ class KMeansSolver(Solver):
         self, at: _KMeansRuns, sums: Sums, n_rows: int, groups: tuple[Array, ...]
     ) -> Array:
         """Draw rows by their squared distance to the candidates so far; subtract the shift."""
+        # Each draw of each run has a number of its own, so that none repeats another's.
         numbers = {"seed": self.seed, "round": at.number * (self.k + self.rounds + 1) + len(groups)}
         found = sums(SeedSample(n_rows=n_rows, groups=groups, shift=at.shift, **numbers))
         return at.subtract_shift(found[found[:, 0] > 0, 1:])

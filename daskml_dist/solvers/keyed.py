@@ -1,11 +1,11 @@
-"""Solvers over keys: ranks of vertices, factors of users and items.
+"""Interface of solvers over keys: ranks of vertices, factors of users and items.
 
 The data are *entries*: a row key, a column key and a value (source, target and weight of an edge;
-user, item and rating). Each key has a value that a solver is to find, and it depends on those of
-the keys that it shares entries with. So keys are cut into ranges, one a lane; a trainer owns the
-values of its lanes' keys, has all entries of these keys as rows of CSR blocks, and fetches of other
-trainers' values those that its entries touch ("GraphLab" of Low et al. 2012; "Pregel", Malewicz et
-al. 2010).
+user, item and rating). A solver finds a value for each key, which depends on the values of the
+keys that it shares entries with. Keys are cut into ranges, one a lane; a trainer owns the values
+of its lanes' keys, has all entries of these keys as rows of CSR blocks, and fetches the other
+trainers' values that its entries touch ("GraphLab" of Low et al. 2012; "Pregel", Malewicz et al.
+2010).
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 References
 ----------
-M. D. Hoffman, D. M. Blei and F. Bach, "Online learning for latent Dirichlet allocation", NIPS 2010.
+M. D. Hoffman, D. M. Blei and F. Bach, "Online learning for latent Dirichlet allocation", NIPS
+2010.
 """
 
 from __future__ import annotations
@@ -91,6 +92,7 @@ class TopicWords(_DocumentStatistic):
         turn = (self.batch - rows.first - max(rows.block, 0)) % self.n_batches
         at = np.arange(turn, len(places), self.n_batches)
         stream = np.random.SeedSequence((self.seed, self.round, rows.block + 1))
+        # Variational parameters of the documents start at random, by seed and place alone.
         gamma = np.empty((len(at), self.topics.shape[1]))
         topic_kernels.draw(stream.generate_state(1, np.uint64)[0], rows.first + at, gamma)
         _, shares = self.fit(X, places[at], self.topics, gamma)
@@ -215,8 +217,10 @@ class LatentDirichletSolver(Solver):
         words, n_documents = (found[:-1] * topics).T, found[-1, 0]
         at.n_updates += 1
         if self.n_batches is None:
+            # Batch M-step: topics follow from the words of all documents.
             at.set_components(self.topic_word_prior + words)
         elif n_documents:
+            # Online step (Hoffman et al.) with a falling learning rate.
             rate = (self.learning_offset + rounds + 1) ** -self.learning_decay
             target = self.topic_word_prior + self.total_samples / n_documents * words
             at.set_components((1 - rate) * at.components + rate * target)

@@ -1,4 +1,14 @@
-"""Limited-memory BFGS, by SciPy, over sums."""
+"""Limited-memory BFGS over sums: by SciPy, orthant-wise for l1 penalties, and batched.
+
+:class:`LBFGS` is the solver. :func:`minimize_orthant_wise` takes an l1 part, and vectors of which
+each process holds a range; :func:`minimize_side_by_side` minimises many small functions that are
+evaluated together.
+
+References
+----------
+J. Nocedal and S. J. Wright, "Numerical Optimization", 2006, algorithms 7.4 and 3.1. G. Andrew and
+J. Gao, "Scalable training of L1-regularized log-linear models", ICML 2007.
+"""
 
 from __future__ import annotations
 
@@ -99,6 +109,7 @@ class LBFGS(PenalisedSolver, RangedSolver):
             value, gradient = objective.value_and_gradient(last)
             return value, gradient.ravel()
 
+        # SciPy's L-BFGS-B knows no l1 part: orthant-wise steps keep what is zero exactly zero.
         if self.penalty.l1:
             l1 = penalty_row_strengths(
                 model, self.penalty.l1, self.penalty.intercept_scaling, power=1
@@ -144,7 +155,10 @@ class LBFGS(PenalisedSolver, RangedSolver):
         )
 
         def evaluate(w: Array) -> tuple[float, Array]:
+            # Every process needs all of w to read its rows; gradients come back as the own range
+            # alone.
             loss, *_ = total = ranges(LossGradient(ranges.whole(w).reshape(shape)))
+            # The l2 part, of the own range; `dot` sums it over the processes.
             pull = l2 * w
             gradient = total[1:] / ranges.n_rows + pull
             return loss / ranges.n_rows + ranges.dot(pull, w) / 2, gradient
@@ -203,6 +217,7 @@ def minimize_lbfgsb(
         callback=callback,
         options={"maxiter": maxiter, **options},
     )
+    # A fit that the user stops counts as converged: there is nothing to warn of.
     return Solution(
         found.x,
         min(int(found.nit), maxiter),
@@ -265,6 +280,7 @@ def minimize_orthant_wise(
         w, gradient, value, n_iter = _restore_orthant_state(kept, pairs)
     message = ""
     while True:
+        # The subgradient of least norm: the optimality measure and the search direction's source.
         pseudo = pseudo_gradient(w, gradient, l1)
         if space.largest(pseudo) <= tol or should_stop():
             break
@@ -281,10 +297,12 @@ def minimize_orthant_wise(
             break
         n_iter += 1
         new, new_value, new_gradient = found
+        # Keep the pair only if its curvature is positive, so that the inverse Hessian stays so.
         step, change = new - w, new_gradient - gradient
         curvature, square = space.dot(step, change), space.dot(change, change)
         if curvature > np.finfo(float).eps * square:
             pairs.append(_CurvaturePair(step, change, curvature, square))
+        # Relative decrease, as SciPy's `ftol` measures it.
         gain = (value - new_value) / max(abs(value), abs(new_value), 1.0)
         w, value, gradient = new, new_value, new_gradient
         if gain <= _RELATIVE_TOLERANCE:
@@ -360,10 +378,13 @@ def _search_orthant(
     direction[penalised & (direction * pseudo >= 0)] = 0.0
     if not space.largest(direction):
         return None
+    # The orthant of the step: that of w, or where w is 0 the one that the slope points into.
     orthant = np.where(w == 0, -np.sign(pseudo), np.sign(w))
+    # Without curvature the first step has length 1.
     t = 1.0 if pairs else 1.0 / math.sqrt(space.dot(pseudo, pseudo))
     for _ in range(_MAX_HALVINGS):
         new = w + t * direction
+        # Project onto the orthant: components that would change their sign become exactly 0.
         new[penalised & (new * orthant <= 0)] = 0.0
         smooth, gradient = evaluate(new)
         new_value = smooth + space.dot(l1, np.abs(new))
@@ -379,12 +400,15 @@ def _multiply_inverse_hessian(
     """Apply the two-loop recursion of L-BFGS (Nocedal and Wright 2006, algorithm 7.4)."""
     result = vector.copy()
     shares = []
+    # First loop: from the newest pair to the oldest.
     for pair in reversed(pairs):
         share = space.dot(pair.step, result) / pair.curvature
         result -= share * pair.change
         shares.append(share)
+    # Initial inverse Hessian: the newest pair's curvature, times the identity.
     if pairs:
         result *= pairs[-1].curvature / pairs[-1].square
+    # Second loop: from the oldest pair to the newest.
     for pair, share in zip(pairs, reversed(shares), strict=True):
         result += pair.step * (share - space.dot(pair.change, result) / pair.curvature)
     return result
@@ -430,11 +454,14 @@ def minimize_side_by_side(
     for _ in range(max_iter):
         if not len(going):
             break
+        # Quasi-Newton directions of the functions that are not at their end yet.
         way = -_multiply_batch_inverse(pairs, going, scale, slope[going])
         moved, new_value, new_slope = _search_batch(function, going, v, value, slope, way)
         s, y = moved - v[going], new_slope - slope[going]
         bent = (s * y).sum(axis=1)
+        # Pairs without clear positive curvature count as none: their `rho` is 0.
         good = bent > 1e-10 * (y * y).sum(axis=1) * scale[going]
+        # Pairs are stored for all functions, so that they stay aligned as functions end.
         of_all = [np.zeros_like(v), np.zeros_like(v), np.zeros(len(v))]
         of_all[0][going], of_all[1][going] = s, y
         of_all[2][going] = np.where(good, 1 / np.where(good, bent, 1.0), 0.0)
@@ -475,6 +502,7 @@ def _search_batch(
             break
         tried = v[at[left]] + step[left, None] * way[left]
         found, slopes = function(tried, at[left])
+        # Armijo's condition, function by function.
         enough = found <= value[at[left]] + _BATCH_ARMIJO * step[left] * down[left]
         some = left[enough]
         moved[some], new_value[some], new_slope[some] = tried[enough], found[enough], slopes[enough]
@@ -482,5 +510,6 @@ def _search_batch(
         # The lowest point of the parabola through both values and the slope.
         with np.errstate(all="ignore"):
             lowest = -down[left] * t**2 / (2 * (over - value[at[left]] - down[left] * t))
+        # Keep the step between a tenth and a half of the last one.
         step[left] = np.clip(np.where(np.isfinite(lowest), lowest, 0.0), 0.1 * t, 0.5 * t)
     return moved, new_value, new_slope

@@ -1,4 +1,16 @@
-"""Least squares: the rows are reduced to a few, and SciPy solves the problem of these."""
+r"""Least squares: all rows are reduced to a small problem, which SciPy or scikit-learn solves.
+
+:func:`reduce_rows` makes of all rows a problem with as many rows as features:
+:math:`|X w - y|^2 = |R w - z|^2 + \mathrm{const}` for a square `R`, the Cholesky factor of the
+Gram matrix. The Gram matrix has the squared condition of `X`, so where too few digits are left the
+rows are read again: float32 rows in float64 and about their means, and then, seldom, any rows
+through the inverse of the factor found. That is shifted CholeskyQR (Fukaya et al., "Shifted
+Cholesky QR for computing the QR factorization of ill-conditioned matrices", SIAM J. Sci. Comput.
+42, 2020): as exact as a QR of the rows, yet each reading is a plain sum over rows. The common
+case needs one, at the speed of a symmetric product; TSQR (Demmel et al., 2012) would cost several
+times that in every case,
+and is no sum.
+"""
 
 from __future__ import annotations
 
@@ -98,6 +110,7 @@ class SecondMoments(Statistic):
             rows.X, backend, dense=again, cached=_PIECE_BYTES, at_least=_MIN_PIECE_ROWS
         )
         with np.errstate(over="ignore", invalid="ignore"):  # the solver looks at the sums
+            # A later pass is in float64 and about the means, or through the factor found.
             if again:
                 for at in pieces:
                     self._add_shifted(rows.part(at, backend), out, backend)
@@ -125,6 +138,7 @@ class SecondMoments(Statistic):
             rows = rows @ backend.to_device(self.transform)
         rows = xp.concat([rows, side], axis=1)
         if weight is not None:
+            # The weight's root on both factors weighs their product.
             rows *= xp.sqrt(cast(weight, rows.dtype))[:, None]
         out += rows.T @ rows
 
@@ -204,12 +218,15 @@ def reduce_rows(
         )
     floor = 0.0
     for n_looks in range(1, MAX_REDUCTION_PASSES + 1):
+        # The Gram matrix has about a unit diagonal; the penalty is brought to its scale.
         penalised = seen.gram + l2 * seen.transform.T @ seen.transform
+        # An eigenvalue below this may be rounding of the products.
         certain = max(_MIN_EIGENVALUE_RATIO * eps, np.sqrt(eps))
         if _smallest_eigenvalue(penalised) >= certain:
             floor = 0.0
             break
         floor = certain if cut else 0.0
+        # Too few digits: find which directions are known, and read the rows again for the others.
         values, vectors = linalg.eigh(penalised)
         # No eigenvalue is wrong by more than this: the errors of all entries, in one direction.
         roots = np.sqrt(np.maximum(values, 0.0) + len(values) * eps)
@@ -222,6 +239,7 @@ def reduce_rows(
             or _are_negligible(rows, known, max(cut, least))
         ):
             break
+        # First more digits (float32 rows in float64), then preconditioned rows.
         if eps > _EPS:
             seen, eps = _sum_plain_rows(model, sums, SecondMoments(seen.y_mean, seen.x_mean)), _EPS
         else:
@@ -234,6 +252,7 @@ def _are_negligible(rows: Array, known: NDArray[np.bool_], cut: float) -> bool:
     """Return whether all directions that are not known surely count as zero."""
     if not cut or not known.any():
         return False
+    # Twice: the norms are known only up to the errors of the products.
     return bool(2 * linalg.norm(rows[~known], 2) <= cut * linalg.norm(rows[known], 2))
 
 
@@ -256,9 +275,11 @@ class _RowProducts:
     def factor(self, floor: float) -> tuple[Array, Array]:
         """Return `R` and `z` of the directions whose eigenvalues are above `floor`."""
         if not floor:
+            # The common case: well conditioned, so R is the Cholesky factor itself.
             with suppress(linalg.LinAlgError):
                 root = linalg.cholesky(self.gram)
                 return root @ self.inverse, linalg.solve_triangular(root, self.xy, trans="T")
+        # Rank deficient: R is made of the eigenvectors that are kept.
         values, vectors = linalg.eigh(self.gram)
         kept = values > floor
         roots, vectors = np.sqrt(values[kept])[:, None], vectors[:, kept]
@@ -276,6 +297,7 @@ def _sum_plain_rows(
     )
     scales = np.divide(1.0, norms, out=np.zeros(len(norms)), where=norms > 0)
     gram, xy, y_squares, x_mean, y_mean = _centre_products(model, total)
+    # Ones on the diagonal for features that are zero everywhere, so that Cholesky goes through.
     filler = np.diag(np.where(norms > 0, 0.0, 1.0))
     return _RowProducts(
         gram * scales[:, None] * scales + filler,
@@ -293,6 +315,7 @@ def _sum_transformed_rows(
     model: Any, sums: Sums, seen: _RowProducts, vectors: Array, roots: Array
 ) -> _RowProducts:
     """Look through the inverse of the factor found: such rows are nearly orthonormal."""
+    # CholeskyQR's second step: rows times the inverse factor have a Gram matrix near identity.
     transform = seen.transform @ vectors / roots
     inverse = roots[:, None] * (vectors.T @ seen.inverse)
     filler = vectors.T @ seen.filler @ vectors / np.outer(roots, roots)
@@ -330,6 +353,7 @@ def _centre_products(model: Any, total: Array) -> tuple[Array, Array, Array, Arr
     n, mean = total[d, d], total[d] / total[d, d]
     if not model.fit_intercept:
         mean = np.zeros(len(mean))
+    # Products about the means, from those about the origin.
     moments = total - n * np.outer(mean, mean)
     y_squares = np.maximum(np.diag(moments)[d + 1 :], 0.0)
     return moments[:d, :d], moments[:d, d + 1 :], y_squares, mean[:d], mean[d + 1 :]
@@ -447,6 +471,7 @@ class OrdinaryLeastSquares(LeastSquaresSolver):
         singular = np.zeros(n_values)
         coef, rank = np.zeros(start.shape), 0
         if len(reduced.R):
+            # LAPACK's least-norm solution of the small problem.
             coef, _, rank, values = linalg.lstsq(reduced.R, reduced.z, cond=self.tol)
             singular[: len(values)] = values[:n_values]
         extra = {"rank": int(rank), "singular": singular * np.sqrt(self.mean_weight)}
@@ -512,12 +537,14 @@ class RidgeLeastSquares(LeastSquaresSolver):
         U, values, Vt = linalg.svd(reduced.R, full_matrices=False)
         values = np.where(values > SINGULAR_CUTOFF * values.max(initial=0.0), values, 0.0)[:, None]
         out = np.zeros((len(values), len(self.alpha)))
+        # Singular values shrink by s / (s^2 + alpha); those that are rounding count as zero.
         shrunk = np.divide(values, values**2 + self.alpha, out=out, where=values > 0)
         return np.asarray(Vt.T @ (shrunk * (U.T @ reduced.z)))
 
     def _solve_by_cholesky(self, reduced: ReducedProblem) -> Array:
         gram, xy = reduced.R.T @ reduced.R, reduced.R.T @ reduced.z
         coef = np.empty(xy.shape)
+        # One factorisation for all targets of the same penalty.
         for alpha in np.unique(self.alpha):
             at = self.alpha == alpha
             penalised = gram + alpha * np.eye(len(gram))
@@ -619,6 +646,7 @@ class CoordinateDescent(LeastSquaresSolver):
     def _solve_coefficients(
         self, reduced: ReducedProblem, n_rows: int, start: Array
     ) -> tuple[Array, dict[str, Any]]:
+        # The mean problem: its Gram matrix and products are all that scikit-learn's solver needs.
         R, z = reduced.R / np.sqrt(n_rows), reduced.z / np.sqrt(n_rows)
         gram, xy = R.T @ R, np.asfortranarray(R.T @ z)
         found = [

@@ -1,7 +1,9 @@
-"""Solvers that run side by side, each as if alone, and whose questions are answered together.
+"""Solvers that run side by side, each as if alone, and whose requests are answered together.
 
-Each solver runs in a thread of its own, but only one at a time, and always in the same order: what
-they ask does not depend on how threads are scheduled.
+A solver calls its sums from deep within its loops, or from within SciPy, so it cannot be a
+generator: each runs in a thread of its own. Only one thread runs at a time, always in the same
+order, so what they request does not depend on scheduling. :class:`PerTargetSolver` solves for
+several targets in this way.
 """
 
 from __future__ import annotations
@@ -129,6 +131,7 @@ def run_in_lock_step(
             begun.append(seat)
             seat.begin()
         while True:
+            # Solvers that wait for an answer, in a fixed order.
             asking = [i for i, seat in enumerate(seats) if seat.question is not None]
             for seat in seats:
                 if seat.error is not None:
@@ -136,6 +139,7 @@ def run_in_lock_step(
             if not asking:
                 return [seat.solution for seat in seats if seat.solution is not None]
             questions = [seats[i].question for i in asking]
+            # One answer for all requests of this round.
             found = answers(asking, [q for q in questions if q is not None])
             for i, answer in zip(asking, found, strict=True):
                 seats[i].go_on(answer)

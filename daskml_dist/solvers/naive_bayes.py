@@ -1,4 +1,4 @@
-"""Sums over the rows of each class, in one pass."""
+"""Sums over the rows of each class in one pass, and counts of categories, for naive Bayes."""
 
 from __future__ import annotations
 
@@ -111,6 +111,7 @@ class ClassMoments(Statistic):
         count, mean, squares = part[:, :1], part[:, 1 : 1 + n_features], part[:, 1 + n_features :]
         count += _sum_group_weights(code, weight, total.shape[0], backend)
         backend.add_rows(X, code, weight, mean)
+        # First the means of these rows, then squares about them: no digits are lost.
         mean /= xp.where(count > 0, count, 1.0)
         backend.add_squares(X, code, weight, mean, squares)
         merge_moments(total, part)

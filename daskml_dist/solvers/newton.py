@@ -1,4 +1,8 @@
-"""Newton's method over sums: iteratively reweighted least squares with an exact Hessian."""
+"""Newton's method over sums: iteratively reweighted least squares with an exact Hessian.
+
+:class:`NewtonCholesky` minimises smooth losses. :class:`TubeNewton` minimises the
+epsilon-insensitive loss, whose kinks it rounds off, less and less.
+"""
 
 from __future__ import annotations
 
@@ -226,6 +230,7 @@ class NewtonSteps:
             What else the solver must know to go on.
         """
         w = start.copy()
+        # Fix the last class at zero: a softmax does not see a shift of all classes.
         w[self._shiftable] -= w[self._shiftable, -1:]
         point = self._evaluate(w)
         while n_iter < max_iter and not self._sums.should_stop:
@@ -263,6 +268,7 @@ class NewtonSteps:
     def _evaluate(self, w: Array, is_last: bool = False) -> _NewtonPoint:
         """Evaluate the objective in one pass, with the Hessian unless it is not needed."""
         size = w.size
+        # Probably the last point: no Hessian, whose sum costs n_features times the gradient's.
         if is_last and self._loss is None:
             value, gradient = self._objective.value_and_gradient(w)
             return _NewtonPoint(w, value, gradient.ravel())
@@ -270,11 +276,14 @@ class NewtonSteps:
         gradient = total[2 : 2 + size].reshape(w.shape)
         value, gradient = self._objective.penalised(float(total[0]), gradient, w)
         hessian = total[2 + size :].reshape(size, size)
+        # The Hessian of the l2 part.
         hessian[np.diag_indices(size)] += np.repeat(self._objective.l2, w.shape[1])
         return _NewtonPoint(w, value, gradient.ravel(), hessian, float(total[1]))
 
     def _compute_step(self, point: _NewtonPoint) -> Array:
         """Return the flat Newton step, zero for parameters that are fixed."""
+        # Rows whose loss does not bend (far outside of Huber's bounds) make the Hessian
+        # meaningless.
         if point.flat > self._many_flat:
             raise _NewtonTroubleError("a loss without curvature in many rows")
         assert point.hessian is not None
@@ -293,8 +302,10 @@ class NewtonSteps:
         for _ in range(_MAX_LINE_SEARCH):
             new = self._evaluate(point.w + t * step.reshape(point.w.shape), is_last)
             gain = new.value - point.value
+            # Armijo: a small share of the decrease that the slope promises.
             if gain <= t * _ARMIJO_SHARE * slope:
                 return new
+            # Near the optimum losses differ by rounding alone; the gradient still tells.
             same = abs(gain) <= _LOSS_RESOLUTION * abs(point.value)
             if same and np.abs(new.gradient).sum() < np.abs(point.gradient).sum():
                 return new
@@ -305,6 +316,7 @@ class NewtonSteps:
         """Return whether gradient and Newton decrement are small."""
         if hessian is None or point.slope > self._tol:
             return False
+        # Half the squared Newton decrement estimates the distance to the least value.
         return float(step @ hessian @ step) / 2 <= self._tol
 
 
@@ -349,6 +361,7 @@ class RoundedTube(EpsilonInsensitive):
         """Return losses, gradients and curvatures as `Loss` does, of raw predictions (n,)."""
         xp, residual = namespace(raw), raw - cast(y, raw.dtype)
         excess = self._residual_beyond_epsilon(residual)
+        # 1 beyond the parabola, where the loss is a line; in it the slope grows from 0 to 1.
         share = xp.minimum(excess / self.width, 1)
         values = (excess - self.width * share / 2) * share
         # Without a tube the parabola of |residual| holds at 0 as well.
@@ -392,6 +405,7 @@ class TubeNewton(PenalisedSolver):
         if (kept := sums.kept) is not None:
             w, n_done, first = kept["w"], int(kept["n_done"]), int(kept["width"])
             made = {"n_iter": int(kept["n_iter"]), "before": float(kept["before"])}
+        # Continuation: each solution starts Newton's steps on the next, less rounded loss.
         for number, width in enumerate(_ROUNDING_WIDTHS[first:], first):
             loss = RoundedTube(self.epsilon, width * self.spread)
             steps = NewtonSteps(model, sums, self.penalty, self.tol, loss, many_flat=1.0)

@@ -1,15 +1,20 @@
-"""Non-negative factorisation by least squares: components from sums, weights from each row alone.
+"""Non-negative matrix factorisation: components from sums, weights from each row alone.
 
-The weights of a row are the best ones for the components, so nothing is remembered of any row, and
-the rows' error is a function of the components. These take a few sweeps of coordinate descent
-between two sums, and then go some way on in their last direction.
+:class:`NMFInitializer` makes the first components. :class:`LeastSquaresNMF` takes the best
+weights of a row for the components, so nothing is kept of any row; components take a few sweeps
+of coordinate descent between two sums, and are then extrapolated. :class:`MultiplicativeNMF`
+updates weights and components in turn; a row's weights follow from earlier ones, so they are kept
+with the rows. Where they are lost they are made again by the steps that they came by.
 
 References
 ----------
-N. Gillis and F. Glineur, "Accelerated multiplicative updates and hierarchical ALS algorithms for
-nonnegative matrix factorization", Neural Computation 24(4), 2012. A. M. S. Ang and N. Gillis,
-"Accelerating nonnegative matrix factorization algorithms using extrapolation", Neural Computation
-31(2), 2019.
+C. Boutsidis and E. Gallopoulos, "SVD based initialization: a head start for nonnegative matrix
+factorization", Pattern Recognition 41(4), 2008. N. Gillis and F. Glineur, "Accelerated
+multiplicative updates and hierarchical ALS algorithms for nonnegative matrix factorization",
+Neural Computation 24(4), 2012. A. M. S. Ang and N. Gillis, "Accelerating nonnegative matrix
+factorization algorithms using extrapolation", Neural Computation 31(2), 2019. C. Fevotte and J.
+Idier, "Algorithms for nonnegative matrix factorization with the beta-divergence", Neural
+Computation 23(9), 2011.
 """
 
 from __future__ import annotations
@@ -293,6 +298,7 @@ class NMFInitializer:
         halves = np.stack([np.maximum(V, 0), np.maximum(-V, 0)])
         right = np.linalg.norm(halves, axis=2)
         sizes = left * right
+        # Of each pair of vectors keep the half, positive or negative, that has more of both.
         side = (sizes[1] >= sizes[0]).astype(int)
         at = side, np.arange(k)
         size, of_left, of_right = sizes[at], left[at], right[at]
@@ -301,6 +307,7 @@ class NMFInitializer:
         with np.errstate(divide="ignore", invalid="ignore"):
             H *= np.where(size > 0, length / of_right, 0.0)[:, None]
             scale = np.where(size > 0, length / (of_left * values), 0.0)
+        # The first pair has one sign throughout (Perron-Frobenius).
         H[0] = np.sqrt(values[0]) * np.abs(V[0])
         scale[0] = 1 / np.sqrt(values[0])
         sign = np.where(side == 1, -1.0, 1.0)
@@ -481,15 +488,19 @@ class LeastSquaresNMF(NonnegativeSolver):
         error = float(found[-1, 0]) + n * float(
             self.l1 * ahead.sum() + self.l2 / 2 * (ahead * ahead).sum()
         )
+        # The extrapolated point was worse: restart from the components, with shorter steps.
         if error > at.error:
             at.retreat()
             return
         at.error = error
         gram = found[d:-1] + n * self.l2 * np.eye(k)
+        # Gradient of half the squared error by the components, with penalties.
         slope = ahead @ gram - (found[:d] - n * self.l1)
+        # Projected gradient: at zero only negative slopes count.
         size = float(np.abs(np.where(ahead > 0, slope, np.minimum(slope, 0.0))).sum())
         if np.isnan(at.first_slope):
             at.first_slope = size
+        # Rows' weights are solved the more exactly, the flatter the components are.
         at.settled = min(
             _MAX_WEIGHT_TOL, max(_MIN_WEIGHT_TOL, _SLOPE_SHARE * size / (at.first_slope or 1.0))
         )
@@ -520,6 +531,7 @@ class _DescentState:
 
     def advance(self, new: Array) -> None:
         """Take other components, and look some way ahead of them."""
+        # Extrapolate, but not below zero.
         self.ahead = np.maximum(new + self.way * (new - self.H), 0.0)
         self.H, self.before = new, self.way
         self.bound = min(1.0, _BOUND_GROWTH_RATE * self.bound)
@@ -578,6 +590,7 @@ class StepWeights(InitialWeights):
             for at in row_tiles(rows.X, backend, cached=_PIECE_BYTES):
                 X = updates.rows(backend.part(rows.X, at))
                 W[at, ...] = updates.settled(X, _ANCHOR_STEPS, _ANCHOR_TOL)
+        # Repeat the steps since then, to the same bits.
         for across in self.history:
             updates = self.updates(across, rows.X, backend)
             for at in row_tiles(rows.X, backend, cached=_PIECE_BYTES):
@@ -720,6 +733,7 @@ class MultiplicativeNMF(NonnegativeSolver):
         found = self._sum_step(at, sums, looks=looks)
         if looks:
             error = float(np.sqrt(2 * max(0.0, found[-2, 0])))
+            # scikit-learn's rule: the error fell by less than `tol` of the first error.
             if at.n_iter and at.last - error < self.tol * at.first:
                 at.settled, at.error = True, float(found[-2, 0])
                 return True
@@ -798,6 +812,7 @@ class _UpdateState:
         self._history.append(self.H)
         self.H = H
         self.n_iter += 1
+        # Too many components to send: rows make their weights anew from the last ones.
         if (len(self._history) + 1) * H.size > _MAX_HISTORY_NUMBERS:
             self._anchor, self._history, self.fresh = H, [], True
 

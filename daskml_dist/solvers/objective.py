@@ -1,4 +1,4 @@
-"""The penalised mean loss of a model, as a function of its parameters."""
+"""The penalised mean loss of a model as a function of its parameters: values and gradients."""
 
 from __future__ import annotations
 
@@ -72,6 +72,7 @@ class SmoothObjective:
             check_gradient_overflow(gradient)
             self._begun = True
         if self.l2.any():
+            # Half of l2 * |w|^2, whose gradient is l2 * w.
             pull = self.l2 * w
             loss += float(np.vdot(pull, w)) / 2
             gradient += pull
@@ -111,5 +112,7 @@ def penalty_row_strengths(model: Any, strength: float, scaling: float | None, po
     rows = np.full((parameters.shape[0], 1), float(strength))
     for part in parameters.parts:
         if not part.penalised:
+            # Intercepts are free, or scaled as liblinear's: a column of `scaling` in X stands for
+            # them.
             rows[parameters.rows[part.name]] *= 0.0 if scaling is None else scaling**-power
     return rows

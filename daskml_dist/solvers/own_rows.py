@@ -1,8 +1,8 @@
-"""Solvers that every trainer runs on the rows of its own lanes, together with all others.
+"""Interface of solvers that every trainer runs on the rows of its own lanes, with all others.
 
-A solver of sums (`solvers.base`) asks the rows from outside. One that keeps much for each row, and
-decides often, lives beside them: it goes through its rows once, makes of them what it needs, and
-what decides is summed over all trainers, who therefore decide alike.
+A solver of sums (`solvers.base`) requests sums from outside. A solver that keeps much for each
+row, and decides often, runs beside the rows: it reads them once, makes of them what it needs, and
+sums what decides over all trainers, which therefore decide alike.
 """
 
 from __future__ import annotations

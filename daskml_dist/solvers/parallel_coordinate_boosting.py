@@ -1,4 +1,4 @@
-"""Parallel-update boosting: a step in all coordinates at once, each as long as is safe."""
+"""Parallel-update boosting of linear models: a safe step in all coordinates at once."""
 
 from __future__ import annotations
 
@@ -80,6 +80,7 @@ class Correlations(Statistic):
             )
             if weight is not None:
                 losses, g = losses * weight, g * (weight if g.ndim == 1 else weight[:, None])
+            # W- - W+ is the gradient; W- + W+ sums absolute values.
             _add_correlations(model, X, g, parts[0, ...], backend)
             _add_correlations(model, map_entries(xp.abs, X), xp.abs(g), parts[1, ...], backend)
             summed += scalar(total(losses, dtype=xp.float64))
@@ -159,6 +160,7 @@ class Boosting(PenalisedSolver):
                 return Solution(w, n_iter, False, message)
             if sums.should_stop:
                 return Solution(w, n_iter)
+            # W+ and W-, from their sum and difference; never negative by rounding.
             more, less = np.maximum([total[1] - total[0], total[1] + total[0]], 0) / 2
             w = _minimize_bound(w, more, less, reach, l1, l2)
             n_iter += 1
@@ -191,15 +193,18 @@ def _minimize_bound(
     With `z` the step times `reach`, it is ``(more * exp(-z) + less * exp(z)) / reach`` and the
     penalty at ``w + z / reach``: convex, so that a step that is cut off still lowers it.
     """
+    # The step that would make a coefficient exactly zero.
     to_zero = -reach * w
     sign = np.zeros_like(w)
     if l1.any():
         far = np.clip(to_zero, -500, 500)
         at_zero = less * np.exp(far) - more * np.exp(-far)
+        # Which side of zero the minimum lies on, or 0 where the l1 part holds it at zero.
         sign = np.where(np.abs(at_zero) > l1, -np.sign(at_zero), 0.0)
     z = np.zeros_like(w)
     for _ in range(_MAX_NEWTON_STEPS):
         up, down = less * np.exp(z), more * np.exp(-z)
+        # Newton's step on the bound of each coordinate, all at once.
         slope = up - down + l2 * (w + z / reach) + l1 * sign
         curvature = up + down + l2 / reach
         change = np.divide(slope, curvature, out=np.zeros_like(w), where=curvature > 0)

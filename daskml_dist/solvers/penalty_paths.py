@@ -1,7 +1,9 @@
-"""Least-squares problems of the training rows of each split, reduced with few readings of the rows.
+"""Least squares for many penalties and splits from few readings of the rows.
 
-What a fold adds to the sums is added once, and the problem of a split is the sum of its folds'.
-Every penalty is then a matter of matrices of the features.
+The problem of a split is reduced to a small one (`least_squares.reduce_rows`), from which
+coefficients for every penalty follow without the rows: :func:`solve_ridge_path`,
+:class:`ElasticNetPath`. What folds share is summed once (:class:`FoldedReduction`).
+:class:`LeaveOneOutRidge` predicts each row by the model that was fitted without it.
 """
 
 from __future__ import annotations
@@ -216,6 +218,7 @@ class LeaveOneOutErrors(Statistic):
             raw += lying(flat[d].copy())
         raw = xp.reshape(raw, (rows.shape[0], n_alphas, n_targets))
         residual = cast(xp.reshape(y, (rows.shape[0], 1, n_targets)), xp.float64) - raw
+        # The leave-one-out residual: the plain one over 1 - leverage.
         return residual / (1 - leverage)[:, :, None]
 
 
@@ -333,6 +336,7 @@ class FoldedReduction(Solver):
     def solve(self, model: StackedLinear, sums: Sums, start: Array | None) -> Solution:
         """Reduce the rows of all splits."""
         d, n_splits = model.n_features, model.roles.n_splits
+        # One pass: the moments of all splits' training rows.
         first = sums(
             PerSplitStatistic(SecondMoments(np.zeros(model.each.width)), tuple(range(n_splits)))
         )

@@ -1,11 +1,17 @@
-"""Largest singular values of wide rows: a few passes, each a product with few vectors.
+"""Principal components and singular vectors of all rows.
+
+:class:`CovarianceEigenSolver` sums the covariance in one pass, each block about a point of its
+own so that no digits are lost. :class:`PowerIterations` suits wide rows: few passes, each a
+product with few vectors (randomised, with all passes' vectors as a Krylov space, or by ARPACK).
 
 References
 ----------
-N. Halko, P. G. Martinsson and J. A. Tropp, "Finding structure with randomness: probabilistic
-algorithms for constructing approximate matrix decompositions", SIAM Review 53(2), 2011. C. Musco
-and C. Musco, "Randomized block Krylov methods for stronger and faster approximate singular value
-decomposition", NIPS 2015.
+I. T. Jolliffe, "Principal component analysis", 2nd edition, Springer 2002. T. F. Chan, G. H.
+Golub and R. J. LeVeque, "Algorithms for computing the sample variance: analysis and
+recommendations", The American Statistician 37(3), 1983. N. Halko, P. G. Martinsson and J. A.
+Tropp, "Finding structure with randomness: probabilistic algorithms for constructing approximate
+matrix decompositions", SIAM Review 53(2), 2011. C. Musco and C. Musco, "Randomized block Krylov
+methods for stronger and faster approximate singular value decomposition", NIPS 2015.
 """
 
 from __future__ import annotations
@@ -95,6 +101,7 @@ class CovarianceEigenSolver(Solver):
         mean, covariance = sum_mean_covariance(sums, double=self.double)
         variance = float(np.trace(covariance))
         if not self.centred:
+            # Uncentred: the mean product of rows is the covariance plus the mean's square.
             covariance += mean[:, None] * mean[None, :]
         d, at = len(covariance), None
         if self.n_components is not None and d > _MAX_FULL_FEATURES:
@@ -178,6 +185,7 @@ class GramProducts(Statistic):
     ) -> None:
         """Add what sparse rows give, and take what the shift does."""
         X, xp, m = part.X, namespace(vectors), vectors.shape[1]
+        # (X - s)' (X - s) V without making X dense: products with V and s, corrected by sums.
         found = _weighted_products(
             X, xp.concat([vectors, shift[:, None]], axis=1), part.weight, backend
         )
@@ -256,6 +264,7 @@ class PowerIterations(Solver):
         if self.lanczos:
             kept = _KrylovBlocks(self._run_lanczos(sums, kept.last, shift))
         n_passes, most = (0, 1) if self.lanczos else self._plan_passes(d)
+        # Block Krylov: each pass multiplies the last block by the Gram matrix.
         for _ in range(n_passes):
             kept.add(self._multiply_gram(sums, kept.last, shift), most)
             if sums.should_stop:
@@ -266,6 +275,7 @@ class PowerIterations(Solver):
         """Return the passes before the last, and of how many passes vectors are kept."""
         width = min(self.n_components + self.n_oversamples, d)
         n_passes = min(self.n_iter, 2 + self.n_iter // 3)
+        # Where memory does not hold all blocks, plain power iterations keep the last one.
         if (n_passes + 1) * width * d > _MAX_KEPT_NUMBERS or (n_passes + 1) * width > d:
             return self.n_iter, 1
         return n_passes, n_passes + 1
@@ -285,6 +295,7 @@ class PowerIterations(Solver):
         best = fix_vector_signs(vectors.T)
         squares = float(found[-1, 0])
         own_mean = found[:-1, -1]
+        # The trace about the mean: total squares less those of the mean.
         variance = max(0.0, squares - float(own_mean @ own_mean))
         extra = {
             "values": np.maximum(values, 0.0),
@@ -359,6 +370,7 @@ class _KrylovBlocks:
         self.last, least = orthonormalize(image)
         if self._blocks:
             self._checked_products.append(products)
+        # Digits were lost: orthogonalise once more ("twice is enough").
         if any(least < _REORTHOGONALIZE_RATIO * np.abs(product).max() for product in products):
             self._project_out(self.last)
             self.last, _ = orthonormalize(self.last)
@@ -381,6 +393,7 @@ class _KrylovBlocks:
             for i, product in enumerate(of_block):
                 inner[ends[i] : ends[i + 1], ends[j] : ends[j + 1]] = product
                 inner[ends[j] : ends[j + 1], ends[i] : ends[i + 1]] = product.T
+        # Rayleigh-Ritz: eigenvectors of the Gram matrix within the subspace.
         values, turned = linalg.eigh(inner)
         turned = turned[:, ::-1][:, :k]
         vectors = sum(block @ turned[ends[i] : ends[i + 1]] for i, block in enumerate(self._blocks))
@@ -395,6 +408,7 @@ def orthonormalize(vectors: Array) -> tuple[Array, float]:
     """
     least = np.inf
     for _ in range(2):
+        # CholeskyQR; repeated where its diagonal shows that digits were lost.
         factor, failed = linalg.lapack.dpotrf(vectors.T @ vectors)
         diagonal = np.diagonal(factor)
         if failed or not diagonal.min() > _MIN_CHOLESKY_RATIO * diagonal.max():
@@ -476,6 +490,7 @@ def _merge_scatter(out: Any, scatter: Any, mean: Any, weight: float) -> None:
     apart = mean - out[-2, :]
     out[:-2, :] += scatter
     if before:
+        # Parallel-axis term of two groups of rows (Chan, Golub and LeVeque).
         out[:-2, :] += (before * weight / after) * (apart[:, None] * apart[None, :])
     out[-2, :] += (weight / after) * apart
     out[-1, 0] = after

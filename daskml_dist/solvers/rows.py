@@ -1,4 +1,4 @@
-"""Rows as a statistic takes them: some at a time, dense or sparse, on any device."""
+"""Helpers of statistics: rows in tiles, dense or sparse, on any device."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ def row_tiles(
         Rows of a slice at least, but for the last.
     """
     n_rows, n_features = X.shape
+    # A GPU takes large tiles; a CPU those that its cache holds.
     entries = backend.entries_at_once or cached // 8
     at_once = is_sparse(X) and not dense
     step = n_rows if at_once else max(entries // max(1, n_features), at_least)

@@ -1,9 +1,16 @@
-"""First centres of k-means: rows far from those that were chosen, in few rounds over all rows.
+"""First centroids of k-means (k-means||), and weighted sampling of rows in one pass.
+
+:class:`BottomKSample` is weighted sampling without replacement as a sum of fixed size: a row of
+weight w that draws ``w / e``, e exponential, has one of the m largest keys as often as it is
+among m rows drawn by their weights one after the other. :class:`SeedSample` draws rows far from
+the candidates so far.
 
 References
 ----------
-B. Bahmani, B. Moseley, A. Vattani, R. Kumar and S. Vassilvitskii, "Scalable k-means++", VLDB 2012.
-D. Arthur and S. Vassilvitskii, "k-means++: the advantages of careful seeding", SODA 2007.
+P. S. Efraimidis and P. G. Spirakis, "Weighted random sampling with a reservoir", Information
+Processing Letters 97(5), 2006. B. Bahmani, B. Moseley, A. Vattani, R. Kumar and S. Vassilvitskii,
+"Scalable k-means++", VLDB 2012. D. Arthur and S. Vassilvitskii, "k-means++: the advantages of
+careful seeding", SODA 2007.
 """
 
 from __future__ import annotations
@@ -95,6 +102,7 @@ class BottomKSample(Statistic):
         backend : Backend
         """
         last = float(out[-1, 0])
+        # Rows with a key beyond the smallest kept so far are candidates; few are, after a while.
         (ahead,) = np.nonzero(keys > last)
         if len(ahead) > self.n_rows:
             largest = np.argpartition(-keys[ahead], self.n_rows - 1)[: self.n_rows]
@@ -126,6 +134,7 @@ def draw_keys(
     *seed : int
     """
     stream = np.random.PCG64(np.random.SeedSequence((*seed, rows.block + 1)))
+    # Skip to the row's own draw, so that it does not depend on how a block is cut.
     stream.advance(rows.first)  # a number of 64 bits each
     if rows.places is None:
         uniform = np.random.Generator(stream).random(len(mass))
@@ -237,6 +246,8 @@ class SeedSample(_CandidateStatistic, BottomKSample):
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         loss = 0.0 if self.groups else float("nan")
         for part in iterate_row_chunks(rows, backend) if self.groups else (rows,):
+            # The first seeds are drawn uniformly; later ones by their squared distance (D^2
+            # sampling).
             mass = np.ones(part.X.shape[0])
             if self.groups:
                 loss = loss + self._meet_last_group(part, backend)
@@ -292,6 +303,7 @@ def choose_centroids(candidates: Array, weight: Array, k: int, seed: int) -> Arr
     alone = _find_openmp_libraries().limit(limits=1, user_api="openmp") if small else nullcontext()
     with warnings.catch_warnings(), alone:
         warnings.simplefilter("ignore")  # candidates that are equal are seen later
+        # Recluster the weighted candidates: the last step of k-means||.
         found = KMeans(k, n_init=tries, random_state=seed % 2**32).fit(
             candidates, sample_weight=np.maximum(weight, np.finfo(float).tiny)
         )

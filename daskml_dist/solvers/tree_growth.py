@@ -1,9 +1,9 @@
-"""Growth of a tree, the leaf of the largest gain first, on the rows of all trainers.
+"""Growth of a boosted tree, leaf by leaf in the order of gain, on the rows of all trainers.
 
-Histograms are whole numbers, so that their sums depend on no order. Of each feature's sums one
-trainer becomes the owner, finds the best split, and all learn the best of all: every trainer grows
-the same tree. Of two children the histogram of the smaller is made of rows, the other is what is
-left of their parent's.
+Histograms are integers, so their sums depend on no order. Each trainer owns a range of the
+features: it gets their summed histograms and finds their best split; then all trainers learn the
+best split of all, and grow the same tree. Of two children only the smaller one's histogram is
+made from rows: the other is the difference from the parent's.
 
 References
 ----------
@@ -257,12 +257,15 @@ class TreeGrower:
         if most == _NO_LIMIT:
             self._split_all_leaves(open_[0])
         while open_:
+            # The leaf of the largest gain.
             leaf = heapq.heappop(open_)
             left = most - len(open_) - len(leaves) - 1
             if leaf.gain <= 0 or not left:
                 leaves.append(leaf)
                 continue
             if not leaf.children:
+                # Make the children of other likely leaves too: one sum over trainers serves all of
+                # them.
                 self._split_leaves(self._choose_likely_splits([leaf, *open_], left), left)
             self._tree.split(leaf)
             for child in leaf.children:
@@ -308,6 +311,7 @@ class TreeGrower:
         if growth.groups is not None:
             leaf.groups = tuple(range(len(growth.groups)))
         if n >= 2 * growth.min_samples_leaf and h * self._scales[1] >= growth.min_hessian:
+            # Reduce-scatter: each trainer gets the summed histograms of its own features.
             leaf.hist = self._rows.sum_own(hist)[:, 0]
             self._find_best_splits([leaf])
         self._tree.add(leaf)
@@ -328,6 +332,7 @@ class TreeGrower:
                 deeper and int(child.totals[2]) >= 2 * growth.min_samples_leaf
                 for child in leaf.children
             ]
+            # The histogram of the smaller child is made from rows.
             side = leaf.smaller if any(leaf.may) else -1
             tasks.append((leaf.found[0], table, leaf.at, side))
         parts = self._rows.map(lambda i: self._partition_lane(i, tasks), range(len(self.lanes)))
@@ -377,6 +382,7 @@ class TreeGrower:
         totals[:, 1] = np.array([leaf.totals for leaf in some]) - totals[:, 0]
         bounds = np.array([(leaf.low, leaf.high) for leaf in some])
         g, h = totals[:, :, 0] * self._scales[0], totals[:, :, 1] * self._scales[1]
+        # Newton step of a leaf: -G / (H + l2), within the monotonic bounds.
         values = -g / (h + self._growth.l2_regularization + 1e-15)
         values = np.minimum(np.maximum(values, bounds[:, :1]), bounds[:, 1:])
         for leaf, of_both, both in zip(some, totals, values.tolist(), strict=True):
@@ -386,6 +392,7 @@ class TreeGrower:
             leaf.children = left, right
             feature = leaf.found[0]
             if sign := int(self._growth.signs[feature]):
+                # A monotonic constraint: descendants stay on their side of the middle.
                 middle = (left.value + right.value) / 2
                 lower, upper = (left, right) if sign > 0 else (right, left)
                 lower.high, upper.low = middle, middle
@@ -426,6 +433,7 @@ class TreeGrower:
         ]
         own = told[self._rows.rank]
         self._finder.find(leaves, self._own.start, self._split_facts, self._scales, own)
+        # Ranks fill their own row of a table of zeros, so that a sum gathers it.
         if self._rows.size > 1:
             told = self._rows.sum(told)
         gains = np.ascontiguousarray(told[:, :, 0]).view(np.float64)
@@ -446,6 +454,7 @@ class TreeGrower:
         if growth.max_features < 1:
             (features,) = np.nonzero(allowed)
             n = max(1, math.ceil(growth.max_features * len(features)))
+            # Features of a node follow from the seed and the path to it, on any trainer.
             drawn = draws(features, *self._seed, leaf.path)
             allowed = np.zeros_like(allowed)
             allowed[features[np.argsort(drawn, kind="stable")[:n]]] = 1
