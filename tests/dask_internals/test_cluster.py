@@ -167,10 +167,10 @@ def test_a_shield_ends_with_its_client() -> None:
     """It is tried in a process of its own, which has a main thread as a worker has."""
     script = (
         "import signal, subprocess, sys\n"
-        "from daskml_dist.training.interrupts import process_group, shield\n"
+        "from daskml_dist.training.interrupts import process_group, shield_from_interrupts\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "client = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE)\n"
-        "assert shield('fit', client.pid, process_group())\n"
+        "assert shield_from_interrupts('fit', client.pid, process_group())\n"
         "signal.raise_signal(signal.SIGINT)\n"
         "client.communicate(b'\\n')\n"
         "try:\n"
