@@ -93,8 +93,11 @@ _SHARED_BYTES = 48 * 1024
 LARGEST_SHARED = 99 * 1024
 #: Compute capability from which on tensor cores take bfloat16.
 _TILES_FROM = 80
-#: Warps of a block of `kmeans_tiles`, whose 168 registers a thread let two blocks fit; rows of its
-#: tile, columns of a step, and parts of a number; as in the source.
+#: Blocks of `kmeans_tiles` that the registers of a multiprocessor hold, by groups of 8 centres: 8
+#: products with the rows of a warp take 8 registers a lane.
+_TILE_BLOCKS = {1: 4, 2: 4, 4: 3, 8: 2}
+#: Warps of a block of `kmeans_tiles`, so that the registers of two hold the products of 64 centres;
+#: rows of its tile, columns of a step, and parts of a number; as in the source.
 _TILE_WARPS, _TILE_STEP, _TILE_PARTS = 6, 16, 3
 _TILE = 32 * _TILE_WARPS
 #: Centres of `kmeans_tiles` at most: their products with 32 rows fill half of a warp's registers.
@@ -248,7 +251,7 @@ def options(
         found["CENTRES"] = str(_centres(k))
         found["SHARED"] = str(int(_kmeans_shared(d, k, arithmetic)[1]))
     elif name == "kmeans_tiles":
-        found["EIGHTS"] = str(_eights(k))
+        found |= {"EIGHTS": str(_eights(k)), "BLOCKS": str(_TILE_BLOCKS[_eights(k)])}
     if "gradient" in name and name not in ("softmax_gradient", "tree_gradients"):
         if loss not in LOSSES:
             raise ValueError(f"loss={loss!r}: use one of {LOSSES}")
@@ -322,7 +325,8 @@ def launch(
         rows, most = _WARPS * _KMEANS_ROWS, 2 * n_sms
     elif function == "kmeans_tiles":
         threads, shared = (32 * _TILE_WARPS, 1), _tiles_shared(d, k)
-        rows, most = _TILE, 2 * n_sms
+        blocks = min(_TILE_BLOCKS[_eights(k)], max(1, 2 * LARGEST_SHARED // shared))
+        rows, most = _TILE, blocks * n_sms
     elif function in _TREES:
         rows, shared, blocks = _TREES[function]
         most = blocks * n_sms

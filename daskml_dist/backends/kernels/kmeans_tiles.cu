@@ -7,6 +7,7 @@
 // Defined at compile time:
 //   ARITHMETIC  float
 //   EIGHTS      groups of 8 centres: 8 * EIGHTS >= k
+//   BLOCKS      blocks that are to fit a multiprocessor
 //
 // A block takes tiles of 192 rows. First each warp finds the labels of 32 rows. Then each warp adds
 // up those rows of the tile whose centres are its own (label % WARPS), which it reads again out of
@@ -64,7 +65,7 @@ __device__ inline Four four_entries(const float *row, int column, int width, boo
 // counts (k,)         their weights, added to
 // inertia (1,)        weighted squared distances, added to
 // n, d, k
-extern "C" __global__ void __launch_bounds__(THREADS, 2) kmeans_tiles(
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) kmeans_tiles(
     const float *__restrict__ X, const float *__restrict__ shift,
     const float *__restrict__ centres, const float *__restrict__ weight,
     int *__restrict__ labels, double *__restrict__ sums, double *__restrict__ counts,
@@ -108,8 +109,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) kmeans_tiles(
     __syncthreads();
 
     double total = 0;
-    const long long stride = static_cast<long long>(gridDim.x) * TILE;
-    for (long long start = static_cast<long long>(blockIdx.x) * TILE; start < n; start += stride) {
+    const int n_tiles = static_cast<int>((n + TILE - 1) / TILE);
+    for (int number = blockIdx.x; number < n_tiles; number += gridDim.x) {
+        const long long start = static_cast<long long>(number) * TILE;
         // Labels of the warp's 32 rows: two products of 16 rows, so that centres are read once.
         const long long first = start + warp * 32;
         const int group = lane / 4, in_group = lane % 4;
