@@ -11,7 +11,7 @@ from sklearn.cluster import kmeans_plusplus
 from sklearn.metrics import pairwise_distances_argmin_min
 
 from daskml_dist.errors import DivergedError
-from daskml_dist.models.centroids import Centres, Reassignment
+from daskml_dist.models.centroids import CentroidModel, Reassignment
 from daskml_dist.ps.ledger import PassStoppingRule
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.solvers import Solution, Solver
@@ -100,7 +100,7 @@ def step_rows(fit: FitSpec) -> int:
 def begin_anew(engine: Engine, fit: FitSpec, state: ShardState, rule: Reassignment) -> None:
     """Let centres of few rows begin anew, at rows of the fit that are drawn for them."""
     model, seed = fit.steps.model, fit.work.seed + state.step
-    assert isinstance(model, Centres)
+    assert isinstance(model, CentroidModel)
     counts, sums = model.parts(state.w)
     if not (n_low := int(rule.low(counts).sum())):
         return
@@ -116,11 +116,11 @@ class Settled:
 
     Parameters
     ----------
-    model : Centres
+    model : CentroidModel
     most : float
     """
 
-    def __init__(self, model: Centres, most: float) -> None:
+    def __init__(self, model: CentroidModel, most: float) -> None:
         self._model = model
         self._before = model.first
         self._most = most

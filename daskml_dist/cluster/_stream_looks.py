@@ -10,7 +10,7 @@ import numpy as np
 from daskml_dist.cluster._mini_batches import begin_anew
 from daskml_dist.data.blocks import Block
 from daskml_dist.data.collection import as_collection
-from daskml_dist.models.centroids import Centres, Reassignment
+from daskml_dist.models.centroids import CentroidModel, Reassignment
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.training.in_process import InProcessEngine
 from daskml_dist.training.spec import FitSpec
@@ -64,7 +64,7 @@ class Looks:
         return found
 
     @property
-    def _centres(self) -> Centres:
+    def _centres(self) -> CentroidModel:
         model = self.fit.steps.model
-        assert isinstance(model, Centres)
+        assert isinstance(model, CentroidModel)
         return model

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.models.centroids import Centres
+from daskml_dist.models.centroids import CentroidModel
 from daskml_dist.ps.shard_state import ShardState
 from daskml_dist.streaming import Streamed
 
@@ -56,7 +56,7 @@ class StreamedCentres(Streamed):
         self._call_init(None, first)
 
         def with_centres(fit: FitSpec) -> FitSpec:
-            return fit.replace_work(model=Centres(first, shift))
+            return fit.replace_work(model=CentroidModel(first, shift))
 
         from daskml_dist.streaming.start import resume
 
@@ -69,7 +69,7 @@ class StreamedCentres(Streamed):
         from daskml_dist.cluster._stream_steps import StartedCentres, StepsOfCentres
 
         model = started.fit.steps.model
-        assert isinstance(model, Centres)
+        assert isinstance(model, CentroidModel)
         # Looks are made after calls, not within steps.
         fit = started.fit.replace_work(model=replace(model, reassignment=None))
         shift = None if model.shift is None else model.shift.tolist()

@@ -26,7 +26,7 @@ from daskml_dist.errors import DivergedError, InvalidParameterError
 from daskml_dist.errors.outside import outside
 from daskml_dist.estimators.gradient_steps import BaseSteps
 from daskml_dist.models.base import StepModel
-from daskml_dist.models.centroids import Centres, Reassignment
+from daskml_dist.models.centroids import CentroidModel, Reassignment
 from daskml_dist.parameters.checks import check_count, check_flag, check_number
 from daskml_dist.parameters.run import Run
 from daskml_dist.policies import Policy
@@ -254,12 +254,12 @@ callable, default="k-means||"
         self._set_labels(X)
         return self
 
-    def _model(self, rows: DatasetInfo, last: Centres | None) -> Centres:
+    def _model(self, rows: DatasetInfo, last: CentroidModel | None) -> CentroidModel:
         survey = rows.survey
         self._sparse = survey.any_sparse
         if last is None:
             self._enough(rows)
-            return Centres(np.zeros((int(self.n_clusters), survey.n_features)), None)
+            return CentroidModel(np.zeros((int(self.n_clusters), survey.n_features)), None)
         if len(last.first) != self.n_clusters:
             raise InvalidParameterError(
                 f"n_clusters={self.n_clusters}, and the fit that this one goes on from has "
@@ -300,7 +300,7 @@ callable, default="k-means||"
         self._tolerance = float(self.tol) * float(near.var(axis=0).mean())
         # By so much of its size chance moves a mean of as many squares.
         chance = loss * self._mean_weight / math.sqrt(n_rows)
-        model = Centres(first, shift, self._reassignment(fit, near))
+        model = CentroidModel(first, shift, self._reassignment(fit, near))
         return fit.replace_work(model=model, stopping=self._stopping(fit, chance))
 
     def _sample_size(self, fit: FitSpec) -> int:
@@ -316,7 +316,7 @@ callable, default="k-means||"
         some = 3 * step_rows(fit) if some is None else int(some)
         some = 3 * k if some < k else some
         model = fit.steps.model
-        assert isinstance(model, Centres)
+        assert isinstance(model, CentroidModel)
         return min(max(min(some, _ENTRIES // model.n_features), 2 * k), n_rows)
 
     def _n_tries(self) -> int:
@@ -343,7 +343,7 @@ callable, default="k-means||"
 
     def _trained(self, engine: Engine, fit: FitSpec, callbacks: CallbackList) -> FitResult:
         model = fit.steps.model
-        assert isinstance(model, Centres)
+        assert isinstance(model, CentroidModel)
         if self.tol and fit.work.stopping.max_iter > 1:
             settled = Settled(model, self._tolerance)
             result = train_in_parts(engine, fit, callbacks, None, settled)
@@ -369,7 +369,7 @@ callable, default="k-means||"
         model, since = fit.steps.model, step_rows(fit)
         if fit.steps.initial is not None:
             since += self._n_since
-        assert isinstance(model, Centres)
+        assert isinstance(model, CentroidModel)
         if since < LOOK * self.n_clusters and (model.parts(before)[0] > 0).all():
             self._n_since = since
             return
@@ -378,7 +378,7 @@ callable, default="k-means||"
         if rule is not None:
             begin_anew(engine, fit, state, rule)
 
-    def _set_parameters(self, w: NDArray[Any], model: Centres, rows: DatasetInfo) -> None:
+    def _set_parameters(self, w: NDArray[Any], model: CentroidModel, rows: DatasetInfo) -> None:
         centres = model.centres(w)
         self.cluster_centers_ = centres if model.shift is None else centres + model.shift
         self.counts_ = model.parts(w)[0].copy()

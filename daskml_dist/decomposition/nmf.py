@@ -17,7 +17,7 @@ from daskml_dist.data.collection import take_named_columns
 from daskml_dist.decomposition._base import Array, Components
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.outside import outside
-from daskml_dist.models.nonnegative import Updates, check_signs
+from daskml_dist.models.nonnegative import MultiplicativeUpdates, check_signs
 from daskml_dist.models.row_models import Unlabelled
 from daskml_dist.parameters.checks import check_count, check_flag, check_number, check_one_of
 from daskml_dist.parameters.run import Run
@@ -395,7 +395,7 @@ class _Weights:
         rows = backend.rows(X, slice(0, X.shape[0]))
         check_signs(rows)
         across = np.ascontiguousarray(self.components.T, dtype=X.dtype)
-        updates = Updates(across, self.beta, self.l1, self.l2, backend)
+        updates = MultiplicativeUpdates(across, self.beta, self.l1, self.l2, backend)
         if self.beta != 2:
             found = updates.settled(updates.rows(rows), self.max_iter, self.tol)
         else:

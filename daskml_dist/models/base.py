@@ -117,7 +117,7 @@ class Parameters:
         return sum(prod(part.shape) for part in self.parts) // self.width, self.width
 
     def views(self, w: Any) -> dict[str, Any]:
-        """The parts of a matrix by their names; they share its memory."""
+        """Return the parts of a matrix by their names, as views."""
         xp = namespace(w)
         return {
             part.name: xp.reshape(w[self.rows[part.name], ...], part.shape) for part in self.parts
@@ -211,7 +211,7 @@ class BatchRows:
         self.places = places
 
     def part(self, at: slice, backend: Backend) -> BatchRows:
-        """Some of the rows, neighbours; good until the next part is asked for."""
+        """Return some adjacent rows; they are valid until the next part is asked for."""
         y, weight, state, places = (
             None if array is None else array[at, ...]
             for array in (self.y, self.weight, self.state, self.places)
@@ -224,7 +224,7 @@ class BatchRows:
         )  # fmt: skip
 
     def draw(self) -> np.random.Generator:
-        """A new random stream, the same wherever and whenever these rows are worked on."""
+        """Return a new random stream, the same on any worker and at any time for these rows."""
         return np.random.Generator(np.random.Philox(np.random.SeedSequence(self.key)))
 
 
@@ -259,7 +259,7 @@ class Model(ABC):
 
     @abstractmethod
     def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
-        """Targets as the maths reads them.
+        """Return the targets in the form that the model's loss reads.
 
         Parameters
         ----------
@@ -269,7 +269,7 @@ class Model(ABC):
         """
 
     def prepare(self, X: Any, dtype: Any) -> Any:
-        """Rows of a block as the maths reads them, made once: by default in the fit's dtype.
+        """Return a block's rows in the form that the model reads, by default in the fit's dtype.
 
         A model that reads tensors as they are (images of uint8) returns `X` itself, and casts the
         rows of a batch where it works on them. What it makes is in memory beside the rows, and
@@ -289,7 +289,7 @@ class Model(ABC):
         return X if X.dtype == dtype else X.astype(dtype)
 
     def computing(self, n_threads: int) -> AbstractContextManager[Any]:
-        """Context of a trainer's computing, whose lanes are to use so many threads each."""
+        """Return a context for a trainer's computing, with `n_threads` threads for each lane."""
         return nullcontext()
 
 
@@ -335,15 +335,18 @@ class StepModel(Model):
     starts_threads: ClassVar[bool] = True
 
     def init(self, seed: int, dtype: Any) -> NDArray[Any]:
-        """Parameters to start from: a new array of ``parameters.shape``; zeros by default."""
+        """Return the initial parameters: a new array of ``parameters.shape``; zeros by default."""
         return np.zeros(self.parameters.shape, dtype=dtype)
 
     def init_rows(self, at: slice, seed: int, dtype: Any) -> NDArray[Any]:
-        """Some rows of :meth:`init`, a new array; whoever holds the others."""
+        """Return some rows of :meth:`init` as a new array.
+
+        Other processes may hold the other rows.
+        """
         return self.init(seed, dtype)[at, :].copy()
 
     def touched(self, pieces: list[BatchRows], backend: Backend) -> NDArray[np.int64]:
-        """Rows of the parameters that a batch touches, which its pieces are renumbered to.
+        """Return the rows of the parameters that a batch touches, and renumber its pieces to them.
 
         Asked of a model with `touches`, whose batches touch few rows of many. For the gradient of
         such a batch :meth:`add_gradient` is given these rows of the parameters alone, in their
@@ -383,7 +386,7 @@ class StepModel(Model):
         """
 
     def own_gradient(self, w: Any, rows: BatchRows, backend: Backend) -> tuple[Any, Any] | None:
-        """Gradient of the summed loss of some rows in an array of the model's, and that sum.
+        """Return the gradient of the summed loss in an array of the model's own, and that loss.
 
         The array is the caller's until the model is asked for another gradient of the same lane.
         None, as by default: the model has none of its own, and is asked to add it to another.
@@ -391,7 +394,7 @@ class StepModel(Model):
         return None
 
     def validation_sums(self, w: Any, rows: BatchRows, backend: Backend) -> NDArray[np.float64]:
-        """Sums over held-out rows, of which many are added; any number of them, float64.
+        """Return sums over held-out rows, any number of them in float64, which are added up.
 
         Raises
         ------
@@ -401,7 +404,7 @@ class StepModel(Model):
         raise self._without_score()
 
     def validation_score(self, sums: NDArray[np.float64]) -> float:
-        """Score of the held-out rows from their sums; larger is better."""
+        """Return the score of the held-out rows, given their sums; larger is better."""
         raise self._without_score()
 
     def _without_score(self) -> InvalidParameterError:
@@ -412,10 +415,10 @@ class StepModel(Model):
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:
-        """Facts that a checkpoint must have to be of this model, as JSON can say them."""
+        """Return the facts, as JSON values, that a checkpoint of this model must agree with."""
 
     def origin(self) -> Any:
-        """Origin that the parameters are relative to, as JSON can say it; None: nothing.
+        """Return the origin that the parameters are relative to, as a JSON value; None for zero.
 
         Unlike :meth:`identity` it may be another in a later fit (the mean of its targets), which
         goes on through :meth:`moved`.
@@ -423,7 +426,7 @@ class StepModel(Model):
         return None
 
     def moved(self, w: NDArray[Any], origin: Any) -> NDArray[Any]:
-        """Parameters of this model, of those that are relative to another origin; a new array.
+        """Return the parameters of this model, given parameters relative to another origin.
 
         Raises
         ------
@@ -459,7 +462,7 @@ class StagedModel(StepModel):
     layers: tuple[tuple[str, ...], ...]
 
     def rows_of(self, layers: range) -> slice:
-        """Rows of the parameters' matrix that some neighbouring layers take."""
+        """Return the rows of the parameters' matrix that belong to some adjacent layers."""
         rows = self.parameters.rows
         found = [rows[name] for layer in layers for name in self.layers[layer]]
         return slice(found[0].start, found[-1].stop) if found else slice(0, 0)
@@ -468,7 +471,7 @@ class StagedModel(StepModel):
     def forward(
         self, w: Any, x: Any, layers: range, rows: BatchRows, backend: Backend
     ) -> tuple[Any, Any]:
-        """Output of some neighbouring layers.
+        """Return the output of some adjacent layers, and memory for :meth:`backward`.
 
         Parameters
         ----------
@@ -525,7 +528,7 @@ class StagedModel(StepModel):
 
     @abstractmethod
     def loss_gradient(self, output: Any, rows: BatchRows, backend: Backend) -> tuple[Any, Any]:
-        """Sum of the rows' weighted losses, and its gradient by the last layer's output."""
+        """Return the sum of the weighted losses, and its gradient by the last layer's output."""
 
     def add_gradient(self, w: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         layers = range(len(self.layers))
@@ -554,14 +557,14 @@ class ColumnModel(ABC):
 
     @abstractmethod
     def of_columns(self, start: int, stop: int) -> ColumnPart:
-        """The part of some neighbouring columns, itself a `StepModel`.
+        """Return the part of some adjacent columns, which is a `StepModel` itself.
 
         Its parameters are those of :meth:`rows_of_columns`; it begins where the whole one does.
         """
 
     @abstractmethod
     def rows_of_columns(self, start: int, stop: int) -> slice:
-        """Rows of the parameters' matrix that belong to some neighbouring columns.
+        """Return the rows of the parameters' matrix that belong to some adjacent columns.
 
         Those of the last columns are followed by those that belong to no column.
         """
@@ -590,7 +593,7 @@ class ColumnPart(ABC):
 
     @abstractmethod
     def products(self, w: Any, X: Any, backend: Backend) -> Any:
-        """Share of the part in what the head begins with.
+        """Return the products of this part's columns and parameters, its share of the head's input.
 
         Parameters
         ----------
@@ -620,7 +623,7 @@ class ColumnPart(ABC):
 
     @abstractmethod
     def head(self, w: Any, total: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
-        """Loss of some rows, from the sum of all parts' products.
+        """Return the loss of some rows and its gradient, given the sum of all parts' products.
 
         Parameters
         ----------
@@ -646,11 +649,11 @@ class ColumnPart(ABC):
     def head_sums(
         self, w: Any, total: Any, rows: BatchRows, backend: Backend
     ) -> NDArray[np.float64]:
-        """Sums over held-out rows, as `StepModel.validation_sums`, from the sum of the products."""
+        """Return the sums over held-out rows, given the sum of all parts' products."""
 
 
 def distinct(numbers: Sequence[NDArray[Any]]) -> tuple[NDArray[np.int64], list[NDArray[Any]]]:
-    """Sorted distinct numbers of some arrays, and the place of each entry's among them.
+    """Return the sorted distinct numbers of some arrays, and the position of each entry among them.
 
     Parameters
     ----------

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Bins", "edges_of", "forest_edges_of", "values_there"]
+__all__ = ["Bins", "compute_bin_edges", "compute_forest_bin_edges", "drop_missing"]
 
 
 #: Levels of quantiles that are asked for at most, for each bin: where values are heavy, several
 #: levels fall on one, and more are asked for.
-_MOST = 64
+_MAX_LEVELS_PER_BIN = 64
 
 
 Edges = NDArray[np.float64]
@@ -78,13 +78,15 @@ class Bins:
         return np.array([len(edges) for edges in self.edges], np.int32)
 
     def threshold(self, feature: int, bin_: int) -> float:
-        """Largest value that goes left where this bin is the last to do so."""
+        """Return the largest value that goes left, if `bin_` is the last bin on the left."""
         edges = self.edges[feature]
         return float(edges[bin_]) if bin_ < len(edges) else np.inf
 
 
-def edges_of(values: NDArray[Any], weight: NDArray[np.float64] | None, max_bins: int) -> Edges:
-    """Edges of a feature's bins.
+def compute_bin_edges(
+    values: NDArray[Any], weight: NDArray[np.float64] | None, max_bins: int
+) -> Edges:
+    """Return the edges of a feature's bins for boosting.
 
     Midpoints where there are few distinct values, else quantiles ("averaged inverted cdf"). Where
     quantiles fall on the same values, edges are left over: these go between the others.
@@ -96,7 +98,7 @@ def edges_of(values: NDArray[Any], weight: NDArray[np.float64] | None, max_bins:
     weight : ndarray of shape (n,) or None
     max_bins : int
     """
-    values, weight = values_there(values, weight)
+    values, weight = drop_missing(values, weight)
     if weight is None:
         values = np.sort(values).astype(np.float64)
     else:
@@ -117,14 +119,14 @@ def edges_of(values: NDArray[Any], weight: NDArray[np.float64] | None, max_bins:
             edges = np.unique(_weighted_quantiles(values, shares, weight))
         edges = np.minimum(edges, np.finfo(np.float64).max)
         rows = np.ones_like(values) if weight is None else weight
-        edges = with_spare_edges(edges, distinct, np.add.reduceat(rows, first), max_bins)
+        edges = add_spare_edges(edges, distinct, np.add.reduceat(rows, first), max_bins)
     return np.asarray(np.minimum(edges, np.finfo(np.float64).max))
 
 
-def values_there(
+def drop_missing(
     values: NDArray[Any], weight: NDArray[np.float64] | None
 ) -> tuple[NDArray[Any], NDArray[np.float64] | None]:
-    """Values that are there and weigh something, and their weights."""
+    """Return the values that are not missing and have a weight other than 0, and their weights."""
     there = ~np.isnan(values)
     if weight is not None:
         there &= weight != 0
@@ -133,6 +135,7 @@ def values_there(
 
 
 def _quantiles(values: Edges, shares: Edges) -> Edges:
+    """Return quantiles of sorted values by the "averaged inverted cdf" method."""
     at = len(values) * shares - 1
     before = np.floor(at)
     low = np.clip(before.astype(np.intp), 0, len(values) - 1)
@@ -141,6 +144,7 @@ def _quantiles(values: Edges, shares: Edges) -> Edges:
 
 
 def _weighted_quantiles(values: Edges, shares: Edges, weight: NDArray[np.float64]) -> Edges:
+    """Return weighted quantiles of sorted values by the "averaged inverted cdf" method."""
     below = weight.cumsum()
     asked, last = shares * below[-1], len(values) - 1
     at = np.minimum(np.searchsorted(below, asked), last)
@@ -149,10 +153,10 @@ def _weighted_quantiles(values: Edges, shares: Edges, weight: NDArray[np.float64
     return np.asarray(np.where(between, (values[at] + values[after]) / 2, values[at]))
 
 
-def forest_edges_of(
+def compute_forest_bin_edges(
     values: NDArray[Any], weight: NDArray[np.float64] | None, max_bins: int
 ) -> Edges:
-    """Edges of a feature's bins: midpoints, between all distinct values where these are few.
+    """Return the edges of a feature's bins for forests: midpoints, or denser towards both tails.
 
     They depend on the order of the values alone, and on their numbers (weights).
 
@@ -163,7 +167,7 @@ def forest_edges_of(
     weight : ndarray of shape (n,) or None
     max_bins : int
     """
-    values, weight = values_there(values, weight)
+    values, weight = drop_missing(values, weight)
     values = values.astype(np.float64)
     if weight is None:
         distinct, mass = np.unique(values, return_counts=True)
@@ -174,35 +178,35 @@ def forest_edges_of(
         return np.empty(0)
     last = np.arange(len(distinct) - 1)
     if len(distinct) > max_bins:
-        last = _chosen(mass.cumsum() / mass.sum(), max_bins)
+        last = _choose_last_values(mass.cumsum() / mass.sum(), max_bins)
     with np.errstate(over="ignore", invalid="ignore"):
         edges = (distinct[last] + distinct[last + 1]) / 2
     edges = np.where(np.isfinite(edges), edges, distinct[last])
     return np.asarray(np.clip(edges, -np.finfo(np.float64).max, np.finfo(np.float64).max))
 
 
-def _chosen(below: Edges, max_bins: int) -> NDArray[np.intp]:
-    """Last values of all bins but the highest: as many as there may be."""
-    shares, of_edges = tail_levels()
+def _choose_last_values(below: Edges, max_bins: int) -> NDArray[np.intp]:
+    """Return the indices of the last values of all bins but the highest."""
+    shares, of_edges = compute_tail_levels()
 
     def ends(n: int) -> NDArray[np.intp]:
         asked = np.interp(np.arange(1, n) / n, of_edges, shares)
         found = np.unique(np.searchsorted(below, asked))
         return found[found < len(below) - 1]
 
-    low, high = max_bins, _MOST * max_bins
+    low, high = max_bins, _MAX_LEVELS_PER_BIN * max_bins
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if len(ends(middle)) < max_bins else (low, middle)
     return ends(low)
 
 
-def with_spare_edges(edges: Edges, distinct: Edges, mass: NDArray[Any], max_bins: int) -> Edges:
-    """The edges given, and others between them, until there are as many as there may be.
+def add_spare_edges(edges: Edges, distinct: Edges, mass: NDArray[Any], max_bins: int) -> Edges:
+    """Return the edges and further ones between them, up to the number that is allowed.
 
     The heaviest bin of more than one value is halved, again and again. Mass counts as forests' bins
-    have it, more towards both ends of the values (`tail_levels`): what is left to be cut beside
-    heavy values is mostly a long tail. Edges follow from the values and their mass alone.
+    have it, more towards both ends of the values (`compute_tail_levels`): what is left to be cut
+    beside heavy values is mostly a long tail. Edges follow from the values and their mass alone.
 
     Parameters
     ----------
@@ -217,20 +221,20 @@ def with_spare_edges(edges: Edges, distinct: Edges, mass: NDArray[Any], max_bins
     n, spare = len(distinct), max_bins - 1 - len(edges)
     if spare <= 0:
         return edges
-    shares, of_edges = tail_levels()
+    shares, of_edges = compute_tail_levels()
     total = mass.cumsum()
     below = np.append(0.0, np.interp(total / total[-1], shares, of_edges))
     ends = np.unique([0, *np.searchsorted(distinct, edges, side="right"), n]).tolist()
-    bins = [_entry(below, a, b) for a, b in pairwise(ends) if b > a + 1]
+    bins = [_make_heap_entry(below, a, b) for a, b in pairwise(ends) if b > a + 1]
     heapq.heapify(bins)
     cuts: list[int] = []
     while bins and len(cuts) < spare:
         _, a, b = heapq.heappop(bins)
-        cut = _middle(below, a, b)
+        cut = _find_middle(below, a, b)
         cuts.append(cut)
         for part in ((a, cut), (cut, b)):
             if part[1] > part[0] + 1:
-                heapq.heappush(bins, _entry(below, *part))
+                heapq.heappush(bins, _make_heap_entry(below, *part))
     low, high = distinct[np.array(cuts, np.intp) - 1], distinct[cuts]
     with np.errstate(over="ignore", invalid="ignore"):
         between = (low + high) / 2
@@ -239,13 +243,13 @@ def with_spare_edges(edges: Edges, distinct: Edges, mass: NDArray[Any], max_bins
     return np.sort(np.append(edges, np.maximum(between, -np.finfo(np.float64).max)))
 
 
-def _entry(below: Edges, first: int, end: int) -> tuple[float, int, int]:
-    """A bin of the values from the first to before the end; the heaviest sorts first."""
+def _make_heap_entry(below: Edges, first: int, end: int) -> tuple[float, int, int]:
+    """Return a heap entry of the bin of the values `first` to `end`, heaviest bins first."""
     return float(below[first] - below[end]), first, end
 
 
-def _middle(below: Edges, first: int, end: int) -> int:
-    """First value of a bin's second half; both halves have one."""
+def _find_middle(below: Edges, first: int, end: int) -> int:
+    """Return the first value of a bin's second half; both halves have at least one value."""
     half = (below[first] + below[end]) / 2
     at = int(np.searchsorted(below, half))
     if half - below[at - 1] <= below[at] - half:
@@ -253,9 +257,11 @@ def _middle(below: Edges, first: int, end: int) -> int:
     return min(max(at, first + 1), end - 1)
 
 
-def tail_levels() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Shares of rows, and what share of the edges lies below: half of these evenly over the rows,
-    half by the arcsine law, whose density rises towards both ends.
+def compute_tail_levels() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return shares of the rows, and the share of the edges below each.
+
+    Half of the edges are even over the rows, half follow the arcsine law, whose density rises
+    towards both ends.
     """
     shares = np.sin(np.pi * np.linspace(0, 1, 4097) / 2) ** 2
     return shares, (shares + 2 / np.pi * np.arcsin(np.sqrt(shares))) / 2

@@ -18,7 +18,7 @@ from daskml_dist.backends import Backend
 from daskml_dist.backends.namespace import arithmetic_dtype, cast, namespace, zeros
 from daskml_dist.models.base import BatchRows, Parameters, Part, StepModel
 
-__all__ = ["Centres", "Reassignment"]
+__all__ = ["CentroidModel", "Reassignment"]
 
 _Array = NDArray[np.float64]
 
@@ -52,26 +52,26 @@ class Reassignment:
     most: int
 
     def is_due(self, clock: int, counts: _Array) -> bool:
-        """Whether the step of a clock begins with a look."""
+        """Return True if the step of a clock begins with a reassignment of centroids."""
         often = (clock + 1) // self.every > clock // self.every
         return clock > 0 and bool(often or (counts == 0).any())
 
     def low(self, counts: _Array) -> NDArray[np.bool_]:
-        """Truth value of each centre: it is to begin anew."""
+        """Return a mask of the centroids that are to be reassigned, those of the lowest counts."""
         low: NDArray[np.bool_] = counts < min(self.ratio, 1.0) * counts.max()
         if low.sum() > self.most:
             low[np.argsort(counts)[self.most :]] = False
         return low
 
     def of_lane(self, lane: int) -> NDArray[np.bool_]:
-        """Truth value of each centre: it is a lane's to begin anew."""
+        """Return a mask of the centroids that a lane may reassign."""
         own: NDArray[np.bool_] = np.resize(self.lanes, self.n_centres) == lane
         return own
 
     def changes(
         self, counts: _Array, sums: _Array, own: NDArray[np.bool_], rng: np.random.Generator
     ) -> tuple[_Array, _Array]:
-        """Changes of the counts and sums by which own centres of few rows begin anew."""
+        """Return the changes of counts and sums that move own low centroids to drawn rows."""
         low = self.low(counts)
         (at,) = np.nonzero(low & own)
         by_count, by_sum = np.zeros_like(counts), np.zeros_like(sums)
@@ -86,7 +86,7 @@ class Reassignment:
 
 
 @dataclass(frozen=True, eq=False)
-class Centres(StepModel):
+class CentroidModel(StepModel):
     """Centres, each the mean of all rows that were nearest to it when a step came to them.
 
     So a step moves a centre towards its rows of the batch by the share that these are of all its
@@ -119,38 +119,38 @@ class Centres(StepModel):
         return int(self.first.shape[1])
 
     def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
-        """The targets themselves, which nobody reads."""
+        """Return the targets unchanged; they are not used."""
         return y
 
     def prepare(self, X: Any, dtype: Any) -> Any:
-        """The rows as they are: sums alone are in the dtype of the fit."""
+        """Return the rows unchanged: only the sums are in the dtype of the fit."""
         return X
 
     def parts(self, w: Any) -> tuple[Any, Any]:
-        """Counts and sums: views of parameters."""
+        """Return counts and sums as views of parameters."""
         views = self.parameters.views(w)
         return views["counts"], views["sums"]
 
     def matrix(self, counts: _Array, sums: _Array) -> _Array:
-        """Parameters of counts and sums."""
+        """Return the parameters, given counts and sums."""
         return np.concatenate([counts, sums.ravel()])[:, np.newaxis]
 
     def centres(self, w: Any) -> _Array:
-        """Centres that parameters mean, less the shift."""
-        found: _Array = _means(*self.parts(w), self.first)
+        """Return the centroids of parameters, less the shift."""
+        found: _Array = _compute_means(*self.parts(w), self.first)
         return found
 
     def add_gradient(self, w: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
-        """Take what the rows add from `out`; the sum of their squared distances, weighted."""
+        """Subtract the rows' counts and sums from `out`; return the sum of squared distances."""
         (counts, sums), (to_counts, to_sums) = self.parts(w), self.parts(out)
-        begun = self._begun_anew(counts, sums, rows, backend)
+        begun = self._reassign(counts, sums, rows, backend)
         if begun is not None:
             by_count, by_sum = (backend.to_device(array) for array in begun)
             counts, sums = counts + by_count, sums + by_sum
             to_counts -= cast(by_count, out.dtype)
             to_sums -= cast(by_sum, out.dtype)
         dtype = arithmetic_dtype(rows.X)
-        centres = cast(_means(counts, sums, backend.to_device(self.first)), dtype)
+        centres = cast(_compute_means(counts, sums, backend.to_device(self.first)), dtype)
         shift = None if self.shift is None else cast(backend.to_device(self.shift), dtype)
         weight = None if rows.weight is None else cast(rows.weight, dtype)
         found = zeros((centres.shape[0], 1 + centres.shape[1]), np.float64, like=centres)
@@ -160,9 +160,10 @@ class Centres(StepModel):
         to_sums -= cast(found[:, 1:], out.dtype)
         return inertia
 
-    def _begun_anew(
+    def _reassign(
         self, counts: Any, sums: Any, rows: BatchRows, backend: Backend
     ) -> tuple[_Array, _Array] | None:
+        """Return the changes that reassign centroids before this batch; None for no change."""
         again = self.reassignment
         # Once a batch, by its first piece.
         if again is None or rows.key[3]:
@@ -174,12 +175,12 @@ class Centres(StepModel):
         return again.changes(on_host, backend.to_numpy(sums), own, rows.draw())
 
     def identity(self) -> dict[str, Any]:
-        """Number of centres and of features."""
+        """Return the number of centroids and of features."""
         return {"centres": list(self.first.shape)}
 
 
-def _means(counts: Any, sums: Any, first: Any) -> Any:
-    """Mean of each centre's rows; where there are none, as it began."""
+def _compute_means(counts: Any, sums: Any, first: Any) -> Any:
+    """Return the mean of each centroid's rows, or its first position where it has no rows."""
     xp, has = namespace(counts), counts > 0
     means = sums / xp.where(has, counts, xp.ones_like(counts))[:, None]
     return xp.where(has[:, None], means, first)

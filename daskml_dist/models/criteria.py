@@ -8,7 +8,14 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["AbsoluteError", "Criterion", "Entropy", "Gini", "Poisson", "SquaredError"]
+__all__ = [
+    "AbsoluteErrorCriterion",
+    "Criterion",
+    "EntropyCriterion",
+    "GiniCriterion",
+    "PoissonCriterion",
+    "SquaredErrorCriterion",
+]
 
 Array = NDArray[Any]
 
@@ -31,11 +38,11 @@ class Criterion(ABC):
     needs_rows: ClassVar[bool] = False
 
     def terms(self, y: Array) -> Array:
-        """Terms of targets in the sum that impurity is made of; in regression alone."""
+        """Return the term of each target that is summed for the impurity (regression only)."""
         return np.zeros_like(y)
 
     def means(self, sums: Array, weight: Array, scale: float) -> Array:
-        """Answers of nodes, of their outputs' sums of targets; in regression alone.
+        """Return the values of nodes, given the sums of their targets by output (regression only).
 
         Parameters
         ----------
@@ -47,12 +54,12 @@ class Criterion(ABC):
         return np.asarray(sums / (scale * weight)[:, None])
 
     def term(self, sums: Array, weight: Array, scale: float) -> Array:
-        """Means of `terms`, of their sums."""
+        """Return the mean of the terms of :meth:`terms`, given their sums."""
         return np.asarray(sums / (scale * weight))
 
     @abstractmethod
     def impurity(self, means: Array, term: Array, n_outputs: int) -> Array:
-        """Impurity of nodes: the mean of that of their outputs.
+        """Return the impurity of nodes: the mean of the impurities of their outputs.
 
         Parameters
         ----------
@@ -64,92 +71,92 @@ class Criterion(ABC):
         """
 
     def unit(self, scale: float) -> float:
-        """Unit of worth, where targets are in units of ``1 / scale``."""
+        """Return the unit of the gain, where targets are in units of ``1 / scale``."""
         return 1.0
 
 
-class Gini(Criterion):
+class GiniCriterion(Criterion):
     """Gini impurity."""
 
     kind = 0
     of_classes = True
 
     def impurity(self, means: Array, term: Array, n_outputs: int) -> Array:
-        """One minus the sum of squared shares."""
+        """Return one minus the sum of squared shares."""
         return np.asarray(1 - (means**2).sum(axis=1) / n_outputs)
 
 
-class Entropy(Criterion):
+class EntropyCriterion(Criterion):
     """Shannon's entropy, in bits."""
 
     kind = 1
     of_classes = True
 
     def impurity(self, means: Array, term: Array, n_outputs: int) -> Array:
-        """Minus the sum of shares times their logarithms."""
+        """Return minus the sum of shares times their logarithms."""
         logs = np.log2(means, out=np.zeros_like(means), where=means > 0)
         return np.asarray(np.abs((means * logs).sum(axis=1)) / n_outputs)
 
 
-class SquaredError(Criterion):
+class SquaredErrorCriterion(Criterion):
     """Variance."""
 
     kind = 2
 
     def terms(self, y: Array) -> Array:
-        """Squares."""
+        """Return the squares of the targets."""
         return y**2
 
     def impurity(self, means: Array, term: Array, n_outputs: int) -> Array:
-        """Mean square minus the squared mean."""
+        """Return the mean square minus the squared mean."""
         return np.asarray(np.maximum(term - (means**2).sum(axis=1), 0.0) / n_outputs)
 
     def unit(self, scale: float) -> float:
-        """Squares of targets' units."""
+        """Return the squared unit of the targets."""
         return 1.0 / scale**2
 
 
-class Poisson(Criterion):
+class PoissonCriterion(Criterion):
     """Half of the Poisson deviance."""
 
     kind = 3
 
     def terms(self, y: Array) -> Array:
-        """Targets times their logarithms."""
+        """Return targets times their logarithms."""
         return np.asarray(y * np.log(y, out=np.zeros_like(y), where=y > 0))
 
     def impurity(self, means: Array, term: Array, n_outputs: int) -> Array:
-        """Mean of ``y log(y / mean)``."""
+        """Return the mean of ``y log(y / mean)``."""
         logs = np.log(means, out=np.zeros_like(means), where=means > 0)
         return np.asarray(np.maximum(term - (means * logs).sum(axis=1), 0.0) / n_outputs)
 
     def unit(self, scale: float) -> float:
-        """Targets' units."""
+        """Return the unit of the targets."""
         return 1.0 / scale
 
 
-class AbsoluteError(Criterion):
+class AbsoluteErrorCriterion(Criterion):
     """Mean absolute distance from the median, which nodes answer."""
 
     kind = 4
     needs_rows = True
 
     def terms(self, y: Array) -> Array:
-        """Targets: errors are summed in their scale."""
+        """Return the targets themselves: errors are summed in their scale."""
         return y
 
     def means(self, sums: Array, weight: Array, scale: float) -> Array:
-        """Medians, whose bits stand in the place of sums."""
+        """Return the medians, whose float64 bits are stored in the array of sums."""
         return np.ascontiguousarray(sums).view(np.float64)
 
     def term(self, sums: Array, weight: Array, scale: float) -> Array:
-        """Mean errors, of the bits of their sums."""
+        """Return mean errors, whose sums are stored as float64 bits in the array of sums."""
         return np.asarray(np.ascontiguousarray(sums).view(np.float64) / (scale * weight))
 
     def impurity(self, means: Array, term: Array, n_outputs: int) -> Array:
-        """Mean errors."""
+        """Return the mean errors."""
         return np.asarray(term / n_outputs)
 
     def unit(self, scale: float) -> float:
-        """Targets' units."""
+        """Return the unit of the targets."""
         return 1.0 / scale

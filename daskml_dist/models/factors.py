@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.als import Regressors
 from daskml_dist.models.base import Model
-from daskml_dist.models.hashed import mixed
+from daskml_dist.models.hashed import hash_numbers
 
-__all__ = ["Factors"]
+__all__ = ["FactorModel"]
 
 
 @dataclass(frozen=True)
-class Factors(Model):
+class FactorModel(Model):
     """A vector for each user and each item, whose product is a rating or a preference.
 
     With biases the last entry of a vector is what its user or item adds to every rating, beside
@@ -44,11 +44,11 @@ class Factors(Model):
         return self.rank + int(self.biased)
 
     def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
-        """The ratings themselves."""
+        """Return the ratings unchanged."""
         return y
 
     def start(self, at: slice, seed: int) -> NDArray[Any]:
-        """Factors to start from, of expected length 1: hashed from the numbers of the ids.
+        """Return initial factors of expected length 1, hashed from the numbers of the ids.
 
         Parameters
         ----------
@@ -63,27 +63,32 @@ class Factors(Model):
         """
         column = np.arange(self.rank, dtype=np.uint64)
         factors = np.zeros((at.stop - at.start, self.width), self.dtype)
-        for start in range(0, len(factors), _ROWS):
-            own = factors[start : start + _ROWS, : self.rank]
+        for start in range(0, len(factors), _FACTOR_ROWS_AT_ONCE):
+            own = factors[start : start + _FACTOR_ROWS_AT_ONCE, : self.rank]
             first = at.start + start + 1
             number = np.arange(first, first + len(own), dtype=np.uint64)[:, np.newaxis]
-            draw = mixed(mixed(number) + column + mixed(np.array([seed], np.uint64)))
+            draw = hash_numbers(
+                hash_numbers(number) + column + hash_numbers(np.array([seed], np.uint64))
+            )
             uniform = (draw >> np.uint64(11)) * 2.0**-53
             own[:] = (uniform - 0.5) * np.sqrt(12 / self.rank)
         return factors
 
     def gram(self, factors: NDArray[Any]) -> NDArray[np.float64]:
-        """Sum of the squares of some factors; the sum of all of them needs those of all parts."""
+        """Return the Gram matrix of some factors.
+
+        Those of all parts add up to that of all factors.
+        """
         total = np.zeros((self.width, self.width))
-        for start in range(0, len(factors), _ROWS):
-            part = factors[start : start + _ROWS].astype(np.float64)
+        for start in range(0, len(factors), _FACTOR_ROWS_AT_ONCE):
+            part = factors[start : start + _FACTOR_ROWS_AT_ONCE].astype(np.float64)
             total += part.T @ part
         return total
 
     def regressors(
         self, factors: NDArray[Any], gram: NDArray[np.float64], mean: float
     ) -> Regressors:
-        """Factors as the other side's ratings are explained by them.
+        """Return the factors as regressors of the other side's ratings.
 
         Parameters
         ----------
@@ -103,4 +108,4 @@ class Factors(Model):
 
 
 #: Users or items whose factors are drawn, or squared in float64, at once.
-_ROWS = 1 << 14
+_FACTOR_ROWS_AT_ONCE = 1 << 14

@@ -14,7 +14,7 @@ from daskml_dist.models.bins import Bins
 from daskml_dist.models.criteria import Criterion
 from daskml_dist.models.trees import Tree
 
-__all__ = ["Answers", "GrownTree", "joined", "weakest_links"]
+__all__ = ["GrownTree", "TreeFinisher", "cut_weakest_links", "join_subtrees"]
 
 
 Array = NDArray[Any]
@@ -51,7 +51,7 @@ class GrownTree:
 
     @classmethod
     def room(cls, n: int, n_sums: int, bounded: bool) -> GrownTree:
-        """Room for so many nodes."""
+        """Return a tree of empty arrays for `n` nodes."""
         return cls(
             np.empty(n, np.int32), np.empty((n, 3), np.int64), np.empty(n), np.empty(n, np.int32),
             np.empty(n, np.int32), np.empty((n, n_sums + 2), np.int64), np.empty(n),
@@ -64,12 +64,12 @@ class GrownTree:
         return [getattr(self, f.name) for f in fields(self)]
 
     def first(self, n: int) -> GrownTree:
-        """The first nodes."""
+        """Return the first `n` nodes."""
         return GrownTree(*(array[:n].copy() for array in self.arrays))
 
     def walked(self) -> GrownTree:
-        """The nodes that the root leads to, in the order of a walk."""
-        order = _walk(self.left)
+        """Return the nodes that can be reached from the root, in depth-first order."""
+        order = _walk_depth_first(self.left)
         place = np.empty(len(self.left), np.int32)
         place[order] = np.arange(len(order), dtype=np.int32)
         arrays = [array[order] if len(array) else array for array in self.arrays]
@@ -77,14 +77,14 @@ class GrownTree:
         found.left = place[found.left]
         return found
 
-    def _ended(self, ends: Array) -> GrownTree:
-        """As it is where some nodes are leaves."""
+    def _turn_into_leaves(self, ends: Array) -> GrownTree:
+        """Turn some nodes into leaves, and return the nodes that remain."""
         self.feature[ends], self.gain[ends] = -1, 0.0
         self.left[ends] = ends
         return self.walked()
 
     def with_leaves(self, most: int) -> GrownTree:
-        """The tree that growing by the largest gain first ends with."""
+        """Return the tree of at most `most` leaves that best-first growth would have made."""
         open_ = [(-float(self.gain[0]), 0)] if self.feature[0] >= 0 else []
         n_leaves, split = 1, np.zeros(len(self.left), bool)
         while open_ and n_leaves < most:
@@ -94,10 +94,10 @@ class GrownTree:
             for child in (int(self.left[node]), int(self.left[node]) + 1):
                 if self.feature[child] >= 0:
                     heapq.heappush(open_, (-float(self.gain[child]), child))
-        return self._ended(np.flatnonzero(~split & (self.feature >= 0)))
+        return self._turn_into_leaves(np.flatnonzero(~split & (self.feature >= 0)))
 
     def pruned(self, alpha: float, cost: Array) -> GrownTree:
-        """The tree after minimal cost-complexity pruning.
+        """Return the tree after minimal cost-complexity pruning.
 
         Parameters
         ----------
@@ -108,22 +108,23 @@ class GrownTree:
         inner = self.feature >= 0
         left, right = np.where(inner, self.left, -1), np.where(inner, self.left + 1, -1)
         ends = []
-        for weakest, node, _ in weakest_links(left, right, cost):
+        for weakest, node, _ in cut_weakest_links(left, right, cost):
             if weakest > alpha:
                 break
             ends.append(node)
-        return self._ended(np.array(ends, np.int64))
+        return self._turn_into_leaves(np.array(ends, np.int64))
 
 
-def _walk(left: Array, root: int = 0) -> Array:
+def _walk_depth_first(left: Array, root: int = 0) -> Array:
+    """Return the nodes below a root in depth-first order."""
     from daskml_dist.backends.tree_order import walk_of
 
     found: Array = walk_of(left, root)
     return found
 
 
-def joined(top: GrownTree, parts: list[tuple[int, GrownTree]]) -> GrownTree:
-    """A tree of its top and what was grown of some of its leaves."""
+def join_subtrees(top: GrownTree, parts: list[tuple[int, GrownTree]]) -> GrownTree:
+    """Return the tree of a top part and the subtrees that were grown from some of its leaves."""
     arrays = [[array] for array in top.arrays]
     n = len(top.left)
     for node, part in parts:
@@ -141,7 +142,7 @@ def joined(top: GrownTree, parts: list[tuple[int, GrownTree]]) -> GrownTree:
 
 
 @dataclass(frozen=True)
-class Answers:
+class TreeFinisher:
     """Way from sums of nodes to a tree that answers.
 
     Parameters
@@ -167,7 +168,7 @@ class Answers:
     n_outputs: int = 1
 
     def of(self, grown: GrownTree, bins: Bins, low: Array, high: Array) -> tuple[Tree, Array]:
-        """The tree, and the impurity of each node.
+        """Return the finished tree, and the impurity of each node.
 
         Parameters
         ----------
@@ -182,8 +183,8 @@ class Answers:
         unit = self.criterion.unit(self.target) / max(whole[0], 1.0) / self.n_outputs
         values = means + self.centre
         if len(grown.between):
-            values = self._clipped(values, grown.between)
-        last, threshold = _between_bins(grown, low, high)
+            values = self._clip_to_bounds(values, grown.between)
+        last, threshold = _choose_last_bins(grown, low, high)
         tree = Tree(
             feature=grown.feature,
             bin=last,
@@ -201,7 +202,7 @@ class Answers:
         return tree, impurity
 
     def means(self, grown: GrownTree) -> tuple[Array, Array]:
-        """Shares of classes or means of (lowered) targets, and the impurity of nodes."""
+        """Return shares of classes, or means of the centred targets, and the impurity of nodes."""
         total = grown.sums[:, -2]
         whole = (total >> self.bits).astype(np.float64)
         each = np.where(whole > 0, whole, 1.0)
@@ -214,7 +215,8 @@ class Answers:
         term = self.criterion.term(grown.sums[:, -1], each, self.term)
         return means, self.criterion.impurity(means, term, self.n_outputs)
 
-    def _clipped(self, values: Array, between: Array) -> Array:
+    def _clip_to_bounds(self, values: Array, between: Array) -> Array:
+        """Return values within the bounds of the monotonic constraints."""
         if not self.criterion.of_classes:
             # Bounds of medians are in the targets' own units.
             scaled = between if self.criterion.needs_rows else between / self.target + self.centre
@@ -223,13 +225,13 @@ class Answers:
         return np.column_stack([1 - second, second])
 
 
-def _between_bins(grown: GrownTree, low: Array, high: Array) -> tuple[Array, Array]:
-    """The last bins that go left, of all rows, and thresholds that cut no bin in two.
+def _choose_last_bins(grown: GrownTree, low: Array, high: Array) -> tuple[Array, Array]:
+    """Return the last bins that go left, of all rows, and thresholds that lie between two bins.
 
     Between the last bin that a node's own rows have on the left and the first that they have on the
     right may be bins of other rows. These go where the middle of their values lies.
     """
-    threshold = _thresholds(grown, low, high)
+    threshold = _compute_thresholds(grown, low, high)
     found = np.full(len(threshold), -1, np.int32)
     cut = np.flatnonzero((grown.feature >= 0) & (grown.cut[:, 1] >= 0))
     cut = cut[np.argsort(grown.feature[cut], kind="stable")]
@@ -244,30 +246,30 @@ def _between_bins(grown: GrownTree, low: Array, high: Array) -> tuple[Array, Arr
         found[of] = filled[at]
         a, b = high[j, filled[at]], low[j, filled[at + 1]]
         cuts = (threshold[of] < a) | (threshold[of] >= b)
-        threshold[of[cuts]] = _midpoints(a[cuts], b[cuts])
+        threshold[of[cuts]] = _compute_midpoints(a[cuts], b[cuts])
     # All values go left, missing ones alone right.
     found[(grown.feature >= 0) & (grown.cut[:, 1] < 0)] = low.shape[1] - 1
     return found, threshold
 
 
-def _thresholds(grown: GrownTree, low: Array, high: Array) -> Array:
-    """The largest values that go left."""
+def _compute_thresholds(grown: GrownTree, low: Array, high: Array) -> Array:
+    """Return the largest values that go left."""
     inner = grown.feature >= 0
     feature = np.where(inner, grown.feature, 0)
     last, first = (np.where(inner, grown.cut[:, k], 0) for k in (0, 1))
-    between = _midpoints(high[feature, last], low[feature, np.maximum(first, 0)])
+    between = _compute_midpoints(high[feature, last], low[feature, np.maximum(first, 0)])
     between = np.where(first < 0, np.inf, between)
     return np.where(np.isnan(grown.threshold), between, grown.threshold)
 
 
-def _midpoints(a: Array, b: Array) -> Array:
-    """Numbers from `a` on and below `b`, in the middle where there are such."""
+def _compute_midpoints(a: Array, b: Array) -> Array:
+    """Return the midpoints of `a` and `b` that are below `b`, else `a`."""
     with np.errstate(invalid="ignore", over="ignore"):
         between = a / 2 + b / 2
     return np.where((between < a) | (between >= b) | ~np.isfinite(between), a, between)
 
 
-def weakest_links(left: Array, right: Array, cost: Array) -> Iterator[tuple[float, int, float]]:
+def cut_weakest_links(left: Array, right: Array, cost: Array) -> Iterator[tuple[float, int, float]]:
     """Cut the subtree that lowers the cost by the least for each of its leaves, again and again.
 
     Parameters

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["draws", "mixed"]
+__all__ = ["draw_by_hash", "hash_numbers"]
 
 
-def mixed(number: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def hash_numbers(number: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Hash of 64 bits of each number.
 
     S. Vigna, "splitmix64", 2015, after G. L. Steele, D. Lea and C. H. Flood, "Fast splittable
@@ -22,9 +22,9 @@ def mixed(number: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return number ^ (number >> np.uint64(31))
 
 
-def draws(numbers: Any, *seed: int) -> NDArray[np.uint64]:
+def draw_by_hash(numbers: Any, *seed: int) -> NDArray[np.uint64]:
     """Draw of 64 bits for each number (of a row, a feature), of a stream that the seed names."""
     key = np.zeros(1, np.uint64)
     for part in seed:
-        key = mixed(key + np.array([part % 2**64], np.uint64) + np.uint64(1))
-    return mixed(mixed(np.asarray(numbers).astype(np.uint64) + np.uint64(1)) + key)
+        key = hash_numbers(key + np.array([part % 2**64], np.uint64) + np.uint64(1))
+    return hash_numbers(hash_numbers(np.asarray(numbers).astype(np.uint64) + np.uint64(1)) + key)

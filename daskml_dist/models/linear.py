@@ -34,9 +34,9 @@ from daskml_dist.models.base import (
     Part,
     StepModel,
 )
-from daskml_dist.models.row_models import label_codes
+from daskml_dist.models.row_models import encode_labels
 
-__all__ = ["LinearModel", "SignedClasses", "SignedLabels", "add_curvature", "curvature_tiles"]
+__all__ = ["LinearModel", "SignedClasses", "SignedLabels", "add_curvature", "slice_for_curvature"]
 
 
 @dataclass(frozen=True)
@@ -132,14 +132,14 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
                 y = y - np.array(self.target_shift if y.ndim == 2 else self.target_shift[0])
             return y.astype(dtype, copy=False)
         if self.width > 1:
-            return label_codes(y, classes, np.int32)
+            return encode_labels(y, classes, np.int32)
         signs = np.asarray(y == classes[1]).astype(dtype)
         signs *= 2
         signs -= 1
         return signs
 
     def of_target(self, target: int) -> LinearModel:
-        """The same of one of several targets."""
+        """Return the model of one of several targets."""
         shift, first = self.target_shift, self.first_intercept
         return replace(
             self,
@@ -150,19 +150,19 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
         )
 
     def init(self, seed: int, dtype: Any) -> NDArray[Any]:
-        """No effect of any feature, and the intercepts that the loss begins with."""
+        """Return initial parameters: zeros, and the intercepts that the loss starts from."""
         w = np.zeros(self.shape, dtype=dtype)
         if self.fit_intercept:
             w[-1, :] = self.first_intercept
         return w
 
     def touched(self, pieces: list[BatchRows], backend: Backend) -> NDArray[np.int64]:
-        """Columns that sparse rows touch, and the intercept; renumbers the rows to them."""
+        """Return the columns that sparse rows touch and the intercept; renumber the rows."""
         columns = backend.columns([piece.X for piece in pieces])
         return np.append(columns, self.n_features) if self.fit_intercept else columns
 
     def identity(self) -> dict[str, Any]:
-        """Loss, shape, and whether there are intercepts."""
+        """Return the loss, the shape, and whether there are intercepts."""
         plain_repr = type(self.loss).__repr__ is object.__repr__  # holds an address
         return {
             "loss": self.loss.name if plain_repr else repr(self.loss),
@@ -171,11 +171,11 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
         }
 
     def origin(self) -> Any:
-        """Shift that was taken from the targets."""
+        """Return the shift that was subtracted from the targets."""
         return list(self.target_shift)
 
     def moved(self, w: NDArray[Any], origin: Any) -> NDArray[Any]:
-        """Parameters about this model's shift of the targets; not a digit changed if it was so."""
+        """Return parameters relative to this model's target shift, to the same bits if equal."""
         known = isinstance(origin, list) and all(isinstance(value, float) for value in origin)
         sizes = (0, self.width) if self.fit_intercept else (0,)
         if not known or len(origin) not in sizes or not np.isfinite(origin).all():
@@ -185,21 +185,22 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
         return self.centred(replace(self, target_shift=tuple(origin)).uncentred(w))
 
     def centred(self, w: NDArray[Any]) -> NDArray[Any]:
-        """Parameters as the maths has them, of those of the user's targets; a new array."""
-        return self._moved(w, -1.0)
+        """Return parameters for the shifted targets, given those for the user's targets."""
+        return self._shift_intercepts(w, -1.0)
 
     def uncentred(self, w: NDArray[Any]) -> NDArray[Any]:
-        """Parameters for the user's targets, of those that the maths has; a new array."""
-        return self._moved(w, 1.0)
+        """Return parameters for the user's targets, given those for the shifted targets."""
+        return self._shift_intercepts(w, 1.0)
 
-    def _moved(self, w: NDArray[Any], sign: float) -> NDArray[Any]:
+    def _shift_intercepts(self, w: NDArray[Any], sign: float) -> NDArray[Any]:
+        """Return a copy of the parameters with the target shift added to the intercepts."""
         w = w.copy()
         if self.target_shift:
             w[-1, :] += sign * np.array(self.target_shift)
         return w
 
     def raw_prediction(self, w: Any, X: Any, backend: Backend) -> Any:
-        """``X @ coef + intercept``: (n,) for width 1, else (n, width)."""
+        """Return ``X @ coef + intercept`` of shape (n,) for width 1, else (n, width)."""
         if not self.fit_intercept:
             return backend.dot(X, w)
         raw = backend.dot(X, w[:-1, :])
@@ -207,7 +208,7 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
         return raw
 
     def targets(self, y: Any, dtype: Any) -> Any:
-        """Targets of a batch in the shape that the loss wants."""
+        """Return the targets of a batch in the shape that the loss reads."""
         if not self._one_vs_rest:
             return y
         signs = one_hot(y, self.width, dtype)
@@ -256,14 +257,15 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
         return loss
 
     def _loss_gradient(self, raw: Any, y: Any, weight: Any | None) -> tuple[Any, Any]:
-        losses, g = self._losses(raw, y)
+        """Return the weighted sum of the losses, and its gradient by the raw predictions."""
+        losses, g = self._compute_losses(raw, y)
         if weight is not None:
             losses = losses * weight
             g *= weight if g.ndim == 1 else weight[:, None]
         return scalar(total(losses, dtype=namespace(losses).float64)), g
 
-    def _losses(self, raw: Any, y: Any) -> tuple[Any, Any]:
-        """Loss of each row, in units of the targets, and its gradient."""
+    def _compute_losses(self, raw: Any, y: Any) -> tuple[Any, Any]:
+        """Return the loss of each row, in units of the targets, and its gradient."""
         if not self.units:
             return self.loss.value_and_gradient(self.targets(y, raw.dtype), raw)
         xp, n = namespace(raw), raw.shape[0]
@@ -275,21 +277,21 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
     # -- columns that lie apart ----------------------------------------------------------------
 
     def of_columns(self, start: int, stop: int) -> LinearModel:
-        """The same of some columns; the last ones have the intercepts."""
+        """Return the model of some columns; the last columns have the intercepts."""
         is_last = stop == self.n_features
         return replace(self, n_features=stop - start, fit_intercept=self.fit_intercept and is_last)
 
     def rows_of_columns(self, start: int, stop: int) -> slice:
-        """As in :class:`ColumnModel`."""
+        """Return the rows of the parameters that belong to some adjacent columns."""
         is_last = stop == self.n_features
         return slice(start, stop + int(self.fit_intercept and is_last))
 
     def products(self, w: Any, X: Any, backend: Backend) -> Any:
-        """As in :class:`ColumnPart`: the raw predictions."""
+        """Return the part's raw predictions."""
         return self.raw_prediction(w, X, backend)
 
     def add_products(self, X: Any, slope: Any, out: Any, backend: Backend) -> None:
-        """As in :class:`ColumnPart`."""
+        """Add the gradient of the part's parameters to `out`, in place."""
         if self.fit_intercept:
             backend.add_tdot(X, slope, out[:-1, :])
             out[-1, :] += total(slope, axis=0)
@@ -297,23 +299,24 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
             backend.add_tdot(X, slope, out)
 
     def head(self, w: Any, total: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
-        """As in :class:`ColumnPart`."""
+        """Return the summed loss and its gradient, given the sum of all parts' raw predictions."""
         return self._loss_gradient(total, rows.y, rows.weight)
 
     def head_sums(self, w: Any, total: Any, rows: BatchRows, backend: Backend) -> Any:
-        """As in :class:`ColumnPart`."""
-        return self._scored(total, rows)
+        """Return sums over held-out rows, given the sum of all parts' raw predictions."""
+        return self._sum_scores(total, rows)
 
     # -- held-out rows -------------------------------------------------------------------------
 
     def validation_sums(self, w: Any, rows: BatchRows, backend: Backend) -> NDArray[np.float64]:
-        """Weights, and those of right classes, or errors and targets, squared.
+        """Return weights, and weights of correct rows or errors and targets squared, summed.
 
         Of shape (2,), or (1 + 3 * n_targets,).
         """
-        return self._scored(self.raw_prediction(w, rows.X, backend), rows)
+        return self._sum_scores(self.raw_prediction(w, rows.X, backend), rows)
 
-    def _scored(self, raw: Any, rows: BatchRows) -> NDArray[np.float64]:
+    def _sum_scores(self, raw: Any, rows: BatchRows) -> NDArray[np.float64]:
+        """Return the sums of :meth:`validation_sums`, given raw predictions."""
         xp, y, weight = namespace(raw), rows.y, rows.weight
         if weight is None:
             weight = ones(y.shape[:1], np.float64, y)
@@ -332,7 +335,7 @@ class LinearModel(StepModel, ColumnModel, ColumnPart):
         return np.array([float(value) for value in sums])
 
     def validation_score(self, sums: NDArray[np.float64]) -> float:
-        """Accuracy (classification) or R^2 (regression); of several targets its mean."""
+        """Return accuracy (classification) or R^2 (regression), the mean over several targets."""
         total = sums[0]
         if total == 0:
             return float("nan")
@@ -353,7 +356,7 @@ class SignedClasses(LinearModel):
     """
 
     def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
-        """Signs of labels.
+        """Return labels as signs, a column for each class.
 
         Parameters
         ----------
@@ -376,7 +379,7 @@ class SignedLabels(LinearModel):
     """A linear model of several targets: each tells whether a row has a label."""
 
     def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
-        """Signs of 0 and 1.
+        """Return indicators of 0 and 1 as signs.
 
         Parameters
         ----------
@@ -392,7 +395,7 @@ class SignedLabels(LinearModel):
 
 
 #: Bytes of rows that are worked on together: they and their scaled copy stay in a core's cache.
-_BLOCK_BYTES = 2**20
+_CACHE_BLOCK_BYTES = 2**20
 
 
 def add_curvature(
@@ -434,7 +437,7 @@ def add_curvature(
             return curved
     xp = namespace(w)
     loss = flat = 0.0
-    for at in curvature_tiles(rows.X, backend):
+    for at in slice_for_curvature(rows.X, backend):
         part = rows.part(at, backend)
         X, weight = part.X, part.weight
         raw = model.raw_prediction(w, X, backend)
@@ -451,35 +454,35 @@ def add_curvature(
         if h.ndim == 1:
             bad = cast(h <= 0, xp.float64)
             flat += scalar(total(bad if weight is None else bad * weight))
-            _add_gram(X, xp.abs(h), hessian[:, 0, :, 0], backend)
+            _add_weighted_gram(X, xp.abs(h), hessian[:, 0, :, 0], backend)
         else:
-            _add_pairs(X, h, hessian, backend)
+            _add_class_pairs(X, h, hessian, backend)
         loss += scalar(total(losses, dtype=xp.float64))
     return loss, flat
 
 
-def curvature_tiles(X: Any, backend: Backend) -> Iterator[slice]:
-    """Slices of rows of `X` that are worked on one after the other."""
+def slice_for_curvature(X: Any, backend: Backend) -> Iterator[slice]:
+    """Return slices of rows of `X` that fit a core's cache, in order."""
     n_rows, n_features = X.shape
     # With many features the sum of a block costs as much as a few rows for each of them.
-    entries = backend.entries_at_once or _BLOCK_BYTES // item_bytes(X)
+    entries = backend.entries_at_once or _CACHE_BLOCK_BYTES // item_bytes(X)
     step = max(64, entries // n_features, min(4 * n_features, 2**14))
     return row_slices(n_rows, step)
 
 
-def _add_pairs(X: Any, h: Any, out: Any, backend: Backend) -> None:
+def _add_class_pairs(X: Any, h: Any, out: Any, backend: Backend) -> None:
     """Add the blocks of all pairs of classes; off the diagonal `h` is negative."""
     width = h.shape[1]
     for k in range(width):
-        _add_gram(X, h[:, k, k], out[:, k, :, k], backend)
+        _add_weighted_gram(X, h[:, k, k], out[:, k, :, k], backend)
         for other in range(k):
             part = zeros(out.shape[::2], np.float64, out)
-            _add_gram(X, -h[:, k, other], part, backend)
+            _add_weighted_gram(X, -h[:, k, other], part, backend)
             out[:, k, :, other] -= part
             out[:, other, :, k] -= part
 
 
-def _add_gram(X: Any, h: Any, out: Any, backend: Backend) -> None:
+def _add_weighted_gram(X: Any, h: Any, out: Any, backend: Backend) -> None:
     """Add ``Z.T @ diag(h) @ Z``, where Z is `X` and, with an intercept, a column of ones."""
     xp, n_features = namespace(h), X.shape[1]
     backend.add_gram(X, h, out[:n_features, :n_features])

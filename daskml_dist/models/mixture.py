@@ -10,7 +10,7 @@ from scipy import linalg
 
 from daskml_dist.errors import DivergedError
 
-__all__ = ["Mixture", "as_factors", "precision_factors"]
+__all__ = ["Mixture", "expand_factors", "precision_factors"]
 
 Array = NDArray[np.float64]
 
@@ -43,11 +43,11 @@ class Mixture:
         return precision_factors(self.covariances, self.kind)
 
     def moved(self, by: Array) -> Mixture:
-        """The same with other means."""
+        """Return the mixture with its means moved by `by`."""
         return replace(self, means=self.means + by)
 
     def of_moments(self, moments: Array, reg_covar: float) -> Mixture:
-        """The M-step.
+        """Return the mixture of the M-step, given moments of the responsibilities.
 
         Parameters
         ----------
@@ -77,7 +77,7 @@ class Mixture:
         return Mixture(weight / weight.sum(), self.means + apart, covariances, self.kind)
 
     def terms(self, factors: Array | None = None) -> tuple[Array, Array]:
-        """Constants of the log-densities with the weights, and factors for each component.
+        """Return constants of the weighted log-densities, and precision factors for each component.
 
         Parameters
         ----------
@@ -85,7 +85,7 @@ class Mixture:
             :attr:`factors`, where they are known.
         """
         k, d = self.means.shape
-        factors = as_factors(self.factors if factors is None else factors, self.kind, k, d)
+        factors = expand_factors(self.factors if factors is None else factors, self.kind, k, d)
         diagonal = factors if factors.ndim == 2 else np.diagonal(factors, axis1=1, axis2=2)
         with np.errstate(divide="ignore"):  # a weight of zero that the user gave
             weights = np.log(self.weights)
@@ -93,7 +93,7 @@ class Mixture:
         return constants, factors
 
     def packed(self) -> Array:
-        """All parameters in an array of a row for each component."""
+        """Return all parameters in one array, a row for each component."""
         k = len(self.weights)
         of_each = (
             np.broadcast_to(self.covariances, (k, *self.covariances.shape))
@@ -113,7 +113,9 @@ class Mixture:
 
 
 def precision_factors(covariances: Array, kind: str) -> Array:
-    """Upper triangular factors F of the precisions ``F @ F.T``; inverse roots of variances.
+    """Return upper triangular factors F of the precisions ``F @ F.T``.
+
+    Of variances the inverse roots.
 
     Raises
     ------
@@ -121,25 +123,29 @@ def precision_factors(covariances: Array, kind: str) -> Array:
         A covariance has degenerated; the component and the remedy.
     """
     if kind == "full":
-        return np.array([_factor(one, f"component {c}") for c, one in enumerate(covariances)])
+        return np.array(
+            [_factor_precision(one, f"component {c}") for c, one in enumerate(covariances)]
+        )
     if kind == "tied":
-        return _factor(covariances, "all components together")
+        return _factor_precision(covariances, "all components together")
     low = covariances.reshape(len(covariances), -1).min(axis=1)
     if not (low > 0).all():
-        raise _degenerate(f"component {int((~(low > 0)).argmax())}")
+        raise _degenerate_error(f"component {int((~(low > 0)).argmax())}")
     return np.asarray(1 / np.sqrt(covariances))
 
 
-def _factor(covariance: Array, of: str) -> Array:
+def _factor_precision(covariance: Array, of: str) -> Array:
+    """Return the precision factor of one covariance, by its Cholesky factor."""
     try:
         root = linalg.cholesky(covariance, lower=True)
     except (linalg.LinAlgError, ValueError) as error:
-        raise _degenerate(of) from error
+        raise _degenerate_error(of) from error
     unit = np.eye(len(covariance))
     return np.asarray(linalg.solve_triangular(root, unit, lower=True).T)
 
 
-def _degenerate(of: str) -> DivergedError:
+def _degenerate_error(of: str) -> DivergedError:
+    """Return the error for a covariance that is not positive definite."""
     return DivergedError(
         "Fitting the mixture model failed because some components have ill-defined empirical "
         "covariance (for instance caused by singleton or collapsed samples). Try to decrease the "
@@ -147,8 +153,8 @@ def _degenerate(of: str) -> DivergedError:
     )
 
 
-def as_factors(factors: Array, kind: str, k: int, d: int) -> Array:
-    """Factors for each component: of shape (k, d, d), or (k, d) of diagonals."""
+def expand_factors(factors: Array, kind: str, k: int, d: int) -> Array:
+    """Return factors for each component, of shape (k, d, d), or (k, d) for diagonals."""
     if kind == "tied":
         return np.repeat(factors[None], k, axis=0)
     return np.repeat(factors[:, None], d, axis=1) if kind == "spherical" else factors

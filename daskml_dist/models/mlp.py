@@ -27,7 +27,7 @@ from daskml_dist.models.base import (
     StagedModel,
     StepModel,
 )
-from daskml_dist.models.row_models import label_codes
+from daskml_dist.models.row_models import encode_labels
 
 __all__ = ["ACTIVATIONS", "MLP"]
 
@@ -60,53 +60,53 @@ class Activation:
         return float((self.factor / (n_inputs + n_outputs)) ** 0.5)
 
 
-def _nothing(*arrays: Any) -> None:
-    """Activations that are what they are made of."""
+def _apply_identity(*arrays: Any) -> None:
+    """Leave the arrays as they are: the identity activation."""
 
 
-def _relu(z: Any) -> None:
+def _apply_relu(z: Any) -> None:
     if is_host(z):
         np.maximum(z, 0, out=z)
     else:
         z[...] = namespace(z).maximum(z, 0)
 
 
-def _relu_back(gradient: Any, a: Any) -> None:
+def _pull_back_relu(gradient: Any, a: Any) -> None:
     gradient *= a > 0 if is_host(a) else cast(a > 0, a.dtype)
 
 
-def _tanh(z: Any) -> None:
+def _apply_tanh(z: Any) -> None:
     if is_host(z):
         np.tanh(z, out=z)
     else:
         z[...] = namespace(z).tanh(z)
 
 
-def _tanh_back(gradient: Any, a: Any) -> None:
+def _pull_back_tanh(gradient: Any, a: Any) -> None:
     gradient *= 1 - a * a
 
 
-def _logistic(z: Any) -> None:
+def _apply_logistic(z: Any) -> None:
     if is_host(z):
         expit(z, out=z)
     else:
         z[...] = 1 / (1 + namespace(z).exp(-z))
 
 
-def _logistic_back(gradient: Any, a: Any) -> None:
+def _pull_back_logistic(gradient: Any, a: Any) -> None:
     gradient *= a * (1 - a)
 
 
 ACTIVATIONS: dict[str, Activation] = {
-    "identity": Activation(_nothing, _nothing),
-    "logistic": Activation(_logistic, _logistic_back, factor=2.0),
-    "relu": Activation(_relu, _relu_back),
-    "tanh": Activation(_tanh, _tanh_back),
+    "identity": Activation(_apply_identity, _apply_identity),
+    "logistic": Activation(_apply_logistic, _pull_back_logistic, factor=2.0),
+    "relu": Activation(_apply_relu, _pull_back_relu),
+    "tanh": Activation(_apply_tanh, _pull_back_tanh),
 }
 
 
 #: Rows that go through the layers together: what is made of them stays in a cache.
-_ROWS = 512
+_ROWS_TOGETHER = 512
 
 _Arrays = list[tuple[Any, Any]]
 
@@ -155,15 +155,18 @@ class MLP(StagedModel, ColumnModel):
         object.__setattr__(self, "layers", layers)
 
     def computing(self, n_threads: int) -> AbstractContextManager[Any]:
-        """Context in which the memory of a step is kept for the next one."""
+        """Return a context in which the memory of a step is reused by the next one."""
         return keeping_memory()
 
     def of_columns(self, start: int, stop: int) -> MLPColumns:
-        """The rows of the first layer's weights; the last ones have all other parameters."""
+        """Return the part with some rows of the first layer's weights.
+
+        The last part has all others too.
+        """
         return MLPColumns(self, self.sizes, ACTIVATIONS[self.activation], start, stop)
 
     def rows_of_columns(self, start: int, stop: int) -> slice:
-        """As in :class:`ColumnModel`."""
+        """Return the rows of the parameters that belong to some adjacent columns."""
         n_features, width = self.sizes[:2]
         return slice(
             start * width, self.parameters.shape[0] if stop == n_features else stop * width
@@ -175,7 +178,7 @@ class MLP(StagedModel, ColumnModel):
         return self.sizes[-1]
 
     def arrays(self, w: Any, layers: range | None = None) -> _Arrays:
-        """Weights and intercepts of each layer: views of the parameters, or of the layers' rows."""
+        """Return weights and intercepts of each layer, as views of all or some layers' rows."""
         layers = range(len(self.layers)) if layers is None else layers
         xp, start, found = namespace(w), 0, []
         for pair in pairwise(self.sizes[layers.start : layers.stop + 1]):
@@ -188,11 +191,11 @@ class MLP(StagedModel, ColumnModel):
         return found
 
     def init(self, seed: int, dtype: Any) -> NDArray[Any]:
-        """Weights and intercepts by Glorot and Bengio (2010), drawn as scikit-learn draws them."""
+        """Return weights and intercepts by Glorot and Bengio (2010), drawn as in scikit-learn."""
         return self.init_some(np.random.RandomState(seed), range(len(self.layers)), dtype)
 
     def init_some(self, rng: np.random.RandomState, layers: range, dtype: Any) -> NDArray[Any]:
-        """The same of some neighbouring layers, from a stream that has drawn those before."""
+        """Return initial parameters of some layers, from a stream that drew all layers before."""
         w = np.zeros((self.rows_of(layers).stop - self.rows_of(layers).start, 1), dtype)
         for weights, shift in self.arrays(w, layers):
             bound = ACTIVATIONS[self.activation].bound_of(*weights.shape)
@@ -206,14 +209,14 @@ class MLP(StagedModel, ColumnModel):
             column = y[:, 0] if y.ndim > self.n_outputs == 1 else y
             return column.astype(dtype, copy=False)
         if not self.several and self.n_outputs > 1:
-            return label_codes(y, classes, np.int32)
+            return encode_labels(y, classes, np.int32)
         signs = np.asarray(y == (1 if self.several else classes[-1])).astype(dtype)
         signs *= 2
         signs -= 1
         return signs
 
     def raw(self, w: Any, X: Any, backend: Backend) -> Any:
-        """Outputs of the last layer, (n,) where there is one, else (n, n_outputs)."""
+        """Return the outputs of the last layer, (n,) for one output, else (n, n_outputs)."""
         arrays, layers, n = self.arrays(w), range(len(self.layers)), X.shape[0]
         out = zeros((n, self.n_outputs), w.dtype, w)
         for at in row_slices(n, self._rows_at_once(backend)):
@@ -224,7 +227,7 @@ class MLP(StagedModel, ColumnModel):
     def raw_of_few(
         self, w: Any, backend: Backend, product: Callable[..., Any] | None = None
     ) -> Callable[[Any], Any]:
-        """A function of dense rows, of no more than are taken at once, as :meth:`raw`.
+        """Return a function of few dense rows that computes :meth:`raw`.
 
         `product` is of rows and weights of one dtype, in place of the backend's.
         """
@@ -253,12 +256,13 @@ class MLP(StagedModel, ColumnModel):
         return loss
 
     def _rows_at_once(self, backend: Backend) -> int:
-        return max(_ROWS, backend.entries_at_once // max(self.sizes))
+        """Return the number of rows that go through the layers together."""
+        return max(_ROWS_TOGETHER, backend.entries_at_once // max(self.sizes))
 
     def forward(
         self, w: Any, x: Any, layers: range, rows: BatchRows, backend: Backend
     ) -> tuple[Any, Any]:
-        """As in :class:`StagedModel`; the memory is what goes into each layer, and the output."""
+        """Return the output of some layers, and their inputs for :meth:`backward`."""
         outputs = self._forward(self.arrays(w, layers), x, layers, backend, None)
         return outputs[-1], [x, *outputs]
 
@@ -274,14 +278,17 @@ class MLP(StagedModel, ColumnModel):
         *,
         wants_input: bool,
     ) -> Any:
-        """As in :class:`StagedModel`."""
+        """Add the gradient of some layers to `out`.
+
+        Return the gradient by their input, if wanted.
+        """
         arrays, gradients = self.arrays(w, layers), self.arrays(out, layers)
         slope = self._backward(arrays, gradients, memory, gradient, layers, backend, None)
         return backend.matmul(slope, arrays[0][0].T, None) if wants_input else None
 
     def loss_gradient(self, output: Any, rows: BatchRows, backend: Backend) -> tuple[Any, Any]:
-        """As in :class:`StagedModel`."""
-        losses, slope = self._losses(rows.y, output)
+        """Return the sum of the weighted losses, and its gradient by the output."""
+        losses, slope = self._compute_losses(rows.y, output)
         if rows.weight is not None:
             losses = losses * rows.weight
             slope *= rows.weight[:, None]
@@ -296,11 +303,11 @@ class MLP(StagedModel, ColumnModel):
         use: str | None,
         product: Callable[..., Any] | None = None,
     ) -> list[Any]:
-        """Outputs of each layer, in memory of a use, or in arrays of their own."""
+        """Return the outputs of each layer, in memory named by `use`, or in new arrays."""
         outputs: list[Any] = []
         for layer, (weights, shift) in zip(layers, arrays, strict=True):
             if product is None:
-                z = _product(X, weights, use and f"{use} {layer}", backend)
+                z = _multiply_rows(X, weights, use and f"{use} {layer}", backend)
             else:
                 z = product(cast(X, weights.dtype), weights)
             z += shift
@@ -334,8 +341,8 @@ class MLP(StagedModel, ColumnModel):
                 slope = backend.matmul(slope, arrays[i][0].T, use and f"{use} {layers[i]}")
         return slope
 
-    def _losses(self, y: Any, raw: Any) -> tuple[Any, Any]:
-        """Loss of each row, and its gradient by the raw outputs."""
+    def _compute_losses(self, y: Any, raw: Any) -> tuple[Any, Any]:
+        """Return the loss of each row, and its gradient by the raw outputs."""
         if self.n_outputs == 1:
             values, slope = self.loss.value_and_gradient(y, raw[:, 0])
             return values, slope[:, None]
@@ -347,16 +354,16 @@ class MLP(StagedModel, ColumnModel):
         return total(xp.reshape(values, raw.shape), axis=1), xp.reshape(slope, raw.shape)
 
     def validation_sums(self, w: Any, rows: BatchRows, backend: Backend) -> NDArray[np.float64]:
-        """Weights, and those of rows that are right, or the spread and errors of each target."""
+        """Return sums of weights, and of correct rows or of spread and errors by target."""
         return self.scored(self.raw(w, rows.X, backend), rows, backend)
 
     def scored(self, raw: Any, rows: BatchRows, backend: Backend) -> NDArray[np.float64]:
-        """The same sums, of raw outputs as :meth:`raw` makes them."""
+        """Return the sums of :meth:`validation_sums`, given raw outputs."""
         xp, y = namespace(raw), rows.y
         weight = ones((y.shape[0],), np.float64, y) if rows.weight is None else rows.weight
         weight = cast(weight, xp.float64)
         if self.n_classes:
-            sums = [total(weight), weight @ cast(self._right(y, raw), xp.float64)]
+            sums = [total(weight), weight @ cast(self._find_correct(y, raw), xp.float64)]
             return np.array([float(value) for value in sums])
         y64 = cast(y, xp.float64)
         residual = y64 - cast(self.loss.inverse_link(raw), xp.float64)
@@ -364,8 +371,8 @@ class MLP(StagedModel, ColumnModel):
         found = [np.atleast_1d(backend.to_numpy(column)) for column in columns]
         return np.concatenate([np.full(len(found[0]), float(total(weight))), *found])
 
-    def _right(self, y: Any, raw: Any) -> Any:
-        """Truth value of each row: its prediction is right, in all labels."""
+    def _find_correct(self, y: Any, raw: Any) -> Any:
+        """Return a mask of the rows that are predicted correctly, in all labels."""
         if raw.ndim == 1:
             return (raw > 0) == (y > 0)
         xp = namespace(raw)
@@ -374,7 +381,7 @@ class MLP(StagedModel, ColumnModel):
         return xp.argmax(raw, axis=1) == y
 
     def validation_score(self, sums: NDArray[np.float64]) -> float:
-        """Accuracy (classification), or the mean of R^2 over the targets."""
+        """Return accuracy (classification), or the mean of R^2 over the targets."""
         if self.n_classes:
             weight, right = sums
             return float(right / weight) if weight else float("nan")
@@ -386,7 +393,7 @@ class MLP(StagedModel, ColumnModel):
             return float(np.where(spread > 0, 1 - errors / spread, constant).mean())
 
     def identity(self) -> dict[str, Any]:
-        """Loss, layers and activation."""
+        """Return loss, layers and activation."""
         plain_repr = type(self.loss).__repr__ is object.__repr__  # holds an address
         return {
             "loss": self.loss.name if plain_repr else repr(self.loss),
@@ -400,8 +407,8 @@ def _is_dense(X: Any) -> bool:
     return not isinstance(X, SparseRows) and not hasattr(X, "tocsr")
 
 
-def _product(X: Any, weights: Any, use: str | None, backend: Backend) -> Any:
-    """``X @ weights``, of rows that may be sparse."""
+def _multiply_rows(X: Any, weights: Any, use: str | None, backend: Backend) -> Any:
+    """Return ``X @ weights`` of rows that may be sparse."""
     if _is_dense(X):
         return backend.matmul(cast(X, weights.dtype), weights, use)
     product = backend.dot(X, weights)
@@ -409,7 +416,7 @@ def _product(X: Any, weights: Any, use: str | None, backend: Backend) -> Any:
 
 
 #: Numbers of a random stream that are drawn at once to be passed over.
-_AT_ONCE = 1 << 20
+_DRAWS_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -453,7 +460,7 @@ class MLPColumns(StepModel, ColumnPart):
 
     @property
     def has_head(self) -> bool:  # type: ignore[override]
-        """Whether there are later layers."""
+        """True where there are further layers."""
         return len(self.sizes) > 2
 
     @property
@@ -461,24 +468,24 @@ class MLPColumns(StepModel, ColumnPart):
         return range(1, len(self.sizes) - 1)
 
     def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
-        """As the whole model does."""
+        """Return the targets encoded as by the whole model."""
         encoded: NDArray[Any] = self.model.encode(y, classes, dtype)
         return encoded
 
     def identity(self) -> dict[str, Any]:
-        """Facts of the whole model, and the columns."""
+        """Return the facts of the whole model, and the columns."""
         return {**self.model.identity(), "columns": [self.start, self.stop]}
 
     def init(self, seed: int, dtype: Any) -> NDArray[Any]:
-        """The same numbers as the whole model begins with, of which few are in memory at a time."""
+        """Return the part's share of the whole model's initial parameters, drawn piece by piece."""
         rng, width = np.random.RandomState(seed), self.sizes[1]
         bound = self.activation.bound_of(*self.sizes[:2])
         w = np.zeros(self.parameters.shape, dtype)
-        for first in range(0, self.start * width, _AT_ONCE):
-            rng.uniform(size=min(_AT_ONCE, self.start * width - first))
+        for first in range(0, self.start * width, _DRAWS_AT_ONCE):
+            rng.uniform(size=min(_DRAWS_AT_ONCE, self.start * width - first))
         own = self._n_weights
-        for first in range(0, own, _AT_ONCE):
-            at = slice(first, min(first + _AT_ONCE, own))
+        for first in range(0, own, _DRAWS_AT_ONCE):
+            at = slice(first, min(first + _DRAWS_AT_ONCE, own))
             w[at, 0] = rng.uniform(-bound, bound, at.stop - first)
         if self._is_last:
             w[own : own + width, 0] = rng.uniform(-bound, bound, width)
@@ -490,13 +497,13 @@ class MLPColumns(StepModel, ColumnPart):
         return (self.stop - self.start) * self.sizes[1]
 
     def _layer(self, w: Any) -> tuple[Any, Any]:
-        """Weights of the columns, and the intercepts, which the last ones have: views."""
+        """Return views of the columns' weights, and of the intercepts in the last part."""
         shape, own = (self.stop - self.start, self.sizes[1]), self._n_weights
         weights = namespace(w).reshape(w[:own, 0], shape)
         return weights, w[own : own + shape[1], 0] if self._is_last else None
 
     def products(self, w: Any, X: Any, backend: Backend) -> Any:
-        """As in :class:`ColumnPart`."""
+        """Return the products of the columns with their weights."""
         weights, shift = self._layer(w)
         if isinstance(X, SparseRows) or hasattr(X, "tocsr"):
             product = backend.dot(X, weights)
@@ -508,7 +515,7 @@ class MLPColumns(StepModel, ColumnPart):
         return z
 
     def add_products(self, X: Any, slope: Any, out: Any, backend: Backend) -> None:
-        """As in :class:`ColumnPart`."""
+        """Add the gradient of the columns' weights to `out`, in place."""
         to_weights, to_shift = self._layer(out)
         if isinstance(X, SparseRows) or hasattr(X, "tocsr"):
             backend.add_tdot(X, slope, to_weights)
@@ -518,11 +525,11 @@ class MLPColumns(StepModel, ColumnPart):
             to_shift += cast(total(slope, axis=0), to_shift.dtype)
 
     def _behind(self, w: Any) -> Any:
-        """Parameters of the later layers."""
+        """Return the parameters of the further layers."""
         return w[self._n_weights + self.sizes[1] :, ...]
 
     def head(self, w: Any, total: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
-        """As in :class:`ColumnPart`: the activation, and all later layers."""
+        """Return the summed loss and its gradient, by the activation and all further layers."""
         if not self.has_head:
             return self.model.loss_gradient(total, rows, backend)
         self.activation.apply(total)
@@ -538,7 +545,7 @@ class MLPColumns(StepModel, ColumnPart):
     def head_sums(
         self, w: Any, total: Any, rows: BatchRows, backend: Backend
     ) -> NDArray[np.float64]:
-        """As in :class:`ColumnPart`."""
+        """Return the sums over held-out rows, given the sum of all parts' products."""
         raw = total
         if self.has_head:
             self.activation.apply(total)
@@ -549,5 +556,5 @@ class MLPColumns(StepModel, ColumnPart):
         return sums
 
     def add_gradient(self, w: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
-        """A part alone has no loss."""
+        """Raise an error: a part alone has no loss."""
         raise NotImplementedError

@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 from daskml_dist.backends.namespace import namespace
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.models.base import Model
-from daskml_dist.models.row_models import label_codes
+from daskml_dist.models.row_models import encode_labels
 
 __all__ = [
     "GaussianLogLikelihood",
     "RowsByClass",
-    "as_categories",
     "bernoulli_log_likelihood",
     "categorical_log_likelihood",
     "merge_moments",
     "multinomial_log_likelihood",
+    "to_categories",
 ]
 
 Array = NDArray[np.float64]
@@ -44,13 +44,13 @@ class RowsByClass(Model):
     n_classes: int
 
     def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
-        """Position of each label among the sorted `classes`."""
+        """Return the position of each label among the sorted `classes`."""
         assert classes is not None
-        return label_codes(y, classes, np.int64)
+        return encode_labels(y, classes, np.int64)
 
 
 def merge_moments(total: Any, part: Any) -> None:
-    """Bring the moments of other rows into `total`, in place.
+    """Merge the moments of other rows into `total`, in place.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ class GaussianLogLikelihood:
     log_prior: Array
 
     def __call__(self, X: Any) -> Array:
-        """Values of an ndarray or sparse matrix of n rows, of shape (n, n_classes)."""
+        """Return the log-likelihoods of n rows, dense or sparse, of shape (n, n_classes)."""
         constant = self._constant
         out = np.empty((X.shape[0], len(self.theta)))
         step = max(1, _BLOCK // (8 * max(1, X.shape[1])))
@@ -99,7 +99,7 @@ class GaussianLogLikelihood:
         return out
 
     def for_dtype(self, dtype: np.dtype[Any]) -> Callable[[NDArray[Any]], Array]:
-        """The same function of dense rows of a dtype, of few of which it is made in one go."""
+        """Return the same function for few dense rows of a dtype, with its constants made once."""
         constant, theta, var = self._constant, self.theta, self.var
 
         def apply(X: NDArray[Any]) -> Array:
@@ -148,8 +148,8 @@ def bernoulli_log_likelihood(
     return np.asarray(X @ (feature_log_prob - absent).T + (log_prior + absent.sum(axis=1)))
 
 
-def as_categories(X: NDArray[Any], signed: bool = False) -> NDArray[np.int64]:
-    """Categories of rows as whole numbers.
+def to_categories(X: NDArray[Any], signed: bool = False) -> NDArray[np.int64]:
+    """Return the categories of rows as integers.
 
     Raises
     ------
@@ -184,7 +184,7 @@ def categorical_log_likelihood(feature_log_prob: list[Array], log_prior: Array, 
     InvalidDataError
         A category has no place in the tables.
     """
-    codes = as_categories(X if isinstance(X, np.ndarray) else X.toarray())
+    codes = to_categories(X if isinstance(X, np.ndarray) else X.toarray())
     out = np.tile(log_prior, (len(codes), 1))
     for j, table in enumerate(feature_log_prob):
         if len(codes) and codes[:, j].max() >= table.shape[1]:

@@ -22,12 +22,12 @@ from daskml_dist.backends.namespace import cast, namespace, ones, total, zeros
 from daskml_dist.backends.nonnegative import left_squares, shares
 from daskml_dist.errors import InvalidDataError
 
-__all__ = ["Updates", "check_signs", "multiplied"]
+__all__ = ["MultiplicativeUpdates", "check_signs", "multiply_by_ratio"]
 
 #: What takes the place of zeros that are divided by.
-_LEAST = float(np.finfo(np.float32).eps)
+_SMALLEST_DIVISOR = float(np.finfo(np.float32).eps)
 #: Weights that count as 0 where beta < 1.
-_TINY = float(np.finfo(np.float64).eps)
+_ZERO_WEIGHT = float(np.finfo(np.float64).eps)
 
 
 def check_signs(X: Any) -> None:
@@ -46,11 +46,13 @@ def check_signs(X: Any) -> None:
         )
 
 
-def multiplied(values: Any, above: Any, below: Any, beta: float, l1: float, l2: float) -> Any:
-    """Weights, or components, after an update by its numerator and denominator."""
+def multiply_by_ratio(
+    values: Any, above: Any, below: Any, beta: float, l1: float, l2: float
+) -> Any:
+    """Return weights or components after a multiplicative update."""
     xp = namespace(values)
     below = below + l1 + l2 * values
-    ratio = above / xp.where(below == 0, _LEAST + 0 * below, below)
+    ratio = above / xp.where(below == 0, _SMALLEST_DIVISOR + 0 * below, below)
     if beta < 1:
         ratio = ratio ** (1 / (2 - beta))
     elif beta > 2:
@@ -59,7 +61,7 @@ def multiplied(values: Any, above: Any, below: Any, beta: float, l1: float, l2: 
 
 
 @dataclass(frozen=True, eq=False)
-class Updates:
+class MultiplicativeUpdates:
     """Updates of the weights of rows for one set of components.
 
     Parameters
@@ -90,32 +92,35 @@ class Updates:
         return total(self.across, axis=0)
 
     def rows(self, X: Any) -> Any:
-        """Rows as the other methods take them: dense, but where few entries are enough."""
+        """Return rows in the form that the other methods take.
+
+        Dense unless few entries are enough.
+        """
         entries = self.beta == 2 or (self.beta == 1 and isinstance(X, CSRRows))
         return X.toarray() if hasattr(X, "toarray") and not entries else X
 
     def step(self, X: Any, W: Any) -> Any:
-        """Weights of some rows after one update."""
+        """Return the weights of some rows after one update."""
         if isinstance(X, CSRRows) and self.beta == 1:
-            return self._compiled(X, W, 1, 0.0)
+            return self._update_compiled(X, W, 1, 0.0)
         if self.beta == 2:
             above, below = self.products(X), W @ self.gram
         else:
-            found = self._found(W)
+            found = self._multiply_out(W)
             below = self.below(found, self.across, self.sizes[None, :])
-            above = self._shares(X, found) @ self.across
-        new = multiplied(W, above, below, self.beta, self.l1, self.l2)
-        return new if self.beta >= 1 else namespace(W).where(new < _TINY, 0 * new, new)
+            above = self._weight_entries(X, found) @ self.across
+        new = multiply_by_ratio(W, above, below, self.beta, self.l1, self.l2)
+        return new if self.beta >= 1 else namespace(W).where(new < _ZERO_WEIGHT, 0 * new, new)
 
     def settled(self, X: Any, most: int, tol: float) -> Any:
-        """The weights of some rows after updates from a start of the row's own.
+        """Return the weights of some rows after updates to convergence from equal weights.
 
         A row ends after `most` of them, or one that changes no weight by more than `tol` of the
         largest.
         """
-        W = self._start(X)
+        W = self._make_equal_weights(X)
         if isinstance(X, CSRRows) and self.beta == 1:
-            return self._compiled(X, W, most, tol)
+            return self._update_compiled(X, W, most, tol)
         xp = namespace(W)
         going = zeros((W.shape[0], 1), W.dtype, like=W) + 1
         for _ in range(most):
@@ -127,47 +132,48 @@ class Updates:
                 break
         return W
 
-    def _start(self, X: Any) -> Any:
-        """Equal weights, by which the row's sum is that of its entries."""
-        scale = self._sums(X)[:, None] / (total(self.sizes) + _LEAST)
+    def _make_equal_weights(self, X: Any) -> Any:
+        """Return equal weights, whose products have the sum of the row's entries."""
+        scale = self._sum_entries(X)[:, None] / (total(self.sizes) + _SMALLEST_DIVISOR)
         return scale * ones((1, self.across.shape[1]), scale.dtype, like=scale)
 
-    def _sums(self, X: Any) -> Any:
-        """Sum of each row's entries."""
+    def _sum_entries(self, X: Any) -> Any:
+        """Return the sum of each row's entries."""
         each = ones((X.shape[1], 1), self.across.dtype, like=self.across)
         return namespace(each).reshape(self.backend.dot(X, each), (-1,))
 
-    def _compiled(self, X: CSRRows, W: Any, most: int, tol: float) -> Any:
+    def _update_compiled(self, X: CSRRows, W: Any, most: int, tol: float) -> Any:
+        """Return the weights after up to `most` updates, by a loop over sparse entries."""
         from daskml_dist.backends import nonnegative_kernels
 
         W, of = W.copy(), W.dtype.type
         nonnegative_kernels.multiply(
             X.X.indptr, X.X.indices, X.X.data, X.rows, self.across, self.sizes, of(self.l1),
-            of(self.l2), of(_LEAST), W, most, tol,
+            of(self.l2), of(_SMALLEST_DIVISOR), W, most, tol,
         )  # fmt: skip
         return W
 
     def products(self, X: Any) -> Any:
-        """Products of rows with the components."""
+        """Return the products of rows with the components."""
         found = self.backend.dot(X, self.across)
         return namespace(self.across).reshape(found, (X.shape[0], self.across.shape[1]))
 
-    def _found(self, W: Any) -> Any:
-        """Products of weights and components; good until the next."""
+    def _multiply_out(self, W: Any) -> Any:
+        """Return the products of weights and components, valid until the next call."""
         return self.backend.matmul(W, self.across.T, "found")
 
-    def _shares(self, X: Any, found: Any) -> Any:
-        """``X * found ** (beta - 2)`` of dense rows and what is found for them."""
+    def _weight_entries(self, X: Any, found: Any) -> Any:
+        """Return ``X * found ** (beta - 2)`` of dense rows and their approximation."""
         if self.beta == 1:
-            return shares(X, found, _LEAST)
-        found = _at_least(found, _LEAST) if self.beta < 2 else found
+            return shares(X, found, _SMALLEST_DIVISOR)
+        found = _raise_to_least(found, _SMALLEST_DIVISOR) if self.beta < 2 else found
         return X * found ** (self.beta - 2)
 
     def below(self, found: Any, others: Any, sizes: Any) -> Any:
-        """Denominator of an update: ``found ** (beta - 1) @ others``."""
+        """Return the denominator of an update: ``found ** (beta - 1) @ others``."""
         if self.beta == 1:
             return sizes
-        found = _at_least(found, _LEAST) if self.beta < 1 else found
+        found = _raise_to_least(found, _SMALLEST_DIVISOR) if self.beta < 1 else found
         return found ** (self.beta - 1) @ others
 
     def add_shares(self, X: Any, W: Any, own: Any, out: Any, below: Any) -> None:
@@ -188,20 +194,20 @@ class Updates:
             from daskml_dist.backends import nonnegative_kernels
 
             csr = X.X.indptr, X.X.indices, X.X.data, X.rows
-            least = W.dtype.type(_LEAST)
+            least = W.dtype.type(_SMALLEST_DIVISOR)
             nonnegative_kernels.add_shares(*csr, self.across, W, own, least, out)
             return
         if self.beta == 2:
             below += cast(own.T @ W, below.dtype)
             self.backend.add_tdot(X, own, out)
             return
-        found = self._found(W)
+        found = self._multiply_out(W)
         if self.beta != 1:
             below += cast(self.below(found.T, own, None), below.dtype)
-        self.backend.add_tdot(self._shares(X, found), own, out)
+        self.backend.add_tdot(self._weight_entries(X, found), own, out)
 
     def errors(self, X: Any, W: Any) -> Any:
-        """Divergence of each row, of shape (n,), float64."""
+        """Return the divergence of each row, of shape (n,), float64."""
         xp = namespace(W)
         double = xp.float64
         if isinstance(X, CSRRows) and self.beta == 1:
@@ -209,27 +215,28 @@ class Updates:
 
             out = np.empty(len(X.rows))
             csr = X.X.indptr, X.X.indices, X.X.data, X.rows
-            least = W.dtype.type(_LEAST)
+            least = W.dtype.type(_SMALLEST_DIVISOR)
             nonnegative_kernels.divergence(*csr, self.across, W, least, out)
             return out + cast(W, double) @ cast(self.sizes, double)
         if self.beta == 2 and hasattr(X, "toarray"):
             of_rows = cast(self.products(X), double) * cast(W, double)
             squares = cast(W, double) @ cast(self.gram, double) * cast(W, double)
-            own = self._sums(X.with_values(X.values * X.values))
+            own = self._sum_entries(X.with_values(X.values * X.values))
             return cast(own, double) / 2 + total(squares / 2 - of_rows, axis=1)
         if self.beta == 2:
             return left_squares(X, W, self.across, self.backend) / 2
-        return total(_divergence(X, self._found(W), self.beta), axis=1, dtype=double)
+        return total(_divergence(X, self._multiply_out(W), self.beta), axis=1, dtype=double)
 
 
-def _at_least(values: Any, least: float) -> Any:
+def _raise_to_least(values: Any, least: float) -> Any:
+    """Return the values, with those below `least` replaced by it."""
     return namespace(values).where(values < least, least + 0 * values, values)
 
 
 def _divergence(X: Any, found: Any, beta: float) -> Any:
-    """Divergence of each entry; those that are 0 have what is left of it."""
+    """Return the divergence of each entry; zero entries contribute the remaining terms."""
     xp = namespace(X)
-    there, near = X > _LEAST, _at_least(found, _LEAST)
+    there, near = X > _SMALLEST_DIVISOR, _raise_to_least(found, _SMALLEST_DIVISOR)
     some = xp.where(there, X, near)  # any number, where there is none
     if beta == 1:
         return xp.where(there, some * xp.log(some / near), 0 * X) - X + found

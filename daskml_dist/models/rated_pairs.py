@@ -12,7 +12,7 @@ from daskml_dist.backends import Backend
 from daskml_dist.backends.namespace import cast, is_host, namespace, ones, scalar, total
 from daskml_dist.losses import Loss
 from daskml_dist.models.base import BatchRows, Parameters, Part, StepModel, distinct
-from daskml_dist.models.hashed import mixed  #
+from daskml_dist.models.hashed import hash_numbers  #
 
 __all__ = ["RatedPairs"]
 
@@ -71,43 +71,43 @@ class RatedPairs(StepModel):
         object.__setattr__(self, "touches", 2.0 + self.negatives)
 
     def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
-        """Ratings; -1 and +1 for losses that tell two kinds apart: +1 is any rating above 0."""
+        """Return ratings; for losses of classification +1 for ratings above 0 and else -1."""
         if self.loss.kind == "classification":
             return np.where(y > 0, 1, -1).astype(dtype)
         return y.astype(dtype, copy=False)
 
     def prepare(self, X: Any, dtype: Any) -> Any:
-        """The numbers themselves."""
+        """Return the numbers of users and items unchanged."""
         return X
 
     def init(self, seed: int, dtype: Any) -> NDArray[Any]:
-        """As :meth:`init_rows`, all of them."""
+        """Return the initial parameters of all users and items."""
         return self.init_rows(slice(None), seed, dtype)
 
     def init_rows(self, at: slice, seed: int, dtype: Any) -> NDArray[Any]:
-        """Normal factors, hashed from the numbers of users and items; biases of 0."""
+        """Return normal factors, hashed from the numbers of users and items, and biases of 0."""
         number = np.arange(*at.indices(self.parameters.shape[0]))
         is_item = (number >= self.n_users).astype(np.int64)
-        keys = mixed(np.array([2 * seed, 2 * seed + 1], np.uint64))
+        keys = hash_numbers(np.array([2 * seed, 2 * seed + 1], np.uint64))
         own = (number - is_item * self.n_users).astype(np.uint64)
         column = np.arange(self.rank, dtype=np.uint64)
-        draw = mixed(mixed(own + keys[is_item])[:, np.newaxis] + column)
+        draw = hash_numbers(hash_numbers(own + keys[is_item])[:, np.newaxis] + column)
         # Box and Muller 1958.
-        radius, angle = _uniform(draw), _uniform(mixed(draw))
+        radius, angle = _uniform(draw), _uniform(hash_numbers(draw))
         w = np.zeros((len(number), self.parameters.shape[1]), dtype)
         normal = np.sqrt(-2 * np.log(radius)) * np.cos(2 * np.pi * angle)
         w[:, : self.rank] = normal * (_START / np.sqrt(self.rank))
         return w
 
     def touched(self, pieces: list[BatchRows], backend: Backend) -> NDArray[np.int64]:
-        """Rows of the users and of the items, drawn ones too."""
+        """Return the rows of the batch's users and items, drawn ones too; renumber the pieces."""
         index, places = distinct([backend.to_numpy(self.drawn(p, backend)) for p in pieces])
         for piece, at in zip(pieces, places, strict=True):
             piece.X = backend.to_device(at)
         return index
 
     def drawn(self, rows: BatchRows, backend: Backend) -> Any:
-        """Numbers of users and items, and of the items that are drawn beside these."""
+        """Return the numbers of users, of items, and of the negative items that are drawn."""
         X = rows.X
         if not self.negatives or X.shape[1] > 2:
             return X
@@ -118,43 +118,49 @@ class RatedPairs(StepModel):
         return xp.concat([X, cast(backend.to_device(others), X.dtype)], axis=1)
 
     def add_gradient(self, w: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
-        """As in :class:`StepModel`; the loss is without the penalty."""
+        """Add the gradient of some pairs to `out`; return the summed loss without the penalty."""
         at, given = self.drawn(rows, backend), (rows.weight, out, backend)
-        loss: Any = 0.0 if self.pairwise else self._add(w, at[:, :2], rows.y, *given)
-        others = None if at.shape[1] == 2 else self._targets_of_others(rows.y)
+        loss: Any = 0.0 if self.pairwise else self._add_pointwise(w, at[:, :2], rows.y, *given)
+        others = None if at.shape[1] == 2 else self._negative_targets(rows.y)
         for c in range(2, at.shape[1]):
             if self.pairwise:
-                loss = loss + self._add_order(w, at[:, :2], at[:, c], *given)
+                loss = loss + self._add_pairwise(w, at[:, :2], at[:, c], *given)
             else:
                 xp = namespace(at)
                 pairs = xp.stack([at[:, 0], at[:, c]], axis=1)
-                loss = loss + self._add(w, pairs, others, *given)
+                loss = loss + self._add_pointwise(w, pairs, others, *given)
         return loss
 
-    def _targets_of_others(self, y: Any) -> Any:
-        """Targets of items that are drawn: none of them was chosen."""
+    def _negative_targets(self, y: Any) -> Any:
+        """Return the targets of drawn items, all negative."""
         return namespace(y).full_like(y, -1.0 if self.loss.kind == "classification" else 0.0)
 
-    def _add(self, w: Any, at: Any, y: Any, weight: Any, out: Any, backend: Backend) -> Any:
-        """Add the gradient of pairs and their targets; the sum of their losses."""
+    def _add_pointwise(
+        self, w: Any, at: Any, y: Any, weight: Any, out: Any, backend: Backend
+    ) -> Any:
+        """Add the gradient of pairs and their targets; return the sum of their losses."""
         if is_host(w) and (found := self._add_compiled(w, at, y, weight, out)) is not None:
             return found
         users, items = at[:, 0], at[:, 1]
-        of_user, of_item = self._taken(w, users), self._taken(w, items)
-        losses, slope, reg = self._sloped(y, self._raw(of_user, of_item), weight)
-        backend.add_rows(slope * self._beside(of_item) + reg * of_user, users, None, out)
-        backend.add_rows(slope * self._beside(of_user) + reg * of_item, items, None, out)
+        of_user, of_item = self._take_rows(w, users), self._take_rows(w, items)
+        losses, slope, reg = self._compute_slopes(y, self._predict_raw(of_user, of_item), weight)
+        backend.add_rows(
+            slope * self._partner_derivative(of_item) + reg * of_user, users, None, out
+        )
+        backend.add_rows(
+            slope * self._partner_derivative(of_user) + reg * of_item, items, None, out
+        )
         return losses
 
-    def _add_order(
+    def _add_pairwise(
         self, w: Any, at: Any, others: Any, weight: Any, out: Any, backend: Backend
     ) -> Any:
-        """The same of pairs and other items, which are to be below (Rendle et al. 2009)."""
-        of_user, of_item = self._taken(w, at[:, 0]), self._taken(w, at[:, 1])
-        of_other = self._taken(w, others)
-        apart = self._raw(of_user, of_item) - self._raw(of_user, of_other)
-        losses, slope, reg = self._sloped(namespace(apart).ones_like(apart), apart, weight)
-        by_user, by_item = slope * (of_item - of_other), slope * self._beside(of_user)
+        """Add the gradient of the order of items and drawn items (BPR, Rendle et al. 2009)."""
+        of_user, of_item = self._take_rows(w, at[:, 0]), self._take_rows(w, at[:, 1])
+        of_other = self._take_rows(w, others)
+        apart = self._predict_raw(of_user, of_item) - self._predict_raw(of_user, of_other)
+        losses, slope, reg = self._compute_slopes(namespace(apart).ones_like(apart), apart, weight)
+        by_user, by_item = slope * (of_item - of_other), slope * self._partner_derivative(of_user)
         if self.biased:
             by_user[:, self.rank] = 0  # what a user adds to both
         backend.add_rows(by_user + reg * of_user, at[:, 0], None, out)
@@ -162,8 +168,8 @@ class RatedPairs(StepModel):
         backend.add_rows(reg * of_other - by_item, others, None, out)
         return losses
 
-    def _sloped(self, y: Any, raw: Any, weight: Any) -> tuple[Any, Any, Any]:
-        """Sum of the losses, slopes as a column, and penalties."""
+    def _compute_slopes(self, y: Any, raw: Any, weight: Any) -> tuple[Any, Any, Any]:
+        """Return the sum of the losses, slopes as a column, and penalties."""
         losses, slope = self.loss.value_and_gradient(y, raw)
         reg: Any = self.reg
         if weight is not None:
@@ -171,16 +177,17 @@ class RatedPairs(StepModel):
         return scalar(total(losses, dtype=namespace(losses).float64)), slope[:, None], reg
 
     def _add_compiled(self, w: Any, at: Any, y: Any, weight: Any, out: Any) -> float | None:
-        """The same in one reading; None where there is no such loop."""
+        """Add the gradient of pairs in one compiled loop; return None where there is none."""
         from daskml_dist.backends.pair_kernels import add_pairs
 
         return add_pairs(self.loss, w, at, y, weight, self.rank, self.reg, self.offset, out)
 
-    def _taken(self, w: Any, at: Any) -> Any:
+    def _take_rows(self, w: Any, at: Any) -> Any:
+        """Return some rows of the parameters."""
         return namespace(w).take(w, at, axis=0)
 
-    def _raw(self, of_user: Any, of_item: Any) -> Any:
-        """Raw prediction of each pair."""
+    def _predict_raw(self, of_user: Any, of_item: Any) -> Any:
+        """Return the raw prediction of each pair."""
         k = self.rank
         raw = total(of_user[:, :k] * of_item[:, :k], axis=1)
         raw += self.offset
@@ -189,15 +196,15 @@ class RatedPairs(StepModel):
             raw += of_item[:, k]
         return raw
 
-    def _beside(self, row: Any) -> Any:
-        """Derivative of the raw prediction by the other row of the pair."""
+    def _partner_derivative(self, row: Any) -> Any:
+        """Return the derivative of the raw prediction by the other row of the pair."""
         if self.biased:
             row = namespace(row).asarray(row, copy=True)
             row[:, self.rank] = 1
         return row
 
     def identity(self) -> dict[str, Any]:
-        """Loss, numbers of users and items, rank and penalty."""
+        """Return loss, numbers of users and items, rank and penalty."""
         sizes = [self.n_users, self.n_items, self.rank, self.biased]
         drawn = [self.negatives, self.pairwise]
         return {
@@ -206,17 +213,20 @@ class RatedPairs(StepModel):
         }  # fmt: skip
 
     def validation_sums(self, w: Any, rows: BatchRows, backend: Backend) -> NDArray[np.float64]:
-        """Weights, and squared errors, or right signs, times these; (2,)."""
+        """Return the sum of weights, and of squared errors or correct signs times weights; (2,)."""
         at = self.drawn(rows, backend)
-        of_user = self._taken(w, at[:, 0])
-        raws = [self._raw(of_user, self._taken(w, at[:, c])) for c in range(1, at.shape[1])]
-        ys = [rows.y, *(self._targets_of_others(rows.y) for _ in raws[1:])]
+        of_user = self._take_rows(w, at[:, 0])
+        raws = [
+            self._predict_raw(of_user, self._take_rows(w, at[:, c])) for c in range(1, at.shape[1])
+        ]
+        ys = [rows.y, *(self._negative_targets(rows.y) for _ in raws[1:])]
         if self.pairwise:
             raws, ys = [raws[0] - raw for raw in raws[1:]], [-y for y in ys[1:]]
-        sums = [self._scored(y, raw, rows.weight) for y, raw in zip(ys, raws, strict=True)]
+        sums = [self._sum_scores(y, raw, rows.weight) for y, raw in zip(ys, raws, strict=True)]
         return np.array(np.sum(sums, axis=0), np.float64)
 
-    def _scored(self, y: Any, raw: Any, weight: Any) -> list[float]:
+    def _sum_scores(self, y: Any, raw: Any, weight: Any) -> list[float]:
+        """Return the sum of weights, and of squared errors or correct signs."""
         xp = namespace(raw)
         weight = ones(y.shape, np.float64, y) if weight is None else cast(weight, xp.float64)
         if self.loss.kind == "classification":
@@ -226,7 +236,7 @@ class RatedPairs(StepModel):
         return [float(total(weight)), float(weight @ found)]
 
     def validation_score(self, sums: NDArray[np.float64]) -> float:
-        """Minus the root mean squared error, or the share of right signs."""
+        """Return minus the root mean squared error, or the share of correct signs."""
         if sums[0] == 0:
             return float("nan")
         mean = float(sums[1] / sums[0])
@@ -234,6 +244,6 @@ class RatedPairs(StepModel):
 
 
 def _uniform(draw: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Numbers between 0 and 1, neither of them, of 64 random bits."""
+    """Return numbers strictly between 0 and 1, made of 64 random bits each."""
     found: NDArray[np.float64] = ((draw >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
     return found

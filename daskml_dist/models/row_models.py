@@ -10,7 +10,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from daskml_dist.models.base import Model
 
-__all__ = ["Baskets", "Grown", "Unlabelled", "label_codes"]
+__all__ = ["Baskets", "TreeRows", "Unlabelled", "encode_labels"]
 
 
 @dataclass(frozen=True)
@@ -25,16 +25,16 @@ class Baskets(Model):
     n_items: int
 
     def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
-        """The targets themselves, which nobody reads."""
+        """Return the targets unchanged; they are not used."""
         return y
 
     def prepare(self, X: Any, dtype: Any) -> Any:
-        """The rows themselves."""
+        """Return the rows unchanged, in their own dtype."""
         return X
 
 
 @dataclass(frozen=True)
-class Grown(Model):
+class TreeRows(Model):
     """Rows of trees: no arithmetic is done with them, so any value goes.
 
     Parameters
@@ -51,7 +51,7 @@ class Grown(Model):
     starts_threads: ClassVar[bool] = False
 
     def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
-        """Targets in float64, labels by their numbers."""
+        """Return the targets in float64, with labels as their numbers."""
         if self.columns:
             found = [np.searchsorted(c, of) for c, of in zip(self.columns, y.T, strict=True)]
             return np.column_stack(found).astype(np.float64)
@@ -72,12 +72,12 @@ class Unlabelled(Model):
     n_features: int
 
     def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
-        """The targets themselves, which nobody reads."""
+        """Return the targets unchanged; they are not used."""
         return y
 
 
-def label_codes(y: NDArray[Any], classes: NDArray[Any], dtype: DTypeLike) -> NDArray[Any]:
-    """Position of each label among sorted classes.
+def encode_labels(y: NDArray[Any], classes: NDArray[Any], dtype: DTypeLike) -> NDArray[Any]:
+    """Return the position of each label among the sorted classes.
 
     Parameters
     ----------

@@ -31,7 +31,7 @@ __all__ = [
 #: What a row is to a split.
 NEITHER, TRAIN, TEST = 0, 1, 2
 #: Codes whose roles are looked up.
-_FEW = 1 << 12
+_MAX_TABLE_CODES = 1 << 12
 
 
 class FoldAssignment(ABC):
@@ -52,25 +52,25 @@ class FoldAssignment(ABC):
 
     @abstractmethod
     def played(self, codes: NDArray[np.int64], split: int) -> NDArray[Any]:
-        """NEITHER, TRAIN or TEST for each code; or `counted`."""
+        """Return NEITHER, TRAIN or TEST for each code; where `counted`, the training counts."""
 
     def every(self, codes: NDArray[np.int64]) -> NDArray[Any]:
-        """Roles in all splits, of shape (n, n_splits)."""
+        """Return the roles in all splits, of shape (n, n_splits)."""
         most = int(codes.max(initial=-1)) + 1
-        few = most <= _FEW and codes.min(initial=0) >= 0
+        few = most <= _MAX_TABLE_CODES and codes.min(initial=0) >= 0
         known = np.arange(most) if few else codes
         roles = [self.played(known, split) for split in range(self.n_splits)]
         table = np.stack(roles, axis=1)
         return table[codes] if few else table
 
     def times(self, played: Any, role: int) -> Any:
-        """Times that rows play a role, of what :meth:`played` tells of them."""
+        """Return how often rows have a role, given the result of :meth:`played`."""
         if self.counted:
             return played if role == TRAIN else played * 0
         return played == role
 
     def trained(self, codes: NDArray[np.int64], split: int) -> NDArray[Any]:
-        """Times that a split trains on a row of each code."""
+        """Return how often a split trains on a row of each code."""
         times: NDArray[Any] = self.times(self.played(codes, split), TRAIN)
         return times
 
@@ -92,7 +92,7 @@ class WithAll(FoldAssignment):
         return self.each.n_splits + 1
 
     def played(self, codes: NDArray[np.int64], split: int) -> NDArray[np.int8]:
-        """As in :class:`FoldAssignment`."""
+        """Return the roles in a split; in the last split all rows train."""
         if split == self.each.n_splits:
             return np.full(len(codes), TRAIN, np.int8)
         return self.each.played(codes, split)
@@ -119,7 +119,7 @@ class OnlyOne(FoldAssignment):
         return 1
 
     def played(self, codes: NDArray[np.int64], split: int) -> NDArray[np.int8]:
-        """As in :class:`FoldAssignment`."""
+        """Return the roles in the one split."""
         return self.each.played(codes, self.split)
 
 
@@ -150,7 +150,7 @@ class StackedLinear(Model):
         return self.each.n_features
 
     def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
-        """Targets as each model reads them, then the role in each split.
+        """Return the targets as each model reads them, followed by the role in each split.
 
         Parameters
         ----------
@@ -176,19 +176,19 @@ class StackedLinear(Model):
         return self.each.n_targets or 1
 
     def label_codes(self, y: Any) -> Any:
-        """Numbers of the rows' labels, of targets as each model reads them."""
+        """Return the numbers of the rows' labels, given targets as each model reads them."""
         xp = namespace(y)
         if y.ndim == 2:  # signs, one a class
             return xp.argmax(y, axis=1)
         return cast(y if self.each.n_classes > 2 else y > 0, xp.int64)
 
     def parted(self, y: Any) -> tuple[Any, Any]:
-        """Targets as each model reads them, and the roles, of what :meth:`encode` made."""
+        """Return targets as each model reads them, and roles, from encoded targets."""
         n = self.n_targets
         return (y[:, 0] if self.each.n_targets is None else y[:, :n]), y[:, n:]
 
     def times(self, roles: Any, role: int) -> Any:
-        """Times that rows play a role in each split, of the roles that :meth:`parted` gives."""
+        """Return how often rows have a role in each split, given the roles of :meth:`parted`."""
         return self.roles.times(roles, role)
 
 
@@ -214,16 +214,16 @@ class WideLoss(Loss):
 
     @property
     def kind(self) -> Any:  # type: ignore[override]
-        """As of each."""
+        """Kind of each column's loss."""
         return self.each.kind
 
     @property
     def parameters(self) -> tuple[float, ...]:
-        """As of each."""
+        """Parameters of each column's loss."""
         return self.each.parameters
 
     def value_and_gradient(self, y: Any, raw: Any) -> tuple[Any, Any]:
-        """Of one column."""
+        """Return the loss and gradient of one column."""
         return self.each.value_and_gradient(y, raw)
 
 
@@ -272,7 +272,7 @@ class WideLinear(StepModel):
         object.__setattr__(self, "_stops", loss.stops)
 
     def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
-        """Targets as each model reads them, then the weight in each split.
+        """Return the targets as each model reads them, followed by the weight in each split.
 
         Parameters
         ----------
@@ -291,20 +291,20 @@ class WideLinear(StepModel):
         return out
 
     def init(self, seed: int, dtype: Any) -> NDArray[Any]:
-        """As each begins."""
+        """Return the initial parameters of each model, side by side."""
         w = np.zeros(self.parameters.shape, dtype)
         w[:-1] = np.tile(self.each.init(seed, dtype), len(self.splits))
         return w
 
     def identity(self) -> dict[str, Any]:
-        """Facts of each, and how many there are."""
+        """Return the facts of each model, and the splits."""
         return {**self.each.identity(), "splits": self.splits}
 
     def add_gradient(self, w: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
-        """Add the gradients of the summed losses of a batch; the mean loss of a model."""
+        """Add the gradients of the summed losses of a batch; return the mean loss of a model."""
         with np.errstate(over="ignore", invalid="ignore"):
             raw = self.each.raw_prediction(w[:-1, ...], rows.X, backend)
-            losses, g = self._derivatives(raw, rows, backend)
+            losses, g = self._compute_derivatives(raw, rows, backend)
             self.each.add_products(rows.X, g, out[:-1, ...], backend)
         xp = namespace(losses)
         out[-1, :: self.each.width] -= cast(losses, out.dtype)
@@ -312,8 +312,8 @@ class WideLinear(StepModel):
         losses = xp.where(finite, losses, 0.0)
         return float(xp.sum(losses)) / max(int(xp.sum(cast(finite, xp.int32))), 1)
 
-    def _derivatives(self, raw: Any, rows: BatchRows, backend: Backend) -> tuple[Any, Any]:
-        """The losses of each model, and the derivatives by all raw predictions, weighted."""
+    def _compute_derivatives(self, raw: Any, rows: BatchRows, backend: Backend) -> tuple[Any, Any]:
+        """Return the losses of each model, and the weighted derivatives by all raw predictions."""
         xp, each, width = namespace(raw), self.each, self.each.width
         n, n_models = raw.shape[0], len(self.splits)
         mask, y = rows.y[:, 1:], rows.y[:, 0]

@@ -43,7 +43,7 @@ class DocumentFit:
     def __call__(
         self, X: Any, rows: NDArray[np.intp], topics: Array, gamma: Array
     ) -> tuple[Array, Array]:
-        """Topics of some documents.
+        """Return the topic distributions of some documents.
 
         Parameters
         ----------
@@ -69,12 +69,12 @@ class DocumentFit:
         return gamma, shares
 
     def gamma_of(self, X: Any, topics: Array) -> Array:
-        """Topics of all rows, from a start that is the same for all."""
+        """Return the topic parameters of all rows, from a start that is the same for all."""
         start = np.ones((X.shape[0], topics.shape[1]))
         return self(X, np.arange(X.shape[0]), topics, start)[0]
 
     def bounds_of(self, X: Any, log_topics: Array) -> Array:
-        """Part of the variational bound, and number of words, of each row: shape (n, 2)."""
+        """Return each row's part of the variational bound and its number of words: shape (n, 2)."""
         from daskml_dist.backends import topic_kernels
 
         gamma, out = self.gamma_of(X, np.exp(log_topics)), np.empty((X.shape[0], 2))
@@ -84,7 +84,7 @@ class DocumentFit:
 
 
 def log_expectations(parameters: Array) -> Array:
-    """E[log p] of each row of parameters of a Dirichlet distribution."""
+    """Return E[log p] for each row of parameters of a Dirichlet distribution."""
     from daskml_dist.backends import topic_kernels
 
     out = np.empty_like(parameters)
@@ -93,7 +93,7 @@ def log_expectations(parameters: Array) -> Array:
 
 
 def topics_bound(components: Array, prior: float) -> float:
-    """Part of the variational bound that the topics' words have.
+    """Return the part of the variational bound that belongs to the topics' word distributions.
 
     Parameters
     ----------
@@ -122,7 +122,7 @@ def check_counts(counts: NDArray[Any]) -> None:
 
 
 def counts_of(X: Any) -> Any:
-    """Rows of counts as CSR, checked."""
+    """Return rows of counts as CSR, after checking them."""
     counts = X if sparse.issparse(X) else sparse.csr_array(X)
     check_counts(counts.data)
     return counts

@@ -14,7 +14,7 @@ from scipy import sparse
 from daskml_dist.backends import Backend
 from daskml_dist.backends.dense_rows import check_dense
 from daskml_dist.backends.row_slices import row_slices
-from daskml_dist.models.trees import Trees, numbers_of
+from daskml_dist.models.trees import Trees, number_depth_first
 
 __all__ = ["ForestLeaves", "RawForest", "RawTrees", "TreeLeaves"]
 
@@ -64,7 +64,7 @@ class RawTrees:
     rows_apart: ClassVar[bool] = True
 
     def __call__(self, X: NDArray[Any], out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Raw predictions of shape (n,), or (n, n_outputs) where there are several."""
+        """Return raw predictions of shape (n,), or (n, n_outputs) for several outputs."""
         check_dense(X)
         found = np.empty((len(X), len(self.baseline)))
         found[:] = self.baseline
@@ -72,7 +72,10 @@ class RawTrees:
         return found[:, 0] if len(self.baseline) == 1 else found
 
     def on_device(self, backend: Backend, dtype: Any) -> Callable[[Any], NDArray[Any]]:
-        """The same function of rows on a GPU, to the last bit; only its results leave it."""
+        """Return the same function for rows on a GPU, with the same bits.
+
+        Results are on the host.
+        """
         from daskml_dist.backends.cupy_tree_predict import CupyForest
 
         forest = CupyForest(backend, self.trees, self.baseline)
@@ -106,6 +109,7 @@ class RawTrees:
         )  # fmt: skip
 
     def _add_masked(self, X: NDArray[Any], first: int, last: int, out: NDArray[np.float64]) -> None:
+        """Add the predictions of some trees to `out`, by bit masks of the leaves of each tree."""
         from daskml_dist.backends.tree_bins import to_bins
         from daskml_dist.backends.tree_masks import add_masked
 
@@ -133,8 +137,8 @@ class RawTrees:
         return np.ascontiguousarray(self.trees.nodes.value[:, 0])
 
     def numbered(self, X: NDArray[Any]) -> NDArray[Any]:
-        """The rows with categories by their numbers, unknown ones missing."""
-        return _numbered(self.trees, X)
+        """Return the rows with categories as numbers, unknown ones as missing."""
+        return _number_categories(self.trees, X)
 
 
 @dataclass(eq=False)
@@ -152,23 +156,27 @@ class TreeLeaves:
     rows_apart: ClassVar[bool] = True
 
     def __call__(self, X: NDArray[Any], out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Numbers of leaves, of shape (n, n_trees)."""
+        """Return the numbers of leaves, of shape (n, n_trees)."""
         from daskml_dist.backends.tree_predict import add_trees
 
         check_dense(X)
         nodes, n_trees = self.trees.nodes, len(self.trees)
         # Each tree adds to a column of its own, and what its leaves add are their numbers.
-        found, numbers = np.zeros((len(X), n_trees)), numbers_of(self.trees).astype(np.float64)
+        found, numbers = (
+            np.zeros((len(X), n_trees)),
+            number_depth_first(self.trees).astype(np.float64),
+        )
         add_trees(
-            np.ascontiguousarray(_numbered(self.trees, X)), self.trees.roots, 0, n_trees, n_trees,
+            np.ascontiguousarray(_number_categories(self.trees, X)), self.trees.roots, 0, n_trees,
+            n_trees,
             nodes.feature, nodes.threshold, nodes.left, nodes.missing_left, nodes.category,
             nodes.bitsets, numbers, found,
         )  # fmt: skip
         return found.astype(np.int64)
 
 
-def _numbered(trees: Trees, X: NDArray[Any]) -> NDArray[Any]:
-    """Rows with categories by their numbers, unknown ones missing."""
+def _number_categories(trees: Trees, X: NDArray[Any]) -> NDArray[Any]:
+    """Return rows with categories as numbers, unknown ones as missing."""
     bins = trees.bins
     if not bins.categorical.any():
         return X
@@ -201,18 +209,21 @@ class RawForest:
     rows_apart: ClassVar[bool] = True
 
     def __call__(self, X: NDArray[Any], out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Shares of classes, or means of targets, of shape (n, n_values)."""
+        """Return shares of classes, or means of targets, of shape (n, n_values)."""
         from daskml_dist.backends.forest_predict import add_answers
 
         values, found = self._values, np.zeros((X.shape[0], self._values.shape[1]))
         nodes = self._nodes64 if X.dtype == np.float64 else self._nodes32
-        for at, rows in _dense(X):
+        for at, rows in _iterate_dense(X):
             add_answers(rows, self.trees.roots, *nodes, self._depths, values, found[at])
         found /= len(self.trees)
         return found
 
     def on_device(self, backend: Backend, dtype: Any) -> Callable[[Any], NDArray[Any]]:
-        """The same function of rows on a GPU, to the last bit; only its results leave it."""
+        """Return the same function for rows on a GPU, with the same bits.
+
+        Results are on the host.
+        """
         from daskml_dist.backends.cupy_tree_predict import CupyForest
 
         forest = CupyForest(backend, self.trees, np.zeros(self._values.shape[1]))
@@ -232,15 +243,15 @@ class RawForest:
 
     @cached_property
     def _nodes64(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        return _woven(self.trees, np.float64)
+        return _weave_nodes(self.trees, np.float64)
 
     @cached_property
     def _nodes32(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        return _woven(self.trees, np.float32)
+        return _weave_nodes(self.trees, np.float32)
 
 
-def _woven(trees: Trees, dtype: Any) -> tuple[NDArray[Any], NDArray[np.int32]]:
-    """Thresholds in the dtype of rows, and features, left children and missing values' sides.
+def _weave_nodes(trees: Trees, dtype: Any) -> tuple[NDArray[Any], NDArray[np.int32]]:
+    """Return thresholds in the rows' dtype, and features, left children and missing sides together.
 
     A leaf leads to itself whatever a value is.
     """
@@ -272,18 +283,18 @@ class ForestLeaves:
     rows_apart: ClassVar[bool] = True
 
     def __call__(self, X: NDArray[Any], out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Numbers of leaves, of shape (n, n_trees)."""
+        """Return the numbers of leaves, of shape (n, n_trees)."""
         from daskml_dist.backends.forest_predict import leaves_of
 
         found = np.empty((X.shape[0], len(self.trees)), np.int64)
-        nodes, numbers = _woven(self.trees, X.dtype), numbers_of(self.trees)
-        for at, rows in _dense(X):
+        nodes, numbers = _weave_nodes(self.trees, X.dtype), number_depth_first(self.trees)
+        for at, rows in _iterate_dense(X):
             leaves_of(rows, self.trees.roots, *nodes, numbers, found[at])
         return found
 
 
-def _dense(X: Any) -> Iterator[tuple[slice, NDArray[Any]]]:
-    """Rows in one piece, where they are dense; else some at a time, made so."""
+def _iterate_dense(X: Any) -> Iterator[tuple[slice, NDArray[Any]]]:
+    """Yield rows in one piece where they are dense; sparse ones piece by piece, made dense."""
     if not sparse.issparse(X):
         yield slice(0, len(X)), np.ascontiguousarray(X)
         return

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
 from daskml_dist.models.tree_predictions import ForestLeaves
-from daskml_dist.models.trees import Trees, numbers_of
+from daskml_dist.models.trees import Trees, number_depth_first
 
-__all__ = ["TreeView", "node_paths", "view_of"]
+__all__ = ["TreeView", "make_tree_view", "node_paths"]
 
 Array = NDArray[Any]
 
@@ -60,7 +60,7 @@ class TreeView:
     trees: Trees
 
     def compute_feature_importances(self, normalize: bool = True) -> Array:
-        """Decrease of impurity by each feature, of shape (n_features,)."""
+        """Return the decrease of impurity by each feature, of shape (n_features,)."""
         inner = self.children_left >= 0
         whole = self.weighted_n_node_samples * self.impurity
         left, right = self.children_left[inner], self.children_right[inner]
@@ -85,25 +85,25 @@ class TreeView:
         return self.node_count
 
     def apply(self, X: Any) -> Array:
-        """Leaves that rows of shape (n, n_features) end in, by their numbers."""
+        """Return the number of the leaf for each of the rows of shape (n, n_features)."""
         return ForestLeaves(self.trees)(X)[:, 0]
 
     def decision_path(self, X: Any) -> csr_matrix:
-        """Nodes that rows come through, as a matrix of shape (n, node_count) of ones."""
+        """Return the nodes on each row's path, as a matrix of ones of shape (n, node_count)."""
         return node_paths(self.trees, self.apply(X)[:, None])
 
     def predict(self, X: Any) -> Array:
-        """The leaves' `value`, of shape (n, n_values), or (n, n_outputs, n_values) of several."""
+        """Return the `value` of the leaves, of shape (n, n_values) or (n, n_outputs, n_values)."""
         found = self.value[self.apply(X)]
         return found[:, 0] if self.n_outputs == 1 else found
 
 
-def view_of(
+def make_tree_view(
     trees: Trees, impurity: Array, n_features: int, n_classes: Sequence[int] = (1,)
 ) -> TreeView:
-    """View of the first tree; `n_classes` are those of each output, 1 in regression."""
+    """Return a view of the first tree; `n_classes` are those of each output, 1 in regression."""
     tree = trees.tree(0)
-    number = numbers_of(trees)[: len(tree.feature)]
+    number = number_depth_first(trees)[: len(tree.feature)]
     order = np.argsort(number)
     leaf = tree.feature[order] < 0
     left = tree.left[order]
@@ -131,7 +131,7 @@ def view_of(
 
 
 def node_paths(trees: Trees, leaves: Array) -> csr_matrix:
-    """Nodes that rows come through, as a matrix of shape (n_rows, n_nodes) of ones.
+    """Return the nodes on the path of each row, as a matrix of ones of shape (n_rows, n_nodes).
 
     Parameters
     ----------
@@ -144,7 +144,7 @@ def node_paths(trees: Trees, leaves: Array) -> csr_matrix:
     parent = np.full(len(nodes.feature), -1)
     parent[nodes.left[inner]] = parent[nodes.left[inner] + 1] = inner
     first = np.repeat(trees.roots[:-1], np.diff(trees.roots))
-    column_of = numbers_of(trees) + first
+    column_of = number_depth_first(trees) + first
     node_of = np.empty_like(column_of)
     node_of[column_of] = np.arange(len(column_of))
     at = node_of[leaves + trees.roots[:-1]]

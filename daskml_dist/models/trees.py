@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.models.bins import Bins
 
-__all__ = ["Tree", "Trees", "goes_left", "numbers_of"]
+__all__ = ["Tree", "Trees", "goes_left", "number_depth_first"]
 
 Array = NDArray[Any]
 
@@ -70,7 +70,7 @@ class Tree:
         return int(self.depth.max())
 
     def goes_left(self, node: int, bins: Bins) -> NDArray[np.uint8]:
-        """For each of 256 bins of a node's feature, whether its rows go left."""
+        """Return for each of 256 bins of a node's feature 1 if its rows go left, else 0."""
         return goes_left(
             int(self.bin[node]),
             bool(self.missing_left[node]),
@@ -82,7 +82,7 @@ class Tree:
 def goes_left(
     last: int, missing_left: bool, bitset: NDArray[np.uint64] | None, missing: int
 ) -> NDArray[np.uint8]:
-    """For each of 256 bins, whether its rows go left.
+    """Return for each of 256 bins 1 if its rows go left, else 0.
 
     Parameters
     ----------
@@ -138,7 +138,7 @@ class Trees:
         return cls(roots.astype(np.int64), nodes, n_per_iteration, bins)
 
     def __len__(self) -> int:
-        """Number of trees."""
+        """Return the number of trees."""
         return len(self.roots) - 1
 
     @property
@@ -147,7 +147,7 @@ class Trees:
         return len(self) // self.n_per_iteration
 
     def tree(self, number: int) -> Tree:
-        """One of the trees, its nodes counted from its own root."""
+        """Return one of the trees, its nodes counted from its own root."""
         at = slice(*self.roots[number : number + 2])
         parts = {f.name: getattr(self.nodes, f.name)[at] for f in fields(Tree)[:-1]}
         used = parts["category"][parts["category"] >= 0]
@@ -158,14 +158,14 @@ class Trees:
         return Tree(**parts, bitsets=self.nodes.bitsets[first : first + len(used)])
 
     def first(self, n_iter: int) -> Trees:
-        """The trees of the first iterations."""
+        """Return the trees of the first iterations."""
         n = n_iter * self.n_per_iteration
         return Trees.of([self.tree(i) for i in range(n)], self.n_per_iteration, self.bins)
 
     # -- as arrays alone -----------------------------------------------------------------------
 
     def packed(self) -> dict[str, NDArray[Any]]:
-        """All of it as arrays by name, to travel."""
+        """Return all trees as arrays by name, for sending and saving."""
         bins = self.bins
         return {
             **{f.name: getattr(self.nodes, f.name) for f in fields(Tree)},
@@ -178,7 +178,7 @@ class Trees:
 
     @classmethod
     def unpacked(cls, arrays: Mapping[str, NDArray[Any]]) -> Trees:
-        """Trees of the arrays that :meth:`packed` made."""
+        """Return the trees of the arrays that :meth:`packed` made."""
         n_per_iteration, max_bins = arrays["facts"].tolist()
         edges = np.split(arrays["edges"], arrays["n_edges"].cumsum()[:-1])
         bins = Bins(tuple(edges), max_bins, arrays["categorical"].astype(bool))
@@ -186,8 +186,8 @@ class Trees:
         return cls(arrays["roots"], nodes, n_per_iteration, bins)
 
 
-def numbers_of(trees: Trees) -> Array:
-    """Number of each node in its tree as users see it: a left child follows its parent."""
+def number_depth_first(trees: Trees) -> Array:
+    """Return the number of each node in its tree in depth-first order, as users see it."""
     from daskml_dist.backends.tree_order import depth_first
 
     found: Array = depth_first(trees.roots, trees.nodes.left)

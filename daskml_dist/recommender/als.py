@@ -14,7 +14,7 @@ from daskml_dist.data.containers import load_pandas
 from daskml_dist.data.keyed.cut import NumberedEntries
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 from daskml_dist.estimators.callback_list import callback_list
-from daskml_dist.models.factors import Factors
+from daskml_dist.models.factors import FactorModel
 from daskml_dist.parameters.checks import (
     check_count,
     check_flag,
@@ -343,7 +343,7 @@ class ALS(BaseRecommender):
             )
         return users[at >= 0], at[at >= 0], values[at >= 0]
 
-    def _item_regressors(self, model: Factors) -> Regressors:
+    def _item_regressors(self, model: FactorModel) -> Regressors:
         """Return the items' factors as they explain the ratings of users."""
         factors = self.item_factors_
         if self.biases:
@@ -356,7 +356,7 @@ class ALS(BaseRecommender):
         self._check_params()
         steps = int(self.cg_steps) if self.solver == "cg" else None
         return ALSSolver(
-            Factors(int(self.rank), bool(self.implicit), bool(self.biases), self.dtype),
+            FactorModel(int(self.rank), bool(self.implicit), bool(self.biases), self.dtype),
             LeastSquares(float(self.reg_param), bool(self.implicit), float(self.alpha), steps),
             int(self.max_iter),
             None if self.tol is None else float(self.tol),

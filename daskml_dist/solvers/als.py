@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.backends.als import PIECE, LeastSquares, Ratings, Regressors, System
 from daskml_dist.errors import DivergedError
-from daskml_dist.models.factors import Factors
+from daskml_dist.models.factors import FactorModel
 from daskml_dist.solvers.keyed import (
     EntrySide,
     KeyedEntries,
@@ -50,7 +50,7 @@ class ALSSolver(KeyedSolver):
 
     Parameters
     ----------
-    model : Factors
+    model : FactorModel
     equations : LeastSquares
     max_iter : int
         Sweeps.
@@ -59,7 +59,7 @@ class ALSSolver(KeyedSolver):
     seed : int
     """
 
-    model: Factors
+    model: FactorModel
     equations: LeastSquares
     max_iter: int
     tol: float | None

@@ -19,8 +19,8 @@ from daskml_dist.backends.binning import put_in_bins
 from daskml_dist.backends.csr_rows import CSRRows
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.models.base import BatchRows
-from daskml_dist.models.bins import Bins, edges_of
-from daskml_dist.models.hashed import draws
+from daskml_dist.models.bins import Bins, compute_bin_edges
+from daskml_dist.models.hashed import draw_by_hash
 from daskml_dist.solvers.holdout import HoldoutMask
 from daskml_dist.solvers.own_rows import Array, OwnRows
 
@@ -47,7 +47,7 @@ def find_bins(
     seed: int,
     aside: HoldoutMask | None,
     n_used: float,
-    edges_by: EdgeFinder = edges_of,
+    edges_by: EdgeFinder = compute_bin_edges,
 ) -> Bins:
     """Return the bins of all features.
 
@@ -77,7 +77,7 @@ def find_bins(
         weight = weight[:0]
     if len(numbers) > SAMPLE_ROWS:
         # Numbers differ, and so do what they are hashed to.
-        drawn = draws(numbers, seed, _SAMPLE_DRAW)
+        drawn = draw_by_hash(numbers, seed, _SAMPLE_DRAW)
         at = np.flatnonzero(drawn <= np.partition(drawn, SAMPLE_ROWS - 1)[SAMPLE_ROWS - 1])
         at = at[np.argsort(numbers[at], kind="stable")]
     else:
@@ -167,7 +167,7 @@ def _sample_lane(
         numbers = np.arange(first, first + block.X.shape[0])
         which = np.ones(len(numbers), bool)
         if last < np.uint64(2**64 - 1):
-            which = draws(numbers, seed, _SAMPLE_DRAW) <= last
+            which = draw_by_hash(numbers, seed, _SAMPLE_DRAW) <= last
         if is_aside is not None:
             which &= ~is_aside(first, block.y)
         X, _, weight = select_rows(block, which)
@@ -239,7 +239,7 @@ class BinnedRows:
             self._rows[at], self._columns[:, at], self.missing,
         )  # fmt: skip
         self._y[at] = y
-        self._salt[at] = (draws(numbers) >> np.uint64(32)).astype(np.uint32)
+        self._salt[at] = (draw_by_hash(numbers) >> np.uint64(32)).astype(np.uint32)
         if self._numbers is not None:
             self._numbers[at] = numbers
         if weight is not None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.models.hashed import draws
+from daskml_dist.models.hashed import draw_by_hash
 from daskml_dist.solvers.binning import BinnedRows
 from daskml_dist.solvers.boosting_losses import BoostLoss
 from daskml_dist.solvers.exact_sums import sum_exactly
@@ -216,7 +216,7 @@ class GatheredRows:
         last = np.uint64(min(int(share * 2.0**64), 2**64 - 1))
         self._at = []
         for room in rooms:
-            is_scored = draws(_row_numbers(room), seed, _SCORE_DRAW) <= last
+            is_scored = draw_by_hash(_row_numbers(room), seed, _SCORE_DRAW) <= last
             if within is not None:
                 is_scored &= is_in_range(_row_numbers(room), within)
             self._at.append(np.flatnonzero(is_scored))

@@ -17,7 +17,7 @@ import numpy as np
 
 from daskml_dist.backends.forest_devices import forests_on
 from daskml_dist.backends.forests import ForestDevice
-from daskml_dist.models.bins import Bins, forest_edges_of
+from daskml_dist.models.bins import Bins, compute_forest_bin_edges
 from daskml_dist.models.trees import Tree, Trees
 from daskml_dist.solvers.base import Solution
 from daskml_dist.solvers.binning import find_bins
@@ -124,7 +124,7 @@ class _ForestRun:
             n = solver.growth.signs
             bins = find_bins(
                 rows, solver.max_bins, (None,) * len(n), solver.seed, None, rows.n_rows,
-                forest_edges_of,
+                compute_forest_bin_edges,
             )  # fmt: skip
         rows.memory["bins"] = bins
         for lane in set(made) - set(rows.lanes):

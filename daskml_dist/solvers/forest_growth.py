@@ -16,8 +16,8 @@ from daskml_dist.backends.forests import ForestFacts
 from daskml_dist.backends.host_forests import drawn_lines
 from daskml_dist.models.bins import Bins
 from daskml_dist.models.criteria import Criterion
-from daskml_dist.models.grown_tree import Answers, GrownTree
-from daskml_dist.models.hashed import draws, mixed
+from daskml_dist.models.grown_tree import GrownTree, TreeFinisher
+from daskml_dist.models.hashed import draw_by_hash, hash_numbers
 from daskml_dist.models.trees import Tree
 from daskml_dist.solvers.forest_rows import FACTOR_BITS, ForestRows, ForestScales
 from daskml_dist.solvers.own_rows import Array
@@ -123,7 +123,7 @@ class ForestContext:
             self.table, scales.bits, growth.n_sums, growth.n_line, growth.n_outputs,
             bins.n_features, bins.max_bins, growth.signs, self.bounded, low, high,
         )  # fmt: skip
-        self.answers = Answers(
+        self.answers = TreeFinisher(
             growth.criterion, scales.bits, weight, scales.target, scales.term, scales.centre,
             growth.classes, growth.n_outputs,
         )  # fmt: skip
@@ -158,7 +158,9 @@ class ForestContext:
 
     def make_tree_keys(self, tree: int) -> tuple[np.uint64, np.uint64]:
         """Return the key of a tree's draws of rows, and the path number of its root."""
-        rows, nodes = (draws([tree], self._seed, use)[0] for use in (_ROW_DRAWS, _NODE_DRAWS))
+        rows, nodes = (
+            draw_by_hash([tree], self._seed, use)[0] for use in (_ROW_DRAWS, _NODE_DRAWS)
+        )
         return rows, nodes
 
     def draw_lines(self, room: ForestRows, tree: int, factor: Array | None = None) -> Array:
@@ -235,7 +237,9 @@ def count_draws(n: int, seed: int, tree: int, rate: float | None) -> NDArray[np.
     if rate is None:
         return np.ones(n, np.int64)
     # Poisson counts by inversion: compare a hashed 64-bit number with cumulated probabilities.
-    draw = mixed(mixed(np.arange(1, n + 1).astype(np.uint64)) + draws([tree], seed, _ROW_DRAWS))
+    draw = hash_numbers(
+        hash_numbers(np.arange(1, n + 1).astype(np.uint64)) + draw_by_hash([tree], seed, _ROW_DRAWS)
+    )
     return np.searchsorted(_draw_probabilities(rate), draw, side="right").astype(np.int64)
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from daskml_dist.backends.forests import ForestDevice, Nodes
-from daskml_dist.models.grown_tree import GrownTree, joined
+from daskml_dist.models.grown_tree import GrownTree, join_subtrees
 from daskml_dist.models.trees import Tree
 from daskml_dist.solvers.forest_growth import ForestContext
 from daskml_dist.solvers.forest_levels import find_best_cuts, grow_tree_parts, sum_root_lines
@@ -112,7 +112,8 @@ class JointGrower:
             depth += 1
         parts = self._finish_small_nodes(small)
         return [
-            growing.finish_tree(joined(top.made(), parts[k])) for k, top in enumerate(self._tops)
+            growing.finish_tree(join_subtrees(top.made(), parts[k]))
+            for k, top in enumerate(self._tops)
         ]
 
     def _draw_lines(self, numbers: range) -> list[list[int]]:

@@ -26,7 +26,7 @@ from daskml_dist.backends.tree_devices import trees_on
 from daskml_dist.backends.trees import CONSTANT, EXACT, ROUNDED, TreeRows
 from daskml_dist.errors import DivergedError, InvalidDataError
 from daskml_dist.models.bins import Bins
-from daskml_dist.models.hashed import draws
+from daskml_dist.models.hashed import draw_by_hash
 from daskml_dist.models.trees import Tree, Trees
 from daskml_dist.solvers.base import Solution
 from daskml_dist.solvers.binning import SAMPLE_ROWS, BinnedRows, bin_rows, find_bins
@@ -390,7 +390,7 @@ class GradientPacker:
         self, k: int, mode: int, units: Array, bits: tuple[int, int], number: int
     ) -> list[int]:
         """Pack the gradients of an output; the squares of rounded ones, and rounded hessians."""
-        key = int(draws([number], self._seed, _ROUNDING_DRAW)[0] >> np.uint64(32))
+        key = int(draw_by_hash([number], self._seed, _ROUNDING_DRAW)[0] >> np.uint64(32))
         of_g, of_h = _packing_units(units, bits)
         found = self._rows.map(
             lambda lane: lane.pack(k, mode, 1 / of_g, 1 / of_h, key), self._lanes

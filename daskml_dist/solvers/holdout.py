@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from daskml_dist.models.hashed import draws
+from daskml_dist.models.hashed import draw_by_hash
 from daskml_dist.solvers.own_rows import OwnRows
 
 __all__ = ["HoldoutMask", "StratifiedHoldout", "TrailingRows", "allot_by_share"]
@@ -148,7 +148,7 @@ class StratifiedHoldout(HoldoutMask):
 
     def drawn(self, places: NDArray[np.int64]) -> NDArray[np.uint64]:
         """Return the hashed draws of some places."""
-        return draws(places, self.seed, _HOLDOUT_DRAW)
+        return draw_by_hash(places, self.seed, _HOLDOUT_DRAW)
 
     def _count_classes(self, rows: OwnRows, lane: int) -> NDArray[np.int64]:
         """Return the rows of each class in the parts of a lane."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from daskml_dist.backends import Backend
 from daskml_dist.backends.namespace import namespace, scalar, total
 from daskml_dist.models.base import BatchRows
-from daskml_dist.models.linear import curvature_tiles
+from daskml_dist.models.linear import slice_for_curvature
 from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums, initial_parameters
 from daskml_dist.solvers.lbfgs import minimize_lbfgsb
 from daskml_dist.solvers.objective import check_gradient_overflow
@@ -44,7 +44,7 @@ class HuberSums(Statistic):
         xp, w = namespace(out), backend.to_device(self.w)
         gradient = xp.reshape(out[2:], self.w.shape)
         loss = 0.0
-        for at in curvature_tiles(rows.X, backend):
+        for at in slice_for_curvature(rows.X, backend):
             part = rows.part(at, backend)
             X = to_float64(part.X)
             residual = part.y - model.raw_prediction(w, X, backend)

@@ -13,7 +13,7 @@ from daskml_dist.backends.base import SparseRows
 from daskml_dist.backends.namespace import cast, is_host, namespace, ones, zeros
 from daskml_dist.errors import InvalidDataError
 from daskml_dist.models.base import BatchRows
-from daskml_dist.models.naive_bayes import as_categories, merge_moments
+from daskml_dist.models.naive_bayes import merge_moments, to_categories
 from daskml_dist.solvers.base import Array, Solution, Solver, Statistic, Sums
 from daskml_dist.solvers.rows import is_sparse, map_entries, row_tiles, to_dense_float64
 
@@ -163,7 +163,7 @@ class LargestCategory(Statistic):
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
         found = backend.to_numpy(out).copy()
         for at in row_tiles(rows.X, backend, dense=True):
-            X = as_categories(_dense_on_host(rows, at, backend), signed=self.signed)
+            X = to_categories(_dense_on_host(rows, at, backend), signed=self.signed)
             self.merge(found, X.max(axis=0) + 1.0)
         out[...] = backend.to_device(found)
         return float("nan")
@@ -193,7 +193,7 @@ class CategoryCounts(Statistic):
         found = np.zeros(self.shape(model))
         firsts = np.cumsum([1, *self.sizes[:-1]])
         for at in row_tiles(rows.X, backend, dense=True):
-            X = as_categories(_dense_on_host(rows, at, backend), signed=True)
+            X = to_categories(_dense_on_host(rows, at, backend), signed=True)
             y = backend.to_numpy(rows.y[at])
             weight = np.ones(len(y)) if rows.weight is None else backend.to_numpy(rows.weight[at])
             np.add.at(found[:, 0], y, weight)

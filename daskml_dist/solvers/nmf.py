@@ -30,7 +30,7 @@ from daskml_dist.backends.namespace import cast, namespace, total, zeros
 from daskml_dist.backends.nonnegative import descend, left_squares, nonnegative
 from daskml_dist.errors import DivergedError, InvalidDataError
 from daskml_dist.models.base import BatchRows
-from daskml_dist.models.nonnegative import Updates, check_signs, multiplied
+from daskml_dist.models.nonnegative import MultiplicativeUpdates, check_signs, multiply_by_ratio
 from daskml_dist.solvers.base import Array, NestedSums, RowState, Solution, Solver, Statistic, Sums
 from daskml_dist.solvers.principal_components import CovarianceEigenSolver, PowerIterations
 from daskml_dist.solvers.rows import (
@@ -559,7 +559,7 @@ class StepWeights(InitialWeights):
     Parameters
     ----------
     beta, l1, l2 : float
-        As of :class:`Updates`.
+        As of :class:`MultiplicativeUpdates`.
     anchor : ndarray of shape (n_features, k), or None
         Weights begin as what these components alone make of a row.
     history : tuple of ndarray of shape (n_features, k), or None
@@ -572,10 +572,10 @@ class StepWeights(InitialWeights):
     anchor: Array | None = field(default=None, kw_only=True)
     history: tuple[Array, ...] | None = field(default=(), kw_only=True)
 
-    def updates(self, across: Array, X: Any, backend: Backend) -> Updates:
+    def updates(self, across: Array, X: Any, backend: Backend) -> MultiplicativeUpdates:
         """Return the update rule of the weights of some rows."""
         across = to_rows_dtype(across, X, backend)
-        return Updates(across, self.beta, self.l1, self.l2, backend)
+        return MultiplicativeUpdates(across, self.beta, self.l1, self.l2, backend)
 
     def make(self, model: Any, rows: BatchRows, backend: Backend) -> Any:
         """Return the weights as the steps so far left them."""
@@ -644,7 +644,7 @@ class MultiplicativeStep(Statistic):
                 self._add_step(rows.part(at, backend), updates, out)
         return float("nan")
 
-    def _add_step(self, part: BatchRows, updates: Updates, out: Any) -> None:
+    def _add_step(self, part: BatchRows, updates: MultiplicativeUpdates, out: Any) -> None:
         W, X = part.state, updates.rows(part.X)
         xp, d = namespace(W), updates.across.shape[0]
         if bool(xp.any(xp.isnan(W))):
@@ -766,7 +766,7 @@ class MultiplicativeNMF(NonnegativeSolver):
             below = found[d:-2]
         l1, l2 = n_rows * self.l1, n_rows * self.l2
         with np.errstate(over="ignore", invalid="ignore"):  # the next sums show it
-            new: Array = multiplied(H, found[:d], below, self.beta, l1, l2)
+            new: Array = multiply_by_ratio(H, found[:d], below, self.beta, l1, l2)
         return np.where(new < _ZERO_COMPONENT, 0.0, new) if self.beta <= 1 else new
 
 

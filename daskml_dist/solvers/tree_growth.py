@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from daskml_dist.backends.host_trees import HostTrees
 from daskml_dist.backends.trees import Part, SplitFacts, SplitLeaf, TreeDevice
 from daskml_dist.models.bins import Bins
-from daskml_dist.models.hashed import draws
+from daskml_dist.models.hashed import draw_by_hash
 from daskml_dist.models.trees import Tree, goes_left
 from daskml_dist.solvers.binning import BinnedRows
 from daskml_dist.solvers.own_rows import Array, OwnRows
@@ -455,7 +455,7 @@ class TreeGrower:
             (features,) = np.nonzero(allowed)
             n = max(1, math.ceil(growth.max_features * len(features)))
             # Features of a node follow from the seed and the path to it, on any trainer.
-            drawn = draws(features, *self._seed, leaf.path)
+            drawn = draw_by_hash(features, *self._seed, leaf.path)
             allowed = np.zeros_like(allowed)
             allowed[features[np.argsort(drawn, kind="stable")[:n]]] = 1
         return allowed

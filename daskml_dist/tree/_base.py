@@ -11,9 +11,9 @@ from sklearn.base import clone
 from sklearn.utils import Bunch
 
 from daskml_dist.estimators.trees.base import BaseTrees
-from daskml_dist.models.grown_tree import weakest_links
-from daskml_dist.models.row_models import Grown
-from daskml_dist.models.tree_view import TreeView, view_of
+from daskml_dist.models.grown_tree import cut_weakest_links
+from daskml_dist.models.row_models import TreeRows
+from daskml_dist.models.tree_view import TreeView, make_tree_view
 from daskml_dist.models.trees import Trees
 from daskml_dist.parameters.checks import check_one_of
 from daskml_dist.solvers import Solution
@@ -40,7 +40,7 @@ class BaseDecisionTree(BaseTrees):
     def _random_cuts(self) -> bool:
         return self.splitter == "random"
 
-    def _set_fitted(self, solution: Solution, model: Grown, rows: DatasetInfo) -> None:
+    def _set_fitted(self, solution: Solution, model: TreeRows, rows: DatasetInfo) -> None:
         super()._set_fitted(solution, model, rows)
         self.max_features_ = self._features_of(model.n_features)
 
@@ -58,7 +58,7 @@ class BaseDecisionTree(BaseTrees):
         """Nodes as arrays, by scikit-learn's names."""
         self._check_fitted()
         n_classes = np.atleast_1d(getattr(self, "n_classes_", np.ones(self.n_outputs_, int)))
-        return view_of(self._trees, self._impurity, self.n_features_in_, n_classes.tolist())
+        return make_tree_view(self._trees, self._impurity, self.n_features_in_, n_classes.tolist())
 
     def get_depth(self) -> int:
         """Edges from the root to the deepest leaf."""
@@ -89,7 +89,7 @@ class BaseDecisionTree(BaseTrees):
         cost = tree.impurity * tree.weighted_n_node_samples / tree.weighted_n_node_samples[0]
         leaves = tree.children_left < 0
         path = [(0.0, float(cost[leaves].sum()))]
-        links = weakest_links(tree.children_left, tree.children_right, cost)
+        links = cut_weakest_links(tree.children_left, tree.children_right, cost)
         path += [(alpha, whole) for alpha, _, whole in links]
         alphas, impurities = np.array(path).T
         return Bunch(ccp_alphas=alphas, impurities=impurities)

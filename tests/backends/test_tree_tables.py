@@ -20,7 +20,7 @@ from daskml_dist.backends import forest_medians as medians
 from daskml_dist.backends.forest_cuts import BITS
 from daskml_dist.ensemble import HistGradientBoostingRegressor
 from daskml_dist.models.bins import Bins
-from daskml_dist.models.hashed import mixed
+from daskml_dist.models.hashed import hash_numbers
 from daskml_dist.models.tree_predictions import ForestLeaves, RawForest, RawTrees
 from daskml_dist.models.trees import Tree, Trees
 from tests.backends.test_kernel_tables import SIZES, around, dtypes
@@ -165,7 +165,7 @@ def test_answers_out_of_bag() -> None:
 
 def _draws(numbers: Array, keys: Array, table: Array) -> Array:
     """Return how often each tree draws each row."""
-    hashes = mixed(mixed(numbers.astype(np.uint64) + np.uint64(1))[:, None] + keys)
+    hashes = hash_numbers(hash_numbers(numbers.astype(np.uint64) + np.uint64(1))[:, None] + keys)
     return np.asarray(np.searchsorted(table, hashes, side="right"))
 
 

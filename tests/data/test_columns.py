@@ -16,7 +16,7 @@ from daskml_dist.data.column_statistics import (
     find_distinct_rows,
 )
 from daskml_dist.errors import InvalidDataError
-from daskml_dist.models.row_models import label_codes
+from daskml_dist.models.row_models import encode_labels
 
 
 def unaligned(rows: NDArray[Any]) -> NDArray[Any]:
@@ -126,6 +126,6 @@ def test_places_in_arrays(name: str) -> None:
 )
 def test_codes_of_labels(classes: NDArray[Any]) -> None:
     at = np.random.default_rng(0).integers(0, len(classes), 50)
-    codes = label_codes(classes[at], classes, np.int32)
+    codes = encode_labels(classes[at], classes, np.int32)
     assert codes.dtype == np.int32
     np.testing.assert_array_equal(codes, at)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from daskml_dist.data.keyed import cut
-from daskml_dist.models.factors import Factors
+from daskml_dist.models.factors import FactorModel
 from daskml_dist.solvers.als import SIDES
 
 RANDOM = np.random.default_rng(0)
@@ -60,5 +60,5 @@ def test_pieces_hold_no_ids_of_other_ranges() -> None:
 
 
 def test_factors_to_begin_with_are_drawn_some_at_a_time() -> None:
-    factors, taken = peak(lambda: Factors(10).start(slice(0, 400_000), 0))
+    factors, taken = peak(lambda: FactorModel(10).start(slice(0, 400_000), 0))
     assert taken < 1.5 * factors.nbytes

@@ -9,7 +9,7 @@ import pytest
 from numpy.testing import assert_array_equal
 from sklearn.ensemble._hist_gradient_boosting.binning import _find_binning_thresholds as theirs
 
-from daskml_dist.models.bins import edges_of
+from daskml_dist.models.bins import compute_bin_edges
 
 rng = np.random.default_rng(0)
 PLAIN = rng.normal(size=3_000)
@@ -20,11 +20,11 @@ HEAVY = np.append(np.round(HEAVY), np.nan)
 
 @pytest.mark.parametrize("values", [PLAIN, rng.integers(0, 64, 3_000).astype(float)])
 def test_without_heavy_values_they_are_scikit_learns(values: Any) -> None:
-    assert_array_equal(edges_of(values, None, 64), theirs(values, 64))
+    assert_array_equal(compute_bin_edges(values, None, 64), theirs(values, 64))
 
 
 def test_all_bins_are_used_between_scikit_learns() -> None:
-    found, peer = edges_of(HEAVY, None, 64), theirs(HEAVY, 64)
+    found, peer = compute_bin_edges(HEAVY, None, 64), theirs(HEAVY, 64)
     assert len(peer) < 45
     assert len(found) == 63
     assert np.isin(peer, found).all()
@@ -37,20 +37,20 @@ def test_all_bins_are_used_between_scikit_learns() -> None:
 
 def test_order_alone_decides_and_a_weight_of_k_is_a_value_k_times() -> None:
     counts = [
-        np.bincount(np.searchsorted(edges_of(values, None, 64), values))
+        np.bincount(np.searchsorted(compute_bin_edges(values, None, 64), values))
         for values in (HEAVY[:-1], np.sign(HEAVY[:-1]) * HEAVY[:-1] ** 2)
     ]
     assert_array_equal(*counts)
     times = rng.integers(0, 4, len(HEAVY))
-    often = edges_of(np.repeat(HEAVY, times), None, 64)
-    assert_array_equal(edges_of(HEAVY, times.astype(float), 64), often)
-    assert_array_equal(edges_of(HEAVY[::-1], times[::-1].astype(float), 64), often)
+    often = compute_bin_edges(np.repeat(HEAVY, times), None, 64)
+    assert_array_equal(compute_bin_edges(HEAVY, times.astype(float), 64), often)
+    assert_array_equal(compute_bin_edges(HEAVY[::-1], times[::-1].astype(float), 64), often)
 
 
 def test_odd_values_are_parted() -> None:
     few = [-np.inf, -1e308, 0.5, 1.0, np.nextafter(1.0, 2.0), 2.0, 1e308, np.inf]
     values = np.append(np.zeros(500), few)
-    found = edges_of(values, None, 8)
+    found = compute_bin_edges(values, None, 8)
     assert len(found) == 7
     assert np.isfinite(found).all()
     assert len(np.unique(np.searchsorted(found, values))) == 8

@@ -14,7 +14,7 @@ from scipy import sparse
 from daskml_dist.backends import als, als_kernels
 from daskml_dist.backends.als import LeastSquares, Ratings, Regressors
 from daskml_dist.errors import DivergedError
-from daskml_dist.models.factors import Factors
+from daskml_dist.models.factors import FactorModel
 from daskml_dist.solvers import als as solvers_als
 from daskml_dist.solvers.als import ALSSolver
 from daskml_dist.solvers.keyed import KeyedRows, KeyRange
@@ -109,9 +109,9 @@ def naive(
 
 
 CASES = {
-    "explicit": (Factors(RANK, dtype="float64"), LeastSquares(0.1, False, 1.0)),
-    "biased": (Factors(RANK, biased=True, dtype="float64"), LeastSquares(0.1, False, 1.0)),
-    "implicit": (Factors(RANK, implicit=True, dtype="float64"), LeastSquares(0.1, True, 2.0)),
+    "explicit": (FactorModel(RANK, dtype="float64"), LeastSquares(0.1, False, 1.0)),
+    "biased": (FactorModel(RANK, biased=True, dtype="float64"), LeastSquares(0.1, False, 1.0)),
+    "implicit": (FactorModel(RANK, implicit=True, dtype="float64"), LeastSquares(0.1, True, 2.0)),
 }
 
 
@@ -159,7 +159,7 @@ def test_parts_of_the_ratings_change_nothing(
 
 
 def _loss(
-    model: Factors, equations: LeastSquares, users: Any, items: Any, mean: float | None
+    model: FactorModel, equations: LeastSquares, users: Any, items: Any, mean: float | None
 ) -> float:
     rank = model.rank
     scores = users[:, :rank] @ items[:, :rank].T
@@ -189,7 +189,7 @@ def solved(
     equations: LeastSquares, others: NDArray[Any], ratings: NDArray[Any] = GIVEN
 ) -> NDArray[Any]:
     """Return the factors of each row of ratings, given those of the other side."""
-    model = Factors(others.shape[1], implicit=equations.implicit, dtype=others.dtype.name)
+    model = FactorModel(others.shape[1], implicit=equations.implicit, dtype=others.dtype.name)
     gram = model.gram(others) if model.implicit else np.zeros((model.width, model.width))
     (rows,) = _lanes(ratings, 1, 0)
     found = np.zeros((len(ratings), model.width), others.dtype)
@@ -250,7 +250,10 @@ def test_rows_of_all_lengths_around_chunks(
 def test_errors_of_all_widths_around_whole_vectors(dtype: str, rtol: float, implicit: bool) -> None:
     equations, (rows,) = LeastSquares(0.1, implicit, 2.0), _lanes(GIVEN, 1, 0)
     for width in WIDTHS:
-        draw, model = np.random.default_rng(width), Factors(width, implicit=implicit, dtype=dtype)
+        draw, model = (
+            np.random.default_rng(width),
+            FactorModel(width, implicit=implicit, dtype=dtype),
+        )
         users, others = (draw.normal(size=(n, width)).astype(dtype) for n in GIVEN.shape)
         by = model.regressors(others, np.zeros((width, width)), 0.0)
         found = np.zeros(N_USERS)
@@ -305,13 +308,13 @@ def test_long_rows_that_float32_cannot_add_up_are_added_up_in_float64() -> None:
 
 
 def test_a_singular_system_names_the_remedy() -> None:
-    solver = ALSSolver(Factors(30), LeastSquares(0.0, False, 1.0), 2, None, 0)
+    solver = ALSSolver(FactorModel(30), LeastSquares(0.0, False, 1.0), 2, None, 0)
     with pytest.raises(DivergedError, match="Raise reg_param, or lower rank"):
         solver.solve(Alone(GIVEN))
 
 
 def test_numbers_that_overflow_are_told() -> None:
-    solver = ALSSolver(Factors(2), LeastSquares(0.1, False, 1.0), 2, None, 0)
+    solver = ALSSolver(FactorModel(2), LeastSquares(0.1, False, 1.0), 2, None, 0)
     with pytest.raises(DivergedError, match="not finite"):
         solver.solve(Alone(GIVEN * 1e38))
 
@@ -330,7 +333,7 @@ def test_a_fit_goes_on_from_what_was_kept(steps: int | None) -> None:
 
 
 def test_the_first_factors_do_not_depend_on_who_makes_them() -> None:
-    model = Factors(4)
+    model = FactorModel(4)
     whole = model.start(slice(0, 10), 3)
     np.testing.assert_array_equal(whole[6:], model.start(slice(6, 10), 3))
     assert not np.array_equal(whole, model.start(slice(0, 10), 4))

@@ -178,7 +178,7 @@ def test_sparse_rows_are_asked_alike() -> None:
     )
 
 
-@pytest.mark.parametrize("blocks", [rows.row_tiles, curvature.curvature_tiles])
+@pytest.mark.parametrize("blocks", [rows.row_tiles, curvature.slice_for_curvature])
 def test_a_gpu_takes_many_rows_at_once(blocks: Any) -> None:
     wide = np.zeros((5000, 100))
     assert len(list(blocks(wide, get_backend("cpu")))) > 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from daskml_dist.models.hashed import draws
+from daskml_dist.models.hashed import draw_by_hash
 from daskml_dist.solvers.holdout import StratifiedHoldout, TrailingRows, allot_by_share
 
 Y = np.random.default_rng(0).choice(3, 2_000, p=[0.75, 0.24, 0.01]).astype(float)
@@ -43,7 +43,7 @@ def test_as_many_of_many_rows_as_asked_for(n: int) -> None:
     is_held = held.reader()(0, np.zeros(200_000))
     assert is_held.sum() == n
     # Those of the smallest draws, which is what a whole sort tells.
-    smallest = np.argsort(draws(np.arange(200_000), 3, 2))[:n]
+    smallest = np.argsort(draw_by_hash(np.arange(200_000), 3, 2))[:n]
     np.testing.assert_array_equal(np.flatnonzero(is_held), np.sort(smallest))
 
 

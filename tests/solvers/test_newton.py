@@ -47,7 +47,7 @@ def _same(ours: Any, X: Any, y: Any, weight: Any = None, rtol: float = 1e-6, **p
 def test_hessian_is_the_slope_of_the_gradient(
     name: str, n_classes: int, fit_intercept: bool, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(curvature, "_BLOCK_BYTES", 1)  # several blocks
+    monkeypatch.setattr(curvature, "_CACHE_BLOCK_BYTES", 1)  # several blocks
     rng = np.random.default_rng(0)
     model = LinearModel(LOSSES[name](), 6, n_classes, fit_intercept)
     y = rng.integers(3, size=400) if n_classes == 3 else np.sign(Y - 0.5)

@@ -14,12 +14,12 @@ from daskml_dist.backends.devices import DEVICES
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.outside import outside
 from daskml_dist.models.criteria import (
-    AbsoluteError,
+    AbsoluteErrorCriterion,
     Criterion,
-    Entropy,
-    Gini,
-    Poisson,
-    SquaredError,
+    EntropyCriterion,
+    GiniCriterion,
+    PoissonCriterion,
+    SquaredErrorCriterion,
 )
 from daskml_dist.parameters.checks import check_class_weight, check_number, check_one_of
 
@@ -27,13 +27,13 @@ __all__ = ["CRITERIA", "check_tree_params", "is_count", "is_share", "rows_of"]
 
 #: Criteria by the names that users call them by.
 CRITERIA: dict[str, Criterion] = {
-    "gini": Gini(),
-    "entropy": Entropy(),
-    "log_loss": Entropy(),
-    "squared_error": SquaredError(),
-    "friedman_mse": SquaredError(),
-    "poisson": Poisson(),
-    "absolute_error": AbsoluteError(),
+    "gini": GiniCriterion(),
+    "entropy": EntropyCriterion(),
+    "log_loss": EntropyCriterion(),
+    "squared_error": SquaredErrorCriterion(),
+    "friedman_mse": SquaredErrorCriterion(),
+    "poisson": PoissonCriterion(),
+    "absolute_error": AbsoluteErrorCriterion(),
 }
 
 

@@ -13,16 +13,23 @@ from daskml_dist.models.base import Parameters, Part
 from daskml_dist.models.torch_modules.library import load_torch
 from daskml_dist.models.torch_modules.source import Named, named_tensors
 
-__all__ = ["FlatModule", "by_pixel", "flat_of", "kernels_of", "parameters_of", "torch_dtype"]
+__all__ = [
+    "FlatModule",
+    "find_convolution_kernels",
+    "flatten_parameters",
+    "lay_out_parameters",
+    "to_channels_last",
+    "torch_dtype",
+]
 
 
 def torch_dtype(dtype: Any) -> Any:
-    """The dtype of torch that a dtype of NumPy is."""
+    """Return the dtype of torch that equals a dtype of NumPy."""
     return getattr(load_torch(), np.dtype(dtype).name)
 
 
-def parameters_of(module: Any) -> Parameters:
-    """Layout of a module's parameters and buffers.
+def lay_out_parameters(module: Any) -> Parameters:
+    """Return the layout of a module's parameters and buffers.
 
     Raises
     ------
@@ -45,8 +52,8 @@ def parameters_of(module: Any) -> Parameters:
     )
 
 
-def flat_of(module: Any, dtype: Any) -> Any:
-    """Parameters and buffers of a module as a new matrix of NumPy, of shape (n, 1).
+def flatten_parameters(module: Any, dtype: Any) -> Any:
+    """Return parameters and buffers of a module as a new NumPy matrix of shape (n, 1).
 
     Raises
     ------
@@ -65,8 +72,8 @@ def flat_of(module: Any, dtype: Any) -> Any:
     return np.concatenate(parts)[:, None]
 
 
-def kernels_of(module: Any) -> list[tuple[Any, str]]:
-    """Kernels of convolutions of images that are trained: their owners, and names there."""
+def find_convolution_kernels(module: Any) -> list[tuple[Any, str]]:
+    """Return the trained kernels of image convolutions: their owners, and names there."""
     convolutions = load_torch().nn.Conv2d, load_torch().nn.ConvTranspose2d
     return [
         (part, "weight")
@@ -75,8 +82,8 @@ def kernels_of(module: Any) -> list[tuple[Any, str]]:
     ]
 
 
-def by_pixel(kernel: Any) -> Any:
-    """A copy of a kernel that lies pixel after pixel, also of one channel."""
+def to_channels_last(kernel: Any) -> Any:
+    """Return a copy of a kernel in channels-last memory format, also where it has one channel."""
     return load_torch().empty_like(kernel, memory_format=load_torch().channels_last).copy_(kernel)
 
 
@@ -117,9 +124,9 @@ class FlatModule:
         size = parameters.shape[0]
         self._flat = torch.zeros(size, dtype=self.dtype, device=self.device)
         #: The same memory as arrays of the library of `like`.
-        self.flat = _shared(self._flat, like)
+        self.flat = _share_memory(self._flat, like)
         self._gradient: Any = torch.zeros_like(self._flat) if trained else None
-        self.gradient: Any = _shared(self._gradient, like) if trained else None
+        self.gradient: Any = _share_memory(self._gradient, like) if trained else None
         self._bind(named)
         #: Kernels beside the vector, and their place in it.
         self._kernels: list[tuple[Any, Any, Any]] = []
@@ -134,7 +141,7 @@ class FlatModule:
         self._beside: list[tuple[Any, Any]] = []
         #: Ranges of the vector that have no gradients.
         self.means: list[slice] = []
-        for rows, alike in _runs(named):
+        for rows, alike in _group_adjacent(named):
             if not alike[0].trained:
                 self._add_mean(rows)
             values = self._values(rows, alike[0].tensor.dtype)
@@ -172,12 +179,12 @@ class FlatModule:
             self.trained.append((n.tensor, n.tensor.grad))
 
     def _lay_out_kernels(self) -> None:
-        kernels = [getattr(owner, key) for owner, key in kernels_of(self.module)]
+        kernels = [getattr(owner, key) for owner, key in find_convolution_kernels(self.module)]
         for n, (kernel, gradient) in enumerate(self.trained):
             if any(kernel is one for one in kernels):
                 self._kernels.append((kernel, kernel.data, gradient))
-                kernel.data = by_pixel(kernel.data)
-                kernel.grad = by_pixel(gradient)
+                kernel.data = to_channels_last(kernel.data)
+                kernel.grad = to_channels_last(gradient)
                 self.trained[n] = kernel, kernel.grad
 
     def clear(self) -> None:
@@ -209,14 +216,14 @@ class FlatModule:
             values.copy_(store)
 
     def is_bound(self) -> bool:
-        """Whether parameters and their gradients still lie in the vector."""
+        """Return True if parameters and their gradients are still views of the flat vectors."""
         now = {id(p) for p in self.module.parameters() if p.requires_grad}
         bound = all(p.grad is grad and p.shape == grad.shape for p, grad in self.trained)
         return bound and now == {id(p) for p, _ in self.trained}
 
 
-def _runs(named: Sequence[Named]) -> Iterator[tuple[slice, list[Named]]]:
-    """Neighbours in the vector that are of one dtype, and all trained or none."""
+def _group_adjacent(named: Sequence[Named]) -> Iterator[tuple[slice, list[Named]]]:
+    """Yield adjacent tensors of one dtype that are all trained, or none of them."""
     run: list[Named] = []
     start = stop = 0
     for n in named:
@@ -229,8 +236,8 @@ def _runs(named: Sequence[Named]) -> Iterator[tuple[slice, list[Named]]]:
         yield slice(start, stop), run
 
 
-def _shared(tensor: Any, like: Any) -> Any:
-    """An array of the library of another that shares a tensor's memory."""
+def _share_memory(tensor: Any, like: Any) -> Any:
+    """Return an array of the library of another array that shares a tensor's memory."""
     return tensor.numpy() if is_host(like) else namespace(like).from_dlpack(tensor)
 
 

@@ -26,7 +26,7 @@ def check_torch(name: str) -> None:
 
 
 def load_torch() -> Any:
-    """The module `torch`.
+    """Return the module `torch`.
 
     Raises
     ------

@@ -17,22 +17,22 @@ from daskml_dist.backends import Backend
 from daskml_dist.backends.namespace import is_host, namespace, stream_of
 from daskml_dist.errors import DeviceUnavailableError, DivergedError, InvalidParameterError
 from daskml_dist.models.base import BatchRows, Parameters, StepModel
-from daskml_dist.models.row_models import label_codes
-from daskml_dist.models.torch_modules.flat import FlatModule, flat_of, torch_dtype
+from daskml_dist.models.row_models import encode_labels
+from daskml_dist.models.torch_modules.flat import FlatModule, flatten_parameters, torch_dtype
 from daskml_dist.models.torch_modules.library import load_torch, threads_of_torch
-from daskml_dist.models.torch_modules.source import Drawing, ModuleSource, Seed, telling
+from daskml_dist.models.torch_modules.source import Drawing, ModuleSource, Seed, explain_errors
 
 __all__ = [
     "IMAGES",
     "PRECISIONS",
-    "Columns",
+    "InputColumns",
     "TorchInputs",
     "TorchModel",
     "autocast",
+    "compute_row_losses",
     "cross_entropy",
-    "losses_of",
     "squared_error",
-    "tensor_of",
+    "to_tensor",
 ]
 
 
@@ -84,18 +84,18 @@ class TorchModel(StepModel):
     flushes = True
 
     def computing(self, n_threads: int) -> AbstractContextManager[Any]:
-        """Context in which torch uses so many threads for each lane."""
+        """Return a context in which torch uses `n_threads` threads for each lane."""
         return threads_of_torch(n_threads)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_made": {}}
 
     def at_rest(self) -> TorchModel:
-        """The model without what fits need."""
+        """Return the model without the parts that only fits need."""
         return replace(self, start=None, checksum=None, _made={})
 
     def init(self, seed: int, dtype: Any) -> NDArray[Any]:
-        """Parameters that the module begins with, drawn from torch's stream of the seed.
+        """Return the module's initial parameters, drawn from torch's stream of the seed.
 
         Raises
         ------
@@ -104,7 +104,9 @@ class TorchModel(StepModel):
         """
         if self.start is not None:
             return self.start.astype(dtype)
-        w: NDArray[Any] = flat_of(self.source.make_seeded(seed, torch_dtype(dtype)), dtype)
+        w: NDArray[Any] = flatten_parameters(
+            self.source.make_seeded(seed, torch_dtype(dtype)), dtype
+        )
         if self.checksum is not None and zlib.crc32(w.tobytes()) != self.checksum:
             raise InvalidParameterError(
                 f"{self.source.name} begins with other parameters here than on the client. Draw "
@@ -114,7 +116,7 @@ class TorchModel(StepModel):
         return w
 
     def checked(self, seed: int, dtype: Any) -> TorchModel:
-        """The model that tells where a worker would begin with other parameters."""
+        """Return the model with a checksum of its initial parameters, which workers compare."""
         return (
             self
             if self.start is not None
@@ -122,16 +124,16 @@ class TorchModel(StepModel):
         )
 
     def encode(self, y: NDArray[Any], classes: NDArray[Any] | None, dtype: Any) -> NDArray[Any]:
-        """Targets in the dtype that the criterion takes."""
+        """Return the targets in the dtype that the criterion takes."""
         if self.target == "numbers":
             return y.astype(dtype)
         if y.ndim == 2:  # of 0 and 1, for each of several labels
             return y.astype(dtype)
         assert classes is not None
-        return label_codes(y, classes, np.int64 if self.target == "labels" else dtype)
+        return encode_labels(y, classes, np.int64 if self.target == "labels" else dtype)
 
     def prepare(self, X: Any, dtype: Any) -> Any:
-        """Floats in the fit's dtype; bytes, tokens and columns of several kinds as they are."""
+        """Return floats in the fit's dtype; bytes, tokens and mixed columns unchanged."""
         if X.dtype.kind != "f" or X.dtype == dtype or self.inputs.columns is not None:
             return X
         return X.astype(dtype)
@@ -143,7 +145,7 @@ class TorchModel(StepModel):
         return loss
 
     def own_gradient(self, w: Any, rows: BatchRows, backend: Backend) -> tuple[Any, Any]:
-        """The same where torch has put it."""
+        """Return the gradient in the array in which torch has put it, and the summed loss."""
         return self._lane(rows, w).gradient_of(w, rows)
 
     def _lane(self, rows: BatchRows, w: Any) -> _Lane:
@@ -154,7 +156,10 @@ class TorchModel(StepModel):
         return lane
 
     def validation_sums(self, w: Any, rows: BatchRows, backend: Backend) -> NDArray[np.float64]:
-        """Weights, and those of right classes, or errors and targets, squared; (2,) or (4,)."""
+        """Return sums of weights, and of correct classes, or of errors and targets.
+
+        (2,) or (4,).
+        """
         raw = self._lane(rows, w).outputs(w, rows)
         y, weight = backend.to_numpy(rows.y), np.ones(len(raw))
         if rows.weight is not None:
@@ -170,7 +175,7 @@ class TorchModel(StepModel):
         return np.array([weight.sum(), *sums])
 
     def validation_score(self, sums: NDArray[np.float64]) -> float:
-        """Accuracy, or R^2."""
+        """Return accuracy, or R^2."""
         total, first = sums[:2]
         if total == 0:
             return math.nan
@@ -180,7 +185,7 @@ class TorchModel(StepModel):
         return float(1 - first / spread) if spread > 0 else math.nan
 
     def identity(self) -> dict[str, Any]:
-        """The module's name and the shapes of its parts, in their order."""
+        """Return the module's name and the shapes of its parts, in order."""
         parts = [[part.name, list(part.shape)] for part in self.parameters.parts]
         return {"module": self.source.name, "parts": parts, "precision": self.precision}
 
@@ -204,13 +209,13 @@ class _Lane(FlatModule):
         self._good: Any = None
 
     def gradient_of(self, w: Any, rows: BatchRows) -> tuple[Any, Any]:
-        """Gradient, in the memory that those of the parameters share, and loss."""
+        """Return the gradient, in the memory of the parameters' own gradients, and the loss."""
         torch = load_torch()
         with self._on_stream(w), torch.enable_grad():
             self.enter(w)
             self.clear()
             loss = self._drawing.call(partial(self._loss, rows), lambda: self.enter(w))
-            with telling(f"The backward pass of {self.model.source.name}"):
+            with explain_errors(f"The backward pass of {self.model.source.name}"):
                 self._backward(loss)
             if self._steps == 0:
                 self._check_bound()
@@ -243,20 +248,20 @@ class _Lane(FlatModule):
         """Sum of the weighted losses, as a tensor."""
         seed(rows.key)
         positional, named = self.model.inputs(rows.X, self.dtype, self.device)
-        y = tensor_of(rows.y)
+        y = to_tensor(rows.y)
         name = self.model.source.name
         with self._cast():
-            with telling(f"{name}.forward, on {len(y)} rows,"):
+            with explain_errors(f"{name}.forward, on {len(y)} rows,"):
                 output = self.module(*positional, **named)
-            losses = losses_of(self.criterion, output, y, name)
+            losses = compute_row_losses(self.criterion, output, y, name)
         if losses.dtype != self.dtype:
             losses = losses.to(self.dtype)
         if rows.weight is not None:
-            losses = losses * tensor_of(rows.weight)
+            losses = losses * to_tensor(rows.weight)
         return losses.sum()
 
     def _gradient_at(self, w: Any, n_rows: int) -> Any:
-        """The whole gradient; that of a buffer is how far its mean has moved."""
+        """Return the whole gradient; for a buffer it is the change of its running mean."""
         xp = np if is_host(w) else namespace(w)
         before = xp.reshape(w, (-1,))
         for at in self.means:
@@ -264,7 +269,7 @@ class _Lane(FlatModule):
         return xp.reshape(self.gradient, w.shape)
 
     def outputs(self, w: Any, rows: BatchRows) -> NDArray[Any]:
-        """Outputs for rows that are not trained on, on the host."""
+        """Return the outputs for rows that are not trained on, on the host."""
         torch = load_torch()
         self.module.eval()
         try:
@@ -331,7 +336,7 @@ IMAGES = ("channels_last", "channels_first")
 
 
 @dataclass(frozen=True)
-class Columns:
+class InputColumns:
     """Columns of a dataframe that are one input of a module.
 
     Parameters
@@ -364,10 +369,10 @@ class TorchInputs:
     """
 
     images: str | None = None
-    columns: Mapping[str, Columns] | None = None
+    columns: Mapping[str, InputColumns] | None = None
 
     def __call__(self, X: Any, dtype: Any, device: Any = None) -> tuple[list[Any], dict[str, Any]]:
-        """Positional and keyword arguments of a module for some rows.
+        """Return positional and keyword arguments of a module for some rows.
 
         Parameters
         ----------
@@ -377,14 +382,14 @@ class TorchInputs:
         device : device of torch, optional
             Where the parameters are.
         """
-        rows = tensor_of(X.toarray() if hasattr(X, "toarray") else X)
+        rows = to_tensor(X.toarray() if hasattr(X, "toarray") else X)
         if device is not None:
             rows = rows.to(device)
         if self.columns is not None:
             return [], {name: self._input(rows, of, dtype) for name, of in self.columns.items()}
         if self.images is not None:
             return [self._image(rows, dtype)], {}
-        return [_as_input(rows, dtype)], {}
+        return [_convert_input(rows, dtype)], {}
 
     def _image(self, rows: Any, dtype: Any) -> Any:
         if rows.ndim == 3:  # grey ones
@@ -394,14 +399,14 @@ class TorchInputs:
         scale = 1.0 if rows.is_floating_point() else 1 / 255
         return rows.to(dtype).contiguous() * scale
 
-    def _input(self, rows: Any, of: Columns, dtype: Any) -> Any:
+    def _input(self, rows: Any, of: InputColumns, dtype: Any) -> Any:
         torch = load_torch()
         columns = rows[:, of.at[0]] if of.single else rows[:, list(of.at)]
         return columns.to(torch.int64 if of.whole else dtype)
 
 
-def tensor_of(array: Any) -> Any:
-    """A tensor that shares the memory of an array, where it may be written."""
+def to_tensor(array: Any) -> Any:
+    """Return a tensor that shares the memory of an array where that is writable."""
     torch = load_torch()
     if not is_host(array):
         return torch.from_dlpack(array)
@@ -416,7 +421,7 @@ def tensor_of(array: Any) -> Any:
         raise InvalidParameterError(f"{error} Convert X to float32 or int64 first.") from error
 
 
-def _as_input(rows: Any, dtype: Any) -> Any:
+def _convert_input(rows: Any, dtype: Any) -> Any:
     torch = load_torch()
     if rows.is_floating_point():
         return rows if rows.dtype == dtype else rows.to(dtype)
@@ -424,7 +429,10 @@ def _as_input(rows: Any, dtype: Any) -> Any:
 
 
 def cross_entropy(output: Any, y: Any) -> Any:
-    """Cross-entropy of logits: one a class, or a single one for the second of two classes."""
+    """Return the cross-entropy of logits.
+
+    One for each class, or one for the second of two classes.
+    """
     functional = load_torch().nn.functional
     if y.is_floating_point():
         return functional.binary_cross_entropy_with_logits(output, y, reduction="none")
@@ -432,12 +440,12 @@ def cross_entropy(output: Any, y: Any) -> Any:
 
 
 def squared_error(output: Any, y: Any) -> Any:
-    """Squared error of each target."""
+    """Return the squared error of each target."""
     return load_torch().nn.functional.mse_loss(output, y, reduction="none")
 
 
-def losses_of(criterion: Any, output: Any, y: Any, name: str) -> Any:
-    """Loss of each row, as a tensor of shape (n,).
+def compute_row_losses(criterion: Any, output: Any, y: Any, name: str) -> Any:
+    """Return the loss of each row, as a tensor of shape (n,).
 
     Parameters
     ----------
@@ -455,11 +463,11 @@ def losses_of(criterion: Any, output: Any, y: Any, name: str) -> Any:
     first = output[0] if isinstance(output, tuple) else output
     # A column beside a vector would make torch compare each output with each target.
     if y.is_floating_point() and first.shape != y.shape:
-        first = _in_shape(first, y, name)
+        first = _match_shape(first, y, name)
         output = (first, *output[1:]) if isinstance(output, tuple) else first
     shapes = f"outputs of shape {tuple(first.shape)} and targets of shape {tuple(y.shape)}"
     labels = "" if y.is_floating_point() else " (numbers of the classes)"
-    with telling(f"The criterion, on {shapes}{labels},"):
+    with explain_errors(f"The criterion, on {shapes}{labels},"):
         losses = criterion(output, y)
     if losses.ndim == 0 or losses.shape[0] != y.shape[0]:
         raise InvalidParameterError(
@@ -474,7 +482,7 @@ def losses_of(criterion: Any, output: Any, y: Any, name: str) -> Any:
     return losses if losses.ndim == 1 else losses.flatten(1).mean(dim=1)
 
 
-def _in_shape(output: Any, y: Any, name: str) -> Any:
+def _match_shape(output: Any, y: Any, name: str) -> Any:
     if output.numel() != y.numel():
         raise InvalidParameterError(
             f"{name} gives outputs of shape {tuple(output.shape)} for targets of shape "
@@ -494,7 +502,7 @@ LOSS_FACTORS = tuple(2.0**power for power in (16, 12, 8, 4, 0))
 
 
 def autocast(precision: str | None, device: Any) -> Callable[[], AbstractContextManager[Any]]:
-    """Maker of a context in which torch computes products in a precision.
+    """Return a maker of contexts in which torch computes products in a precision.
 
     Parameters
     ----------

@@ -9,10 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.models.torch_modules.flat import by_pixel, kernels_of, torch_dtype
+from daskml_dist.models.torch_modules.flat import (
+    find_convolution_kernels,
+    to_channels_last,
+    torch_dtype,
+)
 from daskml_dist.models.torch_modules.library import load_torch
-from daskml_dist.models.torch_modules.module import TorchInputs, losses_of
-from daskml_dist.models.torch_modules.source import ModuleSource, chain_of, seeded, telling
+from daskml_dist.models.torch_modules.module import TorchInputs, compute_row_losses
+from daskml_dist.models.torch_modules.source import (
+    ModuleSource,
+    explain_errors,
+    seeded,
+    split_chain,
+)
 
 __all__ = ["Trial", "try_module"]
 
@@ -81,12 +90,12 @@ def try_module(
     with seeded(0), torch.enable_grad():
         module.eval()
         what = f"{source.name}.forward, tried on rows of shape {rows.shape[1:]} and {rows.dtype},"
-        with telling(what):
+        with explain_errors(what):
             output = module(*positional, **named)
         first = output[0] if isinstance(output, tuple) else output
         _check_output(source.name, first, len(rows), n_classes)
         y = _targets(first, len(rows), n_classes, n_targets)
-        loss = losses_of(source.make_criterion(kind), output, y, source.name).sum()
+        loss = compute_row_losses(source.make_criterion(kind), output, y, source.name).sum()
         if not loss.requires_grad:
             raise InvalidParameterError(
                 f"No parameter of {source.name} has a part in the loss, so that there is no "
@@ -96,20 +105,20 @@ def try_module(
         return Trial(
             target if n_classes else "numbers",
             tuple(first.shape[1:]),
-            _fewest_rows(module, inputs, rows, kind),
-            chain_of(source.name, module.eval(), positional, named) if chained else None,
-            pixelwise=_takes_pixels(source, module, inputs, rows, kind, y),
+            _find_fewest_rows(module, inputs, rows, kind),
+            split_chain(source.name, module.eval(), positional, named) if chained else None,
+            pixelwise=_accepts_channels_last(source, module, inputs, rows, kind, y),
         )
 
 
-def _takes_pixels(
+def _accepts_channels_last(
     source: ModuleSource, module: Any, inputs: TorchInputs, rows: Any, dtype: Any, y: Any
 ) -> bool:
-    """Whether steps are possible with kernels that lie pixel after pixel, and find the same.
+    """Return True if steps with channels-last kernels work and give the same result.
 
     Not where a module looks at the memory of a tensor, as its ``view`` does.
     """
-    torch, kernels = load_torch(), kernels_of(module)
+    torch, kernels = load_torch(), find_convolution_kernels(module)
     if dtype != torch.float32 or not kernels:
         return False
     positional, named = inputs(rows, dtype)
@@ -117,12 +126,12 @@ def _takes_pixels(
         before = module.eval()(*positional, **named)
     for owner, key in kernels:
         kernel = getattr(owner, key)
-        kernel.data = by_pixel(kernel.data)
+        kernel.data = to_channels_last(kernel.data)
     try:
         with torch.no_grad():
             after = module(*positional, **named)
         output = module.train()(*positional, **named)
-        losses_of(source.make_criterion(dtype), output, y, source.name).sum().backward()
+        compute_row_losses(source.make_criterion(dtype), output, y, source.name).sum().backward()
     except (RuntimeError, ValueError, InvalidParameterError):
         return False
     before, after = (o[0] if isinstance(o, tuple) else o for o in (before, after))
@@ -130,6 +139,7 @@ def _takes_pixels(
 
 
 def _check_output(name: str, output: Any, n_rows: int, n_classes: int | None) -> None:
+    """Raise an error if the output's shape does not fit the rows and classes."""
     if not isinstance(output, load_torch().Tensor) or not output.is_floating_point():
         raise InvalidParameterError(
             f"{name}.forward returns a {type(output).__name__}, where a tensor of floats (or a "
@@ -163,8 +173,8 @@ def _targets(output: Any, n_rows: int, n_classes: int | None, n_targets: int | N
     return torch.zeros(n_rows, dtype=output.dtype if one else torch.int64)
 
 
-def _fewest_rows(module: Any, inputs: TorchInputs, rows: NDArray[Any], dtype: Any) -> int:
-    """2 where a batch normalisation cannot take a row alone."""
+def _find_fewest_rows(module: Any, inputs: TorchInputs, rows: NDArray[Any], dtype: Any) -> int:
+    """Return 2 if a batch normalisation cannot take a single row, else 1."""
     torch = load_torch()
     norms = torch.nn.modules.batchnorm._BatchNorm
     if not any(isinstance(part, norms) for part in module.modules()):

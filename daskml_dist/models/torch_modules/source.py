@@ -19,12 +19,12 @@ __all__ = [
     "ModuleSource",
     "Named",
     "Seed",
-    "chain_of",
+    "class_name_of",
+    "explain_errors",
     "keep_children",
-    "name_of",
     "named_tensors",
     "seeded",
-    "telling",
+    "split_chain",
     "without_weights",
 ]
 
@@ -54,7 +54,7 @@ class Named:
 
     @property
     def is_buffer(self) -> bool:
-        """Whether it is a buffer, which a forward pass may change."""
+        """True for a buffer, which a forward pass may change."""
         return self.key in self.owner._buffers
 
 
@@ -81,10 +81,10 @@ class ModuleSource:
     @property
     def name(self) -> str:
         """Name of the module's class."""
-        return name_of(self.module)
+        return class_name_of(self.module)
 
     def make(self, dtype: Any) -> Any:
-        """A new module, whose parameters are drawn from torch's random stream, as they come.
+        """Return a new module, whose parameters are drawn from torch's current random stream.
 
         Parameters
         ----------
@@ -92,7 +92,7 @@ class ModuleSource:
             Of its floating-point parameters and buffers.
         """
         torch = load_torch()
-        with telling(f"{self.name}(...)"):
+        with explain_errors(f"{self.name}(...)"):
             is_made = isinstance(self.module, torch.nn.Module)
             found = copy.deepcopy(self.module) if is_made else self.module(**self.arguments)
         if not isinstance(found, torch.nn.Module):
@@ -118,12 +118,12 @@ class ModuleSource:
                 )
 
     def make_seeded(self, seed: int, dtype: Any) -> Any:
-        """As :meth:`make`, drawn from a seed."""
+        """Return a new module, whose parameters are drawn from a seed."""
         with seeded(seed):
             return self.make(dtype)
 
     def make_criterion(self, dtype: Any) -> Any:
-        """The criterion, of which each row has a loss of its own."""
+        """Return the criterion, which gives a loss for each row."""
         torch, given = load_torch(), self.criterion
         if isinstance(given, torch.nn.Module):
             found = copy.deepcopy(given)
@@ -135,24 +135,24 @@ class ModuleSource:
         arguments = dict(self.criterion_arguments)
         if "reduction" in inspect.signature(given).parameters:
             arguments["reduction"] = "none"
-        with telling(f"{name_of(given)}(...)"):
+        with explain_errors(f"{class_name_of(given)}(...)"):
             found = given(**arguments)
         return found.to(dtype) if isinstance(found, torch.nn.Module) else found
 
 
-def name_of(value: Any) -> str:
-    """Name of a class or function, or of the class of anything else."""
+def class_name_of(value: Any) -> str:
+    """Return the name of a class or function, or of the class of any other value."""
     return str(getattr(value, "__qualname__", type(value).__qualname__))
 
 
 def without_weights(module: Any) -> Any:
-    """A copy of a module whose parameters and buffers that it saves have no memory."""
+    """Return a copy of a module whose parameters and saved buffers take no memory."""
     torch = load_torch()
     try:
         bare = copy.deepcopy(module)
     except Exception as error:
         raise InvalidParameterError(
-            f"module={name_of(module)}(...) cannot be copied for the lanes, with "
+            f"module={class_name_of(module)}(...) cannot be copied for the lanes, with "
             f"{type(error).__name__}: {error}. Keep open files, locks and connections out of it."
         ) from error
     for named in named_tensors(bare):
@@ -165,20 +165,24 @@ def without_weights(module: Any) -> Any:
 
 
 def named_tensors(module: Any) -> list[Named]:
-    """Parameters and saved buffers, each once: of a chain of layers layer after layer.
+    """Return parameters and saved buffers, each once; of a chain layer after layer.
 
     Of any other module parameters come first. Those without gradients count among the buffers,
     which come after, in their order, floating-point ones before others.
     """
-    children = children_of_chain(module)
+    children = find_chain_children(module)
     if children is None:
-        return _in_order(_own(module, ""))
-    found = [n for path, child in children for n in _in_order(_own(child, f"{path}."))]
+        return _sort_by_kind(_iterate_own_tensors(module, ""))
+    found = [
+        n
+        for path, child in children
+        for n in _sort_by_kind(_iterate_own_tensors(child, f"{path}."))
+    ]
     seen: set[int] = set()
     return [n for n in found if not (id(n.tensor) in seen or seen.add(id(n.tensor)))]  # type: ignore[func-returns-value]
 
 
-def _own(module: Any, prefix: str) -> Iterator[Named]:
+def _iterate_own_tensors(module: Any, prefix: str) -> Iterator[Named]:
     seen: set[int] = set()
     for path, owner in module.named_modules():
         at = f"{prefix}{path}." if path else prefix
@@ -191,13 +195,13 @@ def _own(module: Any, prefix: str) -> Iterator[Named]:
                 yield Named(at + key, owner, key, tensor, trained)
 
 
-def _in_order(found: Iterator[Named]) -> list[Named]:
+def _sort_by_kind(found: Iterator[Named]) -> list[Named]:
     return sorted(found, key=lambda n: (not n.trained, not n.tensor.is_floating_point()))
 
 
 @contextmanager
-def telling(what: str) -> Iterator[None]:
-    """Say of an error in a user's module where it comes from.
+def explain_errors(what: str) -> Iterator[None]:
+    """Turn an error of a user's module into an InvalidParameterError with a remedy.
 
     Raises
     ------
@@ -209,12 +213,12 @@ def telling(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise InvalidParameterError(
-            f"{what} raised {type(error).__name__}: {error}{_remedy(str(error))}"
+            f"{what} raised {type(error).__name__}: {error}{_suggest_remedy(str(error))}"
         ) from error
 
 
-def _remedy(text: str) -> str:
-    """Likely remedy of an error of torch."""
+def _suggest_remedy(text: str) -> str:
+    """Return the likely remedy of an error of torch."""
     if "Expected more than 1 value per channel" in text:
         return (
             ". A batch normalisation needs two rows of each batch: use a larger batch_size or "
@@ -253,8 +257,8 @@ def _remedy(text: str) -> str:
     return ". Mend it, and try it on a few rows first: module(torch.from_numpy(X[:2]))."
 
 
-def children_of_chain(module: Any) -> list[tuple[str, Any]] | None:
-    """Children that the data may go through one after the other, with their paths.
+def find_chain_children(module: Any) -> list[tuple[str, Any]] | None:
+    """Return the children of a chain, through which rows go in order, with their paths; or None.
 
     Of a `Sequential`, those of plain ones in it in their places; or of a module that holds one such
     and nothing else. None: there is none.
@@ -284,10 +288,10 @@ def _children(chain: Any, path: str) -> Iterator[tuple[str, Any]]:
             yield path + name, child
 
 
-def chain_of(
+def split_chain(
     name: str, module: Any, positional: list[Any], named: dict[str, Any]
 ) -> tuple[tuple[str, ...], ...]:
-    """Layers of a module, each the paths of neighbouring children: one has parameters at least.
+    """Return the layers of a module: paths of adjacent children, at least one with parameters.
 
     Parameters
     ----------
@@ -303,8 +307,8 @@ def chain_of(
     InvalidParameterError
         It is no chain, or a parameter is in several of its layers.
     """
-    children = children_of_chain(module)
-    with _watched(module, children or []) as seen, load_torch().no_grad():
+    children = find_chain_children(module)
+    with _record_children(module, children or []) as seen, load_torch().no_grad():
         output = module(*positional, **named)
     whole = bool(children) and not named
     if not whole or seen[0] is not positional[0] or not _is_last(seen, children or [], output):
@@ -314,14 +318,14 @@ def chain_of(
             "its only attribute; or use pipeline=None."
         )
     assert children is not None
-    layers = _grouped(children, seen[1:], len(positional[0]))
+    layers = _group_by_layer(children, seen[1:], len(positional[0]))
     _check_apart(name, layers)
     return tuple(tuple(path for path, _ in layer) for layer in layers)
 
 
 @contextmanager
-def _watched(module: Any, children: list[tuple[str, Any]]) -> Iterator[list[Any]]:
-    """Input of the first of some children meanwhile, and the output of each."""
+def _record_children(module: Any, children: list[tuple[str, Any]]) -> Iterator[list[Any]]:
+    """Record the input of the first child and the output of each while the context is open."""
     seen: list[Any] = []
 
     def first(_: Any, given: tuple[Any, ...]) -> None:
@@ -342,10 +346,13 @@ def _is_last(seen: list[Any], children: list[tuple[str, Any]], output: Any) -> b
     return len(seen) == len(children) + 1 and seen[-1] is output
 
 
-def _grouped(
+def _group_by_layer(
     children: list[tuple[str, Any]], outputs: list[Any], n_rows: int
 ) -> list[list[tuple[str, Any]]]:
-    """Children by layer: a new one begins with parameters, where one tensor of rows goes over."""
+    """Return children by layer.
+
+    A new layer begins with parameters, where one tensor is passed on.
+    """
     torch = load_torch()
     layers: list[list[tuple[str, Any]]] = [[]]
     has = goes_over = False
@@ -374,9 +381,9 @@ def _check_apart(name: str, layers: list[list[tuple[str, Any]]]) -> None:
 
 
 def keep_children(module: Any, paths: set[str]) -> dict[str, Any]:
-    """The children of a chain at some paths; the others leave the module."""
+    """Keep the children of a chain at some paths, remove the others, and return the kept ones."""
     kept: dict[str, Any] = {}
-    for path, child in children_of_chain(module) or ():
+    for path, child in find_chain_children(module) or ():
         if path in paths:
             kept[path] = child
             continue
@@ -461,7 +468,7 @@ class Drawing:
         self._draws = on_device
 
     def call(self, function: Callable[[Seed], R], undo: Callable[[], Any]) -> R:
-        """Result of a function.
+        """Call a function and return its result; once it draws random numbers, from named streams.
 
         Parameters
         ----------

@@ -13,8 +13,13 @@ from daskml_dist.errors import DivergedError
 from daskml_dist.models.base import BatchRows, Parameters, StagedModel
 from daskml_dist.models.torch_modules.flat import FlatModule, torch_dtype
 from daskml_dist.models.torch_modules.library import load_torch
-from daskml_dist.models.torch_modules.module import TorchModel, autocast, losses_of, tensor_of
-from daskml_dist.models.torch_modules.source import Drawing, Seed, keep_children, telling
+from daskml_dist.models.torch_modules.module import (
+    TorchModel,
+    autocast,
+    compute_row_losses,
+    to_tensor,
+)
+from daskml_dist.models.torch_modules.source import Drawing, Seed, explain_errors, keep_children
 
 __all__ = ["TorchChain"]
 
@@ -43,7 +48,7 @@ class TorchChain(TorchModel, StagedModel):
     def forward(
         self, w: Any, x: Any, layers: range, rows: BatchRows, backend: Backend
     ) -> tuple[Any, Any]:
-        """As in :class:`StagedModel`."""
+        """Return the output of some layers, and memory for :meth:`backward`."""
         return self._stage(layers, w).forward(w, x, rows)
 
     def backward(
@@ -58,25 +63,28 @@ class TorchChain(TorchModel, StagedModel):
         *,
         wants_input: bool,
     ) -> Any:
-        """As in :class:`StagedModel`."""
+        """Add the gradient of some layers to `out`.
+
+        Return the gradient by their input, if wanted.
+        """
         return self._stage(layers, w).backward(memory, gradient, out)
 
     def loss_gradient(self, output: Any, rows: BatchRows, backend: Backend) -> tuple[Any, Any]:
-        """As in :class:`StagedModel`.
+        """Return the sum of the weighted losses, and its gradient by the output.
 
         Raises
         ------
         DivergedError
         """
         torch = load_torch()
-        leaf = tensor_of(output).detach().requires_grad_()
+        leaf = to_tensor(output).detach().requires_grad_()
         device = None if is_host(output) else leaf.device
         criterion = self._criterion(leaf)
         with torch.enable_grad(), autocast(self.precision, device)():
-            losses = losses_of(criterion, leaf, tensor_of(rows.y), self.source.name)
+            losses = compute_row_losses(criterion, leaf, to_tensor(rows.y), self.source.name)
         losses = losses.to(leaf.dtype)
         if rows.weight is not None:
-            losses = losses * tensor_of(rows.weight)
+            losses = losses * to_tensor(rows.weight)
         loss = losses.sum()
         (gradient,) = torch.autograd.grad(loss, leaf)
         found = loss.item()
@@ -87,7 +95,7 @@ class TorchChain(TorchModel, StagedModel):
                 f"{len(losses)} rows. Lower learning_rate, set clip=1.0, or scale the inputs.",
                 clock=clock,
             )
-        return found, _as(gradient, output)
+        return found, _to_library_of(gradient, output)
 
     def _criterion(self, leaf: Any) -> Any:
         key = "criterion", leaf.dtype
@@ -120,23 +128,23 @@ class _Stage(FlatModule):
         self._cast = autocast(model.precision, self.device)
 
     def forward(self, w: Any, x: Any, rows: BatchRows) -> tuple[Any, Any]:
-        """Output, and what is remembered: input, output and the gradients of the buffers."""
+        """Return the output, and as memory input, output and the gradients of the buffers."""
         leaf = None
         if self._begins:
             ((value,), _) = self._model.inputs(x, self.dtype, self.device)
         else:
-            leaf = self._across(tensor_of(x)).detach().requires_grad_()
+            leaf = self._across(to_tensor(x)).detach().requires_grad_()
             # A layer may work in place, which nothing may that has gradients of its own.
             value = leaf.clone()
         self.enter(w)
-        with load_torch().enable_grad(), telling(f"{self._model.source.name}.forward"):
+        with load_torch().enable_grad(), explain_errors(f"{self._model.source.name}.forward"):
             output = self._drawing.call(
                 partial(self._through, value, rows.key), lambda: self.enter(w)
             )
         self.collect()
         n_rows, flat = x.shape[0], namespace(w).reshape(w, (-1,))
         moved = [n_rows * (flat[at] - self.flat[at]) for at in self.means]
-        return _as(output.detach(), w), (leaf, output, moved)
+        return _to_library_of(output.detach(), w), (leaf, output, moved)
 
     def _through(self, value: Any, key: tuple[int, ...], seed: Seed) -> Any:
         for number, children in self._layers:
@@ -148,7 +156,7 @@ class _Stage(FlatModule):
         return value
 
     def _across(self, value: Any) -> Any:
-        """A layer's output as the next one gets it, wherever the chain is cut."""
+        """Return a layer's output in the form the next one gets it, at any cut of the chain."""
         form = load_torch().contiguous_format
         if self._model.pixelwise and self.device is None and value.ndim == 4:
             form = load_torch().channels_last
@@ -159,17 +167,19 @@ class _Stage(FlatModule):
         leaf, output, moved = memory
         self.clear()
         if output.requires_grad:
-            output.backward(tensor_of(gradient))
+            output.backward(to_tensor(gradient))
             self.gather()
         for at, change in zip(self.means, moved, strict=True):
             self.gradient[at] = change
         out += namespace(out).reshape(self.gradient, out.shape)
         if leaf is None:
             return None
-        return _as(load_torch().zeros_like(leaf) if leaf.grad is None else leaf.grad, out)
+        return _to_library_of(
+            load_torch().zeros_like(leaf) if leaf.grad is None else leaf.grad, out
+        )
 
 
-def _as(tensor: Any, like: Any) -> Any:
-    """A tensor as an array of the library of another."""
+def _to_library_of(tensor: Any, like: Any) -> Any:
+    """Return a tensor as an array of the library of another array."""
     tensor = tensor.contiguous()
     return tensor.numpy() if is_host(like) else namespace(like).from_dlpack(tensor)

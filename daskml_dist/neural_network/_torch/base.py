@@ -14,12 +14,16 @@ from daskml_dist.data.collection import Collection
 from daskml_dist.data.conversion import as_rows
 from daskml_dist.errors import DivergedError, InvalidParameterError
 from daskml_dist.estimators.gradient_steps import BaseSteps
-from daskml_dist.models.torch_modules.flat import flat_of, parameters_of, torch_dtype
+from daskml_dist.models.torch_modules.flat import (
+    flatten_parameters,
+    lay_out_parameters,
+    torch_dtype,
+)
 from daskml_dist.models.torch_modules.library import check_torch, load_torch
 from daskml_dist.models.torch_modules.module import (
     IMAGES,
     PRECISIONS,
-    Columns,
+    InputColumns,
     TorchInputs,
     TorchModel,
 )
@@ -200,7 +204,7 @@ class BaseTorch(BaseNetwork):
                     f"{names}. Pass a dataframe with these columns."
                 )
             whole = all(X.dtypes[name].kind in "iub" for name in wanted)
-            columns[argument] = Columns(tuple(map(names.index, wanted)), single, whole)
+            columns[argument] = InputColumns(tuple(map(names.index, wanted)), single, whole)
         return TorchInputs(None, columns)
 
     def _train(self, X: Any, y: Any, sample_weight: Any, **how: Any) -> None:
@@ -224,13 +228,13 @@ class BaseTorch(BaseNetwork):
         n_targets = rows.survey.n_targets
         n_classes = None if rows.classes is None or n_targets else len(rows.classes)
         module = source.make_seeded(0, kind)
-        parameters = parameters_of(module)
+        parameters = lay_out_parameters(module)
         check_shapes(source.name, parameters, last)
         chained = self.pipeline is not None
         found = tried.by(source, module, rows, dtype, n_classes, n_targets, chained)
         start = None
         if isinstance(self.module, load_torch().nn.Module):
-            start = flat_of(self.module, dtype)
+            start = flatten_parameters(self.module, dtype)
         target = "binary" if n_targets and rows.classes is not None else found.target
         make: Any = TorchModel if found.chain is None else partial(TorchChain, chain=found.chain)
         model: TorchModel = make(

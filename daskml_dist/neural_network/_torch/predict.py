@@ -16,7 +16,7 @@ from daskml_dist.errors import InvalidParameterError
 from daskml_dist.models.torch_modules.flat import FlatModule, torch_dtype
 from daskml_dist.models.torch_modules.library import load_torch
 from daskml_dist.models.torch_modules.module import TorchModel
-from daskml_dist.models.torch_modules.source import name_of, telling
+from daskml_dist.models.torch_modules.source import class_name_of, explain_errors
 
 __all__ = ["Above", "TorchOutputs", "either", "fitted_module", "nonlinearity_of", "sigmoid"]
 
@@ -62,7 +62,7 @@ class TorchOutputs:
         module, kind = self._module(), torch_dtype(str(self.w.dtype))
         name = self.model.source.name
         positional, named = self.model.inputs(X, kind)
-        with torch.inference_mode(), telling(f"{name}.forward, on {X.shape[0]} rows,"):
+        with torch.inference_mode(), explain_errors(f"{name}.forward, on {X.shape[0]} rows,"):
             if self.layer is not None:
                 found = _of_layer(module, self.layer, positional, named)
             else:
@@ -110,7 +110,7 @@ def _of_layer(module: Any, layer: str, positional: list[Any], named: dict[str, A
 
 def nonlinearity_of(criterion: Any) -> Callable[[Any], Any] | None:
     """Function from outputs to probabilities that goes with a criterion; None: they are these."""
-    return _NONLINEARITIES.get(name_of(criterion))
+    return _NONLINEARITIES.get(class_name_of(criterion))
 
 
 @dataclass(frozen=True)

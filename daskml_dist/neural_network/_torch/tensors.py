@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daskml_dist.errors import ModelFileError
-from daskml_dist.models.torch_modules.flat import parameters_of, torch_dtype
+from daskml_dist.models.torch_modules.flat import lay_out_parameters, torch_dtype
 from daskml_dist.models.torch_modules.source import ModuleSource
 
 __all__ = ["set_tensors", "take_tensors"]
@@ -74,7 +74,7 @@ def set_tensors(
 
 def _check_module(net: Any, source: ModuleSource) -> None:
     module = source.make_seeded(0, torch_dtype("float32"))
-    here = {part.name: part.shape for part in parameters_of(module).parts}
+    here = {part.name: part.shape for part in lay_out_parameters(module).parts}
     there = {part.name: part.shape for part in net.parameters.parts}
     odd = [name for name in {**here, **there} if here.get(name) != there.get(name)]
     if odd:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.models.torch_modules.module import TorchInputs, TorchModel
 from daskml_dist.models.torch_modules.probe import Trial, try_module
-from daskml_dist.models.torch_modules.source import ModuleSource, name_of
+from daskml_dist.models.torch_modules.source import ModuleSource, class_name_of
 from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.spec import FitSpec
 
@@ -96,7 +96,8 @@ def check_travels(model: TorchModel) -> None:
     except Exception as error:
         where = inspect.getmodule(model.source.module)
         raise InvalidParameterError(
-            f"module={name_of(model.source.module)} (of {getattr(where, '__name__', '?')}) or its "
-            f"arguments cannot be sent to workers: {type(error).__name__}: {error}. Keep open "
+            f"module={class_name_of(model.source.module)} "
+            f"(of {getattr(where, '__name__', '?')}) or its arguments cannot be sent to "
+            f"workers: {type(error).__name__}: {error}. Keep open "
             "files, locks and connections out of the class and what it refers to."
         ) from error
