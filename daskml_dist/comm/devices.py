@@ -120,6 +120,7 @@ def choose_route(places: list[DevicePlace]) -> DeviceRoute:
 
 def _find_problem(places: list[DevicePlace], hosts: list[list[int]]) -> str:
     """Return why NCCL cannot take the arrays, with the remedy; empty where it can."""
+    # In the order of what a user would mend first.
     if any(not place.gpu for place in places):
         return "a worker has no GPU; give every worker one"
     if len(hosts) == len(places):
@@ -225,6 +226,7 @@ class DeviceCommunicator(Communicator):
 
     def _reduce_scatter(self, array: Any, bounds: list[int]) -> Any:
         if not is_host(array):
+            # NCCL's sum is on every GPU anyhow: the own range is a part of it.
             own = slice(bounds[self.rank], bounds[self.rank + 1])
             return self._allreduce(array, None)[own]
         own = self._host.reduce_scatter(array, bounds)
@@ -303,6 +305,8 @@ def make_device_communicator(
         What stands for this process's GPU and for NCCL; by default they do themselves.
     """
     try:
+        # Step 1: all ranks say what they have. Step 2: each chooses the same route from the same
+        # list. Step 3: all open it, or none does.
         places = _gather_places(host, place or DevicePlace.here(backend))
         if not any(found.gpu for found in places) and backend.device == "cpu":
             return host

@@ -72,6 +72,7 @@ class HandshakeDeadline:
 
     def bound(self, sock: socket.socket) -> None:
         """Let the next call of a socket take no longer than what is left."""
+        # One deadline for all reads: a caller that sends a byte now and then gains no time.
         left = self._end - time.monotonic()
         if left <= 0:
             raise TimeoutError("the handshake took too long")
@@ -176,6 +177,8 @@ def receive_hello(
     protocol, role, name, _ = _HELLO.unpack(hello)
     if protocol != _PROTOCOL or role not in (UP, DOWN, PEER):
         raise ConnectionError("not a caller of this package")
+    # A fresh nonce makes the key of this connection alone, so that nothing said before proves
+    # anything.
     nonce = secrets.token_bytes(_NONCE_BYTES)
     session = HandshakeSession(sock, deadline, _derive_key(secret, hello, nonce, listener))
     deadline.send(sock, nonce)

@@ -168,6 +168,8 @@ class Listener:
     ) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._server = socket.create_server((host, 0), family=family, backlog=512)
+        # accept() returns now and then, so that expired halves are closed without a thread of their
+        # own.
         self._server.settimeout(_EXPIRY_SECONDS)
         self.port: int = self._server.getsockname()[1]
         self.endpoint = Endpoint(key, announced or host, self.port)

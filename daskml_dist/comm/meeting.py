@@ -62,6 +62,7 @@ def choose_communicator(
         raise
     # What it took to find out is no traffic of the fit.
     peers.bytes_sent = peers.bytes_received = 0
+    # Every rank is alone on its host: there is no memory to share.
     if len(hosts) == peers.size:
         return peers
     local = None
@@ -127,6 +128,8 @@ class TwoLevelGroup(Communicator):
         if self._local is not None:
             data = [own for (own,) in self._local.allgather(data)]
         if self._first is not None:
+            # Three steps: within the host, between the hosts' first ranks, and back within the
+            # host.
             data = [one for some in self._first.allgather(data) for one in some]
         if self._local is not None:
             data = self._local.allgather(data if self._first is not None else [])[0]
@@ -197,6 +200,7 @@ def find_shared_memory(peers: PeerGroup, allowed: bool) -> tuple[list[list[int]]
     allowed : bool
         Whether this rank takes part; all ranks must call, whatever they say.
     """
+    # A rank that takes no part still calls, with a place of zeros: collectives are of all ranks.
     own = make_rank_memory() if allowed else None
     place = _NOWHERE
     if own is not None:
@@ -343,6 +347,8 @@ class OneHostMeeting:
             for other, (_, pid, memory, number, token) in enumerate(places):
                 if other == rank:
                     continue
+                # Before its memory is opened by number: while the process lives, its number means
+                # the same.
                 lives[other] = ProcessLife(pid)
                 found[other] = theirs = open_rank_memory(pid, memory, number)
                 if theirs[0].token.hex() != token:

@@ -89,6 +89,7 @@ class RemoteConnection(ServerConnection):
         self, endpoint: Endpoint, credentials: Credentials, wait: Wait, bounds: MessageBounds
     ) -> None:
         super().__init__()
+        # Two channels: answers come while the next push is still on its way.
         up, down = call_listener(endpoint, credentials)
         self._out, self._in = up.outbox(wait), down.inbox(wait)
         self.transport = "sockets" if up.ring is None else "shared memory"
@@ -134,6 +135,7 @@ class RemoteConnection(ServerConnection):
 
     def close(self) -> None:
         """Say good-bye, so that nobody takes it for a loss, and close both channels."""
+        # The other side may be gone already.
         with contextlib.suppress(CommunicationError, RunAbortedError, WaitTimeoutError):
             self._out.send(encode_call({"op": _GOODBYE}))
         self._out.close()
@@ -329,6 +331,7 @@ def connect_to_server(
     bounds : MessageBounds
         What the server and its trainers may send.
     """
+    # In one process calls go to the server directly: nothing is copied or sent.
     server = find_server(endpoint.key)
     if server is not None:
         return LocalConnection(server, wait)
@@ -405,9 +408,11 @@ class ShardedConnection:
 
         With `whole` the push is not compressed, and takes along what earlier ones left out.
         """
+        # The versions that the lane pulled last, by which servers tell how stale its gradient is.
         versions = self._versions.get(lanes[0])
         pushes = None if index is None else self._layout.split_index(index)
         pulls = None if pull_index is None else self._layout.split_index(pull_index)
+        # All parts are sent before any answer is waited for.
         for s, connection in enumerate(self._connections):
             part, at, packed = None, None if pushes is None else pushes[s][0], None
             if values is not None:
@@ -441,6 +446,7 @@ class ShardedConnection:
         whole: bool,
     ) -> tuple[NDArray[Any] | None, NDArray[np.int64] | None, Packed | None]:
         """Return the values, index and packed values to send to shard `s`."""
+        # Error feedback: what a compressed push leaves out is added to the lane's next one.
         feedback = self._feedback.get((lane, s))
         if feedback is None:
             assert self._compression is not None

@@ -150,6 +150,7 @@ class PeerGroup(Communicator):
 
     def _receive_and_add(self, rank: int, array: NDArray[Any]) -> None:
         """Add what comes while more of it is on its way."""
+        # Pieces stay in the processor's cache between their arrival and their sum.
         scratch = np.empty(min(len(array), _ADD_PIECE_BYTES // array.itemsize), dtype=array.dtype)
         for start in range(0, len(array), len(scratch)):
             part = array[start : start + len(scratch)]
@@ -170,6 +171,7 @@ class PeerGroup(Communicator):
 
     def _allreduce_mesh(self, array: NDArray[Any], out: NDArray[Any] | None) -> NDArray[Any]:
         """Send the array to every rank, and add all in rank order: one hop, for small arrays."""
+        # All send before they receive: messages up to this size wait in the system's buffers.
         sending = self._send(self._others, array.data.cast("B"))
         parts = {self.rank: array}
         for r in self._others:
@@ -217,6 +219,7 @@ class PeerGroup(Communicator):
 
     def _pair_turns(self) -> list[tuple[int, int]]:
         """Return the ranks to send to and to hear in each turn, so that no rank has two at once."""
+        # In turn s every rank sends s places ahead and hears from s places behind.
         steps = range(1, self.size)
         return [((self.rank + s) % self.size, (self.rank - s) % self.size) for s in steps]
 
@@ -388,6 +391,7 @@ class PairMessages:
         sending = self._sending.setdefault(to, deque())
         while sending and sending[0].done():
             sending.popleft().result()
+        # Sent by the caller itself: a thread's turn would cost more than the small message.
         if awaited and not sending and sum(array.nbytes for array in arrays) <= _AWAITED_BYTES:
             self._peers.send(to, message)
             return

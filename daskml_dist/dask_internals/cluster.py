@@ -149,6 +149,7 @@ def is_task_wanted(worker: Any, key: Any) -> bool:
 
 def find_in_memory(worker: Any, keys: list[Any]) -> dict[Any, Any]:
     """Return the data of some keys that a worker has in memory; others are left out."""
+    # With spilling the worker's data is a buffer of two levels, `fast` and `slow`.
     data = getattr(worker.data, "fast", worker.data)
     return {key: data[key] for key in keys if key in data}
 
@@ -285,6 +286,7 @@ def find_failed_task(client: Any, key: Any) -> Any | None:
 
     def blamed(dask_scheduler: Any) -> Any | None:
         task = dask_scheduler.tasks.get(key)
+        # A task that failed since another one did names that one.
         blame = task and (task.exception_blame or task)
         return blame and blame.key
 
@@ -337,6 +339,8 @@ def release_stuck_tasks(
             if worker and worker not in running and not is_begun(worker, ts):
                 moves[ts.key] = "released"
         dask_scheduler.transitions(moves, stimulus)
+        # Tasks that were there when workers died are suspected; after `allowed-failures` Dask gives
+        # them up. A clean record lets them be tried once more.
         erred = [key for key in killed or () if key in tasks and tasks[key].state == "erred"]
         if erred:
             for ts in seen:

@@ -140,6 +140,7 @@ def select_tasks(tasks: Mapping[Any, GraphNode], keys: Iterable[Any]) -> dict[An
     stack = list(keys)
     while stack:
         key = stack.pop()
+        # Keys without a task are data that workers hold.
         if key in found or key not in tasks:
             continue
         found[key] = tasks[key]
@@ -191,6 +192,7 @@ def find_shuffles(graph: Any, keys: Iterable[Any]) -> frozenset[Any]:
         A name for each; empty where the rows always come in one order.
     """
     tasks = {key: task for part in _iterate_layers(graph) for key, task in part.items()}
+    # Most graphs have none, and need not be walked.
     if not any(is_unordered_shuffle(task) for task in tasks.values()):
         return frozenset()
     tasks = {**dict(graph), **tasks}

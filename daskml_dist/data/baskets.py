@@ -64,6 +64,7 @@ def make_baskets(
             return matrix(rows, items), items
         # Which works on any scheduler, that of the fit too; with a cluster, as the user set it.
         method = "tasks" if client is None and not _has_client() else None
+        # All entries of a basket must lie in one part, where they become one row.
         together = rows.shuffle(on=basket, shuffle_method=method)
         make, known = delayed(matrix, pure=False), delayed(items, pure=False)
         return [make(part, known) for part in lower_partitions(together)], items
@@ -158,6 +159,7 @@ def mark_known(X: Any) -> Any:
 def _mark_block(block: Any) -> NDArray[np.bool_]:
     """Return which entries of rows in memory are above zero, and which are known."""
     _check_table(block)
+    # pandas knows every kind of missing value among objects.
     if not is_dataframe_like(block) and block.dtype.kind == "O":
         block = load_pandas().DataFrame(block)
     try:
@@ -175,6 +177,7 @@ def _mark_block(block: Any) -> NDArray[np.bool_]:
             "X holds entries below zero or infinite. An entry tells whether, or how much of, an "
             "item is in a basket: make it zero or more, or NaN where nobody knows."
         )
+    # Two columns an item: there (and known), and known at all.
     known = ~np.isnan(values)
     return np.hstack([known & (values != 0), known])
 

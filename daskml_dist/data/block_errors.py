@@ -54,11 +54,13 @@ def make_unread_error(blocks: Iterable[tuple[Any, ...]], error: Exception) -> In
         The lazy parts of each.
     error : Exception
     """
+    # A task that does nothing with the parts fails only where making them fails.
     there, what = delayed(_touch_parts, pure=False), "Rows"
     for number, parts in enumerate(blocks):
         try:
             compute(there(*parts))
         except Exception as found:
+            # The first block that cannot be read explains most; others may be many.
             what, error = f"Block {number}", found
             break
     return make_reading_error(what, error)
@@ -159,6 +161,7 @@ class DeclaredNumbers:
 
 def find_declared_numbers(values: Any, name: str) -> DeclaredNumbers | None:
     """Return what Dask was told of a collection's numbers; None where it was told of none."""
+    # Values in memory are what they are; of delayed blocks nobody told Dask a dtype.
     if not is_dask(values) or (isinstance(values, da.Array) and is_from_delayed(values)):
         return None
     if is_dataframe_like(values):

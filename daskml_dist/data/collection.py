@@ -139,6 +139,7 @@ class Collection:
         """Return the most bytes each part's block can take; None where rows are not known."""
         if self.row_counts is None or self.row_shape is None:
             return None
+        # As float64, the widest that dense rows become; sparse rows take less.
         widths = [math.prod(self.row_shape)]
         if self.columns is not None:
             widths = np.diff(self.columns).tolist()
@@ -313,6 +314,7 @@ def take_named_columns(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, An
         check_holds_values(y, "y")
         _check_not_swapped(X, y)
     given = {"y": y, "sample_weight": sample_weight}
+    # A string is the name of a column, as formulas and scikit-learn's column selectors have it.
     named = {name: column for name, column in given.items() if isinstance(column, str)}
     for name, column in named.items():
         if not is_dataframe_like(X) or column not in X.columns:
@@ -377,6 +379,7 @@ def _names_columns(y: Any, X: Any) -> bool:
     if not is_dataframe_like(X) or (not is_dask(X) and len(X) == len(y)):
         return False
     _check_has_columns(X, f"y={list(y)!r}")
+    # All names: columns. None of them: labels. Some: a typing error.
     unknown = [name for name in y if name not in X.columns]
     if unknown and len(unknown) < len(y):
         raise InvalidDataError(
@@ -391,6 +394,7 @@ def _find_feature_names(X: Any) -> NDArray[Any] | None:
     if not is_dataframe_like(X):
         return get_column_names(X)
     names = list(X.columns)
+    # As scikit-learn: names count where all are strings, and a mixture is an error.
     are_strings = [isinstance(name, str) for name in names]
     if any(are_strings) and not all(are_strings):
         raise InvalidDataError(
@@ -621,6 +625,7 @@ def _find_column_count(collection: Collection) -> int:
 
 def _choose_column_bounds(X: Any, n_features: int, n_parts: int) -> tuple[int, ...]:
     """Return the bounds of the parts of the columns, at chunk edges that are near."""
+    # Even bounds, unless a chunk of a Dask Array ends nearby: a whole chunk stays where it is.
     even = [n_features * part // n_parts for part in range(n_parts + 1)]
     if not isinstance(X, da.Array):
         return tuple(even)
@@ -638,6 +643,7 @@ def _take_column_range(X: Any, start: int, stop: int) -> Any:
         return X.iloc[:, start:stop]
     if isinstance(X, da.Array):
         edges = np.cumsum([0, *X.chunks[1]])
+        # Whole chunks keep their tasks; a slice would make new ones for each.
         first, last = np.searchsorted(edges, [start, stop]).tolist()
         if edges[first] == start and edges[last] == stop:
             return X.blocks[:, first:last]

@@ -52,6 +52,7 @@ def compute_column_ranges(rows: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any
     InvalidDataError
         For infinity.
     """
+    # NaN to begin with: fmin and fmax ignore it as soon as there is a value.
     low, high = np.full((2, rows.shape[1]), np.nan, dtype=rows.dtype)
     for at, tile in _iterate_tiles(rows, rows.dtype):
         np.fmin(low[at], np.fmin.reduce(tile, axis=1), out=low[at])
@@ -119,6 +120,7 @@ def _iterate_tiles(rows: NDArray[Any], dtype: DTypeLike) -> Iterator[tuple[slice
     for at in row_slices(n_columns, _TILE_COLUMNS):
         columns = rows[:, at].T
         size = min(_TILE_VALUES, _TILE_BYTES // (itemsize * len(columns)), n_rows)
+        # One buffer for all tiles: rows in C order, or of another dtype, are copied into it.
         place = None if ready else np.empty((len(columns), size), dtype)
         for some in row_slices(n_rows, size):
             tile = columns[:, some]
@@ -135,12 +137,14 @@ def _compute_moments(tile: Numbers) -> tuple[Any, Numbers, Numbers]:
     with np.errstate(invalid="ignore", over="ignore"):
         total = tile.sum(axis=1)
     missing = None
+    # Only then is each value looked at: most columns miss nothing.
     if np.isnan(total).any() or np.isinf(total).any():
         check_no_infinity(tile)
         missing = np.isnan(tile)
         tile = np.where(missing, 0.0, tile)
         n, total = n - missing.sum(axis=1), tile.sum(axis=1)
     mean = total / np.maximum(n, 1)
+    # The second step of the two-step variance: deviations from the tile's own mean.
     apart = tile - mean[:, None]
     if missing is not None:
         np.copyto(apart, 0.0, where=missing)
@@ -275,6 +279,7 @@ def _find_distinct_in_series(column: Any) -> tuple[Any, Places]:
     if not isinstance(dtype, np.dtype):
         places, values = column.array.factorize()
         values = pandas.Series(values, dtype=dtype)
+        # factorize() gives missing values the code -1 and leaves them out: one is put first.
         if len(places) and places.min() < 0:
             missing = column.iloc[[int(places.argmin())]]
             values, places = pandas.concat([missing, values]), places + 1
@@ -299,6 +304,7 @@ def _find_distinct_objects(values: NDArray[Any]) -> tuple[NDArray[Any], Places]:
         place = {value: i for i, value in enumerate(dict.fromkeys(rows))}
     except TypeError:  # what has no hash is for scikit-learn to refuse
         return values, np.arange(len(values))
+    # Assigned as a whole: np.array() would take lists of equal length apart.
     found = np.empty(len(place), dtype=object)
     found[:] = list(place)
     return found, np.fromiter(map(place.__getitem__, rows), np.intp, len(rows))
@@ -336,6 +342,7 @@ def count_whole_numbers(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.
     low, high = int(values.min()), int(values.max())
     if high - low > max(_MAX_COUNTED_RANGE, len(values)) or high > np.iinfo(np.intp).max:
         return None
+    # Counting sort: presence of each number of the range, then ranks by a running sum.
     at = values.astype(np.intp)
     at -= low
     if high - low <= 1:

@@ -87,6 +87,7 @@ def _convert_container(value: Any) -> Any:
             return value
         meta = convert_pydata_sparse(value._meta)
         return da.map_blocks(convert_pydata_sparse, value, dtype=value.dtype, meta=meta)
+    # Compiled parts of a library live in modules such as `_duckdb`.
     package = type(value).__module__.partition(".")[0].lstrip("_")
     if package == "sparse":
         return convert_pydata_sparse(value)
@@ -150,6 +151,7 @@ def convert_named_columns(X: Any, *beside: Any) -> Any:
     if (names := get_column_names(X)) is not None:
         import dask.dataframe as dd
 
+        # A frame's partition holds whole rows.
         whole, rows = X.rechunk({1: -1}), {0: X.chunks[0]}
         found = (
             dd.from_dask_array(_rebuild_array(whole, whole.chunks), columns=list(names)),

@@ -67,6 +67,7 @@ def check_feature_names(estimator: Any, X: Any, *, reset: bool) -> None:
 
 def names_surely_match(X: Any, names: NDArray[Any] | None) -> bool:
     """Return whether columns have, at a glance, the names of the fit, or none as it."""
+    # Exact types: a subclass may have names.
     if type(X) in _NAMELESS_TYPES:
         return names is None
     if not is_small_frame(X):
@@ -81,6 +82,7 @@ def drop_feature_names(estimator: Any) -> Any:
     """Return the estimator without feature names, for rows whose names are known to be right."""
     if "feature_names_in_" not in vars(estimator):
         return estimator
+    # A view without a call of the constructor: it shares every fitted array with the estimator.
     view = object.__new__(type(estimator))
     vars(view).update(vars(estimator))
     del vars(view)["feature_names_in_"]
@@ -97,6 +99,7 @@ def remember_dtypes(estimator: Any, X: Any) -> None:
         rows that have one for all, or None where they have none.
     X : the rows
     """
+    # Frames have a dtype for each column, arrays one for all, lists none.
     dtypes = getattr(X, "dtypes", None)
     if dtypes is not None and hasattr(dtypes, "__iter__"):
         estimator._feature_dtypes = [str(dtype) for dtype in dtypes]

@@ -43,6 +43,7 @@ class FeatureScales:
             raise DivergedError(
                 "The squares of the features overflow. Scale the features (StandardScaler)."
             )
+        # A feature that is zero throughout has any unit.
         largest = np.where(self.largest > 0, self.largest, 1.0)
         return float((self.squares / largest**2).sum() / max(self.n_rows, 1))
 
@@ -54,10 +55,12 @@ def compute_block_scales(block: Block) -> FeatureScales:
         nothing = np.zeros(X.shape[1])
         return FeatureScales(0, nothing, nothing)
     if sparse.issparse(X):
+        # Stored entries alone: zeros add nothing to a sum of squares.
         squares = np.bincount(X.indices, X.data.astype(np.float64) ** 2, X.shape[1]).astype(float)
         largest = np.asarray(abs(X).max(axis=0).todense()).ravel()
     else:
         squares = np.einsum("ij,ij->j", X, X, dtype=np.float64)
+        # Without an array of absolute values, which would be as large as the block.
         largest = np.maximum(X.max(axis=0), -X.min(axis=0))
     return FeatureScales(block.n_rows, largest.astype(np.float64), squares)
 

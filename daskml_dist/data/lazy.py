@@ -91,6 +91,7 @@ def join_delayed(values: Any, ndim: int, n_columns: float = np.nan) -> Any:
     -------
     dask Array, or `values` itself where it is nothing of the kind
     """
+    # A single delayed object is one block.
     blocks = [values] if isinstance(values, Delayed) else values
     if not (isinstance(blocks, list | tuple) and any(isinstance(b, Delayed) for b in blocks)):
         return values
@@ -164,6 +165,7 @@ def _rechunk_whole_rows(X: da.Array) -> da.Array:
 
 
 def _concatenate_columns(chunks: list[Any]) -> Any:
+    # NumPy would make an array of objects of sparse chunks.
     if any(sparse.issparse(chunk) for chunk in chunks):
         return sparse.hstack(chunks, format="csr")
     return np.hstack(chunks)

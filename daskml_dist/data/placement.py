@@ -78,6 +78,7 @@ class PlacementGain:
         infos: Sequence[BlockInfo],
     ) -> PlacementGain:
         """Compare two placements of the same blocks."""
+        # A pass takes as long as the fullest lane's.
         full, fair = (max(lane.n_rows for lane in p.lanes) for p in (uneven, even))
         sizes = {info.index: info.nbytes for info in infos}
         wanted = {
@@ -99,6 +100,8 @@ class PlacementGain:
         bandwidth : float
             Bytes a second between workers.
         """
+        # Seconds that the skew costs over all passes, against those that the blocks are on their
+        # way.
         return passes * self.rows * seconds_a_row > self.nbytes / bandwidth
 
 
@@ -122,6 +125,7 @@ def split_rows(
     list of tuple of Segment
         One tuple a lane; empty where there are fewer rows than lanes.
     """
+    # Rows are numbered through all blocks: block i holds edges[i] to edges[i + 1].
     edges = np.concatenate([[0], np.cumsum([rows[b] for b in blocks])])
     total = int(edges[-1])
     # Even boundaries, which move to a block's boundary where one is near enough.
@@ -291,6 +295,7 @@ def reassign_lanes(
             # rows.
             best = min(sorted(capacity), key=lambda w: (loads.fill(w), -local(lane, w)))
             loads.give(lane.lane, best)
+    # Each move takes a lane from the fullest worker, so that it ends.
     while even and (move := loads.evening()) is not None:
         full, free = move
         moved = min(
@@ -340,6 +345,7 @@ def _place_where_rows_lie(
         load[worker] += rows[block]
     segments: list[tuple[Segment, ...]] = []
     workers: list[str] = []
+    # In the order of the first blocks, so that lanes are numbered alike in each run.
     for worker in sorted(held, key=lambda w: held[w][0]):
         parts = [s for s in split_rows(held[worker], rows, threads[worker]) if s]
         segments += parts

@@ -42,6 +42,7 @@ def convert_few_rows(X: Any, row_shape: RowShape) -> NDArray[Any] | None:
         Of float32 or float64, C-contiguous and aligned: what ``as_rows`` makes of X, to the bit.
         X itself where it is so already. It may hold NaN and infinity.
     """
+    # The cheapest checks first: this runs for every single-row request.
     kind = type(X)
     if kind is not np.ndarray:
         if kind is list:
@@ -55,6 +56,7 @@ def convert_few_rows(X: Any, row_shape: RowShape) -> NDArray[Any] | None:
     if has_few_rows(X, row_shape):
         rows: NDArray[Any] = X
         return rows
+    # Right in all but its layout: one small copy settles that.
     if X.ndim == 2 and X.shape[1:] == row_shape and 0 < len(X) <= MAX_FEW_ROWS:
         return np.array(X, order="C")
     return None
@@ -106,6 +108,7 @@ def _convert_lists(rows: list[Any]) -> NDArray[Any] | None:
     """Return an array of lists of floats; None for anything else."""
     if not (0 < len(rows) <= MAX_FEW_ROWS and type(rows[0]) is list and rows[0]):
         return None
+    # Whole numbers or words may be among them: these take the longer way.
     if type(rows[0][0]) is not float:
         return None
     try:

@@ -83,6 +83,8 @@ def check_rows(
     InvalidDataError
         `X` is no such object, is not two-dimensional, or has columns that are not numbers.
     """
+    # Containers of other libraries first: all that follows knows NumPy, SciPy, pandas and Dask
+    # alone.
     X = convert_foreign(X)
     check_holds_rows(X)
     X = join_delayed(X, 2)
@@ -95,6 +97,7 @@ def check_rows(
         return X
     if any_shape and is_series_like(X):
         return X
+    # The remedy in an error goes by what the user passed, not by the array made of it.
     given = X
     if hasattr(X, "tocsr"):
         X = X.tocsr()  # the one format that is cut by rows
@@ -109,6 +112,7 @@ def check_rows(
 
 def find_row_shape(X: Any) -> RowShape:
     """Return the shape of a row of what `check_rows` returned; None where Dask does not know."""
+    # A frame has no shape that Dask knows without counting its rows.
     shape = (len(X.columns),) if is_dataframe_like(X) else X.shape[1:]
     return None if np.isnan(shape).any() else tuple(map(int, shape))
 
@@ -125,6 +129,7 @@ def check_row_shape(
     """
     if found is None or expected is None or found == expected:
         return
+    # In scikit-learn's words, which tests of estimators look for.
     if len(found) == len(expected) == 1:
         raise InvalidDataError(
             f"{describe_block(index)}X has {found[0]} features, but {name} is expecting "
@@ -238,6 +243,7 @@ def check_holds_values(values: Any, name: str, *, single: bool = False) -> None:
     InvalidTypeError
     """
     kind = type(values).__name__
+    # A generator is used up by the first look at it, and a fit makes several.
     if isinstance(values, Iterator):
         raise InvalidTypeError(
             f"{name} is a {kind}, which can be read once; a fit reads its rows several "
@@ -251,6 +257,7 @@ def check_holds_values(values: Any, name: str, *, single: bool = False) -> None:
             f"them: dask.delayed({one}) is a block of rows, a list of such is {name}, and so is "
             "dask.dataframe.from_delayed(...)."
         )
+    # xarray's arrays are mappings of a kind, too, but have a dtype.
     if isinstance(values, Mapping) and not hasattr(values, "dtype"):
         is_row = all(isinstance(value, Number | str) for value in values.values())
         held = f"[{name}]" if is_row and values else name  # of columns, or of one row
@@ -316,6 +323,7 @@ def name_column_in_error(
     names : sequence of str, or None
         Of all columns.
     """
+    # Only errors of `make_bad_value_error` have the number of a column.
     column = getattr(error, "column", None)
     if not isinstance(error, InvalidDataError) or column is None or names is None:
         return
@@ -378,6 +386,7 @@ def check_no_times(X: Any) -> None:
 
 def holds_times(values: Any) -> bool:
     """Return whether values in memory, or a column of a frame, have a dtype of dates or spans."""
+    # Kinds m and M: spans of time and dates, of NumPy as of pandas.
     dtypes = values.dtypes if is_dataframe_like(values) else [getattr(values, "dtype", None)]
     return any(getattr(dtype, "kind", "") in ("m", "M") for dtype in dtypes)
 

@@ -94,6 +94,7 @@ class BlockRecipes:
         InvalidDataError
             A task of the block raised, or the block has other rows than it had.
         """
+        # `begun` holds the keys of tasks as they begin: the last one is the one that failed.
         key, n_rows, begun = self.targets[number], self.rows[number], list[Any]()
         try:
             found = fetch(key) if key in self.held else self._run(key, fetch, begun)
@@ -133,8 +134,10 @@ class BlockRecipes:
 
         Infinite where Dask's scheduler takes part in them, as in a shuffle between workers.
         """
+        # A shuffle between workers cannot be run by one trainer alone.
         if any(map(is_unordered_shuffle, self.graph.values())):
             return math.inf
+        # A shared read or join counts once for each block that would repeat it.
         alone = sum(len(select_tasks(self.graph, [key])) for key in self.targets.values())
         return alone / max(len(self.graph), 1)
 
@@ -209,6 +212,7 @@ class BlockStream(Generic[T]):
     def seek(self, pass_: int) -> None:
         """Go on from the start of a pass."""
         self.close()
+        # Groups of all passes in one run, so that reads for a pass begin while the one before ends.
         passes = range(pass_, self._last + 1)
         self._groups = (group for number in passes for group in self._order(number))
         self._read_ahead()
@@ -240,6 +244,7 @@ class BlockStream(Generic[T]):
 
     def _read_ahead(self) -> None:
         """Start reads of coming blocks up to the bound."""
+        # Reads are bound by blocks, groups may have several.
         known = [n for group in self._coming for n in group]
         while len(known) < self._ahead:
             group = next(self._groups, None)

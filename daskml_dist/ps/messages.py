@@ -143,7 +143,9 @@ def sum_in_lane_order(
     # Sums of floats depend on their order: that of the lanes does not change from run to run.
     parts = sorted(parts, key=lambda part: part[0])
     lane, first, values = parts[0]
+    # Dense gradients, or a single one: no indices to merge.
     if first is None or len(parts) == 1:
+        # The sum is made in place: a sender in the same process still holds its own array.
         total = values if lane in owned else values.copy()
         for _, _, values in parts[1:]:
             total += values

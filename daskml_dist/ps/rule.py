@@ -89,6 +89,7 @@ class ParameterGroup:
         rate : float
             Learning rate, with the group's own factor, without those of the columns.
         """
+        # Elementwise updates broadcast a rate for each column.
         if not self.rates or self.optimizer.elementwise_update is not None:
             self.optimizer.update(w, grad, opt_state, self.by_column(rate, w), number, l1)
             return
@@ -131,6 +132,8 @@ def make_parameter_groups(
     """
     options = options or {}
     names = [part.name for part in parameters.parts]
+    # A pattern without a part is most likely a typing error, which would train with other rates in
+    # silence.
     for pattern in options:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise InvalidParameterError(
@@ -232,11 +235,14 @@ class UpdateRule:
         return self._init_groups(w, start) | outer
 
     def _init_groups(self, w: Any, start: int) -> dict[str, Any]:
+        # The usual case: the optimizer's own arrays, without a copy.
         if len(self.groups) == 1 and self.groups[0].descends:
             return self.groups[0].optimizer.init(w)
         opt_state = {name: zeros(w.shape, w.dtype, w) for name in self._group_state_names}
         for group in self.groups:
             at = group.within(start, start + w.shape[0]).rows
+            # Groups of several optimizers share one array for each name; rows of a group without it
+            # stay zero.
             own = group.optimizer.init(w[at, ...]) if group.descends else {}
             for name, array in own.items():
                 opt_state[name][at, ...] = array
@@ -246,6 +252,7 @@ class UpdateRule:
         """Return the rule at constant rates: one for all columns, or one for each."""
         if len(set(rates)) == 1:
             return replace(self, schedule=Constant(rates[0]))
+        # Rates that differ by column become factors of the groups, with a schedule of 1.
         groups = (replace(g, rates=tuple(rates)) if g.descends else g for g in self.groups)
         return replace(self, groups=tuple(groups), schedule=Constant(1.0))
 

@@ -153,6 +153,7 @@ class ParameterServer:
         assert self._compression is not None
         assert request.packed is not None
         n_rows, width = self.shard.w.shape
+        # A push of some rows has the values of these alone.
         n_rows = n_rows if request.index is None else len(request.index)
         request.values = np.empty((n_rows, width), dtype=self.shard.w.dtype)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -261,6 +262,7 @@ class ParameterServer:
 
     def _on_keep(self, payload: CallPayload, reply: CallReply) -> ReadyAnswers:
         """Keep a snapshot of the server whose standby this is."""
+        # The standby keeps the records of finished passes, too, which snapshots only count.
         snapshot, records = payload["blob"]
         self._snapshots.kept.add(snapshot)
         if self.ledger is not None:
@@ -332,6 +334,7 @@ class ParameterServer:
         Whoever waits is told that its generation is stale.
         """
         with self._lock:
+            # A standby and a server without parameters can go on from snapshots alone.
             now = None
             clocks = self._snapshots.kept.clocks
             if self.shard is not None and self.generation >= 0:
@@ -436,6 +439,8 @@ class WaitingCallers:
         """
         self._arrived[rank] = info
         self._at_rendezvous.append(reply)
+        # Nobody is told before all have come, so that none waits for a trainer that was never
+        # started.
         if len(self._arrived) < n_trainers:
             return []
         peers = [self._arrived[rank] for rank in sorted(self._arrived)]
@@ -567,6 +572,8 @@ class ServerState:
         if self._ledger is not None:
             self._ledger.observe_staleness(staleness)
         for lane, (clock, rows, loss) in zip(request.lanes, progress.tolist(), strict=True):
+            # Hogwild: one message tells of steps that several lanes made in a shared replica; those
+            # that an earlier message told of count no more.
             steps = int(clock) - self._gate.clock(lane)
             if steps <= 0:
                 continue

@@ -30,6 +30,7 @@ class ShardState:
     @property
     def final(self) -> NDArray[Any]:
         """Return the parameters of a fit that ends here."""
+        # Averaged SGD predicts by the average, and trains on from the parameters themselves.
         return self.w if self.average is None else self.average
 
     def ending_with(self, w: NDArray[Any]) -> ShardState:
@@ -148,6 +149,7 @@ class ShardLayout:
     @cached_property
     def bounds(self) -> NDArray[np.int64]:
         """Return the row boundaries: shard s holds rows bounds[s] to bounds[s + 1]."""
+        # No empty shards: a server without rows would be waited for like any other.
         n_shards = max(1, min(self.n_shards, self.n_rows))
         return np.linspace(0, self.n_rows, n_shards + 1).astype(np.int64)
 
@@ -163,6 +165,7 @@ class ShardLayout:
     def split_index(self, index: NDArray[np.int64]) -> list[tuple[NDArray[np.int64], slice]]:
         """Split a sorted row index: for each shard the local index, and where it stood."""
         bounds = self.bounds
+        # The index is sorted, so each shard's rows are a range of it.
         cuts = np.searchsorted(index, bounds)
         return [
             (index[a:b] - bounds[s], slice(int(a), int(b)))

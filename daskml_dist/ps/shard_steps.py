@@ -132,6 +132,8 @@ class GroupSteps:
     def _cut_pieces(self, on_host: bool, l1: Any) -> list[_GroupPiece]:
         """Return pieces of the rows; one piece where the optimizer may look at all entries."""
         n_rows, width = self._w.shape
+        # An optimizer that looks at all entries at once (a norm, a matrix) must see the group
+        # whole.
         of_entries = on_host and self.group.optimizer.elementwise_update is not None
         most = max(_CACHED_ENTRIES // width, 1) if of_entries else n_rows
         return [
@@ -232,6 +234,7 @@ class TouchedRowSteps:
             Sum of the learning rates, with this one.
         """
         group = self._group
+        # Rows of other groups are stepped by these.
         if not self._whole:
             some = find_group_rows(group, index)
             grad, index = grad[some], index[some] - group.start
@@ -244,6 +247,7 @@ class TouchedRowSteps:
             self._w[index] -= grad if group.rate == 1 else group.rate * grad
             return
         rate, rate_sum = rate * group.rate, rate_sum * group.rate
+        # Compiled for these arrays at the first step that needs it.
         if self._compiled is None:
             self._compiled = self._bind_update(number)
         if self._compiled and grad.dtype == self._w.dtype:

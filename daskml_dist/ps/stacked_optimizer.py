@@ -56,11 +56,13 @@ class StackedOptimizer(Optimizer):
 
     def rates(self, passes: float) -> NDArray[np.float64]:
         """Return the learning rates of all columns after a number of passes."""
+        # Schedules count steps from 1; the fit hands over passes in the place of a rate.
         step = round(passes * self.steps_per_pass) + 1
         return np.array([schedule(step, passes) for schedule in self.schedules])[self.schedule_of]
 
     def rates_of(self, passes: Sequence[float]) -> NDArray[np.float64]:
         """Return learning rates of shape (n_steps, n_columns), after the passes of each step."""
+        # Constant rates are worked out once for all steps.
         if all(type(schedule) is Constant for schedule in self.schedules):
             return np.repeat([self.rates(one) for one in passes[:1]], len(passes), axis=0)
         return np.array([self.rates(one) for one in passes])
@@ -92,6 +94,8 @@ class StackedOptimizer(Optimizer):
         coefficients, kind = self.each.coefficients(step), type(self.each)
         if penalised:
             grad += l1 * l2_strength * w
+        # L1 by the optimizer's own proximal step where it has one, else by soft thresholding after
+        # it.
         if penalised and self.l1.any():
             strengths = l1 * l1_strength
             if kind.elementwise_update_l1 is not None:

@@ -169,11 +169,14 @@ class KeyedCollection(Collection):
         """
         assert self.numbers is not None
         n_groups = min(n_groups, n_lanes)
+        # Groups of neighbouring lanes, nearly equal in number.
         edges = [g * n_lanes // n_groups for g in range(n_groups + 1)]
         groups = tuple(range(a, b) for a, b in pairwise(edges))
         n_cut = 0
         if self.kind == "memory":
             parts = [self.numbers(source) for source in self.sources]
+            # The same steps as on a cluster, in one process: number, sample, cut, and build each
+            # block.
             cuts = cut.choose_cuts([cut.sample_ids(part, self.sides) for part in parts], n_lanes)
             made: list[Any] = [None] * (n_lanes * len(self.sides))
             for at, side in enumerate(self.sides):
@@ -182,6 +185,7 @@ class KeyedCollection(Collection):
                 for i in range(at, len(made), len(self.sides)):
                     made[i] = cut.build_block(i, whole, self.sides, cuts)
         else:
+            # Workers number and hold the parts first: each part is then read once for all sides.
             held, sizes, cuts = self.numbered(n_lanes, hold)
             parcels, n_cut = _build_parcels(held, sizes, self.sides, cuts, groups), sum(sizes)
             made = [some[g] for g, lanes in enumerate(groups) for _ in lanes for some in parcels]
@@ -196,6 +200,7 @@ class KeyedCollection(Collection):
         assert hold is not None
         tasks = TaskBuilder(self.sources)
         held = hold(tasks.lazy([tasks(self.numbers, source.key) for source in self.sources]))
+        # Only samples of the ids come to the client, which chooses the cuts.
         told = held.ask(_SampleIds(self.sides))
         return held, [n for n, _ in told], cut.choose_cuts([some for _, some in told], n_ranges)
 
@@ -230,6 +235,7 @@ def _build_parcels(
     many tasks as there are holders, each of which sorts for some of the groups.
     """
     tasks = TaskBuilder(held.parts)
+    # A task cuts parts that one worker holds, so that no part moves whole.
     together = [some for own in held.together() for some in _batch_parts(own, sizes)]
     found = [
         _build_side_parcels(tasks, held, together, side, cuts[side.rows], groups) for side in sides
@@ -301,6 +307,7 @@ class TaskBuilder:
         self._graph: dict[Any, Any] = {}
 
     def __call__(self, function: Callable[..., Any], *args: Any) -> Any:
+        # Dask's dashboard groups tasks by the part of a key before the first dash.
         name = getattr(function, "__name__", type(function).__name__).strip("_").lower()
         key = f"{name}-{self._name}-{len(self._graph)}"
         self._graph[key] = (function, *args)
@@ -309,6 +316,7 @@ class TaskBuilder:
     def lazy(self, keys: Sequence[Any]) -> list[Delayed]:
         """Return some results as delayed objects, which share one graph."""
         known = {*self._graph, *(source.key for source in self._sources)}
+        # Tuples name other tasks by their keys; Dask resolves these in the format of today.
         tasks = convert_legacy_graph(self._graph, known)
         graph = HighLevelGraph.from_collections(self._name, tasks, dependencies=self._sources)
         return [Delayed(key, graph, layer=self._name) for key in keys]
@@ -375,6 +383,7 @@ def convert_values(values: Any, name: str, least: float | None) -> NDArray[np.fl
     """
     try:
         given = np.asarray(values)
+        # Complex numbers, spans and dates would convert with a part lost, or to nanoseconds.
         if given.dtype.kind in "cmM":
             raise TypeError(f"they are of the type {given.dtype}")
         found = given.astype(np.float64)
@@ -470,6 +479,7 @@ def read_matrix_entries(
                 "compute_chunk_sizes() first."
             )
         whole = matrix.rechunk({1: -1}) if matrix.numblocks[1] > 1 else matrix
+        # Row numbers go through all chunks: each task is told where its chunk begins.
         starts = np.cumsum([0, *whole.chunks[0][:-1]]).tolist()
         pair = delayed(_make_pair, pure=False)
         chunks = whole.to_delayed().ravel().tolist()
@@ -529,6 +539,7 @@ class PairCollection(KeyedCollection):
             part = self.numbers(source)
             # Refuses a part without entries, in the words for all of them.
             cut.choose_cuts([cut.sample_ids(part, self.sides)], 1)
+            # In memory the positions of the ids are their numbers already.
             n, m = (len(ids) for ids in part.ids)
             rows = _number_rows(part, [np.arange(n)], [np.arange(m)], n, m)
             return _make_pair_collection("memory", [rows], [len(rows[0])], part.ids)
@@ -538,6 +549,8 @@ class PairCollection(KeyedCollection):
         by = [(at, cuts[side.rows]) for at, side in enumerate(self.sides)]
         tasks = TaskBuilder(held)
         made = [_build_table_tasks(tasks, held, *one) for one in by]
+        # Workers make and hold the tables of all ids, a range each; the client sees the ids once,
+        # for the fitted attributes.
         kept = hold(tasks.lazy(list(chain.from_iterable(made))))
         tables, found = kept.parts, kept.ask(_get_ids)
         n = len(tables) // 2
@@ -612,6 +625,7 @@ def _number_rows(
     n_second: int,
 ) -> tuple[Array, Array]:
     """Return the numbers of the keys of a part's entries, and the values."""
+    # Half the memory where the numbers fit.
     kind = np.int32 if n_first + n_second < 2**31 else np.int64
     rows = np.empty((len(part.codes[0]), 2), kind)
     rows[:, 0] = np.concatenate(first)[part.codes[0]]
