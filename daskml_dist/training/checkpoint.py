@@ -243,7 +243,7 @@ class CheckpointFiles:
         return f"{self.path}.new"
 
     @property
-    def versions(self) -> list[str]:
+    def version_names(self) -> list[str]:
         """Return the names from the newest to the oldest."""
         return [self.path, *(f"{self.path}.{i}" for i in range(1, self.keep))]
 
@@ -339,7 +339,7 @@ class CheckpointFiles:
         """
         damaged = ""
         # Newest first. A whole path.new is a save that a crash kept from moving up.
-        for name in (self.new, *self.versions):
+        for name in (self.new, *self.version_names):
             try:
                 data = self.read(name, most)
                 found = None if data is None else decode(data, name)
@@ -387,7 +387,7 @@ class CheckpointFiles:
         The new one is whole all the while; files that a crash left half moved are overwritten.
         """
         # From the oldest on, so that each target is free, or a copy of the file before it.
-        names = [self.new, *self.versions]
+        names = [self.new, *self.version_names]
         for i in reversed(range(self.keep)):
             if self.check_regular(names[i]):
                 self._move_file(names[i], names[i + 1])
@@ -406,7 +406,7 @@ class CheckpointFiles:
 
     def probe_writing(self) -> None:
         """Try to write, move and remove a small file, under names that are free for ours."""
-        for name in (*self.versions, self.new):
+        for name in (*self.version_names, self.new):
             self.check_regular(name)
         before, after = f"{self.path}.probe", f"{self.path}.probed"
         self.write(before, b"daskml_dist")

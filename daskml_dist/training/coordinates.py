@@ -75,11 +75,11 @@ class Coordinates:
         parameters found are sums of rows, as the minimum is that a penalty makes the only one.
         In units far apart that minimum knows the largest columns alone, and predicts badly.
         """
-        (one,) = cls.several(X, weight, centred=centred, turned=turned, leasts=(least,))
+        (one,) = cls.for_least_variances(X, weight, centred=centred, turned=turned, leasts=(least,))
         return one
 
     @classmethod
-    def several(
+    def for_least_variances(
         cls, X: Any, weight: Array | None, *, centred: bool, turned: bool, leasts: Sequence[float]
     ) -> list[Coordinates]:
         """Compute coordinates for each of several least variances, reading the rows once."""

@@ -133,6 +133,7 @@ class RunView:
                 "needs_parameters = True on the callback that asks for them, and use an estimator "
                 "that is trained by gradient steps."
             )
+        # Callbacks may change what they get; the fit's own state must not change.
         return np.copy(self._state.final)
 
     def estimator(self) -> Any:
@@ -155,6 +156,7 @@ class RunView:
     def paused(self, state: ShardState, fitted: Callable[[ShardState], Any] | None) -> None:
         """Take the state at the end of a part of the fit."""
         self._state, self._fitted = state, fitted
+        # Between parts there is no server to stop.
         self._stop = _do_nothing  # the next part is not begun
 
 

@@ -107,6 +107,7 @@ class History:
     def __repr__(self) -> str:
         if not self.records:
             return "<History: no whole pass>"
+        # First and last loss; one of them where they are equal.
         losses = list(dict.fromkeys(f"{self[i]['loss']:.6g}" for i in (0, -1)))
         seconds = sum(record["seconds"] for record in self)
         parts = ["1 pass" if len(self) == 1 else f"{len(self)} passes"]
@@ -192,6 +193,7 @@ class History:
         if key not in RECORD_KEYS | EVAL_KEYS and not any(key in record for record in self):
             valid = ", ".join([*RECORD_KEYS, "rows_per_second"])
             raise InvalidParameterError(f"History has no {key!r}; choose one of {valid}")
+        # Records of older passes may lack a key.
         values = [record.get(key) for record in self]
         if values and all(value is None for value in values):
             raise InvalidParameterError(

@@ -296,6 +296,7 @@ def resume_from_checkpoint(
         )
     if fit.steps.rule.average_after is None:  # an old average would stand for the parameters
         state = dataclasses.replace(state, average=None, n_averaged=0)
+    # Shifts of the targets may differ between fits, so parameters are moved to the model's own.
     state = _move_to_origin(state, facts.get("origin"), fit.steps.model, path)
     stopping = dataclasses.replace(
         fit.work.stopping, best=facts["best"], stale_passes=facts["stale_passes"]
@@ -370,6 +371,7 @@ def _describe_impossible_facts(state: ShardState, facts: dict[str, Any]) -> str:
     if not is_number_fact(facts.get("best")):
         return f"says best={reprlib.repr(facts.get('best'))}"
     records: Any = facts.get("records")
+    # Nothing of the file is believed before its identity, shapes and counts agree.
     if problem := records_problem(records):
         return problem
     if records and not state.step:
@@ -430,12 +432,15 @@ def train_adaptively(engine: Engine, fit: FitSpec, callbacks: CallbackList) -> F
     try:
         while True:
             result = engine.train(fit, watched)
+            # A part ends where the loss stopped improving, or at the last pass.
             parts.append(result)
             interrupted, state = result.interrupted, result.state
             done = fit.work.first_pass + len(result.records)
             stuck = result.stopping.converged and interrupted is None and not watched.stopped
             if not stuck or rate <= _LEAST or done >= max_iter:
                 break
+            # The next part continues from this state with a smaller rate, as in scikit-learn's
+            # "adaptive".
             rate /= _FACTOR
             assert isinstance(state, ShardState)
             stopping = dataclasses.replace(result.stopping, stale_passes=0, converged=False)

@@ -84,6 +84,7 @@ class InProcessEngine(Engine):
 
     def survey(self, n_lanes: int | None = None) -> list[BlockInfo]:
         """Make the blocks and return the facts of each."""
+        # The same block maker as in Dask's tasks.
         make, parts = self._collection.block_maker, self._collection.parts
         for i, part in enumerate(parts):
             self.tell("reading", i, len(parts))
@@ -105,6 +106,7 @@ class InProcessEngine(Engine):
         if self.columns is not None:
             self._lanes = make_column_lanes(rows, len(self.columns) - 1)
             return self._lanes
+        # By default one lane: more only where the work is large enough for threads.
         if n_lanes is None:
             worth = 0 if share is None else sum(b.nbytes for b in self._blocks.values()) // share
             # Several lanes of one GPU launch kernels on parts of the rows, one after the other.
@@ -129,6 +131,7 @@ class InProcessEngine(Engine):
             for s in range(count_fit_servers(fit))
         ]
         endpoints = tuple(Endpoint(f"{run_id}-{s}") for s in range(len(servers)))
+        # Registered by name, so that the trainer finds them without a socket.
         for endpoint, server in zip(endpoints, servers, strict=True):
             publish_server(endpoint.key, server)
         threads = count_cores() if fit.work.uses_threads else 1

@@ -121,6 +121,7 @@ def drawn_sample(
     """
     model = get_linear_model(fit)
     # Targets that are fitted together each have the pilot of their own fits.
+    # Of several targets each has its own pilot on the same rows.
     model = model if model.n_targets is None else model.of_target(0)
     n_sample = choose_sample_size(sum(rows_of_each_lane(fit)), model, rarity)
     if n_fits > 1 and not (is_narrow_dense_fit(fit) and n_sample >= 2 * ENOUGH * model.shape[0]):
@@ -158,6 +159,7 @@ def calibrated_together(fits: Sequence[FitSpec], block: Block, seed: int) -> lis
         As of :func:`calibrated_on`.
     """
     with np.errstate(all="ignore"), OneThread():
+        # The first fit's task stands for all, which differ in penalties, rates and stopping only.
         first = Task.of(fits[0], block, seed)
         if first is None or len(fits) == 1 or not first.stacks(fits):
             return [_calibrate_fit(fit, block, seed) for fit in fits]
@@ -168,7 +170,7 @@ def calibrated_together(fits: Sequence[FitSpec], block: Block, seed: int) -> lis
         )]  # fmt: skip
         tried, w = (
             np.concatenate(points, axis=1).astype(first.begin.dtype)
-            for points in found.starts(first.begin, ITERATIONS, first.whole)
+            for points in found.find_minima(first.begin, ITERATIONS, first.whole)
         )
         opt_state = {
             name: np.repeat(s, len(fits), axis=1) for name, s in first.touched_state.items()
@@ -297,6 +299,7 @@ class Task:
         # An empty sample, or groups of parameters with rates of their own, are left to the fit.
         if block.n_rows == 0 or len(work.rule.groups) > 1:
             return None
+        # Squares of the rows must not overflow.
         largest = _largest_magnitude(block.rows)
         if not largest * largest * block.rows.size < np.inf:
             return None
@@ -311,6 +314,7 @@ class Task:
         X = block.rows
         if len(columns) < model.shape[0]:
             X = X[:, columns[columns < model.n_features]]
+        # The pilot sees only the columns that occur in the sample.
         small = replace(model, n_features=X.shape[1])
         assert block.y is not None
         pilot = Pilot(
@@ -323,6 +327,7 @@ class Task:
         # A loss that is nothing for nothing tells of no rate, and one that is infinite of no start.
         if not 0 < unit < np.inf:
             return None
+        # Adagrad divides by sums of squared gradients, which mix units that are far apart.
         rule = _choose_unit_free_optimizer(work.rule, largest)
         opt_state = state.opt_state or _opt_state(rule.only.optimizer, state.w, block, model)
         whole = block.n_rows == sum(rows_of_each_lane(fit))
@@ -464,11 +469,11 @@ class _StartSearch:
         # on one half until the other half stops improving (early stopping): a start that
         # generalises.
         if whole:
-            w, settled = pilot.minimum(begin, ITERATIONS)
+            w, settled = pilot.minimise_all_rows(begin, ITERATIONS)
             tried = w
         else:
             tried, n_iter = pilot.minimum_of_half(begin, ITERATIONS)
-            w, settled = pilot.minimum(begin, max(n_iter, 1))[0], False
+            w, settled = pilot.minimise_all_rows(begin, max(n_iter, 1))[0], False
         w, tried = w.astype(begin.dtype), tried.astype(begin.dtype)
         rate = pilot.find_calm_rate if settled else pilot.find_best_rate
         own = self._warm_optimizer(w, opt_state)

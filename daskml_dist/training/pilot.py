@@ -112,7 +112,7 @@ class Pilot:
 
     # -- the minimum ---------------------------------------------------------------------------
 
-    def minimum(self, start: Array, most: int) -> tuple[Array, bool]:
+    def minimise_all_rows(self, start: Array, most: int) -> tuple[Array, bool]:
         """Minimise the penalised mean loss of all rows.
 
         Returns
@@ -159,6 +159,7 @@ class Pilot:
     ) -> _DescentPath:
         """Minimise the mean loss of some rows, scaled by powers of two to values near 1."""
         places = self._coordinates
+        # The loss that is minimised, and, where it is watched, that of the other half.
         here = _SampleObjective(self, places, at)
         there = None if watched is None else _SampleObjective(self, places, watched)
         inside = places.to_coordinates(start.astype(np.float64))
@@ -171,6 +172,7 @@ class Pilot:
         # So long a step along the first gradient is worth about the loss itself.
         step = _nearest_power_of_two(unit / (float(np.linalg.norm(slope)) or unit))
         first /= step
+        # The path remembers its best point, which need not be its last.
         way = _DescentPath(first, None if there is None else there(first * step)[0], tol * _FTOL)
         tol *= _GTOL * (float(np.abs(slope).max()) * step / unit or 1.0)
         l1 = self._scaled_l1_strengths(places, inside.shape) * (step / unit)
@@ -247,6 +249,7 @@ class Pilot:
         self, optimizer: Optimizer, w: Array, opt_state: dict[str, Array], base: float, batch: int
     ) -> float:
         """Return the factor on the base rate whose steps over one half reduce the loss most."""
+        # The loss at the start is what steps must improve on.
         search = search_best_rate(self.value(w))
         return self._search_rate(search, optimizer, w, opt_state, base, batch)
 
@@ -274,6 +277,7 @@ class Pilot:
     ) -> float:
         """Return the loss after steps over one half at a rate; infinite where they diverge."""
         own = {name: array.copy() for name, array in opt_state.items()}
+        # Steps of the other half lead away from this half's minimum, towards that of all rows.
         moved, _ = self._step_through(optimizer, w.copy(), own, rate, batch, self.n_rows // 2)
         value = self.value(moved) if np.isfinite(moved).all() else np.inf
         return value if np.isfinite(value) else np.inf
@@ -378,23 +382,21 @@ class _SampleObjective:
 
     def __init__(self, pilot: Pilot, places: Coordinates, at: slice) -> None:
         self._pilot, self._coordinates = pilot, places
-        self._wide_model = replace(pilot.model, n_features=places.n_coordinates)
+        self._model = replace(pilot.model, n_features=places.n_coordinates)
         Z, y = pilot._transformed_rows[at], pilot.y[at]
         self._dtype = Z.dtype
         self._weight = None if pilot.weight is None else pilot.weight[at].astype(Z.dtype)
         self._total = len(y) if self._weight is None else float(self._weight.sum()) or 1.0
-        self._device_rows = BatchRows(
-            Z, y.astype(Z.dtype) if y.dtype.kind == "f" else y, self._weight
-        )
+        self._rows = BatchRows(Z, y.astype(Z.dtype) if y.dtype.kind == "f" else y, self._weight)
 
     def __call__(self, flat: Array) -> tuple[float, Array]:
-        model, l2 = self._wide_model, self._pilot.penalty.l2
+        model, l2 = self._model, self._pilot.penalty.l2
         v, k = flat.reshape(model.shape), model.n_penalised
         gradient = np.zeros(model.shape)
         # A step that a line search tries may be far too long.
         with np.errstate(all="ignore"):
             w = v.astype(self._dtype)
-            loss = float(model.add_gradient(w, self._device_rows, gradient, self._pilot.backend))
+            loss = float(model.add_gradient(w, self._rows, gradient, self._pilot.backend))
         loss, gradient = loss / self._total, gradient / self._total
         if l2:
             # The l2 penalty is of the coefficients for the original columns: its gradient is mapped
@@ -425,6 +427,7 @@ def search_best_rate(begin: float) -> RateSearch:
     way = -1 if below <= (yield from value(k)) else 1
     while _LEAST < k + way <= _MOST and (yield from value(k + way)) <= known[k]:
         k += way
+    # How much the best rate gains on the loss at the start.
     gain = begin - known[k]
     if not gain > _GAIN * abs(begin):
         return (yield from search_calm_rate(begin))
@@ -460,6 +463,7 @@ def run_rate_searches(
     losses : callable
         Takes the places of searches that ask, and what each asks for; returns its loss.
     """
+    # All searches ask at once, so that one reading of the sample serves them.
     asked = {i: next(search) for i, search in enumerate(searches)}
     ended: dict[int, float] = {}
     while asked:
@@ -495,6 +499,7 @@ class StackedPilot:
     @staticmethod
     def serves(pilot: Pilot, n_columns: int) -> bool:
         """Return whether pilots like this one can be columns."""
+        # Columns share dense rows, one output, and no l1 penalty.
         model, X = pilot.model, pilot.X
         if not isinstance(X, np.ndarray) or model.width > 1 or model.n_targets is not None:
             return False
@@ -502,7 +507,7 @@ class StackedPilot:
         few = d <= FEW and n_columns * d * d <= _MOST_MAP_ENTRIES
         return few and not pilot.penalty.l1 and not pilot.watches_other_half(model.shape[0])
 
-    def starts(self, begin: Array, most: int, whole: bool) -> tuple[list[Array], list[Array]]:
+    def find_minima(self, begin: Array, most: int, whole: bool) -> tuple[list[Array], list[Array]]:
         """Return the minima of one half of the sample's rows, and of all rows.
 
         Parameters
@@ -599,7 +604,7 @@ class StackedPilot:
         """Return the coordinates of each column."""
         pilot = self.pilot
         leasts = (BENT * self.l2).tolist()
-        return Coordinates.several(
+        return Coordinates.for_least_variances(
             pilot.X, pilot.weight, centred=pilot.model.fit_intercept, turned=True, leasts=leasts
         )
 

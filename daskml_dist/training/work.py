@@ -100,7 +100,7 @@ class Work(ABC):
         return self.stopping.max_iter
 
     @property
-    def in_turn(self) -> bool:
+    def steps_single_rows(self) -> bool:
         """Return whether each single row is a step."""
         return False
 
@@ -226,7 +226,7 @@ class StepWork(Work):
         return self.rule.coordinates
 
     @property
-    def in_turn(self) -> bool:
+    def steps_single_rows(self) -> bool:
         return self.single_rows
 
     @property

@@ -95,7 +95,7 @@ def test_workers_that_die_while_rows_are_read(
     rows = ClusterRows(crew_client, as_collection(X, y, classification=True), None)
     if persisted:
         rows.find_persisted_homes()
-        _kill(crew_client, [home for home in rows.homes if home][:1])
+        _kill(crew_client, [home for home in rows.home_workers if home][:1])
         rows._read_in_waves()
     else:
         killer = threading.Thread(target=_kill_readers, args=(crew_client, tmp_path))
@@ -106,7 +106,7 @@ def test_workers_that_die_while_rows_are_read(
     _kill(crew_client, sorted(list_workers(crew_client))[:1])
     assert rows.scales().largest.shape == (4,)
     assert rows.seconds_a_row() > 0
-    assert set(rows.holders()) == set(range(6))
+    assert set(rows.find_holders()) == set(range(6))
     rows.release()
 
 
@@ -126,10 +126,10 @@ def test_a_block_that_is_lost_again_and_again_is_made_again(
         holders = {address for held in rows.find_current_holders().values() for address in held}
         _kill(crew_client, sorted(holders)[:1])
         _until(lambda gone=holders: not gone <= set(list_workers(crew_client)))  # type: ignore[misc]
-        assert rows.mend() == {}
+        assert rows.remake_lost_blocks() == {}
         _until(
             lambda: (
-                rows.mend() == {}
+                rows.remake_lost_blocks() == {}
                 and rows.are_blocks_made
                 and all(rows.find_current_holders().values())
             )
@@ -151,8 +151,8 @@ def test_a_block_that_fails_to_be_made_is_told_with_its_cause(
     rows.survey()
     (tmp_path / "gone").touch()
     _kill(crew_client, sorted(list_workers(crew_client)))
-    _until(lambda: len(rows.mend()) == 6)
-    assert "the file went" in rows.mend()[0]
+    _until(lambda: len(rows.remake_lost_blocks()) == 6)
+    assert "the file went" in rows.remake_lost_blocks()[0]
     rows.release()
     again = ClusterRows(crew_client, as_collection(X, y, classification=True), None)
     with pytest.raises(InvalidDataError, match=r"Block \d could not be read: .*the file went"):

@@ -45,7 +45,7 @@ def test_workers_lost_between_the_roll_call_and_their_lanes_are_a_loss_like_othe
     crew.assignments = seating
     seating._membership = Membership(None, lease=1.0)
     seating.speeds = {}
-    for act in (seating.capacity, lambda: crew._start_servers(1)):
+    for act in (seating.weighted_threads, lambda: crew._start_servers(1)):
         with pytest.raises(WorkerUnreachableError, match="all were lost"):
             act()
 

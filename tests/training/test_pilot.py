@@ -189,7 +189,9 @@ def test_the_minimum_is_that_of_a_solver(penalty: Penalty) -> None:
         max_iter=5_000,
     )  # fmt: skip
     exact.fit(PLAIN, y)
-    w, converged = Pilot(_model(2), PLAIN, y, None, penalty, 0).minimum(np.zeros((6, 1)), 100)
+    w, converged = Pilot(_model(2), PLAIN, y, None, penalty, 0).minimise_all_rows(
+        np.zeros((6, 1)), 100
+    )
     assert converged
     np.testing.assert_allclose(w[:5, 0], exact.coef_[0], atol=0.01)
 
@@ -216,7 +218,7 @@ def test_of_more_columns_than_rows_the_minimum_is_found_to_the_end() -> None:
     X, y = datasets.make_classification(80, 300, n_informative=20, random_state=0)
     exact = peers.LogisticRegression(C=1 / (1e-4 * 80), tol=1e-10, max_iter=5_000).fit(X, y)
     pilot = Pilot(_model(2, 300), X, np.where(y > 0, 1.0, -1.0), None, Penalty(0.0, 1e-4), 0)
-    w, _ = pilot.minimum(np.zeros((301, 1)), 200)
+    w, _ = pilot.minimise_all_rows(np.zeros((301, 1)), 200)
     best = np.append(exact.coef_[0], exact.intercept_)[:, None]
     assert pilot.value(w) <= 1.01 * pilot.value(best)
     assert np.linalg.norm(w[:300]) <= 1.05 * np.linalg.norm(best[:300])
@@ -229,7 +231,7 @@ def test_few_rows_of_many_columns_end_at_the_only_minimum() -> None:
     exact = peers.Ridge(alpha=1e-4 * weight.sum(), solver="svd").fit(X, y, weight)
     pilot = Pilot(_model(0, 400), X, y, weight, Penalty(0.0, 1e-4), 0)
     assert pilot._coordinates.n_coordinates < 100
-    w, converged = pilot.minimum(np.zeros((401, 1)), 200)
+    w, converged = pilot.minimise_all_rows(np.zeros((401, 1)), 200)
     assert converged
     np.testing.assert_allclose(w[:400, 0], exact.coef_, atol=1e-4)
     assert w[400, 0] == pytest.approx(exact.intercept_, abs=1e-3)
@@ -263,7 +265,7 @@ def test_a_client_loads_no_compiled_loops(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setitem(sys.modules, f"daskml_dist.backends.{name}", None)
     X = np.random.default_rng(0).normal(size=(4000, 5))
     pilot = Pilot(_model(2), X, np.sign(X[:, 0] + X[:, 1]), None, Penalty(0.0, 1e-2), 0)
-    w, converged = pilot.minimum(np.zeros((6, 1)), 100)
+    w, converged = pilot.minimise_all_rows(np.zeros((6, 1)), 100)
     assert converged
     opt_state = pilot.warm_optimizer(Adagrad(), w, {"accumulator": np.zeros_like(w)}, 50)
     assert pilot.find_best_rate(Adagrad(), 0 * w, opt_state, 0.05, 50) > 0

@@ -21,13 +21,13 @@ def test_columns_find_what_pilots_alone_find() -> None:
     pilots = [Pilot(model, X, y, weight, Penalty(0.0, a), 0) for a in l2]
     assert StackedPilot.serves(pilots[0], len(l2))
     stacked = StackedPilot(pilots[0], l2)
-    half, whole = stacked.starts(begin, 200, False)
+    half, whole = stacked.find_minima(begin, 200, False)
     w, tried = np.concatenate(whole, axis=1), np.concatenate(half, axis=1)
     own = stacked.warm_optimizer(Adagrad(), w, {"accumulator": np.zeros_like(w)}, 16)
     rates = stacked.rates(Adagrad(), tried, own, [0.05] * 3, 16)
     for k, pilot in enumerate(pilots):
         at = w[:, k : k + 1]
-        alone, _ = pilot.minimum(begin, 200)
+        alone, _ = pilot.minimise_all_rows(begin, 200)
         assert abs(pilot.value(at) - pilot.value(alone)) < 1e-6
         np.testing.assert_allclose(stacked.values(w)[k], pilot.value(at), rtol=1e-12)
         opt_state = pilot.warm_optimizer(Adagrad(), at, {"accumulator": np.zeros_like(at)}, 16)

@@ -127,7 +127,7 @@ class OwnPlans:
             settings, model, rows, self.lanes, None, engine.streaming, None, engine.on_one_host
         )
         work = plan.steps
-        if work.coordinates or work.in_turn or len(work.rule.groups) > 2:
+        if work.coordinates or work.steps_single_rows or len(work.rule.groups) > 2:
             raise NotStackedError("Its steps are in few of the parameters.")
         return plan
 

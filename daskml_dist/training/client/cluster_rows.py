@@ -126,9 +126,9 @@ class ClusterRows:
         return [self.membership.facts(address) for address in self.threads()]
 
     @property
-    def homes(self) -> list[str | None]:
+    def home_workers(self) -> list[str | None]:
         """Return the worker of each part that the user has persisted; empty where rows are read."""
-        return self._held.homes
+        return self._held.home_workers
 
     @property
     def least_memory_limit(self) -> float:
@@ -175,14 +175,16 @@ class ClusterRows:
         if self._collection.kind == "memory":
             if early is not None:
                 early.start()
+            # A block for each lane, or each thread of the cluster.
             n_blocks = n_lanes or sum(self.threads().values())
-            self._n_blocks = self._held.spread(n_blocks)
+            self._n_blocks = self._held.cut_rows_here(n_blocks)
             self._make_and_inspect(list(range(self._n_blocks)))
         else:
             self._read_in_waves()
         self._n_blocks = 0
         # A budget that the user gave holds for all rows; the default only for streamed ones, since
         # blocks that are kept may lie unevenly.
+        # Rows that must keep to a budget are refused before training.
         if self.streamed or self._given_budget is not None:
             self._check_budget()
         return self.infos
@@ -215,8 +217,9 @@ class ClusterRows:
 
     def room_for_server(self) -> str:
         """Return the worker where a first server will probably be: without rows if possible."""
+        # Prefer a worker without rows: its network and memory are free for the parameters.
         ready = self.membership.ready or self.threads()
-        homes = [home for home in self.homes if home in ready]
+        homes = [home for home in self.home_workers if home in ready]
         return min(set(ready).difference(homes), default=homes[0] if homes else "")
 
     def find_persisted_homes(self) -> None:
@@ -226,7 +229,7 @@ class ClusterRows:
         if parts := self._held.persisted_parts():
             self._n_blocks = len(parts)
             self._gathering.wait_for(parts, "the rows that were persisted")
-            self._held.settle(parts)
+            self._held.choose_home_workers(parts)
 
     def _read_in_waves(self) -> None:
         """Make the blocks and keep them, in waves, as long as they fit in the budget."""
@@ -264,13 +267,14 @@ class ClusterRows:
         """Return whether all blocks fit in the budget, whatever their rows are."""
         room = self.share * self.budget * len(self.membership.ready)
         return fit_surely_in_memory(
-            self._client, self._collection, room, persisted=bool(self.homes)
+            self._client, self._collection, room, persisted=bool(self.home_workers)
         )
 
     def _switch_to_streaming(self) -> None:
         """Look at the remaining blocks; from now on each is made when it is needed."""
         self._check_budget()  # before all others are read
         recipes = self._held.recipes
+        # Sizes of the blocks that were read so far.
         seen = {info.index: info.nbytes for info in self.infos}
         # Blocks of later waves have not been looked at yet.
         rest = [i for i in recipes.targets if i not in seen]
@@ -386,22 +390,22 @@ class ClusterRows:
 
     # -- where they lie --------------------------------------------------------------------------
 
-    def holders(self) -> dict[int, list[str]]:
+    def find_holders(self) -> dict[int, list[str]]:
         """Return the workers that hold each block; none where it is read or made again."""
         if self._held.were_seen_at_home():
-            return {info.index: [self.homes[info.index] or ""] for info in self.infos}
-        found = self._held.holders()
-        if self.homes:
+            return {info.index: [self.home_workers[info.index] or ""] for info in self.infos}
+        found = self._held.find_holders()
+        if self.home_workers:
             there = self.membership.ready
             # Work on the side may have made copies elsewhere.
             # Prefer the worker where the user has persisted the part.
-            at_home = {i: [home] for i, home in enumerate(self.homes) if home in there}
+            at_home = {i: [home] for i, home in enumerate(self.home_workers) if home in there}
             found |= {i: home for i, home in at_home.items() if home[0] in found.get(i, home)}
         return {info.index: found.get(info.index, []) for info in self.infos}
 
     def find_current_holders(self) -> dict[int, list[str]]:
         """Return the workers that hold each block at this moment."""
-        return self._held.holders()
+        return self._held.find_holders()
 
     def is_only_holder(self, address: str) -> bool:
         """Return whether some block is held by this worker and by no other."""
@@ -409,25 +413,25 @@ class ClusterRows:
 
     def were_just_seen(self) -> bool:
         """Return whether the survey found all blocks at their homes, and none is known lost."""
-        return self._held.were_seen_at_home() and not self.missing()
+        return self._held.were_seen_at_home() and not self.missing_blocks()
 
-    def missing(self) -> list[int]:
+    def missing_blocks(self) -> list[int]:
         """Return the blocks that nobody holds, and that nobody is about to make."""
-        return self._held.missing()
+        return self._held.missing_blocks()
 
     @property
     def are_blocks_made(self) -> bool:
         """Return whether no block is being made."""
         return all(future.status == "finished" for future in self._held.futures.values())
 
-    def free(self) -> None:
+    def free_waiting_blocks(self) -> None:
         """Release blocks that are to be made again from waiting for a worker that is gone."""
         if not self.are_blocks_made:
-            self._held.free()
+            self._held.free_waiting_blocks()
 
-    def mend(self) -> dict[int, str]:
+    def remake_lost_blocks(self) -> dict[int, str]:
         """Make lost blocks again; return all that nothing can make, and why."""
-        return self._held.mend(range(len(self.infos)))
+        return self._held.remake_lost_blocks(range(len(self.infos)))
 
     def blocks_for_trainer(self, numbers: Iterable[int]) -> list[Any] | bytes:
         """Return futures of the bundles of some blocks, or their recipes, for a trainer."""

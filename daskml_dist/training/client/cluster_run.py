@@ -226,7 +226,7 @@ class TrainingRun:
             self._begin_generation("the fit begins")
             with self._interrupts.between_steps():
                 result = self._watch()
-            self._passes.take_back(result.records)
+            self._passes.forget_repeated_passes(result.records)
             self._tell_passes(result.records[self._passes.n_passes :])
         except BaseException as error:
             with self._interrupts.held():
@@ -262,7 +262,7 @@ class TrainingRun:
             return
         for lane, clock in alarm.reached:
             self._reached[lane] = max(clock, self._reached.get(lane, 0))
-        self._reasons.hear(alarm)
+        self._reasons.take_message(alarm)
         self._awake.set()
 
     def _on_event(self, told: Any) -> None:
@@ -330,7 +330,7 @@ class TrainingRun:
         self._events.append(event)
         if self._passes.n_passes:
             with suppress(WorkerUnreachableError):  # the next generation is asked
-                self._passes.take_back(self._ask_first_server("records", 0))
+                self._passes.forget_repeated_passes(self._ask_first_server("records", 0))
         self._callbacks.on_generation(self._view, event)
 
     def _count_repeated_steps(self, go_on: RecoveryPoint[Host] | None) -> int:
@@ -496,7 +496,7 @@ class PassRecords:
         """Return the number of passes of this run."""
         return len(self._records)
 
-    def take_back(self, records: list[dict[str, Any]]) -> None:
+    def forget_repeated_passes(self, records: list[dict[str, Any]]) -> None:
         """Forget the passes that no longer count, from the first difference on.
 
         Parameters

@@ -108,6 +108,7 @@ class Generations:
         self._actors = actors
         self._early = early
         self._run_id, self._secret = early.run_id, early.secret
+        # Updates between snapshots: the price of a loss against that of copying.
         self._every = _choose_snapshot_interval(fit)
         #: Snapshot and records of each server, that the client keeps.
         self._saved = SavedSnapshots()
@@ -134,6 +135,7 @@ class Generations:
         workers, early = self.assignments.threads(), self._early.address
         trainers = [w for w in self.assignments.first_trainers if w in workers]
         idle = sorted(set(workers).difference(trainers))
+        # Workers without rows first, and among them the one where an actor is starting already.
         spread = [w for some in (idle, trainers) for w in sorted(some, key=lambda w: w != early)]
         return list(islice(cycle(spread), count_fit_servers(self._fit)))
 
@@ -241,12 +243,13 @@ class Generations:
         if not self.number and self._rows.were_just_seen():
             return
         # Blocks that nothing can make again are lost for good.
-        lost = self._rows.mend()
-        if not self.assignments.uses(lost):
+        lost = self._rows.remake_lost_blocks()
+        if not self.assignments.have_rows_of(lost):
             return
+        # The user may prefer to lose rows rather than the fit.
         if self._fit.run.on_lost_data == "raise":
             raise DataLostError(describe_lost_blocks(lost))
-        self.lost_rows += self.assignments.drop(lost)
+        self.lost_rows += self.assignments.drop_blocks(lost)
 
     def _assign_lanes(self, even: bool) -> list[TrainerLanes]:
         """Return the lanes of each trainer: of those that stay, then of new ones."""
@@ -255,7 +258,7 @@ class Generations:
         for trainer in self.trainers:
             if trainer not in trainers:
                 self._actors.discard_trainer(trainer)
-        parts = self.assignments.assign(trainers, even)
+        parts = self.assignments.assign_lanes(trainers, even)
         # Where somebody is lost before all have their parts, these are still there.
         self.trainers, self.kept = trainers, len(trainers)
         return parts
@@ -350,6 +353,7 @@ class Generations:
                 self._saved.put(saved, on_disk=not self._has_small_snapshots)
             except OSError as error:
                 # The fit goes on, with an older snapshot or none.
+                # A full disk must not end a fit that needs the snapshot only after a loss.
                 logger.warning(
                     "The snapshots of a fit cannot be kept (%s): should its last worker be lost, "
                     "more is made again. Free the disk, or set temporary-directory in Dask's "
@@ -417,6 +421,7 @@ def _choose_snapshot_interval(fit: FitSpec) -> int:
         return 2 * every
     policy = fit.steps.policy
     # A step costs little next to a snapshot of many parameters.
+    # Copies of many parameters take longer, and so do their steps.
     larger = max(1, math.prod(fit.steps.shape) // 2**14)
     every *= larger if fit.work.coordinates else min(larger, _MOST_LARGER)
     if policy.averages and not policy.average_every:
@@ -549,7 +554,7 @@ class Standbys:
                 self._actors.ask(server.host, "keep_snapshots", self._every)
                 server.keeps_snapshots = True
         elif not server.standby_ships and self._actors.is_ready(standby):
-            endpoint = standby.endpoint or self._actors.meet(standby)
+            endpoint = standby.endpoint or self._actors.meet_host(standby)
             self._actors.ask(server.host, "ship_to", endpoint, self._every)
             server.standby_ships = True
 

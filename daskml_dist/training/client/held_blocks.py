@@ -59,7 +59,7 @@ class HeldBlocks:
         #: The future of each block's bundle.
         self.futures: dict[int, Any] = {}
         #: Worker of each part that the user has persisted; empty where rows are read for the fit.
-        self.homes: list[str | None] = []
+        self.home_workers: list[str | None] = []
         #: Why blocks cannot be made any more.
         self.hopeless: dict[int, str] = {}
         self._failed: Counter[int] = Counter()
@@ -80,14 +80,14 @@ class HeldBlocks:
 
     # -- making --------------------------------------------------------------------------------
 
-    def lazy(self) -> list[Any]:
+    def make_lazy_blocks(self) -> list[Any]:
         """Return all blocks as Dask makes them, under new keys."""
         return self._collection.delayed_blocks()
 
     @cached_property
     def first(self) -> list[Any]:
         """Return all blocks as they were made at first, lazy."""
-        return self.lazy()
+        return self.make_lazy_blocks()
 
     @cached_property
     def recipes(self) -> BlockRecipes:
@@ -97,7 +97,7 @@ class HeldBlocks:
     @cached_property
     def is_made_directly(self) -> bool:
         """Return whether blocks are made of nothing but rows that are there, or lie on workers."""
-        return bool(self.homes) and all(
+        return bool(self.home_workers) and all(
             not isinstance(value, Delayed) or value.key in self._sources
             for part in self._collection.parts
             for value in part
@@ -111,10 +111,11 @@ class HeldBlocks:
         DataLostError
             The user has let go of data that they are made of.
         """
+        # Hold the user's persisted data for as long as the fit may need it.
         self._sources = find_given_futures(self._client, self._collection.parts)
         if self.is_made_directly:
             nbytes = self._collection.nbytes
-            self.bundles = group_into_bundles(self.homes, self._membership.threads, nbytes)
+            self.bundles = group_into_bundles(self.home_workers, self._membership.threads, nbytes)
             return
         self.bundles = self._collection.bundles
         self._hold_sources(self.recipes)
@@ -131,13 +132,14 @@ class HeldBlocks:
                 )
             self._sources[key] = Future(key, self._client)
 
-    def spread(self, n_blocks: int) -> int:
+    def cut_rows_here(self, n_blocks: int) -> int:
         """Cut rows in memory into blocks; return how many."""
         self._here = RowsHere(self._collection, n_blocks)
         return len(self._here)
 
     def start(self, lazy: dict[int, Any]) -> dict[int, Any]:
         """Start tasks, each pinned to its part's worker where it has one."""
+        # One message a worker, instead of one a task.
         groups: dict[str | None, list[int]] = {}
         for i in lazy:
             groups.setdefault(self._find_home(i), []).append(i)
@@ -150,7 +152,7 @@ class HeldBlocks:
 
     def _find_home(self, number: int) -> str | None:
         """Return the worker that should have a block, if it takes work."""
-        home = self.homes[number] if self.homes else self._find_owner(number)
+        home = self.home_workers[number] if self.home_workers else self._find_owner(number)
         return home if home in self._membership.ready else None
 
     def _find_owner(self, number: int) -> str | None:
@@ -195,6 +197,7 @@ class HeldBlocks:
             self.futures.update(self._scatter_rows(numbers))
             return
         # What is made again may fail block by block.
+        # Whole bundles at first; single blocks when some are made again.
         wanted = set(numbers)
         bundles = [] if again else [b for b in self.bundles if wanted.issuperset(b)]
         bundles += [(i,) for i in wanted.difference(*bundles)]
@@ -240,16 +243,17 @@ class HeldBlocks:
         future = self.futures.get(number)
         return future is None or future.status in {"cancelled", "error"}
 
-    def missing(self) -> list[int]:
+    def missing_blocks(self) -> list[int]:
         """Return the blocks that nobody holds, and that nobody is about to make."""
         return [i for i in self.futures if self._is_lost(i)]
 
-    def free(self) -> None:
+    def free_waiting_blocks(self) -> None:
         """Release blocks that are to be made again from waiting for a worker that is gone."""
+        # Their dependencies may be pinned to a worker that went.
         waiting = {f.key for f in self.futures.values() if f.status in {"pending", "lost"}}
         release_stuck_tasks(self._client, list(waiting))
 
-    def mend(self, numbers: Iterable[int]) -> dict[int, str]:
+    def remake_lost_blocks(self, numbers: Iterable[int]) -> dict[int, str]:
         """Make blocks again that went with a worker; return all that nothing can make, and why.
 
         Parameters
@@ -261,12 +265,12 @@ class HeldBlocks:
         if streamed:
             self.hopeless.update(self._find_causes([i for i in numbers if i not in self.hopeless]))
             return self.hopeless
-        missing = self.missing()
+        missing = self.missing_blocks()
         self.hopeless.update(self._find_causes(missing))
         self._make_blocks([i for i in missing if i not in self.hopeless])
         for i in self.hopeless:
             self.futures.pop(i, None)
-        self.free()
+        self.free_waiting_blocks()
         return self.hopeless
 
     def _find_causes(self, numbers: list[int]) -> dict[int, str]:
@@ -323,26 +327,26 @@ class HeldBlocks:
             return []
         return [futures[X.key] for X in parts]
 
-    def settle(self, parts: list[Any]) -> None:
+    def choose_home_workers(self, parts: list[Any]) -> None:
         """Choose one worker for each persisted part that holds it, evenly."""
         held = self._client.who_has(parts) if parts else {}
         ready = self._membership.ready
         # Replicated parts go to the holder with the fewest parts so far.
         load: Counter[str] = Counter()
-        self.homes = []
+        self.home_workers = []
         for part in parts:
             holders = [w for w in held.get(part.key, ()) if w in ready]
             home = min(holders, key=lambda w: (load[w], w), default=None)
-            self.homes.append(home)
+            self.home_workers.append(home)
             if home is not None:
                 load[home] += 1
 
     def were_seen_at_home(self) -> bool:
         """Return whether each block was in its home's memory when its worker told of it."""
         seen = [self._seen_at.get(i) for i in self.futures]
-        return bool(self.homes) and seen == [self.homes[i] for i in self.futures]
+        return bool(self.home_workers) and seen == [self.home_workers[i] for i in self.futures]
 
-    def holders(self) -> dict[int, list[str]]:
+    def find_holders(self) -> dict[int, list[str]]:
         """Return the workers that hold each block at this moment."""
         held = self._client.who_has(self._distinct_futures(self.futures)) if self.futures else {}
         return {i: list(held.get(future.key, ())) for i, future in self.futures.items()}
@@ -361,7 +365,10 @@ class HeldBlocks:
             Seconds that their homes have to make them; those without a home are not told then.
         """
         ready = self._membership.ready
-        homes = {self.futures[i].key: self.homes[i] if self.homes else None for i in numbers}
+        homes = {
+            self.futures[i].key: self.home_workers[i] if self.home_workers else None
+            for i in numbers
+        }
         if not ready.keys() >= set(homes.values()):
             if wait:
                 return {}

@@ -67,12 +67,13 @@ class LaneAssignments:
 
     # -- rows ----------------------------------------------------------------------------------
 
-    def uses(self, blocks: Container[int]) -> bool:
+    def have_rows_of(self, blocks: Container[int]) -> bool:
         """Return whether lanes have rows of some of these blocks."""
         return any(s.block in blocks for lane in self.lanes for s in lane.segments)
 
-    def drop(self, blocks: Container[int]) -> int:
+    def drop_blocks(self, blocks: Container[int]) -> int:
         """Take blocks from all lanes; return the number of rows dropped."""
+        # Blocks that are lost for good leave all lanes.
         before = sum(lane.n_rows for lane in self.lanes)
         self.lanes = [
             replace(lane, segments=tuple(s for s in lane.segments if s.block not in blocks))
@@ -97,13 +98,13 @@ class LaneAssignments:
             raise WorkerUnreachableError("of every lane", "all were lost at once")
         return threads
 
-    def capacity(self) -> dict[str, float]:
+    def weighted_threads(self) -> dict[str, float]:
         """Return the threads of these workers, weighted by their speeds."""
         return {a: n * self.speeds.get(a, 1.0) for a, n in self.threads().items()}
 
     def would_even_out(self) -> bool:
         """Return whether an even spread over the workers that stay would move lanes."""
-        known = self._prefer_ready_workers(self.capacity())
+        known = self._prefer_ready_workers(self.weighted_threads())
         return reassign_lanes(self.lanes, self.workers, {}, known, even=True) != self.workers
 
     def _prefer_ready_workers(self, capacity: dict[str, float]) -> dict[str, float]:
@@ -113,7 +114,7 @@ class LaneAssignments:
 
     # -- lanes ---------------------------------------------------------------------------------
 
-    def assign(self, trainers: list[TrainerTask], even: bool) -> list[TrainerLanes]:
+    def assign_lanes(self, trainers: list[TrainerTask], even: bool) -> list[TrainerLanes]:
         """Return the lanes of each trainer: of those that stay, then of new ones.
 
         Parameters
@@ -143,7 +144,7 @@ class LaneAssignments:
         # One that is paused keeps what it runs, and is given no more.
         paused = set(self._membership.paused).difference(self._membership.leaving)
         paused &= {trainer.address for trainer in trainers}
-        capacity = self.capacity() | dict.fromkeys(sorted(paused), _NO_ROOM)
+        capacity = self.weighted_threads() | dict.fromkeys(sorted(paused), _NO_ROOM)
         run_on = {lane.lane for trainer in trainers for lane in trainer.lanes}
         # Lanes that may stay where they are.
         given = {

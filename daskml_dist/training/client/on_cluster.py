@@ -93,6 +93,7 @@ class ClusterEngine(Engine):
         """Start a cluster inside this process, which is closed with the engine."""
         with ExitStack() as stack:
             stack.enter_context(silence_dask_logs())
+            # Threads, not processes: rows are shared, and nothing has to start.
             cluster = stack.enter_context(
                 LocalCluster(
                     n_workers=1, processes=False, dashboard_address=":0", silence_logs=False
@@ -155,7 +156,7 @@ class ClusterEngine(Engine):
         self._early = Early(self._client)
         self._shielding = Shielding(self._client, self._early.run_id)
         self._rows.find_persisted_homes()
-        self._early.place(self._rows.room_for_server())
+        self._early.choose_actor_worker(self._rows.room_for_server())
         infos = self._rows.survey(n_lanes, self._early)
         self._early.ask()
         if self.columns is None:
@@ -178,16 +179,16 @@ class ClusterEngine(Engine):
         threads = self._rows.threads()
         if self.columns is not None:
             n_parts = len(self.columns) - 1
-            self._placement = place_column_lanes(rows, self._rows.holders(), threads, n_parts)
+            self._placement = place_column_lanes(rows, self._rows.find_holders(), threads, n_parts)
             return self._placement.lanes
         if isinstance(self._collection, KeyedCollection):
             n_lanes = self._collection.lanes or 1
-            self._placement = place_whole_blocks(rows, self._rows.holders(), threads, n_lanes)
+            self._placement = place_whole_blocks(rows, self._rows.find_holders(), threads, n_lanes)
             return self._placement.lanes
         # Lanes cut from the blocks alone: the same fit twice gives the same lanes.
-        if n_lanes is None and not self._rows.homes:
+        if n_lanes is None and not self._rows.home_workers:
             n_lanes = max(1, min(sum(threads.values()), sum(rows.values())))
-        holders = self._rows.holders()
+        holders = self._rows.find_holders()
         self._placement = place_lanes(rows, holders, threads, n_lanes)
         if n_lanes is None and not self._rows.streamed:
             even = place_lanes(
@@ -252,6 +253,7 @@ class ClusterEngine(Engine):
             None,
         )  # of several parts the first has one
         assert self._shielding is not None
+        # Of several parts each is a run of its own, with its own name.
         if self._visited:
             self._shielding.rename(early.run_id)
         self._log.begin()
@@ -263,6 +265,7 @@ class ClusterEngine(Engine):
         finally:
             self._log.end()
             early.close()
+        # Workers of a run that ended well remove their shields themselves.
         self._visited = run.visited_workers if result.interrupted is None else set()
         return result
 

@@ -76,7 +76,7 @@ class Reasons:
         self._pace = Pace(fit.rows.lane_rows)
         self._newcomers = Newcomers(membership, actors)
 
-    def hear(self, alarm: Alarm) -> None:
+    def take_message(self, alarm: Alarm) -> None:
         """Take an alarm, in any thread."""
         self._alarms.append(alarm)
 
@@ -94,6 +94,7 @@ class Reasons:
         # A trainer's own error is looked at first: it explains what others only notice.
         if reason := self._find_ended_trainer():
             return reason
+        # Taken at once; new ones may arrive in another thread.
         alarms, self._alarms = self._alarms, []
         if not alarms:
             return None
@@ -107,6 +108,7 @@ class Reasons:
         for alarm in alarms:
             if alarm.trainer is not None and alarm.generation == self._generations.number:
                 return alarm.message
+        # Standbys are told anew where to get snapshots from.
         for server in self._generations.servers:
             server.standby_ships = False  # perhaps it was its connection that broke
         return None
@@ -125,9 +127,9 @@ class Reasons:
             return f"worker {', '.join(stopped)} stopped answering"
         if leaving := self._find_leaving():
             return leaving
-        if self._rows.missing():
+        if self._rows.missing_blocks():
             return "rows were lost with a worker"
-        self._rows.free()
+        self._rows.free_waiting_blocks()
         return self._find_stuck_trainer()
 
     def reason_to_even_out(self) -> str | None:
@@ -180,7 +182,10 @@ class Reasons:
             error = trainer.future.exception(timeout=_FETCH)
             if is_consequence(error) or is_dask_error(error):
                 continue
-            if trainer.address in self._generations.workers_not_begun and self._rows.missing():
+            if (
+                trainer.address in self._generations.workers_not_begun
+                and self._rows.missing_blocks()
+            ):
                 return f"a block could not be made again: {error!r}"
             raise error
         return None
@@ -291,7 +296,7 @@ class Pace:
         self._rows = lane_rows
         self._seen = 0
         #: Looks at which a worker was slow in a row, and when the first of them was.
-        self._find_slow: dict[str, tuple[int, float]] = {}
+        self._slow_looks: dict[str, tuple[int, float]] = {}
 
     def look(
         self, passes: int, busy: Mapping[int, float], workers: Mapping[int, str]
@@ -322,17 +327,18 @@ class Pace:
         # Relative to the median worker, so that all being slow is no reason.
         slow = {worker: speed / median for worker, speed in speeds.items()}
         slow = {worker: share for worker, share in slow.items() if share < _SLOW}
-        self._find_slow = {
+        self._slow_looks = {
             worker: (
-                self._find_slow.get(worker, (0, now))[0] + 1,
-                self._find_slow.get(worker, (0, now))[1],
+                self._slow_looks.get(worker, (0, now))[0] + 1,
+                self._slow_looks.get(worker, (0, now))[1],
             )
             for worker in slow
         }
         return {
             worker: share
             for worker, share in slow.items()
-            if self._find_slow[worker][0] >= _LOOKS and now - self._find_slow[worker][1] >= _SECONDS
+            if self._slow_looks[worker][0] >= _LOOKS
+            and now - self._slow_looks[worker][1] >= _SECONDS
         }
 
     def _compute_speeds(

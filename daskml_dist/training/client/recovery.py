@@ -67,6 +67,7 @@ def choose_recovery_point(
     )
     if not common:
         return None
+    # The latest: the least work is made again.
     place = max(common)
     at = [next((h, holding, place) for h, holding in s if place in holding.places) for s in held]
     return _make_recovery_point(at, at[0][1].clocks[place])

@@ -170,7 +170,7 @@ class RunActors:
         self._futures.append(host.future)
         return host
 
-    def meet(self, host: Host) -> Endpoint:
+    def meet_host(self, host: Host) -> Endpoint:
         """Wait for an actor, and return where it listens."""
         return self.meet_all_hosts([host])[0]
 
@@ -307,6 +307,7 @@ class RunActors:
             {key: (run_trainer, (fit, spec, blocks)) for key, (spec, _, blocks) in given},
             {key: address for key, (_, address, _) in given},
         )
+        # Wake the watching client as soon as a trainer ends.
         for future in futures.values():
             future.add_done_callback(lambda _: self._on_end())
         self._futures += futures.values()
@@ -446,7 +447,7 @@ class Early:
         #: Its proxy, and what will answer where it listens.
         self._asked: tuple[Any, Any] = (None, None)
 
-    def place(self, address: str) -> None:
+    def choose_actor_worker(self, address: str) -> None:
         """Choose the worker of an actor without a part."""
         self.address = address
 
@@ -460,6 +461,7 @@ class Early:
         tasks, workers
             As `submit_tasks`, whose futures it returns.
         """
+        # One message for the actor and the blocks: the scheduler sends them at once.
         tasks, pins = tasks or {}, dict(workers or {})
         if self.address is None or self._future is not None:
             return submit_tasks(self._client, tasks, pins)
@@ -481,7 +483,7 @@ class Early:
         shares = bool(dask.config.get("daskml_dist.shared_memory", True))
         return self.run_id, name, self.secret, shares
 
-    def hear(self, endpoint: Endpoint) -> None:
+    def take_message(self, endpoint: Endpoint) -> None:
         """Note where the actor listens, as its worker says."""
         assert self.address is not None
         proxy = make_actor_proxy(self._client, self.key, ServerHost, self.address)
@@ -544,6 +546,7 @@ def ask_of_bundles(
     dict of int to (worker, BlockInfo)
         Perhaps not of all.
     """
+    # One question a worker: its bundles, and whether the actor listens.
     asked: dict[str, tuple[list[Any], str | None]] = {w: (here, None) for w, here in keys.items()}
     if early is not None and early.address is not None:
         asked[early.address] = keys.get(early.address, []), early.key
@@ -556,7 +559,7 @@ def ask_of_bundles(
     for address, (told, endpoint) in answers.items():
         found.update({i: (address, info) for infos in told for i, info in infos.items()})
         if early is not None and endpoint is not None:
-            early.hear(endpoint)
+            early.take_message(endpoint)
     return found
 
 

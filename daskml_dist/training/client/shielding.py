@@ -83,6 +83,7 @@ class Shielding:
     async def _shield_new_workers(self) -> bool:
         """Shield workers that are new; return whether there may be more."""
         workers = await self._list_workers()
+        # Only processes of this machine can be in the client's process group.
         new = set(filter(_is_on_this_host, workers)) - self._covered
         self._covered |= new
         if new and not await self._call_everywhere(

@@ -76,6 +76,7 @@ _SHIPPER_POLL = 0.5
 
 def credentials_of(worker: Any, secret: bytes, shared_memory: bool) -> Credentials:
     """Return the run's secret, with the TLS contexts of the cluster's `Security` if any."""
+    # The run's sockets use the cluster's own certificates.
     listen = worker.security.get_listen_args("worker").get("ssl_context")
     connect = worker.security.get_connection_args("worker").get("ssl_context")
     return Credentials(secret, listen, connect, shared_memory)
@@ -194,6 +195,7 @@ class ServerHost:
             That of `standby_generation` for a standby.
         """
         worker, run_id = self._worker, self.run_id
+        # Known from now on: callers at the gate may enter.
         self._fit, self._number = fit, number
         self._server = make_server(fit, number, n_trainers, generation=generation)
         # Trainers of the same process call the server directly, with no socket.

@@ -127,19 +127,19 @@ class Lane:
         replica : Shard
         count : int
         """
-        (draws, rows), since = self.draws(count), time.perf_counter()
+        (draws, rows), since = self.draw_batch_runs(count), time.perf_counter()
         losses = recorded(draws, replica.next_steps(rows))
         self.count_made_steps(rows, losses, time.perf_counter() - since if self._on_host else 0.0)
 
     def draw_rows_ahead(self, count: int) -> None:
         """Draw the rows of steps that will be taken in one call."""
-        self._drawn = self._reader.draws(count)
+        self._drawn = self._reader.draw_batch_runs(count)
 
-    def draws(self, count: int) -> tuple[list[Draw], list[int]]:
+    def draw_batch_runs(self, count: int) -> tuple[list[Draw], list[int]]:
         """Return the rows of the next batches, to be counted by :meth:`count_made_steps`."""
         drawn, self._drawn = self._drawn, None
         if drawn is None:
-            return self._reader.draws(count)
+            return self._reader.draw_batch_runs(count)
         # Rows drawn ahead are those of exactly these steps, else the order would change.
         assert len(drawn[1]) == count, "other steps than were drawn"
         return drawn
@@ -194,7 +194,7 @@ class Lane:
         return n_rows
 
     @property
-    def tells(self) -> bool:
+    def tells_step_callbacks(self) -> bool:
         """Return whether callbacks hear of each step."""
         return bool(self._told)
 

@@ -116,7 +116,7 @@ class Reader:
         while True:
             yield []
 
-    def draws(self, count: int) -> tuple[list[Draw], list[int]]:
+    def draw_batch_runs(self, count: int) -> tuple[list[Draw], list[int]]:
         """Return the rows of the next batches as runs, for a gather, and how many each has."""
         drawn = [next(self._draws) for _ in range(count)]
         self._clock += count
@@ -153,7 +153,7 @@ class Reader:
             return self._make_batch(drawn, self._clock - 1)
         if not self._ready:
             assert gather is not None
-            draws, counts = self.draws(gather.most)
+            draws, counts = self.draw_batch_runs(gather.most)
             for add, n_rows in zip(gather(draws), counts, strict=True):
                 self._ready.append(Batch([], n_rows, None, add if n_rows else None))
         return self._ready.popleft()

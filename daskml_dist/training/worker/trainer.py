@@ -271,7 +271,7 @@ class Trainer:
             fit.work.shuffle,
             fit.rows.validation_fraction,
             group,
-            fit.work.in_turn,
+            fit.work.steps_single_rows,
         )
 
     def _prepare_blocks(self, blocks: Any) -> dict[int, ReadyBlock]:

@@ -17,6 +17,7 @@ __all__ = ["run_bulk"]
 
 def run_bulk(context: Context) -> None:
     """Run all passes of the trainer's lanes in lock-step with all others."""
+    # One connection a trainer: all its lanes speak through it.
     connection = context.connect()
     try:
         steps = _BulkSteps(context, connection)
@@ -155,6 +156,7 @@ class _BulkSteps:
         """Return the parameters to validate each lane with: the same, whole ones."""
         if not self._fit.rows.validation_fraction:
             return [None] * len(self._lanes)
+        # Dense pulls hold all parameters already.
         w = self._pulled[0].w
         if self._fit.work.coordinates:
             first = self._lanes[0].number

@@ -70,6 +70,7 @@ class ColumnSteps:
         self._backend = context.lanes[0].backend
         self._clip = work.rule.clip
         self._last = len(work.columns) - 2
+        # Clipping needs the norm over all lanes' gradients, so it is done here.
         rule = replace(work.rule, clip=None)  # of all lanes' gradients together
         self._ranges: list[_LaneColumns] = []
         for lane in context.lanes:
@@ -242,6 +243,7 @@ class ColumnSteps:
             ]
         )
         if (head := self._head_lane) is not None:
+            # The score is counted once, with the last lane's report.
             head.lane.add_validation(
                 head.model.head_sums(
                     self._to_compute_device(head.shard.w), total, rows[-1], self._backend

@@ -102,7 +102,7 @@ class Context:
         """Return whether the lanes continue from an earlier generation's steps."""
         return self.clock > self.fit.work.first_clock
 
-    def leaves(self, left: Callable[[], Left | None]) -> None:
+    def set_left_behind(self, left: Callable[[], Left | None]) -> None:
         """Set the function that makes what the trainer leaves behind when interrupted."""
         self.memory["left"] = left
 
@@ -112,6 +112,7 @@ class Context:
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
         """Apply a function to items in the compute threads, in place where one has them all."""
+        # One item, or one thread: a future would only cost time.
         items = list(items)
         if self.pool is None or len(items) == 1:
             return [function(item) for item in items]
@@ -189,6 +190,7 @@ class Context:
         if not self.fit.work.uses_shards:
             pushed += self.communicator.bytes_sent
             pulled += self.communicator.bytes_received
+        # Counters only grow; a report has the difference.
         before = self._reported.get(id(connection), (0, 0))
         self._reported[id(connection)] = pushed, pulled
         return pushed - before[0], pulled - before[1]

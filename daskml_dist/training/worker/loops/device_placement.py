@@ -39,6 +39,7 @@ class DevicePlacement:
         if self._rule.coordinates and not self._is_host:
             # Rows of parameters at drawn indices are gathered, and put back, by the host, unless
             # a device makes the steps of every lane by itself. All trainers find the same.
+            # A device that makes whole steps of sparse rows needs no host for the indices.
             gathers = [lane.gather for lane in context.lanes if lane.n_rows]
             self._is_host = not alone or None in gathers
 

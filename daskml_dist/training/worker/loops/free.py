@@ -57,6 +57,7 @@ class _FreeLane:
         self._w: Any = None
         self._awaiting = True
         self._loss = 0.0
+        # After a loss each lane continues from its own clock.
         clock = context.clocks[lane.number]
         # The report of a pass that ended just there may have been lost with the trainer.
         self._reports_first = (
@@ -78,6 +79,7 @@ class _FreeLane:
             # The fit has ended while this lane was computing.
             if pulled.stop:
                 return self._leave_servers()
+        # The batch was drawn while the parameters were on their way.
         batch = self._batch
         self._parts.append((len(self._parts), batch.index, lane.compute_gradient(self._w, batch)))
         self._rows += batch.n_rows

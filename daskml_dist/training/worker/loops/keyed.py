@@ -79,7 +79,7 @@ class _KeyedTrainer(Together):
         }
         of_space = {found[0].side.rows: found for found in self._blocks.values()}
         self._bounds = self._gather_bounds(of_space)
-        self._make_ranges = {
+        self._own_ranges = {
             s: _make_ranges(found, self._bounds[s]) for s, found in of_space.items()
         }
         self.n_keys = {space: int(bounds[-1]) for space, bounds in self._bounds.items()}
@@ -92,7 +92,7 @@ class _KeyedTrainer(Together):
         self._image_at = time.perf_counter()
         self._image_took = 0.0
         self._images = BuddyCheckpoints(
-            context, {s: self._lane_slices(s) for s in self._make_ranges}
+            context, {s: self._lane_slices(s) for s in self._own_ranges}
         )
         # After a loss, the values of the last iteration that is known of all lanes.
         image = self._images.agree_on_latest()
@@ -113,13 +113,13 @@ class _KeyedTrainer(Together):
 
     def _lane_slices(self, space: str) -> dict[int, slice]:
         """Return where the values of each own lane lie."""
-        return {at.lane: at.own for at in self._make_ranges[space]}
+        return {at.lane: at.own for at in self._own_ranges[space]}
 
     # -- keys and entries ----------------------------------------------------------------------
 
     def ranges(self, space: str) -> list[KeyRange]:
         """Return the own keys of a space."""
-        return self._make_ranges[space]
+        return self._own_ranges[space]
 
     def map(self, function: Callable[[KeyedRows], R], side: str) -> list[R]:
         """Apply a function to each own lane's rows of a side."""
@@ -163,7 +163,7 @@ class _KeyedTrainer(Together):
             return [], [Part(halo.fetch, [ready(rows) for rows in self._rows[side]])]
         owners, ranges = (
             self._get_owners(blocks[0].side.columns),
-            self._make_ranges[blocks[0].side.rows],
+            self._own_ranges[blocks[0].side.rows],
         )
         most = max((room or 0) // nbytes, 1)
         return plan_row_parts(self._communicator, owners, blocks, ranges, ready, most, piece)
@@ -181,7 +181,7 @@ class _KeyedTrainer(Together):
     def _get_owners(self, space: str) -> Owners:
         """Return the owners of a space's keys, found once."""
         if space not in self._owners:
-            bounds, own = self._bounds[space], self._make_ranges[space]
+            bounds, own = self._bounds[space], self._own_ranges[space]
             self._owners[space] = Owners(self._communicator, bounds, own)
         return self._owners[space]
 
@@ -194,7 +194,7 @@ class _KeyedTrainer(Together):
             numbers = np.empty(len(wanted), np.int64)
             numbers[place] = owners.numbers(wanted, blocks[0].column_cuts)
             self._halos[side] = Halo(self._communicator, owners, numbers)
-            rows = self._make_ranges[blocks[0].side.rows]
+            rows = self._own_ranges[blocks[0].side.rows]
             self._rows[side] = [
                 KeyedRows(at, block.indptr, its, block.values)
                 for at, block, its in zip(rows, blocks, indices, strict=True)

@@ -59,6 +59,7 @@ def _get_spill_store(context: Context) -> SpillStore:
     rooms: SpillStore | None = context.memory.get("rooms")
     if rooms is None:
         work = context.fit.own_rows_work
+        # The blocks that are held leave the rest of the budget.
         held = work.row_bytes * sum(lane.n_rows for lane in context.lanes)
         context.memory["rooms"] = rooms = SpillStore(max(work.budget - held, 0.0))
     rooms.begin()
@@ -118,6 +119,7 @@ class _TrainerRows(Together):
         self.device = context.fit.run.device
         self.sums_on_device = self._communicator.sums_on_device
         self.n_rows = sum(context.lane_rows)
+        # The solver speaks of lanes by their numbers.
         self._of_number: dict[int, Lane] = {lane.number: lane for lane in context.lanes}
         self.lanes = list(self._of_number)
         work = context.fit.own_rows_work
@@ -192,6 +194,7 @@ class _TrainerRows(Together):
 
     def sum_own(self, array: Array) -> Array:
         """Return the own range of the sum along the first axis (reduce-scatter)."""
+        # Copied, since the solver may reuse its array.
         if self.size == 1:
             return array.copy()
         n, *rest = array.shape
@@ -234,7 +237,7 @@ class _TrainerRows(Together):
         kept = _KnownIteration(self.n_rows, n_iter, state, list(self._reports))
         self._context.memory["kept"] = kept
         # An interrupt from here on returns what was found up to this iteration.
-        self._context.leaves(lambda: Left(work.solver.interrupted(n_iter, state())))
+        self._context.set_left_behind(lambda: Left(work.solver.interrupted(n_iter, state())))
         self._end_pass()
         # All trainers come here after the same iteration. The last one needs no pause.
         is_last = n_iter >= work.solver.max_passes

@@ -165,6 +165,7 @@ class PipelineSteps:
             # The key of random streams travels with the rows: dropout is the same in every stage.
             key = np.array([*rows.key, at.start])
             has = np.array([rows.y is not None, rows.weight is not None])
+            # Targets and weights go to the last stage, where the loss is.
             given = [array[at] for array in (rows.y, rows.weight) if array is not None]
             self._send_to_stage(first, _ROWS, job.number, [key, rows.X[at]])
             self._send_to_stage(last, _TARGETS, job.number, [has, *given])
@@ -325,6 +326,7 @@ class PipelineSteps:
         if not self._stages.leads_first_pipeline:
             return None
         own = self._home.leave(self._shard.state())
+        # Messages are lists of arrays, so both ends use the same order.
         names = sorted(own.opt_state)
         average = [] if own.average is None else [own.average]
         self._send_to_stage(
@@ -427,6 +429,7 @@ def cut_layers_evenly(seconds: Sequence[float], n_stages: int) -> tuple[int, ...
     # Dynamic programme over prefixes of the layers (linear partition).
     until = [0.0, *itertools.accumulate(seconds)]
     # best[k][i]: the longest of k + 1 stages of the first i layers, and where the last one begins.
+    # Table of the longest stage for every prefix and number of stages.
     best = [[(until[i], 0) for i in range(n + 1)]]
     for k in range(1, n_stages):
         row = [(float("inf"), 0)] * (n + 1)
@@ -459,6 +462,7 @@ def seconds_of_layers(context: Context, w: Any, n_rows: int) -> list[float]:
         return [1.0] * len(model.layers)
     y, weight = (None if a is None else a[:n_rows] for a in (rows.y, rows.weight))
     rows = BatchRows(rows.X[:n_rows], y, weight, rows.key)
+    # The fastest of three: the others were disturbed.
     times = np.min([_time_layers(model, w, rows, lane.backend) for _ in range(3)], axis=0)
     return [float(seconds) for seconds in times]
 

@@ -68,6 +68,7 @@ class _TrainerRanges(Together):
 
     def __init__(self, context: Context, connection: ShardedConnection | None) -> None:
         super().__init__(context, connection)
+        # Sums are made at the whole point, over this trainer's rows.
         self._sums = LaneSums(context)
         self._bounds = self._communicator.bounds(int(np.prod(context.fit.rounds.shape or ())))
         # A contiguous range of every vector of the solver.
@@ -106,7 +107,7 @@ class _TrainerRanges(Together):
         reports = list(self._reports)
         point = _KeptPoint(self.n_rows, self.n_done + n_iter, self._last, reports)
         self._context.memory["point"] = point
-        self._context.leaves(lambda: self._make_left(point))
+        self._context.set_left_behind(lambda: self._make_left(point))
 
     def _make_left(self, point: _KeptPoint) -> Left:
         """Return a point as what the trainer leaves behind."""
@@ -139,6 +140,7 @@ class _TrainerRanges(Together):
         total[2 - EXTRA :] = self._sums.bytes_moved()
         n, size = statistic.n_numbers, self._bounds[-1]
         # The first trainer alone hears that the fit is to stop, and all must know it alike.
+        # Few numbers: loss, rows, bytes, the wish to stop, and the scalars of the sum.
         small = self._communicator.allreduce(
             np.hstack([total[-EXTRA:], float(self._wants_to_stop), total[:n]])
         )

@@ -51,7 +51,7 @@ def run_replicas(context: Context) -> ShardState | StateParts | None:
             lane.seek(context.clock)
         if context.resumed:
             _restore_lanes(context, connection, run)
-        context.leaves(run.left)
+        context.set_left_behind(run.left)
         _run_passes(context, connection, run)
         state = run.state()
         return state if context.rank == 0 or isinstance(state, StateParts) else None
@@ -429,14 +429,14 @@ class SingleRowSteps:
         self._lane = lane
         self._replica = replica
         self._rows = rows
-        self._steps_to_stop = 1 if lane.tells else most
+        self._batches_per_call = 1 if lane.tells_step_callbacks else most
         self._rest = rest
 
     def take(self, count: int) -> None:
         """Take the steps of `count` batches."""
         while count > 0:
             self._rest()
-            batches = self._replica.steps_at_once(min(count, self._steps_to_stop))
+            batches = self._replica.steps_at_once(min(count, self._batches_per_call))
             self._rows.step(self._lane, batches)
             count -= batches
 
@@ -587,7 +587,7 @@ class TeamSteps:
     def _run_steps(self, clock: int, count: int) -> None:
         """Take steps in one call of the compiled loop, and count those that were made."""
         context, replica = self._context, self._replica
-        drawn = [lane.draws(count) for lane in context.lanes]
+        drawn = [lane.draw_batch_runs(count) for lane in context.lanes]
         # Rows of each lane in each step, as the loop reads them.
         counts = np.array([rows for _, rows in drawn], np.int64).T.copy()
         numbers = np.arange(clock, clock + count) % context.fit.work.n_steps

@@ -44,7 +44,7 @@ class RowByRow:
         self._cells = replica.interleave()
         self._steps: dict[int, Any] = {}
         self._orders: dict[int, NDArray[np.intp]] = {}
-        self._are_targets_sorted: dict[int, tuple[Any, bool]] = {}
+        self._sorted_blocks: dict[int, tuple[Any, bool]] = {}
 
     def step(self, lane: Lane, count: int = 1) -> int:
         """Step along the rows of a lane's next batches; return the number of rows."""
@@ -94,11 +94,11 @@ class RowByRow:
 
     def _has_sorted_targets(self, y: NDArray[Any]) -> bool:
         """Return whether a block's targets are sorted, found once a block."""
-        found = self._are_targets_sorted.get(id(y))
+        found = self._sorted_blocks.get(id(y))
         if found is None or found[0] is not y:
-            if len(self._are_targets_sorted) > 64:  # of blocks that are streamed
-                self._are_targets_sorted.clear()
-            found = self._are_targets_sorted[id(y)] = y, _are_targets_sorted(y)
+            if len(self._sorted_blocks) > 64:  # of blocks that are streamed
+                self._sorted_blocks.clear()
+            found = self._sorted_blocks[id(y)] = y, _are_targets_sorted(y)
         return found[1]
 
     def _cut_sorted_runs(

@@ -61,7 +61,7 @@ def run_shared(context: Context) -> ShardState | None:
     connection = context.connect()
     shared = _SharedReplica(context, connection)
     # The servers hold the parameters, and count rows.
-    context.leaves(lambda: Left(shared.replica.state()))
+    context.set_left_behind(lambda: Left(shared.replica.state()))
     try:
         if context.generation:
             shared.pull_first_parameters()
@@ -282,7 +282,7 @@ class _DampedRowSteps:
     """Steps of single rows whose changes are damped where other trainers make the same ones."""
 
     def __init__(self, replica: Shard, rows: RowByRow, share: float) -> None:
-        self._get_replica = replica
+        self._replica = replica
         self._share = share
         self._before = self._opt_state()
         self.step = rows.step
@@ -291,13 +291,13 @@ class _DampedRowSteps:
         if self._share >= 1:
             return {}
         # Of one dimension, over which NumPy is several times faster.
-        return {name: array[at, 0].copy() for name, array in self._get_replica.opt_state.items()}
+        return {name: array[at, 0].copy() for name, array in self._replica.opt_state.items()}
 
     def damp_changes(self, delta: NDArray[Any]) -> None:
         """Damp the changes since the last meeting, where other trainers make the same ones."""
         if self._share >= 1:
             return
-        replica = self._get_replica
+        replica = self._replica
         optimizer, rate = replica.rule.only.optimizer, replica.learning_rate()
         for at in row_slices(len(delta), _PIECE):
             opt_state, before = (

@@ -63,6 +63,7 @@ def _lead_solver(context: Context, sums: _AskedSums) -> Solution:
     """Run the solver in the first trainer; return its solution, or the log where it pauses."""
     work = context.fit.rounds
     try:
+        # The solver is ordinary code that calls `sums(statistic)`; see `solvers.Sums`.
         solution = work.solver.solve(work.model, sums, work.first())
     except _PausedError as paused:
         solution = Solution(np.empty(0), 0, False, "paused", {"log": paused.log.packed()})
@@ -141,6 +142,7 @@ class _SumMaker:
         in_order = self._context.fit.run.deterministic or not statistic.additive
         if in_order:
             total = self._merge_in_order(self._sums.parts(statistic, number, left), statistic)
+            # Only the own range is finished on this rank.
             if isinstance(statistic, ReduceScatterStatistic):
                 own = slice(*self._range_bounds(statistic)[self._context.communicator.rank :][:2])
                 total = self._finish_range(total[own], total[-EXTRA:], statistic)
@@ -189,6 +191,7 @@ class _SumMaker:
         self, parts: list[NDArray[np.float64]], statistic: Statistic
     ) -> NDArray[np.float64]:
         """Return the parts merged one after the other."""
+        # Merged into a copy: the parts' memory is used again for the next sum.
         first, *others = parts
         total, shape = first.copy(), statistic.shape(self._context.fit.work.model)
         for part in others:
@@ -311,8 +314,9 @@ class _AskedSums:
         """Keep the point at which an iteration ended, and the state to continue from."""
         self._n_iter += 1
         w = self._copy_point(w)
+        # What an interrupted fit returns.
         found = Solution(w, self._n_iter, converged=False, message="interrupted", extra=extra or {})
-        self._context.leaves(lambda: Left(found))
+        self._context.set_left_behind(lambda: Left(found))
         # The solver's state is smaller than the sums: keep it in their place.
         if state is not None and self._rounds.log.is_worth_replacing(self._n_asked):
             made = {name: np.array(array) for name, array in state().items()}
