@@ -172,9 +172,9 @@ class OfCentres(ClassNamePrefixFeaturesOutMixin, LazyTransformerMixin, ClusterMi
         sample_weight : array-like, dask Array or dask Series of shape (n_rows,), or None
         """
         self._check_fitted(X)
-        return -float(self._score_sums(_weighted_sum, X, None, sample_weight))
+        return -float(self._sum_over_blocks(_weighted_sum, X, None, sample_weight))
 
-    def _raw(self) -> Callable[[Any], NDArray[Any]]:
+    def _raw_prediction(self) -> Callable[[Any], NDArray[Any]]:
         """The squared distance of each row to its nearest centre."""
         return _Squares(self.cluster_centers_, self._shift)
 
@@ -182,7 +182,7 @@ class OfCentres(ClassNamePrefixFeaturesOutMixin, LazyTransformerMixin, ClusterMi
         """A number for each row, or for each row and centre."""
         self._check_fitted(X)
         function = kind(self.cluster_centers_, self._shift)
-        return self._applied(function, X, dtype, len(self.cluster_centers_) if each else None)
+        return self._map_rows(function, X, dtype, len(self.cluster_centers_) if each else None)
 
 
 class BaseCentres(OfCentres, BaseUnlabelled):

@@ -166,7 +166,7 @@ class BisectingKMeans(BaseCentres):
         ndarray or lazy dask Array of int32 of shape (n_rows,)
         """
         self._check_fitted(X)
-        return self._applied(self._tree, X, np.int32)
+        return self._map_rows(self._tree, X, np.int32)
 
 
 @dataclass(frozen=True, eq=False)

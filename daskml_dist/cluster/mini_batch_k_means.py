@@ -165,7 +165,7 @@ callable, default="k-means||"
 
     # -- settings ------------------------------------------------------------------------------
 
-    def _settings(self, policy: str | Policy | None) -> Settings:
+    def _check_settings(self, policy: str | Policy | None) -> Settings:
         for name in ("n_clusters", "batch_size"):
             check_count(name, getattr(self, name))
         if self.init_size is not None:
@@ -178,7 +178,7 @@ callable, default="k-means||"
         check_number("reassignment_ratio", self.reassignment_ratio)
         check_flag("compute_labels", self.compute_labels)
         self._check_init(_INITS)
-        settings = super()._settings(policy)
+        settings = super()._check_settings(policy)
         if settings.policy.outer_rate != 1 or settings.policy.outer_momentum != 0:
             raise InvalidParameterError(
                 f"{settings.policy!r} goes further than the mean of the lanes, and centres are "
@@ -220,7 +220,7 @@ callable, default="k-means||"
             When the fit cannot go on.
         """
         self._call_init(X)
-        settings = self._settings(policy)
+        settings = self._check_settings(policy)
         self._train(X, None, sample_weight, settings=settings, client=client, go_on=False)
         self._set_labels(X)
         return self
@@ -247,7 +247,7 @@ callable, default="k-means||"
         """
         state = getattr(self, "_state", None)
         self._call_init(X, None if state is None else self.cluster_centers_)
-        settings = dataclasses.replace(self._settings(policy), max_iter=1, batch_size=None)
+        settings = dataclasses.replace(self._check_settings(policy), max_iter=1, batch_size=None)
         self._train(
             X, None, sample_weight, settings=settings, client=client, go_on=state is not None
         )
@@ -267,15 +267,17 @@ callable, default="k-means||"
             )
         return dataclasses.replace(last, reassignment=None)
 
-    def _rows(
+    def _dataset_info(
         self, engine: Engine, run: RunSettings, classes: Any, class_weight: Any, weighted: bool
     ) -> DatasetInfo:
-        rows = super()._rows(engine, run, classes, class_weight, weighted)
+        rows = super()._dataset_info(engine, run, classes, class_weight, weighted)
         self._mean_weight = rows.weight_sum / rows.survey.n_rows
         # Weights count as they are: later batches have another mean.
         return rows if rows.weight_scale is None else dataclasses.replace(rows, weight_scale=1.0)
 
-    def _over_lanes(self, settings: Settings, rows: DatasetInfo, lanes: list[LaneSpec]) -> Settings:
+    def _settings_for_lanes(
+        self, settings: Settings, rows: DatasetInfo, lanes: list[LaneSpec]
+    ) -> Settings:
         if settings.batch_size is None:
             return settings
         batch = min(int(self.batch_size), rows.survey.n_rows)
@@ -341,14 +343,14 @@ callable, default="k-means||"
         passes = max(1, -(-int(self.max_no_improvement) // fit.work.n_steps))
         return PassStoppingRule(rule.max_iter, max(chance, float(np.finfo(float).tiny)), passes)
 
-    def _trained(self, engine: Engine, fit: FitSpec, callbacks: CallbackList) -> FitResult:
+    def _run_training(self, engine: Engine, fit: FitSpec, callbacks: CallbackList) -> FitResult:
         model = fit.steps.model
         assert isinstance(model, CentroidModel)
         if self.tol and fit.work.stopping.max_iter > 1:
             settled = Settled(model, self._tolerance)
             result = train_in_parts(engine, fit, callbacks, None, settled)
         else:
-            result = super()._trained(engine, fit, callbacks)
+            result = super()._run_training(engine, fit, callbacks)
         losses = [record["loss"] for record in result.records]
         if losses and not np.isfinite(losses).all():
             raise DivergedError(OVERFLOW)
@@ -387,8 +389,10 @@ callable, default="k-means||"
         self.n_features_in_ = model.n_features
         self._n_features_out = len(centres)
 
-    def _keep(self, model: StepModel, result: FitResult, rows: DatasetInfo, more: bool) -> None:
-        super()._keep(model, result, rows, more)
+    def _set_result(
+        self, model: StepModel, result: FitResult, rows: DatasetInfo, more: bool
+    ) -> None:
+        super()._set_result(model, result, rows, more)
         steps = sum(record["steps"] for record in result.records)
         self.n_steps_ = steps + (self.n_steps_ if more else 0)
 

@@ -52,7 +52,7 @@ class Components(BaseUnlabelledTransformer):
             Of float32 where X is; else of float64.
         """
         self._check_fitted(X)
-        return self._applied(self._projection(), X, result_dtype(X), self._n_features_out)
+        return self._map_rows(self._projection(), X, result_dtype(X), self._n_features_out)
 
     def inverse_transform(self, X: Any) -> Any:
         """Rows with given projections.
@@ -67,7 +67,7 @@ class Components(BaseUnlabelledTransformer):
         """
         self._check_fitted()
         width, shape = self.n_features_in_, (self._n_features_out,)
-        return self._applied(self._expansion(), X, result_dtype(X), width, row_shape=shape)
+        return self._map_rows(self._expansion(), X, result_dtype(X), width, row_shape=shape)
 
     def _projection(self) -> Callable[[Any], NDArray[Any]]:
         return Projected(self.components_.T)
@@ -75,7 +75,7 @@ class Components(BaseUnlabelledTransformer):
     def _expansion(self) -> Callable[[Any], NDArray[Any]]:
         return Projected(self.components_)
 
-    def _raw(self) -> Callable[[Any], NDArray[Any]]:
+    def _raw_prediction(self) -> Callable[[Any], NDArray[Any]]:
         return self._projection()
 
 

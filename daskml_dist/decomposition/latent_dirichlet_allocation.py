@@ -174,7 +174,7 @@ class LatentDirichletAllocation(BaseUnlabelledTransformer):
         TrainingError
             When the fit cannot go on.
         """
-        self._forget()
+        self._clear_fitted()
         self._fit(X, None, None, client)
         return self
 
@@ -194,7 +194,7 @@ class LatentDirichletAllocation(BaseUnlabelledTransformer):
         """:meth:`fit`, and :meth:`transform` of the same rows; parameters as there."""
         return self.fit(X, client=client).transform(X, normalize=normalize)
 
-    def _forget(self) -> None:
+    def _clear_fitted(self) -> None:
         for name in ("components_", "n_batch_iter_", "bound_"):
             self.__dict__.pop(name, None)
 
@@ -241,7 +241,7 @@ class LatentDirichletAllocation(BaseUnlabelledTransformer):
             n_before=getattr(self, "n_batch_iter_", 1) - 1,
         )
 
-    def _start(self, model: Unlabelled, rows: DatasetInfo) -> NDArray[Any]:
+    def _starting_parameters(self, model: Unlabelled, rows: DatasetInfo) -> NDArray[Any]:
         return self.components_ if hasattr(self, "components_") else self.__dict__.pop("_begun")
 
     def _set_fitted(self, solution: Solution, model: Unlabelled, rows: DatasetInfo) -> None:
@@ -278,7 +278,7 @@ class LatentDirichletAllocation(BaseUnlabelledTransformer):
         """
         self._check_fitted(X)
         topics = _Topics(*self._of_documents(), normalize)
-        return self._applied(topics, X, np.float64, self._n_features_out)
+        return self._map_rows(topics, X, np.float64, self._n_features_out)
 
     def score(self, X: Any, y: None = None) -> float:
         """Variational bound of the log-likelihood of documents.
@@ -309,9 +309,9 @@ class LatentDirichletAllocation(BaseUnlabelledTransformer):
     def _bound(self, X: Any) -> Any:
         """The documents' part of the bound, their words, and their number."""
         self._check_fitted(X)
-        return self._score_sums(_total, X, None, None)
+        return self._sum_over_blocks(_total, X, None, None)
 
-    def _raw(self) -> Callable[[Any], NDArray[Any]]:
+    def _raw_prediction(self) -> Callable[[Any], NDArray[Any]]:
         return _Bounds(*self._of_documents())
 
     def _of_documents(self) -> tuple[DocumentFit, NDArray[np.float64]]:

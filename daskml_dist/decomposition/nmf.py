@@ -210,7 +210,7 @@ class NMF(Components):
         """:meth:`fit`, and :meth:`transform` of the same rows; parameters as there."""
         return self.fit(X, None, sample_weight, W=W, H=H, client=client).transform(X)
 
-    def _taken(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
+    def _prepare_inputs(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
         # Weights to begin with belong to rows as targets do.
         return take_named_columns(X, y, sample_weight)
 
@@ -359,7 +359,7 @@ class NMF(Components):
         ratio = float(self.l1_ratio)
         return (both[0] * ratio, both[1] * ratio), (both[0] * (1 - ratio), both[1] * (1 - ratio))
 
-    def _start(self, model: Unlabelled, rows: DatasetInfo) -> NDArray[Any] | None:
+    def _starting_parameters(self, model: Unlabelled, rows: DatasetInfo) -> NDArray[Any] | None:
         H: Array | None = self._given[0]
         return None if H is None else np.ascontiguousarray(H.T)
 

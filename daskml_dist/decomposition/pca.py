@@ -313,7 +313,7 @@ shape (n_components,)
         ndarray or lazy dask Array of float64 of shape (n_rows,)
         """
         self._check_fitted(X)
-        return self._map(None, X, np.float64, None)
+        return self._map_raw_predictions(None, X, np.float64, None)
 
     def score(self, X: Any, y: None = None, sample_weight: Any = None) -> float:
         """Mean log-likelihood of the rows, weighted.
@@ -327,7 +327,7 @@ shape (n_components,)
         total, weight = self._sum_and_weight(X, sample_weight)
         return total / weight
 
-    def _raw(self) -> _LogLikelihood:
+    def _raw_prediction(self) -> _LogLikelihood:
         precision = self.get_precision()
         constant = np.linalg.slogdet(precision)[1] - len(precision) * np.log(2 * np.pi)
         return _LogLikelihood(self.mean_, precision, float(constant) / 2)

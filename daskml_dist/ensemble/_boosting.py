@@ -100,21 +100,21 @@ class BaseBoosting(BaseRounds):
 
     # -- categories ----------------------------------------------------------------------------
 
-    def _collection(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> Collection:
-        X, y, sample_weight = self._taken(X, y, sample_weight)
-        goes_on = self._goes_on
+    def _make_collection(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> Collection:
+        X, y, sample_weight = self._prepare_inputs(X, y, sample_weight)
+        goes_on = self._continues_last_fit
         if not goes_on:
             self._learn_categories(X)
         reset = reset and not goes_on
         rows = self._numbered(X, known=not goes_on), y, sample_weight
         if self._given_sets is not None:
-            taken = [self._taken(*inputs) for inputs in self._given_sets.inputs]
+            taken = [self._prepare_inputs(*inputs) for inputs in self._given_sets.inputs]
             # Those of the fit alone are known: others in X_val are missing, as in a prediction.
             inputs = tuple((self._numbered(X_val), *others) for X_val, *others in taken)
             rows, self._joined_rows = joined(rows, replace(self._given_sets, inputs=inputs))
         self._is_numbered = True
         try:
-            found = super()._collection(*rows, reset=reset)
+            found = super()._make_collection(*rows, reset=reset)
         except InvalidDataError as error:
             error.args = (f"{error}{categories_remedy(X)}",)
             raise
@@ -132,15 +132,15 @@ class BaseBoosting(BaseRounds):
         if self._mask is not None and is_dataframe_like(X):
             self._categories = categories_of(X, self._mask, int(self.max_bins))
 
-    def _aligned(self, X: Any, y: Any, sample_weight: Any) -> Collection:
+    def _align_inputs(self, X: Any, y: Any, sample_weight: Any) -> Collection:
         X = X if self._is_numbered else self._numbered(X)
-        return super()._aligned(X, y, sample_weight)
+        return super()._align_inputs(X, y, sample_weight)
 
     def _numbered(self, X: Any, known: bool = False) -> Any:
         return numbered(_as_rows(X), self._categories, known)
 
     @property
-    def _goes_on(self) -> bool:
+    def _continues_last_fit(self) -> bool:
         """Whether a fit goes on from the trees of the one before."""
         return self.warm_start and "_trees" in vars(self)
 
@@ -208,7 +208,7 @@ class BaseBoosting(BaseRounds):
         val = None if X_val is None else (X_val, y_val, sample_weight_val)
         self._given_sets = self._sets_of(val, eval_set, scoring)
         try:
-            self._forget()
+            self._clear_fitted()
             self._fit(X, y, sample_weight, client)
             self._has_weights |= sample_weight is not None
         finally:
@@ -239,7 +239,7 @@ class BaseBoosting(BaseRounds):
         keys = tuple(record_keys(sets, scores))
         return GivenSets(inputs, arguments, keys, tuple(scores.values()), val is not None)
 
-    def _forget(self) -> None:
+    def _clear_fitted(self) -> None:
         if not self.warm_start:
             self.__dict__.pop("_trees", None)
             self.__dict__.pop("_has_weights", None)
@@ -276,13 +276,13 @@ class BaseBoosting(BaseRounds):
             return
         check_number("validation_fraction", value, lambda v: 0 < v < 1, "of (0, 1)")
 
-    def _rows(
+    def _dataset_info(
         self, engine: Engine, run: RunSettings, classes: Any, class_weight: Any, weighted: bool
     ) -> DatasetInfo:
         """Facts of the rows, whose weights stay as they are: sums of hessians have bounds."""
         given, where = self._given_sets, self._joined_rows
         weighted |= given is not None and any(one[2] is not None for one in given.inputs)
-        rows = super()._rows(engine, run, classes, class_weight, weighted)
+        rows = super()._dataset_info(engine, run, classes, class_weight, weighted)
         if any(info.sparse for info in rows.survey.infos):
             raise sparse_rows()
         if where is not None and rows.classes is not None:
@@ -337,7 +337,7 @@ class BaseBoosting(BaseRounds):
 
     def _begin(self, loss: BoostLoss, rows: DatasetInfo) -> dict[str, NDArray[Any]] | None:
         """State of the fit before, where this one goes on from it."""
-        if not self._goes_on:
+        if not self._continues_last_fit:
             return None
         trees = self._trees
         if self.max_iter < self.n_iter_:
@@ -444,11 +444,11 @@ class BaseBoosting(BaseRounds):
             n_outputs=len(self._trees), name=type(self).__name__, row_shape=self._row_shape,
         )  # fmt: skip
 
-    def _map(self, then: Any, X: Any, dtype: Any, n_outputs: int | None) -> Any:
+    def _map_raw_predictions(self, then: Any, X: Any, dtype: Any, n_outputs: int | None) -> Any:
         self._check_fitted(X)
-        return super()._map(then, numbered(X, self._categories), dtype, n_outputs)
+        return super()._map_raw_predictions(then, numbered(X, self._categories), dtype, n_outputs)
 
-    def _raw(self) -> Callable[[Any], NDArray[Any]]:
+    def _raw_prediction(self) -> Callable[[Any], NDArray[Any]]:
         return RawTrees(self._trees, self._baseline)
 
     def _stages(self) -> list[Any]:

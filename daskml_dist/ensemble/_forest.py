@@ -90,7 +90,7 @@ class BaseForest(BaseTrees):
 
     # -- fitting -------------------------------------------------------------------------------
 
-    def _forget(self) -> None:
+    def _clear_fitted(self) -> None:
         if not self.warm_start:
             for name in ("_trees", "oob_score_", "oob_decision_function_", "oob_prediction_"):
                 self.__dict__.pop(name, None)

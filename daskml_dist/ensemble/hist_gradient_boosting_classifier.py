@@ -193,7 +193,9 @@ default=None
         """
         self._check_fitted(X)
         n = len(self.classes_)
-        return self._map(_write_two_shares if n == 2 else _write_shares, X, np.float64, n)
+        return self._map_raw_predictions(
+            _write_two_shares if n == 2 else _write_shares, X, np.float64, n
+        )
 
     def decision_function(self, X: Any) -> Any:
         """Raw predictions: the log odds of the second of two classes, or a number a class.
@@ -208,7 +210,7 @@ default=None
         """
         self._check_fitted(X)
         n = len(self.classes_)
-        return self._map(None, X, np.float64, None if n == 2 else n)
+        return self._map_raw_predictions(None, X, np.float64, None if n == 2 else n)
 
     def staged_predict(self, X: Any) -> Iterator[Any]:
         """Most likely labels after each iteration, as :meth:`predict`."""

@@ -227,7 +227,7 @@ default=None
         ndarray or lazy dask Array of float64 of shape (n_rows,)
         """
         self._check_fitted(X)
-        return self._map(written(self._inverse_link()), X, np.float64, None)
+        return self._map_raw_predictions(written(self._inverse_link()), X, np.float64, None)
 
     def staged_predict(self, X: Any) -> Iterator[Any]:
         """Predicted targets after each iteration.

@@ -150,7 +150,9 @@ class BaseOnRows(TranslatesSklearnErrors, Exported, BaseEstimator):
         What a constructor does not have, an estimator of one's own may set as an attribute, of its
         class too.
         """
-        own = {name: self._attribute(name, value) for name, value in self._defaults.items()}
+        own = {
+            name: self._attribute_or_default(name, value) for name, value in self._defaults.items()
+        }
         return {**own, **self._all_params()}
 
     def _all_params(self) -> dict[str, Any]:
@@ -167,7 +169,7 @@ class BaseOnRows(TranslatesSklearnErrors, Exported, BaseEstimator):
         inherited = {name: values[name] for name in kind._names_of_bases if name in values}
         return {**inherited, **self.get_params(deep=False)}
 
-    def _attribute(self, name: str, default: Any) -> Any:
+    def _attribute_or_default(self, name: str, default: Any) -> Any:
         """An attribute's value, of the estimator or its class; a method is none."""
         if name in vars(self):
             return vars(self)[name]
@@ -179,7 +181,7 @@ class BaseOnRows(TranslatesSklearnErrors, Exported, BaseEstimator):
         check_flags(self)
         return check_run(self.run, self.device, name=type(self).__name__, used=self._run_used)
 
-    def _callbacks(
+    def _make_callbacks(
         self,
         max_iter: int | None,
         aside: tuple[type, ...] = (),
@@ -192,18 +194,18 @@ class BaseOnRows(TranslatesSklearnErrors, Exported, BaseEstimator):
             has_checkpoint="checkpoint" in self._all_params(),
         )  # fmt: skip
 
-    def _taken(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
+    def _prepare_inputs(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
         """The inputs with columns for their names; without a target, since none is asked for."""
         return take_named_columns(X, None, sample_weight)
 
     def _check_target(self, y: Any) -> None:
         """Check what can be told of a target at once."""
 
-    def _collection(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> Collection:
+    def _make_collection(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> Collection:
         """The rows of a fit; without `reset`, they must have the features of the fit before."""
-        inputs = self._taken(X, y, sample_weight)
+        inputs = self._prepare_inputs(X, y, sample_weight)
         self._check_target(inputs[1])
-        collection = self._aligned(*inputs)
+        collection = self._align_inputs(*inputs)
         if reset:
             warn_of_target_column(*inputs[:2])
         check_feature_names(self, inputs[0], reset=reset)
@@ -211,7 +213,7 @@ class BaseOnRows(TranslatesSklearnErrors, Exported, BaseEstimator):
             self._check_width(collection)
         return collection
 
-    def _aligned(self, X: Any, y: Any, sample_weight: Any) -> Collection:
+    def _align_inputs(self, X: Any, y: Any, sample_weight: Any) -> Collection:
         return as_collection(
             X,
             y,
@@ -221,14 +223,14 @@ class BaseOnRows(TranslatesSklearnErrors, Exported, BaseEstimator):
             tensors=self._tensors,
         )
 
-    def _rows(
+    def _dataset_info(
         self, engine: Engine, run: RunSettings, classes: Any, class_weight: Any, weighted: bool
     ) -> DatasetInfo:
         """Look at the rows; `classes` are those that the user names."""
         survey = survey_of(engine, run)
-        return DatasetInfo.of(survey, self._classes_in(survey, classes), class_weight, weighted)
+        return DatasetInfo.of(survey, self._find_classes(survey, classes), class_weight, weighted)
 
-    def _classes_in(self, survey: DataSummary, classes: Any) -> NDArray[Any] | None:
+    def _find_classes(self, survey: DataSummary, classes: Any) -> NDArray[Any] | None:
         """Sorted labels; None where y holds none."""
         return None
 
@@ -280,20 +282,20 @@ class BaseOnRows(TranslatesSklearnErrors, Exported, BaseEstimator):
             self.n_features_in_, self.row_shape_ = shape[0], shape
 
     @abstractmethod
-    def _raw(self) -> Callable[[Any], NDArray[Any]]:
+    def _raw_prediction(self) -> Callable[[Any], NDArray[Any]]:
         """A picklable function from rows to raw predictions.
 
         Tensors come in the dtype that the user gives, which need not be that of the fit.
         """
 
-    def _map(
+    def _map_raw_predictions(
         self, then: Callable[..., Any] | None, X: Any, dtype: Any, n_outputs: int | None
     ) -> Any:
         """Map `then(raw_prediction, out)` over the rows of X; None: the raw predictions."""
         self._check_fitted(X)
-        return self._applied(self._raw(), X, dtype, n_outputs, then=then)
+        return self._map_rows(self._raw_prediction(), X, dtype, n_outputs, then=then)
 
-    def _applied(
+    def _map_rows(
         self,
         function: Callable[..., NDArray[Any]],
         X: Any,
@@ -315,17 +317,19 @@ class BaseOnRows(TranslatesSklearnErrors, Exported, BaseEstimator):
             then=then,
         )
 
-    def _score_sums(self, statistic: Callable[..., Any], X: Any, y: Any, sample_weight: Any) -> Any:
+    def _sum_over_blocks(
+        self, statistic: Callable[..., Any], X: Any, y: Any, sample_weight: Any
+    ) -> Any:
         """``statistic(y, raw, weight)`` of all blocks, added; one pass, nothing gathered.
 
         `y` is None where the estimator has no target.
         """
-        inputs = self._taken(X, y, sample_weight)
+        inputs = self._prepare_inputs(X, y, sample_weight)
         self._check_fitted(inputs[0])
-        collection = self._aligned(*inputs)
+        collection = self._align_inputs(*inputs)
         self._check_width(collection)
         make, shape = collection.block_maker, self._row_shape
-        one = partial(_score_block, statistic, self._raw(), make, shape)
+        one = partial(_score_block, statistic, self._raw_prediction(), make, shape)
         total = reduce_parts(collection, one, _total)
         if total is None:
             raise InvalidDataError(

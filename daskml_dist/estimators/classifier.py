@@ -51,7 +51,7 @@ class BaseClassifier(ClassifierMixin, Supervised):
         if not is_dask(y):
             _check_labels(y)
 
-    def _classes_in(self, survey: DataSummary, classes: Any) -> NDArray[Any]:
+    def _find_classes(self, survey: DataSummary, classes: Any) -> NDArray[Any]:
         found = survey.classes
         if classes is not None:
             classes = np.unique(classes)
@@ -114,7 +114,7 @@ class BaseClassifier(ClassifierMixin, Supervised):
         """
         self._check_fitted(X)
         write, dtype, n_outputs = self._labels_written()
-        return self._map(write, X, dtype, n_outputs)
+        return self._map_raw_predictions(write, X, dtype, n_outputs)
 
     def _labels_written(self) -> tuple[Callable[..., None], np.dtype[Any], int | None]:
         """Picklable function from raw predictions to labels, their dtype, and how many columns."""
@@ -137,7 +137,7 @@ class BaseClassifier(ClassifierMixin, Supervised):
         float
         """
         self._check_fitted()
-        total, hits = self._score_sums(self._hits_counted(), X, y, sample_weight)
+        total, hits = self._sum_over_blocks(self._hits_counted(), X, y, sample_weight)
         check_some_weight(total)
         return float(hits / total)
 
@@ -152,10 +152,10 @@ class SeveralLabels(BaseClassifier):
     #: Whether y has columns of labels.
     _several = False
 
-    def _classes_in(self, survey: DataSummary, classes: Any) -> NDArray[Any]:
+    def _find_classes(self, survey: DataSummary, classes: Any) -> NDArray[Any]:
         self._several = survey.n_targets is not None
         if survey.n_targets is None:
-            return super()._classes_in(survey, classes)
+            return super()._find_classes(survey, classes)
         return self._numbered(survey.classes, survey.n_targets)
 
     @staticmethod

@@ -113,19 +113,19 @@ class BaseSteps(Streamed, BaseOnRows):
     def _set_parameters(self, w: NDArray[Any], model: Any, rows: DatasetInfo) -> None:
         """Set the fitted attributes from a model's parameters."""
 
-    def _begin_at(
+    def _starting_state(
         self, start: Any, model: Any, settings: Settings, rows: DatasetInfo
     ) -> ShardState | None:
         """State to begin with, of what the user gave to `fit`; None: the model's own."""
         return None
 
-    def _parameters(self, state: ShardState) -> NDArray[Any]:
+    def _parameters_of_state(self, state: ShardState) -> NDArray[Any]:
         """Parameters to go on from, as the last model has them."""
         return state.w
 
     # -- settings ------------------------------------------------------------------------------
 
-    def _settings(self, policy: str | Policy | None) -> Settings:
+    def _check_settings(self, policy: str | Policy | None) -> Settings:
         """Check every parameter, before any work is started."""
         params = self._params()
         check_steps(params)
@@ -162,7 +162,7 @@ class BaseSteps(Streamed, BaseOnRows):
         TrainingError
             When the fit cannot go on, for instance because a worker was lost.
         """
-        settings = self._settings(policy)
+        settings = self._check_settings(policy)
         self._train(
             X, y, sample_weight, settings=settings, client=client, eval_set=eval_set,
             scoring=scoring,
@@ -189,34 +189,34 @@ class BaseSteps(Streamed, BaseOnRows):
         """
         self._check_no_stream("fit or partial_fit")
         if go_on is None:
-            go_on = start is None and self._goes_on()
+            go_on = start is None and self._continues_last_fit()
         if go_on:
-            settings = self._as_before(settings)
-        callbacks = self._callbacks(settings.max_iter, first=eval_monitors(eval_set, scoring))
-        collection = self._collection(X, y, sample_weight, reset=not go_on)
+            settings = self._settings_of_last_fit(settings)
+        callbacks = self._make_callbacks(settings.max_iter, first=eval_monitors(eval_set, scoring))
+        collection = self._make_collection(X, y, sample_weight, reset=not go_on)
         run, weighted = settings.run, sample_weight is not None
         client = choose_client(self, client, collection)
         with open_engine(collection, client, run.memory_budget, run.device, callbacks) as engine:
             if run.shard == "features":
                 engine.cut_columns(run.n_lanes)
-            rows = self._rows(engine, run, classes, settings.class_weight, weighted)
-            initial = self._initial(rows, settings) if go_on else None
+            rows = self._dataset_info(engine, run, classes, settings.class_weight, weighted)
+            initial = self._last_state(rows, settings) if go_on else None
             # Parameters to go on from are relative to the same targets.
             more = initial is not None
             model = self._model(rows, self._last_model if more else None)
             if not more:
-                initial = self._begin_at(start, model, settings, rows)
-            fit = self._plan(settings, model, rows, initial, engine)
+                initial = self._starting_state(start, model, settings, rows)
+            fit = self._plan_fit(settings, model, rows, initial, engine)
             fit = self._ready(engine, fit.replace_work(step_callbacks=callbacks.step_callbacks))
-            callbacks.fitted = partial(self._fitted_with, fit.steps.model, rows)
-            result = self._trained(engine, fit, callbacks)
-            self._keep(fit.steps.model, result, rows, more=more)
-            self._tell(settings, fit, result, engine)
+            callbacks.fitted = partial(self._fitted_copy, fit.steps.model, rows)
+            result = self._run_training(engine, fit, callbacks)
+            self._set_result(fit.steps.model, result, rows, more=more)
+            self._record_history(settings, fit, result, engine)
         if result.interrupted is not None:
             raise_interrupt(result.interrupted, self.n_iter_)
-        self._warn_of_passes(settings, result)
+        self._warn_not_converged(settings, result)
 
-    def _plan(
+    def _plan_fit(
         self,
         settings: Settings,
         model: StepModel,
@@ -227,7 +227,9 @@ class BaseSteps(Streamed, BaseOnRows):
         share = 1 if settings.policy.uses_threads else None
         lanes = engine.lanes(settings.run.n_lanes, share=share, passes=settings.max_iter)
         # Lanes of columns have all rows each, and the same batches.
-        settings = self._over_lanes(settings, rows, lanes if engine.columns is None else lanes[:1])
+        settings = self._settings_for_lanes(
+            settings, rows, lanes if engine.columns is None else lanes[:1]
+        )
         settings, model = self._rated(settings, model, lanes, engine)
         needed = settings.optimizer.uses_scales and model.linear is not None
         scales = engine.scales() if needed else None
@@ -236,7 +238,7 @@ class BaseSteps(Streamed, BaseOnRows):
             engine.columns,
         )  # fmt: skip
         if settings.calibrates and settings.auto_rate and initial is None:
-            return self._calibrated(fit, settings, rows, lanes, engine)
+            return self._calibrate_rates(fit, settings, rows, lanes, engine)
         return fit
 
     def _rated(
@@ -245,7 +247,7 @@ class BaseSteps(Streamed, BaseOnRows):
         """Settings, and the model, by the size of the rows; as they are by default."""
         return settings, model
 
-    def _calibrated(
+    def _calibrate_rates(
         self,
         fit: FitSpec,
         settings: Settings,
@@ -256,7 +258,7 @@ class BaseSteps(Streamed, BaseOnRows):
         """The fit with a start and rates that suit the rows; as it is by default."""
         return fit
 
-    def _as_before(self, settings: Settings) -> Settings:
+    def _settings_of_last_fit(self, settings: Settings) -> Settings:
         """Settings that go on with what the last fit was made by; as they are by default."""
         return settings
 
@@ -264,23 +266,27 @@ class BaseSteps(Streamed, BaseOnRows):
         """The fit with what another look at the rows tells; as it is by default."""
         return fit
 
-    def _trained(self, engine: Engine, fit: FitSpec, callbacks: CallbackList) -> FitResult:
+    def _run_training(self, engine: Engine, fit: FitSpec, callbacks: CallbackList) -> FitResult:
         checkpoint = self._params()["checkpoint"]
         if checkpoint is None and not callbacks.need_parameters:
             return engine.train(fit, callbacks)
         return train_in_parts(engine, fit, callbacks, checkpoint)
 
-    def _fitted_with(self, model: StepModel, rows: DatasetInfo, state: ShardState) -> Self:
+    def _fitted_copy(self, model: StepModel, rows: DatasetInfo, state: ShardState) -> Self:
         """A copy of this estimator, fitted with the parameters of a state."""
         fitted = copy.copy(self)
         fitted._set_learned(state, model, rows)
         return fitted
 
-    def _over_lanes(self, settings: Settings, rows: DatasetInfo, lanes: list[LaneSpec]) -> Settings:
+    def _settings_for_lanes(
+        self, settings: Settings, rows: DatasetInfo, lanes: list[LaneSpec]
+    ) -> Settings:
         """Settings for these lanes; as they are, unless overridden."""
         return settings
 
-    def _keep(self, model: StepModel, result: FitResult, rows: DatasetInfo, more: bool) -> None:
+    def _set_result(
+        self, model: StepModel, result: FitResult, rows: DatasetInfo, more: bool
+    ) -> None:
         """Set the fitted attributes; `more` rows than those of the fit before were trained on."""
         state = result.state
         assert isinstance(state, ShardState)
@@ -302,7 +308,9 @@ class BaseSteps(Streamed, BaseOnRows):
         self._set_row_shape(rows.survey.row_shape)
         self._state, self._last_model = state, model
 
-    def _tell(self, settings: Settings, fit: FitSpec, result: FitResult, engine: Engine) -> None:
+    def _record_history(
+        self, settings: Settings, fit: FitSpec, result: FitResult, engine: Engine
+    ) -> None:
         self._set_history(
             fit,
             result,
@@ -314,7 +322,7 @@ class BaseSteps(Streamed, BaseOnRows):
             compression=None if fit.work.compression is None else fit.work.compression.name,
         )
 
-    def _warn_of_passes(self, settings: Settings, result: FitResult) -> None:
+    def _warn_not_converged(self, settings: Settings, result: FitResult) -> None:
         reached = len(result.records) >= settings.max_iter
         if settings.tol is not None and reached and not result.stopping.converged:
             warnings.warn(
@@ -326,7 +334,7 @@ class BaseSteps(Streamed, BaseOnRows):
                 stacklevel=outside(),
             )
 
-    def _goes_on(self) -> bool:
+    def _continues_last_fit(self) -> bool:
         return bool(self._params()["warm_start"]) and hasattr(self, "_state")
 
     def _check_one_pass(self) -> None:
@@ -336,14 +344,14 @@ class BaseSteps(Streamed, BaseOnRows):
                 "early_stopping=False, or call fit."
             )
 
-    def _one_pass(
+    def _fit_one_pass(
         self, X: Any, y: Any, sample_weight: Any, policy: Any, client: Any, classes: Any
     ) -> None:
         """One pass that goes on from the last state (``partial_fit``)."""
         self._check_one_pass()
         # What comes first in a stream may be no sample of it.
         settings = dataclasses.replace(
-            self._settings(policy), max_iter=1, tol=None, calibrates=False
+            self._check_settings(policy), max_iter=1, tol=None, calibrates=False
         )
         state = getattr(self, "_state", None)
         if state is not None:
@@ -359,7 +367,7 @@ class BaseSteps(Streamed, BaseOnRows):
             go_on=state is not None,
         )
 
-    def _initial(self, rows: DatasetInfo, settings: Settings) -> ShardState | None:
+    def _last_state(self, rows: DatasetInfo, settings: Settings) -> ShardState | None:
         """The last fit's state, checked to be of such rows; None where there was none."""
         state: ShardState | None = getattr(self, "_state", None)
         if state is None:
@@ -373,7 +381,7 @@ class BaseSteps(Streamed, BaseOnRows):
             )
         dtype = settings.dtype_of(survey)
         cast = {name: array.astype(dtype) for name, array in state.opt_state.items()}
-        w = self._parameters(state).astype(dtype)
+        w = self._parameters_of_state(state).astype(dtype)
         # Those of outer steps may go, or come anew, but another optimizer begins anew.
         own = {name: array for name, array in cast.items() if name not in OuterStep.state_names}
         opt_state = cast if own.keys() == settings.state_names else {}

@@ -40,7 +40,7 @@ class BaseRegressor(RegressorMixin, Supervised):
             NaN where y is constant; the mean of that of each target where there are several.
         """
         statistic = _Residuals(self._inverse_link())
-        found: _Fit = self._score_sums(statistic, X, y, sample_weight)
+        found: _Fit = self._sum_over_blocks(statistic, X, y, sample_weight)
         check_some_weight(found.targets.weight)
         errors, spread = found.errors, found.targets.squares
         with np.errstate(divide="ignore", invalid="ignore"):

@@ -91,10 +91,10 @@ class BaseRounds(BaseOnRows):
         """Set what an estimator has of this."""
         self.n_iter_: Any = solution.n_iter
 
-    def _forget(self) -> None:
+    def _clear_fitted(self) -> None:
         """Drop what the fit before set and this one may not."""
 
-    def _start(self, model: Any, rows: DatasetInfo) -> NDArray[Any] | None:
+    def _starting_parameters(self, model: Any, rows: DatasetInfo) -> NDArray[Any] | None:
         """Parameters to start from; None: zeros."""
         return None
 
@@ -118,7 +118,7 @@ class BaseRounds(BaseOnRows):
         TrainingError
             When the fit cannot go on.
         """
-        self._forget()
+        self._clear_fitted()
         self._fit(X, y, sample_weight, client)
         return self
 
@@ -140,8 +140,8 @@ class BaseRounds(BaseOnRows):
         self._check_params()
         run, weighted = self._run_settings(), sample_weight is not None
         class_weight = self._params()["class_weight"]
-        collection = self._collection(X, y, sample_weight, reset=reset)
-        callbacks = self._callbacks(None, aside=(Checkpoint,))
+        collection = self._make_collection(X, y, sample_weight, reset=reset)
+        callbacks = self._make_callbacks(None, aside=(Checkpoint,))
         client = choose_client(self, client, collection)
         checkpoint = self._checkpoint()
         with (
@@ -149,9 +149,9 @@ class BaseRounds(BaseOnRows):
             open_engine(collection, client, run.memory_budget, run.device, callbacks) as engine,
         ):
             engine.leave(self._made_share)
-            rows = self._rows(engine, run, classes, class_weight, weighted)
+            rows = self._dataset_info(engine, run, classes, class_weight, weighted)
             model, solver = self._problem(rows)
-            start = self._start(model, rows)
+            start = self._starting_parameters(model, rows)
             device = rows.survey.device(run.device, run.deterministic)
             if isinstance(solver, RowSolver):
                 device = "cpu"  # rows of trees are binned in host memory, whatever the device

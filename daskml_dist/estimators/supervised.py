@@ -29,7 +29,7 @@ class Supervised(BaseOnRows):
     (True, False)
     """
 
-    def _taken(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
+    def _prepare_inputs(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
         if y is None:
             raise InvalidDataError(
                 f"{type(self).__name__} requires y to be passed, but the target y is None. "

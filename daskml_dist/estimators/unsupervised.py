@@ -40,12 +40,12 @@ class BaseUnlabelled(BaseRounds):
         TrainingError
             When the fit cannot go on.
         """
-        self._fit(X, None, sample_weight, client, reset=not self._goes_on)
+        self._fit(X, None, sample_weight, client, reset=not self._continues_last_fit)
         self._set_of_rows(X)
         return self
 
     @property
-    def _goes_on(self) -> bool:
+    def _continues_last_fit(self) -> bool:
         """Whether a fit goes on from the last."""
         return False
 
@@ -53,9 +53,9 @@ class BaseUnlabelled(BaseRounds):
         """Set what a fit tells of each of its rows."""
 
     def _sum_and_weight(self, X: Any, sample_weight: Any) -> tuple[float, float]:
-        """Weighted sum of what `_raw` says of the rows, and sum of the weights."""
+        """Weighted sum of what `_raw_prediction` says of the rows, and sum of the weights."""
         self._check_fitted(X)
-        total, weight = self._score_sums(_weighted, X, None, sample_weight)
+        total, weight = self._sum_over_blocks(_weighted, X, None, sample_weight)
         return float(total), float(weight)
 
 

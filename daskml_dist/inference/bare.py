@@ -58,7 +58,7 @@ def bare_functions(model: Any, method: str, dtype: np.dtype[Any]) -> Bare | None
     if method == "transform" and (scaled := bare_scaler(model, dtype)) is not None:
         lane = _after([(model, scaled)], None)
         return Bare(lane, lane, True)
-    if not hasattr(model, "_applied"):
+    if not hasattr(model, "_map_rows"):
         return None
     try:
         asked = getattr(model, method)(RowsPlaceholder(dtype))

@@ -81,7 +81,7 @@ class CrossValidated(BaseLinear):
         """The rows, cut once."""
         from daskml_dist.model_selection._validation import Splits, beside
 
-        X, y, weight = self._taken(*map(_with_shape, (X, y, sample_weight)))
+        X, y, weight = self._prepare_inputs(*map(_with_shape, (X, y, sample_weight)))
         self._check_target(y)
         y = convert_object_values(y) if isinstance(y, np.ndarray) and y.dtype.kind == "O" else y
         check_feature_names(self, X, reset=True)
@@ -106,7 +106,7 @@ class CrossValidated(BaseLinear):
         return open_stack(
             self, collection, WithAll(splits.roles), classes, collection.parts[0][2] is not None,
             n_targets=n_targets,
-            client=client, callbacks=self._callbacks(None),
+            client=client, callbacks=self._make_callbacks(None),
         )  # fmt: skip
 
     def _classes_of(self, values: NDArray[Any], n_columns: int | None) -> NDArray[Any]:

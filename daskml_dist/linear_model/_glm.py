@@ -75,7 +75,7 @@ class GeneralizedLinearRegressor(LinearRegressor, BaseRounds):
         Of rows, targets and weights as in :meth:`fit`. 1 is best; NaN where y is constant.
         """
         statistic = partial(_deviances, self._deviance())
-        found: _Deviances = self._score_sums(statistic, X, y, sample_weight)
+        found: _Deviances = self._sum_over_blocks(statistic, X, y, sample_weight)
         check_some_weight(found.weight)
         return 1 - found.deviance / found.null if found.null > 0 else float("nan")
 
@@ -109,7 +109,7 @@ class GeneralizedLinearRegressor(LinearRegressor, BaseRounds):
         penalty = Penalty(0.0, float(self.alpha))
         return model, get_solver(self.solver)(penalty, int(self.max_iter), float(self.tol))
 
-    def _start(self, model: LinearModel, rows: DatasetInfo) -> NDArray[Any] | None:
+    def _starting_parameters(self, model: LinearModel, rows: DatasetInfo) -> NDArray[Any] | None:
         """The last fit, or no effect of any feature: the raw prediction of the mean target."""
         last = self._last_fit(model)
         if last is not None or not self.fit_intercept:

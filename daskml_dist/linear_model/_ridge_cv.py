@@ -58,7 +58,7 @@ class BaseRidgeCV(CrossValidated, BaseRounds):
         """Score of predictions of rows that were left out."""
 
     def _fit_splits(self, X: Any, y: Any, sample_weight: Any, groups: Any, client: Any) -> None:
-        self._forget()
+        self._clear_fitted()
         if self.cv is None:
             self._leave_out(X, y, sample_weight, client)
         else:
@@ -73,8 +73,8 @@ class BaseRidgeCV(CrossValidated, BaseRounds):
         scorer = self._scorer()
         if scorer is None and not self.store_cv_results:
             return
-        X, y, weight = self._taken(X, y, sample_weight)
-        collection = self._aligned(X, y, weight)
+        X, y, weight = self._prepare_inputs(X, y, sample_weight)
+        collection = self._align_inputs(X, y, weight)
         values = values_left_out(collection, left_out, model, rows, squares=scorer is None)
         if scorer is not None:
             scores = [

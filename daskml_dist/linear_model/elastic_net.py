@@ -189,5 +189,5 @@ class ElasticNet(BaseLeastSquares):
             **self._moments(rows, model),
         )
 
-    def _start(self, model: LinearModel, rows: DatasetInfo) -> NDArray[Any] | None:
+    def _starting_parameters(self, model: LinearModel, rows: DatasetInfo) -> NDArray[Any] | None:
         return self._last_fit(model)

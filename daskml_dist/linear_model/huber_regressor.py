@@ -162,6 +162,6 @@ class HuberRegressor(SeveralTargets, BaseRounds):
         )
         return model, solver
 
-    def _start(self, model: LinearModel, rows: DatasetInfo) -> NDArray[Any] | None:
+    def _starting_parameters(self, model: LinearModel, rows: DatasetInfo) -> NDArray[Any] | None:
         last = self._last_fit(model)
         return None if last is None else model.centred(last)

@@ -90,7 +90,7 @@ class LinearRegression(BaseLeastSquares):
         tags.input_tags.sparse = not self.positive
         return tags
 
-    def _forget(self) -> None:
+    def _clear_fitted(self) -> None:
         for name in ("rank_", "singular_"):
             self.__dict__.pop(name, None)
 

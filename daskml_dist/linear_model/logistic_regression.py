@@ -255,5 +255,5 @@ class LogisticRegression(LinearClassifier, BaseRounds):
         penalty = self._strengths(rows.weight_sum)
         return model, self._solver()(penalty, int(self.max_iter), float(self.tol))
 
-    def _start(self, model: LinearModel, rows: DatasetInfo) -> NDArray[Any] | None:
+    def _starting_parameters(self, model: LinearModel, rows: DatasetInfo) -> NDArray[Any] | None:
         return self._last_fit(model)

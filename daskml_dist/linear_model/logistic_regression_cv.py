@@ -257,7 +257,7 @@ class LogisticRegressionCV(CrossValidated, LinearClassifier):
         if scorer is None:
             return super().score(X, y, weight)
         self._check_fitted()
-        X, y, weight = self._taken(X, y, weight)
+        X, y, weight = self._prepare_inputs(X, y, weight)
         more = {} if weight is None else {"sample_weight": weight}
         return float(scorer(self, X, y, **more))
 

@@ -53,13 +53,13 @@ class LabelsToSigns(SeveralLabels, _SignedClassifier):
         tags.classifier_tags.multi_label = True
         return tags
 
-    def _taken(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
-        X, y, sample_weight = super()._taken(X, y, sample_weight)
+    def _prepare_inputs(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
+        X, y, sample_weight = super()._prepare_inputs(X, y, sample_weight)
         return X, as_columns(y), sample_weight
 
-    def _classes_in(self, survey: DataSummary, classes: Any) -> NDArray[Any]:
+    def _find_classes(self, survey: DataSummary, classes: Any) -> NDArray[Any]:
         self._check_class_weight(survey.n_targets)
-        return super()._classes_in(survey, classes)
+        return super()._find_classes(survey, classes)
 
     def _check_class_weight(self, n_columns: int | None) -> None:
         if n_columns is not None and self.class_weight is not None:

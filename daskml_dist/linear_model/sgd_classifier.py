@@ -242,5 +242,5 @@ class SGDClassifier(LinearClassifier, BaseSGD):
                 "weights as the class_weight parameter."
             )
         classes = self._all_classes(classes, not hasattr(self, "classes_"))
-        self._one_pass(X, y, sample_weight, policy, client, classes)
+        self._fit_one_pass(X, y, sample_weight, policy, client, classes)
         return self

@@ -162,5 +162,5 @@ class SGDRegressor(SeveralTargets, BaseSGD):
         -------
         self
         """
-        self._one_pass(X, y, sample_weight, policy, client, None)
+        self._fit_one_pass(X, y, sample_weight, policy, client, None)
         return self

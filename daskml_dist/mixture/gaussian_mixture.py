@@ -145,7 +145,7 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
         return self.fit(X, None, sample_weight, client=client).predict(X)
 
     @property
-    def _goes_on(self) -> bool:
+    def _continues_last_fit(self) -> bool:
         """Whether a fit goes on from the last."""
         return bool(self.warm_start) and hasattr(self, "converged_")
 
@@ -175,7 +175,7 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
             k=k,
             kind=self.covariance_type,
             init=self.init_params,
-            n_init=1 if self._goes_on else int(self.n_init),
+            n_init=1 if self._continues_last_fit else int(self.n_init),
             max_iter=int(self.max_iter),
             tol=float(self.tol),
             reg_covar=float(self.reg_covar),
@@ -187,7 +187,7 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
 
     def _begin(self, k: int, d: int) -> dict[str, Any]:
         """Components that a run begins with."""
-        if self._goes_on:
+        if self._continues_last_fit:
             last = (self.weights_, self.means_, self.covariances_)
             if len(self.weights_) != k or self._kind != self.covariance_type:
                 raise InvalidParameterError(
@@ -333,7 +333,7 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
         self._check_fitted()
         return Mixture(self.weights_, self.means_, self.covariances_, self._kind)
 
-    def _raw(self) -> Callable[[Any], NDArray[Any]]:
+    def _raw_prediction(self) -> Callable[[Any], NDArray[Any]]:
         return self._function(likelihoods)
 
     def _function(self, then: Any) -> OfMixture:
@@ -341,4 +341,4 @@ class GaussianMixture(DensityMixin, BaseUnlabelled):
 
     def _of_rows(self, then: Any, X: Any, dtype: Any, n_outputs: int | None) -> Any:
         self._check_fitted(X)
-        return self._applied(self._function(then), X, dtype, n_outputs)
+        return self._map_rows(self._function(then), X, dtype, n_outputs)

@@ -187,12 +187,14 @@ def _sample(
     estimator: Any, X: Any, y: Any, sample_weight: Any, most: int, client: Any
 ) -> tuple[Block, int, int]:
     """Some rows, the rows of a step of the fit to all of them, and the fit's seed."""
-    settings = replace(estimator._settings(None), auto_rate=False)
-    collection = estimator._collection(X, y, sample_weight, reset=True)
+    settings = replace(estimator._check_settings(None), auto_rate=False)
+    collection = estimator._make_collection(X, y, sample_weight, reset=True)
     run = settings.run
     with open_engine(collection, client, run.memory_budget, run.device) as engine:
-        rows = estimator._rows(engine, run, None, settings.class_weight, sample_weight is not None)
-        fit = estimator._plan(settings, estimator._model(rows, None), rows, None, engine)
+        rows = estimator._dataset_info(
+            engine, run, None, settings.class_weight, sample_weight is not None
+        )
+        fit = estimator._plan_fit(settings, estimator._model(rows, None), rows, None, engine)
         lanes = engine.lanes(run.n_lanes, share=None, passes=1)
         block = sample_rows(engine, lanes, most, settings.seed, 0.0)
         return block, count_step_rows(fit), settings.seed

@@ -44,7 +44,7 @@ class BaseNB(BaseClassifier, BaseRounds):
     def _update(self, total: Array) -> None:
         """Make the fitted attributes of the sums of all rows so far."""
 
-    def _forget(self) -> None:
+    def _clear_fitted(self) -> None:
         self.__dict__.pop("_sums", None)
 
     def _set_n_iter(self, solution: Solution) -> None:
@@ -121,7 +121,7 @@ class BaseNB(BaseClassifier, BaseRounds):
 
     def _map_classes(self, function: Any, X: Any) -> Any:
         self._check_fitted(X)
-        return self._map(written(function), X, np.float64, len(self.classes_))
+        return self._map_raw_predictions(written(function), X, np.float64, len(self.classes_))
 
 
 def _log_proba(raw: Array) -> Array:

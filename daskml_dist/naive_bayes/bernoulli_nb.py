@@ -102,7 +102,7 @@ class BernoulliNB(BaseDiscreteNB):
         counts = self.class_count_[:, None] + 2 * alpha
         return np.asarray(np.log(self.feature_count_ + alpha) - np.log(counts))
 
-    def _raw(self) -> Callable[[Any], NDArray[Any]]:
+    def _raw_prediction(self) -> Callable[[Any], NDArray[Any]]:
         return partial(
             bernoulli_log_likelihood, self.feature_log_prob_, self.class_log_prior_, self.binarize
         )

@@ -143,5 +143,5 @@ n_categories)
             found.append(np.log(smoothed) - np.log(smoothed.sum(axis=1, keepdims=True)))
         return found
 
-    def _raw(self) -> Callable[[Any], NDArray[Any]]:
+    def _raw_prediction(self) -> Callable[[Any], NDArray[Any]]:
         return partial(categorical_log_likelihood, self.feature_log_prob_, self.class_log_prior_)

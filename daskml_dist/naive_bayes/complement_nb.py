@@ -91,6 +91,6 @@ class ComplementNB(BaseCountsNB):
             return np.asarray(logged / logged.sum(axis=1, keepdims=True))
         return np.asarray(-logged)
 
-    def _raw(self) -> Callable[[Any], NDArray[Any]]:
+    def _raw_prediction(self) -> Callable[[Any], NDArray[Any]]:
         prior = self.class_log_prior_ if len(self.classes_) == 1 else np.zeros(len(self.classes_))
         return partial(multinomial_log_likelihood, self.feature_log_prob_, prior)

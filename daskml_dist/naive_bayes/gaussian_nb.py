@@ -116,7 +116,7 @@ class GaussianNB(BaseNB):
         else:
             self.class_prior_ = np.asarray(self.priors, dtype=np.float64)
 
-    def _raw(self) -> Callable[[Any], NDArray[Any]]:
+    def _raw_prediction(self) -> Callable[[Any], NDArray[Any]]:
         with np.errstate(divide="ignore"):
             log_prior = np.log(self.class_prior_)
         return GaussianLogLikelihood(self.theta_, self.var_, log_prior)

@@ -74,5 +74,5 @@ class MultinomialNB(BaseCountsNB):
         counts = self.feature_count_ + alpha
         return np.asarray(np.log(counts) - np.log(counts.sum(axis=1, keepdims=True)))
 
-    def _raw(self) -> Callable[[Any], NDArray[Any]]:
+    def _raw_prediction(self) -> Callable[[Any], NDArray[Any]]:
         return partial(multinomial_log_likelihood, self.feature_log_prob_, self.class_log_prior_)

@@ -45,13 +45,15 @@ class BaseNetwork(BaseSteps, Supervised):
 
     # -- targets -------------------------------------------------------------------------------
 
-    def _taken(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
-        X, y, sample_weight = super()._taken(X, y, sample_weight)
+    def _prepare_inputs(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
+        X, y, sample_weight = super()._prepare_inputs(X, y, sample_weight)
         return X, as_columns(y), sample_weight
 
     # -- fitting -------------------------------------------------------------------------------
 
-    def _over_lanes(self, settings: Settings, rows: DatasetInfo, lanes: list[LaneSpec]) -> Settings:
+    def _settings_for_lanes(
+        self, settings: Settings, rows: DatasetInfo, lanes: list[LaneSpec]
+    ) -> Settings:
         batch = self._batch_rows(settings, lanes)
         return dataclasses.replace(
             settings, batch_size=count_lane_batch_rows(batch, settings, lanes)
@@ -66,8 +68,10 @@ class BaseNetwork(BaseSteps, Supervised):
             return min(n_rows, max(_BATCH, _LEAST * len(lanes)))
         return min(n_rows, settings.batch_size)
 
-    def _keep(self, model: StepModel, result: FitResult, rows: DatasetInfo, more: bool) -> None:
-        super()._keep(model, result, rows, more)
+    def _set_result(
+        self, model: StepModel, result: FitResult, rows: DatasetInfo, more: bool
+    ) -> None:
+        super()._set_result(model, result, rows, more)
         losses = [float(record["loss"]) for record in result.records]
         scores = [record["val_score"] for record in result.records]
         self._set_curves(losses, scores if self._params()["early_stopping"] else None, more)
@@ -120,7 +124,7 @@ class NetworkClassifier(SeveralLabels, BaseNetwork):
         ndarray or lazy dask Array of shape (n_rows, n_classes)
         """
         self._check_fitted(X)
-        return self._map(self._probabilities(), X, self._dtype, len(self.classes_))
+        return self._map_raw_predictions(self._probabilities(), X, self._dtype, len(self.classes_))
 
     def predict_log_proba(self, X: Any) -> Any:
         """Logarithm of :meth:`predict_proba`, with the same parameters and shape."""
@@ -151,7 +155,9 @@ class NetworkRegressor(BaseRegressor, BaseNetwork):
         """
         self._check_fitted(X)
         n_outputs = self.n_outputs_ if self.n_outputs_ > 1 else None
-        return self._map(written(self._inverse_link()), X, self._state.w.dtype, n_outputs)
+        return self._map_raw_predictions(
+            written(self._inverse_link()), X, self._state.w.dtype, n_outputs
+        )
 
 
 def _same(raw: NDArray[Any]) -> NDArray[Any]:

@@ -106,9 +106,9 @@ class BaseMLP(BaseNetwork, BaseRounds):
                 f'{params[unused[0]]!r}. Leave that out, or use solver="adam".'
             )
 
-    def _settings(self, policy: str | Policy | None) -> Settings:
+    def _check_settings(self, policy: str | Policy | None) -> Settings:
         self._check_params()
-        found = super()._settings(policy)
+        found = super()._check_settings(policy)
         # scikit-learn ends with the pass after so many.
         patience = min(found.n_iter_no_change + 1, sys.maxsize)
         return dataclasses.replace(found, seed=self._seed(), n_iter_no_change=patience)
@@ -118,11 +118,13 @@ class BaseMLP(BaseNetwork, BaseRounds):
         given = self._params()["random_state"]
         return int(given) if isinstance(given, Integral) and int(given) >= 0 else seed_of(given)
 
-    def _over_lanes(self, settings: Settings, rows: DatasetInfo, lanes: list[LaneSpec]) -> Settings:
+    def _settings_for_lanes(
+        self, settings: Settings, rows: DatasetInfo, lanes: list[LaneSpec]
+    ) -> Settings:
         """Settings with the penalty of scikit-learn: `alpha` over the weight of a batch."""
         share = rows.weight_sum / rows.survey.n_rows
         alpha = settings.penalty.l2 / (self._batch_rows(settings, lanes) * share)
-        found = super()._over_lanes(settings, rows, lanes)
+        found = super()._settings_for_lanes(settings, rows, lanes)
         return dataclasses.replace(found, penalty=Penalty(0.0, alpha))
 
     def _check_one_pass(self) -> None:
@@ -194,7 +196,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
                 'solver="lbfgs" asks for sums over all rows, under no policy. Leave it out, '
                 'or use solver="adam".'
             )
-        self._fit(X, y, sample_weight, client, reset=not self._goes_on())
+        self._fit(X, y, sample_weight, client, reset=not self._continues_last_fit())
         return self
 
     @property
@@ -213,7 +215,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
         watch: dict[str, Any],
     ) -> Self:
         """Fit again and again from where the fit before ended, each at a fifth of its rate."""
-        settings, go_on = self._settings(policy), self._goes_on()
+        settings, go_on = self._check_settings(policy), self._continues_last_fit()
         if self._checkpoint() is not None:
             raise InvalidParameterError(
                 'learning_rate="adaptive" makes several fits, of which no checkpoint can tell. Use '
@@ -260,7 +262,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
             )
         return model
 
-    def _parameters(self, state: ShardState) -> NDArray[Any]:
+    def _parameters_of_state(self, state: ShardState) -> NDArray[Any]:
         """Parameters to go on from, as the user sees (and may change) them."""
         w = np.empty_like(state.w)
         for (weights, shift), *given in zip(
@@ -292,7 +294,7 @@ class BaseMLP(BaseNetwork, BaseRounds):
 
     def _problem(self, rows: DatasetInfo) -> tuple[MLP, Solver]:
         params = self._all_params()
-        goes_on = self._goes_on()
+        goes_on = self._continues_last_fit()
         if goes_on:
             self._check_going_on(rows)
         model = self._model(rows, self._last_model if goes_on else None)
@@ -309,21 +311,21 @@ class BaseMLP(BaseNetwork, BaseRounds):
                 "warm_start=False, or use a new estimator."
             )
 
-    def _start(self, model: MLP, rows: DatasetInfo) -> NDArray[Any] | None:
-        if self._goes_on():
-            return self._parameters(self._state)
+    def _starting_parameters(self, model: MLP, rows: DatasetInfo) -> NDArray[Any] | None:
+        if self._continues_last_fit():
+            return self._parameters_of_state(self._state)
         return model.init(self._seed(), rows.survey.dtype)
 
     def _set_fitted(self, solution: Solution, model: MLP, rows: DatasetInfo) -> None:
         w = solution.w.astype(rows.survey.dtype)
-        more = self._goes_on()
+        more = self._continues_last_fit()
         self._set_parameters(w, model, rows)
         self._state, self._last_model = ShardState(w, {}), model
         self.loss_ = float(solution.extra["value"])
         self.t_ = (self.t_ if more else 0) + rows.survey.n_rows * solution.n_iter
 
-    def _raw(self) -> Callable[[Any], NDArray[Any]]:
-        return _Outputs(self._last_model, self._parameters(self._state))
+    def _raw_prediction(self) -> Callable[[Any], NDArray[Any]]:
+        return _Outputs(self._last_model, self._parameters_of_state(self._state))
 
 
 def steps_alone(estimator: BaseMLP) -> bool:

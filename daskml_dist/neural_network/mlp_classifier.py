@@ -229,7 +229,7 @@ class MLPClassifier(NetworkClassifier, BaseMLP):
         self
         """
         classes = self._all_classes(classes, not hasattr(self, "classes_"))
-        self._one_pass(X, y, sample_weight, policy, client, classes)
+        self._fit_one_pass(X, y, sample_weight, policy, client, classes)
         return self
 
 

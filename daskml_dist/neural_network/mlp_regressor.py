@@ -229,5 +229,5 @@ class MLPRegressor(NetworkRegressor, BaseMLP):
         -------
         self
         """
-        self._one_pass(X, y, sample_weight, policy, client, None)
+        self._fit_one_pass(X, y, sample_weight, policy, client, None)
         return self

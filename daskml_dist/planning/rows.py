@@ -98,7 +98,7 @@ def shape_of(estimator: Any, X: Any, y: Any) -> RowsShape:
         The rows are a sparse Dask collection.
     """
     # A fit notes what it finds of the columns.
-    collection = copy.copy(estimator)._collection(X, y, None, reset=True)
+    collection = copy.copy(estimator)._make_collection(X, y, None, reset=True)
     return shape_of_collection(estimator, collection)
 
 

@@ -122,12 +122,12 @@ class StreamedPairs(Streamed):
         batch_rows = batch_rows_of(settings)
         before = vars(self).get("_ids")
         try:
-            with InProcessEngine(estimator._collection(X, None, None, reset=True)) as engine:
-                rows = estimator._rows(engine, settings.run, None, None, False)
+            with InProcessEngine(estimator._make_collection(X, None, None, reset=True)) as engine:
+                rows = estimator._dataset_info(engine, settings.run, None, None, False)
                 most = batch_rows or rows.survey.n_rows
                 settings = dataclasses.replace(settings, batch_size=most)
                 model = estimator._model(rows, vars(self).get("_last_model"))
-                fit = estimator._plan(settings, model, rows, None, engine)
+                fit = estimator._plan_fit(settings, model, rows, None, engine)
         finally:
             if before is not None:
                 self._ids = before

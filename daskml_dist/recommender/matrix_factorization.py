@@ -267,7 +267,7 @@ class MatrixFactorization(StreamedPairs, BaseRecommender, BaseSteps):
         named = LOSSES.get(self.loss) if isinstance(self.loss, str) else self.loss
         return get_loss(self.loss, getattr(named, "kind", "regression"))
 
-    def _settings(self, policy: str | Policy | None) -> Settings:
+    def _check_settings(self, policy: str | Policy | None) -> Settings:
         check_count("rank", self.rank)
         check_number("reg_param", self.reg_param)
         check_count("negatives", self.negatives)
@@ -280,7 +280,7 @@ class MatrixFactorization(StreamedPairs, BaseRecommender, BaseSteps):
                 '"hinge".'
             )
         self._loss()
-        settings = super()._settings(policy)
+        settings = super()._check_settings(policy)
         if settings.policy.averages:
             raise InvalidParameterError(
                 f"policy={settings.policy.name!r} takes the mean of what lanes find alone. Factors "
@@ -292,17 +292,17 @@ class MatrixFactorization(StreamedPairs, BaseRecommender, BaseSteps):
             settings = replace(settings, tol=_TOL)
         return settings
 
-    def _collection(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> Collection:
+    def _make_collection(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> Collection:
         given = self._entries(X)
         return PairCollection.of(given.kind, given.sources, given.numbers, given.sides)
 
-    def _rows(
+    def _dataset_info(
         self, engine: Engine, run: RunSettings, classes: Any, class_weight: Any, weighted: bool
     ) -> DatasetInfo:
         pairs = engine.cut_keys(run.n_lanes)
         assert isinstance(pairs, NumberedPairs)
         self._ids = pairs.ids
-        return super()._rows(engine, run, classes, class_weight, weighted)
+        return super()._dataset_info(engine, run, classes, class_weight, weighted)
 
     def _model(self, rows: DatasetInfo, last: RatedPairs | None) -> RatedPairs:
         loss, survey = self._loss(), rows.survey
@@ -319,7 +319,9 @@ class MatrixFactorization(StreamedPairs, BaseRecommender, BaseSteps):
         drawn = (int(self.negatives), bool(self.pairwise)) if self.implicit else (0, False)
         return RatedPairs(n_users, n_items, int(self.rank), loss, reg, biased, offset, *drawn)
 
-    def _over_lanes(self, settings: Settings, rows: DatasetInfo, lanes: list[LaneSpec]) -> Settings:
+    def _settings_for_lanes(
+        self, settings: Settings, rows: DatasetInfo, lanes: list[LaneSpec]
+    ) -> Settings:
         if not settings.auto_rate:
             return settings
         optimizer = settings.optimizer
@@ -331,9 +333,9 @@ class MatrixFactorization(StreamedPairs, BaseRecommender, BaseSteps):
             rate *= (_RANK * spread / self.rank) ** 0.5
         return replace(settings, schedule=Constant(rate), auto_rate=False)
 
-    def _initial(self, rows: DatasetInfo, settings: Settings) -> ShardState | None:
+    def _last_state(self, rows: DatasetInfo, settings: Settings) -> ShardState | None:
         """The last fit's state at the places of the ids of this one; new ids begin anew."""
-        state: ShardState | None = super()._initial(rows, settings)
+        state: ShardState | None = super()._last_state(rows, settings)
         if state is None:
             return None
         last = self._last_model
@@ -383,7 +385,7 @@ class MatrixFactorization(StreamedPairs, BaseRecommender, BaseSteps):
 
     def _set_row_shape(self, shape: tuple[int, ...]) -> None: ...  # pairs have no features
 
-    def _raw(self) -> Callable[[Any], NDArray[Any]]:
+    def _raw_prediction(self) -> Callable[[Any], NDArray[Any]]:
         return partial(predictions, self._fitted(), self._names)
 
 

@@ -83,7 +83,7 @@ def check_streams(estimator: Any) -> Settings:
             'class_weight="balanced" counts all rows first, and a stream has no end. Name the '
             "weights, by label: class_weight={0: 1.0, 1: 5.0}."
         )
-    settings: Settings = estimator._settings("allreduce")
+    settings: Settings = estimator._check_settings("allreduce")
     run = settings.run
     if run.device == "gpu":
         raise InvalidParameterError(
@@ -122,15 +122,17 @@ def start(
     settings = check_streams(estimator)
     goes_on = hasattr(estimator, "_state")
     if goes_on:
-        settings = estimator._as_before(settings)
+        settings = estimator._settings_of_last_fit(settings)
     if estimator._classification:
         classes = estimator._all_classes(classes, not hasattr(estimator, "classes_"))
-    collection = _in_memory(estimator._collection(X, y, sample_weight, reset=not goes_on))
+    collection = _in_memory(estimator._make_collection(X, y, sample_weight, reset=not goes_on))
     batch_rows = None if estimator._whole_calls else batch_rows_of(settings)
     with InProcessEngine(collection) as engine:
         # Elsewhere weights are no part of the plan.
         weighted = estimator._whole_calls and sample_weight is not None
-        rows = estimator._rows(engine, settings.run, classes, settings.class_weight, weighted)
+        rows = estimator._dataset_info(
+            engine, settings.run, classes, settings.class_weight, weighted
+        )
         # Whether a step touches few of the parameters depends on its rows.
         most = first_rows or batch_rows or rows.survey.n_rows
         fit = _planned(estimator, settings, rows, engine, most, goes_on)
@@ -165,11 +167,11 @@ def _planned(
 ) -> FitSpec:
     """The fit to the first rows, by steps of `most` at most where calls are not taken whole."""
     settings = dataclasses.replace(settings, batch_size=None if estimator._whole_calls else most)
-    initial = estimator._initial(rows, settings) if goes_on else None
+    initial = estimator._last_state(rows, settings) if goes_on else None
     model = estimator._model(rows, estimator._last_model if initial is not None else None)
     if not model.takes_missing:
         engine.ask(check_finite)
-    fit: FitSpec = estimator._plan(settings, model, rows, initial, engine)
+    fit: FitSpec = estimator._plan_fit(settings, model, rows, initial, engine)
     return fit
 
 

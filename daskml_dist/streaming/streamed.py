@@ -152,7 +152,7 @@ class Streamed:
     def _stream_inputs(self, X: Any, y: Any, sample_weight: Any, begun: bool) -> tuple[Any, ...]:
         """Inputs of a call, checked like those of a fit, or of rows of one that has begun."""
         estimator: Any = self
-        inputs: tuple[Any, ...] = estimator._taken(X, y, sample_weight)
+        inputs: tuple[Any, ...] = estimator._prepare_inputs(X, y, sample_weight)
         if begun:
             estimator._check_target(inputs[1])
             # Of the estimator itself, whoever asks for an attribute gets all that was learned.

@@ -64,7 +64,7 @@ def test_epsilon_is_that_of_a_loss_by_name() -> None:
     ],
 )
 def test_eta0_is_the_first_rate(params: dict[str, Any], schedule: Any) -> None:
-    assert SGDClassifier(**params)._settings(None).schedule == schedule
+    assert SGDClassifier(**params)._check_settings(None).schedule == schedule
 
 
 @pytest.mark.parametrize("where", ["memory", "cluster"])

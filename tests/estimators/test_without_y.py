@@ -72,7 +72,7 @@ def _kind() -> Any:
             return self
 
         def predict(self, X: Any) -> Any:
-            return self._map(None, X, np.float64, None)
+            return self._map_raw_predictions(None, X, np.float64, None)
 
         def _check_params(self) -> None:
             pass
@@ -85,7 +85,7 @@ def _kind() -> Any:
             self.n_features_in_ = rows.survey.n_features
             self.mean_ = solution.w
 
-        def _raw(self) -> Any:
+        def _raw_prediction(self) -> Any:
             return partial(_distance, self.mean_)
 
     def _distance(mean: NDArray[Any], X: Any) -> NDArray[Any]:

@@ -102,10 +102,10 @@ def test_fits_take_rows_of_a_gpu(name: str, to_device: ToDevice) -> None:
 def test_sparse_rows_are_refused_or_made_dense(monkeypatch: pytest.MonkeyPatch) -> None:
     rows, (boosting, y), (forest, classes) = np.nan_to_num(X), MODELS["boosting"], MODELS["forest"]
     csr, emulated = sparse.csr_array(rows), _Emulated()
-    raw = boosting.set_params(device="cpu").fit(X, y)._raw()
+    raw = boosting.set_params(device="cpu").fit(X, y)._raw_prediction()
     for apply in (boosting.predict, raw.on_device(emulated, "float32")):
         with pytest.raises(InvalidDataError, match="trees need dense rows"):
             apply(csr)
-    raw = forest.set_params(device="cpu").fit(X, classes)._raw()
+    raw = forest.set_params(device="cpu").fit(X, classes)._raw_prediction()
     monkeypatch.setattr(cupy_tree_predict, "_ENTRIES", 600)  # few rows at a time
     assert_array_equal(raw.on_device(emulated, "float32")(csr), raw(rows))

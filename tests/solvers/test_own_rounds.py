@@ -186,7 +186,7 @@ class KMeans(BaseRounds):
         return self
 
     def predict(self, X: Any) -> Any:
-        return self._map(None, X, np.intp, None)
+        return self._map_raw_predictions(None, X, np.intp, None)
 
     def _check_params(self) -> None:
         check_count("max_iter", self.max_iter)
@@ -194,14 +194,14 @@ class KMeans(BaseRounds):
     def _problem(self, rows: DatasetInfo) -> tuple[Points, Lloyd]:
         return Points(rows.survey.n_features, self.gate), Lloyd(self.max_iter, 1e-20)
 
-    def _start(self, model: Points, rows: DatasetInfo) -> Array:
+    def _starting_parameters(self, model: Points, rows: DatasetInfo) -> Array:
         return np.asarray(self.init)
 
     def _set_fitted(self, solution: Solution, model: Points, rows: DatasetInfo) -> None:
         self.cluster_centers_, self.n_iter_ = solution.w, solution.n_iter
         self.n_features_in_ = model.n_features
 
-    def _raw(self) -> Nearest:
+    def _raw_prediction(self) -> Nearest:
         return Nearest(self.cluster_centers_)
 
 

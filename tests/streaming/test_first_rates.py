@@ -85,5 +85,5 @@ def test_rows_of_zeros_and_other_optimizers_are_as_ever() -> None:
     assert _streamed(SGDClassifier(fit_intercept=False), zeros, _Y)[1] == 0.5
     for optimizer in ("sgd", "adam", "nag"):
         model = SGDClassifier(optimizer=optimizer)
-        own = type(model._settings(None).optimizer).default_learning_rate
+        own = type(model._check_settings(None).optimizer).default_learning_rate
         assert _streamed(model, _X, _Y)[1] == pytest.approx(own)

@@ -118,7 +118,7 @@ def make_several() -> Any:
         def _set_parameters(self, w: Any, model: Any, rows: Any) -> None:
             self.coef_, self.n_features_in_ = w, len(w) - 1
 
-        def _raw(self) -> Any:
+        def _raw_prediction(self) -> Any:
             raise NotImplementedError
 
     return Several

@@ -146,7 +146,7 @@ def make_classes() -> tuple[type[StepModel], type[BaseSteps]]:
             self.n_features_in_, self.classes_ = model.sizes[0], rows.classes
             self.w_, self.model_ = w, model
 
-        def _raw(self) -> Callable[[Any], Any]:
+        def _raw_prediction(self) -> Callable[[Any], Any]:
             w, model = self.w_, self.model_
             return lambda X, out=None: model.forward(w, X)[1]
 

@@ -123,7 +123,7 @@ def make_classes() -> tuple[type[BaseSteps], type[BaseSteps]]:
         def _set_parameters(self, w: Any, model: Any, rows: Any) -> None:
             self.w_, self.model_, self.classes_ = w, model, rows.classes
 
-        def _raw(self) -> Callable[[Any], Any]:
+        def _raw_prediction(self) -> Callable[[Any], Any]:
             w, model = self.w_, self.model_
             return lambda X: model.raw(w, X)
 
@@ -294,7 +294,7 @@ def test_round_estimators_take_images(client: Client) -> None:
         def _set_fitted(self, solution: Any, model: Any, rows: Any) -> None:
             self.mean_ = solution.w / rows.survey.n_rows
 
-        def _raw(self) -> Callable[[Any], Any]:
+        def _raw_prediction(self) -> Callable[[Any], Any]:
             mean = self.mean_
             return lambda X: np.abs(X - mean).sum(axis=(1, 2))
 

@@ -133,7 +133,7 @@ def make_estimator() -> Any:
         def _set_parameters(self, w: Any, model: Any, rows: Any) -> None:
             self.n_features_in_, self.w_, self.model_ = model.sizes[0], w, model
 
-        def _raw(self) -> Callable[[Any], Any]:
+        def _raw_prediction(self) -> Callable[[Any], Any]:
             w, model = self.w_, self.model_
             layers = range(len(model.layers))
 

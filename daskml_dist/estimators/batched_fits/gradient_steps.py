@@ -129,7 +129,7 @@ class StepStack:
         ------
         NotStackedError
         """
-        self._settings = [estimator._settings(None) for estimator in self.estimators]
+        self._settings = [estimator._check_settings(None) for estimator in self.estimators]
         run, passes = self._settings[0].run, max(s.max_iter for s in self._settings)
         with open_engine(collection, client, run.memory_budget, run.device) as engine:
             rows = DatasetInfo.of(survey_of(engine, run), None, None, weighted)

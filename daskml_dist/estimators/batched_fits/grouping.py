@@ -44,7 +44,7 @@ def _key(estimator: Any) -> tuple[str, ...] | None:
     if isinstance(params["random_state"], np.random.RandomState):
         return None
     try:
-        settings, loss = estimator._settings(None), estimator._loss()
+        settings, loss = estimator._check_settings(None), estimator._loss()
     except DaskMLDistError:
         return None  # its own fit says so
     return _alike(params, settings, loss) if _steps_stack(settings) else None

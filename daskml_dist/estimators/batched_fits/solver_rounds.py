@@ -402,7 +402,7 @@ class Fits:
                 weight = of_splits[split]
                 of_split = stack.of_split(weight)
                 model, solver = estimator._problem(of_split)
-                start = estimator._start(model, of_split)
+                start = estimator._starting_parameters(model, of_split)
                 problems.append((model, Candidate(split, solver, float(weight), start), of_split))
                 kinds.append((model, repr(estimator._params()["class_weight"])))
         found: dict[int, StackedFit] = {}

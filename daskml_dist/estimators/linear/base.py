@@ -76,7 +76,7 @@ class BaseLinear(Supervised):
         w = self._matrix()
         return w if w.shape == model.shape else None
 
-    def _raw(self) -> Callable[[Any], NDArray[Any]]:
+    def _raw_prediction(self) -> Callable[[Any], NDArray[Any]]:
         return _RawPrediction(self._dense_coef(), self.intercept_)
 
 

@@ -51,7 +51,7 @@ class LinearClassifier(BaseClassifier, BaseLinear):
         self._check_fitted(X)
         n_rows = len(np.atleast_1d(self.intercept_))
         n_outputs = None if n_rows == 1 else n_rows
-        return self._map(None, X, self.coef_.dtype, n_outputs)
+        return self._map_raw_predictions(None, X, self.coef_.dtype, n_outputs)
 
     @available_if(_has_proba)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any) -> Any:
@@ -71,7 +71,9 @@ class LinearClassifier(BaseClassifier, BaseLinear):
             The loss has none.
         """
         self._check_fitted(X)
-        return self._map(self._loss().write_proba, X, self.coef_.dtype, len(self.classes_))
+        return self._map_raw_predictions(
+            self._loss().write_proba, X, self.coef_.dtype, len(self.classes_)
+        )
 
     @available_if(_has_proba)  # type: ignore[untyped-decorator]
     def predict_log_proba(self, X: Any) -> Any:

@@ -44,7 +44,9 @@ class LinearRegressor(BaseRegressor, BaseLinear):
         self._check_fitted(X)
         coef = self._dense_coef()
         n_outputs = len(coef) if coef.ndim == 2 else None
-        return self._map(written(self._inverse_link()), X, self.coef_.dtype, n_outputs)
+        return self._map_raw_predictions(
+            written(self._inverse_link()), X, self.coef_.dtype, n_outputs
+        )
 
 
 class SeveralTargets(LinearRegressor):
@@ -60,6 +62,6 @@ class SeveralTargets(LinearRegressor):
         tags.target_tags.multi_output = True
         return tags
 
-    def _taken(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
-        X, y, sample_weight = super()._taken(X, y, sample_weight)
+    def _prepare_inputs(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
+        X, y, sample_weight = super()._prepare_inputs(X, y, sample_weight)
         return X, as_columns(y), sample_weight

@@ -94,7 +94,7 @@ class BaseSGD(BaseSteps, BaseLinear):
         """
         given = coef_init is not None or intercept_init is not None
         start = (coef_init, intercept_init) if given else None
-        settings = self._settings(policy)
+        settings = self._check_settings(policy)
         self._train(
             X, y, sample_weight, settings=settings, client=client, start=start,
             eval_set=eval_set, scoring=scoring,
@@ -104,13 +104,13 @@ class BaseSGD(BaseSteps, BaseLinear):
     def _params(self) -> dict[str, Any]:
         return resolved(super()._params())
 
-    def _settings(self, policy: str | Policy | None) -> Settings:
+    def _check_settings(self, policy: str | Policy | None) -> Settings:
         check_accepted(self)
         check_sgd_params(super()._params())
         self._loss()
-        return super()._settings(policy)
+        return super()._check_settings(policy)
 
-    def _begin_at(
+    def _starting_state(
         self, start: Any, model: LinearModel, settings: Settings, rows: DatasetInfo
     ) -> ShardState | None:
         if start is None:
@@ -120,8 +120,8 @@ class BaseSGD(BaseSteps, BaseLinear):
         w = start_of(model, first, *start)
         return ShardState(model.centred(w), {})
 
-    def _trained(self, engine: Engine, fit: FitSpec, callbacks: CallbackList) -> FitResult:
-        train = train_adaptively if self._adapts else super()._trained
+    def _run_training(self, engine: Engine, fit: FitSpec, callbacks: CallbackList) -> FitResult:
+        train = train_adaptively if self._adapts else super()._run_training
         return train(engine, fit, callbacks)
 
     @property
@@ -129,13 +129,13 @@ class BaseSGD(BaseSteps, BaseLinear):
         rate = self._all_params().get("learning_rate")
         return isinstance(rate, str) and rate == "adaptive"
 
-    def _callbacks(
+    def _make_callbacks(
         self,
         max_iter: int | None,
         aside: tuple[type, ...] = (),
         first: Sequence[object] = (),
     ) -> CallbackList:
-        found = super()._callbacks(max_iter, aside, first)
+        found = super()._make_callbacks(max_iter, aside, first)
         if self._adapts and found.need_parameters:
             raise InvalidParameterError(
                 'learning_rate="adaptive" makes a fit of parts by rate, and not one a pass: '
@@ -185,7 +185,7 @@ class BaseSGD(BaseSteps, BaseLinear):
             model = replace(model, row_size=measure_row_size(engine, lanes, settings.seed))
         return replace(settings, own_rate=rate_for_row_size(model)), model
 
-    def _calibrated(
+    def _calibrate_rates(
         self,
         fit: FitSpec,
         settings: Settings,
@@ -196,12 +196,12 @@ class BaseSGD(BaseSteps, BaseLinear):
         """The fit with the start and the rates that a pilot on a sample finds."""
         return calibrated(fit, settings, lanes, engine, _rarity(rows))
 
-    def _as_before(self, settings: Settings) -> Settings:
+    def _settings_of_last_fit(self, settings: Settings) -> Settings:
         """Settings to go on by: in the units of each feature, where the fit before was so."""
         before = type(settings.optimizer) is Adagrad and "scale" in self._state.opt_state
         return replace(settings, optimizer=NAG()) if settings.auto_rate and before else settings
 
-    def _parameters(self, state: ShardState) -> NDArray[Any]:
+    def _parameters_of_state(self, state: ShardState) -> NDArray[Any]:
         """Parameters to go on from, about the model's shift of the targets."""
         if state.average is not None:  # no place to go on from
             return state.w

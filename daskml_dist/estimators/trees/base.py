@@ -91,13 +91,13 @@ class BaseTrees(BaseRounds):
 
     # -- fitting -------------------------------------------------------------------------------
 
-    def _rows(
+    def _dataset_info(
         self, engine: Engine, run: RunSettings, classes: Any, class_weight: Any, weighted: bool
     ) -> DatasetInfo:
         """Facts of the rows, whose weights stay as they are."""
         if class_weight == "balanced_subsample":
             class_weight = None if self._rate(1) is not None else "balanced"
-        rows = super()._rows(engine, run, classes, None, weighted)
+        rows = super()._dataset_info(engine, run, classes, None, weighted)
         self._of_outputs: tuple[NDArray[np.float64], ...] = ()
         if rows.survey.n_targets is not None:
             self._of_outputs = class_weights(class_weight, rows.survey)
@@ -217,7 +217,7 @@ class BaseTrees(BaseRounds):
 
     # -- functions of rows ---------------------------------------------------------------------
 
-    def _raw(self) -> Callable[[Any], NDArray[Any]]:
+    def _raw_prediction(self) -> Callable[[Any], NDArray[Any]]:
         return RawForest(self._trees)
 
     def apply(self, X: Any) -> Any:
@@ -259,8 +259,8 @@ class TreesRegressor(BaseRegressor):
     _multi_output = True
     n_outputs_: int
 
-    def _taken(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
-        X, y, sample_weight = super()._taken(X, y, sample_weight)
+    def _prepare_inputs(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
+        X, y, sample_weight = super()._prepare_inputs(X, y, sample_weight)
         return X, as_columns(y), sample_weight
 
     def predict(self, X: Any) -> Any:
@@ -276,7 +276,9 @@ class TreesRegressor(BaseRegressor):
             Of shape (n_rows,), or (n_rows, n_outputs) of several.
         """
         self._check_fitted(X)
-        return self._map(None, X, np.float64, self.n_outputs_ if self.n_outputs_ > 1 else None)
+        return self._map_raw_predictions(
+            None, X, np.float64, self.n_outputs_ if self.n_outputs_ > 1 else None
+        )
 
     def _inverse_link(self) -> Callable[[NDArray[Any]], NDArray[Any]]:
         return np.asarray

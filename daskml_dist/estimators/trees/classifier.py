@@ -34,8 +34,8 @@ class TreesClassifier(BaseClassifier):
     n_outputs_: int
     n_classes_: Any
 
-    def _taken(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
-        X, y, sample_weight = super()._taken(X, y, sample_weight)
+    def _prepare_inputs(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
+        X, y, sample_weight = super()._prepare_inputs(X, y, sample_weight)
         return X, as_columns(y), sample_weight
 
     def _set_fitted(self, solution: Solution, model: Any, rows: DatasetInfo) -> None:
@@ -82,7 +82,7 @@ class TreesClassifier(BaseClassifier):
     def _shares(self, then: Any, X: Any) -> Any:
         self._check_fitted(X)
         ends = self._ends
-        found = self._map(then, X, np.float64, ends[-1])
+        found = self._map_raw_predictions(then, X, np.float64, ends[-1])
         if self.n_outputs_ == 1:
             return found
         return [found[:, a:b] for a, b in pairwise(ends)]

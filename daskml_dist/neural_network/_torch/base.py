@@ -121,8 +121,8 @@ class BaseTorch(BaseNetwork):
         params["groups"] = group_options(params["groups"], params["optimizer"])
         return params
 
-    def _settings(self, policy: str | Policy | None) -> Settings:
-        settings = super()._settings(policy)
+    def _check_settings(self, policy: str | Policy | None) -> Settings:
+        settings = super()._check_settings(policy)
         check_one_of("images", self.images, (None, *IMAGES))
         check_one_of("precision", self.precision, (None, *PRECISIONS))
         self._source()
@@ -175,8 +175,8 @@ class BaseTorch(BaseNetwork):
 
     # -- fitting -------------------------------------------------------------------------------
 
-    def _collection(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> Collection:
-        collection = super()._collection(X, y, sample_weight, reset=reset)
+    def _make_collection(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> Collection:
+        collection = super()._make_collection(X, y, sample_weight, reset=reset)
         self._tried = Tried(self._rows_to_try(collection), self._inputs_of(X, collection))
         return collection
 
@@ -244,12 +244,12 @@ class BaseTorch(BaseNetwork):
         tried.begun = model, rows
         return model
 
-    def _plan(
+    def _plan_fit(
         self, settings: Settings, model: Any, rows: DatasetInfo, initial: Any, engine: Engine
     ) -> FitSpec:
         if initial is None:
             model = model.checked(settings.seed, settings.dtype_of(rows.survey))
-        fit = super()._plan(settings, model, rows, initial, engine)
+        fit = super()._plan_fit(settings, model, rows, initial, engine)
         check_batches(fit, model)
         if not isinstance(engine, InProcessEngine):
             check_travels(model)
@@ -351,10 +351,10 @@ class BaseTorch(BaseNetwork):
         token = f"{self._token}-{how.get('layer')}"
         return TorchOutputs(self._net, self._w, token=token, **how)
 
-    def _raw(self) -> Any:
+    def _raw_prediction(self) -> Any:
         return self._outputs()
 
     def _map_outputs(
         self, outputs: TorchOutputs, X: Any, n_outputs: int | None, then: Any = None
     ) -> Any:
-        return self._applied(outputs, X, self._w.dtype, n_outputs, then=then)
+        return self._map_rows(outputs, X, self._w.dtype, n_outputs, then=then)

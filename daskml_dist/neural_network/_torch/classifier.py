@@ -236,7 +236,7 @@ class TorchClassifier(NetworkClassifier, BaseTorch):
         self
         """
         labels = self._all_classes(classes, first=not hasattr(self, "classes_"))
-        self._one_pass(X, y, sample_weight, policy, client, labels)
+        self._fit_one_pass(X, y, sample_weight, policy, client, labels)
         return self
 
     def predict_proba(self, X: Any) -> Any:
@@ -256,7 +256,7 @@ class TorchClassifier(NetworkClassifier, BaseTorch):
             then = sigmoid
         return self._map_outputs(self._outputs(then=then), X, len(self.classes_), _write_each)
 
-    def _raw(self) -> Any:
+    def _raw_prediction(self) -> Any:
         # Of one output a row, or of several labels, the sign must tell the class.
         signs = self._several or len(self.classes_) == 2
         return self._outputs(then=Above(self._threshold(), self._several) if signs else None)

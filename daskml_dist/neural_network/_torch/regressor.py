@@ -205,5 +205,5 @@ class TorchRegressor(NetworkRegressor, BaseTorch):
         -------
         self
         """
-        self._one_pass(X, y, sample_weight, policy, client, None)
+        self._fit_one_pass(X, y, sample_weight, policy, client, None)
         return self

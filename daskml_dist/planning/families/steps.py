@@ -205,7 +205,7 @@ class LinearSteps(Family):
             if name in _SAME.get(own, {own}):
                 continue
             try:
-                estimator._settings(name)
+                estimator._check_settings(name)
             except InvalidParameterError:
                 continue
             found.append(name)
@@ -234,7 +234,7 @@ class LinearSteps(Family):
         kept = self._kept
         if kept is not None and kept[0]() is estimator:
             return kept[1]
-        settings: Settings = estimator._settings(None)
+        settings: Settings = estimator._check_settings(None)
         return settings
 
     def _model(self, estimator: Any, rows: RowsShape) -> LinearModel:

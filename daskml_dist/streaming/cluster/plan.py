@@ -42,7 +42,7 @@ class Plan:
         InvalidParameterError
             A parameter has no meaning in a stream.
         """
-        settings = estimator._settings(None)
+        settings = estimator._check_settings(None)
         run, policy = settings.run, settings.policy
         refused = {
             f"shard={run.shard!r}": run.shard != "rows",
