@@ -216,7 +216,7 @@ def test_a_linear_model_shows_rows_that_are_not_finite(
     coef, intercept = np.zeros((width, 5), dtype=dtype), np.zeros(width, dtype=dtype)
     raw = SGDClassifier()
     raw.coef_, raw.intercept_, raw.n_features_in_ = coef, intercept, 5
-    assert raw._raw().shows_not_finite
+    assert raw._raw_prediction().shows_not_finite
     values = np.ones((70_000, 5), dtype=dtype)
     assert not raw.decision_function(container(values)).any()
     for row, column in ((0, 0), (33_000, 4), (69_999, 2)):
