@@ -36,7 +36,7 @@ from daskml_dist.training.history import History
 from daskml_dist.training.settings import RunSettings
 from daskml_dist.training.spec import FitSpec
 
-__all__ = ["BaseOnRows", "survey_of"]
+__all__ = ["BaseOnRows", "summarize_rows"]
 
 
 class BaseOnRows(TranslatesSklearnErrors, Exported, BaseEstimator):
@@ -227,7 +227,7 @@ class BaseOnRows(TranslatesSklearnErrors, Exported, BaseEstimator):
         self, engine: Engine, run: RunSettings, classes: Any, class_weight: Any, weighted: bool
     ) -> DatasetInfo:
         """Look at the rows; `classes` are those that the user names."""
-        survey = survey_of(engine, run)
+        survey = summarize_rows(engine, run)
         return DatasetInfo.of(survey, self._find_classes(survey, classes), class_weight, weighted)
 
     def _find_classes(self, survey: DataSummary, classes: Any) -> NDArray[Any] | None:
@@ -339,7 +339,7 @@ class BaseOnRows(TranslatesSklearnErrors, Exported, BaseEstimator):
         return total
 
 
-def survey_of(engine: Engine, run: RunSettings) -> DataSummary:
+def summarize_rows(engine: Engine, run: RunSettings) -> DataSummary:
     """A look at the rows of a fit, of which there must be some."""
     survey = DataSummary(engine.survey(run.n_lanes))
     survey.check_devices()

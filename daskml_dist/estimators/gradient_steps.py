@@ -14,28 +14,31 @@ from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 
 from daskml_dist.callbacks.eval_monitor import eval_monitors
+from daskml_dist.compression import Compressor
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.row_checks import check_row_shape
 from daskml_dist.errors import DivergedError, InvalidDataError, InvalidParameterError
 from daskml_dist.errors.outside import outside
 from daskml_dist.estimators.base import BaseOnRows
-from daskml_dist.estimators.gradient_settings import step_settings
 from daskml_dist.models.base import StepModel
-from daskml_dist.parameters.checks import check_steps
+from daskml_dist.optimizers import Optimizer, get_optimizer
+from daskml_dist.parameters.checks import check_class_weight, check_steps, seed_of
 from daskml_dist.parameters.run import Run
+from daskml_dist.penalties import Penalty, get_penalty
 from daskml_dist.planning.planned import choose_client
-from daskml_dist.policies import Policy
+from daskml_dist.policies import POLICIES, Pipeline, Policy, get_policy
 from daskml_dist.ps.rule import OuterStep
 from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.schedules import Schedule, get_schedule
 from daskml_dist.streaming import Streamed
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.engine import Engine, FitResult
 from daskml_dist.training.in_parts import train_in_parts
 from daskml_dist.training.interrupts import raise_interrupt
-from daskml_dist.training.plan import make_fit
+from daskml_dist.training.plan import check_column_settings, make_fit
 from daskml_dist.training.run import open_engine
-from daskml_dist.training.settings import Settings
+from daskml_dist.training.settings import RunSettings, Settings
 from daskml_dist.training.spec import FitSpec
 
 __all__ = ["BaseSteps"]
@@ -129,7 +132,7 @@ class BaseSteps(Streamed, BaseOnRows):
         """Check every parameter, before any work is started."""
         params = self._params()
         check_steps(params)
-        return step_settings(params, policy, self._run_settings())
+        return make_step_settings(params, policy, self._run_settings())
 
     # -- fitting -------------------------------------------------------------------------------
 
@@ -388,3 +391,82 @@ class BaseSteps(Streamed, BaseOnRows):
         if self._params()["average"] is False:
             return ShardState(w, opt_state, state.step, state.rows)
         return dataclasses.replace(state, w=w, opt_state=opt_state)
+
+
+def make_step_settings(
+    params: dict[str, Any], policy: str | Policy | None, run: RunSettings
+) -> Settings:
+    """Settings of parameters that are each checked; `policy` is that of this fit alone.
+
+    Raises
+    ------
+    InvalidParameterError
+        Parameters that do not go together.
+    """
+    early, average, rate = (params[name] for name in ("early_stopping", "average", "learning_rate"))
+    policy = get_policy(params["policy"] if policy is None else policy)
+    penalty, optimizer = _descent(params, policy)
+    _check_pushes(run.compression, policy)
+    settings = Settings(
+        penalty=penalty,
+        optimizer=optimizer,
+        schedule=_schedule(params, optimizer),
+        policy=policy,
+        max_iter=int(params["max_iter"]),
+        tol=params["tol"],
+        n_iter_no_change=int(params["n_iter_no_change"]),
+        shuffle=bool(params["shuffle"]),
+        batch_size=params["batch_size"],
+        validation_fraction=float(params["validation_fraction"]) if early else 0.0,
+        average=int(average) if average else None,
+        class_weight=check_class_weight(params["class_weight"]),
+        seed=seed_of(params["random_state"]),
+        auto_rate=isinstance(rate, str) and rate == "auto",
+        calibrates=True,
+        run=run,
+        clip=params["clip"],
+        micro_batch=params["micro_batch_size"],
+        groups=params["groups"],
+        pipeline=_pipeline(params["pipeline"]),
+        dtype=None if params["dtype"] is None else str(np.dtype(params["dtype"])),
+    )
+    if run.shard == "features":
+        check_column_settings(settings)
+    return settings
+
+
+def _descent(params: dict[str, Any], policy: Policy) -> tuple[Penalty, Optimizer]:
+    """The penalty, and the optimizer that goes with it."""
+    penalty = get_penalty(params["penalty"], params["alpha"], params["l1_ratio"])
+    optimizer = get_optimizer(params["optimizer"])
+    # Threads that race would lose the account that is kept of the penalty.
+    if penalty.l1 and not policy.uses_threads:
+        optimizer = optimizer.under_l1()
+    return penalty, optimizer
+
+
+def _schedule(params: dict[str, Any], optimizer: Optimizer) -> Schedule:
+    return get_schedule(
+        params["learning_rate"],
+        default=optimizer.default_learning_rate,
+        alpha=params["alpha"],
+        max_iter=params["max_iter"],
+    )
+
+
+def _pipeline(pipeline: Any) -> Pipeline | None:
+    if pipeline is None or isinstance(pipeline, Pipeline):
+        return pipeline
+    raise InvalidParameterError(
+        f"pipeline={pipeline!r}: give a Pipeline, such as Pipeline(stages=2), or None."
+    )
+
+
+def _check_pushes(compressor: Compressor | None, policy: Policy) -> None:
+    if compressor is None or policy.pushes_gradients:
+        return
+    names = [name for name, kind in POLICIES.items() if kind().pushes_gradients]
+    raise InvalidParameterError(
+        f"compression={compressor.name!r} is for pushes of gradients to servers, and the policy "
+        f"{policy.name!r} makes none. Use one of the policies {names}, or compression=None."
+    )

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.data.column_statistics import WeightedMoments
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
-from daskml_dist.estimators.linear.regressor import LinearRegressor
+from daskml_dist.estimators.linear.base import LinearRegressor
 from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.losses import Loss, Tweedie
 from daskml_dist.models.linear import LinearModel

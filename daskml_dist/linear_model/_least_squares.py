@@ -9,7 +9,7 @@ from dask.utils import format_bytes
 from numpy.typing import NDArray
 
 from daskml_dist.errors import DivergedError, InvalidDataError
-from daskml_dist.estimators.linear.regressor import LinearRegressor
+from daskml_dist.estimators.linear.base import LinearRegressor
 from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.losses import Loss, SquaredError
 from daskml_dist.models.linear import LinearModel

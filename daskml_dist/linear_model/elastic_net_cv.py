@@ -13,7 +13,7 @@ from sklearn.exceptions import ConvergenceWarning
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.outside import outside
 from daskml_dist.estimators.batched_fits.solver_rounds import BatchedModels
-from daskml_dist.estimators.linear.regressor import LinearRegressor
+from daskml_dist.estimators.linear.base import LinearRegressor
 from daskml_dist.linear_model._cross_validated import CrossValidated
 from daskml_dist.linear_model._elastic_paths import GramPaths, Settings, WidePaths
 from daskml_dist.linear_model._least_squares import gram_fits, model_of

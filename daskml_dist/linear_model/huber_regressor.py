@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.data.collection import take_named_columns
 from daskml_dist.data.lazy import is_dask
-from daskml_dist.estimators.linear.regressor import SeveralTargets
+from daskml_dist.estimators.linear.base import SeveralTargets
 from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.losses import Huber, Loss, SquaredError
 from daskml_dist.models.linear import LinearModel

@@ -14,8 +14,7 @@ from daskml_dist.backends.host_kernels import few_entries
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.errors.nearest import nearest
 from daskml_dist.errors.outside import outside
-from daskml_dist.estimators.linear.classifier import LinearClassifier
-from daskml_dist.estimators.linear.sparse_coefficients import densify, sparsify
+from daskml_dist.estimators.linear.base import LinearClassifier, densify, sparsify
 from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.losses import LogLoss, Loss
 from daskml_dist.models.linear import LinearModel

@@ -16,8 +16,7 @@ from daskml_dist.data.computing import use_client
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.errors.outside import outside
 from daskml_dist.estimators.batched_fits.solver_rounds import BatchedModels
-from daskml_dist.estimators.linear.classifier import LinearClassifier
-from daskml_dist.estimators.linear.sparse_coefficients import densify, sparsify
+from daskml_dist.estimators.linear.base import LinearClassifier, densify, sparsify
 from daskml_dist.linear_model._cross_validated import CrossValidated
 from daskml_dist.linear_model._cv_routing import routed
 from daskml_dist.linear_model._logistic_paths import LogisticPaths

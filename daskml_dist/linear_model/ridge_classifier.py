@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from daskml_dist.errors import InvalidParameterError
 from daskml_dist.estimators.classifier import SeveralLabels
-from daskml_dist.estimators.linear.classifier import LinearClassifier
+from daskml_dist.estimators.linear.base import LinearClassifier
 from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.estimators.supervised import as_columns
 from daskml_dist.linear_model._least_squares import check_memory

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any, Self
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.estimators.linear.classifier import LinearClassifier
-from daskml_dist.estimators.linear.sgd import BaseSGD
-from daskml_dist.estimators.linear.sgd_parameters import with_epsilon
-from daskml_dist.estimators.linear.sparse_coefficients import densify, sparsify
+from daskml_dist.estimators.linear.base import LinearClassifier, densify, sparsify
+from daskml_dist.estimators.linear.sgd import BaseSGD, set_loss_epsilon
 from daskml_dist.losses import Loss, get_loss
 from daskml_dist.losses.base import LABEL_LOSS_NAMES, label_loss_of
 from daskml_dist.optimizers import Optimizer
@@ -206,7 +204,9 @@ class SGDClassifier(LinearClassifier, BaseSGD):
 
     def _loss(self) -> Loss:
         if isinstance(self.loss, str) and self.loss in LABEL_LOSS_NAMES:
-            return label_loss_of(with_epsilon(get_loss(self.loss, "regression"), "", self.epsilon))
+            return label_loss_of(
+                set_loss_epsilon(get_loss(self.loss, "regression"), "", self.epsilon)
+            )
         return super()._loss()
 
     def partial_fit(

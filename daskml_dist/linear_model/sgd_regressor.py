@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from daskml_dist.estimators.linear.regressor import SeveralTargets
-from daskml_dist.estimators.linear.sgd import BaseSGD
-from daskml_dist.estimators.linear.sgd_parameters import with_epsilon
-from daskml_dist.estimators.linear.sparse_coefficients import densify, sparsify
+from daskml_dist.estimators.linear.base import SeveralTargets, densify, sparsify
+from daskml_dist.estimators.linear.sgd import BaseSGD, set_loss_epsilon
 from daskml_dist.losses import Loss
 from daskml_dist.optimizers import Optimizer
 from daskml_dist.parameters.run import Run
@@ -140,7 +138,7 @@ class SGDRegressor(SeveralTargets, BaseSGD):
         self.checkpoint = checkpoint
 
     def _loss(self) -> Loss:
-        return with_epsilon(super()._loss(), self.loss, self.epsilon)
+        return set_loss_epsilon(super()._loss(), self.loss, self.epsilon)
 
     def partial_fit(
         self,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.estimators.linear.classifier import LinearClassifier
-from daskml_dist.estimators.linear.sparse_coefficients import densify, sparsify
+from daskml_dist.estimators.linear.base import LinearClassifier, densify, sparsify
 from daskml_dist.losses import Loss, SquaredHinge
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.parameters.checks import check_class_weight

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from daskml_dist.errors import InvalidParameterError
-from daskml_dist.estimators.linear.regressor import SeveralTargets
+from daskml_dist.estimators.linear.base import SeveralTargets
 from daskml_dist.losses import EpsilonInsensitive, Loss, SquaredEpsilonInsensitive
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.parameters.checks import check_number

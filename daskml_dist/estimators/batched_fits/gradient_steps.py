@@ -6,21 +6,25 @@ E. R. Sparks et al., "Automating model search for large scale machine learning" 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from daskml_dist.data.batches import LaneSpec
+from daskml_dist.data.blocks import Block, BlockInfo, inspect_block
 from daskml_dist.data.collection import Collection
+from daskml_dist.data.reduce import reduce_parts
 from daskml_dist.errors import DivergedError
-from daskml_dist.estimators.base import survey_of
-from daskml_dist.estimators.batched_fits.gradient_plans import OwnPlans, optimizer_of
+from daskml_dist.estimators.base import summarize_rows
 from daskml_dist.estimators.batched_fits.solver_rounds import Asked, NotStackedError
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.models.stacked import FoldAssignment, StackedLinear, WideLinear
+from daskml_dist.optimizers import Optimizer
 from daskml_dist.penalties import Penalty
 from daskml_dist.ps.ledger import PassStoppingRule
 from daskml_dist.ps.shard_state import ShardState
@@ -28,15 +32,19 @@ from daskml_dist.ps.stacked_optimizer import StackedOptimizer
 from daskml_dist.schedules import Schedule
 from daskml_dist.solvers.batched_scores import SUMS_ONLY, ScoreParts
 from daskml_dist.training.callbacks import CallbackList
+from daskml_dist.training.data_summary import DataSummary, TargetSurvey
 from daskml_dist.training.dataset_info import DatasetInfo
+from daskml_dist.training.engine import Engine
 from daskml_dist.training.history import History
 from daskml_dist.training.interrupts import raise_interrupt
+from daskml_dist.training.learning_rate_search import calibrated_together, drawn_sample
 from daskml_dist.training.plan import make_fit
 from daskml_dist.training.run import open_engine
 from daskml_dist.training.settings import Settings
 from daskml_dist.training.spec import FitSpec
 
 __all__ = ["StepCandidate", "StepStack"]
+
 
 #: Columns that are trained together at most, so that caches hold them.
 _MOST_COLUMNS = 1024
@@ -75,20 +83,6 @@ class StepCandidate:
         if self.stopping.converged or self.n_iter >= min(last, self.stopping.max_iter):
             return False
         return self.w is None or bool(np.isfinite(self.w).all())
-
-
-@dataclass(frozen=True)
-class _PassesDone(Schedule):
-    """The number of passes done, by which a `StackedOptimizer` knows all rates."""
-
-    name = "passes"
-
-    def __call__(self, step: int, passes: float) -> float:
-        return passes
-
-    @classmethod
-    def from_defaults(cls, learning_rate: float, alpha: float, max_iter: int) -> Self:
-        return cls()
 
 
 class StepStack:
@@ -132,11 +126,11 @@ class StepStack:
         self._settings = [estimator._check_settings(None) for estimator in self.estimators]
         run, passes = self._settings[0].run, max(s.max_iter for s in self._settings)
         with open_engine(collection, client, run.memory_budget, run.device) as engine:
-            rows = DatasetInfo.of(survey_of(engine, run), None, None, weighted)
+            rows = DatasetInfo.of(summarize_rows(engine, run), None, None, weighted)
             self._engine, self._whole = engine, rows
             self._lanes = engine.lanes(run.n_lanes, share=None, passes=passes)
             self._asked = Asked(engine, self._lanes, rows, run)
-            own = OwnPlans(engine, self._lanes, rows, self.roles, self.classes)
+            own = CandidatePlans(engine, self._lanes, rows, self.roles, self.classes)
             self._rows_of = own.rows_of_splits(collection)
             #: Of each split: these differ in where their parameters begin.
             self._models = [self.estimators[0]._model(some, None) for some in self._rows_of]
@@ -144,7 +138,7 @@ class StepStack:
             weights = self._asked.split_weights(self._stacked).sum(axis=1)
             self._scales = tuple((rows.survey.n_rows / weights).tolist())
             self._plans = own.of(self._settings, self._models, self._rows_of, self._scales)
-            self._optimizer = optimizer_of([plan for row in self._plans for plan in row])
+            self._optimizer = batched_optimizer([plan for row in self._plans for plan in row])
             yield [
                 StepCandidate(
                     number, split, PassStoppingRule(s.max_iter, s.tol, s.n_iter_no_change)
@@ -293,6 +287,166 @@ class StepStack:
         extra = {"policy": self._settings[0].policy.name}
         estimator.history_ = History(list(column.records), extra=extra)
         return estimator
+
+
+@dataclass(frozen=True)
+class _PassesDone(Schedule):
+    """The number of passes done, by which a `StackedOptimizer` knows all rates."""
+
+    name = "passes"
+
+    def __call__(self, step: int, passes: float) -> float:
+        return passes
+
+    @classmethod
+    def from_defaults(cls, learning_rate: float, alpha: float, max_iter: int) -> Self:
+        return cls()
+
+
+@dataclass(frozen=True, eq=False)
+class CandidatePlans:
+    """Plans of fits with weights of 0 for all rows but the training rows of a split.
+
+    Parameters
+    ----------
+    engine : Engine
+    lanes : list of LaneSpec
+    rows : DatasetInfo
+        Facts of all rows; their targets have codes beside them.
+    roles : FoldAssignment
+    classes : ndarray or None
+        Labels of the targets' codes.
+    """
+
+    engine: Engine
+    lanes: list[LaneSpec]
+    rows: DatasetInfo
+    roles: FoldAssignment
+    classes: Any
+
+    def rows_of_splits(self, collection: Collection) -> list[DatasetInfo]:
+        """Facts of the rows, as each split's fits know them."""
+        rows, n_splits = self.rows, self.roles.n_splits
+        if self.classes is not None:
+            survey = TargetSurvey(rows.survey.infos)
+            return [replace(rows, survey=survey, classes=self.classes)] * n_splits
+        # Targets of the training rows tell where parameters begin, and their units.
+        look = partial(_looked_at, self.roles)
+        if self.engine.streaming is None:
+            of_blocks = self.engine.ask(look)
+        else:
+            make = collection.block_maker
+            of_blocks = reduce_parts(collection, partial(_look, make, look), _joined)
+        return [
+            replace(rows, survey=DataSummary([of_block[split] for of_block in of_blocks]))
+            for split in range(n_splits)
+        ]
+
+    def of(
+        self, settings: Sequence[Settings], models: Sequence[LinearModel],
+        rows_of: Sequence[DatasetInfo], scales: Sequence[float],
+    ) -> list[list[FitSpec]]:  # fmt: skip
+        """Plans of each candidate, one a split.
+
+        Parameters
+        ----------
+        settings : sequence of Settings
+            Of each candidate.
+        models, rows_of : sequence of LinearModel, sequence of Rows
+            Of each split.
+        scales : sequence of float
+            Factors that make the mean weight of all rows 1 in each split, where it was 1 before.
+
+        Raises
+        ------
+        NotStackedError
+        """
+        plans = [
+            [self._plan(of, model, rows) for model, rows in zip(models, rows_of, strict=True)]
+            for of in settings
+        ]
+        # Settings of a stack are alike in how they find a rate.
+        if not (settings[0].calibrates and settings[0].auto_rate):
+            return plans
+        n_fits = len(settings) * len(models)
+        sample = drawn_sample(plans[0][0], settings[0], self.lanes, self.engine, n_fits=n_fits)
+        factor = self.rows.weight_scale or 1.0
+        of_splits = [
+            (self._in_split(sample, split), scale * factor) for split, scale in enumerate(scales)
+        ]
+        columns = [
+            _calibrated([row[split] for row in plans], block, scale, settings[0].seed)
+            for split, (block, scale) in enumerate(of_splits)
+        ]
+        return [list(row) for row in zip(*columns, strict=True)]
+
+    def _plan(self, settings: Settings, model: LinearModel, rows: DatasetInfo) -> FitSpec:
+        engine = self.engine
+        plan = make_fit(
+            settings, model, rows, self.lanes, None, engine.streaming, None, engine.on_one_host
+        )
+        work = plan.steps
+        if work.coordinates or work.steps_single_rows or len(work.rule.groups) > 2:
+            raise NotStackedError("Its steps are in few of the parameters.")
+        return plan
+
+    def _in_split(self, sample: Block, split: int) -> Block:
+        """The sample, in which rows but a split's training rows have no weight."""
+        if sample.y is None:
+            return sample
+        y = sample.y[:, 0]
+        if self.classes is not None:
+            y = self.classes[y.astype(np.int64)]
+        return replace(sample, y=y, sample_weight=_training_weight(self.roles, sample, split))
+
+
+def batched_optimizer(plans: Sequence[FitSpec]) -> Optimizer:
+    """Optimizer that fits have in common, where their states are alike too.
+
+    Raises
+    ------
+    NotStackedError
+    """
+    (first, _), *others = {
+        (p.steps.rule.only.optimizer, frozenset(p.steps.make_start_state(p.rows.dtype).opt_state))
+        for p in plans
+    }
+    if others:
+        raise NotStackedError("Their steps are in other units, or begin with another state.")
+    return first
+
+
+def _calibrated(plans: Sequence[FitSpec], block: Block, scale: float, seed: int) -> list[FitSpec]:
+    """Plans of a split with what pilots find that know the rows by their weights in it."""
+    weighed = [replace(plan, rows=replace(plan.rows, weight_scale=scale)) for plan in plans]
+    found = calibrated_together(weighed, block, seed)
+    return [replace(one, rows=plan.rows) for one, plan in zip(found, plans, strict=True)]
+
+
+def _training_weight(roles: FoldAssignment, block: Block, split: int) -> Any:
+    """Weights of a block's rows, 0 of all but a split's training rows."""
+    assert block.y is not None
+    codes = block.y[:, 1].astype(np.int64) - 1
+    given = 1.0 if block.sample_weight is None else block.sample_weight
+    return roles.trained(codes, split) * given
+
+
+def _looked_at(roles: FoldAssignment, block: Block) -> list[BlockInfo]:
+    """Facts of a block, as fits to the training rows of each split know it."""
+    assert block.y is not None
+    found = []
+    for split in range(roles.n_splits):
+        weight = _training_weight(roles, block, split).astype(block.rows.dtype)
+        found.append(inspect_block(replace(block, y=block.y[:, 0], sample_weight=weight)))
+    return found
+
+
+def _look(make: Callable[..., Block], look: Callable[[Block], Any], i: int, *part: Any) -> Any:
+    return [look(make(i, *part))]
+
+
+def _joined(parts: Sequence[list[Any]]) -> list[Any]:
+    return [one for part in parts for one in part]
 
 
 def _side_by_side(columns: Sequence[StepCandidate]) -> tuple[NDArray[Any], NDArray[np.int64]]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.data.collection import Collection
 from daskml_dist.errors import DaskMLDistError
-from daskml_dist.estimators.base import survey_of
+from daskml_dist.estimators.base import summarize_rows
 from daskml_dist.estimators.linear.base import BaseLinear
 from daskml_dist.estimators.solver_rounds import _SHARE, BaseRounds
 from daskml_dist.models.linear import LinearModel
@@ -198,7 +198,7 @@ def open_stack(
     """
     run = estimator._run_settings()
     with open_engine(collection, client, run.memory_budget, run.device, callbacks) as engine:
-        seen = DatasetInfo.of(survey_of(engine, run), None, None, weighted)
+        seen = DatasetInfo.of(summarize_rows(engine, run), None, None, weighted)
         device = seen.survey.device(run.device, run.deterministic)
         lanes = engine.lanes(run.n_lanes, share=_SHARE, passes=100, device=device)
         survey = TargetSurvey(seen.survey.infos, n_columns=n_targets)

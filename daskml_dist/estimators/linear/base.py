@@ -1,4 +1,4 @@
-"""Base class of the linear models: coefficients kept, and raw predictions made of them."""
+"""Base classes of linear models: fitted coefficients, raw predictions, classifiers, regressors."""
 
 from __future__ import annotations
 
@@ -11,17 +11,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
+from sklearn.utils.metaestimators import available_if
 
 from daskml_dist.backends import Backend, get_backend
-from daskml_dist.errors import DivergedError
-from daskml_dist.estimators.supervised import Supervised
+from daskml_dist.errors import DivergedError, InvalidParameterError
+from daskml_dist.estimators.classifier import BaseClassifier
+from daskml_dist.estimators.regressor import BaseRegressor
+from daskml_dist.estimators.supervised import Supervised, as_columns
 from daskml_dist.inference.each_row import products_of_rows
-from daskml_dist.losses import Loss
+from daskml_dist.inference.predict import written
+from daskml_dist.losses import Loss, get_loss
 from daskml_dist.models.linear import LinearModel
 from daskml_dist.solvers import Solution
 from daskml_dist.training.plan import DatasetInfo
 
-__all__ = ["BaseLinear"]
+__all__ = [
+    "BaseLinear",
+    "LinearClassifier",
+    "LinearRegressor",
+    "SeveralTargets",
+    "densify",
+    "sparsify",
+]
 
 
 class BaseLinear(Supervised):
@@ -78,6 +89,159 @@ class BaseLinear(Supervised):
 
     def _raw_prediction(self) -> Callable[[Any], NDArray[Any]]:
         return _RawPrediction(self._dense_coef(), self.intercept_)
+
+
+def _has_proba(estimator: LinearClassifier) -> bool:
+    """Whether the loss has probabilities; raises an AttributeError that names the remedy."""
+    try:
+        loss = estimator._loss()
+        if not loss.proba:
+            loss.predict_proba(np.empty(0))
+    except InvalidParameterError as error:
+        raise AttributeError(str(error)) from error
+    return True
+
+
+class LinearClassifier(BaseClassifier, BaseLinear):
+    """Raw predictions and probabilities, of rows in memory or lazily.
+
+    An estimator has an attribute ``loss``, or overrides :meth:`_loss`.
+    """
+
+    loss: str | Loss
+
+    def _loss(self) -> Loss:
+        return get_loss(self.loss, "classification")
+
+    def decision_function(self, X: Any) -> Any:
+        """Raw predictions.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+
+        Returns
+        -------
+        ndarray or lazy dask Array of shape (n_rows,) or (n_rows, n_classes)
+        """
+        self._check_fitted(X)
+        n_rows = len(np.atleast_1d(self.intercept_))
+        n_outputs = None if n_rows == 1 else n_rows
+        return self._map_raw_predictions(None, X, self.coef_.dtype, n_outputs)
+
+    @available_if(_has_proba)  # type: ignore[untyped-decorator]
+    def predict_proba(self, X: Any) -> Any:
+        """Probabilities of the classes; there where the loss has them.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+
+        Returns
+        -------
+        ndarray or lazy dask Array of shape (n_rows, n_classes)
+
+        Raises
+        ------
+        AttributeError
+            The loss has none.
+        """
+        self._check_fitted(X)
+        return self._map_raw_predictions(
+            self._loss().write_proba, X, self.coef_.dtype, len(self.classes_)
+        )
+
+    @available_if(_has_proba)  # type: ignore[untyped-decorator]
+    def predict_log_proba(self, X: Any) -> Any:
+        """Logarithm of :meth:`predict_proba`, with the same parameters and shape."""
+        return np.log(self.predict_proba(X))
+
+
+class LinearRegressor(BaseRegressor, BaseLinear):
+    """Targets and R^2, of rows in memory or lazily.
+
+    An estimator has an attribute ``loss``, or overrides :meth:`_loss`.
+    """
+
+    loss: str | Loss
+
+    def _loss(self) -> Loss:
+        return get_loss(self.loss, "regression")
+
+    def _inverse_link(self) -> Callable[[NDArray[Any]], NDArray[Any]]:
+        return self._loss().inverse_link
+
+    def predict(self, X: Any) -> Any:
+        """Predicted targets.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`
+
+        Returns
+        -------
+        ndarray or lazy dask Array of shape (n_rows,), or (n_rows, n_targets)
+        """
+        self._check_fitted(X)
+        coef = self._dense_coef()
+        n_outputs = len(coef) if coef.ndim == 2 else None
+        return self._map_raw_predictions(
+            written(self._inverse_link()), X, self.coef_.dtype, n_outputs
+        )
+
+
+class SeveralTargets(LinearRegressor):
+    """One target, or several columns of them, each of which is fitted as if it were alone.
+
+    A single column is one target, as if it were given flat.
+    """
+
+    _multi_output = True
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    def _prepare_inputs(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
+        X, y, sample_weight = super()._prepare_inputs(X, y, sample_weight)
+        return X, as_columns(y), sample_weight
+
+
+def sparsify(self: Any) -> Any:
+    """Make `coef_` a sparse matrix, which takes less memory where most of it is zero.
+
+    Predictions stay as they are, and so does going on by ``partial_fit`` or `warm_start`,
+    which makes it dense again.
+
+    Returns
+    -------
+    self
+        With `coef_` of shape (1, n_features) or (n_classes, n_features), in CSR format.
+
+    Raises
+    ------
+    NotFittedError
+    """
+    self._check_fitted()
+    self.coef_ = sparse.csr_matrix(self.coef_)
+    return self
+
+
+def densify(self: Any) -> Any:
+    """Make `coef_` an array again.
+
+    Returns
+    -------
+    self
+
+    Raises
+    ------
+    NotFittedError
+    """
+    self._check_fitted()
+    self.coef_ = self._dense_coef()
+    return self
 
 
 @dataclass(frozen=True, eq=False)

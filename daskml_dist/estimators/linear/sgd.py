@@ -1,26 +1,31 @@
-"""Base class of the linear models trained by gradient steps."""
+"""Linear models trained by gradient steps: their base class, and scikit-learn's parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
 
 from daskml_dist.backends.host_kernels import few_entries
 from daskml_dist.data.batches import LaneSpec
 from daskml_dist.errors import InvalidDataError, InvalidParameterError
+from daskml_dist.errors.outside import outside
 from daskml_dist.estimators.gradient_steps import BaseSteps
 from daskml_dist.estimators.linear.base import BaseLinear
-from daskml_dist.estimators.linear.sgd_parameters import check_sgd_params, resolved, start_of
+from daskml_dist.losses import EpsilonInsensitive, Huber, Loss, SquaredEpsilonInsensitive
 from daskml_dist.models.base import StepModel
 from daskml_dist.models.linear import LinearModel
-from daskml_dist.optimizers import NAG, Adagrad
+from daskml_dist.optimizers import NAG, Adagrad, get_optimizer
+from daskml_dist.parameters.checks import check_number
 from daskml_dist.parameters.ignored import check_accepted
 from daskml_dist.policies import Policy
 from daskml_dist.ps.shard_state import ShardState
+from daskml_dist.schedules import Constant, InverseScaling
 from daskml_dist.training.callbacks import CallbackList
 from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.engine import Engine, FitResult
@@ -34,7 +39,10 @@ from daskml_dist.training.plan import make_target_shift
 from daskml_dist.training.settings import Settings
 from daskml_dist.training.spec import FitSpec
 
-__all__ = ["BaseSGD"]
+__all__ = ["BaseSGD", "set_loss_epsilon"]
+
+#: Schedules that begin with `eta0`.
+_OF_ETA0 = ("auto", "constant", "invscaling", "adaptive")
 
 
 class BaseSGD(BaseSteps, BaseLinear):
@@ -102,7 +110,7 @@ class BaseSGD(BaseSteps, BaseLinear):
         return self
 
     def _params(self) -> dict[str, Any]:
-        return resolved(super()._params())
+        return resolve_learning_rate(super()._params())
 
     def _check_settings(self, policy: str | Policy | None) -> Settings:
         check_accepted(self)
@@ -117,7 +125,7 @@ class BaseSGD(BaseSteps, BaseLinear):
             return None
         dtype = settings.dtype_of(rows.survey)
         first = model.uncentred(model.init(settings.seed, dtype))
-        w = start_of(model, first, *start)
+        w = starting_coefficients(model, first, *start)
         return ShardState(model.centred(w), {})
 
     def _run_training(self, engine: Engine, fit: FitSpec, callbacks: CallbackList) -> FitResult:
@@ -213,6 +221,138 @@ class BaseSGD(BaseSteps, BaseLinear):
     def _set_parameters(self, w: NDArray[Any], model: LinearModel, rows: DatasetInfo) -> None:
         remedy = "Lower learning_rate, or scale the features (StandardScaler)."
         self._set_coef(model.uncentred(w), model, rows.classes, remedy)
+
+
+def check_sgd_params(params: Mapping[str, Any]) -> None:
+    """Check the parameters that estimators by gradient steps have from scikit-learn alone.
+
+    Raises
+    ------
+    InvalidParameterError
+    """
+    rate, eta0 = params["learning_rate"], params.get("eta0")
+    if isinstance(rate, str) and rate in ("pa1", "pa2"):
+        raise InvalidParameterError(
+            f"learning_rate={rate!r}: passive-aggressive steps are as long as their own row asks "
+            'for, and steps here are of batches. Use loss="hinge" with learning_rate="optimal".'
+        )
+    if eta0 is not None:
+        check_number("eta0", eta0, lambda v: v > 0, "> 0, or None for the optimizer's own rate")
+        if not isinstance(rate, str):
+            raise InvalidParameterError(
+                f"eta0={eta0!r} with learning_rate={rate!r}: both say the rate. Leave eta0 out."
+            )
+    if "epsilon" in params:
+        check_number("epsilon", params["epsilon"])
+    power = params.get("power_t", 0.5)
+    check_number("power_t", power, lambda v: True, "")
+    if power < 0:
+        if rate == "invscaling":
+            raise InvalidParameterError(f"power_t={power!r}: use a number >= 0.")
+        warnings.warn(
+            "Negative values for `power_t` are deprecated: use a number >= 0.",
+            FutureWarning,
+            stacklevel=outside(),
+        )
+    if params["l1_ratio"] is None and params["penalty"] == "elasticnet":
+        raise InvalidParameterError(
+            "l1_ratio must be set when penalty is 'elasticnet'. Use a number from 0 to 1."
+        )
+    if rate == "adaptive" and params.get("checkpoint") is not None:
+        raise InvalidParameterError(
+            'learning_rate="adaptive" makes a fit of parts, and a checkpoint would know of one '
+            "alone. Use another learning_rate, or checkpoint=None."
+        )
+
+
+def resolve_learning_rate(params: dict[str, Any]) -> dict[str, Any]:
+    """Parameters with a schedule in place of scikit-learn's names for one."""
+    rate, eta0 = params["learning_rate"], params.get("eta0")
+    ratio = params["l1_ratio"]
+    if ratio is None and params["penalty"] != "elasticnet":
+        ratio = 0.15  # of which the other penalties make no use
+    return {**params, "l1_ratio": ratio, "learning_rate": _rate(rate, eta0, params)}
+
+
+def _rate(rate: Any, eta0: float | None, params: dict[str, Any]) -> Any:
+    if not isinstance(rate, str) or rate not in _OF_ETA0 or (rate == "auto" and eta0 is None):
+        return rate
+    first = get_optimizer(params["optimizer"]).default_learning_rate if eta0 is None else eta0
+    if rate == "invscaling":
+        return InverseScaling(float(first), float(params.get("power_t", 0.5)))
+    return Constant(float(first))
+
+
+def set_loss_epsilon(loss: Loss, given: Any, epsilon: float) -> Loss:
+    """The loss with an estimator's `epsilon`, where `given` is its name."""
+    if isinstance(given, str) and isinstance(
+        loss, Huber | EpsilonInsensitive | SquaredEpsilonInsensitive
+    ):
+        return replace(loss, epsilon=epsilon)
+    return loss
+
+
+def starting_coefficients(
+    model: LinearModel, first: NDArray[Any], coef: Any, intercept: Any
+) -> NDArray[Any]:
+    """Parameters to start from, of those that a user gives to ``fit``.
+
+    Parameters
+    ----------
+    model : LinearModel
+    first : ndarray of the model's shape
+        What a fit begins with where nothing is given.
+    coef : array-like of shape (n_features,), (1, n_features) or (n_classes, n_features), or None
+    intercept : array-like of shape (1,) or (n_classes,), or a number, or None
+
+    Raises
+    ------
+    InvalidDataError
+        They are not of the model's shape, or no finite real numbers.
+    InvalidParameterError
+        There is an intercept to start from, and none to fit.
+    """
+    w, d = first.copy(), model.n_features
+    if coef is not None:
+        coef = _numbers("coef_init", coef, w.dtype)
+        shape = (model.width, d)
+        if coef.shape != shape and not (model.width == 1 and coef.shape == (d,)):
+            raise InvalidDataError(
+                f"Provided coef_init does not match dataset: it has shape {coef.shape}, and the "
+                f"rows ask for {shape}. Pass the coef_ of a fit to rows like these."
+            )
+        w[:d] = coef.reshape(shape).T
+    if intercept is None:
+        return w
+    intercept = np.ravel(_numbers("intercept_init", intercept, w.dtype))
+    if intercept.shape != (model.width,):
+        raise InvalidDataError(
+            f"Provided intercept_init does not match dataset: it has {len(intercept)} numbers, and "
+            f"the rows ask for {model.width}. Pass the intercept_ of a fit to rows like these."
+        )
+    if model.fit_intercept:
+        w[d] = intercept
+    elif intercept.any():
+        raise InvalidParameterError(
+            "intercept_init with fit_intercept=False: there is no intercept to start from. Leave "
+            "it out."
+        )
+    return w
+
+
+def _numbers(name: str, given: Any, dtype: Any) -> NDArray[Any]:
+    """An array of finite real numbers; of a sparse matrix too, as `sparsify` leaves one."""
+    values = np.asarray(given.toarray() if sparse.issparse(given) else given)
+    if values.dtype.kind in "biufO":
+        try:
+            found = values.astype(dtype)
+        except (TypeError, ValueError):
+            found = np.array(np.nan)
+        if np.isfinite(found).all():
+            return found
+    raise InvalidDataError(
+        f"{name} must be finite real numbers (its dtype is {values.dtype}). Pass what a fit found."
+    )
 
 
 def _rarity(rows: DatasetInfo) -> float:

@@ -17,13 +17,14 @@ from daskml_dist.errors import InvalidDataError, InvalidParameterError
 from daskml_dist.estimators.regressor import BaseRegressor
 from daskml_dist.estimators.solver_rounds import BaseRounds
 from daskml_dist.estimators.supervised import as_columns
-from daskml_dist.estimators.trees.class_weights import class_weights, one_of
 from daskml_dist.estimators.trees.parameters import (
     CRITERIA,
     check_tree_params,
+    class_weights,
+    common_weights,
+    count_of_share,
     is_count,
     is_share,
-    rows_of,
 )
 from daskml_dist.inference.predict import map_rows
 from daskml_dist.models.row_models import TreeRows
@@ -102,7 +103,11 @@ class BaseTrees(BaseRounds):
         if rows.survey.n_targets is not None:
             self._of_outputs = class_weights(class_weight, rows.survey)
         elif class_weight is not None:
-            (only,) = [class_weight] if not isinstance(class_weight, list) else one_of(class_weight)
+            (only,) = (
+                [class_weight]
+                if not isinstance(class_weight, list)
+                else common_weights(class_weight)
+            )
             rows = DatasetInfo.of(rows.survey, rows.classes, only, weighted)
         return rows if rows.weight_scale is None else replace(rows, weight_scale=1.0)
 
@@ -117,14 +122,14 @@ class BaseTrees(BaseRounds):
     def _growth(self, rows: DatasetInfo, n_classes: tuple[int, ...]) -> ForestParams:
         """Bounds of the growth of trees on some rows."""
         p, d, n = self._params(), rows.survey.n_features, rows.survey.n_rows
-        leaf, n_outputs = rows_of(p["min_samples_leaf"], n), rows.survey.n_targets or 1
+        leaf, n_outputs = count_of_share(p["min_samples_leaf"], n), rows.survey.n_targets or 1
         growth = ForestParams(
             criterion=CRITERIA[p["criterion"]],
             classes=n_classes,
             n_outputs=n_outputs,
             max_depth=p["max_depth"],
             max_leaf_nodes=p["max_leaf_nodes"],
-            min_samples_split=max(2, rows_of(p["min_samples_split"], n), 2 * leaf),
+            min_samples_split=max(2, count_of_share(p["min_samples_split"], n), 2 * leaf),
             min_samples_leaf=leaf,
             min_weight_fraction_leaf=float(p["min_weight_fraction_leaf"]),
             max_features=self._features_of(d),

@@ -1,4 +1,4 @@
-"""Parameters that decision trees and forests share: criteria, and checks."""
+"""Parameters of trees and forests: their checks, criteria, and weights of the classes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from daskml_dist.backends.devices import DEVICES
 from daskml_dist.errors import InvalidParameterError
@@ -22,8 +23,19 @@ from daskml_dist.models.criteria import (
     SquaredErrorCriterion,
 )
 from daskml_dist.parameters.checks import check_class_weight, check_number, check_one_of
+from daskml_dist.training.data_summary import DataSummary
+from daskml_dist.training.dataset_info import named_weights
 
-__all__ = ["CRITERIA", "check_tree_params", "is_count", "is_share", "rows_of"]
+__all__ = [
+    "CRITERIA",
+    "check_tree_params",
+    "class_weights",
+    "common_weights",
+    "count_of_share",
+    "is_count",
+    "is_share",
+]
+
 
 #: Criteria by the names that users call them by.
 CRITERIA: dict[str, Criterion] = {
@@ -113,7 +125,7 @@ def is_share(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, Integral)
 
 
-def rows_of(given: Any, n: int) -> int:
+def count_of_share(given: Any, n: int) -> int:
     """Number of rows, given as such or as a share of `n`."""
     return int(given) if is_count(given) else ceil(given * n)
 
@@ -126,3 +138,55 @@ def _check_rows(name: str, value: Any, least: int, most: float) -> None:
     raise InvalidParameterError(
         f"{name}={value!r}: use an integer >= {least}, or a share of the rows between 0 and 1."
     )
+
+
+def class_weights(given: Any, survey: DataSummary) -> tuple[NDArray[np.float64], ...]:
+    """Weight of each class of each output; empty for none.
+
+    Parameters
+    ----------
+    given : "balanced", list of dict, or None
+        As the user gave it.
+    survey : DataSummary
+
+    Raises
+    ------
+    InvalidParameterError
+        A dict, where each output needs one, or one for another number of outputs; labels that y
+        does not hold.
+    """
+    if given is None:
+        return ()
+    columns = survey.label_columns
+    if given == "balanced":
+        return tuple(
+            np.divide(sums.sum(), len(sums) * sums, out=np.zeros(len(sums)), where=sums > 0)
+            for _, sums in columns
+        )
+    if isinstance(given, dict):
+        raise InvalidParameterError(
+            "For multi-output, class_weight should be a list of dicts, or the string 'balanced'. "
+            "Give a dict for each output."
+        )
+    _check_number(given, len(columns))
+    return tuple(named_weights(of, labels) for of, (labels, _) in zip(given, columns, strict=True))
+
+
+def common_weights(given: list[Any]) -> list[Any]:
+    """The weights of the classes of one output, given as a list of one.
+
+    Raises
+    ------
+    InvalidParameterError
+        The list is of another number.
+    """
+    _check_number(given, 1)
+    return given
+
+
+def _check_number(given: list[Any], n_outputs: int) -> None:
+    if len(given) != n_outputs:
+        raise InvalidParameterError(
+            f"The number of elements in class_weight should match number of outputs. Got "
+            f"{len(given)} element(s) while y has {n_outputs}. Give a dict for each output."
+        )
