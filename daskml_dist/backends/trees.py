@@ -38,12 +38,15 @@ class Part:
         Where the leaf's rows are.
     side : int
         Whose histogram is asked for: 0 that of the left child, 1 of the right one, -1 of none.
+    n_left : int, optional
+        Rows that go left, where they are known: a device need not be asked then.
     """
 
     feature: int
     table: NDArray[np.uint8]
     at: slice
     side: int
+    n_left: int | None = None
 
 
 @dataclass(eq=False, slots=True)

@@ -325,6 +325,8 @@ class TreeGrower:
         growth, depths = self._growth, self._growth.max_depth or _NO_LIMIT
         self._make_children(some)
         tables = self._make_bin_tables(some)
+        # The split tells how many of all rows go left.
+        has_all_rows = self._rows.size == len(self.lanes) == 1
         tasks = []
         for leaf, table in zip(some, tables, strict=True):
             deeper = left > 1 and leaf.depth + 1 < depths
@@ -334,7 +336,8 @@ class TreeGrower:
             ]
             # The histogram of the smaller child is made from rows.
             side = leaf.smaller if any(leaf.may) else -1
-            tasks.append((leaf.found[0], table, leaf.at, side))
+            n_left = int(leaf.children[0].totals[2]) if has_all_rows else None
+            tasks.append((leaf.found[0], table, leaf.at, side, n_left))
         parts = self._rows.map(lambda i: self._partition_lane(i, tasks), range(len(self.lanes)))
         for number, leaf in enumerate(some):
             for i, at in enumerate(leaf.at):
@@ -362,10 +365,10 @@ class TreeGrower:
             leaf.hist = None
 
     def _partition_lane(
-        self, i: int, tasks: Sequence[tuple[int, NDArray[np.uint8], list[slice], int]]
+        self, i: int, tasks: Sequence[tuple[int, NDArray[np.uint8], list[slice], int, int | None]]
     ) -> tuple[Array, list[int]]:
         """Partition a lane's rows of some leaves; return histograms, and the children's border."""
-        some = [Part(feature, table, at[i], side) for feature, table, at, side in tasks]
+        some = [Part(feature, table, at[i], side, n) for feature, table, at, side, n in tasks]
         return self.lanes[i].parted(some, *self._packed)
 
     def _sum_histograms(self, parts: Sequence[Any]) -> Any:
