@@ -195,8 +195,8 @@ class PendingSum:
 class Communicator(ABC):
     """All trainers of a fit, who meet without a server. Every rank makes the same calls.
 
-    A collective first waits for those that were begun and are still under way, so that all ranks
-    make them in one order. A subclass makes the collectives whose names begin with an underscore.
+    A collective first waits for earlier ones that are still under way, so that all ranks make them
+    in one order. A subclass makes the collectives whose names begin with an underscore.
     """
 
     rank: int
@@ -275,8 +275,8 @@ class Communicator(ABC):
         lanes : list of list of int
             Of each rank, the numbers of its lanes.
         in_order : bool
-            Whether gradients are added up in the order of the lanes; else those of each rank
-            first, and then these sums.
+            Whether gradients are added up in the order of the lanes; else the gradients of each
+            rank first, and then these sums.
 
         Returns
         -------
@@ -315,14 +315,14 @@ class Communicator(ABC):
         """Return all ranks' arrays, merged in pairs, then pairs of pairs; the same on all ranks.
 
         For what is no sum. It takes as many rounds as the number of ranks has binary digits, and
-        the order is that of the ranks, whoever comes first.
+        the order is that of the ranks, whichever comes first.
 
         Parameters
         ----------
         arrays : list of arrays
             Shapes may differ from rank to rank.
         merge : callable
-            ``merge(lower, higher)`` returns a list of arrays; may change those of `lower`.
+            ``merge(lower, higher)`` returns a list of arrays; it may change the arrays of `lower`.
         """
         if self._begun:
             self._settle()
@@ -364,7 +364,7 @@ class Communicator(ABC):
             self._background.shutdown(wait=False)
 
 
-#: Gives arrays to a lower rank (`to`), or takes those of a higher one (`source`); all ranks call.
+#: Gives arrays to a lower rank (`to`), or takes a higher one's (`source`); all ranks call it.
 HandDown = Callable[[Arrays, int | None, int | None], Arrays]
 
 

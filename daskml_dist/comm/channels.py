@@ -64,7 +64,7 @@ class Outbox:
         Bound of each send; None: a minute.
     """
 
-    #: Bytes that may be on their way though nobody reads them yet.
+    #: Bytes that may be sent before the other side reads any.
     holds = _BUFFER_BYTES
 
     def __init__(self, sock: socket.socket, wait: Wait | None = None) -> None:
@@ -245,6 +245,7 @@ class RingOffer:
         except OSError:
             self.close()
             return
+        # The digest proves which object is meant without giving its token away.
         self.data = _OFFER.pack(
             identify_machine(), os.getpid(), self._memory,
             ring.reader.descriptor, ring.writer.descriptor,
@@ -300,6 +301,8 @@ class RingOutbox(Outbox):
         self._ring = ring
         self._words, self._data = ring.segment.words, ring.segment.data
         self._small = self._data.data
+        # `_head` and `_tail` are this side's copies of the counters; `_posted` is what the reader
+        # knows.
         self._head = self._posted = self._tail = 0
         wait = wait or Wait(SEND_SECONDS)
         self._sleeper = SpinningWait(
@@ -364,6 +367,7 @@ class RingInbox(Inbox):
         self._ring = ring
         self._words, self._data = ring.segment.words, ring.segment.data
         self._small = self._data.data
+        # As the writer's counters; `_told` is what the writer knows.
         self._head = self._tail = self._told = 0
         self._sleeper = SpinningWait(
             ring.reader, self._words, _READER_ASLEEP, SocketLife(control), wait

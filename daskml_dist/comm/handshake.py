@@ -174,6 +174,7 @@ def receive_hello(
         The caller speaks otherwise, or is too slow.
     """
     hello = deadline.receive(sock, _HELLO.size)
+    # The caller's nonce is part of `hello`, of which the key is made.
     protocol, role, name, _ = _HELLO.unpack(hello)
     if protocol != _PROTOCOL or role not in (UP, DOWN, PEER):
         raise ConnectionError("not a caller of this package")

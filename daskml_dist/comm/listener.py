@@ -148,7 +148,7 @@ class Listener:
     key : str, default=""
         Name of the listener, which its callers must know.
     announced : str, optional
-        Host that callers are told; by default `host`.
+        Host name that callers are given; by default `host`.
 
     Attributes
     ----------
@@ -254,7 +254,7 @@ class Listener:
         """Pass the handshake of a socket, and hand on the connection that it completes."""
         try:
             role, name, channel = self._authenticate(guest)
-        except Exception:  # whoever it was does not speak as we do, and is no concern of others
+        except Exception:  # a stranger, or a caller that is gone: no concern of other callers
             self._drop_socket(guest)
             return
         with self._changed:

@@ -53,7 +53,7 @@ def choose_communicator(
     allowed : bool
         Whether this rank takes part; all ranks must call, whatever they say.
     own_core : bool
-        Whether nobody else wants this rank's processor: it then looks longer for the others.
+        Whether this rank has a processor of its own: it then looks longer before it sleeps.
     """
     try:
         hosts, places = find_shared_memory(peers, allowed)
@@ -94,6 +94,7 @@ class TwoLevelGroup(Communicator):
         self._peers, self._local = peers, local
         self._order = [rank for ranks in hosts for rank in ranks]
         firsts = [ranks[0] for ranks in hosts]
+        # The first ranks of the hosts sum among themselves over the network.
         self._first = peers.among(firsts) if self.rank in firsts else None
         self._here = next(ranks for ranks in hosts if self.rank in ranks)
 
@@ -214,6 +215,7 @@ def find_shared_memory(peers: PeerGroup, allowed: bool) -> tuple[list[list[int]]
             if own is not None
             and (pair := own[:2] if rank == peers.rank else _open_if_local(place))
         }
+        # Zeros stand for memory that this rank does not see.
         read = np.zeros((peers.size, TOKEN_BYTES), np.uint8)
         for rank, (segment, _) in seen.items():
             read[rank] = np.frombuffer(segment.token, np.uint8)
@@ -251,7 +253,7 @@ def _group_by_host(tokens: list[NDArray[np.uint8]]) -> list[list[int]]:
         return q == r or bool(tokens[q][r].any() and (tokens[q][r] == tokens[r][r]).all())
 
     seen = [[r for r in ranks if sees(q, r)] for q in ranks]
-    # Where some see each other and some do not, nobody shares.
+    # Where some ranks see each other only one way, no rank shares memory.
     if any(seen[r] != seen[q] for q in ranks for r in seen[q]):
         return [[r] for r in ranks]
     return [some for rank, some in enumerate(seen) if some[0] == rank]

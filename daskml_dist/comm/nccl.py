@@ -70,6 +70,7 @@ class NcclGroup:
         NCCL adds each part on one rank and copies the sum, so that all get the same bits.
         """
         operation = import_module("nccl.core").SUM
+        # A ring sends 2 (n - 1) / n of the array from each rank.
         self.bytes_moved += 2 * (self._size - 1) * array.nbytes // self._size
         return self._call_and_wait(
             lambda own, a, s: own.allreduce(a, a, operation, stream=s), array
@@ -116,6 +117,7 @@ class NcclGroup:
             with _translate_errors():
                 while not is_done():
                     now = time.monotonic()
+                    # The bound is checked now and then: a check costs more than a look.
                     if now - looked > min(CHECK_SECONDS, self._wait.timeout):
                         self._wait.check(since, what)
                         looked = now

@@ -461,6 +461,7 @@ class RepeatedObjects:
         if form is None:
             return pack_object_parts(thing, self._known)
         key, arrays = form
+        # The same form was packed before: what stands before its arrays is the same bytes.
         head = self._heads.get(key)
         if head is None:
             parts = pack_object_parts(thing, self._known)

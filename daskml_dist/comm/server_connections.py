@@ -101,6 +101,7 @@ class RemoteConnection(ServerConnection):
 
     def send(self, request: ServerRequest) -> None:
         """Send the request; its arrays are copied on the way."""
+        # The answer is checked against the rows that were asked for.
         if request.pull:
             wanted = request.pull_index
             self._asked[request.lanes[0]] = self._n_rows if wanted is None else len(wanted)
@@ -180,7 +181,8 @@ def _answer_until_goodbye(
                 encode_reply(message) if isinstance(message, ServerReply) else encode_call(message)
             )
 
-    # Whoever reads must never wait for a send: the other side may be sending too, and not read.
+    # The reading thread must never wait for a send: the other side may be sending, too, and not
+    # read.
     later: queue.SimpleQueue[ServerReply | CallPayload | None] = queue.SimpleQueue()
     answer: Callable[[Any], None] = send
     try:
@@ -250,7 +252,7 @@ class LocalConnection(ServerConnection):
     def send(self, request: ServerRequest) -> None:
         """Hand a request over; a push that cannot apply yet is kept by the server as it is."""
         self._server.exchange(request, self._replies.put)
-        # Threads of other lanes, and those that serve other processes', wait for the GIL: they
+        # Threads of other lanes, and threads that serve other processes, wait for the GIL: they
         # would else get it only after the interpreter's switch interval (5 ms), many steps of
         # this lane. A lane alone saves the 50 microseconds.
         if self._server.is_shared:

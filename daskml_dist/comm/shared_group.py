@@ -1,8 +1,8 @@
 """All-reduce among trainers of one host, in memory that all of them see.
 
 Everything is made of one move: each rank writes into an area of its own, says so, waits until all
-have, and reads the others' areas. Two areas take turns: whoever has begun a turn has finished
-reading the one before the last, so an area is free again when its next turn comes.
+have, and reads the others' areas. Two areas take turns: a rank that has begun a turn has
+finished reading the one before the last, so an area is free again when its next turn comes.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ _HEADER_BYTES = 4096
 _TOKEN_START = _HEADER_BYTES - TOKEN_BYTES
 #: Seconds to look without sleeping: about what going to sleep and waking up cost.
 SPIN_SECONDS = 30e-6
-#: Where nobody else wants the processor: in as long, trainers that meet at each step have met.
+#: Seconds to look where each rank has a processor: longer than a step of trainers in lock-step.
 LONG_SPIN_SECONDS = 1e-3
 
 
@@ -128,7 +128,7 @@ class SharedSegment:
         try:
             os.fchmod(descriptor, 0o600)
             os.ftruncate(descriptor, _HEADER_BYTES + size)
-            # Whoever cuts off memory that another process has mapped would kill it.
+            # A process dies when memory that it has mapped is cut off: sealed, it cannot be.
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _required_seals())
             memory = mmap.mmap(descriptor, _HEADER_BYTES + size)
         except BaseException:

@@ -357,9 +357,9 @@ _AWAITED_BYTES = 1 << 15
 class PairMessages:
     """Messages between pairs of ranks, beside the collectives of a group. Used by one thread.
 
-    Who sends goes on at once. Each destination has a thread of its own, so that one that does not
-    read keeps up nothing that is for another. Between two collectives of the group all that was
-    sent is received.
+    A sender goes on at once. Each destination has a thread of its own, so that a rank that does not
+    read delays no message to another. Between two collectives of the group all messages are
+    received.
 
     Parameters
     ----------
@@ -368,7 +368,7 @@ class PairMessages:
 
     def __init__(self, peers: PeerGroup) -> None:
         self._peers = peers
-        #: What has come, or was sent to the own rank, and nobody has asked for yet.
+        #: Messages that have come, or were sent to the own rank, and are not yet received.
         self._come: dict[tuple[int, int], Arrays] = {}
         self._senders: dict[int, ThreadPoolExecutor] = {}
         self._sending: dict[int, deque[Future[None]]] = {}
@@ -376,8 +376,8 @@ class PairMessages:
     def send(self, to: int, name: int, arrays: Arrays, *, awaited: bool = False) -> None:
         """Send arrays, which must not change before :meth:`flush`.
 
-        `awaited`: there are never more than a few such messages that nobody has asked for, so that
-        the system holds small ones, and they need not wait for another thread.
+        `awaited`: never more than a few such messages wait to be received, so that the system's
+        buffers hold small ones, which are then sent without another thread.
 
         Raises
         ------

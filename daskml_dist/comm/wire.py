@@ -198,6 +198,7 @@ class FrameReader:
         announced, tree = json.loads(self._read_bytes(length))
         if len(announced) > self._bounds.most_arrays:
             raise make_malformed_error(f"{len(announced)} arrays")
+        # Every announced array is checked before memory is taken for any.
         for dtype, shape in announced:
             check_array_layout(dtype, shape, self._bounds.most_array)
         arrays = [self._read_array(tuple(shape), dtype) for dtype, shape in announced]

@@ -86,6 +86,7 @@ def list_workers(client: Any) -> dict[str, dict[str, Any]]:
         At once, where Dask itself would first try to connect again for a minute: a scheduler
         forgets what a client that was gone had asked for.
     """
+    # A connecting client would wait for the scheduler, and then know nothing of its tasks.
     if client.status != "running":
         raise SchedulerLostError(
             "The connection to the Dask scheduler was lost, and with it the fit. Start the cluster "
@@ -255,7 +256,7 @@ def evict_worker(client: Any, address: str) -> None:
     """Make the scheduler forget a worker that does not answer; returns at once.
 
     It does so by itself after minutes (``distributed.scheduler.worker-ttl``). Until then
-    everything that this worker holds counts as there, and whoever wants it waits.
+    everything that this worker holds counts as there, and tasks that need it wait.
     """
 
     async def kill(dask_worker: Any) -> None:  # on the nanny, which then starts another one
@@ -323,6 +324,7 @@ def release_stuck_tasks(
         tasks, running = dask_scheduler.tasks, dask_scheduler.running
         able = {worker.address for worker in running}
         moves: dict[Any, str] = {}
+        # The tasks and all that they need, as far as it is not in memory.
         stack, seen = [tasks[key] for key in keys if key in tasks], set()
         while stack:
             ts = stack.pop()

@@ -59,6 +59,7 @@ class RowRuns:
     @property
     def numbers(self) -> NDArray[np.intp]:
         """Return the number of each row."""
+        # Where each run begins in the result: start + (position - before) counts through it.
         before = np.cumsum(self.counts) - self.counts
         return np.repeat(self.starts - before, self.counts) + np.arange(len(self))
 
@@ -223,6 +224,7 @@ class LaneRows:
         if self._n_steps == 1:
             # A full batch needs no order; views of the blocks, one after the other, are enough.
             return [[i] for i in visit]
+        # Blocks of one group need no order of their own: their rows are shuffled together.
         if self._shuffle and len(visit) > self._size:
             first = self.segments[visit[0]]
             visit = [visit[i] for i in self._random(pass_, first).permutation(len(visit))]
@@ -357,6 +359,7 @@ class _GroupOrder:
         starts, stops = self._runs(low, high)
         if len(self._members) == 1:
             return [self._rows(0, RowRuns(starts, stops - starts))]
+        # Sorted runs of a block are read from memory in its order.
         sort = np.argsort(starts)
         starts, stops = starts[sort], stops[sort]
         found = []
@@ -382,6 +385,7 @@ class _GroupOrder:
             return np.arange(low, high)
         run, whole = self._run, len(self._order) * self._run
         stop = min(high, whole)
+        # Runs that positions low to stop touch; the first and the last may be cut.
         first, last = low // run, -(-stop // run)
         runs = self._order[first:last, None] * run + np.arange(run)
         at = runs.reshape(-1)[low - first * run :][: max(stop - low, 0)]

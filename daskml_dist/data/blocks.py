@@ -536,7 +536,7 @@ def _count_small_integers(y: NDArray[Any], weights: NDArray[Any] | None) -> _Lab
         for at in masks
     ]
     counts, sums = np.array([c for c, _ in facts]), np.array([s for _, s in facts])
-    # Some value lies between the whole numbers: it is none of these labels.
+    # Some value lies between the whole numbers: it is not one of the labels counted.
     if counts.sum() != len(y):
         return None
     there = counts > 0

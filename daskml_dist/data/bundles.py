@@ -17,9 +17,9 @@ from daskml_dist.errors import DaskMLDistError
 
 __all__ = ["Bundle", "group_into_bundles", "make_bundle", "unpack_bundles"]
 
-#: Bytes from which on a bundle takes no more blocks: it moves, spills and is made again as one.
+#: Bytes from which a bundle takes no more blocks: it moves, spills and is made again as one.
 _MAX_BUNDLE_BYTES = 2**24
-#: Bundles of a thread at least, where nobody knows the bytes of a block.
+#: Least number of bundles for each thread, where the bytes of a block are not known.
 _BUNDLES_PER_THREAD = 8
 
 
@@ -80,7 +80,7 @@ def group_into_bundles(
         Worker that holds the rows of each block.
     threads : mapping of worker to its number of threads
     nbytes : sequence of float or None
-        Of each block, at most; None where nobody knows.
+        Upper bound of each block's bytes; None where it is not known.
 
     Returns
     -------

@@ -325,6 +325,7 @@ def take_named_columns(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, An
                 if is_dataframe_like(X)
                 else "X is no frame, nor is what the steps of a pipeline make of one"
             ) + f": take the column out before, {name} = X.pop({column!r})"
+            # A frequent slip, with a remedy of its own.
             if name == "sample_weight" and column == "balanced":
                 raise InvalidDataError(
                     "sample_weight='balanced' names no column of X. Classes are weighed by "

@@ -190,7 +190,7 @@ class WeightedMoments:
             return cls(weight, np.zeros(width), np.zeros(width), np.zeros(width))
         # A row without weight may hold anything.
         origin = columns[0 if given is None else int(given.argmax())].copy()
-        with np.errstate(over="ignore", invalid="ignore"):  # whoever asks for the spread sees it
+        with np.errstate(over="ignore", invalid="ignore"):  # an overflow shows in the moments
             distances = columns - origin
             offset = _sum_weighted(distances, given) / weight
             distances -= offset

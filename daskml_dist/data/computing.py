@@ -1,7 +1,7 @@
 """Computations on a cluster: the client that runs them, bounded waits, and retries.
 
-`compute_with_retries` computes one lazy value where lost workers are no end, and the user is told
-of a wait. `Deadline` bounds every wait of the client; `check_client` refuses objects that are no
+`compute_with_retries` computes one lazy value, again where workers are lost, and tells the user of
+a wait. `Deadline` bounds every wait of the client; `check_client` refuses objects that are no
 open, synchronous client.
 """
 
@@ -67,6 +67,7 @@ def report_progress_to(listener: ProgressListener) -> Iterator[None]:
         Takes the numbers of blocks done and of all; in a thread of its own. What is done within a
         second is not told.
     """
+    # A context variable: fits in other threads have listeners of their own.
     token = _listener.set(listener)
     try:
         yield
@@ -82,7 +83,7 @@ def compute_with_retries(make: Callable[[str], Any], n_parts: int = 0) -> Any:
     make : callable
         Takes a name, new each time, and returns the lazy value.
     n_parts : int, default=0
-        Tasks that are counted for who listens; their keys are (name, 0), (name, 1), ...
+        Tasks that are counted for the listener; their keys are (name, 0), (name, 1), ...
     """
     # A new name for each attempt: the scheduler remembers tasks that it gave up by their keys.
     for left in reversed(range(_MAX_ATTEMPTS)):
@@ -119,6 +120,7 @@ def _compute_on_client(lazy: Any, name: str, n_parts: int) -> Any:
     def workers() -> list[dict[str, Any]]:
         return list(client.scheduler_info(n_workers=-1)["workers"].values())
 
+    # One bound for every wait of a fit, which users can set.
     timeout = float(dask.config.get("daskml_dist.timeout", 300.0))
     wait_for_workers(client, workers, timeout)
     try:
@@ -138,6 +140,7 @@ def _make_progress_look(client: Any, name: str, n_parts: int) -> Callable[[], No
 
     def left(dask_scheduler: Any) -> int:
         group = dask_scheduler.task_groups.get(name)
+        # Tasks of one name are a group, whose states the scheduler counts as they change.
         return n_parts if group is None else sum(group.states.get(state, 0) for state in to_do)
 
     to_do = _UNFINISHED_STATES  # the function travels whole, as a scheduler may lack the package
@@ -299,6 +302,7 @@ class Deadline:
         self, what: str, timeout: float, remedy: str = "", *, tell_after: float = _NOTICE_SECONDS
     ) -> None:
         self._what = what
+        # A short bound is told of before it ends.
         self._tell_after = max(_NOTICE_SECONDS, min(tell_after, timeout / 2))
         self._timeout = timeout
         self._remedy = remedy
@@ -408,6 +412,8 @@ def watch_workers(
         places = _WorkerPlaces(client)
         while not ended.wait(_NOTICE_SECONDS):
             with suppress(Exception):  # of a scheduler that is gone Dask tells
+                # Progress is possible again: the wait begins anew, and so does the count of empty
+                # places.
                 if _any_accepts_work(statuses := _get_statuses(workers)):
                     patience, places = None, _WorkerPlaces(client)
                     if look is not None:
@@ -419,6 +425,7 @@ def watch_workers(
                 elif not patience.lasts(_describe_statuses(statuses)):
                     gave_up.append(_make_no_worker_error(timeout, statuses))
                 if gave_up:
+                    # The wait of `compute` ends with an error, in whose place `gave_up` is raised.
                     client.cancel([Future(key, client)], force=True)
                     return
 
@@ -549,6 +556,7 @@ def scatter_values(client: Any, value: Any, *, everywhere: bool = False) -> Any:
     end = time.monotonic() + _SCATTER_SECONDS
     while True:
         try:
+            # Without a hash: values of a fit are new each time, and hashing large ones takes long.
             return client.scatter(value, hash=False, broadcast=everywhere)
         except TimeoutError:
             raise

@@ -206,6 +206,7 @@ def convert_pydata_sparse(value: Any) -> Any:
     if not _is_pydata_sparse(value):
         return value
     value = value.tocoo() if hasattr(value, "tocoo") else value
+    # SciPy's formats leave out zeros alone, and have two dimensions.
     if value.ndim == 2 and value.fill_value == 0:
         return sparse.csr_array(value.to_scipy_sparse())
     return value.todense()
@@ -227,6 +228,7 @@ def convert_frame_to_csr(frame: Any) -> Any:
 
 def is_sparse_frame(frame: Any) -> bool:
     """Return whether all columns of a frame are sparse numbers whose zeros are left out."""
+    # Frames of many columns have few dtypes.
     kinds = set(frame.dtypes)
     return bool(kinds) and all(map(_omits_zeros, kinds))
 

@@ -544,6 +544,7 @@ def describe_columns_remedy(wrong: Mapping[Any, Any]) -> str:
 
 def describe_values_remedy(dtype: Any, name: str) -> str:
     """Return what to do about an array, a target or weights that are not numeric."""
+    # The remedy goes by the kind of values, then by the argument's role.
     kind = _classify_dtype(dtype)
     if kind == "dates":
         return (

@@ -107,7 +107,7 @@ def join_delayed(values: Any, ndim: int, n_columns: float = np.nan) -> Any:
     }
     layers = HighLevelGraph.from_collections(name, graph, dependencies=blocks)
     chunks = ((np.nan,) * len(blocks), (n_columns,))[:ndim]
-    # The dtype is unknown, and nobody asks for it before a block is made.
+    # The dtype is unknown here, and not looked at before a block is made.
     return da.Array(layers, name, chunks, meta=np.empty((0,) * ndim))
 
 

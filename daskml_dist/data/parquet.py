@@ -85,6 +85,7 @@ class ColumnRead:
         dtypes, *others = [_find_dtypes(file.schema_arrow, names) for file, _ in files]
         if dtypes is None or any(one != dtypes for one in others):
             return None
+        # A partition may be some of a file's row groups.
         files = [(f, range(f.num_row_groups) if of is None else of) for f, of in files]
         n_rows = sum(file.metadata.row_group(i).num_rows for file, of in files for i in of)
         filled = _ArrayFiller(self.wanted, dtypes, n_rows)
@@ -115,6 +116,7 @@ class _ArrayFiller:
         """Fill the next rows; False where a value is missing, or there are too many rows."""
         first, stop = self.n_rows, self.n_rows + len(batch)
         columns = {name: batch.column(i) for i, name in enumerate(batch.schema.names)}
+        # A missing integer has no number in NumPy: Dask reads the whole partition then.
         missing = any(column.null_count for column in columns.values())
         if missing or any(stop > len(array) for array in self.arrays):
             return False
@@ -190,6 +192,7 @@ def _build_read_tasks(
 ) -> dict[Any, Any]:
     """Return tasks that make the pieces of a block; columns that they share are read once."""
     shared: dict[Any, list[int]] = {}
+    # Pieces of one task (X, y and weights of one file) share a read of all their columns.
     for place, read in enumerate(reads):
         if read is not None:
             shared.setdefault(read[0].key, []).append(place)
@@ -251,4 +254,5 @@ def _find_wanted_columns(columns: Any, taken: list[Any]) -> WantedColumns | None
         else:
             return None
     several = not isinstance(left, str)
+    # Columns that are selected twice are left to pandas.
     return None if several and len(set(left)) < len(left) else left

@@ -182,7 +182,7 @@ def place_lanes(
     ----------
     rows : mapping of block to its number of rows
     holders : mapping of block to the workers that hold it
-        Others than those of `threads` do not count.
+        Workers that are not in `threads` do not count.
     threads : mapping of worker to its number of threads
     n_lanes : int or None
         None: a lane for each thread of each worker that holds rows; no block moves. A number:
@@ -339,7 +339,7 @@ def _place_where_rows_lie(
     held: dict[str, list[int]] = {}
     load = dict.fromkeys(threads, 0)
     for block in sorted(rows):
-        # What nobody holds at the moment is made, or fetched, where there is most room.
+        # A block that no worker holds at the moment is made, or fetched, by the least loaded one.
         worker = min([w for w in holders[block] if w in load] or load, key=lambda w: (load[w], w))
         held.setdefault(worker, []).append(block)
         load[worker] += rows[block]

@@ -163,6 +163,7 @@ def sketch_columns(
     for start, end in zip(columns.indptr[:-1], columns.indptr[1:], strict=True):
         own, n_zeros = sketch_column(columns.data[start:end]), rows.shape[0] - (end - start)
         if n_zeros and not stored:
+            # Zeros that are not stored are one value with their number as weight.
             zeros = ColumnSketch(np.zeros(1), np.array([float(n_zeros)]))
             own = merge_sketches([own, zeros])
         found.append(own)
@@ -202,6 +203,7 @@ def _shorten_sketch(sketch: ColumnSketch) -> ColumnSketch:
     if len(first) <= SKETCH_SIZE:
         weights = np.add.reduceat(sketch.weights, first)
         return ColumnSketch(sketch.values[first], weights, sketch.error)
+    # Two places are for the least and the greatest value.
     n_runs = SKETCH_SIZE - 2
     bounds = np.arange(n_runs + 1) * (sketch.n_rows / n_runs)
     if sketch.n_rows > SKETCH_SIZE and sketch.n_rows.is_integer():

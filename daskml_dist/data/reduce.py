@@ -308,6 +308,7 @@ def _merge_by_pass(merges: list[Callable[[list[Any]], Any]], parts: list[Any]) -
     parts : list of dict, or of (list of int, list)
         Summaries by the numbers of their passes.
     """
+    # Blocks may have summaries of some passes alone, where collections differ in length.
     by_pass: dict[int, list[Any]] = {}
     for part in parts:
         items = part.items() if isinstance(part, dict) else zip(*part, strict=True)
@@ -356,6 +357,7 @@ class _DeclaredBlockFunction:
 
     def __call__(self, *args: Any) -> Any:
         """Call the function."""
+        # The number of the part stands before X, y and sample_weight; shared arguments behind them.
         index, end = args[self.first - 1], self.first + len(self.names)
         kinds = zip(args[self.first : end], self.names, self.are_arrays, strict=True)
         part = [as_array_block(v, name, index) if is_array else v for v, name, is_array in kinds]
@@ -429,7 +431,7 @@ class _FusedBlockTask:
     Parameters
     ----------
     tasks : list of (key, GraphNode)
-        Each behind those that it depends on.
+        Topologically sorted: each behind its dependencies.
     outputs : list of key
     given : list of key
         Results of other tasks, which are the function's arguments.

@@ -183,7 +183,7 @@ def check_weight_shape(weights: Any) -> None:
     """
     ndim = getattr(weights, "ndim", None)
     if ndim is None:
-        with suppress(ValueError):  # rows of unequal length, which whoever reads them tells
+        with suppress(ValueError):  # rows of unequal length, which are refused when they are read
             ndim = np.asarray(weights).ndim
     if ndim == 0:
         shown = weights.astype(np.float64) if weights.dtype.kind in "biuf" else weights
@@ -236,7 +236,7 @@ def check_holds_values(values: Any, name: str, *, single: bool = False) -> None:
     name : str
         Named in errors.
     single : bool, default=False
-        Whether one number may stand for those of all rows.
+        Whether a single number may stand for the values of all rows.
 
     Raises
     ------
@@ -273,6 +273,7 @@ def check_holds_values(values: Any, name: str, *, single: bool = False) -> None:
             f"{name} should be a 1d array, got an array of shape () instead: {name}={values!r} is "
             "a single number. Pass a value for each row: an array, or a Dask collection."
         )
+    # A frequent slip: `fit(load_data, y)` for `fit(load_data(), y)`.
     if isinstance(values, type | ModuleType) or _is_function(values):
         told = getattr(values, "__name__", kind)
         raise InvalidTypeError(
@@ -303,7 +304,7 @@ def make_bad_value_error(message: str, column: int) -> InvalidDataError:
     Parameters
     ----------
     message : str
-        With ``{column}`` where the column is to be told.
+        With ``{column}`` in the place of the column.
     column : int
     """
     error = InvalidDataError(message.format(column=f"column {column}"))

@@ -100,6 +100,8 @@ class BlockRecipes:
             found = fetch(key) if key in self.held else self._run(key, fetch, begun)
             block: Block = found.blocks[number] if isinstance(found, Bundle) else found
         except Exception as error:
+            # Aborts, losses and timeouts stay what they are; anything else is a failure of the
+            # block.
             if isinstance(error, DaskMLDistError) and not isinstance(error, InvalidDataError):
                 raise
             failed = begun[-1] if begun else key
@@ -270,6 +272,8 @@ class BlockStream(Generic[T]):
         while True:
             try:
                 return read.result(timeout=_WAIT_SLICE_SECONDS)
+            # A read that raised a TimeoutError itself is done; else only the slice of waiting is
+            # over.
             except TimeoutError:
                 if read.done():
                     raise

@@ -262,6 +262,8 @@ class PassLedger:
             "pass": number,
             "loss": sum(r.loss for r in reports) / rows if rows else float("nan"),
             "rows": round(rows),
+            # In lock-step the lanes' steps are the same ones; at their own pace each lane makes its
+            # own.
             "steps": (max if self._lockstep else sum)(r.steps for r in reports),
             "seconds": now - self._since,
             "bytes_pushed": sum(r.bytes_pushed for r in reports),

@@ -69,7 +69,7 @@ class ServerRequest:
         Where lanes push together but step apart: clock, and rows and loss since the last push,
         of each.
     owned : bool
-        Whether the server may overwrite `values`: nobody else holds them.
+        Whether the server may overwrite `values`, of which it has the only reference.
     packed : Packed, optional
         The values, compressed; `values` is then None.
     """

@@ -182,7 +182,7 @@ class UpdateRule:
     steps_per_pass : float
         Steps (applies) in one pass, for schedules that count passes.
     average_after : int or None
-        Start averaging the parameters once so many rows were seen (averaged SGD, Polyak and
+        Number of rows seen after which the parameters are averaged (averaged SGD, Polyak and
         Juditsky 1992); None: never.
     coordinates : bool
         Whether gradients touch few rows: then a row's penalty is applied when it is touched, for
@@ -287,6 +287,7 @@ class UpdateRule:
         """Return whether several steps may be made at once."""
         if len(self._not_beside) > 1 or self.clip is not None:
             return False
+        # Compiled loops take one learning rate for all parameters.
         if self.only.rate != 1 or self.only.rates:
             return False
         return self.average_after is None

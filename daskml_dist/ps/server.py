@@ -3,7 +3,7 @@
 It never blocks. Each call hands over a function that takes the answer, called at once or later
 by whichever call made the answer possible. Transports and the Dask actor only carry messages.
 
-Every so many updates a server makes a snapshot of itself for its *standby*, a server on another
+At intervals of updates a server makes a snapshot of itself for its *standby*, a server on another
 worker that only keeps snapshots. A new generation goes on from the present state, or from one of
 these.
 """
@@ -176,6 +176,7 @@ class ParameterServer:
         if self.is_over or self._paused or self._snapshots.is_behind:
             return []
         ready, still = self._callers.stored(), []
+        # Every call may have changed what the policy allows: all waiting pulls are looked at again.
         for request, reply in self._callers.pulls:
             if self._state.may_go(request.lanes):
                 ready.append(partial(reply, self._state.answer(request)))
@@ -274,7 +275,7 @@ class ParameterServer:
     def make_snapshots(self, ship: ShipSnapshot | None, every: int = 1) -> None:
         """Make a snapshot every so many updates from now on, keep it, and hand it to `ship`.
 
-        `ship` must not block, and somebody must call :meth:`shipped` once the standby has it.
+        `ship` must not block, and :meth:`shipped` must be called once the standby has it.
         None: the snapshots are kept here alone.
         """
         with self._lock:
@@ -331,7 +332,7 @@ class ParameterServer:
     def pause(self, generation: int) -> AvailableSnapshots:
         """Refuse every message of an earlier generation, and tell what could be gone on from.
 
-        Whoever waits is told that its generation is stale.
+        All callers who wait are told that their generation is stale.
         """
         with self._lock:
             # A standby and a server without parameters can go on from snapshots alone.
@@ -382,6 +383,7 @@ class ParameterServer:
     def abort(self, reason: str) -> None:
         """Refuse everything from now on, and answer whoever waits."""
         with self._lock:
+            # The first reason counts.
             if self._aborted is not None:
                 return
             self._aborted = reason
@@ -439,7 +441,7 @@ class WaitingCallers:
         """
         self._arrived[rank] = info
         self._at_rendezvous.append(reply)
-        # Nobody is told before all have come, so that none waits for a trainer that was never
+        # No trainer is answered before all have come, so that none waits for one that was never
         # started.
         if len(self._arrived) < n_trainers:
             return []
@@ -556,6 +558,7 @@ class ServerState:
             self._ledger.observe_staleness(staleness)
             loss = sum(push.loss for push in pushes)
             self._ledger.count(self._find_pass(pushes[0].clock), rows, loss, 1)
+        # The pushes of a round make one step of their sum, in lane order whichever came first.
         index, total = sum_in_lane_order(
             [(p.lanes[0], p.index, p.values) for p in pushes if p.values is not None],
             {p.lanes[0] for p in pushes if p.owned},
@@ -595,6 +598,7 @@ class ServerState:
         """Return the reply to a pull of lanes that may go."""
         shard = self._shard
         assert shard is not None
+        # All rows: one immutable copy for all lanes. Some rows: indexing copies them anyhow.
         values = shard.published() if request.pull_index is None else shard.w[request.pull_index]
         lane = request.lanes[0]
         stop = self._ledger is not None and self._ledger.stopped

@@ -38,7 +38,7 @@ _PENALTY_ROWS = 1 << 18
 class Shard:
     """Rows ``start`` to ``start + len(state.w)`` of the parameters, and how they are updated.
 
-    Not thread-safe: whoever shares a shard guards it, or means to race (``"hogwild"``).
+    Not thread-safe: threads that share a shard guard it, or mean to race (``"hogwild"``).
 
     Parameters
     ----------
@@ -225,6 +225,7 @@ class Shard:
             np.zeros(len(self.w)) if self._row_rate_sums is None else self._row_rate_sums
         )
         parts = [self.w[:, 0], *(self.opt_state[name][:, 0] for name in names), row_rate_sums]
+        # A power of two numbers per parameter, so that none lies across two cache lines.
         cells = np.zeros((len(self.w), 1 << (len(parts) - 1).bit_length()), dtype=self.w.dtype)
         for at, part in enumerate(parts):
             cells[:, at] = part

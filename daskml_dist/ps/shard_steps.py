@@ -1,4 +1,4 @@
-"""Steps of one group of a shard's parameters: of all its rows, or of those that a batch touches."""
+"""Steps of one group of a shard's parameters: of all its rows, or of rows that a batch touches."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ class TouchedRowSteps:
         self._opt_state = {name: opt_state[name][at] for name in group.state_names}
         self._row_rate_sums = None if row_rate_sums is None else row_rate_sums[at]
         self._backend = backend
-        #: Compiled steps; False: there are none, None: nobody has looked.
+        #: Compiled steps; False: there are none, None: not looked for yet.
         self._compiled: Any = None
 
     def __call__(

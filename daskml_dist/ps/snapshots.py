@@ -163,8 +163,8 @@ class RecentSnapshots:
 
 #: Hands a snapshot to the standby; must not block.
 ShipSnapshot = Callable[[ServerSnapshot], None]
-#: Snapshots under way to the standby from which on nobody is let go; of those that trainers hand
-#: over, who make the steps up to the next one before they take the answer.
+#: Most snapshots in flight to the standby before pulls block. Fewer where trainers hand them over,
+#: since these step on to the next snapshot before they wait.
 _MAX_UNDER_WAY, _MAX_HANDED_OVER = 2, 1
 
 

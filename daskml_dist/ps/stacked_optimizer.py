@@ -90,6 +90,7 @@ class StackedOptimizer(Optimizer):
             numbers(values, w)[None, :] for values in (self.rates(lr), self.l1, self.l2)
         )
         penalised = type(l1) is not float
+        # The elementwise update changes w and the optimizer's state in place.
         state = w, *map(opt_state.__getitem__, self.state_names)
         coefficients, kind = self.each.coefficients(step), type(self.each)
         if penalised:

@@ -49,9 +49,9 @@ __all__ = [
 
 #: Groups of ranges from which on parcels go by way of others: a part has few of them then.
 _MAX_DIRECT_GROUPS = 16
-#: Entries that a task cuts at most, but those of one part.
+#: Most entries that one task cuts; a single part may have more.
 _MAX_TASK_ENTRIES = 1 << 20
-#: Entries from which blocks of one side are made after those of the other.
+#: Entries from which the blocks of one side are made after the blocks of the other.
 _MIN_WAVE_ENTRIES = 1 << 22
 
 
@@ -75,17 +75,17 @@ PartHolder = Callable[[list[Delayed]], WorkerHeldParts]
 class KeyedCollection(Collection):
     """Entries of a fit over keys.
 
-    It begins with parts of a frame as `numbers` numbers them; :meth:`cut` makes of these a block
-    for each lane and side: all sides of the first lane, then those of the next, and so on.
+    It begins with parts of a frame, whose ids `numbers` numbers; :meth:`cut` makes a block of them
+    for each lane and side: all sides of the first lane, then all sides of the next, and so on.
 
     Parameters
     ----------
     sides : tuple of Side
-        Those that the fit needs.
+        Sides that the fit needs.
     sources : tuple
         Parts of the frame.
     numbers : callable
-        Numbers one of them (`NumberedEntries`). Picklable.
+        Returns the entries of a part with numbered ids (`NumberedEntries`). Picklable.
     lanes : int or None
         Lanes that it has been cut for.
     cuts : dict of str to ndarray
@@ -465,7 +465,7 @@ def read_matrix_entries(
 ) -> KeyedCollection:
     """Return the stored cells of a scipy.sparse matrix, or of a dask Array with such chunks.
 
-    Keys are positions of rows and columns, of those that have a cell.
+    Keys are the positions of rows and columns that have a cell.
 
     Raises
     ------

@@ -206,6 +206,7 @@ def choose_cuts(
         counts = np.concatenate([part for _, part in parts])
         order = np.argsort(ids, kind="stable")
         total = np.cumsum(counts[order])
+        # Equal shares of the entries that the sampled ids stand for, whatever the number of ids.
         wanted = total[-1] * np.arange(1, n_ranges) / n_ranges
         # The sampled id ends what it stands for: the next range begins behind it.
         cuts[space] = ids[order][np.searchsorted(total, wanted)]
@@ -251,6 +252,7 @@ def _make_piece(
     strengths: Any,
 ) -> EntryPiece:  # fmt: skip
     """Return a piece that has the ids of its own columns alone."""
+    # A table of all columns marks those in use, without a sort.
     used = np.zeros(len(column_ids), np.bool_)
     used[columns] = True
     # Columns that the piece uses are numbered anew, so that only their ids travel with it.

@@ -23,11 +23,11 @@ __all__ = [
 
 Array = NDArray[Any]
 
-#: Integers in a range of at most so many times as many numbers are looked up in a table.
+#: Integers are looked up in a table of their range where it is at most this many times as long.
 _MAX_TABLE_RATIO = 8
 #: Kinds of objects that can be sorted.
 _SORTABLE_KINDS = ("string", "integer", "bytes", "boolean", "empty")
-#: And of those that are times.
+#: Kinds of objects that are times.
 _TIME_KINDS = ("datetime", "datetime64", "date")
 #: Integers up to which float64 holds all.
 _LARGEST_EXACT_FLOAT = 2**53
@@ -60,7 +60,7 @@ def convert_ids(values: Any, name: str) -> Array:
     if array.dtype.kind == "O":
         kind = pandas.api.types.infer_dtype(array, skipna=False)
         if kind in _TIME_KINDS:
-            # Those of a zone are told from others' by what time it is in Greenwich.
+            # Times with a zone are compared as UTC.
             return np.asarray(pandas.to_datetime(array, utc=True).tz_localize(None))
         if kind not in _SORTABLE_KINDS:
             raise InvalidDataError(
@@ -157,6 +157,7 @@ def check_one_kind(parts: Sequence[Array]) -> None:
     InvalidDataError
         Some are numbers, others text; or numbers of several types, which no one type holds.
     """
+    # Numbers of several widths compare; numbers and texts do not.
     kinds = {"number" if part.dtype.kind in "iuf" else _describe_kind(part) for part in parts}
     if len(kinds) > 1:
         raise InvalidDataError(
@@ -215,5 +216,6 @@ def find_positions(table: Array, ids: Array) -> NDArray[np.int64]:
     if table.dtype.kind == "O" or ids.dtype.kind == "O":
         found = load_pandas().Index(table).get_indexer(load_pandas().Index(ids))
         return np.asarray(found, np.int64)
+    # Binary search, and a look whether the id found is the one asked for.
     at = np.minimum(np.searchsorted(table, ids), len(table) - 1)
     return np.where(table[at] == ids, at, -1)
