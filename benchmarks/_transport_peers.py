@@ -102,7 +102,7 @@ def echo(rank: int, shared: bool, times: int, pipe: Any) -> None:
         source, sink = pairs.get(timeout=60)
     else:
         sink, source = call_listener(Endpoint("", HOST, port), credentials)
-    inbox, outbox = source.inbox(Wait(60)), sink.outbox(Wait(60))
+    inbox, outbox = source.open_inbox(Wait(60)), sink.open_outbox(Wait(60))
     data = memoryview(bytearray(8))
 
     def turn() -> None:

@@ -229,7 +229,7 @@ class Communicator(ABC):
             Where to put the sum of a host's array; `array` then stays as it is.
         """
         if self._begun:
-            self._settle()
+            self._wait_for_begun()
         return self._allreduce(array, out)
 
     def reduce_scatter(self, array: Any, bounds: list[int] | None = None) -> Any:
@@ -243,7 +243,7 @@ class Communicator(ABC):
             Where the ranks' ranges begin, and `n`, the same on all ranks; None: :meth:`bounds`.
         """
         if self._begun:
-            self._settle()
+            self._wait_for_begun()
         return self._reduce_scatter(array, self.bounds(len(array)) if bounds is None else bounds)
 
     def bounds(self, n: int) -> list[int]:
@@ -285,7 +285,7 @@ class Communicator(ABC):
         """
         return None
 
-    def _settle(self) -> None:
+    def _wait_for_begun(self) -> None:
         """Wait for what was begun; where it failed, nothing that follows can be right."""
         begun, self._begun = self._begun, ()
         for pending in begun:
@@ -296,7 +296,7 @@ class Communicator(ABC):
     def allgather(self, arrays: Arrays) -> list[Arrays]:
         """Return the arrays of every rank, by rank; shapes may differ from rank to rank."""
         if self._begun:
-            self._settle()
+            self._wait_for_begun()
         return self._allgather(arrays)
 
     def alltoall(self, arrays: Arrays) -> Arrays:
@@ -308,7 +308,7 @@ class Communicator(ABC):
             What this rank has for each; any shapes and dtypes of numbers.
         """
         if self._begun:
-            self._settle()
+            self._wait_for_begun()
         return self._alltoall(arrays)
 
     def reduce(self, arrays: Arrays, merge: Merge) -> Arrays:
@@ -325,7 +325,7 @@ class Communicator(ABC):
             ``merge(lower, higher)`` returns a list of arrays; it may change the arrays of `lower`.
         """
         if self._begun:
-            self._settle()
+            self._wait_for_begun()
         return self._reduce(arrays, merge)
 
     def broadcast_bytes(self, buffers: Sequence[Any] = ()) -> NDArray[np.uint8]:
@@ -334,7 +334,7 @@ class Communicator(ABC):
         Rank 0 gets an empty array, and what others give is not sent.
         """
         if self._begun:
-            self._settle()
+            self._wait_for_begun()
         return self._broadcast_bytes(buffers)
 
     # -- what a subclass makes -----------------------------------------------------------------

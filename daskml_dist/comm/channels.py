@@ -346,7 +346,7 @@ class RingOutbox(Outbox):
         return RING_BYTES - (self._head - self._tail)
 
     def _await_room(self) -> None:
-        if not self._sleeper.until(self._words, _TAIL_WORD, self._tail + 1):
+        if not self._sleeper.wait_until(self._words, _TAIL_WORD, self._tail + 1):
             raise CommunicationError(describe_lost_connection("sending to", "end of file"))
         self._tail = self._words[_TAIL_WORD]
 
@@ -402,7 +402,7 @@ class RingInbox(Inbox):
 
     def _await_more(self) -> None:
         self._publish_tail()
-        if not self._sleeper.until(self._words, _HEAD_WORD, self._head + 1):
+        if not self._sleeper.wait_until(self._words, _HEAD_WORD, self._head + 1):
             raise CommunicationError(describe_lost_connection("receiving from", "end of file"))
         self._head = self._words[_HEAD_WORD]
 

@@ -109,11 +109,11 @@ class HandshakeSession:
     def __init__(self, sock: socket.socket, deadline: HandshakeDeadline, key: bytes) -> None:
         self._sock, self._deadline, self._key = sock, deadline, key
 
-    def say(self, speaker: bytes, words: bytes = b"") -> None:
+    def send_words(self, speaker: bytes, words: bytes = b"") -> None:
         """Send words with their proof; `speaker` names the side and the turn."""
         self._deadline.send(self._sock, words + self._proof(speaker, words))
 
-    def hear(self, speaker: bytes, n: int = 0) -> bytes:
+    def receive_words(self, speaker: bytes, n: int = 0) -> bytes:
         """Return `n` bytes of words, whose proof was right.
 
         Raises
@@ -157,7 +157,7 @@ def verify_listener(
     """
     nonce = deadline.receive(sock, _NONCE_BYTES)
     session = HandshakeSession(sock, deadline, _derive_key(secret, hello, nonce, listener))
-    session.hear(b"listener")
+    session.receive_words(b"listener")
     return session
 
 
@@ -183,7 +183,7 @@ def receive_hello(
     nonce = secrets.token_bytes(_NONCE_BYTES)
     session = HandshakeSession(sock, deadline, _derive_key(secret, hello, nonce, listener))
     deadline.send(sock, nonce)
-    session.say(b"listener")
+    session.send_words(b"listener")
     return role, name, session
 
 

@@ -97,13 +97,13 @@ class Channel:
     sock: socket.socket
     ring: Ring | None = None
 
-    def inbox(self, wait: Wait | None) -> Inbox:
+    def open_inbox(self, wait: Wait | None) -> Inbox:
         """Return the reading side; see `Inbox`."""
         if self.ring is None:
             return Inbox(self.sock, wait)
         return RingInbox(self.sock, wait, self.ring)
 
-    def outbox(self, wait: Wait | None) -> Outbox:
+    def open_outbox(self, wait: Wait | None) -> Outbox:
         """Return the writing side; see `Outbox`."""
         if self.ring is None:
             return Outbox(self.sock, wait)
@@ -282,11 +282,11 @@ class Listener:
                 guest.sock = wrap_in_tls(guest.sock, credentials.listen, server_side=True)
             do_tls_handshake(guest.sock, deadline)
         role, name, session = receive_hello(guest.sock, deadline, credentials.secret, self.endpoint)
-        words = session.hear(CALLER, 0 if role == PEER else RingOffer.SIZE)
+        words = session.receive_words(CALLER, 0 if role == PEER else RingOffer.SIZE)
         ring = None
         if role != PEER:
             ring, answer = accept_ring_offer(words, credentials.shared_memory)
-            session.say(ANSWER, answer)
+            session.send_words(ANSWER, answer)
         return role, name, Channel(guest.sock, ring)
 
     def _pair_channels(
@@ -395,7 +395,7 @@ class _ListenerCall:
         offer = RingOffer(self._credentials.shared_memory)
         self._open = sock, session, offer
         with self._connecting():
-            session.say(CALLER, offer.data)
+            session.send_words(CALLER, offer.data)
 
     def channel(self) -> Channel:
         """Return the channel, once the offer is answered."""
@@ -403,7 +403,9 @@ class _ListenerCall:
         sock, session, offer = self._open
         try:
             with self._connecting():
-                return Channel(sock, offer.accept_answer(session.hear(ANSWER, RingOffer.ANSWER)))
+                return Channel(
+                    sock, offer.accept_answer(session.receive_words(ANSWER, RingOffer.ANSWER))
+                )
         finally:
             offer.close()
 
@@ -445,7 +447,7 @@ def call_peer(endpoint: Endpoint, credentials: Credentials, rank: int) -> socket
         endpoint, credentials, PEER, rank.to_bytes(NAME_BYTES, "big")
     ).verify()
     try:
-        session.say(CALLER)
+        session.send_words(CALLER)
     except OSError as error:
         close_socket(sock)
         raise CommunicationError(describe_lost_connection("connecting to", error)) from error

@@ -91,7 +91,7 @@ class RemoteConnection(ServerConnection):
         super().__init__()
         # Two channels: answers come while the next push is still on its way.
         up, down = call_listener(endpoint, credentials)
-        self._out, self._in = up.outbox(wait), down.inbox(wait)
+        self._out, self._in = up.open_outbox(wait), down.open_inbox(wait)
         self.transport = "sockets" if up.ring is None else "shared memory"
         self._reader = FrameReader(self._in, bounds, (REPLY, CALL))
         self._n_rows = bounds.n_rows
@@ -172,7 +172,7 @@ def _answer_until_goodbye(
     server: ParameterServer, up: Channel, down: Channel, bounds: MessageBounds
 ) -> None:
     """Read and answer until a good-bye."""
-    out, reader = down.outbox(None), FrameReader(up.inbox(None), bounds, (REQUEST, CALL))
+    out, reader = down.open_outbox(None), FrameReader(up.open_inbox(None), bounds, (REQUEST, CALL))
 
     def send(message: ServerReply | CallPayload) -> None:
         # A trainer that is gone does not matter here: its client sees the loss.

@@ -128,7 +128,7 @@ class SharedGroup(Communicator):
     def wait(self, turn: int) -> None:
         """Wait until all ranks have written their areas of a turn."""
         for words, _, sleeper in self._others:
-            if words[TURN_WORD] < turn and not sleeper.until(words, TURN_WORD, turn):
+            if words[TURN_WORD] < turn and not sleeper.wait_until(words, TURN_WORD, turn):
                 raise CommunicationError(describe_lost_connection("receiving from", "end of file"))
         fence_memory()
 
@@ -403,8 +403,8 @@ class AreaBuffer(SharedBuffer):
             [
                 (
                     number,
-                    s.address_of(area + k * round_to_lines(size)),
-                    s.address_of(k * round_to_lines(size)),
+                    s.find_address(area + k * round_to_lines(size)),
+                    s.find_address(k * round_to_lines(size)),
                 )
                 for k, number in enumerate(some)
             ]
@@ -412,12 +412,12 @@ class AreaBuffer(SharedBuffer):
         ]
         joined = [place for some in found for place in some]
         others = [
-            (s.word(TURN_WORD), s.word(ASLEEP_WORD), bell.descriptor)
+            (s.find_word_address(TURN_WORD), s.find_word_address(ASLEEP_WORD), bell.descriptor)
             for rank, (s, bell) in enumerate(places)
             if rank != group.rank
         ]
         super().__init__(
-            segments[group.rank].word(TURN_WORD),
+            segments[group.rank].find_word_address(TURN_WORD),
             _split_by_turn(found[group.rank]),
             _split_by_turn(sorted(joined) if in_order else joined),
             np.array(others, np.int64),

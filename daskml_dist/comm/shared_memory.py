@@ -103,11 +103,11 @@ class SharedSegment:
         self.token = bytes(view[_TOKEN_START:_HEADER_BYTES])
         self.data: NDArray[np.uint8] = np.frombuffer(memory, np.uint8, offset=_HEADER_BYTES)
 
-    def word(self, index: int) -> int:
+    def find_word_address(self, index: int) -> int:
         """Return the address of a counter."""
-        return self.address_of(8 * index - _HEADER_BYTES)
+        return self.find_address(8 * index - _HEADER_BYTES)
 
-    def address_of(self, place: int) -> int:
+    def find_address(self, place: int) -> int:
         """Return the address of a byte of the data."""
         return int(self.data.__array_interface__["data"][0]) + place
 
@@ -198,7 +198,7 @@ class WakePipe:
         with contextlib.suppress(OSError):
             os.write(self.descriptor, b"!")
 
-    def quiet(self) -> None:
+    def silence(self) -> None:
         """Forget that it rang."""
         with contextlib.suppress(OSError):
             os.read(self.descriptor, 4096)
@@ -241,7 +241,7 @@ class SpinningWait:
         self._poll.register(bell.descriptor, select.POLLIN)
         self._poll.register(life.fileno(), select.POLLIN)
 
-    def until(self, words: Any, index: int, value: int) -> bool:
+    def wait_until(self, words: Any, index: int, value: int) -> bool:
         """Wait until ``words[index] >= value``; False where the other side is gone before.
 
         Raises
@@ -275,7 +275,7 @@ class SpinningWait:
                 fence_memory()
                 if words[index] >= value:
                     return True
-                if self._life.has_said() or not self._sleep_once(since):
+                if self._life.has_announced_end() or not self._sleep_once(since):
                     # What it did before it went counts.
                     return bool(words[index] >= value)
         finally:
@@ -286,7 +286,7 @@ class SpinningWait:
         events = self._poll.poll(CHECK_SECONDS * 1e3)
         for descriptor, _ in events:
             if descriptor == self._bell.descriptor:
-                self._bell.quiet()
+                self._bell.silence()
             elif self._life.is_gone():
                 return False
         if not events:
@@ -302,7 +302,7 @@ class PeerLife(Protocol):
     def fileno(self) -> int:
         """Return a descriptor that becomes readable when the other side goes."""
 
-    def has_said(self) -> bool:
+    def has_announced_end(self) -> bool:
         """Return whether a side has said, in the memory itself, that it is done."""
 
     def is_gone(self) -> bool:
@@ -324,7 +324,7 @@ class SocketLife:
         """Return the descriptor of the socket."""
         return self._sock.fileno()
 
-    def has_said(self) -> bool:
+    def has_announced_end(self) -> bool:
         """Return False: the socket alone tells."""
         return False
 
@@ -369,13 +369,13 @@ class ProcessLife:
         """Return the descriptor of the process."""
         return self._descriptor
 
-    def has_said(self) -> bool:
+    def has_announced_end(self) -> bool:
         """Return whether a side is done."""
         return any(words[self._index] for words in self._words)
 
     def is_gone(self) -> bool:
         """Return whether a side is done, or the process has ended."""
-        return self.has_said() or bool(select.select([self._descriptor], [], [], 0)[0])
+        return self.has_announced_end() or bool(select.select([self._descriptor], [], [], 0)[0])
 
     def __del__(self) -> None:
         if hasattr(self, "_descriptor"):

@@ -73,7 +73,7 @@ class PeerListener:
             self._sockets[rank] = sock
             self._came.notify_all()
 
-    def inbox(self, rank: int, wait: Wait) -> Inbox:
+    def open_inbox(self, rank: int, wait: Wait) -> Inbox:
         """Wait for the socket of another trainer."""
         since = time.monotonic()
         with self._came:
@@ -123,7 +123,7 @@ class PeerGroup(Communicator):
         self._out = {
             r: Outbox(call_peer(endpoints[r], credentials, rank), wait) for r in self._others
         }
-        self._in = {r: listener.inbox(r, wait) for r in self._others}
+        self._in = {r: listener.open_inbox(r, wait) for r in self._others}
         self._sender = ThreadPoolExecutor(1, thread_name_prefix="daskml-send")
         self._counting = threading.Lock()
 

@@ -103,7 +103,7 @@ class Collection:
     names: tuple[str, str, str] = ("X", "y", "sample_weight")
 
     @property
-    def by_lane(self) -> bool:
+    def has_lane_blocks(self) -> bool:
         """Return whether each part is a whole block of one lane, however many parts there are."""
         return self.columns is not None
 
@@ -113,7 +113,7 @@ class Collection:
         return [(i,) for i in range(len(self.parts))]
 
     @property
-    def wave(self) -> int | None:
+    def bundles_at_once(self) -> int | None:
         """Return how many bundles may be made at once; None where memory sets no bound."""
         return None
 
@@ -161,10 +161,10 @@ class Collection:
             tensors=self.tensors,
             row_shape=self.row_shape if told else None,
         )
-        return partial(_make_declared_block, self.told_numbers, make) if told else make
+        return partial(_make_declared_block, self.declared_numbers, make) if told else make
 
     @property
-    def told_numbers(self) -> tuple[DeclaredNumbers | None, ...]:
+    def declared_numbers(self) -> tuple[DeclaredNumbers | None, ...]:
         """Return what Dask was told of the numbers of X, y and sample_weight, else None."""
         return tuple(map(find_declared_numbers, self.inputs, self.names))
 

@@ -326,7 +326,7 @@ def _wrap_for_blocks(
     function: Callable[..., Any], collection: Collection, first: int
 ) -> _DeclaredBlockFunction:
     """Return a function of a part as one of a part of a collection on Dask."""
-    told, names = collection.told_numbers, collection.names
+    told, names = collection.declared_numbers, collection.names
     return _DeclaredBlockFunction(function, _are_arrays(collection), told, names, first)
 
 

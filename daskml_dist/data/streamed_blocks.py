@@ -66,7 +66,7 @@ class BlockRecipes:
         held = self._held_in(graph, targets)
         return bytes(cloudpickle.dumps(BlockRecipes(targets, graph, held, self.rows)))
 
-    def held_by(self, block: int) -> frozenset[Any]:
+    def find_held_keys(self, block: int) -> frozenset[Any]:
         """Return the keys of data on workers that a block is made of."""
         target = {block: self.targets[block]}
         return self._held_in(select_tasks(self.graph, target.values()), target)

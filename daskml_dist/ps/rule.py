@@ -248,7 +248,7 @@ class UpdateRule:
                 opt_state[name][at, ...] = array
         return opt_state
 
-    def at_rates(self, rates: Sequence[float]) -> UpdateRule:
+    def with_constant_rates(self, rates: Sequence[float]) -> UpdateRule:
         """Return the rule at constant rates: one for all columns, or one for each."""
         if len(set(rates)) == 1:
             return replace(self, schedule=Constant(rates[0]))
@@ -256,7 +256,7 @@ class UpdateRule:
         groups = (replace(g, rates=tuple(rates)) if g.descends else g for g in self.groups)
         return replace(self, groups=tuple(groups), schedule=Constant(1.0))
 
-    def at_rate_of(self, column: int) -> UpdateRule:
+    def take_column_at_rate(self, column: int) -> UpdateRule:
         """Return the rule of one column of the parameters, at its rate."""
         if not any(group.rates for group in self.groups):
             return self
@@ -264,7 +264,7 @@ class UpdateRule:
         groups = tuple(replace(group, rates=()) for group in self.groups)
         return replace(self, groups=groups, schedule=Constant(rate * self.schedule(1, 0.0)))
 
-    def of_share(self, share: float) -> UpdateRule:
+    def scale_to_share(self, share: float) -> UpdateRule:
         """Return the rule of a replica that sees this share of the rows until replicas meet.
 
         What its own rows add to sums stands for all rows, so that the mean has what all added.
@@ -293,7 +293,7 @@ class UpdateRule:
         return self.average_after is None
 
     @property
-    def kernels_alone(self) -> bool:
+    def can_run_in_kernels(self) -> bool:
         """Return whether a device's kernels may make several steps at once."""
         if not self.steps_alone:
             return False

@@ -209,7 +209,7 @@ class ParameterServer:
             answer()
 
     def _on_rendezvous(self, payload: CallPayload, reply: CallReply) -> ReadyAnswers:
-        ready = self._callers.arrive(payload["rank"], payload["info"], reply, self._n_trainers)
+        ready = self._callers.add_arrival(payload["rank"], payload["info"], reply, self._n_trainers)
         if ready and self.ledger is not None and self.generation == 0:
             self.ledger.start_clock()
         return ready
@@ -434,7 +434,7 @@ class WaitingCallers:
         self._at_rendezvous: list[CallReply] = []
         self._at_pass_end: list[tuple[int, CallReply]] = []
 
-    def arrive(self, rank: int, info: Any, reply: CallReply, n_trainers: int) -> ReadyAnswers:
+    def add_arrival(self, rank: int, info: Any, reply: CallReply, n_trainers: int) -> ReadyAnswers:
         """Take a trainer at a rendezvous; once all are there, each is told of the others.
 
         They may meet again, as often as they need.
@@ -622,7 +622,7 @@ class ServerState:
         if self._shard is not None:
             self.snapshots.add(self.snapshot())
         else:
-            self.snapshots.hand_on_last()
+            self.snapshots.ship_last_snapshot()
 
     def _snapshot_when_due(self, version: int) -> None:
         if self.snapshots.is_due(version):

@@ -97,7 +97,7 @@ class Shard:
             GroupSteps(part, self.w, self.opt_state, self._backend, few) for part in self._groups
         ]
 
-    def follow(self, rule: UpdateRule) -> None:
+    def change_rule(self, rule: UpdateRule) -> None:
         """Change to another rule, of which penalties alone differ.
 
         Of a shard of all parameters.
@@ -183,7 +183,7 @@ class Shard:
         """Return whether several steps may be made at once, where the state lies."""
         if not self.on_device:
             return self.rule.steps_alone
-        return self.rule.kernels_alone and is_own_optimizer(self.rule.groups[0].optimizer)
+        return self.rule.can_run_in_kernels and is_own_optimizer(self.rule.groups[0].optimizer)
 
     def empty_step(self) -> Step:
         """Return the next step, of no rows, which changes nothing."""
@@ -193,7 +193,7 @@ class Shard:
         """Count steps of these numbers of rows that are made at once, and return them."""
         return [self._describe_step(None, n, self._count_step(n)) for n in rows]
 
-    def take_back(self, steps: Sequence[Step]) -> None:
+    def uncount_steps(self, steps: Sequence[Step]) -> None:
         """Count some of the last of :meth:`next_steps` no more: they were not made."""
         self.version -= len(steps)
         for step in steps:

@@ -33,7 +33,7 @@ class ShardState:
         # Averaged SGD predicts by the average, and trains on from the parameters themselves.
         return self.w if self.average is None else self.average
 
-    def ending_with(self, w: NDArray[Any]) -> ShardState:
+    def with_final_parameters(self, w: NDArray[Any]) -> ShardState:
         """Return the state with other parameters to end with."""
         return replace(self, w=w, average=None if self.average is None else w)
 

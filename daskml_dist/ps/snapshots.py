@@ -211,7 +211,7 @@ class SnapshotStore:
             self._under_way += 1
             self._ship(snapshot)
 
-    def hand_on_last(self) -> None:
+    def ship_last_snapshot(self) -> None:
         """Ship the last snapshot, if there is one."""
         if self.kept.last is not None:
             self._ship_snapshot(self.kept.last)

@@ -107,7 +107,7 @@ class Saved:
         if likeness.get("row_size") is not None:
             model: Any = fit.steps.model
             fit = fit.replace_work(model=replace(model, row_size=likeness["row_size"]))
-        return fit.replace_work(rule=rule if rates is None else rule.at_rates(rates))
+        return fit.replace_work(rule=rule if rates is None else rule.with_constant_rates(rates))
 
 
 def _several(likeness: dict[str, Any]) -> bool:

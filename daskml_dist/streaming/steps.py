@@ -126,7 +126,7 @@ class Steps:
             self._ruled = n_rows
             rule = self.rule_of(n_rows)
             if rule is not self._work.rule:
-                self.shard.follow(rule)
+                self.shard.change_rule(rule)
 
     def rule_of(self, n_rows: int) -> UpdateRule:
         """Rule of steps of so many rows."""

@@ -147,7 +147,7 @@ class RunView:
         w = self.parameters()
         assert self._state is not None
         assert self._fitted is not None
-        return self._fitted(self._state.ending_with(w))
+        return self._fitted(self._state.with_final_parameters(w))
 
     def end_with(self, w: NDArray[Any]) -> None:
         """Replace the parameters that the fit ends with; to be called in ``on_fit_end``."""

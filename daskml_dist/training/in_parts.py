@@ -235,7 +235,7 @@ class _PartsProgress:
 
     def end_with(self, w: Any, checkpoint: Checkpoint | None) -> None:
         """Replace the final parameters, in the checkpoint too."""
-        self.state = self.state.ending_with(w)
+        self.state = self.state.with_final_parameters(w)
         if checkpoint is not None and self.interrupted is None:
             checkpoint.save(self.state, make_checkpoint_facts(self.fit, self.records))
 

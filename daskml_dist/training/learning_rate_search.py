@@ -240,7 +240,7 @@ def _calibrate_each_target(fit: FitSpec, block: Block, seed: int) -> FitSpec:
         initial=_join_target_states(
             [one.steps.make_start_state(fit.rows.dtype) for one in found], opt_state
         ),
-        rule=told.rule.at_rates(rates),
+        rule=told.rule.with_constant_rates(rates),
     )
 
 
@@ -263,7 +263,7 @@ def _select_target(fit: FitSpec, target: int) -> FitSpec:
     return fit.replace_work(
         model=get_linear_model(fit).of_target(target),
         initial=ShardState(state.w[:, at].copy(), opt_state),
-        rule=fit.steps.rule.at_rate_of(target),
+        rule=fit.steps.rule.take_column_at_rate(target),
     )
 
 

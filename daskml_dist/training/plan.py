@@ -170,7 +170,7 @@ def _make_update_rule(
         outer=outer,
         flushes=model.flushes,
     )
-    return rule if rates is None else rule.at_rates(rates)
+    return rule if rates is None else rule.with_constant_rates(rates)
 
 
 def _make_outer_step(policy: Policy) -> OuterStep | None:

@@ -249,9 +249,9 @@ def test_other_steps_at_columns_need_the_host(
 ) -> None:
     parts = get_optimizer("adagrad"), InverseScaling(0.1), Penalty(0.0, 0.0)
     rule = one_group(*parts, D, 7.0, coordinates=True)
-    assert rule.kernels_alone
+    assert rule.can_run_in_kernels
     group = dataclasses.replace(rule.only, **of_group)
-    assert not dataclasses.replace(rule, groups=(group,), **of_rule).kernels_alone
+    assert not dataclasses.replace(rule, groups=(group,), **of_rule).can_run_in_kernels
 
 
 def test_averaged_parameters_need_the_host_for_each_step(backend: Backend) -> None:

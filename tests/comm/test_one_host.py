@@ -128,7 +128,7 @@ def test_trainers_may_meet_again_and_again() -> None:
     callers, heard = WaitingCallers(), []
     for turn in range(3):
         for rank in (1, 0):
-            for answer in callers.arrive(rank, [turn, rank], heard.append, 2):
+            for answer in callers.add_arrival(rank, [turn, rank], heard.append, 2):
                 answer()
         assert [answer["peers"] for answer in heard] == [[[turn, 0], [turn, 1]]] * 2
         heard.clear()

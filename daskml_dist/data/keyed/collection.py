@@ -118,7 +118,7 @@ class KeyedCollection(Collection):
         return sum(map(len, self.sources))
 
     @property
-    def by_lane(self) -> bool:
+    def has_lane_blocks(self) -> bool:
         """Return True: parts are whole blocks of lanes."""
         return True
 
@@ -138,7 +138,7 @@ class KeyedCollection(Collection):
         ]
 
     @property
-    def wave(self) -> int | None:
+    def bundles_at_once(self) -> int | None:
         """Return the bundles of one side where both would fill the workers, else None."""
         return len(self.groups) if self.n_cut >= _MIN_WAVE_ENTRIES else None
 

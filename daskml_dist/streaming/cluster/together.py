@@ -179,7 +179,7 @@ class Averaged(Learner):
 
     def load(self, states: dict[int, ShardState]) -> None:
         self._n_lanes = len(self._fit.rows.lane_rows)
-        rule = self._fit.steps.rule.of_share(1 / self._n_lanes)
+        rule = self._fit.steps.rule.scale_to_share(1 / self._n_lanes)
         whole = slice(None)
         self._replicas = {
             lane: Shard(rule, states.get(lane, states[0]).part(whole)) for lane in self._lanes

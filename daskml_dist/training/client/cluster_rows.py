@@ -241,7 +241,7 @@ class ClusterRows:
         self._n_blocks = sum(len(bundle) for bundle in bundles)
         fit = self._fit_for_certain()
         wave = len(bundles) if fit or self._repeats_work else sum(self.membership.ready.values())
-        wave = self._collection.wave or wave
+        wave = self._collection.bundles_at_once or wave
         while done < len(bundles):
             self._make_and_inspect([i for bundle in bundles[done : done + wave] for i in bundle])
             done = min(done + wave, len(bundles))

@@ -312,7 +312,7 @@ class HeldBlocks:
     def _list_sources(self, number: int) -> list[Any]:
         """Return the keys of the data on workers that a block is made of."""
         if not self.is_made_directly:
-            return list(self.recipes.held_by(number))
+            return list(self.recipes.find_held_keys(number))
         return [v.key for v in self._collection.parts[number] if isinstance(v, Delayed)]
 
     # -- where they lie ------------------------------------------------------------------------
@@ -461,7 +461,7 @@ class RowsHere:
 
     def __len__(self) -> int:
         """Return the number of blocks."""
-        whole = self._collection.by_lane
+        whole = self._collection.has_lane_blocks
         return len(self._collection.parts) if whole else len(self._cuts) - 1
 
     def parts(self, numbers: Iterable[int]) -> list[list[Any]]:
@@ -469,7 +469,7 @@ class RowsHere:
         make, parts = self._collection.block_maker, self._collection.parts
         if isinstance(self._collection, KeyedCollection):
             return [list(parts[i]) for i in numbers]
-        if self._collection.by_lane:
+        if self._collection.has_lane_blocks:
             made = (make(i, *parts[i]) for i in numbers)
             return [[block.X, block.y, block.sample_weight] for block in made]
         whole = make(0, *parts[0])

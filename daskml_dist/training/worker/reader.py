@@ -232,7 +232,7 @@ class Reader:
         rule = self._fit.steps.rule
         # A gather of sparse rows must make whole steps: the host does not know which parameters
         # they touch.
-        whole = rule.steps_alone if self._backend.device == "cpu" else rule.kernels_alone
+        whole = rule.steps_alone if self._backend.device == "cpu" else rule.can_run_in_kernels
         if rule.coordinates and (not whole or isinstance(self._blocks, BlockStream)):
             return None
         if isinstance(self._blocks, BlockStream):

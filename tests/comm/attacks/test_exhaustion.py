@@ -132,7 +132,7 @@ def test_two_channels_of_one_direction_are_no_connection(served: Served) -> None
 def test_a_rank_comes_once() -> None:
     listener = PeerListener(HOST, Credentials(SECRET), KEY)
     first = call_peer(listener.endpoint, Credentials(SECRET), 1)
-    inbox = listener.inbox(1, Wait(20))
+    inbox = listener.open_inbox(1, Wait(20))
     second = call_peer(listener.endpoint, Credentials(SECRET), 1)
     assert is_closed(second)
     first.sendall(b"x")

@@ -194,9 +194,9 @@ def test_snapshots_travel_whole_and_as_data() -> None:
 def test_an_answer_that_nobody_asked_for_ends_the_connection(rows: int) -> None:
     def answer(up: Any, down: Any) -> None:
         with suppress(CommunicationError):
-            out = down.outbox(Wait(20))
+            out = down.open_outbox(Wait(20))
             out.send(wire.encode_reply(ServerReply(0, values=np.zeros((rows, 1)))))
-            up.inbox(Wait(20)).read_into(memoryview(bytearray(1000)))
+            up.open_inbox(Wait(20)).read_into(memoryview(bytearray(1000)))
         up.close()
         down.close()
 

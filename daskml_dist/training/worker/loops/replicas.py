@@ -233,7 +233,7 @@ class _AveragedSteps:
         }
         rule = self._fit.steps.rule
         self._replicas = {
-            number: self._home.shard(self._fit.make_start_state(), rule=rule.of_share(share))
+            number: self._home.shard(self._fit.make_start_state(), rule=rule.scale_to_share(share))
             for number, share in self._shares.items()
         }
         self._own = [
@@ -598,6 +598,6 @@ class TeamSteps:
             run.run()
         finally:
             # A loss may end the call early: steps that were not made are taken back.
-            replica.take_back(steps[run.made :])
+            replica.uncount_steps(steps[run.made :])
             for i, (lane, (_, rows)) in enumerate(zip(context.lanes, drawn, strict=True)):
                 lane.count_made_steps(rows[: run.made], run.losses[: run.made, i], run.seconds[i])
