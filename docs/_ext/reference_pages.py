@@ -43,8 +43,8 @@ GROUPS = {
 }  # fmt: skip
 #: Rooms of the engine, of which the groups above name the modules that users meet.
 ENGINE = {
-    "backends", "comm", "data", "diagnostics", "estimators", "inference", "meta_estimators",
-    "parameters", "ps", "training",
+    "backends", "comm", "dask_internals", "data", "diagnostics", "estimators", "inference",
+    "meta_estimators", "parameters", "ps", "sklearn_internals", "training",
 }  # fmt: skip
 #: What of these modules users meet, where it is not all that they export.
 ONLY = {

@@ -26,8 +26,8 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 # Rooms that a user does not import from; the few names in them that users do meet are listed
 # in docs/_ext/reference_pages.py.
 ENGINE = {
-    "backends", "comm", "data", "diagnostics", "estimators", "inference", "meta_estimators",
-    "parameters", "ps", "training",
+    "backends", "comm", "dask_internals", "data", "diagnostics", "estimators", "inference",
+    "meta_estimators", "parameters", "ps", "sklearn_internals", "training",
 }  # fmt: skip
 
 # What users' code relies on. A name may be added without an entry here, never lost.
