@@ -49,7 +49,8 @@ class Components(BaseUnlabelledTransformer):
         Returns
         -------
         ndarray or lazy dask Array of shape (n_rows, n_components)
-            Of float32 where X is; else of float64.
+            Of float32 where X is; else of float64, also for a list of delayed blocks, whose dtype
+            is not known before they are computed.
         """
         self._check_fitted(X)
         return self._map_rows(self._projection(), X, result_dtype(X), self._n_features_out)
