@@ -102,7 +102,7 @@ def test_vectors_of_all_passes_tell_more(monkeypatch: pytest.MonkeyPatch) -> Non
     error, n_passes = np.abs(ours.singular_values_ / truth - 1).max(), len(ours.history_)
     peer = Peer(5, random_state=0).fit(X).singular_values_
     assert error < np.abs(peer / truth - 1).max()
-    monkeypatch.setattr(power, "_KEPT", 1)
+    monkeypatch.setattr(power, "_MAX_KEPT_NUMBERS", 1)
     alone = TruncatedSVD(5, random_state=0).fit(X)
     assert len(alone.history_) > n_passes
     assert error < np.abs(alone.singular_values_ / truth - 1).max() < 0.1
