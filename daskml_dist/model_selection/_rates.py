@@ -24,7 +24,7 @@ from daskml_dist.model_selection._stacked_rates import stacked_losses
 from daskml_dist.parameters.run import Run
 from daskml_dist.training.learning_rate_search import count_step_rows
 from daskml_dist.training.run import open_engine
-from daskml_dist.training.sample import sample_rows
+from daskml_dist.training.sample import draw_sample_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -196,7 +196,7 @@ def _sample(
         )
         fit = estimator._plan_fit(settings, estimator._model(rows, None), rows, None, engine)
         lanes = engine.lanes(run.n_lanes, share=None, passes=1)
-        block = sample_rows(engine, lanes, most, settings.seed, 0.0)
+        block = draw_sample_rows(engine, lanes, most, settings.seed, 0.0)
         return block, count_step_rows(fit), settings.seed
 
 

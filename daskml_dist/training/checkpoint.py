@@ -37,7 +37,7 @@ from daskml_dist.errors.names import NamedParameters
 from daskml_dist.errors.outside import outside
 from daskml_dist.ps.shard_state import ShardState
 
-__all__ = ["Checkpoint", "CheckpointFiles", "decode_log", "is_count_fact", "is_number_fact"]
+__all__ = ["Checkpoint", "CheckpointFiles", "decode_solver_log", "is_count_fact", "is_number_fact"]
 
 
 T = TypeVar("T")
@@ -118,6 +118,7 @@ class Checkpoint(NamedParameters):
             raise InvalidParameterError(
                 f"Checkpoint(path={self.path!r}): give the path or the URL of a file."
             )
+        # A bool is an int in Python, and no number of passes.
         for name, unit in (("every", "passes"), ("keep", "files")):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -162,6 +163,7 @@ class Checkpoint(NamedParameters):
         # Encode first: an error there must not touch the files.
         files, data = self._open_files(), encode_checkpoint(state, facts)
         try:
+            # The last save was cut short after it was written: move it up first.
             if files.is_whole(files.new):  # a crash came while the files moved
                 files.rotate_versions()
             files.write(files.new, data)
@@ -274,8 +276,10 @@ class CheckpointFiles:
         """Return the kind of the thing under a name, in words; empty for nothing."""
         try:
             if self._is_local:
+                # lstat, not stat: a link must be seen as a link.
                 mode = os.lstat(name).st_mode
                 return "a file" if stat.S_ISREG(mode) else _KINDS.get(stat.S_IFMT(mode), "no file")
+            # Object stores know files and folders only.
             found = self.fs.info(name)["type"]
         except FileNotFoundError:
             return ""
@@ -298,6 +302,7 @@ class CheckpointFiles:
         try:
             if not self.check_regular(name):
                 return None
+            # Before reading: a wrong file may have any size.
             if most is not None and (size := self.fs.info(name).get("size") or 0) > most:
                 raise CheckpointError(
                     f"The checkpoint {name} has {size} bytes, and this fit's cannot have more than "
@@ -416,6 +421,8 @@ class CheckpointFiles:
 
 def _read_local_file(name: str) -> bytes:
     """Return the content of a local file, checked to be regular once more after opening."""
+    # Opened without following links or waiting for a pipe, then checked again: it may have been
+    # replaced since.
     with open(os.open(name, _READ), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError("no regular file")
@@ -427,6 +434,7 @@ def _write_local_file(name: str, data: bytes) -> None:
     with open(os.open(name, _WRITE, 0o600), "wb") as file:
         file.write(data)
         file.flush()
+        # On the disk before it is moved over an older one.
         os.fsync(file.fileno())
 
 
@@ -479,6 +487,7 @@ def _make_archive(arrays: dict[str, Any], facts: dict[str, Any]) -> bytes:
         "written_by": __version__,
         "checksums": _compute_checksums(arrays),
     }
+    # Built in memory, so that it is written at once and whole.
     buffer = io.BytesIO()
     np.savez(buffer, facts=np.array(json.dumps(facts)), **arrays)
     return buffer.getvalue()
@@ -503,7 +512,7 @@ def decode_state(data: bytes, name: str) -> tuple[ShardState, dict[str, Any]]:
     return state, facts
 
 
-def decode_log(data: bytes, name: str) -> tuple[NDArray[np.uint8], dict[str, Any]]:
+def decode_solver_log(data: bytes, name: str) -> tuple[NDArray[np.uint8], dict[str, Any]]:
     """Return a round solver's log, and the facts, of a file.
 
     Raises

@@ -1,5 +1,4 @@
-"""Coordinates in which the columns of a sample are uncorrelated with mean 0, or at least have
-spread 1.
+"""Coordinates in which the columns of a sample are uncorrelated with mean 0, or have spread 1.
 
 A minimisation in them does not depend on the features' units and correlations. With few rows and
 many columns there is one coordinate for each direction that the rows span, where a minimum with an

@@ -94,8 +94,7 @@ def resolve_class_weights(
 
 
 def balanced_weights(sums: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return class weights ``total / (n_classes * weight of the class)``; 0 for a class without
-    rows.
+    """Return class weights ``total / (n_classes * weight of the class)``, 0 without rows.
 
     Parameters
     ----------

@@ -228,6 +228,7 @@ def _list_history_facts(
     """Return labels and texts of the facts of a fit."""
     seconds, rows = (sum(record[key] for record in records) for key in ("seconds", "rows"))
     passes = f"{len(records)}, in {seconds:.3g} s" + ", interrupted" * interrupted
+    # Only facts that this fit has.
     facts = [("passes", passes)]
     if seconds > 0:
         facts.append(("rows a second", f"{rows / seconds:,.0f}"))

@@ -1,5 +1,4 @@
-"""Fits by steps in parts: with a checkpoint between parts, pass by pass, or with a falling learning
-rate.
+"""Fits by steps in parts: with checkpoints, pass by pass, or with a falling learning rate.
 
 Each part is a fit that starts from the state of the one before. `resume_from_checkpoint` decides
 whether a checkpoint is of this fit; `OneFit` makes the parts look like one fit to callbacks.
@@ -74,6 +73,7 @@ class OneFit(CallbackList):
 
     def on_fit_begin(self, run: Any) -> None:
         """Tell the callbacks of the first part's beginning only."""
+        # Every part begins a run of its own; the user sees the first beginning.
         first, self.view = self.view is None, run
         if first:
             super().on_fit_begin(run)
@@ -96,6 +96,7 @@ class OneFit(CallbackList):
         """Tell callbacks that need parameters of the passes of a part."""
         if self._holds:
             self.view.paused(state, self.fitted)
+            # Told late, once the parameters after these passes are with the client.
             for record in records:
                 super().on_pass_end(self.view, record)
 
@@ -136,9 +137,11 @@ def train_in_parts(
         Before the first step, where the file cannot be written, is damaged or belongs to another
         fit; later, where a checkpoint cannot be saved.
     """
+    # From the checkpoint on, where there is one of this fit.
     course = _PartsProgress.of(fit, checkpoint)
     watched = OneFit(callbacks)
     every = 1 if checkpoint is None else checkpoint.every
+    # Callbacks that see the parameters of each pass need parts of one pass.
     length = 1 if callbacks.need_parameters else every
     began = course.fit.work.first_pass
     try:
@@ -161,6 +164,7 @@ def train_in_parts(
             raise
         course.interrupted = error  # the result of the earlier parts is kept
     watched.finish(course.interrupted)
+    # A callback may choose other final parameters, such as the best of all passes.
     if watched.view is not None and (w := watched.view.ending) is not None:
         course.end_with(w, checkpoint)
     return course.result()
@@ -211,6 +215,7 @@ class _PartsProgress:
     def part(self, length: int) -> FitSpec:
         """Return the fit of the next `length` passes at most."""
         work = self.fit.work
+        # A part is the same fit with an earlier last pass.
         last = min(work.first_pass + length, work.stopping.max_iter)
         return self.fit.replace_work(stopping=dataclasses.replace(work.stopping, max_iter=last))
 
@@ -226,6 +231,7 @@ class _PartsProgress:
         self.dropped += result.dropped
         self.lost_rows += result.lost_rows
         self.interrupted = result.interrupted
+        # The next part starts from this state, and its stopping rule remembers the best loss.
         self.fit = self.fit.replace_work(
             initial=state,
             stopping=dataclasses.replace(result.stopping, max_iter=work.stopping.max_iter),
@@ -271,6 +277,7 @@ def make_checkpoint_facts(fit: FitSpec, records: list[dict[str, Any]]) -> dict[s
 
 def largest_checkpoint_bytes(fit: FitSpec) -> int:
     """Return the most bytes that a checkpoint of this fit can have."""
+    # Parameters, average and the optimizer's state arrays are of equal size.
     n_arrays = 2 + len(fit.steps.rule.state_names)
     size = int(np.prod(fit.steps.shape)) * np.dtype(fit.rows.dtype).itemsize
     return n_arrays * size + _FACTS + _PASS * fit.work.stopping.max_iter
@@ -309,6 +316,7 @@ def resume_from_checkpoint(
 
 def _fit_identity(fit: FitSpec) -> dict[str, Any]:
     """Return the facts that must agree for a fit to continue, as JSON gives them back."""
+    # Everything by which one fit differs from another; policy, lanes and workers may change.
     facts = {
         **fit.steps.model.identity(),
         "dtype": fit.rows.dtype,

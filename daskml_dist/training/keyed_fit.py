@@ -86,6 +86,7 @@ class KeyedFit:
     @property
     def n_entries(self) -> int:
         """Return the number of entries of all lanes."""
+        # Each lane has one block a side, all with the same entries.
         n_sides = len(self._collection.sides)
         return sum(info.n_rows for info in self.infos[::n_sides])
 
@@ -118,6 +119,7 @@ class KeyedFit:
         TrainingError
             It cannot go on.
         """
+        # Keyed solvers compute on the host.
         engine, run = self.engine, replace(self._run, device="cpu")
         lanes = engine.lanes(run.n_lanes, share=None, passes=solver.max_passes)
         # Keys have no features: entries are counted as rows.

@@ -33,7 +33,7 @@ from daskml_dist.training.pilot import (
     search_best_rate,
     search_calm_rate,
 )
-from daskml_dist.training.sample import sample_rows
+from daskml_dist.training.sample import draw_sample_rows
 from daskml_dist.training.settings import Settings
 from daskml_dist.training.spec import FitSpec
 from daskml_dist.training.threads import OneThread
@@ -44,7 +44,7 @@ __all__ = [
     "calibrated_together",
     "choose_sample_size",
     "count_step_rows",
-    "drawn_sample",
+    "draw_calibration_sample",
     "measure_row_size",
     "rate_for_row_size",
 ]
@@ -97,11 +97,11 @@ def calibrated(
     """
     # Callbacks hear of the phase; then one sample serves the start and all trials of rates.
     engine.tell("looking for a rate")
-    sample = drawn_sample(fit, settings, lanes, engine, rarity)
+    sample = draw_calibration_sample(fit, settings, lanes, engine, rarity)
     return calibrated_on(fit, sample, settings.seed)
 
 
-def drawn_sample(
+def draw_calibration_sample(
     fit: FitSpec,
     settings: Settings,
     lanes: Sequence[LaneSpec],
@@ -126,7 +126,7 @@ def drawn_sample(
     n_sample = choose_sample_size(sum(rows_of_each_lane(fit)), model, rarity)
     if n_fits > 1 and not (is_narrow_dense_fit(fit) and n_sample >= 2 * ENOUGH * model.shape[0]):
         n_sample = min(n_sample, max(n_sample // n_fits, SHARED_ROWS))
-    return sample_rows(engine, lanes, n_sample, settings.seed, settings.validation_fraction)
+    return draw_sample_rows(engine, lanes, n_sample, settings.seed, settings.validation_fraction)
 
 
 def calibrated_on(fit: FitSpec, block: Block, seed: int) -> FitSpec:
@@ -137,7 +137,7 @@ def calibrated_on(fit: FitSpec, block: Block, seed: int) -> FitSpec:
     fit : FitSpec
         As of :func:`calibrated_fit`.
     block : Block
-        Of :func:`drawn_sample`.
+        Of :func:`draw_calibration_sample`.
     seed : int
         That of the fit.
     """
@@ -518,7 +518,7 @@ def rows_of_each_lane(fit: FitSpec) -> tuple[int, ...]:
 
 def measure_row_size(engine: Engine, lanes: Sequence[LaneSpec], seed: int) -> float:
     """Return the mean over a sample of the sum of a row's absolute entries."""
-    rows = sample_rows(engine, lanes, _FIRST_RATE_ROWS, seed, 0.0).rows
+    rows = draw_sample_rows(engine, lanes, _FIRST_RATE_ROWS, seed, 0.0).rows
     entries = rows.data if sparse.issparse(rows) else rows
     total = np.abs(entries).sum(dtype=np.float64)
     return float(total / max(rows.shape[0], 1))

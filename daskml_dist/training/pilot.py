@@ -1,5 +1,4 @@
-"""Pilot of a fit by steps: finds, on a sample of the rows, where to start and how large steps
-should be.
+"""Pilot of a fit by steps: finds on a sample where to start, and how large steps should be.
 
 The loss on some thousand rows is minimised by a quasi-Newton method, in coordinates free of the
 features' units and correlations (`coordinates.py`). Steps of the fit then only cover the short way
@@ -38,9 +37,9 @@ __all__ = [
     "ENOUGH",
     "Pilot",
     "StackedPilot",
+    "list_trial_starts",
     "search_best_rate",
     "search_calm_rate",
-    "trial_starts",
 ]
 
 
@@ -133,8 +132,7 @@ class Pilot:
         return _FINEST if size <= _TINY_ENTRIES else _FINE if size <= _CHEAP_ENTRIES else 1.0
 
     def minimum_of_half(self, start: Array, most: int) -> tuple[Array, int]:
-        """Minimise on one half of the rows, and return the point where the other half's loss is
-        smallest.
+        """Minimise on one half of the rows; return the point with the other half's least loss.
 
         Where rows are many for the parameters, that is the minimum.
 
@@ -297,7 +295,7 @@ class Pilot:
         if self.penalty.l1 and rate:
             l1 = np.zeros((len(w), 1), w.dtype)
             l1[:k] = self.penalty.l1
-        starts = trial_starts(first, self.n_rows, batch, w.size)
+        starts = list_trial_starts(first, self.n_rows, batch, w.size)
         with np.errstate(all="ignore"):
             # The same steps that the fit would make: mean gradient, l2 penalty, the optimizer's
             # update.
@@ -314,7 +312,7 @@ class Pilot:
         return w, opt_state
 
 
-def trial_starts(first: int, n_rows: int, batch: int, n_parameters: int) -> range:
+def list_trial_starts(first: int, n_rows: int, batch: int, n_parameters: int) -> range:
     """Return the first row of each batch of a trial."""
     most = max(_STEPS * _SMALL // max(n_parameters, _SMALL), 4)
     return range(first, n_rows, batch)[:most]
@@ -644,7 +642,7 @@ class StackedPilot:
         l2, rate = (a.astype(w.dtype)[None, :] for a in (self.l2[columns], rates))
         state = w, *map(opt_state.__getitem__, optimizer.state_names)
         move = of_arrays(type(optimizer).elementwise_update, np)
-        starts = trial_starts(first, pilot.n_rows, batch, len(w))
+        starts = list_trial_starts(first, pilot.n_rows, batch, len(w))
         model, wide = self._wide_model(len(columns)), _append_loss_row(w)
         with np.errstate(all="ignore"):
             for number, start in enumerate(starts, 1):

@@ -16,7 +16,12 @@ from numpy.typing import NDArray
 from daskml_dist.errors import CheckpointError, CommunicationError, InvalidParameterError
 from daskml_dist.solvers import Solution
 from daskml_dist.training.callbacks import CallbackList
-from daskml_dist.training.checkpoint import Checkpoint, CheckpointFiles, decode_log, is_count_fact
+from daskml_dist.training.checkpoint import (
+    Checkpoint,
+    CheckpointFiles,
+    decode_solver_log,
+    is_count_fact,
+)
 from daskml_dist.training.engine import Engine, FitResult
 from daskml_dist.training.in_parts import OneFit, records_problem
 from daskml_dist.training.spec import FitSpec
@@ -70,6 +75,7 @@ def train_rounds_in_parts(
         log, records = _load_saved_log(fit, checkpoint)
     watched = OneFit(callbacks, with_parameters=False)
     try:
+        # Each part runs the solver from the log to the next pause.
         while True:
             # A solver that pauses returns its log as the solution; without a log it has come to its
             # end.
@@ -104,7 +110,7 @@ def load_saved_seed(checkpoint: Checkpoint) -> int | None:
         The file is damaged, or of a fit by steps.
     """
     found = CheckpointFiles.of(os.fspath(checkpoint.path), checkpoint.keep).load_newest_by(
-        decode_log
+        decode_solver_log
     )
     seed: Any = None if found is None else found[1].get("drawn_seed")
     return seed if is_count_fact(seed) and seed < 2**32 else None
@@ -125,6 +131,7 @@ def _make_next_part(
 def _solver_fit_identity(fit: FitSpec) -> dict[str, Any]:
     """Return the facts that must agree for a fit to continue, as JSON gives them back."""
     rows = fit.rows
+    # A fit that starts elsewhere takes another course.
     start = fit.work.start if isinstance(fit.work, RoundWork) else None
     # Addresses of objects differ between processes, and are no part of the identity.
     with np.printoptions(threshold=sys.maxsize):
@@ -148,7 +155,7 @@ def _load_saved_log(
 ) -> tuple[Log | None, list[dict[str, Any]]]:
     """Return the saved log and its records; nothing where there is no file."""
     found = CheckpointFiles.of(os.fspath(checkpoint.path), checkpoint.keep).load_newest_by(
-        decode_log
+        decode_solver_log
     )
     if found is None:
         return None, []

@@ -1,5 +1,4 @@
-"""Choice of where a fit runs: in this process, on a given or current client, or on a cluster of its
-own.
+"""Choice of where a fit runs: in this process, on a client, or on a cluster of its own.
 
 `open_engine` returns the `Engine` for a collection; estimators use it as a context manager around
 the whole fit.

@@ -16,7 +16,7 @@ from daskml_dist.data.blocks import Block
 from daskml_dist.data.conversion import copy_to_host
 from daskml_dist.training.engine import Engine
 
-__all__ = ["sample_rows"]
+__all__ = ["draw_sample_rows"]
 
 #: Blocks that are read again for a sample, where rows are streamed.
 _SAMPLED_BLOCKS = 8
@@ -41,7 +41,7 @@ class _TakeRows:
         return Block(block.index, copy_to_host(xp.take(rows, xp.asarray(at), axis=0)), y, weight)
 
 
-def sample_rows(
+def draw_sample_rows(
     engine: Engine, lanes: Sequence[LaneSpec], n_rows: int, seed: int, held_out: float
 ) -> Block:
     """Draw rows without replacement, none of them held out; all rows where there are no more.

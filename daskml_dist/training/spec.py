@@ -217,6 +217,7 @@ class FitSpec:
 
     def bounds(self, server: int) -> MessageBounds:
         """Return the largest sizes that frames to and from a server may announce."""
+        # Frames carry slices of the parameter matrix, or nothing but reports.
         layout = self.work.layout
         n_rows, width = layout.n_rows, layout.width
         # Without shards a server keeps the ledger alone, and frames hold no parameters.

@@ -23,7 +23,7 @@ def _find_blas_libraries() -> list[Any]:
 
 
 class OneThread:
-    """Context in which the BLAS libraries use one thread, as ``blas().limit(limits=1)``.
+    """Context in which the BLAS libraries use one thread, as `threadpoolctl`'s own limit.
 
     It takes a few microseconds rather than twenty, and streams enter it at each call.
     """
@@ -32,6 +32,8 @@ class OneThread:
         self._before: list[tuple[Any, int]] = []
 
     def __enter__(self) -> None:
+        # Lanes are the parallelism: more threads would wait for each other, and sum in other
+        # orders.
         for library in _find_blas_libraries():
             if (n := library.get_num_threads()) is not None and n != 1:
                 self._before.append((library, n))

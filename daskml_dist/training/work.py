@@ -266,6 +266,7 @@ class StepWork(Work):
     def rows_of(self, lane: int) -> slice:
         """Return the rows of the parameters that belong to a lane's columns."""
         assert self.columns is not None
+        # Only a `ColumnModel` has columns; the plan has checked that.
         model: Any = self.model
         found: slice = model.rows_of_columns(*self.columns[lane : lane + 2])
         return found
@@ -278,6 +279,7 @@ class StepWork(Work):
         part = model.of_columns(*self.columns[lane : lane + 2])
         initial = None if self.initial is None else self.initial.part(self.rows_of(lane))
         # Losses are the last lane's.
+        # The last lane alone knows the loss of a step.
         told = self.step_callbacks if lane == len(self.columns) - 2 else ()
         return replace(self, model=part, initial=initial, step_callbacks=told)
 
@@ -297,6 +299,8 @@ class StepWork(Work):
     def make_start_state(self, dtype: str, rows: slice = slice(None)) -> ShardState:
         """Return the state that some rows of the parameters begin with."""
         if self.initial is not None:
+            # Servers start with their slice of a given state, such as one from a checkpoint or a
+            # pilot.
             return self.initial.part(rows)
         return ShardState(self.model.init_rows(rows, self.seed, dtype), {})
 

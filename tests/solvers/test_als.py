@@ -18,7 +18,7 @@ from daskml_dist.models.factors import FactorModel
 from daskml_dist.solvers import als as solvers_als
 from daskml_dist.solvers.als import ALSSolver
 from daskml_dist.solvers.keyed import KeyedRows, KeyRange
-from daskml_dist.training.worker.loops.halo import Slice, cut_rows, take_slice
+from daskml_dist.training.worker.loops.halo import Slice, cut_rows_by_entries, take_row_slice
 
 rng = np.random.default_rng(0)
 N_USERS, N_ITEMS, RANK = 60, 40, 5
@@ -54,12 +54,15 @@ class Alone:
         ]
         if self._most is not None:
             of_lanes = [
-                cut_rows(ready(rows).indptr, self._most, piece) for rows in self._rows[side]
+                cut_rows_by_entries(ready(rows).indptr, self._most, piece)
+                for rows in self._rows[side]
             ]
         for kind in (0,) if again else (0, 1):
             for i in range(max(len(cut[kind]) for cut in of_lanes)):
                 some = [
-                    take_slice(own := ready(rows), cut[kind][i], own.indices[cut[kind][i].entries])
+                    take_row_slice(
+                        own := ready(rows), cut[kind][i], own.indices[cut[kind][i].entries]
+                    )
                     for rows, cut in zip(self._rows[side], of_lanes, strict=True)
                     if i < len(cut[kind])
                 ]

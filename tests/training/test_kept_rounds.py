@@ -40,7 +40,7 @@ from daskml_dist.training.spec import FitSpec, TrainerSpec
 from daskml_dist.training.worker.lane import Lane, RowStates
 from daskml_dist.training.worker.loops import rounds
 from daskml_dist.training.worker.loops.context import Context
-from daskml_dist.training.worker.loops.solver import run_solver
+from daskml_dist.training.worker.loops.solver import run_solver_loop
 from daskml_dist.training.worker.ready_blocks import ReadyBlock, prepare_block
 from tests.comm.ranks import Ranks
 
@@ -129,7 +129,7 @@ class _Fit:
         context = Context(
             self.fit, list(lanes), spec, connect, peers, Wait(20), lambda: None, memory
         )
-        found = run_solver(context)
+        found = run_solver_loop(context)
         assert found is None or isinstance(found, Solution)
         return found
 

@@ -29,7 +29,7 @@ from daskml_dist.training.coordinates import Coordinates
 from daskml_dist.training.in_process import InProcessEngine
 from daskml_dist.training.learning_rate_search import choose_sample_size
 from daskml_dist.training.pilot import Pilot
-from daskml_dist.training.sample import sample_rows
+from daskml_dist.training.sample import draw_sample_rows
 
 RNG = np.random.default_rng(0)
 #: Columns of sizes from 0.1 to 1e6, some of them far from zero.
@@ -131,7 +131,7 @@ def _sampled(n_lanes: int | None, cuts: list[int], n: int, held_out: float = 0.0
             for i, (a, b) in enumerate(zip([0, *cuts], [*cuts, len(X)], strict=True))
         }
     lanes = engine.lanes(n_lanes, share=None, passes=1)
-    return sample_rows(engine, lanes, n, 0, held_out)
+    return draw_sample_rows(engine, lanes, n, 0, held_out)
 
 
 def test_the_sample_depends_on_no_cut() -> None:
@@ -146,7 +146,7 @@ def test_no_row_is_sampled_that_is_held_out() -> None:
     engine = InProcessEngine(as_collection(X, RAW))
     engine.survey()
     lanes = engine.lanes(2, share=None, passes=1)
-    sample = sample_rows(engine, lanes, len(X), 7, 0.25)
+    sample = draw_sample_rows(engine, lanes, len(X), 7, 0.25)
     held = np.concatenate(
         [rows for lane in lanes for _, rows in LaneRows(lane, 1, 7, True, 0.25).held_out]
     )
@@ -163,7 +163,7 @@ def test_of_streamed_blocks_few_are_read() -> None:
 
     engine: Any = SimpleNamespace(streaming=object(), columns=None, look=look)
     lanes = [LaneSpec(0, tuple(Segment(i, 0, 10) for i in range(100)))]
-    assert len(sample_rows(engine, lanes, 40, 0, 0.0).y) == 40
+    assert len(draw_sample_rows(engine, lanes, 40, 0, 0.0).y) == 40
     assert len(set(seen)) == len(seen) <= 8
 
 

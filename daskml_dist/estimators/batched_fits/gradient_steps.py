@@ -37,7 +37,7 @@ from daskml_dist.training.dataset_info import DatasetInfo
 from daskml_dist.training.engine import Engine
 from daskml_dist.training.history import History
 from daskml_dist.training.interrupts import raise_interrupt
-from daskml_dist.training.learning_rate_search import calibrated_together, drawn_sample
+from daskml_dist.training.learning_rate_search import calibrated_together, draw_calibration_sample
 from daskml_dist.training.plan import make_fit
 from daskml_dist.training.run import open_engine
 from daskml_dist.training.settings import Settings
@@ -369,7 +369,9 @@ class CandidatePlans:
         if not (settings[0].calibrates and settings[0].auto_rate):
             return plans
         n_fits = len(settings) * len(models)
-        sample = drawn_sample(plans[0][0], settings[0], self.lanes, self.engine, n_fits=n_fits)
+        sample = draw_calibration_sample(
+            plans[0][0], settings[0], self.lanes, self.engine, n_fits=n_fits
+        )
         factor = self.rows.weight_scale or 1.0
         of_splits = [
             (self._in_split(sample, split), scale * factor) for split, scale in enumerate(scales)

@@ -1,5 +1,4 @@
-"""Rows of a fit on a cluster: made where they lie, kept while they fit in memory, else read in each
-pass.
+"""Rows of a fit on a cluster: made where they lie, kept while they fit, else read in each pass.
 
 `ClusterRows` reads the blocks once (`survey`) and decides whether they are kept or streamed.
 Futures of blocks are in `held_blocks.py`, waiting for tasks in `gathering.py`.

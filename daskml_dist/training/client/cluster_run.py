@@ -253,6 +253,7 @@ class TrainingRun:
 
     def _on_alarm(self, alarm: Alarm) -> None:
         """Take an alarm, in a thread of the client's."""
+        # Not an alarm: a worker says that it has begun.
         if alarm.at_work is not None:
             self._membership.note_work_begun(alarm.at_work)
             if alarm.job is not None:
@@ -273,6 +274,7 @@ class TrainingRun:
     def _on_worker_event(self, address: str, told: Any) -> None:
         """Take an event of a worker: a retirement that our actor is in the way of."""
         # Dask does not retire a worker that holds an actor; ours moves, and then it may go.
+        # Dask tried to retire a worker; help it by moving our actor.
         if isinstance(told, dict) and told.get("action") == "could-not-retire":
             self._on_alarm(Alarm("cannot be retired yet", leaving=address))
             self._to_retire.add(address)
@@ -507,6 +509,7 @@ class PassRecords:
         # A pass that is made again takes another time; its loss may be the same, or NaN.
         now = [record["seconds"] for record in records]
         known = [record["seconds"] for record in self._records]
+        # Passes are recognised by their times: a repeated pass takes another time.
         kept = 0
         while kept < min(len(known), len(now)) and known[kept] == now[kept]:
             kept += 1
@@ -615,6 +618,7 @@ class RunEnding:
 
         The client only sends, and waits for nobody.
         """
+        # Several generations, or standbys: their parts are ended one by one.
         if not self._generations.let_go():
             self.clean_up()
             return
@@ -722,6 +726,7 @@ class RunEnding:
             isinstance(error, DaskMLDistError) and not is_consequence(error)
         ):
             return error
+        # A trainer's own error is the cause; errors about lost connections are consequences.
         for trainer in self._generations.trainers:
             if trainer.future.status == "error":
                 own = trainer.future.exception(timeout=_END_POLL_SECONDS)

@@ -94,6 +94,7 @@ class Gathering:
 
         def begin() -> None:
             # Dask cancels tasks whose data went with a worker.
+            # Started for the first time, or again.
             lost = [n for n in numbers if n not in futures or futures[n].status == "cancelled"]
             if lost:
                 self._start_tasks(start, lost, futures)
@@ -194,6 +195,7 @@ class Gathering:
             self._wait_a_moment(list(futures.values()))
             self._handle_failed_tasks(futures, killed, ours)
             before, done = done, sum(f.status == "finished" for f in futures.values())
+            # Progress for the callbacks.
             if self._on_done is not None:
                 self._on_done(done)
             if done == n_futures:
@@ -281,6 +283,7 @@ class Gathering:
         busy = False
         with suppress(OSError):  # the scheduler is gone: the next roll call says so
             busy = bool(ready) and any(self._client.processing(sorted(ready)).values())
+        # Workers came or went, or nothing moves: look for tasks that wait in vain.
         if not busy or ready != self._ready:
             all_ = [*futures.values(), *self._held()]
             waiting = {future.key for future in all_ if future.status in {"pending", "lost"}}

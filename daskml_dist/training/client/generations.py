@@ -43,7 +43,7 @@ from daskml_dist.training.client.run_actors import (
     WorkerUnreachableError,
 )
 from daskml_dist.training.spec import FitSpec, TrainerSpec
-from daskml_dist.training.worker.control import give_orders
+from daskml_dist.training.worker.control import give_generation_orders
 from daskml_dist.training.worker.servers import count_fit_servers
 
 __all__ = ["Generations", "Saved", "SavedSnapshots"]
@@ -302,7 +302,7 @@ class Generations:
         self.visited_workers |= self.members
         calls = {a: (self._run_id, self.number, specs) for a, specs in orders.items()}
         # A running task cannot be spoken to; its process can (`worker.control`).
-        heard = call_workers(self._client, give_orders, calls, _DELIVERY)
+        heard = call_workers(self._client, give_generation_orders, calls, _DELIVERY)
         # One that leaves may be gone by now; the trainer there has no part any more.
         if deaf := sorted(set(calls).difference(heard, self._membership.leaving)):
             raise WorkerUnreachableError(deaf[0], "takes no orders")

@@ -211,6 +211,7 @@ class HeldBlocks:
             keys = {f"{make_bundle.__name__}-{uuid.uuid4()}": bundle for bundle in bundles}
             tasks: dict[Any, Any] = {}
             for key, bundle in keys.items():
+                # Persisted rows are given as futures, so they do not travel.
                 sources = [[self._resolve_source(value) for value in parts[i]] for i in bundle]
                 tasks[key] = make_bundle, (maker, bundle, sources)
             homes = {key: self._find_home(bundle[0]) for key, bundle in keys.items()}

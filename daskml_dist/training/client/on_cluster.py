@@ -116,6 +116,7 @@ class ClusterEngine(Engine):
 
     def cut_columns(self, n_lanes: int | None) -> None:
         """Assign some columns of all rows to each lane; by default one lane a thread."""
+        # Lanes are dealt by threads, at least one a worker.
         threads = self._rows.threads()
         if n_lanes is None:
             most = self._collection.n_features or sum(threads.values())
@@ -195,6 +196,7 @@ class ClusterEngine(Engine):
                 rows, holders, threads, max(1, min(sum(threads.values()), sum(rows.values())))
             )
             move = PlacementGain.between(self._placement, even, holders, self._rows.infos)
+            # Worth a measurement: moving pays if the passes saved take longer than the transfer.
             if move.skew > _UNEVEN_SKEW:
                 seconds = self._rows.seconds_a_row()
                 if move.pays(passes, seconds, self._rows.bandwidth()):

@@ -152,6 +152,7 @@ class RunActors:
 
     def next_unique_name(self) -> int:
         """Return a number that no trainer or host of the run had before."""
+        # Names are never used twice, so that late messages of old actors cannot be mistaken.
         self._serial += 1
         return self._serial
 
@@ -176,6 +177,7 @@ class RunActors:
 
     def meet_all_hosts(self, hosts: Sequence[Host]) -> list[Endpoint]:
         """Wait for several actors, and return where they listen."""
+        # First start all calls, then wait for all answers.
         for host in hosts:
             self._await_proxy(host)
             if host.answer is None:
@@ -286,6 +288,7 @@ class RunActors:
 
     def discard_host_actor(self, host: Host) -> None:
         """End an actor, also one whose worker is gone."""
+        # An actor closes its sockets itself if it still can.
         if host.proxy is not None and self._is_there(host.address):
             with suppress(Exception):
                 host.proxy.close().result(timeout=2)

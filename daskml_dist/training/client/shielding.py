@@ -100,13 +100,12 @@ class Shielding:
     async def _call_everywhere(
         self, workers: Iterable[str], function: Callable[..., Any], *args: Any
     ) -> bool:
-        """Call a function on workers, nannies and the scheduler; return whether it had an effect
-        beside.
-        """
+        """Call a function on workers, nannies and scheduler; return if it had effect beside."""
         workers = list(workers)
         client: Any = self._client
         run = partial(client.run, function, *args, on_error="ignore")
         # In the client's own loop these are coroutines; `run` takes no workers for all.
+        # Workers, then the scheduler and nannies, which may be processes of the same group.
         calls = [run(workers=workers)] if workers else []
         if client not in _shielded_alone:
             calls.append(client.run_on_scheduler(function, *args))

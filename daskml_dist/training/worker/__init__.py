@@ -1,3 +1,1 @@
-"""A worker's part of a fit: the trainer with its lanes and loops, and the actor that hosts a
-server.
-"""
+"""A worker's part of a fit: the trainer, its lanes and loops, and the actor that hosts a server."""

@@ -35,7 +35,7 @@ __all__ = [
     "count_working_trainer",
     "forget_run",
     "forget_when_inactive",
-    "give_orders",
+    "give_generation_orders",
     "parse_alarm",
     "raise_alarm",
     "say_farewell",
@@ -62,7 +62,9 @@ _changed = threading.Condition()
 # -- called by the client, in the worker's process -------------------------------------------------
 
 
-def give_orders(run_id: str, generation: int, specs: Mapping[int, TrainerSpec | None]) -> None:
+def give_generation_orders(
+    run_id: str, generation: int, specs: Mapping[int, TrainerSpec | None]
+) -> None:
     """Give trainers, by name, their part in a generation; None dismisses them."""
     with _changed:
         # Only the newest order of each trainer counts.

@@ -49,8 +49,7 @@ class Seat:
 
 
 def choose_core_share(rank: int, seats: Sequence[Seat]) -> frozenset[int]:
-    """Return the processors that a trainer keeps to; none where it may use all that it could
-    before.
+    """Return the processors that a trainer keeps to; none where it may use all as before.
 
     Parameters
     ----------
@@ -86,9 +85,7 @@ def _sort_by_core(processors: Sequence[int]) -> list[int]:
 
 @contextmanager
 def pin_to_processors(processors: frozenset[int]) -> Iterator[None]:
-    """Keep the calling thread, and threads that it starts, to some processors; to all where none
-    are given.
-    """
+    """Keep the calling thread, and those it starts, to some processors; none given: to all."""
     before: set[int] | None = None
     with suppress(OSError):  # not allowed here
         if processors:

@@ -112,9 +112,7 @@ class Lane:
 
     @property
     def gather(self) -> Any | None:
-        """Return the gather, which reads the rows of batches where they lie; None where there is
-        none.
-        """
+        """Return the gather, which reads the rows of batches where they lie, or None."""
         return self._reader.gather
 
     def take_recorded_steps(self, recorded: Any, replica: Shard, count: int) -> None:
@@ -349,9 +347,7 @@ class RowStates:
         self, state: RowState | None, left: int, number: int, model: Any, rows: BatchRows,
         backend: Any,
     ) -> Iterator[None]:  # fmt: skip
-        """Let sum `number` have as ``rows.state`` what sum `left` left behind, and keep what it
-        leaves.
-        """
+        """Lend sum `number` as ``rows.state`` what sum `left` left; keep what it leaves."""
         if state is None:
             yield
             return

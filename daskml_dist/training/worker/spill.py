@@ -1,5 +1,4 @@
-"""Store for arrays that a trainer makes of its rows: in memory while they fit, else in mapped
-files.
+"""Store for arrays made of a trainer's rows: in memory while they fit, else in mapped files.
 
 A file has no name, so nothing is left of it whatever ends the process. Its pages count as the
 process's memory while they are mapped, and Dask would end the worker for them: beyond a bound they

@@ -1,5 +1,4 @@
-"""Trainer of one process: prepares its blocks, meets the other trainers, and runs a loop over its
-lanes.
+"""Trainer of one process: prepares its blocks, meets the others, and runs a loop over its lanes.
 
 It is the same on a cluster (a Dask task, `worker.host.run_trainer`) and in the calling process
 (`in_process`). When the membership of the fit changes it keeps its blocks and goes on in the next

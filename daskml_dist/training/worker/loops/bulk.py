@@ -12,10 +12,10 @@ from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.reader import Batch
 
-__all__ = ["run_bulk"]
+__all__ = ["run_bulk_loop"]
 
 
-def run_bulk(context: Context) -> None:
+def run_bulk_loop(context: Context) -> None:
     """Run all passes of the trainer's lanes in lock-step with all others."""
     # One connection a trainer: all its lanes speak through it.
     connection = context.connect()

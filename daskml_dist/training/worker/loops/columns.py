@@ -111,6 +111,7 @@ class ColumnSteps:
         batch, shard = own.lane.draw_next_batch(), own.shard
         since = time.perf_counter()
         own.pieces, own.index = tuple(batch.pieces), batch.index
+        # Arrays of the last step are dropped before new ones are made.
         own.w = own.out = None
         if not own.pieces:
             return None
@@ -123,6 +124,7 @@ class ColumnSteps:
         """Sum the products of all lanes; return None where the batch has no rows, as for all."""
         if parts[0] is None:
             return None
+        # Same bits for any number of workers: sum in lane order instead of by all-reduce.
         if self._context.fit.run.deterministic:
             own = [np.array([each.lane.number for each in self._ranges])]
             own += [self._home.to_host(part) for part in parts]

@@ -1,6 +1,4 @@
-"""Context that every loop works with: the trainer's lanes, connections, compute threads and
-reports.
-"""
+"""Context of every loop: the trainer's lanes, connections, compute threads and reports."""
 
 from __future__ import annotations
 

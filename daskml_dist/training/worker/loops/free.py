@@ -1,5 +1,4 @@
-"""Loop *free*: each lane pushes gradients and pulls parameters at its own pace (``"async"``,
-``"ssp"``).
+"""Loop *free*: each lane pushes and pulls at its own pace (``"async"``, ``"ssp"``).
 
 The server applies each push as it comes; under stale-synchronous parallel a pull waits while its
 lane is too far ahead.
@@ -17,10 +16,10 @@ from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.reader import Batch
 
-__all__ = ["run_free"]
+__all__ = ["run_free_loop"]
 
 
-def run_free(context: Context) -> None:
+def run_free_loop(context: Context) -> None:
     """Run all lanes, each compute thread with a connection of its own."""
     context.run_in_threads(lambda lanes: _run_lanes_of_thread(context, lanes))
 

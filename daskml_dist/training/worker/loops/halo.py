@@ -28,9 +28,9 @@ __all__ = [
     "Part",
     "Slice",
     "arrange_touched_keys",
-    "cut_rows",
+    "cut_rows_by_entries",
     "plan_row_parts",
-    "take_slice",
+    "take_row_slice",
 ]
 
 
@@ -66,7 +66,7 @@ class Part:
     rows: list[KeyedRows]
 
 
-def cut_rows(
+def cut_rows_by_entries(
     indptr: NDArray[np.int64], most: int, piece: int | None
 ) -> tuple[list[Slice], list[Slice]]:
     """Cut rows into pieces of long rows, in order, and runs of whole rows, each of few entries.
@@ -85,6 +85,7 @@ def cut_rows(
     pieces, runs = [], []
     for row in long:
         start, n = int(indptr[row]), int(sizes[row])
+        # Cuts at multiples of `piece`, so that sums of pieces do not depend on the memory at hand.
         step = max(most // (piece or 1), 1) * (piece or 1)
         for at in range(0, n, step):
             entries = slice(start + at, start + min(at + step, n))
@@ -100,7 +101,7 @@ def cut_rows(
     return pieces, runs
 
 
-def take_slice(rows: KeyedRows, some: Slice, indices: Array) -> KeyedRows:
+def take_row_slice(rows: KeyedRows, some: Slice, indices: Array) -> KeyedRows:
     """Return a slice of a lane's rows, whose entries point to other positions."""
     own, entries = rows.range, some.entries
     a, b = some.rows.start, some.rows.stop
@@ -145,16 +146,19 @@ def plan_row_parts(
     most : int
         Values that a part has room for.
     piece : int or None
-        As of `cut_rows`.
+        As of `cut_rows_by_entries`.
     """
     wanted = merge_ids([block.touched for block in blocks])
+    # Numbers of all touched ids, once for all parts.
     numbers, at = owners.numbers(wanted, blocks[0].column_cuts), IdLookup(wanted)
     lanes = []
     for block, own in zip(blocks, ranges, strict=True):
         its = np.empty(len(block.touched), np.int64)
         its[block.place] = numbers[at(block.touched)]
         rows = ready(KeyedRows(own, block.indptr, block.indices, block.values))
-        lanes.append((rows, its, cut_rows(rows.indptr, max(most // len(blocks), 1), piece)))
+        lanes.append(
+            (rows, its, cut_rows_by_entries(rows.indptr, max(most // len(blocks), 1), piece))
+        )
     del wanted, numbers, at
     # Exchanges are collective: a trainer with fewer parts joins with empty ones.
     counts = [max(len(cut[kind]) for *_, cut in lanes) for kind in (0, 1)]
@@ -186,7 +190,7 @@ def _make_part(
     for (lane, numbers, cut), own in zip(some, used, strict=True):
         place = np.empty(len(numbers), np.int32)
         place[own] = fetch.place[first : first + len(own)]
-        rows.append(take_slice(lane, cut, place[lane.indices[cut.entries]]))
+        rows.append(take_row_slice(lane, cut, place[lane.indices[cut.entries]]))
         first += len(own)
     del fetch.place  # it is in the rows now
     return Part(fetch, rows)
@@ -259,6 +263,7 @@ class Owners:
         """
         # Sorted ids fall into the lanes' ranges; each owner numbers those of its lanes.
         edges = [0, *np.searchsorted(ids, cuts, side="right").tolist(), len(ids)]
+        # Ids by lane, since lanes are ranges of ids.
         parts = [ids[a:b] for a, b in pairwise(edges)]
         asked = self._communicator.alltoall(
             [
@@ -336,6 +341,7 @@ class ExchangeBuffers:
             values.dtype,
             values.shape[1:],
         )
+        # Grown when needed, never shrunk.
         if kept is None or not known or len(kept) < n:
             kept = self._kept[name] = _aligned_empty((n, *values.shape[1:]), values.dtype)
         return kept[:n]
@@ -345,6 +351,7 @@ def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """Return an uninitialised array that begins at a cache line."""
     size = math.prod(shape) * dtype.itemsize
     room = np.empty(size + _CACHE_LINE_BYTES, np.uint8)
+    # Skip the bytes up to the next cache line.
     start = -room.ctypes.data % _CACHE_LINE_BYTES
     return room[start : start + size].view(dtype).reshape(shape)
 
@@ -412,8 +419,7 @@ def exchange_values(
 def arrange_touched_keys(
     blocks: Sequence[KeyedBlock],
 ) -> tuple[Array, list[Array], NDArray[np.int32]]:
-    """Return the sorted ids of all touched keys, the positions of the entries' values, and of each
-    id's.
+    """Return sorted ids of all touched keys, positions of the entries' values, and of the ids.
 
     Parameters
     ----------

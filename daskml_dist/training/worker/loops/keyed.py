@@ -1,5 +1,4 @@
-"""Loop *keyed*: each trainer owns the values of some keys, and fetches those of others that its
-entries touch.
+"""Loop *keyed*: each trainer owns the values of some keys, and fetches those its entries touch.
 
 All trainers run the solver, each on its own keys. Deciding sums are made lane by lane, so all of
 them decide alike, whatever lanes they have. Now and then every trainer gives a copy of its values
@@ -35,7 +34,7 @@ from daskml_dist.training.worker.loops.halo import (
 )
 from daskml_dist.training.worker.loops.rounds import Together
 
-__all__ = ["run_keyed"]
+__all__ = ["run_keyed_loop"]
 
 
 Array = NDArray[Any]
@@ -48,7 +47,7 @@ _N_EXTRA = 4
 _PROCESS = int.from_bytes(os.urandom(6), "little")
 
 
-def run_keyed(context: Context) -> KeyedSolution:
+def run_keyed_loop(context: Context) -> KeyedSolution:
     """Run the fit's solver on this trainer's keys; each trainer returns the values of its own."""
     # The first trainer reports for all.
     connection = None if context.rank else context.connect()
@@ -77,6 +76,7 @@ class _KeyedTrainer(Together):
         self._blocks: dict[str, list[KeyedBlock]] = {
             block.side.name: [lane[i] for lane in blocks] for i, block in enumerate(blocks[0])
         }
+        # Each space of keys (users, items, nodes) is the row side of one kind of blocks.
         of_space = {found[0].side.rows: found for found in self._blocks.values()}
         self._bounds = self._gather_bounds(of_space)
         self._own_ranges = {
@@ -158,6 +158,7 @@ class _KeyedTrainer(Together):
         touched = sum(len(block.touched) for block in blocks)
         # All ranks must plan alike, so one without room makes all of them cut.
         fits = room is None or touched * nbytes <= room
+        # All ranks have room: one exchange for all rows.
         if all(bool(found[0]) for (found,) in self._communicator.allgather([np.array([fits])])):
             halo = self._get_halo(side)
             return [], [Part(halo.fetch, [ready(rows) for rows in self._rows[side]])]
@@ -192,6 +193,7 @@ class _KeyedTrainer(Together):
             owners = self._get_owners(blocks[0].side.columns)
             wanted, indices, place = arrange_touched_keys(blocks)
             numbers = np.empty(len(wanted), np.int64)
+            # Stored in the order in which entries point to them.
             numbers[place] = owners.numbers(wanted, blocks[0].column_cuts)
             self._halos[side] = Halo(self._communicator, owners, numbers)
             rows = self._own_ranges[blocks[0].side.rows]
@@ -293,8 +295,7 @@ class _KeptIteration:
 
 
 class BuddyCheckpoints:
-    """The last two iterations that a trainer remembers; all have the older until all have the
-    newer.
+    """The last two iterations that a trainer remembers: the older until all have the newer.
 
     Every trainer has the one before the last until all have the last.
 

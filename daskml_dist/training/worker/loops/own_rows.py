@@ -1,5 +1,4 @@
-"""Loop *own rows*: each trainer runs the solver on its lanes' rows, and the deciding sums are
-all-reduced.
+"""Loop *own rows*: each trainer runs the solver on its own rows; deciding sums are all-reduced.
 
 All trainers hold the same result at any time, so after a loss the one that is furthest gives it to
 the others, and they continue. What a solver made of the rows stays with the trainers that have
@@ -28,14 +27,14 @@ from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.loops.rounds import RowsLog, Together
 from daskml_dist.training.worker.spill import SpillStore
 
-__all__ = ["run_own_rows"]
+__all__ = ["run_own_rows_loop"]
 
 T = TypeVar("T")
 R = TypeVar("R")
 Array = NDArray[Any]
 
 
-def run_own_rows(context: Context) -> Solution | None:
+def run_own_rows_loop(context: Context) -> Solution | None:
     """Run the fit's solver on this trainer's rows; rank 0 returns the solution."""
     # The first trainer reports for all.
     connection = None if context.rank else context.connect()

@@ -1,5 +1,4 @@
-"""Pipeline-parallel steps: each trainer holds some layers, and micro-batches go through all of
-them.
+"""Pipeline-parallel steps: trainers hold layers, and micro-batches go through all of them.
 
 Every trainer feeds the rows of its lanes to the first stage, and their targets to the last. A stage
 makes one forward and one backward in turn (1F1B; Narayanan et al. 2019, PipeDream), sums its
@@ -415,8 +414,7 @@ class Stages:
 
 
 def cut_layers_evenly(seconds: Sequence[float], n_stages: int) -> tuple[int, ...]:
-    """Return the first layer of each stage, and the number of layers, so that the longest is
-    shortest.
+    """Return the first layer of each stage, and their number; the longest stage is shortest.
 
     Parameters
     ----------

@@ -20,12 +20,12 @@ from daskml_dist.training.spec import Left
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.loops.rounds import EXTRA, LaneSums, Together
 
-__all__ = ["run_ranges"]
+__all__ = ["run_ranges_loop"]
 
 Array = NDArray[np.float64]
 
 
-def run_ranges(context: Context) -> Solution | None:
+def run_ranges_loop(context: Context) -> Solution | None:
     """Run the fit's solver on this trainer's range; rank 0 returns the solution."""
     solver = context.fit.rounds.solver
     assert isinstance(solver, RangedSolver)

@@ -34,14 +34,14 @@ from daskml_dist.training.worker.loops.row_by_row import RowByRow
 from daskml_dist.training.worker.reader import Batch
 from daskml_dist.training.worker.ready_blocks import explain_memory_errors, get_fit_backend
 
-__all__ = ["DelayedAnswers", "OwnSteps", "TeamSteps", "run_replicas"]
+__all__ = ["DelayedAnswers", "OwnSteps", "TeamSteps", "run_replicas_loop"]
 
 
 #: Single rows stepped along in one call: a few milliseconds, so that Ctrl-C and losses are noticed.
 _SINGLE_ROWS_PER_CALL = 1 << 14
 
 
-def run_replicas(context: Context) -> ShardState | StateParts | None:
+def run_replicas_loop(context: Context) -> ShardState | StateParts | None:
     """Run all passes; rank 0 returns the state, or each rank the parts that it alone holds."""
     connection = context.connect()
     run = _choose_steps(context)

@@ -1,5 +1,4 @@
-"""Parts that the loops of solvers share: sums over lanes, reports to the ledger, and logs to
-continue from.
+"""Parts that the loops of solvers share: sums over lanes, reports, and logs to continue from.
 
 `LaneSums` makes a trainer's part of a sum, `SumReports` reports whole sums as passes, `SumLog` and
 `OwnRowsLog` are what a trainer remembers of a solver's course, and `Together` is the base class of
@@ -120,6 +119,7 @@ class Together:
         InvalidParameterError
             The solver makes more than it said.
         """
+        # The bound was given to the ledger, which would end the fit.
         if len(self._reports) >= solver.max_passes:
             raise InvalidParameterError(
                 f"The solver {type(solver).__name__} makes more than its max_passes="
@@ -205,6 +205,7 @@ class LaneSums:
     def bytes_moved(self) -> tuple[int, int]:
         """Return the bytes sent to, and received from, other trainers since the last call."""
         communicator = self._context.communicator
+        # Counters grow for the whole generation; passes report differences.
         moved = communicator.bytes_sent, communicator.bytes_received
         since = moved[0] - self._moved[0], moved[1] - self._moved[1]
         self._moved = moved
@@ -335,9 +336,7 @@ class SumLog:
 
     @property
     def reach(self) -> tuple[int, int]:
-        """Return the number of sums, and the first remembered: the longest and shortest log is
-        best.
-        """
+        """Return the number of sums, and the first remembered; the largest pair is the best log."""
         return len(self.reports), self.first
 
     def packed(self) -> NDArray[np.uint8]:

@@ -41,7 +41,7 @@ from daskml_dist.training.worker.lane import Lane
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.loops.row_by_row import RowByRow
 
-__all__ = ["SharedOrAlone", "run_shared"]
+__all__ = ["SharedOrAlone", "run_shared_loop"]
 
 
 #: Steps of a trainer between two meetings at the servers.
@@ -56,7 +56,7 @@ _PIECE = 1 << 13
 _LEAD, _NAP = 2, 5e-5
 
 
-def run_shared(context: Context) -> ShardState | None:
+def run_shared_loop(context: Context) -> ShardState | None:
     """Run all lanes; rank 0 returns its optimizer state (the servers hold the parameters)."""
     connection = context.connect()
     shared = _SharedReplica(context, connection)

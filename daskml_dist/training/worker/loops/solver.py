@@ -1,5 +1,4 @@
-"""Loop *solver*: the first trainer runs the solver and asks for sums over all rows; all trainers
-make them.
+"""Loop *solver*: the first trainer runs the solver, and all trainers make the sums it asks for.
 
 Since the first trainer alone runs the solver, machines whose digits differ cannot part ways. Every
 trainer remembers the sums, or the state that the solver kept and the sums since (`SumLog`). After a
@@ -36,7 +35,7 @@ from daskml_dist.training.spec import Left
 from daskml_dist.training.worker.loops.context import Context
 from daskml_dist.training.worker.loops.rounds import EXTRA, LaneSums, SumLog, SumReports
 
-__all__ = ["question_kinds", "run_solver"]
+__all__ = ["question_kinds", "run_solver_loop"]
 
 
 #: Kinds of messages to all trainers. A header has the kind and two numbers.
@@ -45,7 +44,7 @@ _HEADER = 3 * np.dtype(np.int64).itemsize
 _BASES = (Statistic, RowState, Loss)
 
 
-def run_solver(context: Context) -> Solution | None:
+def run_solver_loop(context: Context) -> Solution | None:
     """Run the fit's solver; rank 0 returns the solution."""
     rounds = _SumMaker(context)
     rounds.share_longest_log()
@@ -128,6 +127,7 @@ class _SumMaker:
     def broadcast_message(self, thing: Any, kind: int, *numbers: int) -> None:
         """Send a question or a kept state to the other trainers."""
         if self._context.communicator.size > 1:
+            # Fixed-size header, then the packed object, sent without joining them.
             header = np.array([kind, *numbers], np.int64)
             keeps = kind == _KEEP
             parts = pack_object_parts(thing, {}) if keeps else self.question_packer.pack(thing)
@@ -141,6 +141,7 @@ class _SumMaker:
         # Merges that are not sums (sketches, sorted samples) depend on the order, too.
         in_order = self._context.fit.run.deterministic or not statistic.additive
         if in_order:
+            # All lanes' parts on every rank.
             total = self._merge_in_order(self._sums.parts(statistic, number, left), statistic)
             # Only the own range is finished on this rank.
             if isinstance(statistic, ReduceScatterStatistic):
@@ -261,6 +262,7 @@ class _AskedSums:
         """Return the sum of a statistic over all rows, remembered or made."""
         self._n_asked += 1
         total = self._rounds.log.get(self._n_asked)
+        # Row states (margins, labels) are valid only if made by the right sum.
         left = self._find_state_source(statistic.state)
         # Not remembered: check the bounds, ask all trainers, and sum.
         if total is None:
