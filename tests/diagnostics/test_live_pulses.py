@@ -123,7 +123,7 @@ def test_the_scheduler_knows_whose_facts_they_are(caplog: pytest.LogCaptureFixtu
 
 
 def test_a_worker_tells_while_it_has_trainers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulse, "memory_of", lambda worker: (7, 3))
+    monkeypatch.setattr(pulse, "measure_memory", lambda worker: (7, 3))
     later: list[Callable[[], None]] = []
     told: list[Any] = []
 
