@@ -352,6 +352,7 @@ class Communicator(ABC):
     def _broadcast_bytes(self, buffers: Sequence[Any]) -> NDArray[np.uint8]: ...
 
     def _reduce_scatter(self, array: Any, bounds: list[int]) -> Any:
+        # The plain way, for communicators without a better one: sum all, keep the own range.
         total = self._allreduce(array, np.empty_like(array))
         return total[bounds[self.rank] : bounds[self.rank + 1]].copy()
 

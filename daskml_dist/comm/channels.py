@@ -329,6 +329,7 @@ class RingOutbox(Outbox):
             if take < _LARGE_COPY_BYTES:
                 self._small[at : at + take] = buffer[done : done + take]
             else:
+                # NumPy's copy of large pieces lets go of the GIL.
                 part = np.frombuffer(buffer, np.uint8, take, done)
                 np.copyto(self._data[at : at + take], part)
             done += take

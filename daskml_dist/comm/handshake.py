@@ -183,6 +183,7 @@ def receive_hello(
     nonce = secrets.token_bytes(_NONCE_BYTES)
     session = HandshakeSession(sock, deadline, _derive_key(secret, hello, nonce, listener))
     deadline.send(sock, nonce)
+    # The listener proves itself first: a caller tells a stranger nothing that needs the secret.
     session.send_words(b"listener")
     return role, name, session
 

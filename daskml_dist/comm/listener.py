@@ -224,6 +224,8 @@ class Listener:
         with self._changed:
             while len(self._guests) >= _MAX_HANDSHAKES and not self._closed:
                 oldest = next(iter(self._guests))
+                # Honest callers finish within the grace; a flood of silent ones cannot shut them
+                # out.
                 left = oldest.since + _GRACE_SECONDS - time.monotonic()
                 if left <= 0 and not oldest.is_evicted:
                     oldest.is_evicted = True

@@ -65,6 +65,7 @@ def choose_communicator(
     # Every rank is alone on its host: there is no memory to share.
     if len(hosts) == peers.size:
         return peers
+    # Ranks that are alone on their host have no local group; the others share memory there.
     local = None
     if len(places) > 1:
         lives = {r: SocketLife(peers.control(r)) for r in places if r != peers.rank}

@@ -479,6 +479,7 @@ class RepeatedObjects:
             The bytes are not what it makes.
         """
         arrays = unpack_arrays(data)
+        # The text is the key: the same text was understood before, and only its arrays are new.
         text = arrays[0].tobytes() if arrays else b""
         form = self._forms.get(text)
         if form is not None and len(arrays) == 1 + len(form.arrays):

@@ -188,6 +188,7 @@ class SharedGroup(Communicator):
         bounds = [n * r // self.size for r in range(self.size + 1)]
         low, high = bounds[self.rank], bounds[self.rank + 1]
         views = self._view_areas(piece.dtype, n)
+        # The own part need not be shared: this rank reads it in place.
         views[self.rank][:low] = piece[:low]
         views[self.rank][high:] = piece[high:]
         self._finish_turn()

@@ -262,6 +262,7 @@ class PeerGroup(Communicator):
         return had
 
     def _reduce(self, arrays: Arrays, merge: Merge) -> Arrays:
+        # Up the tree to rank 0, and down again with the result: 2 log2(n) rounds.
         arrays = merge_in_pairs(self.rank, self.size, arrays, merge, self._hand_down)
         data = self._broadcast_bytes(pack_array_parts(arrays) if self.rank == 0 else ())
         return arrays if self.rank == 0 else unpack_arrays(data)

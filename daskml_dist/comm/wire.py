@@ -117,6 +117,8 @@ def encode_reply(reply: ServerReply) -> Buffers:
 
 def encode_call(message: CallPayload) -> Buffers:
     """Return the buffers of a control call or answer: plain values, arrays and snapshots."""
+    # Layout of a call: header, JSON text of all dtypes, shapes and the tree, then the arrays'
+    # bytes.
     tree, arrays = split_object(message, _CALL_CLASSES)
     text = json.dumps([[(a.dtype.str, a.shape) for a in arrays], tree]).encode()
     return [_CALL.pack(CALL, len(text)) + text, *(_view_bytes(a) for a in arrays if a.size)]

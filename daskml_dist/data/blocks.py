@@ -171,6 +171,7 @@ def make_block(
     if y is not None:
         y = as_column(y, name="y", index=index, several=multi_output)
         check_length(n_rows, y, "y", index)
+        # Labels keep their type, of which classes_ are; targets become numbers.
         y = _check_labels(y, index) if classification else _convert_target(y, dtype, index)
     # A single number as weight stands for the weights of all rows.
     if sample_weight is not None:
@@ -460,6 +461,7 @@ def join_column_infos(infos: Sequence[BlockInfo], n_parts: int) -> list[BlockInf
     InvalidDataError
         Parts of the same rows have different numbers of them.
     """
+    # Infos come part by part: those of one row of chunks are n_blocks apart.
     n_blocks = len(infos) // n_parts
     return [_join_infos(infos[at::n_blocks]) for at in range(n_blocks)]
 
@@ -539,6 +541,7 @@ def _count_small_integers(y: NDArray[Any], weights: NDArray[Any] | None) -> _Lab
     # Some value lies between the whole numbers: it is not one of the labels counted.
     if counts.sum() != len(y):
         return None
+    # Labels of the range that do not occur are left out.
     there = counts > 0
     sums = counts if weights is None else sums
     return labels[there].astype(y.dtype), counts[there], sums[there]

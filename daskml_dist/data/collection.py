@@ -119,6 +119,7 @@ class Collection:
 
     def share(self, number: int) -> tuple[int, int] | None:
         """Return which part of the columns a block holds, and the number of parts, else None."""
+        # Blocks of whole rows may be made by whichever worker holds them.
         if self.columns is None:
             return None
         n_parts = len(self.columns) - 1
@@ -251,8 +252,10 @@ def as_collection(
     try:
         X = check_rows(X, numeric=numeric, tensors=tensors, any_shape=any_shape)
     except InvalidDataError as error:
+        # A frame may still hold its target, of words: then the error says so, too.
         error.args = (f"{error}{describe_target_column(X, y)}",)
         raise
+    # Splits of rows cut y like X, whatever its dimensions.
     if any_shape and multi_output and y is not None:
         y = join_column_chunks(check_rows(y, numeric=False, any_shape=True))
     else:
@@ -592,6 +595,7 @@ def cut_by_columns(collection: Collection, n_parts: int) -> Collection:
             f'shard="features" with {n_parts} lanes, and X has {n_features} columns. Use '
             f'Run(n_lanes={n_features}) at most, or shard="rows".'
         )
+    # Every part goes with y and the weights, so that each lane can compute the loss of all rows.
     bounds = _choose_column_bounds(X, n_features, n_parts)
     parts = [
         as_collection(

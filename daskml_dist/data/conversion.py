@@ -102,6 +102,7 @@ def as_rows(
     DeviceUnavailableError
         Rows of CuPy are to stay on a GPU, and this process can use none.
     """
+    # Rows that stay on the GPU are only checked, never converted: their bits are the user's.
     if on_device and find_device(X) == "gpu":
         return _check_device_rows(X, index, tensors)
     # From here on X is in host memory: CuPy's was copied, pydata/sparse is SciPy's now.
@@ -213,6 +214,7 @@ def as_array_block(values: Any, name: str, index: int | None) -> Any:
     """
     if not isinstance(values, list | tuple):
         return values
+    # Dask lets blocks of an array be lists, for which it has no shape to check.
     array = _convert_to_array(values, name, index)
     return np.asarray(values, dtype=object) if array.dtype.kind in "US" else array
 
@@ -317,6 +319,7 @@ def convert_missing_to_nan(X: Any) -> Any:
     if isinstance(X, np.ndarray) and X.dtype.kind == "O":
         if not any(kind.__name__ == "NAType" for kind in set(map(type, X.ravel().tolist()))):
             return X
+        # `pandas.NA` compares with nothing, so its type is looked at; NaN can stay.
         is_na = np.fromiter((_is_pandas_na(value) for value in X.flat), bool, X.size).reshape(
             X.shape
         )
@@ -367,6 +370,7 @@ def convert_object_columns(frame: Any) -> Any:
 
 def _convert_object_column(column: Any) -> Any:
     """Return a column of objects as one of numbers; None where it holds anything else."""
+    # Missing values say nothing of the type.
     known = column.dropna()
     # The types of the values decide, not what they might be parsed to: "1" stays a word.
     types = set(map(type, known))

@@ -223,6 +223,7 @@ def _find_parquet_read(piece: Any, place: int) -> tuple[Task, WantedColumns] | N
     read: Any = task.func
     if len(task.args) != 1 or task.kwargs:
         return None
+    # Selections were found from the last to the first.
     wanted = _find_wanted_columns(read.columns, taken[::-1])
     # Rows of one column are a frame's; a target or a weight that is one keeps its dtype.
     return None if wanted is None or isinstance(wanted, str) == (place == 0) else (task, wanted)

@@ -310,6 +310,7 @@ class _WorkerLoads:
     """Lanes of each worker, beside its capacity."""
 
     def __init__(self, current: Mapping[int, str], capacity: Mapping[str, float]) -> None:
+        # Lanes of workers that are lost have no worker here, and are given away first.
         self.given = {lane: worker for lane, worker in current.items() if worker in capacity}
         self._capacity = capacity
         self._lanes = Counter(self.given.values())
@@ -327,6 +328,7 @@ class _WorkerLoads:
 
     def evening(self) -> tuple[str, str] | None:
         """Return workers between which moving a lane evens the load; None where none do."""
+        # Sorted by address first, so that ties are broken alike in every run.
         full = max(sorted(self._capacity), key=lambda worker: self.fill(worker, 0))
         free = min(sorted(self._capacity), key=self.fill)
         return (full, free) if self.fill(free) < self.fill(full, 0) else None

@@ -246,6 +246,7 @@ def _build_fold(
     name: str, collection: Collection, step: Any, state: Any, numbers: Iterable[int]
 ) -> Any:
     """Return the last state of a fold, lazy."""
+    # A chain of tasks: each takes the state that the one before returns, on the worker of its part.
     one, last = _make_task(_wrap_for_blocks(step, collection, first=2)), delayed(state, pure=False)
     for i in numbers:
         last = one(last, i, *collection.parts[i], dask_key_name=(name, i))
@@ -277,6 +278,7 @@ def _build_merge_tree(
     groups: list[list[Delayed]] = []
     numbers: list[list[int]] = []
     for number, one in enumerate(passes):
+        # One delayed function a pass, of which each block makes a call.
         summarise = _make_task(_wrap_for_blocks(one.summarise, one.collection, first=1))
         for i, part in enumerate(one.collection.parts):
             if i == len(groups):

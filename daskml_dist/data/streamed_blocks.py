@@ -126,6 +126,7 @@ class BlockRecipes:
         return "" if self.held else ", or call .persist() on the collection first"
 
     def _run(self, key: Any, fetch: Callable[[Any], Any], begun: list[Any]) -> Any:
+        # Data on workers is fetched first, so that no task waits for the network.
         tasks = select_tasks(self.graph, [key])
         data = {name: fetch(name) for name in self.held.intersection(collect_dependencies(tasks))}
         return run_tasks(tasks, data, key, begun)

@@ -277,6 +277,7 @@ class PassLedger:
             record.update(zip(self._score_names, report.scores, strict=False))
         if self._score_names:
             record["eval_score"] = record.get(self._score_names[0])
+        # The next pass is timed from here, and its staleness counted anew.
         self._since, self._staleness = now, [0, 0]
         self.records.append(record)
         if self.rule.update(record):

@@ -166,6 +166,7 @@ def make_parameter_groups(
 
 def _can_join(last: ParameterGroup, new: ParameterGroup) -> bool:
     """Return whether a group can go on with the rows of another: penalised ones lead in each."""
+    # Equal but for their rows: the dataclass compares optimizer, penalty and rates.
     same = replace(new, start=last.start, stop=last.stop, n_penalised=last.n_penalised) == last
     return same and (new.n_penalised == 0 or last.n_penalised == last.stop - last.start)
 

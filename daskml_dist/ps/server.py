@@ -210,6 +210,7 @@ class ParameterServer:
 
     def _on_rendezvous(self, payload: CallPayload, reply: CallReply) -> ReadyAnswers:
         ready = self._callers.add_arrival(payload["rank"], payload["info"], reply, self._n_trainers)
+        # Later generations go on with the clock that runs.
         if ready and self.ledger is not None and self.generation == 0:
             self.ledger.start_clock()
         return ready

@@ -259,6 +259,7 @@ class Shard:
     def _clip_gradient(self, grad: Any, rows: float, index: NDArray[np.int64] | None) -> None:
         """Clip the mean gradient to the largest norm; untouched rows add nothing to it."""
         xp = namespace(grad)
+        # Running means and sums are no gradients, and have no part in the norm.
         own = [group for group in self._groups if group.descends]
         at = [group.rows if index is None else find_group_rows(group, index) for group in own]
         parts = [grad[some, ...] for some in at]

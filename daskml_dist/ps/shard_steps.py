@@ -123,6 +123,8 @@ class GroupSteps:
     ) -> None:
         grad /= rows
         k = piece.n_penalised
+        # The gradient of the L2 penalty joins that of the loss; L1 is the optimizer's proximal
+        # step.
         if self._l2 and k == grad.shape[0]:
             grad += self._l2 * piece.w
         elif self._l2 and k:

@@ -64,6 +64,7 @@ class LaneSnapshot:
 
 def join_lane_snapshots(lanes: Mapping[int, LaneSnapshot]) -> dict[int, LaneSnapshot]:
     """Return the lanes with shards that are parts of the parameters joined, in the first lane."""
+    # Stages of a pipeline and ranges of columns hold parts of the parameters, from row `start` on.
     held = sorted((lane.start, n) for n, lane in lanes.items() if lane.shard is not None)
     if not any(start for start, _ in held):
         return dict(lanes)
@@ -221,6 +222,7 @@ class SnapshotStore:
         self._stored = True
         stored = self._storing.setdefault(clock, {})
         stored.update(lanes)
+        # A snapshot of the server is whole once every lane has handed over its own at one clock.
         if len(stored) == self._n_lanes:
             # Snapshots of earlier clocks that some lanes never handed over are of no use any more.
             self._storing = {c: part for c, part in self._storing.items() if c > clock}

@@ -174,6 +174,7 @@ def sample_ids(part: NumberedEntries, sides: Sequence[EntrySide]) -> dict[str, t
     """Return some ids of each space, and how many entries each of them stands for."""
     found = {}
     for space in dict.fromkeys(side.rows for side in sides):
+        # Entries of each id, over all sides on which its space gives the rows.
         counts: Any = 0.0
         for side in sides:
             if side.rows == space:
@@ -232,6 +233,8 @@ def _split_into_pieces(part: NumberedEntries, side: EntrySide, cuts: Array) -> l
     sums = np.stack([part.sums(0), part.sums(1)]) if shared else None
     if len(edges) == 2:
         return [_make_piece(rows, columns, row_ids, column_ids, values, side.by, sums)]
+    # The range of each entry, from that of its row key: ids are sorted, so ranges are slices of
+    # them.
     range_of = np.repeat(np.arange(len(edges) - 1, dtype=np.uint16), np.diff(edges))[rows]
     # A stable sort keeps the order of the part's entries within each range.
     order = np.argsort(range_of, kind="stable")

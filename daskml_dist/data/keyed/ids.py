@@ -126,6 +126,7 @@ def _factorize_by_table(
     columns: Sequence[Array], low: int, width: int
 ) -> tuple[Array, list[NDArray[np.int32]]]:
     """Return what `factorize_columns` does, of integers in a narrow range, by a table of it."""
+    # A table over the range: marks of what occurs, whose running sum numbers the ids in order.
     seen = _mark_seen(columns, low, width)
     ids = np.flatnonzero(seen) + low
     position = np.cumsum(seen, dtype=np.int32)
