@@ -38,6 +38,7 @@ __all__ = ["SIDES", "ALSSolver", "build_ratings"]
 
 #: Ratings by their users, and by their items.
 SIDES = (EntrySide("user", "user", "item", 0), EntrySide("item", "item", "user", 1))
+#: The other side of each side.
 _OTHER = {"user": "item", "item": "user"}
 
 
@@ -90,7 +91,7 @@ class ALSSolver(KeyedSolver):
 
 
 class _ALSSweeps:
-    """Progress of a fit in one trainer.
+    """Progress of a fit in one trainer: the own factors, the loss and the sweeps made.
 
     Parameters
     ----------

@@ -35,9 +35,10 @@ from daskml_dist.solvers.base import Array, RowState, Solution, Solver, Statisti
 
 __all__ = ["Apriori", "BasketBits", "SetCounts", "itemset_cuts"]
 
-#: Candidates that are counted in one round.
+#: Candidates that are counted in one pass, at most: 16 MiB of float64 counts a trainer.
 _MAX_CANDIDATES_PER_PASS = 1 << 21
-#: Items of a frequent itemset at most: one of n has 2 ** n frequent subsets.
+#: Items of a frequent itemset at most: an itemset of n has 2 ** n frequent subsets, so longer ones
+#: are never reached.
 _MAX_ITEMSET_LENGTH = 64
 
 
@@ -215,7 +216,7 @@ def _fewest_rows(min_support: float, n_rows: int) -> int:
 
 @dataclass
 class _AprioriProgress:
-    """Frequent itemsets so far, of numbers of the frequent items.
+    """Frequent itemsets so far, as numbers of frequent items, level by level.
 
     Parameters
     ----------
@@ -288,7 +289,7 @@ class _AprioriProgress:
 
 @dataclass(frozen=True, eq=False)
 class _PairCandidates:
-    """Candidates of two items: all pairs.
+    """All pairs of frequent items, as candidates of length 2.
 
     Parameters
     ----------
@@ -326,7 +327,7 @@ class _PairCandidates:
 
 @dataclass(frozen=True, eq=False)
 class _SetCandidates:
-    """Candidates of more items.
+    """Candidates of three or more items: a prefix and a last item each.
 
     Parameters
     ----------
@@ -380,7 +381,7 @@ class _SetCandidates:
 
 
 class BasketBits(RowState):
-    """The rows as bits, by item; made of them when they are first asked for."""
+    """Store of the rows as bits, item by item, which the first statistic fills."""
 
     name = "bits"
 
@@ -391,7 +392,7 @@ class BasketBits(RowState):
 
 @dataclass(frozen=True, eq=False)
 class ItemCounts(Statistic):
-    """Rows of each item."""
+    """Number of rows that have each item."""
 
     in_parts: ClassVar[bool] = True
 
@@ -412,7 +413,7 @@ class ItemCounts(Statistic):
 
 @dataclass(frozen=True, eq=False)
 class SetCounts(Statistic):
-    """Rows of candidates that have at least two items.
+    """Number of rows that have each candidate of two or more items.
 
     Parameters
     ----------
@@ -452,7 +453,7 @@ class SetCounts(Statistic):
 
 @dataclass(frozen=True, eq=False)
 class PairCounts(Statistic):
-    """Rows of pairs of items.
+    """Number of rows that have each pair of items.
 
     Parameters
     ----------

@@ -44,7 +44,7 @@ State = Callable[[], dict[str, Array]]
 
 
 class RowState(ABC):
-    """Memory of each row between sums: its label, its raw prediction, its node in a tree.
+    """State that each row keeps between sums: a label, a raw prediction, a node of a tree.
 
     A statistic that names one in :attr:`Statistic.state` finds it in ``rows.state``, to be read
     and written in place: it is what the last statistic left there that named a state of the same
@@ -95,7 +95,7 @@ class RowState(ABC):
 
 
 class Statistic(ABC):
-    """A sum over rows. It travels to every trainer, the model does not.
+    """Base class of sums over rows. A statistic travels to every trainer, the model does not.
 
     It goes as data: its attributes are numbers, text, arrays, losses, and tuples, lists or
     dictionaries of these. Its class comes with the solver: define it where the solver's module
@@ -193,7 +193,7 @@ class Statistic(ABC):
 
 
 class ReduceScatterStatistic(Statistic):
-    """A sum that nobody needs whole: each trainer finishes a range of it, and hands that on.
+    """Base class of sums of which each trainer finishes a range, and hands on the result.
 
     Histograms, of which the best splits are asked for, or rows of a matrix that is factored. The
     solver gets the results of all ranges, one after the other; they must be the same wherever the
@@ -241,7 +241,7 @@ class ReduceScatterStatistic(Statistic):
 
 
 class Sums(Protocol):
-    """All rows of a fit, seen through sums.
+    """All rows of a fit, as a solver sees them: a callable that answers statistics.
 
     Attributes
     ----------
@@ -313,7 +313,7 @@ class Sums(Protocol):
 
 
 class VectorSpace(Protocol):
-    """Vectors, of which this process may hold a range; numbers are the same in all processes."""
+    """Vectors of which this process may hold a range; scalars are the same in all processes."""
 
     def dot(self, a: Array, b: Array) -> float:
         """Return the dot product of two vectors."""
@@ -323,7 +323,7 @@ class VectorSpace(Protocol):
 
 
 class RangedSums(VectorSpace, Protocol):
-    """All rows of a fit, seen by one of several processes that solve together.
+    """All rows of a fit, as seen by each of several processes that solve together.
 
     Attributes
     ----------
@@ -392,7 +392,7 @@ class Solution:
 
 
 class Solver(NamedParameters, ABC):
-    """Base class of the solvers: parameters from sums over rows. Immutable: it travels.
+    """Base class of the solvers, which find parameters from sums over rows. Immutable: it travels.
 
     Attributes
     ----------
@@ -439,7 +439,7 @@ class Solver(NamedParameters, ABC):
 
 
 class RangedSolver(Solver):
-    """One that can also work on ranges of its vectors, too large for each process as a whole.
+    """Base class of solvers that can also work on ranges of vectors, too large for one process.
 
     Examples
     --------
@@ -498,7 +498,7 @@ class PenalisedSolver(Solver):
 
 @dataclass(frozen=True)
 class SinglePassSolver(Solver):
-    """Asks one statistic; the sum is the solution."""
+    """Solver of one request: the sum is the solution."""
 
     statistic: Statistic
 
@@ -516,7 +516,7 @@ class SinglePassSolver(Solver):
 
 @dataclass
 class NestedSums:
-    """The sums of a solver within another, whose state nobody keeps.
+    """Sums for a solver that runs inside another; its checkpoints are ignored.
 
     Parameters
     ----------

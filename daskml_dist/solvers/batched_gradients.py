@@ -37,24 +37,24 @@ __all__ = [
     "iterate_split_rows",
 ]
 
-#: Splits whose training rows are told apart by the bits of a number.
+#: Splits at most that are told apart by the bits of an int64.
 _MAX_MEMBERSHIP_BITS = 62
-#: Bytes of float64 rows that are copied at once.
+#: Bytes of float64 rows that are copied at once: they stay in a core's L2 cache.
 _COPY_BYTES = 1 << 21
-#: Raw predictions of a tile of rows that a processor's cache holds.
+#: Raw predictions of a tile of rows: 512 KiB of float64, which stay in a core's L2 cache.
 _TILE_ENTRIES = 1 << 16
-#: Rows of a tile at least, so that products are worth their calls; and of one that a kernel takes,
-#: which makes tiles of its own: so many that Python's part is small beside it.
+#: Rows of a tile at least, so that a product outlasts its call; and of a tile for a kernel,
+#: which cuts smaller ones itself: so many that Python's share of the time is small.
 _MIN_TILE_ROWS, _KERNEL_TILE_ROWS = 64, 1 << 12
-#: Columns that are scored together at most, so that caches hold them.
+#: Candidates that are evaluated in one pass at most, so that caches hold their coefficients.
 _MAX_CANDIDATES_PER_PASS = 1024
-#: Neighbouring rows of a share of all.
+#: Neighbouring rows that are read together where a share of the rows is sampled.
 _SAMPLE_RUN_ROWS = 512
 
 
 @dataclass(frozen=True, eq=False)
 class PerSplitStatistic(Statistic):
-    """Another statistic over the training rows of some splits.
+    """Inner statistic, summed over the training rows of each of some splits.
 
     Parameters
     ----------
@@ -223,7 +223,7 @@ class SplitLabelWeights(Statistic):
 
 
 class ActiveCandidates:
-    """Columns of the splits that some rows play a role in.
+    """Candidates of those splits in which some of a tile's rows play the role asked for.
 
     Parameters
     ----------
@@ -320,7 +320,7 @@ def evaluate_by_split(
 
 @dataclass(frozen=True, eq=False)
 class BatchedGradient(Statistic):
-    """Losses and gradients of columns, each over the training rows of its split.
+    """Losses and gradients of candidates, each over the training rows of its split.
 
     Parameters
     ----------
@@ -430,7 +430,7 @@ def _sample_runs(n: int, share: int) -> tuple[list[slice], float]:
 
 @dataclass(frozen=True, eq=False)
 class BatchedHessian(Statistic):
-    """Hessians of columns over the training rows of their splits, of a share of these.
+    """Hessians of candidates over a share of the training rows of their splits.
 
     Of each as :class:`LossHessian` has it.
 

@@ -56,19 +56,19 @@ __all__ = [
 
 #: Names of ranking scores, in the order in which they are found.
 RANKINGS = ("roc_auc", "average_precision")
-#: Numbers that are brought together in a pass.
+#: Numbers that are exchanged in one pass at most: 64 MiB of float64.
 _MAX_SCORES_PER_PASS = 1 << 23
 #: Names of the scores, in the order in which they are found.
 CLASS_RANKINGS = ("roc_auc_ovr", "roc_auc_ovr_weighted", "roc_auc_ovo", "roc_auc_ovo_weighted")
-#: Numbers a column: weight of the rows; of a classifier right ones and losses (and pairs of
-#: labels), of a regressor squared and absolute errors, targets, and their squares.
+#: Sums of a candidate. Classifier: weight of the rows, of right predictions, and losses. Regressor:
+#: weight, squared errors, absolute errors, targets, and their squares.
 _N_CLASSIFIER_SUMS, _N_REGRESSOR_SUMS = 3, 5
-#: Log loss of the least probability.
+#: Log loss of the smallest probability, to which scikit-learn clips.
 _MAX_LOG_LOSS = -float(np.log(np.finfo(np.float64).eps))
 
 
 class ScoreParts(NamedTuple):
-    """Parts of scores beside sums.
+    """Parts of scores that are needed beside plain sums.
 
     Parameters
     ----------
@@ -85,13 +85,13 @@ class ScoreParts(NamedTuple):
     places: bool = False
 
 
-#: None of them.
+#: No part beside sums.
 SUMS_ONLY = ScoreParts()
 
 
 @dataclass(frozen=True, eq=False)
 class BatchedScores(Statistic):
-    """Sums of columns over rows that play a role in their split.
+    """Sums for candidates' scores over the rows that play a role in their split.
 
     Parameters
     ----------
@@ -301,7 +301,7 @@ def ranking_scores(scores: Array, signed: Array) -> tuple[float, float]:
 
 @dataclass(frozen=True, eq=False)
 class BatchedRankingSolver(Solver):
-    """Ranking scores of columns, over rows that play a role in their split.
+    """Ranking scores of candidates, over the rows that play a role in their split.
 
     The solution is of shape (n_columns, n_scores), in the order of the question's names; NaN where
     a column has no scores of each label, or too many to be sorted by one process.
@@ -344,7 +344,7 @@ class BatchedRankingSolver(Solver):
 
 @dataclass(frozen=True, eq=False)
 class RoleCounts(Statistic):
-    """Numbers of rows that play a role in each split.
+    """Number of rows that play a role in each split.
 
     Parameters
     ----------
@@ -365,7 +365,7 @@ class RoleCounts(Statistic):
 
 @dataclass(frozen=True, eq=False)
 class BatchedRanks(ReduceScatterStatistic):
-    """Scores of rows that play a role in a column's split, which its owner ranks.
+    """Raw predictions of a role's rows, which the owner of each candidate ranks.
 
     Of each column it holds the number of rows, and then their scores and signed weights.
 
@@ -469,7 +469,7 @@ def _split_kept_values(of_columns: Array, n: int, n_kept: int) -> list[Array]:
 
 @dataclass(frozen=True, eq=False)
 class BatchedClassRanks(BatchedRanks):
-    """Probabilities of the classes of rows that play a role in a column's split.
+    """Class probabilities of a role's rows, which the owner of each candidate ranks.
 
     Of each column it holds the number of rows, and then their probabilities class by class, the
     numbers of their labels, and their weights.

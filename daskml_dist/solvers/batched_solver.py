@@ -38,31 +38,34 @@ from daskml_dist.solvers.objective import LossGradient, penalty_row_strengths
 
 __all__ = ["BatchedSolver", "Candidate", "WarmStarts", "candidate_solution", "choose_leaders"]
 
-#: Strengths of penalties are alike whose ratio is nearer to 1 than about 1 in so many.
+#: Penalties count as equal whose strengths differ by less than about 1 / 50 = 2 %.
 _STRENGTH_RESOLUTION = 50
-#: Numbers of all Hessians at most; rows for each parameter that a Hessian is of, at least.
+#: Numbers of all Hessians at most (64 MiB); rows of the share for each parameter, at least, so that
+#: its Hessian is near that of all rows.
 _MAX_HESSIAN_ENTRIES, _MIN_ROWS_PER_PARAMETER = 1 << 23, 16
-#: Steps at most, on a share of the rows and on all (of leaders first); by what a gradient must
-#: shrink in one.
+#: Newton steps at most on the share, of leaders on all rows, and of all candidates on all rows; and
+#: the factor by which each step must shrink the gradient to be followed by another.
 _MAX_SHARE_STEPS, _MAX_LEADER_STEPS, _MAX_FULL_STEPS, _SHRINK_FACTOR = 2, 2, 8, 0.3
-#: Quasi-Newton steps after which a column is solved by Newton's.
+#: Quasi-Newton steps on the share after which a candidate is solved by Newton's method.
 _MAX_FIRST_STEPS = 15
+#: SciPy's words for a gradient below `tol`.
 _CONVERGED_MESSAGE = "CONVERGENCE: NORM OF PROJECTED GRADIENT <= PGTOL"
-#: Share of `tol` of those that others follow.
+#: Leaders are solved to this share of `tol`, since their errors pass to their followers.
 _LEADER_TOLERANCE = 0.1
-#: Eigenvalues of a Hessian of unit diagonal that count as none, to the largest.
+#: Eigenvalues below this share of the largest count as zero (the Hessian has a unit diagonal).
 _EIGENVALUE_CUTOFF = 1e-10
 #: Solutions of some columns, of their numbers, where they begin, the share, and solvers.
 SolveCandidates = Callable[[list[int], list["Array | None"], int, list[Solver]], list[Solution]]
 #: Columns of one penalty, by the first of them.
 CandidateGroups = dict[int, list[int]]
-#: Squared distance of two optima, to the loss, within which one leads the other.
+#: Squared distance of two optima (in the Hessian's norm), as a share of the loss, within which one
+#: leads the other.
 _LEADER_DISTANCE = 3e-4
 
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """One of the fits.
+    """One of the fits: a solver, and the split whose training rows it is fitted to.
 
     Parameters
     ----------
@@ -82,7 +85,7 @@ class Candidate:
 
 @dataclass(frozen=True, eq=False)
 class BatchedSolver(Solver):
-    """Solvers of many columns, in lock step.
+    """Solver of many candidates in lock step.
 
     The solution is the columns' parameters, of shape (n_columns, n_rows, width); ``extra`` has
     their solutions without these.
@@ -204,7 +207,7 @@ def candidate_solution(stacked: Solution, k: int) -> Solution:
 
 
 class CachedGradients:
-    """Losses and gradients of columns, of which a place that was just asked about is known.
+    """Losses and gradients of candidates; the last answer of each is kept.
 
     Parameters
     ----------
@@ -252,7 +255,7 @@ class CachedGradients:
 
 
 class WarmStarts:
-    """Finder of the places.
+    """Finder of parameters near the optima of all candidates, in few readings of all rows.
 
     Parameters
     ----------

@@ -28,15 +28,15 @@ __all__ = ["SAMPLE_ROWS", "BinnedRows", "bin_rows", "find_bins", "iterate_tiles"
 
 #: Edges of some values and their weights, for so many bins.
 EdgeFinder = Callable[[Array, Array | None, int], Array]
-#: Rows of the sample; of fewer, all are looked at.
+#: Rows of the sample that bins are chosen from; of fewer rows, all. As in scikit-learn.
 SAMPLE_ROWS = 200_000
-#: Share that is drawn beyond it, so that enough come for sure; the rest is cut off.
+#: Factor on the expected sample, so that enough rows are drawn surely (13 standard deviations).
 _OVERDRAW = 1.03
-#: Names this use of a seed.
+#: Key of this use of the seed, so that draws do not repeat another use's.
 _SAMPLE_DRAW = 1
-#: Rows of bins begin where a word does, so that few reach over a processor's lines.
+#: Bytes that a row's bins are padded to a multiple of, so that few rows straddle cache lines.
 _WORD_BYTES = 8
-#: Rows of which something is made at once.
+#: Rows that temporary arrays are made of at once: 512 KiB of float64.
 TILE_ROWS = 2**16
 
 
@@ -177,7 +177,7 @@ def _sample_lane(
 
 
 class BinnedRows:
-    """Binned rows, their targets and weights, in room for more.
+    """Binned rows with their targets and weights, in arrays allocated for `most` rows.
 
     Parameters
     ----------

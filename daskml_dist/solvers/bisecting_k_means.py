@@ -28,13 +28,13 @@ from daskml_dist.solvers.rows import is_sparse, to_rows_dtype
 
 __all__ = ["BisectingSolver", "LeafAssignment", "LeafErrors", "LeafStatistic"]
 
-#: Entries of dense rows among which those of a leaf are chosen at once.
+#: Entries of dense rows among which a leaf's rows are chosen at once: 8 MiB of float64.
 _CHUNK_ENTRIES = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
 class LeafAssignment(RowState):
-    """The leaf of each row in a tree of splits.
+    """The leaf of each row in a tree of splits, kept between sums.
 
     Node 0 is the root; split i makes the nodes 2 i + 1 and 2 i + 2.
 
@@ -42,7 +42,7 @@ class LeafAssignment(RowState):
     ----------
     split : ndarray of int64 of shape (m,)
         The node that each split is of.
-    centres : ndarray of shape (m, 2, n_features)
+    centroids : ndarray of shape (m, 2, n_features)
         Of the two nodes that it makes.
     shifts : ndarray of shape (m, n_features), or None
         What is taken from each row where it is split; None for sparse rows.
@@ -50,7 +50,7 @@ class LeafAssignment(RowState):
 
     name = "leaves"
     split: NDArray[np.int64]
-    centres: Array
+    centroids: Array
     shifts: Array | None
 
     def make(self, model: Any, rows: BatchRows, backend: Backend) -> Any:
@@ -69,19 +69,19 @@ class LeafAssignment(RowState):
         array of shape (n,)
             Squared distances of these rows to the nearer one, of others any numbers.
         """
-        shift, centres = None, self.centres[number]
+        shift, centroids = None, self.centroids[number]
         if self.shifts is not None:
-            centres = centres - self.shifts[number]
+            centroids = centroids - self.shifts[number]
             shift = to_rows_dtype(self.shifts[number], rows.X, backend)
-        centres, node = to_rows_dtype(centres, rows.X, backend), int(self.split[number])
+        centroids, node = to_rows_dtype(centroids, rows.X, backend), int(self.split[number])
         if not _supports_row_selection(rows.X):
-            labels, apart = backend.nearest(rows.X, shift, centres)
+            labels, apart = backend.nearest(rows.X, shift, centroids)
             child = cast(labels + (2 * number + 1), state.dtype)
             state[:] = namespace(state).where(state == node, child, state)
             return apart
         apart = np.zeros(len(state), rows.X.dtype)
         for first, at, X in _iterate_node_rows(state, node, rows.X):
-            labels, apart[first + at] = backend.nearest(X, shift, centres)
+            labels, apart[first + at] = backend.nearest(X, shift, centroids)
             state[first + at] = labels + (2 * number + 1)
         return apart
 
@@ -117,7 +117,7 @@ def _weight_node_rows(rows: BatchRows, node: int) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class LeafStatistic(Statistic):
-    """A sum over the rows of one leaf.
+    """Inner statistic, summed over the rows of one leaf.
 
     Parameters
     ----------
@@ -166,7 +166,7 @@ class LeafStatistic(Statistic):
 
 @dataclass(frozen=True, eq=False)
 class LeafErrors(Statistic):
-    """Weight and squared distances to their centre, of the rows of the last split's two nodes.
+    """Weight and squared distances to their centroid, of the rows of the last split's nodes.
 
     Parameters
     ----------
@@ -181,7 +181,7 @@ class LeafErrors(Statistic):
         """Return the leaf assignment before the last split."""
         tree, before = self.leaves, slice(-1)
         shifts = None if tree.shifts is None else tree.shifts[before]
-        return LeafAssignment(tree.split[before], tree.centres[before], shifts)
+        return LeafAssignment(tree.split[before], tree.centroids[before], shifts)
 
     def shape(self, model: Any) -> tuple[int, ...]:
         return 2, 2
@@ -201,7 +201,7 @@ class LeafErrors(Statistic):
 
 @dataclass
 class _LeafSums(NestedSums):
-    """The rows of a leaf, seen through sums."""
+    """Sums over the rows of one leaf, for the k-means that splits it."""
 
     leaves: LeafAssignment
     leaf: int
@@ -212,7 +212,7 @@ class _LeafSums(NestedSums):
 
 @dataclass(frozen=True, eq=False)
 class BisectingSolver(Solver):
-    """Splits until there are k leaves, or none that can be split.
+    """Solver that splits leaves until there are k, or none that can be split.
 
     Parameters
     ----------
@@ -239,8 +239,8 @@ class BisectingSolver(Solver):
         Returns
         -------
         Solution
-            With the centres of the leaves from left to right; ``"inertia"``; the ``"leaves"``, and
-            ``"nodes"``, which nodes they are; and the ``"shift"`` of all rows.
+            With the centroids of the leaves from left to right; ``"inertia"``; the ``"leaves"``,
+            and ``"nodes"``, which nodes they are; and the ``"shift"`` of all rows.
         """
         if sums.kept is not None:
             tree = _CentroidTree.of_state(sums.kept)
@@ -255,9 +255,9 @@ class BisectingSolver(Solver):
             leaf = tree.next_leaf(self.by_weight)
             if leaf is None:
                 break
-            sums.keep(tree.leaf_centres(), tree.state, extra=tree.solution_facts())
+            sums.keep(tree.leaf_centroids(), tree.state, extra=tree.solution_facts())
             self._split_leaf(tree, leaf, model, sums)
-        return Solution(tree.leaf_centres(), len(tree.leaves.split), extra=tree.solution_facts())
+        return Solution(tree.leaf_centroids(), len(tree.leaves.split), extra=tree.solution_facts())
 
     def _root_solver(self, n_features: int) -> KMeansSolver:
         """Return the solver of the root's only centroid, the mean."""
@@ -272,37 +272,37 @@ class BisectingSolver(Solver):
             tree.facts[leaf, 2] = 0.0
             return
         # In an order that does not hang on the draws.
-        centres = found.w[np.lexsort(found.w.T[::-1])]
-        leaves = tree.leaves_with(leaf, centres, found.extra["shift"])
+        centroids = found.w[np.lexsort(found.w.T[::-1])]
+        leaves = tree.leaves_with(leaf, centroids, found.extra["shift"])
         tree.grow(leaves, sums(LeafErrors(leaves)))
 
 
 @dataclass
 class _CentroidTree:
-    """Leaves, and what is known of each node.
+    """Tree of centroids: the leaf assignment, and facts of each node.
 
     Parameters
     ----------
     leaves : LeafAssignment
     shift : ndarray of shape (n_features,), or None
         Of all rows.
-    centres : ndarray of shape (n_nodes, n_features)
+    centroids : ndarray of shape (n_nodes, n_features)
     facts : ndarray of shape (n_nodes, 3)
         Weight, sum of squared distances, and whether it may be split.
     """
 
     leaves: LeafAssignment
     shift: Array | None
-    centres: Array = field(repr=False)
+    centroids: Array = field(repr=False)
     facts: Array
 
     @classmethod
-    def of_root(cls, centre: Array, shift: Array | None, facts: Array) -> _CentroidTree:
+    def of_root(cls, centroid: Array, shift: Array | None, facts: Array) -> _CentroidTree:
         """Return a tree without splits."""
-        d = len(centre)
+        d = len(centroid)
         shifts = None if shift is None else np.empty((0, d))
         leaves = LeafAssignment(np.empty(0, np.int64), np.empty((0, 2, d)), shifts)
-        return cls(leaves, shift, centre[None], facts)
+        return cls(leaves, shift, centroid[None], facts)
 
     def next_leaf(self, by_weight: bool) -> int | None:
         """Return the leaf to split next, or None where no leaf has rows that differ."""
@@ -324,9 +324,9 @@ class _CentroidTree:
                 found.append(node)
         return np.array(found)
 
-    def leaf_centres(self) -> Array:
+    def leaf_centroids(self) -> Array:
         """Return the leaves' centroids from left to right."""
-        return self.centres[self.leaf_nodes()]
+        return self.centroids[self.leaf_nodes()]
 
     def solution_facts(self) -> dict[str, Any]:
         """Return what an estimator makes attributes of."""
@@ -334,20 +334,20 @@ class _CentroidTree:
         inertia = float(self.facts[nodes, 1].sum())
         return {"inertia": inertia, "leaves": self.leaves, "nodes": nodes, "shift": self.shift}
 
-    def leaves_with(self, leaf: int, centres: Array, shift: Array | None) -> LeafAssignment:
+    def leaves_with(self, leaf: int, centroids: Array, shift: Array | None) -> LeafAssignment:
         """Return the leaf assignment after one more split."""
         old = self.leaves
         shifts = None
         if old.shifts is not None and shift is not None:
             shifts = np.vstack([old.shifts, shift])
         return LeafAssignment(
-            np.append(old.split, leaf), np.concatenate([old.centres, [centres]]), shifts
+            np.append(old.split, leaf), np.concatenate([old.centroids, [centroids]]), shifts
         )
 
     def grow(self, leaves: LeafAssignment, errors: Array) -> None:
         """Take a split."""
         self.leaves = leaves
-        self.centres = np.vstack([self.centres, leaves.centres[-1]])
+        self.centroids = np.vstack([self.centroids, leaves.centroids[-1]])
         self.facts = np.vstack([self.facts, np.c_[errors, np.ones(2)]])
 
     def state(self) -> dict[str, Array]:
@@ -355,12 +355,12 @@ class _CentroidTree:
         parts = {"shift": self.shift, "shifts": self.leaves.shifts}
         given = {name: each for name, each in parts.items() if each is not None}
         split = self.leaves.split.astype(np.float64)
-        return {"split": split, "centres": self.centres, "facts": self.facts, **given}
+        return {"split": split, "centroids": self.centroids, "facts": self.facts, **given}
 
     @classmethod
     def of_state(cls, state: dict[str, Array]) -> _CentroidTree:
         """Return the tree that a checkpoint was made of."""
-        centres, split = state["centres"], state["split"].astype(np.int64)
-        pairs = centres[1:].reshape(len(split), 2, -1)
+        centroids, split = state["centroids"], state["split"].astype(np.int64)
+        pairs = centroids[1:].reshape(len(split), 2, -1)
         leaves = LeafAssignment(split, pairs, state.get("shifts"))
-        return cls(leaves, state.get("shift"), centres, state["facts"].copy())
+        return cls(leaves, state.get("shift"), centroids, state["facts"].copy())

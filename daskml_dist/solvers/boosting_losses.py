@@ -98,7 +98,7 @@ class SquaredErrorBoostLoss(BoostLoss):
 
 
 class AbsoluteErrorBoostLoss(BoostLoss):
-    """Absolute error: leaves answer the median."""
+    """Absolute error: a leaf predicts the median."""
 
     kernel = "absolute_error"
     constant_hessian = True
@@ -116,7 +116,7 @@ class AbsoluteErrorBoostLoss(BoostLoss):
 
 @dataclass
 class PinballBoostLoss(BoostLoss):
-    """Pinball loss: leaves answer a quantile.
+    """Pinball loss: a leaf predicts a quantile.
 
     Parameters
     ----------

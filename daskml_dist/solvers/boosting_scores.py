@@ -20,19 +20,19 @@ from daskml_dist.solvers.own_rows import Array, OwnRows
 
 __all__ = ["BoostScores", "RowRange", "Scorer", "StoppingRule", "WatchedScores"]
 
-#: Names this use of a seed.
+#: Key of this use of the seed, so that draws do not repeat another use's.
 _SCORE_DRAW = 5
 #: Raw predictions of rows, of shape (n, n_outputs), their targets, and weights or None.
 Scorer = Callable[[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64] | None], float]
-#: Numbers of rows among all: of the first, and of the one behind the last.
+#: Half-open range of row numbers among all rows.
 RowRange = tuple[int, int]
-#: Rows trained on that a scorer sees, roughly; a loss sees all.
+#: Training rows that a scorer sees, about, as in scikit-learn; a loss sees all.
 _MAX_SCORED_ROWS = 10_000
 
 
 @dataclass(frozen=True)
 class StoppingRule:
-    """Early stopping.
+    """Rule of early stopping.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ class StoppingRule:
 
 @dataclass(frozen=True)
 class WatchedScores:
-    """Scores of sets of rows after each iteration, which the user watches.
+    """Sets of held-out rows that the user watches, and their scorers.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ class WatchedScores:
 
 
 class _ScoredPart:
-    """Rows that are scored together: those of some binned rows whose numbers lie in a range."""
+    """Set of rows that are scored together: binned rows whose numbers lie in a range."""
 
     def __init__(
         self, rows: OwnRows, rooms: Sequence[BinnedRows], loss: BoostLoss, within: RowRange | None
@@ -117,7 +117,7 @@ class _ScoredPart:
 
 
 class BoostScores:
-    """Scores of the rows trained on, of those held out, and of those that the user watches.
+    """Scores of the training rows, of the held-out rows, and of the sets that the user watches.
 
     Parameters
     ----------
@@ -185,7 +185,7 @@ class BoostScores:
 
 
 class GatheredRows:
-    """Rows that a scorer sees.
+    """Rows of all trainers, gathered to one trainer for a scorer.
 
     One trainer scores them for all: what a user's function answers need not be the same twice.
 

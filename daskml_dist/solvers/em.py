@@ -27,17 +27,18 @@ from daskml_dist.solvers.seeding import SeedSample
 
 __all__ = ["DrawnMoments", "ExpectedMoments", "MixtureSolver", "NearestMoments"]
 
+#: scikit-learn's words.
 _NOT_CONVERGED = (
     "Best performing initialization did not converge. Try different init parameters, or increase "
     "max_iter, tol, or check for degenerate data."
 )
-#: Steps of k-means before EM.
+#: Steps and tolerance of the k-means that initialises, scikit-learn's defaults.
 _KMEANS_STEPS, _KMEANS_TOL = 300, 1e-4
 
 
 @dataclass(frozen=True, eq=False)
 class _ComponentMoments(Statistic):
-    """Base class of moments of each component's share of the rows; last, the log-likelihood.
+    """Base class of moments of the rows, weighted by each component's share; then log-likelihood.
 
     Parameters
     ----------
@@ -78,7 +79,7 @@ class _ComponentMoments(Statistic):
 
 @dataclass(frozen=True, eq=False)
 class ExpectedMoments(_ComponentMoments):
-    """Moments by the components' densities at each row: the E-step.
+    """Moments weighted by each component's responsibility for each row: the E-step.
 
     Parameters
     ----------
@@ -104,7 +105,7 @@ class ExpectedMoments(_ComponentMoments):
 
 
 class _StartingMoments(_ComponentMoments):
-    """Base class of moments by shares that are no densities', to begin with."""
+    """Base class of moments by initial shares, before there are densities."""
 
     def _add_moments(
         self, rows: BatchRows, shift: Any, means: Any, weight: Any, out: Any, backend: Backend
@@ -136,7 +137,7 @@ class NearestMoments(_StartingMoments):
 
 @dataclass(frozen=True, eq=False)
 class DrawnMoments(_StartingMoments):
-    """Moments by shares that each row draws.
+    """Moments by random shares of each row.
 
     Parameters
     ----------
@@ -163,7 +164,7 @@ class DrawnMoments(_StartingMoments):
 
 @dataclass(frozen=True, eq=False)
 class MixtureSolver(Solver):
-    """Mixture of the largest likelihood, by EM; the best of some runs.
+    """Solver of Gaussian mixtures by EM: the run of the largest likelihood.
 
     Parameters
     ----------
@@ -320,7 +321,7 @@ def _check_finite(found: Array) -> None:
 
 @dataclass
 class _MixtureRuns:
-    """Progress of the runs."""
+    """Progress of EM: the present run, and the best run so far."""
 
     number: int = 0
     n_iter: int = 0

@@ -20,8 +20,9 @@ __all__ = ["GroupedValues", "group_quantiles", "sum_exactly"]
 
 #: Values, the group of each (from 0), and their weights or None.
 GroupedValues = tuple[Array, Array, Array | None]
+#: The sign of a float64.
 _SIGN_BIT = np.uint64(1 << 63)
-#: Bits of whole numbers that sums of float64 are exact to.
+#: Integers of up to 52 bits are exact in float64, and so are their sums.
 _EXACT_BITS = 52
 #: Makes `m` numbers of each of some rows.
 MakeSummands = Callable[[BinnedRows, slice], Sequence[Array]]

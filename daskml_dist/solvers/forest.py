@@ -34,19 +34,19 @@ from daskml_dist.solvers.own_rows import Array, OwnRows, RowSolver
 
 __all__ = ["ForestSolver"]
 
-#: Arrays of some trees.
+#: Arrays in which trees travel, in this order.
 _TREE_ARRAYS = (
     *(f.name for f in fields(Tree)), "roots", "edges", "n_edges", "categorical", "facts", "impurity"
 )  # fmt: skip
-#: Share of a device's free memory for all rows and the lines of a tree.
+#: Share of a device's free memory that all rows and the lines of a tree may take.
 _DEVICE_SHARE = 0.8
-#: Trees of a trainer between two reports, at most.
+#: Trees of a trainer between two checkpoints, at most: a loss costs no more than these.
 _TREES_PER_REPORT = 4
 
 
 @dataclass(frozen=True, eq=False)
 class ForestSolver(RowSolver):
-    """Growth of a forest.
+    """Solver that grows a forest.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ class ForestSolver(RowSolver):
 
 
 class _ForestRun:
-    """A forest on one trainer's rows."""
+    """Growth of a forest on one trainer's rows."""
 
     def __init__(self, solver: ForestSolver, rows: OwnRows) -> None:
         self._solver, self._rows = solver, rows

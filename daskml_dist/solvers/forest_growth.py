@@ -25,13 +25,13 @@ from daskml_dist.solvers.own_rows import Array
 __all__ = ["ForestContext", "ForestParams", "count_draws"]
 
 
-#: Names these uses of a seed.
+#: Keys of these uses of the seed, so that draws do not repeat another use's.
 _ROW_DRAWS, _NODE_DRAWS = 11, 12
 
 
 @dataclass(frozen=True, eq=False)
 class ForestParams:
-    """Bounds of the growth of a forest's trees; see `RandomForestClassifier`.
+    """Parameters of the growth of a forest's trees; see `RandomForestClassifier`.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ class ForestParams:
 
 
 class ForestContext:
-    """Facts that the growth of any tree of a forest needs.
+    """Settings, scales and draws that the growth of any tree of a forest needs.
 
     Parameters
     ----------

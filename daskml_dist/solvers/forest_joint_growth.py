@@ -26,9 +26,9 @@ from daskml_dist.solvers.own_rows import Array, OwnRows
 
 __all__ = ["JointGrower"]
 
-#: Bytes of the histograms of some nodes.
+#: Bytes of the histograms that are summed over trainers at once: one message of 32 MiB.
 _HISTOGRAM_BYTES = 2**25
-#: Rows of a node that one trainer finishes, and bytes of those that travel together.
+#: A node of at most so many rows is finished by one trainer; bytes of rows in one exchange.
 SMALL_NODE_ROWS, _SENT_BYTES = 2**14, 2**27
 
 
@@ -61,7 +61,7 @@ class _JointNode:
 
 
 class JointGrower:
-    """Grows trees on the rows of all trainers.
+    """Grower of trees by all trainers together.
 
     Parameters
     ----------
@@ -359,7 +359,7 @@ class JointGrower:
 
 
 class _TopNodes:
-    """The nodes that all trainers have made of a tree."""
+    """The upper nodes of a tree, which all trainers grow together."""
 
     def __init__(self, growing: ForestContext) -> None:
         self._growing = growing

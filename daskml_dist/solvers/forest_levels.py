@@ -28,13 +28,13 @@ __all__ = [
     "sum_root_lines",
 ]
 
-#: Share of the device's free memory for the lines of trees that grow together.
+#: Share of the device's free memory for the lines of trees that grow at the same time.
 _LINES_SHARE = 0.3
 #: What `find_best_cuts` asks.
 FindCuts = Callable[[Array, slice, bool], Array]
-#: Bytes of the histograms of some nodes.
+#: Bytes of the histograms that are made at once (256 MiB).
 _HISTOGRAM_BYTES = 2**28
-#: Features that nodes look at where none of the first varied.
+#: Features that are tried at once where none of a node's drawn features varied.
 _MORE_FEATURES = 8
 #: Where the features that a node looks at stand in the facts of a tree; see `forest_cuts`.
 _N_FEATURES_FACT = 7
@@ -123,7 +123,7 @@ def _iterate_batches(
 
 @dataclass
 class _LevelStore:
-    """Nodes of all levels so far, as arrays of each."""
+    """Nodes of all levels so far, as lists of arrays, one a level."""
 
     tree: list[Array] = field(default_factory=list)
     depth: list[Array] = field(default_factory=list)
@@ -178,7 +178,7 @@ class _LevelStore:
 
 
 class _LevelGrower:
-    """Growth of some nodes."""
+    """Grower of the trees below some nodes, a level at a time."""
 
     def __init__(
         self, device: ForestDevice, lane: ForestLane, facts: ForestFacts, of_trees: Array,

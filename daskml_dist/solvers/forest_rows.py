@@ -30,17 +30,17 @@ __all__ = [
 ]
 
 
-#: Bytes of a row's bins are a multiple of this.
+#: Bytes that a row's bins are padded to a multiple of, so that few rows straddle cache lines.
 _WORD_BYTES = 8
-#: Rows that are binned together, at most and at least; and entries of dense rows.
+#: Rows that are binned together, at most and at least; and their dense entries at most (64 MiB).
 _MAX_TILE_ROWS, _MIN_TILE_ROWS, _MAX_TILE_ENTRIES = 16_384, 64, 1 << 23
-#: Bits for rows that are drawn many times, and for weights of classes.
+#: Bits reserved for repeated draws of a row (31 at most), and for weights of classes.
 _REPEAT_BITS, FACTOR_BITS = 5, 12
 
 
 @dataclass(eq=False)
 class ForestRows:
-    """Rows of a lane, or of all lanes.
+    """Binned rows of a lane, or of all lanes, with integer weights and targets.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ MakeNumbers = Callable[[ForestRows, slice], Array]
 
 @dataclass(frozen=True)
 class ForestScales:
-    """Scales by which the numbers of rows became whole ones.
+    """Factors that turned weights and targets into integers.
 
     Parameters
     ----------
@@ -136,7 +136,7 @@ def bin_forest_rows(
 
 
 class _TileWriter:
-    """Puts tiles of rows in their place among a lane's.
+    """Writer of tiles of rows into a lane's arrays.
 
     Parameters
     ----------

@@ -39,19 +39,17 @@ from daskml_dist.solvers.tree_growth import Leaf, TreeGrower, TreeParams
 
 __all__ = ["GradientBoostingSolver", "StoppingRule"]
 
-#: Bits of a gradient and of a hessian: all digits of float32, or few of many rows.
+#: Bits of a gradient and of a hessian: all digits of float32, or few where there are many rows.
 _EXACT_BITS, _ROUNDED_BITS = (30, 24), (12, 12)
-#: Mean square of gradients, and mean of hessians, in units of the last bit, for which few do.
+#: Mean squared gradient, and mean hessian, in units of the last bit, from which few bits suffice.
 _MIN_MEAN_SQUARE, _MIN_MEAN_HESSIAN = 256, 4
-#: Names this use of a seed.
-_ROUNDING_DRAW = 4
-#: Names this use of a seed.
-_FEATURE_DRAW = 3
+#: Keys of these uses of the seed, so that draws do not repeat another use's.
+_ROUNDING_DRAW, _FEATURE_DRAW = 4, 3
 
 
 @dataclass(frozen=True, eq=False)
 class GradientBoostingSolver(RowSolver):
-    """Boosting of trees.
+    """Solver of gradient boosting of trees.
 
     Parameters
     ----------
@@ -336,7 +334,7 @@ def _pack_boosting_state(
 
 
 class GradientPacker:
-    """Maker of the gradients that trees grow on.
+    """Maker of the integer gradients that trees are grown on.
 
     Parameters
     ----------

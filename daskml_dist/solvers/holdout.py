@@ -22,16 +22,17 @@ __all__ = ["HoldoutMask", "StratifiedHoldout", "TrailingRows", "allot_by_share"]
 #: Number of the first of some neighbours, and their targets: says of each whether it is kept aside.
 IsAside = Callable[[int, NDArray[Any]], NDArray[np.bool_]]
 
-#: Names this use of a seed.
+#: Key of this use of the seed, so that draws do not repeat another use's.
 _HOLDOUT_DRAW = 2
-#: Numbers that are hashed at a time.
+#: Draws that are hashed at once: 8 MiB.
 _DRAWS_AT_ONCE = 1 << 20
-#: Standard deviations, of the place of a rank among draws, that are looked through for it.
+#: Half width, in standard deviations of an order statistic, of the window in which it is searched:
+#: it lies outside with a probability below 1e-22.
 _WINDOW_DEVIATIONS = 10.0
 
 
 class HoldoutMask(Protocol):
-    """Rows that are kept aside.
+    """Interface of the rules that say which rows are held out.
 
     Attributes
     ----------
@@ -61,7 +62,7 @@ class HoldoutMask(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class TrailingRows(HoldoutMask):
-    """Rows behind those of the fit.
+    """Rows that stand behind those of the fit: the user gave them for validation.
 
     Parameters
     ----------
@@ -91,7 +92,7 @@ class TrailingRows(HoldoutMask):
 
 @dataclass(frozen=True, eq=False)
 class StratifiedHoldout(HoldoutMask):
-    """Rows of each class, drawn.
+    """Random rows of each class, as many as its share of all rows.
 
     Parameters
     ----------
@@ -183,7 +184,7 @@ class StratifiedHoldout(HoldoutMask):
 
 
 class _HoldoutReader:
-    """Tells of the rows of a pass which are held out."""
+    """Function that says which rows of a pass are held out."""
 
     def __init__(self, held: StratifiedHoldout) -> None:
         self._held, self._n_classes = held, held.counts.shape[1]

@@ -40,17 +40,17 @@ __all__ = [
     "RowSampleSolver",
 ]
 
-#: Squared mean, of the rows' variance, from which they are looked at again, nearer to it.
+#: Squared mean over the variance from which the rows are measured again, about their mean.
 _RECENTRE_RATIO = 100.0
-#: Rows of the sample that first centres are found in: for each centre, at least, and its entries.
+#: Sample that the first centroids are found in: rows a centroid, rows at least, entries at most.
 _SAMPLE_PER_CENTROID, _MIN_SAMPLE_ROWS, _MAX_SAMPLE_ENTRIES = 50, 2000, 1 << 21
-#: Squared way of the centres, of the rows' variance, below which they have not moved.
+#: Squared way of the centroids over the variance below which they count as unmoved (rounding).
 _UNMOVED_SHARE = 1e-28
 
 
 @dataclass(frozen=True, eq=False)
 class RowBounds(RowState):
-    """Bounds of each row's distances to its centre and to the others.
+    """Bounds of each row's distances to its centroid and to the others.
 
     They only tell where no look is needed, so that not to know any is as good.
 
@@ -71,19 +71,19 @@ class RowBounds(RowState):
 
 @dataclass(frozen=True, eq=False)
 class CentroidAssignment(Statistic):
-    """Weight and weighted sum of the rows of each centre; last, the sum of squared distances.
+    """Weight and weighted sum of the rows of each centroid; last, the sum of squared distances.
 
     Parameters
     ----------
-    centres : ndarray of shape (k, n_features)
+    centroids : ndarray of shape (k, n_features)
         Less the shift.
     shift : ndarray of shape (n_features,) or None
         What is taken from each row; None for sparse rows.
     before : ndarray of shape (k, n_features) or None
-        Centres of the last such sum of more than one centre, if any.
+        Centres of the last such sum of more than one centroid, if any.
     """
 
-    centres: Array
+    centroids: Array
     shift: Array | None
     before: Array | None = None
     in_parts: ClassVar[bool] = True
@@ -91,7 +91,7 @@ class CentroidAssignment(Statistic):
     @property
     def state(self) -> RowBounds | None:
         """Return bounds of the distances, by which most rows keep their centroid unread."""
-        return RowBounds(len(self.centres), self.shift) if len(self.centres) > 1 else None
+        return RowBounds(len(self.centroids), self.shift) if len(self.centroids) > 1 else None
 
     @property
     def shows_not_finite(self) -> bool:
@@ -99,18 +99,18 @@ class CentroidAssignment(Statistic):
         return True
 
     def shape(self, model: Any) -> tuple[int, ...]:
-        return len(self.centres) + 1, 1 + model.n_features
+        return len(self.centroids) + 1, 1 + model.n_features
 
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
-        centres = to_rows_dtype(self.centres, rows.X, backend)
+        centroids = to_rows_dtype(self.centroids, rows.X, backend)
         shift, before = (
             None if each is None else to_rows_dtype(each, rows.X, backend)
             for each in (self.shift, self.before)
         )
-        weight = None if rows.weight is None else cast(rows.weight, centres.dtype)
+        weight = None if rows.weight is None else cast(rows.weight, centroids.dtype)
         with np.errstate(over="ignore", invalid="ignore"):  # the sums show it
             inertia = backend.assign(
-                rows.X, shift, centres, weight, out[:-1, ...], rows.state, before
+                rows.X, shift, centroids, weight, out[:-1, ...], rows.state, before
             )
         out[-1, 0] += inertia
         return scalar(inertia)
@@ -118,25 +118,25 @@ class CentroidAssignment(Statistic):
 
 @dataclass(frozen=True, eq=False)
 class FarthestRows(BottomKSample):
-    """The rows farthest from their centres: ``[squared distance, centre, weight, *row]``.
+    """The rows farthest from their centroids: ``[squared distance, centroid, weight, *row]``.
 
     Parameters
     ----------
     n_rows : int
-    centres, shift
+    centroids, shift
         As of `CentroidAssignment`.
     """
 
-    centres: Array
+    centroids: Array
     shift: Array | None
     in_parts: ClassVar[bool] = True
     n_facts: ClassVar[int] = 2
 
     def add(self, model: Any, rows: BatchRows, out: Any, backend: Backend) -> Any:
-        centres = to_rows_dtype(self.centres, rows.X, backend)
+        centroids = to_rows_dtype(self.centroids, rows.X, backend)
         shift = None if self.shift is None else to_rows_dtype(self.shift, rows.X, backend)
         for part in iterate_row_chunks(rows, backend):
-            found = backend.nearest(part.X, shift, centres)
+            found = backend.nearest(part.X, shift, centroids)
             labels, apart = (backend.to_numpy(array) for array in found)
             weight = np.ones(len(apart)) if part.weight is None else backend.to_numpy(part.weight)
             (at,) = np.nonzero(weight > 0)
@@ -147,7 +147,7 @@ class FarthestRows(BottomKSample):
 
 @dataclass(frozen=True, eq=False)
 class KMeansSolver(Solver):
-    """k-means from chosen centres; the best of some runs.
+    """k-means from chosen centroids: the best of several runs.
 
     Parameters
     ----------
@@ -158,12 +158,12 @@ class KMeansSolver(Solver):
     max_iter : int
         Lloyd's steps of a run.
     tol : float
-        Squared way of all centres in a step, of the mean variance of a feature, at which a run
+        Squared way of all centroids in a step, of the mean variance of a feature, at which a run
         has converged.
     oversampling : float
-        Candidates of a round of ``"k-means||"``, for each centre.
+        Candidates of a round of ``"k-means||"``, for each centroid.
     rounds : int
-        Rounds of it, after the centres of a sample.
+        Rounds of it, after the centroids of a sample.
     seed : int
     sparse : bool
         Whether rows are sparse, which stay where they are.
@@ -193,7 +193,7 @@ class KMeansSolver(Solver):
         Returns
         -------
         Solution
-            With the centres; ``"inertia"``, the sum of the squared distances to them;
+            With the centroids; ``"inertia"``, the sum of the squared distances to them;
             ``"n_found"``, how many have rows; and the ``"shift"`` that was taken from rows.
         """
         if sums.kept is not None:
@@ -236,19 +236,21 @@ class KMeansSolver(Solver):
     def _run_lloyd(self, at: _KMeansRuns, sums: Sums) -> None:
         """Take Lloyd's steps from the progress so far to the end of the run."""
         if at.n_iter == 0:
-            at.centres = self._choose_first_centroids(at, sums)
+            at.centroids = self._choose_first_centroids(at, sums)
         while True:
             found = self._assign_rows(at, sums)
-            before, at.centres = at.centres, self._update_centroids(found, at, sums)
+            before, at.centroids = at.centroids, self._update_centroids(found, at, sums)
             at.n_iter += 1
             # Squared way of all centroids, which scikit-learn's `tol` bounds.
-            moved = float(((at.centres - before) ** 2).sum())
+            moved = float(((at.centroids - before) ** 2).sum())
             if moved <= max(at.tolerance, at.still) or at.n_iter == self.max_iter:
                 break
             if sums.should_stop:
                 break
             sums.keep(
-                at.add_shift(at.centres), at.state, extra=at.extra_facts(*_inertia_and_count(found))
+                at.add_shift(at.centroids),
+                at.state,
+                extra=at.extra_facts(*_inertia_and_count(found)),
             )
         # The inertia belongs to the last centroids: one more pass unless they did not move.
         if moved > at.still and not sums.should_stop:
@@ -257,8 +259,8 @@ class KMeansSolver(Solver):
 
     @staticmethod
     def _assign_rows(at: _KMeansRuns, sums: Sums) -> Array:
-        before, at.asked = at.asked, at.centres
-        return sums(CentroidAssignment(at.centres, at.shift, before))
+        before, at.asked = at.asked, at.centroids
+        return sums(CentroidAssignment(at.centroids, at.shift, before))
 
     def _update_centroids(self, found: Array, at: _KMeansRuns, sums: Sums) -> Array:
         """Return each cluster's mean; an empty one moves to the row farthest from its centroid."""
@@ -267,17 +269,17 @@ class KMeansSolver(Solver):
         if len(empty):
             # Empty clusters take the rows that are farthest from their centroids, as in scikit-
             # learn.
-            far = sums(FarthestRows(len(empty), centres=at.centres, shift=at.shift))
-            for centre, (key, old, own, *row) in zip(empty, far, strict=True):
+            far = sums(FarthestRows(len(empty), centroids=at.centroids, shift=at.shift))
+            for centroid, (key, old, own, *row) in zip(empty, far, strict=True):
                 if key > 0 and weight[int(old), 0] > own:
                     apart = own * at.subtract_shift(np.array(row))
                     # The row leaves its old cluster.
                     total[int(old)] -= apart
                     weight[int(old)] -= own
-                    total[centre], weight[centre] = apart, own
-        return np.where(weight > 0, total / np.where(weight > 0, weight, 1.0), at.centres)
+                    total[centroid], weight[centroid] = apart, own
+        return np.where(weight > 0, total / np.where(weight > 0, weight, 1.0), at.centroids)
 
-    # -- first centres -------------------------------------------------------------------------
+    # -- first centroids -------------------------------------------------------------------------
 
     def _choose_first_centroids(self, at: _KMeansRuns, sums: Sums) -> Array:
         if not isinstance(self.init, str):
@@ -338,14 +340,14 @@ def _inertia_and_count(found: Array) -> tuple[float, int]:
 
 @dataclass
 class _KMeansRuns:
-    """Progress of the runs.
+    """Progress of the runs: the present centroids, and the best run so far.
 
     Parameters
     ----------
     n_features : int
     shift : ndarray or None
     tolerance, still : float
-        Squared ways of all centres at which a run ends, and at which they have not moved.
+        Squared ways of all centroids at which a run ends, and at which they have not moved.
     """
 
     n_features: int
@@ -354,9 +356,9 @@ class _KMeansRuns:
     still: float
     number: int = 0
     n_iter: int = 0
-    centres: Array = field(default_factory=lambda: np.empty((0, 0)))
+    centroids: Array = field(default_factory=lambda: np.empty((0, 0)))
     best: Array = field(default_factory=lambda: np.empty((0, 0)))
-    #: Inertia, steps, and centres that have rows.
+    #: Inertia, steps, and centroids that have rows.
     best_numbers: tuple[float, float, float] = (np.inf, 0, 0)
     #: Centres that rows were last assigned to, if any. No part of the state: rows forget them too.
     asked: Array | None = None
@@ -365,9 +367,9 @@ class _KMeansRuns:
         """Return rows less the shift."""
         return rows if self.shift is None else rows - self.shift
 
-    def add_shift(self, centres: Array) -> Array:
+    def add_shift(self, centroids: Array) -> Array:
         """Return centroids with the shift added back."""
-        return centres if self.shift is None else centres + self.shift
+        return centroids if self.shift is None else centroids + self.shift
 
     def extra_facts(self, inertia: float, n_found: float) -> dict[str, Any]:
         """Return what a solution has beside the centroids."""
@@ -376,14 +378,14 @@ class _KMeansRuns:
     def end_run(self, inertia: float, n_found: int) -> None:
         """Keep the run if it is the best, and begin the next."""
         if inertia < self.best_numbers[0] or not self.best.size:
-            self.best, self.best_numbers = self.centres, (inertia, self.n_iter, n_found)
+            self.best, self.best_numbers = self.centroids, (inertia, self.n_iter, n_found)
         self.number, self.n_iter = self.number + 1, 0
 
     def state(self) -> dict[str, Array]:
         """Return the checkpoint of the runs."""
         shift = np.empty(0) if self.shift is None else self.shift
         numbers = self.tolerance, self.still, self.number, self.n_iter, *self.best_numbers
-        points = {"centres": self.centres, "best": self.best}
+        points = {"centroids": self.centroids, "best": self.best}
         return {"shift": shift, "numbers": np.array(numbers), **points}
 
     @classmethod
@@ -392,14 +394,14 @@ class _KMeansRuns:
         tolerance, still, number, n_iter, *best = state["numbers"].tolist()
         shift = state["shift"] if state["shift"].size else None
         return cls(
-            state["centres"].shape[1], shift, tolerance, still, int(number), int(n_iter),
-            state["centres"], state["best"], tuple(best),
+            state["centroids"].shape[1], shift, tolerance, still, int(number), int(n_iter),
+            state["centroids"], state["best"], tuple(best),
         )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class RowSampleSolver(Solver):
-    """Some rows, drawn by their weights in one pass; fewer, where fewer have any.
+    """Rows drawn by their weights in one pass; fewer, where fewer have a weight.
 
     Parameters
     ----------
@@ -424,17 +426,17 @@ class RowSampleSolver(Solver):
 
 @dataclass(frozen=True, eq=False)
 class InertiaSolver(Solver):
-    """The sum of the squared distances of the rows to the nearest of given centres.
+    """The sum of the squared distances of the rows to the nearest of given centroids.
 
     Parameters
     ----------
-    centres : ndarray of shape (k, n_features)
+    centroids : ndarray of shape (k, n_features)
         Less the shift.
     shift : ndarray of shape (n_features,) or None
     """
 
     name = "inertia"
-    centres: Array
+    centroids: Array
     shift: Array | None
 
     @property
@@ -444,4 +446,4 @@ class InertiaSolver(Solver):
 
     def solve(self, model: Any, sums: Sums, start: Array | None) -> Solution:
         """Return the inertia, in an array of one number."""
-        return Solution(np.array([sums(CentroidAssignment(self.centres, self.shift))[-1, 0]]))
+        return Solution(np.array([sums(CentroidAssignment(self.centroids, self.shift))[-1, 0]]))

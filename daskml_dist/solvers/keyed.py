@@ -28,7 +28,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class EntrySide:
-    """One of the two ways to look at entries: as rows of their first key, or of their second.
+    """One of the two ways to read entries: as rows of their first key, or of their second.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ class EntrySide:
 
 @dataclass(frozen=True)
 class KeyRange:
-    """Keys of a space that a lane owns.
+    """Range of the keys of a space that a lane owns.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ class KeyRange:
 
 @dataclass(frozen=True)
 class KeyedRows:
-    """A lane's entries on one side, as a CSR matrix of whose rows it owns the keys.
+    """A lane's entries on one side: a CSR matrix with a row for each key that it owns.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ class KeyedRows:
 
 
 class KeyedEntries(Protocol):
-    """The entries of a fit, as one of the trainers sees them that solve together.
+    """The entries of a fit, as seen by each of the trainers that solve together.
 
     All trainers make the same calls in the same order, and get the same answers where these are
     not of their own keys. What a lane computes does not depend on the trainer that runs it.

@@ -27,7 +27,7 @@ __all__ = ["DocumentBounds", "LatentDirichletSolver", "TopicWords"]
 
 @dataclass(frozen=True, eq=False)
 class _DocumentStatistic(Statistic):
-    """Base class of sums over documents whose topics are found first.
+    """Base class of sums over documents whose topics are inferred first.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ class _DocumentStatistic(Statistic):
 
 @dataclass(frozen=True, eq=False)
 class TopicWords(_DocumentStatistic):
-    """Expected number of times that each topic makes each word, but for the factor `topics`.
+    """Expected number of times that each topic makes each word, without the factor `topics`.
 
     A last row holds the number of documents.
 
@@ -109,7 +109,7 @@ class TopicWords(_DocumentStatistic):
 
 @dataclass(frozen=True, eq=False)
 class DocumentBounds(_DocumentStatistic):
-    """The documents' part of the variational bound, and their words.
+    """The documents' part of the variational bound, and the number of their words.
 
     Parameters
     ----------
@@ -131,7 +131,7 @@ class DocumentBounds(_DocumentStatistic):
 
 @dataclass(frozen=True)
 class LatentDirichletSolver(Solver):
-    """Variational Bayes: the words of all topics from those of all documents, or of some in turn.
+    """Solver by variational Bayes, in batch or online over parts of the documents.
 
     Parameters
     ----------
@@ -248,7 +248,7 @@ class LatentDirichletSolver(Solver):
 
 
 class _TopicState:
-    """Topics as far as they are found.
+    """The topics so far.
 
     Parameters
     ----------

@@ -45,15 +45,16 @@ __all__ = [
     "pseudo_gradient",
 ]
 
-#: Pairs of steps and changes of the gradient that are remembered.
+#: Pairs of a step and its change of the gradient that are kept: SciPy's default.
 _MAX_PAIRS = 10
 #: Share of the expected decrease that a step must bring (Armijo).
 _ARMIJO_SHARE = 1e-4
-#: Halvings of a step at most.
+#: Halvings of a step at most; a direction that needs more is no descent within rounding.
 _MAX_HALVINGS = 50
-#: Pairs that are remembered; trials of a line search at most; share of the slope to be gained.
+#: Of batched L-BFGS: pairs that are kept, trials of a line search at most, and Armijo's share.
 _MAX_BATCH_PAIRS, _MAX_BATCH_TRIALS, _BATCH_ARMIJO = 10, 20, 1e-4
-#: Share of the first loss that a step must gain, and of the largest first slope that is none.
+#: Of batched L-BFGS: a function ends where a step gains less than this share of its first value, or
+#: its gradient is below this share of the first one.
 _BATCH_FTOL, _BATCH_GTOL = 1e-5, 1e-4
 #: Values nearer to each other than this share are the same to the line search, as in scikit-learn.
 _RELATIVE_TOLERANCE = 64 * float(np.finfo(float).eps)
@@ -63,7 +64,7 @@ _MAX_LINE_SEARCH = 50
 
 @dataclass(frozen=True)
 class LBFGS(PenalisedSolver, RangedSolver):
-    """Quasi-Newton steps from the last ten gradients; each evaluation is one pass.
+    """Quasi-Newton solver with the last ten gradients; each evaluation is one pass.
 
     It stops once no component of the gradient is larger than `tol`. A penalty with an l1 part
     takes orthant-wise steps, see :func:`minimize_orthant_wise`.
@@ -320,7 +321,7 @@ def pseudo_gradient(w: Array, gradient: Array, l1: Array) -> Array:
 
 
 class _WholeVectors:
-    """Vectors that are all here."""
+    """Vector space of a process that holds whole vectors."""
 
     def dot(self, a: Array, b: Array) -> float:
         return float(a @ b)

@@ -46,20 +46,21 @@ __all__ = [
     "solve_nonnegative",
 ]
 
-#: Bytes of a piece of a dense block: with its product it stays in the processor's cache.
+#: Bytes of a piece of a dense block (2 MiB): with its product it stays in a processor's cache.
 _PIECE_BYTES = 2**21
 #: Rows of a piece at least, so that adding its product costs little beside making it.
 _MIN_PIECE_ROWS = 2048
-#: Looks at most; each sees conditions that are about 1e7 times those of the one before.
+#: Passes at most: each resolves conditions about 1e7 times as large as the one before.
 MAX_REDUCTION_PASSES = 4
 #: The least eigenvalue over the error of the products, so that coefficients are right to about
 #: 1e-5 in float32 (measured over conditions and offsets); float64 has digits to spare for half
 #: of them.
 _MIN_EIGENVALUE_RATIO = 1e5
+#: Relative precision of float64.
 _EPS = float(np.finfo(np.float64).eps)
 #: Root mean squares from which on squares keep their digits, in float64 and float32.
 _MIN_RMS_DOUBLE, _MIN_RMS_SINGLE = 1e-146, 1e-15
-#: The least singular value that a look tells from zero for sure, in roots of its error.
+#: A singular value is surely not zero from this many roots of the products' error.
 _DISTINCT_ROOTS = 4.0
 #: Message that begins with scikit-learn's words.
 _GAP_MESSAGE = (
@@ -68,7 +69,7 @@ _GAP_MESSAGE = (
 )
 #: Singular values below this share of the largest are rounding.
 SINGULAR_CUTOFF = 1e-12
-#: Changes of the active set at most, times the features.
+#: Changes of the active set at most, for each feature: ten times SciPy's default.
 _MAX_CHANGES_PER_FEATURE = 30
 
 
@@ -151,7 +152,7 @@ class SecondMoments(Statistic):
 
 @dataclass(frozen=True)
 class ReducedProblem:
-    """A least-squares problem of a few rows, centred where the model has an intercept.
+    """Least-squares problem of few rows, centred where the model has an intercept.
 
     Parameters
     ----------
@@ -258,7 +259,7 @@ def _are_negligible(rows: Array, known: NDArray[np.bool_], cut: float) -> bool:
 
 @dataclass(frozen=True)
 class _RowProducts:
-    """Sums of the rows ``U = (X - x_mean) @ transform``, and what leads back: inverse.
+    """Products of the rows ``U = (X - x_mean) @ transform``; `inverse` undoes `transform`.
 
     Features that are zero everywhere are ones in `gram`, by `filler`, and zeros in the rest.
     """
@@ -370,7 +371,7 @@ def _smallest_eigenvalue(gram: Array) -> float:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LeastSquaresSolver(Solver):
-    """Solves a problem that knows the rows by their second moments alone.
+    """Base class of solvers that know the rows by their second moments alone.
 
     Parameters
     ----------
@@ -432,7 +433,7 @@ class LeastSquaresSolver(Solver):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class OrdinaryLeastSquares(LeastSquaresSolver):
-    """The least squares of least norm.
+    """The least-squares solution of least norm.
 
     Parameters
     ----------

@@ -27,11 +27,11 @@ __all__ = ["LockStepSums", "PerTargetStatistic", "combine_target_problems", "run
 
 
 class _AbandonedError(BaseException):
-    """The other solvers will not be answered any more: no handler is to catch it."""
+    """End of a solver that gets no more answers; a BaseException, so that no handler stops it."""
 
 
 class LockStepSums:
-    """Sums of one solver: it waits here until its question is answered.
+    """Sums of one solver, whose thread waits here until its request is answered.
 
     Parameters
     ----------
@@ -150,7 +150,7 @@ def run_in_lock_step(
 
 @dataclass(frozen=True, eq=False)
 class PerTargetStatistic(Statistic):
-    """Other statistics, of a model of one target each; the rows are read together.
+    """Inner statistics of models of one target each, summed in one reading of the rows.
 
     Parameters
     ----------
@@ -205,7 +205,7 @@ class PerTargetStatistic(Statistic):
 
 @dataclass(frozen=True, eq=False)
 class PerTargetSolver(Solver):
-    """A solver for each target, which goes the way that it would go alone.
+    """Solver of several targets, each by a solver that goes the way it would go alone.
 
     ``extra["targets"]`` has what else each found.
 

@@ -26,17 +26,17 @@ __all__ = [
     "merge_category_counts",
 ]
 
-#: Categories of all features together that a table may have for each class.
+#: Categories of all features together at most, for each class (80 MB a class).
 _MAX_CATEGORIES = 10**7
-#: Bytes of rows, as float64, whose moments are merged with all others' at once.
+#: Bytes of float64 rows whose moments are merged with all others' at once (1 MiB).
 _TILE_BYTES = 1 << 20
-#: Classes that cost less than to find those of some rows.
+#: Classes up to which sums over all classes cost less than finding those that rows have.
 _MAX_DIRECT_CLASSES = 64
 
 
 @dataclass(frozen=True)
 class ClassCounts(Statistic):
-    """Weight of the rows of each class, and their weighted sum: ``[weight, *sum]`` a class.
+    """Weight of the rows of each class, and their weighted sum: ``[weight, *sum]``.
 
     Parameters
     ----------
@@ -145,7 +145,7 @@ def _check_nonnegative(X: Any, of: str) -> None:
 
 @dataclass(frozen=True)
 class LargestCategory(Statistic):
-    """Largest category of each feature, and 1.
+    """Largest category of each feature, plus 1.
 
     Parameters
     ----------
@@ -208,7 +208,7 @@ class CategoryCounts(Statistic):
 
 @dataclass(frozen=True)
 class CategoryCountSolver(Solver):
-    """Finds the number of categories of each feature, then counts them.
+    """Solver that finds how many categories each feature has, then counts them.
 
     Parameters
     ----------

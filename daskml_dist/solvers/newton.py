@@ -39,7 +39,7 @@ __all__ = ["LossHessian", "NewtonCholesky", "NewtonRun", "NewtonSteps", "Rounded
 #: Widths of the rounding, in units of the targets' spread. Larger leaps lose the way: of the few
 #: rows inside the parabola, others are there after a step.
 _ROUNDING_WIDTHS = [10.0 ** -(k / 2) for k in range(11)]
-#: Iterations at most for each width but the last.
+#: Iterations at most for each width but the last, whose solution alone must be exact.
 _MAX_STEPS_PER_WIDTH = 10
 #: Share of the expected decrease that a step must bring (Armijo), as in scikit-learn.
 _ARMIJO_SHARE = 2.0**-11
@@ -105,7 +105,7 @@ class _NewtonPoint:
 
 
 class _NewtonTroubleError(Exception):
-    """Trouble for which Newton's steps cannot go on."""
+    """Reason for which Newton's steps cannot go on."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class NewtonRun:
 
 @dataclass(frozen=True)
 class NewtonCholesky(PenalisedSolver):
-    """Newton steps by a Cholesky factor of the Hessian; each evaluation is one pass.
+    """Newton's method by a Cholesky factor of the Hessian; each evaluation is one pass.
 
     A pass sums loss, gradient and Hessian at once, so a step that the line search takes at once
     costs one look at the rows. It suits many rows and few features: the Hessian has the square of
@@ -345,7 +345,7 @@ def _solve_scaled(hessian: Array, gradient: Array) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class RoundedTube(EpsilonInsensitive):
-    """``max(0, |raw - y| - epsilon)`` whose kinks are parabolas of some width.
+    """Epsilon-insensitive loss whose kinks are rounded by parabolas of some width.
 
     Parameters
     ----------
@@ -373,7 +373,7 @@ class RoundedTube(EpsilonInsensitive):
 
 @dataclass(frozen=True)
 class TubeNewton(PenalisedSolver):
-    """The epsilon-insensitive loss by Newton steps on rounded losses, each from the last solution.
+    """Newton's method for the epsilon-insensitive loss, on rounded losses one after another.
 
     The last rounding is 1e-5 of the targets' spread, and so about is what the solution is off.
 

@@ -54,26 +54,27 @@ __all__ = [
     "solve_row_weights",
 ]
 
-#: Features up to which all products of features are made for singular vectors.
+#: Features up to which singular vectors come from the covariance of all features, in one pass.
 _MAX_GRAM_FEATURES = 512
-#: Smaller numbers of singular vectors count as 0.
+#: Smaller components of singular vectors count as 0, as in scikit-learn.
 _ZERO_BELOW = 1e-6
-#: Numbers of the components that are remembered, before weights are made of the last ones alone.
+#: Numbers of the components' history at most (128 MiB); then weights are made of the last alone.
 _MAX_HISTORY_NUMBERS = 1 << 24
-#: Steps and change of weights that are made of components alone.
+#: Steps at most, and relative change at the end, of weights that are made of components alone.
 _ANCHOR_STEPS, _ANCHOR_TOL = 100, 1e-3
-#: Steps from one look at the error to the next.
+#: Steps from one evaluation of the error to the next, as in scikit-learn.
 _STEPS_PER_CHECK = 10
-#: Components that count as 0 where beta is at most 1.
+#: Smaller components count as 0 where beta is at most 1, as in scikit-learn.
 _ZERO_COMPONENT = float(np.finfo(np.float64).eps)
-#: Bytes of a piece of a dense block that both products read.
+#: Bytes of a piece of a dense block (1 MiB), which both products read from a processor's cache.
 _PIECE_BYTES = 1 << 20
-#: Sweeps over the weights of a row at most; the change that ends them, of what is left of the
-#: components' slope, at most and at least.
+#: Sweeps over the weights of a row at most; the tolerance that ends them: this share of the
+#: components' remaining slope, between these bounds.
 _MAX_WEIGHT_SWEEPS, _SLOPE_SHARE, _MAX_WEIGHT_TOL, _MIN_WEIGHT_TOL = 200, 1e-2, 1e-3, 1e-7
-#: Sweeps over the components between two sums.
+#: Coordinate descent sweeps over the components between two sums.
 _COMPONENT_SWEEPS = 3
-#: Of the way on: first, its growth, that of its bound, and what it shrinks by (Ang and Gillis).
+#: Extrapolation factor: its start, its growth, its bound's growth, and its divisor after a failure
+#: (Ang and Gillis).
 _FIRST_EXTRAPOLATION, _EXTRAPOLATION_GROWTH, _BOUND_GROWTH_RATE, _EXTRAPOLATION_SHRINK = (
     0.5,
     1.05,
@@ -156,7 +157,7 @@ class SignedNorms(Statistic):
 
 @dataclass(frozen=True, eq=False)
 class InitialWeights(RowState):
-    """Weights of the components in each row, as a factorisation begins with them.
+    """Rule of the weights of the components in each row at the start of a factorisation.
 
     Parameters
     ----------
@@ -206,7 +207,7 @@ class InitialWeights(RowState):
 
 @dataclass(frozen=True)
 class NMFInitializer:
-    """First components and weights.
+    """Maker of the first components and weights.
 
     Parameters
     ----------
@@ -436,7 +437,7 @@ def solve_row_weights(
 
 @dataclass(frozen=True)
 class LeastSquaresNMF(NonnegativeSolver):
-    """Non-negative components of all rows, for the smallest squared error.
+    """Solver of non-negative components with the smallest squared error.
 
     Its parameters are those of its base; `tol` is of the slope of the components, by which it ends,
     of the first.
@@ -513,7 +514,7 @@ class LeastSquaresNMF(NonnegativeSolver):
 
 
 class _DescentState:
-    """Components as far as they are found, and where they are looked at next.
+    """The components so far, and the extrapolated point that is evaluated next.
 
     Parameters
     ----------
@@ -554,7 +555,7 @@ class _DescentState:
 
 @dataclass(frozen=True, eq=False)
 class StepWeights(InitialWeights):
-    """Weights of the components in each row, after some steps.
+    """Rule of the weights of the components in each row after some steps.
 
     Parameters
     ----------
@@ -600,7 +601,7 @@ class StepWeights(InitialWeights):
 
 @dataclass(frozen=True, eq=False)
 class MultiplicativeStep(Statistic):
-    """A step of the weights; numerators and denominators of that of the components.
+    """Step of the weights; numerators and denominators of the components' step.
 
     First the numerators, of shape (n_features, k); then the denominators, as far as rows are asked
     for them; the error before the step; and the number of rows whose weights are not known.
@@ -663,7 +664,7 @@ class MultiplicativeStep(Statistic):
 
 @dataclass(frozen=True)
 class MultiplicativeNMF(NonnegativeSolver):
-    """Non-negative components of all rows, for the smallest beta-divergence.
+    """Solver of non-negative components with the smallest beta-divergence.
 
     Its other parameters are those of its base; `tol` is of the decrease of the error in ten steps,
     of the first error.
@@ -771,7 +772,7 @@ class MultiplicativeNMF(NonnegativeSolver):
 
 
 class _UpdateState:
-    """Components as far as they are found, and how they came.
+    """The components so far, and the history that lost weights are made again from.
 
     Parameters
     ----------

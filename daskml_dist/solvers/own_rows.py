@@ -27,7 +27,7 @@ R = TypeVar("R")
 
 
 class OwnRows(Protocol):
-    """The rows of a fit, as one of the trainers sees them that solve together.
+    """The rows of a fit, as seen by each of the trainers that solve together.
 
     All trainers make the same calls in the same order. What is to be the same on any number of
     workers must depend on no order of rows: sums of whole numbers, and draws hashed from the

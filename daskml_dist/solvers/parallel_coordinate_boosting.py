@@ -25,9 +25,10 @@ from daskml_dist.solvers.rows import map_entries, row_tiles, to_rows_dtype
 
 __all__ = ["Boosting", "Correlations", "LongestRow"]
 
-#: A step at most, in units of one over the longest row: what only one class has would have no end.
+#: Longest step, in units of 1 / (longest row): a feature that only one class has asks for an
+#: infinite one.
 _LONGEST_STEP = 3.0
-#: Newton iterations of a step at most; a handful is usual.
+#: Newton iterations for a step at most; about five are usual.
 _MAX_NEWTON_STEPS = 50
 
 
@@ -56,7 +57,7 @@ class LongestRow(Statistic):
 
 @dataclass(frozen=True, eq=False)
 class Correlations(Statistic):
-    """Losses at `w`, and how each feature goes with what the rows still lack.
+    """Losses at `w`, and how each feature correlates with the rows' residuals.
 
     ``[loss, *(W- - W+), *(W- + W+)]``, where `W+` sums what asks for a larger coefficient and `W-`
     what asks for a smaller one. Their difference is the gradient of the summed loss.

@@ -46,9 +46,9 @@ __all__ = [
     "solve_ridge_path",
 ]
 
-#: Raw predictions that a processor's cache holds, and rows of a tile at least.
+#: Raw predictions of a tile (512 KiB, a core's L2 cache), and rows of a tile at least.
 _TILE_ENTRIES, _MIN_TILE_ROWS = 1 << 16, 64
-#: The least strength, as scikit-learn has it, where no feature tells of the target.
+#: Smallest strength, scikit-learn's, for features that are uncorrelated with the target.
 _MIN_ALPHA = float(np.finfo(np.float64).resolution)
 
 
@@ -153,7 +153,7 @@ class ElasticNetPath:
 
 @dataclass(frozen=True, eq=False)
 class LeaveOneOutErrors(Statistic):
-    """Squared errors of ridge at rows that it was fitted without, for each penalty and target.
+    """Squared leave-one-out errors of ridge, for each penalty and target.
 
     Summed with the rows' weights.
 
@@ -224,7 +224,7 @@ class LeaveOneOutErrors(Statistic):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LeaveOneOutRidge(Solver):
-    """Ridge for several penalties.
+    """Ridge for several penalties, with leave-one-out errors.
 
     The solution has no parameters of its own: ``extra["left_out"]`` has a
     :class:`LeaveOneOutErrors`, and ``extra["squares"]`` the sums of squared errors, of shape
@@ -265,7 +265,7 @@ class LeaveOneOutRidge(Solver):
 
 @dataclass(frozen=True)
 class AlphaGrid:
-    """Strengths of an l1 penalty, from the one that leaves no coefficient down.
+    """Grid of l1 strengths, downward from the one that leaves no coefficient.
 
     Parameters
     ----------
@@ -303,7 +303,7 @@ def make_alpha_grid(grid: AlphaGrid, reduced: ReducedProblem, n_rows: float) -> 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FoldedReduction(Solver):
-    """The reduced problem of each split.
+    """Solver that reduces the problem of each split.
 
     The solution has no parameters; ``extra["reduced"]`` has a :class:`ReducedProblem` for each
     split and ``extra["n_rows"]`` the weights of their rows.
@@ -361,7 +361,7 @@ class FoldedReduction(Solver):
 
 @dataclass(frozen=True)
 class _SplitReduction(Solver):
-    """One of the problems."""
+    """Solver that reduces the problem of one split."""
 
     eps: float
     sparse: bool
@@ -378,7 +378,7 @@ class _SplitReduction(Solver):
 
 
 class _CachedSums:
-    """Sums of which the first look at each split is known."""
+    """Sums whose first pass over each split is known already."""
 
     def __init__(self, sums: Sums, first: Array) -> None:
         self._sums, self._first = sums, first
@@ -404,7 +404,7 @@ class _CachedSums:
 
 @dataclass(frozen=True, eq=False)
 class _PathStatistic(Statistic):
-    """Sums of the fits of each split over its rows of a role.
+    """Base class of sums of each split's fits over its rows of a role.
 
     Parameters
     ----------
@@ -440,7 +440,7 @@ class _PathStatistic(Statistic):
 
 @dataclass(frozen=True, eq=False)
 class PathErrorSums(_PathStatistic):
-    """Of each fit and target: weight, squared and absolute errors, targets, squares, and rows.
+    """Weight, squared and absolute errors, targets, their squares, and rows, of each fit.
 
     Parameters
     ----------
@@ -470,7 +470,7 @@ class PathErrorSums(_PathStatistic):
 
 @dataclass(frozen=True, eq=False)
 class PathHits(_PathStatistic):
-    """Weight of the rows, and of those whose label is that of the largest raw prediction.
+    """Weight of the rows, and of the rows whose label has the largest raw prediction.
 
     Targets are 1 for the label and -1 for others; one column of targets is of the second label of
     two.

@@ -45,23 +45,25 @@ __all__ = [
     "orthonormalize",
 ]
 
-#: Features up to which all eigenvectors are found, since it is quick.
+#: Features up to which all eigenvectors are found, since that is quick.
 _MAX_FULL_FEATURES = 500
-#: Rows of a block whose mean is near that of all of them.
+#: Rows of a block whose mean is near enough to the block's to keep all digits.
 _SHIFT_ROWS = 1024
-#: Bytes of a piece of a dense block: with its product it stays in the processor's cache.
+#: Bytes of a piece of a dense block (2 MiB): with its product it stays in a processor's cache.
 _SCATTER_PIECE_BYTES = 2**21
 #: Rows of a piece at least, so that adding its product costs little beside making it.
 _MIN_PIECE_ROWS = 2048
-#: Bytes of a piece of a dense block that both products read.
+#: Bytes of a piece of a dense block (2 MiB), which both products read from a processor's cache.
 _PIECE_BYTES = 1 << 21
-#: Numbers of the vectors of all passes that are kept at most, to find the best ones among them all.
+#: Numbers of the Krylov space at most (1 GiB); a larger one is not kept, and takes more passes.
 _MAX_KEPT_NUMBERS = 1 << 27
-#: Least share of the largest vector's length, beside all others, that Cholesky's factor can tell.
+#: Ratio of the Cholesky factor's smallest to largest diagonal: below the first QR is used instead,
+#: below the second CholeskyQR is repeated.
 _MIN_CHOLESKY_RATIO, _SAFE_CHOLESKY_RATIO = 1e-6, 1e-2
-#: Share of its length that an image keeps beside the blocks before, from which no digits are lost.
+#: Share of its length that an image must keep after projections on earlier blocks; else it is
+#: projected again.
 _REORTHOGONALIZE_RATIO = 1e-3
-#: Vectors of ARPACK's subspace, of those that are asked for; and its restarts at most.
+#: Vectors of ARPACK's subspace for each component, SciPy's default; restarts at most.
 _LANCZOS_FACTOR, _MAX_RESTARTS = 2, 100
 
 
@@ -211,7 +213,7 @@ def _weighted_products(X: Any, vectors: Any, weight: Any | None, backend: Backen
 
 @dataclass(frozen=True, eq=False)
 class PowerIterations(Solver):
-    """Largest singular values and right singular vectors of all rows.
+    """Solver of the largest singular values and right singular vectors of all rows.
 
     Parameters
     ----------
@@ -341,7 +343,7 @@ class PowerIterations(Solver):
 
 
 class _KrylovBlocks:
-    """Orthonormal vectors of some passes, each block of what the last one became, and its products.
+    """Orthonormal blocks of vectors, one a pass, and their products with each block's image.
 
     Parameters
     ----------
@@ -497,7 +499,7 @@ def _merge_scatter(out: Any, scatter: Any, mean: Any, weight: float) -> None:
 
 
 class MeanCovariance(NamedTuple):
-    """Mean of all rows, of shape (n_features,), and their scatter over the sum of the weights."""
+    """Mean, of shape (n_features,), and covariance of all rows."""
 
     mean: Array
     covariance: Array

@@ -22,7 +22,7 @@ __all__ = [
     "to_rows_dtype",
 ]
 
-#: Bytes of dense float64 rows that are worked on together in a processor's cache.
+#: Bytes of dense float64 rows of a tile (256 KiB): they stay in a core's L2 cache.
 _CACHE_BYTES = 1 << 18
 
 

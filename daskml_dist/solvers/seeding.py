@@ -51,16 +51,16 @@ __all__ = [
     "iterate_row_chunks",
 ]
 
-#: Rows of a host that are worked on at once.
+#: Rows of a chunk on a CPU; their temporary arrays stay in a core's L2 cache.
 _CHUNK_ROWS = 1 << 13
 SeedGroups = tuple[Array, ...]
-#: Products of candidates and centres up to which the best of several tries is taken.
+#: Candidates times centroids up to which the best of eight tries is taken: that costs little.
 _MAX_RETRY_PRODUCTS = 10**5
 
 
 @dataclass(frozen=True, eq=False)
 class BottomKSample(Statistic):
-    """Base class of races: the rows with the largest keys, as ``[key, *facts, *row]``.
+    """Base class of samples of the rows with the largest keys: ``[key, *facts, *row]``.
 
     Only keys above 0 count; what is left over are zeros.
 
@@ -166,7 +166,7 @@ def _take_rows(rows: Any, at: NDArray[np.intp], backend: Backend) -> NDArray[Any
 
 @dataclass(frozen=True, eq=False)
 class ClosestCandidate(RowState):
-    """The squared distance of each row to the closest candidate, and the number of that one.
+    """The squared distance of each row to the closest candidate, and that candidate's number.
 
     Parameters
     ----------
@@ -202,7 +202,7 @@ class ClosestCandidate(RowState):
 
 @dataclass(frozen=True, eq=False)
 class _CandidateStatistic(Statistic):
-    """Base class of sums over rows that have met all candidates but those of the last round.
+    """Base class of sums over rows, whose state knows all candidates but the last group.
 
     Parameters
     ----------

@@ -31,27 +31,28 @@ from daskml_dist.solvers.own_rows import Array, OwnRows
 
 __all__ = ["Leaf", "TreeGrower", "TreeParams"]
 
-#: What was found of a node that is not split.
+#: `Leaf.found` of a node that is not split.
 _NO_SPLIT = [-1] * 7
-#: Numbers that trainers tell of their best split: its gain, what `best_split` found, categories.
+#: int64 numbers of a best split: its gain's bits, 7 that `best_split` found, 4 of categories.
 _SPLIT_FIELDS = 12
+#: Bins are bytes.
 _BIN_NUMBERS = np.arange(256)
-#: Leaves of a tree that has no bound on them.
+#: Stands for no bound on leaves or on depth.
 _NO_LIMIT = 2**31
 #: Leaves whose children are made at once at most, where a bound on leaves will leave some of them.
 _MIN_SPLITS_AT_ONCE = 8
 #: Leaves whose children are made at once where fewer than twice as many more may be split. A sum
 #: of all trainers, or an answer of a GPU, takes longer than the few rows that are parted in vain.
 _MIN_SPECULATIVE_SPLITS = 4
-#: And where so many more may be split that most of these will be: their share of them.
+#: Where many more leaves may be split, 1 / 16 of them at once: most of these will be split.
 _LIKELY_SHARE = 16
-#: Bytes of the histograms that are made at once at most: they stay in the processor's cache.
+#: Bytes of the histograms that are made at once at most (4 MiB): a processor's cache holds them.
 _HISTOGRAM_BYTES = 2**22
 
 
 @dataclass(frozen=True, eq=False)
 class TreeParams:
-    """Bounds of a tree's growth; see `HistGradientBoostingRegressor`.
+    """Parameters of a tree's growth; see `HistGradientBoostingRegressor`.
 
     Parameters
     ----------
@@ -136,7 +137,7 @@ class Leaf:
 
 
 class TreeBuilder:
-    """Nodes of a growing tree, by the names of `Tree`."""
+    """Builder of a `Tree` from the nodes of a growing one."""
 
     def __init__(self, bins: Bins) -> None:
         self._bins = bins
@@ -186,7 +187,7 @@ class TreeBuilder:
 
 
 class TreeGrower:
-    """Grows trees on the same binned rows.
+    """Grower of trees on the same binned rows.
 
     Parameters
     ----------

@@ -132,7 +132,7 @@ def _of_centres(statistic: type[Statistic], **more: Any) -> dict[str, Sample]:
     shifts = {"near": X.mean(axis=0), "there": None}
     drawn = statistic in (SeedSample, CandidateWeights)
     where: dict[str, Any] = (
-        {"groups": (centres[:1], centres[1:])} if drawn else {"centres": centres}
+        {"groups": (centres[:1], centres[1:])} if drawn else {"centroids": centres}
     )
     return {
         name: (model, statistic(shift=shift, **where, **more), None)
