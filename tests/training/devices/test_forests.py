@@ -151,7 +151,7 @@ def test_rows_that_a_gpu_has_no_room_for_stay_where_they_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     how: list[str] = []
-    for name in ("_alone", "_together"):
+    for name in ("_make_apart_grower", "_make_joint_grower"):
         grow = getattr(_ForestRun, name)
         monkeypatch.setattr(
             _ForestRun, name, lambda self, name=name, grow=grow: (how.append(name), grow(self))[1]
@@ -160,7 +160,7 @@ def test_rows_that_a_gpu_has_no_room_for_stay_where_they_are(
         monkeypatch.setattr(cupy_forests.CupyForests, "budget", free)
         RandomForestRegressor(device="gpu", **FEW).fit(X, Y)
     RandomForestRegressor(device="gpu", decomposition="functional", **FEW).fit(X, Y)
-    assert how == ["_alone", "_together", "_alone"]
+    assert how == ["_make_apart_grower", "_make_joint_grower", "_make_apart_grower"]
 
 
 def test_medians_are_the_cpus() -> None:
